@@ -1,0 +1,46 @@
+# Every target sets up what it needs in .venv; PYTHON picks the interpreter it is made with (3.11 or newer).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: setup demo test lint bench reference clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo       set up and run the tiny Llama 3.1 benchmark to a result table"
+	@echo "make test       set up and run the tests"
+	@echo "make lint       ruff, mypy --strict, import-linter"
+	@echo "make bench      the benchmarks of the tool itself"
+	@echo "make reference  write the generated pages of docs/reference anew"
+
+setup: $(VENV)/.run
+
+$(VENV)/.run: pyproject.toml scripts/setup.sh
+	PYTHON=$(PYTHON) scripts/setup.sh $(VENV) ""
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	PYTHON=$(PYTHON) scripts/setup.sh $(VENV) "test,lint"
+	@touch $@
+
+demo: $(VENV)/.run
+	$(BIN)/llmb run -w pretrain_llama3.1 -s tiny --scale 2
+
+test: $(VENV)/.dev
+	$(BIN)/pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/parse_logs.py
+
+reference: $(VENV)/.run
+	$(BIN)/python scripts/generate_reference.py
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

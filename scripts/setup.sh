@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Makes the project's own environment: scripts/setup.sh VENV EXTRAS
+# A torch that the interpreter already has (2.11 or newer) is used as it is; otherwise one is installed: on a machine
+# without an NVIDIA GPU the pinned version, of which small CPU builds exist, and elsewhere pip's choice.
+# LLMB_TORCH overrides what pip is asked for, for example LLMB_TORCH="torch==2.11.0".
+set -euo pipefail
+venv=$1
+extras=$2
+python=${PYTHON:-python3}
+
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    echo "llmb needs Python 3.11 or newer; '$python' is $("$python" -V 2>&1). Try: make PYTHON=python3.12 ..." >&2
+    exit 3
+fi
+
+has_torch() {
+    "$1" - <<'PY' 2>/dev/null
+import importlib.metadata, sys
+version = importlib.metadata.version("torch").split("+")[0].split(".")
+sys.exit(tuple(map(int, version[:2])) < (2, 11))
+PY
+}
+
+if [ ! -x "$venv/bin/python" ]; then
+    if has_torch "$python"; then
+        "$python" -m venv --system-site-packages "$venv"
+    else
+        "$python" -m venv "$venv"
+    fi
+fi
+if ! has_torch "$venv/bin/python"; then
+    if command -v nvidia-smi >/dev/null; then default="torch>=2.11"; else default="torch==2.13.0"; fi
+    "$venv/bin/pip" install -q numpy "${LLMB_TORCH:-$default}"
+fi
+"$venv/bin/pip" install -q -e ".${extras:+[$extras]}"

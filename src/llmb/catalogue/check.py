@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arithmetic a layout has to satisfy. Pure; reports every violation at once."""
+
+from collections.abc import Iterator
+
+from llmb.catalogue.records import Layout, Model
+
+
+def check_layout(model: Model, layout: Layout) -> list[str]:
+    """All reasons why ``model`` cannot be trained with ``layout``; empty when it can."""
+    sizes = layout.model_dump(exclude={"counts_embedding_and_loss"})
+    small = [f"{name} is {value}; it must be at least 1" for name, value in sizes.items() if value < 1]
+    if small:
+        return small
+    batch = list(_batch(layout))
+    pipeline = _pipeline(layout, batch_divides=not batch)
+    return [*batch, *_tensor(model, layout), *pipeline, *_context(layout), *_experts(model, layout)]
+
+
+def _batch(layout: Layout) -> Iterator[str]:
+    ranks = layout.tp * layout.pp * layout.cp
+    if layout.gpus % ranks:
+        yield f"{layout.gpus} GPUs do not divide by TP x PP x CP = {layout.tp} x {layout.pp} x {layout.cp} = {ranks}"
+        return
+    samples = layout.mbs * layout.dp
+    if layout.gbs < samples:
+        yield f"GBS {layout.gbs} is below MBS x DP = {layout.mbs} x {layout.dp} = {samples}"
+    elif layout.gbs % samples:
+        yield f"GBS {layout.gbs} does not divide by MBS x DP = {layout.mbs} x {layout.dp} = {samples}"
+
+
+def _tensor(model: Model, layout: Layout) -> Iterator[str]:
+    tp = layout.tp
+    parts = {
+        "attention heads": model.attention_heads,
+        "KV heads": model.kv_heads,
+        "FFN size": model.ffn_hidden_size,
+        "vocabulary": model.vocab_size,
+        "sequence length": layout.seq_len,
+    }
+    for name, value in parts.items():
+        if value % tp:
+            yield f"TP {tp} does not divide the {name} {value}"
+
+
+def _pipeline(layout: Layout, *, batch_divides: bool) -> Iterator[str]:
+    stages = layout.pp * layout.vp
+    if layout.vp > 1 and layout.pp == 1:
+        yield f"VP {layout.vp} needs PP above 1"
+    elif layout.pipeline_layers % stages:
+        counted = " (embedding and loss counted)" if layout.pipeline_layers != layout.layers else ""
+        split = f"PP x VP = {layout.pp} x {layout.vp} = {stages}"
+        yield f"{layout.pipeline_layers} layers{counted} do not divide by {split}"
+    if batch_divides and layout.vp > 1 and layout.ga % layout.pp:
+        yield f"GA {layout.ga} does not divide by PP {layout.pp}, which interleaved 1F1B needs"
+
+
+def _context(layout: Layout) -> Iterator[str]:
+    if layout.cp > 1 and layout.seq_len % (2 * layout.cp):
+        yield f"sequence length {layout.seq_len} does not divide by 2 x CP = {2 * layout.cp}"
+
+
+def _experts(model: Model, layout: Layout) -> Iterator[str]:
+    if model.moe is None:
+        if layout.ep > 1 or layout.etp > 1:
+            yield f"EP {layout.ep} and ETP {layout.etp} need a model with experts; {model.model} has none"
+        return
+    if model.moe.experts % layout.ep:
+        yield f"EP {layout.ep} does not divide the {model.moe.experts} experts"
+    if model.moe.ffn_hidden_size % layout.etp:
+        yield f"ETP {layout.etp} does not divide the experts' FFN size {model.moe.ffn_hidden_size}"
+    ranks = layout.etp * layout.ep * layout.pp
+    if layout.gpus % ranks:
+        yield f"{layout.gpus} GPUs do not divide by ETP x EP x PP = {layout.etp} x {layout.ep} x {layout.pp} = {ranks}"

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads and checks the whole catalogue."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from llmb.catalogue.check import check_layout
+from llmb.catalogue.records import Expectation, Gpu, Layout, Model
+from llmb.catalogue.schema import (
+    Document,
+    DocumentsFile,
+    ExpectationsFile,
+    HardwareFile,
+    LayoutRow,
+    LayoutTable,
+    ModelFile,
+    WorkloadFile,
+)
+from llmb.catalogue.source import CatalogueError, located, read_file, schema_problems
+
+DATA = Path(__file__).parent / "data"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A published figure and the recipe it belongs to; ``gpu_type`` is null where the document does not state it."""
+
+    workload: str
+    size: str
+    dtype: str
+    gpu_type: str | None
+    gpus: int
+    expectation: Expectation
+
+
+class Catalogue:
+    """Everything that can be run and what is published of it, each part read when first asked for.
+
+    Every part raises CatalogueError, naming file and line, for a file that breaks its schema, a layout that does not
+    divide, or a row whose printed DP or GA contradicts its other columns.
+    """
+
+    def __init__(self, root: Path = DATA) -> None:
+        self.root = root
+
+    @cached_property
+    def gpus(self) -> Mapping[str, Gpu]:
+        listed = read_file(self.root / "hardware.yaml", HardwareFile, wrap="gpus").gpus
+        return {gpu.gpu_type: gpu for gpu in listed}
+
+    @cached_property
+    def documents(self) -> Mapping[str, Document]:
+        listed = read_file(self.root / "documents.yaml", DocumentsFile, wrap="documents").documents
+        return {document.document: document for document in listed}
+
+    @cached_property
+    def models(self) -> Mapping[tuple[str, str], Model]:
+        return {key: model for path in self._files("models") for key, model in _read_models(path)}
+
+    @cached_property
+    def workloads(self) -> Mapping[str, WorkloadFile]:
+        workloads = {}
+        for path in self._files("workloads"):
+            workload = read_file(path, WorkloadFile)
+            if problems := list(_contradictions(path, workload, self.models, self.documents)):
+                raise CatalogueError(problems)
+            workloads[workload.workload] = workload
+        return workloads
+
+    @cached_property
+    def figures(self) -> tuple[Figure, ...]:
+        return tuple(figure for path in self._files("expectations") for figure in _read_figures(path, self.documents))
+
+    def _files(self, folder: str) -> list[Path]:
+        return sorted((self.root / folder).glob("*.yaml"))
+
+
+def layout_of(table: LayoutTable, row: LayoutRow) -> Layout:
+    return Layout(
+        **row.model_dump(exclude={"line", "dp", "ga", "proxy", "vocab_size", "experts"}),
+        seq_len=table.seq_len,
+        counts_embedding_and_loss=table.counts_embedding_and_loss,
+    )
+
+
+def model_of(model: Model, row: LayoutRow) -> Model:
+    """The model a row trains: fewer layers, tokens or experts where it is a proxy."""
+    changes: dict[str, object] = {"layers": row.layers}
+    if row.vocab_size is not None:
+        changes["vocab_size"] = row.vocab_size
+    if row.experts is not None and model.moe is not None:
+        changes["moe"] = model.moe.model_copy(update={"experts": row.experts})
+    return model.model_copy(update=changes)
+
+
+def _read_models(path: Path) -> Iterator[tuple[tuple[str, str], Model]]:
+    family = read_file(path, ModelFile)
+    for size, own in family.sizes.items():
+        fields = {"source": family.source, **family.common, **own, "model": family.model, "size": size}
+        try:
+            yield (family.model, size), Model(**fields)
+        except ValidationError as error:
+            raise CatalogueError(schema_problems(path, error, below=("sizes", size))) from error
+
+
+def _contradictions(
+    path: Path,
+    workload: WorkloadFile,
+    models: Mapping[tuple[str, str], Model],
+    documents: Mapping[str, Document],
+) -> Iterator[str]:
+    yield from _unknown_names(path, workload, models, documents)
+    for number, table in enumerate(workload.layouts):
+        model = models.get((workload.model, table.size))
+        for index, row in enumerate(table.rows):
+            for problem in _row_problems(model, table, row) if model else ():
+                yield located(path, ("layouts", number, "rows", index), problem)
+    for size in workload.training:
+        try:
+            workload.training_for(size)
+        except ValidationError as error:
+            yield from schema_problems(path, error, below=("training", size))
+
+
+def _unknown_names(
+    path: Path,
+    workload: WorkloadFile,
+    models: Mapping[tuple[str, str], Model],
+    documents: Mapping[str, Document],
+) -> Iterator[str]:
+    named = [("layouts", i, table.document) for i, table in enumerate(workload.layouts) if table.document]
+    named += [("published_flops", i, entry.document) for i, entry in enumerate(workload.published_flops)]
+    for section, index, document in named:
+        if document not in documents:
+            yield located(path, (section, index, "document"), f"unknown document '{document}'")
+    places: list[tuple[str, tuple[str | int, ...]]] = [
+        (table.size, ("layouts", i, "size")) for i, table in enumerate(workload.layouts)
+    ]
+    places += [(size, ("training", size)) for size in workload.training if size != "common"]
+    for size, keys in places:
+        if (workload.model, size) not in models:
+            yield located(path, keys, f"{workload.model} has no size '{size}'")
+
+
+def _row_problems(model: Model, table: LayoutTable, row: LayoutRow) -> list[str]:
+    layout = layout_of(table, row)
+    problems = check_layout(model_of(model, row), layout)
+    if problems:
+        return problems
+    printed = {"DP": (row.dp, layout.dp), "GA": (row.ga, layout.ga)}
+    return [
+        f"the row prints {name} {given}, but its other columns give {derived}"
+        for name, (given, derived) in printed.items()
+        if given is not None and given != derived
+    ]
+
+
+def _read_figures(path: Path, documents: Mapping[str, Document]) -> Iterator[Figure]:
+    published = read_file(path, ExpectationsFile)
+    document = documents.get(published.document)
+    if document is None:
+        raise CatalogueError([located(path, ("document",), f"unknown document '{published.document}'")])
+    origin = {
+        "convention": document.convention,
+        "source": document.source,
+        "release": document.release,
+        "window": document.window,
+    }
+    workload = published.workload
+    for table in published.tables:
+        for row in table.rows:
+            expectation = Expectation(
+                kind="table",
+                **row.model_dump(exclude={"gpus", "notes"}),
+                peak_tflops=table.peak_tflops,
+                line=table.lines["step_time_s"],
+                notes=(*table.notes, *row.notes),
+                **origin,
+            )
+            yield Figure(workload, table.size, table.dtype, table.gpu_type, row.gpus, expectation)
+    for example in published.examples:
+        fields = example.model_dump(exclude={"size", "dtype", "gpu_type", "gpus"})
+        yield Figure(
+            workload, example.size, example.dtype, example.gpu_type, example.gpus,
+            Expectation(kind="example", **fields, **origin),
+        )  # fmt: skip

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Typed, frozen records of everything the catalogue holds."""
+
+from enum import StrEnum
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Record(BaseModel):
+    """Base of all records that cross a file: immutable, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class Dtype(StrEnum):
+    """Compute precision of a run."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP8 = "fp8"
+
+
+class Convention(StrEnum):
+    """How the model FLOPs of one sequence are counted (see docs/explanation/flops-and-mfu.md)."""
+
+    PUBLISHED = "published"
+    FULL = "full"
+    CAUSAL = "causal"
+
+
+class Gpu(Record):
+    """One GPU type. Peaks are dense; bandwidths are per GPU; ``nvlink_gb_s`` adds both directions."""
+
+    gpu_type: str
+    name: str
+    peak_tflops: dict[str, float]
+    memory_gb: float
+    memory_bandwidth_tb_s: float
+    nvlink_gb_s: float
+    nvlink_domain_gpus: int
+    network_gb_s: float | None = None
+    tdp_w: float | None = None
+    gpus_per_node: int
+    device_names: tuple[str, ...]
+    """Patterns (glob) of the driver's device names that are this very variant."""
+    sources: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _every_figure_has_a_source(self) -> Self:
+        sourced = ("peak_tflops", "memory_gb", "memory_bandwidth_tb_s", "nvlink_gb_s", "network_gb_s", "tdp_w")
+        missing = [name for name in sourced if getattr(self, name) is not None and name not in self.sources]
+        if missing:
+            raise ValueError(f"{self.gpu_type} states no source for {', '.join(missing)}")
+        return self
+
+
+class RopeScaling(Record):
+    """Llama 3.1's frequency scaling of rotary embeddings."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+
+class MixtureOfExperts(Record):
+    """Expert layers: every ``interleave``-th layer, counted so that layer ``interleave - 1`` is the first."""
+
+    experts: int
+    top_k: int
+    ffn_hidden_size: int
+    shared_ffn_hidden_size: int
+    interleave: int
+
+
+class ChunkedAttention(Record):
+    """Llama 4 attention: rotary and chunks, but on each ``global_every``-th layer neither."""
+
+    chunk_size: int
+    global_every: int
+    floor_scale: float
+    attn_scale: float
+
+
+class Model(Record):
+    """The true architecture of one model. Sizes are in elements."""
+
+    model: str
+    size: str
+    architecture: Literal["llama", "nemotron4", "llama4"]
+    layers: int
+    hidden_size: int
+    ffn_hidden_size: int
+    attention_heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_seq_len: int
+    gated_mlp: bool
+    norm_eps: float
+    rope_theta: float
+    rotary_fraction: float = 1.0
+    rope_scaling: RopeScaling | None = None
+    init_std: float
+    moe: MixtureOfExperts | None = None
+    chunked_attention: ChunkedAttention | None = None
+    source: str
+
+    def is_moe_layer(self, layer: int) -> bool:
+        return self.moe is not None and layer % self.moe.interleave == self.moe.interleave - 1
+
+    def is_global_layer(self, layer: int) -> bool:
+        """True for a layer whose attention sees every earlier position."""
+        return self.chunked_attention is None or (layer + 1) % self.chunked_attention.global_every == 0
+
+
+class Layout(Record):
+    """How a model is spread over GPUs and how its batch is cut. ``vp`` is 1 without virtual stages."""
+
+    gpus: int
+    tp: int = 1
+    pp: int = 1
+    vp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    mbs: int
+    gbs: int
+    seq_len: int
+    layers: int
+    counts_embedding_and_loss: bool = False
+    """The pipeline split counts the embedding and the loss as one layer each."""
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel size."""
+        return self.gpus // (self.tp * self.pp * self.cp)
+
+    @property
+    def ga(self) -> int:
+        """Micro-batches that one step accumulates."""
+        return self.gbs // (self.mbs * self.dp)
+
+    @property
+    def pipeline_layers(self) -> int:
+        """Layers as the pipeline split counts them."""
+        return self.layers + (2 if self.counts_embedding_and_loss and self.pp > 1 else 0)
+
+
+class Training(Record):
+    """Optimizer, schedule and data of a run."""
+
+    peak_lr: float
+    min_lr: float
+    warmup_steps: int
+    decay_steps: int
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    clip_grad: float
+    data: Literal["uniform", "zipf"]
+    """Synthetic tokens: uniform as in the reference suite, or Zipf-distributed, from which a model can learn."""
+
+
+class Packing(Record):
+    """Statistics of sequences packed from documents, per packed sequence."""
+
+    tokens: float
+    sum_of_squares: float
+    source: str
+
+
+class Window(Record):
+    """The steps that statistics are taken over, numbered from 0, both ends included."""
+
+    first: int
+    last: int
+    rule: str
+
+
+class Expectation(Record):
+    """A published figure, as published. A figure the document does not print is null."""
+
+    kind: Literal["table", "example"]
+    step_time_s: float | None
+    tokens_per_s: float | None
+    mfu_pct: float | None
+    days_per_1t_tokens: float | None
+    tflops_per_gpu: float | None = None
+    convention: str
+    peak_tflops: float | None
+    """The peak that the document's MFU column was computed with."""
+    source: str
+    line: int
+    release: str
+    window: str
+    notes: tuple[str, ...]
+
+
+class PublishedFlops(Record):
+    """How the source document counts the model FLOPs of one sequence."""
+
+    formula: Literal["full", "causal", "two thirds of causal"]
+    as_published: dict[str, int] = Field(default_factory=dict)
+    """Sizes the document gives wrongly, used for its own formula only."""
+    printed_flops: float | None
+    """The value the document prints for this depth and sequence length, where it prints one."""
+    source: str
+    line: int | None
+    notes: tuple[str, ...] = ()
+
+
+class Checkpoint(Record):
+    """What the documents say of a size's checkpoint."""
+
+    size_gb: float
+    save_scales: tuple[int, int] | None = None
+    min_load_scale: int | None = None
+    source: str
+    line: int
+    notes: tuple[str, ...] = ()
+
+
+class Recipe(Record):
+    """One thing that can be run: workload x size x dtype x GPU type x scale, fully resolved."""
+
+    workload: str
+    size: str
+    dtype: Dtype
+    gpu_type: str
+    scale: int
+    release: str | None
+    task: Literal["pretrain", "lora", "sft"]
+    proxy: bool
+    model: Model
+    layout: Layout
+    training: Training
+    packing: Packing | None
+    published_flops: PublishedFlops | None
+    expectations: tuple[Expectation, ...]
+    expectations_reason: str | None
+    """Why there is no expectation, when there is none."""
+    checkpoint: Checkpoint | None
+    peak_tflops: float | None
+    notes: tuple[str, ...]

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a request to a recipe: picks the layout, applies overrides, checks everything, attaches what is published."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from llmb.catalogue.check import check_layout
+from llmb.catalogue.load import Catalogue, layout_of, model_of
+from llmb.catalogue.records import Dtype, Expectation, Layout, Packing, PublishedFlops, Recipe, Record
+from llmb.catalogue.schema import LayoutRow, LayoutTable, WorkloadFile
+from llmb.errors import UsageError, unknown
+
+CPU = "cpu"
+
+
+class Overrides(Record):
+    """Layout values that replace the recipe's; null keeps it."""
+
+    tp: int | None = None
+    pp: int | None = None
+    vp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    etp: int | None = None
+    mbs: int | None = None
+    gbs: int | None = None
+    seq_len: int | None = None
+    layers: int | None = None
+
+    def given(self) -> dict[str, int]:
+        return self.model_dump(exclude_none=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the user asked for; null means the default."""
+
+    workload: str
+    size: str
+    dtype: str | None = None
+    gpu_type: str | None = None
+    scale: int | None = None
+    release: str | None = None
+    overrides: Overrides = field(default_factory=Overrides)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A layout table of the right size, dtype and GPU type; borrowed when it was published for another type."""
+
+    table: LayoutTable
+    borrowed_from: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pick:
+    """The row that serves a scale, and how it was changed to do so."""
+
+    choice: _Choice
+    row: LayoutRow
+    notes: tuple[str, ...] = ()
+
+
+def resolve(catalogue: Catalogue, request: Request) -> Recipe:
+    """The recipe that ``request`` names.
+
+    Raises UsageError for an unknown name (with the closest one), a scale the recipe does not list, and a layout that
+    does not divide (all violations together).
+    """
+    workload = find_workload(catalogue, request.workload)
+    sizes = sizes_of(workload)
+    if request.size not in sizes:
+        raise unknown("size", request.size, sizes)
+    gpu_type = _gpu_type(catalogue, workload, request)
+    release = _release(workload, request)
+    choices = _choices(workload, request.size, gpu_type, release)
+    dtype = _dtype(choices, request, gpu_type)
+    choices = [choice for choice in choices if dtype in choice.table.dtypes]
+    pick = _pick_row(workload, choices, request, release)
+    return _recipe(catalogue, workload, request, gpu_type, dtype, pick)
+
+
+def find_workload(catalogue: Catalogue, name: str) -> WorkloadFile:
+    if name not in catalogue.workloads:
+        raise unknown("workload", name, catalogue.workloads, do="see 'llmb list'")
+    return catalogue.workloads[name]
+
+
+def sizes_of(workload: WorkloadFile) -> list[str]:
+    return _unique(table.size for table in workload.layouts)
+
+
+def gpu_types_of(workload: WorkloadFile, size: str) -> list[str]:
+    """GPU types a size runs on: those of its layouts and those that may borrow one."""
+    listed = _unique(chain.from_iterable(table.gpu_types for table in workload.layouts if table.size == size))
+    return _unique([*listed, *(gpu for gpu, base in workload.borrowed_layouts.items() if base in listed)])
+
+
+def releases_of(workload: WorkloadFile, size: str) -> list[str]:
+    """Releases that publish layouts of a size, oldest first."""
+    return sorted({table.release for table in workload.layouts if table.size == size and table.release})
+
+
+def _gpu_type(catalogue: Catalogue, workload: WorkloadFile, request: Request) -> str:
+    types = gpu_types_of(workload, request.size)
+    if request.gpu_type is None:
+        return types[0]
+    if request.gpu_type == CPU and CPU not in types:
+        raise UsageError(f"size {request.size} does not run on a CPU", choices=types, do="use '-s tiny' on a CPU")
+    if request.gpu_type not in types:
+        raise unknown("GPU type", request.gpu_type, [*catalogue.gpus, CPU] if CPU in types else types)
+    return request.gpu_type
+
+
+def _release(workload: WorkloadFile, request: Request) -> str | None:
+    releases = releases_of(workload, request.size)
+    if request.release is None:
+        return releases[-1] if releases else None
+    if request.release not in releases:
+        if not releases:
+            raise UsageError(f"size {request.size} belongs to no release", do="leave --release out")
+        raise unknown("release", request.release, releases)
+    return request.release
+
+
+def _choices(workload: WorkloadFile, size: str, gpu_type: str, release: str | None) -> list[_Choice]:
+    base = workload.borrowed_layouts.get(gpu_type)
+    choices = []
+    for table in workload.layouts:
+        if table.size != size or table.release not in (None, release):
+            continue
+        if gpu_type in table.gpu_types:
+            choices.append(_Choice(table, None))
+        elif table.release is not None and base in table.gpu_types:
+            choices.append(_Choice(table, base))
+    return choices
+
+
+def _dtype(choices: Sequence[_Choice], request: Request, gpu_type: str) -> Dtype:
+    dtypes = _unique(chain.from_iterable(choice.table.dtypes for choice in choices))
+    if request.dtype is None:
+        return Dtype.FP32 if gpu_type == CPU else Dtype.BF16
+    if request.dtype not in dtypes:
+        raise unknown("dtype", request.dtype, dtypes)
+    return Dtype(request.dtype)
+
+
+def _pick_row(workload: WorkloadFile, choices: Sequence[_Choice], request: Request, release: str | None) -> _Pick:
+    rows = {row.gpus: _Pick(choice, row) for choice in choices for row in choice.table.rows}
+    scale = request.scale if request.scale is not None else _default_scale(rows.values())
+    if scale in rows:
+        return rows[scale]
+    largest = rows[max(rows)]
+    above = largest.choice.table.above_largest
+    if scale >= 1 and above == "any":
+        return _Pick(largest.choice, largest.row.model_copy(update={"gpus": scale}))
+    factor, rest = divmod(scale, largest.row.gpus)
+    if scale > 1 and above == "double" and not rest and factor & (factor - 1) == 0:
+        row = largest.row.model_copy(update={"gpus": scale, "gbs": largest.row.gbs * factor, "dp": None, "ga": None})
+        return _Pick(largest.choice, row, (f"{factor} times the largest published scale, {largest.row.gpus} GPUs",))
+    if scale >= 1 and request.overrides.gbs is not None:
+        base = rows[max((gpus for gpus in rows if gpus <= scale), default=min(rows))]
+        row = base.row.model_copy(update={"gpus": scale, "dp": None, "ga": None})
+        return _Pick(base.choice, row, (f"a layout of your own, from the one for {base.row.gpus} GPUs",))
+    raise _scale_error(workload, request, release, scale, sorted(rows), above)
+
+
+def _default_scale(picks: Iterable[_Pick]) -> int:
+    by_proxy = sorted((pick.row.proxy, pick.row.gpus) for pick in picks)
+    return by_proxy[0][1]
+
+
+def _scale_error(
+    workload: WorkloadFile, request: Request, release: str | None, scale: int, listed: list[int], above: str
+) -> UsageError:
+    others = {
+        table.release: [row.gpus for row in table.rows]
+        for table in workload.layouts
+        if table.size == request.size and table.release not in (None, release)
+    }
+    elsewhere = [name for name, scales in others.items() if scale in scales]
+    advice = f"add --release {elsewhere[0]}" if elsewhere else "give --gbs too, to run a layout of your own"
+    choices = [*map(str, listed)]
+    if above == "double":
+        choices.append(f"doublings of {listed[-1]}")
+    return UsageError(f"{request.workload} {request.size} has no layout for {scale} GPUs", choices=choices, do=advice)
+
+
+def _recipe(
+    catalogue: Catalogue, workload: WorkloadFile, request: Request, gpu_type: str, dtype: Dtype, pick: _Pick
+) -> Recipe:
+    table, row = pick.choice.table, pick.row
+    given = request.overrides.given()
+    published = layout_of(table, row)
+    layout = published.model_copy(update=given)
+    full = catalogue.models[(workload.model, request.size)]
+    model = model_of(full, row.model_copy(update={"layers": layout.layers}))
+    if problems := check_layout(model, layout):
+        raise layout_error(problems)
+    changed = {name: value for name, value in given.items() if value != getattr(published, name)}
+    expectations, reason = _expectations(catalogue, request, gpu_type, dtype, pick, changed)
+    checkpoint = workload.checkpoints.get(request.size)
+    gpu = catalogue.gpus.get(gpu_type)
+    return Recipe(
+        workload=workload.workload,
+        size=request.size,
+        dtype=dtype,
+        gpu_type=gpu_type,
+        scale=layout.gpus,
+        release=table.release,
+        task=workload.task,
+        proxy=row.proxy or layout.layers != full.layers,
+        model=model,
+        layout=layout,
+        training=workload.training_for(request.size),
+        packing=_packing(workload, layout),
+        published_flops=_published_flops(catalogue, workload, table, layout),
+        expectations=expectations,
+        expectations_reason=reason,
+        checkpoint=checkpoint.record(catalogue.documents[checkpoint.document].source) if checkpoint else None,
+        peak_tflops=gpu.peak_tflops.get(dtype) if gpu else None,
+        notes=_notes(pick, gpu_type, changed, published),
+    )
+
+
+def layout_error(problems: Sequence[str]) -> UsageError:
+    lines = "\n".join(f"  - {problem}" for problem in problems)
+    return UsageError(f"this layout cannot run:\n{lines}")
+
+
+def _published_flops(
+    catalogue: Catalogue, workload: WorkloadFile, table: LayoutTable, layout: Layout
+) -> PublishedFlops | None:
+    """The document's own count: its printed value where it holds for this shape, else its formula."""
+    entries = [
+        entry for entry in workload.published_flops if (entry.size, entry.document) == (table.size, table.document)
+    ]
+    if not entries:
+        return None
+    shape = (layout.seq_len, layout.layers)
+    printed = next((entry for entry in entries if (entry.seq_len, entry.layers) == shape), None)
+    entry = printed or next((entry for entry in entries if entry.printed_flops is None), entries[0])
+    return PublishedFlops(
+        printed_flops=printed.printed_flops if printed else None,
+        source=catalogue.documents[entry.document].source,
+        **entry.model_dump(include={"formula", "as_published", "line", "notes"}),
+    )
+
+
+def _packing(workload: WorkloadFile, layout: Layout) -> Packing | None:
+    fields = {"seq_len"}
+    found = (entry for entry in workload.packing if entry.seq_len == layout.seq_len)
+    return next((Packing(**entry.model_dump(exclude=fields)) for entry in found), None)
+
+
+def _notes(pick: _Pick, gpu_type: str, changed: dict[str, int], published: Layout) -> tuple[str, ...]:
+    notes = [*pick.choice.table.notes, *pick.notes]
+    if pick.choice.borrowed_from:
+        notes.append(f"the layout was published for {pick.choice.borrowed_from}, none for {gpu_type}")
+    if changed:
+        pairs = ", ".join(f"{name} {getattr(published, name)} -> {value}" for name, value in changed.items())
+        notes.append(f"changed by you: {pairs}")
+    return tuple(notes)
+
+
+def _expectations(
+    catalogue: Catalogue, request: Request, gpu_type: str, dtype: Dtype, pick: _Pick, changed: dict[str, int]
+) -> tuple[tuple[Expectation, ...], str | None]:
+    """The published figures of this very recipe, tables before examples, or the reason why there are none."""
+    table = pick.choice.table
+    if table.release is None:
+        return (), f"nothing is published for {request.workload} {request.size} at {pick.row.gpus} GPU"
+    if changed:
+        return (), f"the layout differs from the published one ({', '.join(changed)})"
+    found = [
+        figure.expectation
+        for figure in catalogue.figures
+        if (figure.workload, figure.size, figure.dtype, figure.gpus)
+        == (request.workload, request.size, dtype, pick.row.gpus)
+        and figure.gpu_type in (gpu_type, None)
+        and figure.expectation.release == table.release
+    ]
+    reason = None if found else f"no figure is published for {dtype} on {pick.row.gpus} {gpu_type} GPUs"
+    return tuple(sorted(found, key=lambda item: item.kind != "table")), reason
+
+
+def _unique(items: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(items))

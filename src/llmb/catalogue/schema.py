@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shapes of the catalogue's data files."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from llmb.catalogue.records import Checkpoint, Dtype, Gpu, Packing, Record, Training
+
+
+class HardwareFile(Record):
+    """``hardware.yaml``."""
+
+    gpus: tuple[Gpu, ...]
+
+
+class ModelFile(Record):
+    """``models/<model>.yaml``: each size is ``common`` with its own keys on top."""
+
+    model: str
+    source: str
+    common: dict[str, Any]
+    sizes: dict[str, dict[str, Any]]
+
+
+class Document(Record):
+    """A source of published figures."""
+
+    document: str
+    title: str
+    source: str
+    release: str
+    window: str
+    profile: dict[Literal["start", "stop"], int]
+    convention: str
+    notes: tuple[str, ...] = ()
+
+
+class DocumentsFile(Record):
+    """``documents.yaml``."""
+
+    documents: tuple[Document, ...]
+
+
+class LayoutRow(Record):
+    """One row of a layout table. ``dp`` and ``ga`` are as printed and must agree with the rest of the row."""
+
+    line: int | None = None
+    gpus: int
+    layers: int
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    dp: int | None = None
+    vp: int = 1
+    ep: int = 1
+    etp: int = 1
+    mbs: int
+    gbs: int
+    ga: int | None = None
+    proxy: bool = False
+    vocab_size: int | None = None
+    experts: int | None = None
+
+
+class LayoutTable(Record):
+    """Layouts of one size. Without a release the table is the project's own."""
+
+    size: str
+    release: str | None = None
+    document: str | None = None
+    gpu_types: tuple[str, ...]
+    dtypes: tuple[Dtype, ...]
+    seq_len: int
+    above_largest: Literal["double", "refuse", "any"]
+    """Scales beyond the rows: doublings of the largest, none, or any number at the same batch."""
+    counts_embedding_and_loss: bool = False
+    notes: tuple[str, ...] = ()
+    rows: tuple[LayoutRow, ...]
+
+
+class FlopsEntry(Record):
+    """How a document counts the FLOPs of a size; ``printed_flops`` holds for the given depth and length only."""
+
+    size: str
+    document: str
+    seq_len: int
+    layers: int | None = None
+    printed_flops: float | None = None
+    line: int | None = None
+    formula: Literal["full", "causal", "two thirds of causal"]
+    as_published: dict[str, int] = Field(default_factory=dict)
+    """Sizes the document gives wrongly, used for its own formula only."""
+    notes: tuple[str, ...] = ()
+
+
+class CheckpointEntry(Record):
+    """A checkpoint size as printed."""
+
+    size_gb: float
+    save_scales: tuple[int, int] | None = None
+    min_load_scale: int | None = None
+    document: str
+    line: int
+    notes: tuple[str, ...] = ()
+
+    def record(self, source: str) -> Checkpoint:
+        return Checkpoint(source=source, **self.model_dump(exclude={"document"}))
+
+
+class PackingEntry(Packing):
+    """Packing statistics at one sequence length."""
+
+    seq_len: int
+
+
+class WorkloadFile(Record):
+    """``workloads/<workload>.yaml``."""
+
+    workload: str
+    title: str
+    task: Literal["pretrain", "lora", "sft"]
+    model: str
+    borrowed_layouts: dict[str, str]
+    """GPU types without layouts of their own, and the type whose layouts they take."""
+    training: dict[str, dict[str, Any]]
+    packing: tuple[PackingEntry, ...] = ()
+    published_flops: tuple[FlopsEntry, ...]
+    checkpoints: dict[str, CheckpointEntry]
+    layouts: tuple[LayoutTable, ...]
+
+    def training_for(self, size: str) -> Training:
+        return Training(**{**self.training["common"], **self.training.get(size, {})})
+
+
+class FigureRow(Record):
+    """Figures of one scale."""
+
+    gpus: int
+    step_time_s: float
+    tokens_per_s: float
+    mfu_pct: float
+    days_per_1t_tokens: float | None
+    notes: tuple[str, ...] = ()
+
+
+class FigureTable(Record):
+    """One table of published figures; ``lines`` are the lines of its rows in the document."""
+
+    size: str
+    dtype: Dtype
+    gpu_type: str
+    lines: dict[str, int]
+    peak_tflops: float
+    notes: tuple[str, ...] = ()
+    rows: tuple[FigureRow, ...]
+
+
+class Example(Record):
+    """A figure from a document's prose."""
+
+    size: str
+    dtype: Dtype
+    gpu_type: str | None
+    gpus: int
+    line: int
+    step_time_s: float
+    tokens_per_s: float | None
+    mfu_pct: float | None
+    days_per_1t_tokens: float | None
+    tflops_per_gpu: float | None = None
+    peak_tflops: float | None
+    notes: tuple[str, ...] = ()
+
+
+class ExpectationsFile(Record):
+    """``expectations/<document>.yaml``."""
+
+    document: str
+    workload: str
+    tables: tuple[FigureTable, ...] = ()
+    examples: tuple[Example, ...] = ()

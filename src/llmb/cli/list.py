@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb list``."""
+
+from typing import Annotated
+
+import typer
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import find_workload
+from llmb.cli.options import Json
+from llmb.report.catalogue_report import list_document, list_table
+from llmb.report.output import print_json, print_table
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def list_(
+    workload: Annotated[str | None, typer.Option("-w", "--workload", help="Only this workload.")] = None,
+    json: Json = False,
+) -> None:
+    """Workloads, sizes, dtypes, GPU types and scales that can be run.
+
+    Scales in brackets are proxies: fewer layers, so that a big model fits few GPUs. A plus sign means that doublings of
+    the largest scale run too.
+
+    Examples: llmb list; llmb list -w pretrain_nemotron4; llmb list --json
+    """
+    catalogue = Catalogue()
+    chosen = [find_workload(catalogue, workload)] if workload else list(catalogue.workloads.values())
+    if json:
+        print_json(list_document(chosen))
+    else:
+        print_table(list_table(chosen))

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The errors a user can meet. Each class carries the exit code its scripts rely on."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class LlmbError(Exception):
+    """Something the user can act on: says what is wrong, where, which values are valid and what to do."""
+
+    exit_code = 2
+
+    def __init__(
+        self, what: str, *, where: str | None = None, choices: Iterable[object] = (), do: str | None = None
+    ) -> None:
+        self.what = what
+        self.where = where
+        self.choices = tuple(str(choice) for choice in choices)
+        self.do = do
+        super().__init__(self.text())
+
+    def text(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.choices:
+            lines.append(f"  valid: {', '.join(self.choices)}")
+        if self.do:
+            lines.append(f"  do:    {self.do}")
+        return "\n".join(lines)
+
+
+class UsageError(LlmbError):
+    """The request or a configuration file is wrong (exit code 2)."""
+
+
+class EnvironmentProblem(LlmbError):
+    """This machine lacks something the request needs (exit code 3)."""
+
+    exit_code = 3
+
+
+class RunFailed(LlmbError):
+    """A run was started and did not finish (exit code 4)."""
+
+    exit_code = 4
+
+
+def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | None = None) -> UsageError:
+    """An error for a value outside a closed set, with the closest valid spelling when there is one."""
+    names = [str(choice) for choice in choices]
+    near = difflib.get_close_matches(str(value).lower(), names, n=1, cutoff=0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    return UsageError(f"unknown {kind} '{value}'{hint}", choices=names, do=do)

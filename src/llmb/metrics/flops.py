@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model FLOPs of one training sequence, forward and backward, under named conventions.
+
+A product of an m x k by a k x n matrix counts 2mkn. The backward pass of a trained weight costs twice its forward pass,
+for the gradients of its input and of itself; that of a frozen weight (LoRA's base model) costs one. Recomputation never
+counts (Narayanan et al., 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM").
+"""
+
+from llmb.catalogue.records import Convention, Model, Packing, PublishedFlops, Recipe
+
+PASSES = 3
+FROZEN_PASSES = 2
+
+
+def flops_per_sequence(recipe: Recipe, convention: Convention) -> float | None:
+    """Model FLOPs of one sequence of ``recipe``; null where no document counts them (``published`` only)."""
+    if convention is Convention.PUBLISHED:
+        source = recipe.published_flops
+        return None if source is None else published_flops(recipe.model, recipe.layout.seq_len, source)
+    return model_flops(
+        recipe.model,
+        recipe.layout.seq_len,
+        causal=convention is Convention.CAUSAL,
+        frozen=recipe.task == "lora",
+        packing=recipe.packing,
+    )
+
+
+def model_flops(
+    model: Model, seq_len: int, *, causal: bool, frozen: bool = False, packing: Packing | None = None
+) -> float:
+    """Model FLOPs of one sequence of ``seq_len`` tokens.
+
+    ``causal`` counts the half of the attention square that a causal model needs, otherwise the whole square counts.
+    ``frozen`` drops the weight gradients (two thirds of the weight products; attention scores have no weights).
+    ``packing`` replaces the square of the length by the documents' sum of squared lengths.
+    """
+    tokens = packing.tokens if packing else seq_len
+    passes = FROZEN_PASSES if frozen else PASSES
+    weights = sum(_layer_weights(model, layer) for layer in range(model.layers)) + model.hidden_size * model.vocab_size
+    scores = sum(_attention_square(model, layer, seq_len, packing) for layer in range(model.layers))
+    width = model.attention_heads * model.head_dim
+    return passes * 2 * weights * tokens + PASSES * 4 * width * scores * (0.5 if causal else 1.0)
+
+
+def published_flops(model: Model, seq_len: int, source: PublishedFlops) -> float:
+    """The count of the source document: what it prints, else what its formula gives, slips included."""
+    if source.printed_flops is not None:
+        return source.printed_flops
+    as_published = model.model_copy(update=source.as_published)
+    if source.formula == "two thirds of causal":
+        return model_flops(as_published, seq_len, causal=True) * 2 / 3
+    return model_flops(as_published, seq_len, causal=source.formula == "causal")
+
+
+def _layer_weights(model: Model, layer: int) -> int:
+    """Weights of one layer that a token is multiplied with (the router, under 0.5 %, is left out as is customary)."""
+    hidden = model.hidden_size
+    attention = 2 * hidden * model.head_dim * (model.attention_heads + model.kv_heads)
+    matrices = 3 if model.gated_mlp else 2
+    moe = model.moe
+    if moe is None or not model.is_moe_layer(layer):
+        return attention + matrices * hidden * model.ffn_hidden_size
+    active = moe.top_k * moe.ffn_hidden_size + moe.shared_ffn_hidden_size
+    return attention + matrices * hidden * active
+
+
+def _attention_square(model: Model, layer: int, seq_len: int, packing: Packing | None) -> float:
+    """Pairs of positions that one layer's attention compares, the causal half not taken off."""
+    if packing:
+        return packing.sum_of_squares
+    chunked = model.chunked_attention
+    if chunked is None or model.is_global_layer(layer) or seq_len <= chunked.chunk_size:
+        return seq_len**2
+    chunks, rest = divmod(seq_len, chunked.chunk_size)
+    return chunks * chunked.chunk_size**2 + rest**2

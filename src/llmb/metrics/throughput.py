@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Throughput, FLOP rate, MFU and time to train, from a step time."""
+
+from dataclasses import dataclass
+
+from llmb.catalogue.records import Convention, Recipe
+from llmb.metrics.flops import flops_per_sequence
+
+SECONDS_PER_DAY = 86_400
+TERA = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """What a step time means. Null values have their reason in ``reasons`` under the same name."""
+
+    step_time_s: float
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    flops_per_sequence: dict[str, float | None]
+    tflops_per_gpu: dict[str, float | None]
+    mfu_pct: dict[str, float | None]
+    peak_tflops: float | None
+    days_per_1t_tokens: float | None
+    reasons: dict[str, str]
+
+
+def throughput(recipe: Recipe, step_time_s: float) -> Throughput:
+    """The metrics of ``recipe`` at ``step_time_s`` seconds a step.
+
+    tokens/s = GBS x sequence length / step time; MFU = GBS x model FLOPs / (step time x GPUs x peak).
+    """
+    layout = recipe.layout
+    tokens_per_s = layout.gbs * layout.seq_len / step_time_s
+    flops = {convention.value: flops_per_sequence(recipe, convention) for convention in Convention}
+    per_gpu = layout.gbs / step_time_s / layout.gpus / TERA
+    tflops = {name: None if value is None else value * per_gpu for name, value in flops.items()}
+    peak = recipe.peak_tflops
+    mfu = {name: None if value is None or peak is None else 100 * value / peak for name, value in tflops.items()}
+    return Throughput(
+        step_time_s=step_time_s,
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_per_gpu=tokens_per_s / layout.gpus,
+        flops_per_sequence=flops,
+        tflops_per_gpu=tflops,
+        mfu_pct=mfu,
+        peak_tflops=peak,
+        days_per_1t_tokens=None if recipe.proxy else 1e12 / tokens_per_s / SECONDS_PER_DAY,
+        reasons=_reasons(recipe, flops),
+    )
+
+
+def _reasons(recipe: Recipe, flops: dict[str, float | None]) -> dict[str, str]:
+    reasons = {}
+    if flops[Convention.PUBLISHED] is None:
+        reasons["published"] = f"no document counts the FLOPs of {recipe.workload} {recipe.size} in this shape"
+    if recipe.peak_tflops is None:
+        device = "a CPU" if recipe.gpu_type == "cpu" else recipe.gpu_type
+        reasons["mfu_pct"] = f"the catalogue has no {recipe.dtype} peak for {device}"
+    if recipe.proxy:
+        reasons["days_per_1t_tokens"] = "a proxy trains fewer layers than the model has"
+    return reasons

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The catalogue, one recipe and its metrics as tables and JSON documents."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from llmb.catalogue.records import Convention, Expectation, Recipe
+from llmb.catalogue.resolve import gpu_types_of, releases_of, sizes_of
+from llmb.catalogue.schema import LayoutTable, WorkloadFile
+from llmb.metrics.flops import flops_per_sequence
+from llmb.metrics.parameters import parameter_count
+from llmb.metrics.throughput import Throughput
+from llmb.report.numbers import number, unknown
+from llmb.report.output import result_table
+
+BILLION = 1e9
+
+
+def list_document(workloads: Iterable[WorkloadFile]) -> dict[str, Any]:
+    return {"workloads": [_workload_document(workload) for workload in workloads]}
+
+
+def _workload_document(workload: WorkloadFile) -> dict[str, Any]:
+    return {
+        "workload": workload.workload,
+        "title": workload.title,
+        "task": workload.task,
+        "sizes": {
+            size: {
+                "releases": releases_of(workload, size),
+                "gpu_types": gpu_types_of(workload, size),
+                "layouts": [_table_document(table) for table in _tables(workload, size)],
+            }
+            for size in sizes_of(workload)
+        },
+    }
+
+
+def _table_document(table: LayoutTable) -> dict[str, Any]:
+    return {
+        "release": table.release,
+        "gpu_types": list(table.gpu_types),
+        "dtypes": list(table.dtypes),
+        "scales": [row.gpus for row in table.rows if not row.proxy],
+        "proxy_scales": [row.gpus for row in table.rows if row.proxy],
+        "above_largest": table.above_largest,
+    }
+
+
+def list_table(workloads: Iterable[WorkloadFile]) -> Table:
+    table = result_table("Recipes", "workload", "size", "release", "GPU types", "dtypes", "scales")
+    for workload in workloads:
+        for size in sizes_of(workload):
+            for (release, dtypes, scales), gpus in _grouped(_tables(workload, size)).items():
+                table.add_row(workload.workload, size, release, " ".join(gpus), dtypes, scales)
+    return table
+
+
+def _grouped(tables: Iterable[LayoutTable]) -> dict[tuple[str, str, str], list[str]]:
+    """GPU types by what they have in common: release, dtypes and scales."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for table in tables:
+        key = (table.release or "llmb", " ".join(table.dtypes), _scales(table))
+        groups.setdefault(key, []).extend(table.gpu_types)
+    return groups
+
+
+def _tables(workload: WorkloadFile, size: str) -> list[LayoutTable]:
+    return [table for table in workload.layouts if table.size == size]
+
+
+def _scales(table: LayoutTable) -> str:
+    if table.above_largest == "any":
+        return "any"
+    scales = " ".join(f"({row.gpus})" if row.proxy else str(row.gpus) for row in table.rows)
+    return f"{scales} +" if table.above_largest == "double" else scales
+
+
+def recipe_document(recipe: Recipe) -> dict[str, Any]:
+    """The JSON form of a recipe; its keys are a contract."""
+    layout = recipe.layout
+    total, active = parameter_count(recipe.model)
+    names = ("gpus", "tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs", "gbs", "ga", "seq_len", "layers")
+    identity = ("workload", "size", "dtype", "gpu_type", "scale", "release", "task", "proxy")
+    return {
+        "recipe": {name: getattr(recipe, name) for name in identity},
+        "model": {**recipe.model.model_dump(mode="json"), "parameters": total, "active_parameters": active},
+        "layout": {name: getattr(layout, name) for name in names},
+        "training": recipe.training.model_dump(mode="json"),
+        "flops_per_sequence": {item.value: flops_per_sequence(recipe, item) for item in Convention},
+        "published_flops": recipe.published_flops and recipe.published_flops.model_dump(mode="json"),
+        "packing": recipe.packing and recipe.packing.model_dump(mode="json"),
+        "peak_tflops": recipe.peak_tflops,
+        "checkpoint": recipe.checkpoint and recipe.checkpoint.model_dump(mode="json"),
+        "expectations": [expectation.model_dump(mode="json") for expectation in recipe.expectations],
+        "expectations_reason": recipe.expectations_reason,
+        "notes": list(recipe.notes),
+    }
+
+
+def recipe_tables(recipe: Recipe) -> Iterator[Table]:
+    """What a person wants to know of a recipe, in a few tables."""
+    yield _summary(recipe)
+    yield _expectation_table(recipe.expectations, recipe.expectations_reason)
+    notes = list(dict.fromkeys([*recipe.notes, *(note for item in recipe.expectations for note in item.notes)]))
+    if recipe.published_flops:
+        notes += [note for note in recipe.published_flops.notes if note not in notes]
+    if notes:
+        table = result_table("Notes", "")
+        for note in notes:
+            table.add_row(f"- {note}")
+        yield table
+
+
+def _summary(recipe: Recipe) -> Table:
+    model, layout = recipe.model, recipe.layout
+    total, active = parameter_count(model)
+    parameters = f"{total / BILLION:.4g} billion" + (f" ({active / BILLION:.3g} active)" if active != total else "")
+    table = result_table(
+        f"{recipe.workload} {recipe.size} {recipe.dtype} on {recipe.scale} x {recipe.gpu_type}", "", ""
+    )
+    table.add_row("release", recipe.release or "none (a recipe of llmb)")
+    table.add_row("model", f"{model.model}, {parameters}" + (", a proxy" if recipe.proxy else ""))
+    table.add_row(
+        "shape",
+        f"{model.layers} layers, hidden {model.hidden_size}, FFN {model.ffn_hidden_size}, "
+        f"{model.attention_heads} heads, {model.kv_heads} KV heads, vocabulary {model.vocab_size}",
+    )
+    parallel = ("tp", "pp", "vp", "cp", "ep", "etp", "dp")
+    table.add_row("parallel", " ".join(f"{name.upper()} {getattr(layout, name)}" for name in parallel))
+    table.add_row("batch", f"MBS {layout.mbs} GBS {layout.gbs} GA {layout.ga}, sequence length {layout.seq_len}")
+    for convention in Convention:
+        flops = flops_per_sequence(recipe, convention)
+        text = unknown("no document counts them") if flops is None else f"{flops:.5g}"
+        table.add_row(f"FLOPs per sequence, {convention}", text)
+    table.add_row(
+        "peak", f"{number(recipe.peak_tflops)} TFLOPS" if recipe.peak_tflops else unknown("not in the catalogue")
+    )
+    if recipe.checkpoint:
+        table.add_row("checkpoint", f"about {recipe.checkpoint.size_gb:g} GB")
+    return table
+
+
+def _expectation_table(expectations: Sequence[Expectation], reason: str | None) -> Table:
+    columns = ("kind", "step time s", "tokens/s", "MFU %", "convention", "window", "source", "line")
+    table = result_table("Published", *columns, right=("step time s", "tokens/s", "MFU %", "line"))
+    for item in expectations:
+        figures = [number(value) for value in (item.step_time_s, item.tokens_per_s, item.mfu_pct)]
+        table.add_row(item.kind, *figures, item.convention, item.window, item.source, str(item.line))
+    if not expectations:
+        table = result_table("Published", "")
+        table.add_row(unknown(reason or "nothing is published"))
+    return table
+
+
+def throughput_table(recipe: Recipe, result: Throughput) -> Table:
+    title = f"{recipe.workload} {recipe.size} {recipe.dtype} on {recipe.scale} x {recipe.gpu_type}"
+    table = result_table(title, "metric", *Convention, right=tuple(Convention))
+    table.add_row("step time s", number(result.step_time_s))
+    table.add_row("tokens/s", number(result.tokens_per_s))
+    table.add_row("tokens/s per GPU", number(result.tokens_per_s_per_gpu))
+    table.add_row("TFLOPS per GPU", *(number(result.tflops_per_gpu[item]) for item in Convention))
+    table.add_row("MFU %", *(number(result.mfu_pct[item]) for item in Convention))
+    table.add_row("days per 1T tokens", number(result.days_per_1t_tokens))
+    for name, reason in result.reasons.items():
+        table.add_row(f"[dim]{name}: {unknown(reason)}[/dim]")
+    return table

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shipped data, complete and as published."""
+
+import pytest
+
+from llmb.catalogue.load import Catalogue, layout_of, model_of
+from llmb.catalogue.resolve import Request, resolve
+from llmb.metrics.parameters import parameter_count
+
+
+def test_every_seed_table_is_there(catalogue: Catalogue) -> None:
+    published = {
+        (name, table.size, table.release): [row.gpus for row in table.rows]
+        for name, workload in catalogue.workloads.items()
+        for table in workload.layouts
+        if table.release
+    }
+    assert published == {
+        ("pretrain_llama3.1", "405b", "24.11"): [32, 96, 192, 576, 1152, 2304],
+        ("pretrain_llama3.1", "8b", "25.04"): [8, 16, 32, 64, 128],
+        ("pretrain_llama3.1", "70b", "25.04"): [64, 128, 256, 512, 1024, 2048],
+        ("pretrain_llama3.1", "405b", "25.04"): [32, 64, 128, 512, 1024, 2048],
+        ("pretrain_nemotron4", "15b", "25.04"): [16, 32, 64, 128, 256, 512, 1024, 2048],
+        ("pretrain_nemotron4", "340b", "25.04"): [256, 512, 1024, 2048],
+        ("finetune_llama3", "70b", "25.12"): [8, 16, 32],
+        ("finetune_llama4-maverick", "400b", "25.07"): [256],
+    }
+
+
+def test_every_published_figure_is_there(catalogue: Catalogue) -> None:
+    kinds = [figure.expectation.kind for figure in catalogue.figures]
+    assert (kinds.count("table"), kinds.count("example")) == (70, 7)
+    for figure in catalogue.figures:
+        expectation = figure.expectation
+        assert expectation.source
+        assert expectation.line > 0
+        assert expectation.window in {"last", "11-44", "35-44"}
+        assert expectation.convention
+
+
+def test_every_layout_row_of_a_document_has_its_line(catalogue: Catalogue) -> None:
+    for workload in catalogue.workloads.values():
+        for table in workload.layouts:
+            if table.release:
+                assert all(row.line and row.dp and row.ga for row in table.rows)
+
+
+def test_slips_stand_beside_the_published_figure(catalogue: Catalogue) -> None:
+    recipe = resolve(
+        catalogue, Request(workload="pretrain_llama3.1", size="405b", scale=2304, dtype="fp8", release="24.11")
+    )
+    (expectation,) = recipe.expectations
+    assert expectation.step_time_s == 12.35
+    assert any("11.20" in note for note in expectation.notes)
+    assert recipe.model.kv_heads == 8
+    assert recipe.published_flops is not None
+    assert recipe.published_flops.as_published == {"kv_heads": 16}
+
+
+def test_340b_runs_virtual_stages_though_its_table_prints_none(catalogue: Catalogue) -> None:
+    recipe = resolve(catalogue, Request(workload="pretrain_nemotron4", size="340b", scale=256))
+    assert recipe.layout.vp == 12
+    assert any("VP as NA" in note for note in recipe.notes)
+
+
+@pytest.mark.parametrize("size", ["8b", "70b", "405b"])
+def test_released_tables_win_over_older_ones(catalogue: Catalogue, size: str) -> None:
+    assert resolve(catalogue, Request(workload="pretrain_llama3.1", size=size)).release == "25.04"
+
+
+def test_every_size_has_a_tiny_sister_and_one_gpu_proxies(catalogue: Catalogue) -> None:
+    for workload in catalogue.workloads.values():
+        sizes = {table.size for table in workload.layouts}
+        assert "tiny" in sizes
+        for size in sizes - {"tiny"}:
+            for gpu_type in catalogue.gpus:
+                recipe = resolve(catalogue, Request(workload=workload.workload, size=size, scale=1, gpu_type=gpu_type))
+                assert recipe.proxy
+                assert recipe.layout.dp == 1
+
+
+def one_gpu_bytes(catalogue: Catalogue, name: str, size: str, gpu_type: str) -> float:
+    """Estimated bytes of a one-GPU proxy without recomputation (estimated, not measured).
+
+    18 bytes a trained parameter (fp32 master, gradient and two moments, and a bf16 copy), 2 a frozen one; activations
+    in bf16 of 8 hidden vectors and 3 (squared ReLU) or 4 (gated) FFN vectors a token and layer; logits in bf16 and
+    twice fp32.
+    """
+    workload = catalogue.workloads[name]
+    table = next(t for t in workload.layouts if t.size == size and t.rows[0].gpus == 1 and gpu_type in t.gpu_types)
+    row = table.rows[0]
+    model = model_of(catalogue.models[(workload.model, size)], row)
+    layout = layout_of(table, row)
+    total, _ = parameter_count(model)
+    tokens = layout.mbs * layout.seq_len
+    ffn = model.ffn_hidden_size * (4 if model.gated_mlp else 3)
+    activations = 2 * tokens * model.layers * (8 * model.hidden_size + ffn)
+    return total * (2 if workload.task == "lora" else 18) + activations + 10 * tokens * model.vocab_size
+
+
+@pytest.mark.parametrize("gpu_type", ["h100", "h200"])
+def test_one_gpu_proxies_fit_and_fill_their_gpu(catalogue: Catalogue, gpu_type: str) -> None:
+    memory = catalogue.gpus[gpu_type].memory_gb * 1e9
+    for name, workload in catalogue.workloads.items():
+        for size in {table.size for table in workload.layouts} - {"tiny"}:
+            share = one_gpu_bytes(catalogue, name, size, gpu_type) / memory
+            assert 0.4 < share < 0.95, (name, size, share)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A data file that is wrong is refused with file and line."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.source import CatalogueError
+
+LLAMA = "workloads/pretrain_llama3.1.yaml"
+
+
+def spoil(path: Path, old: str, new: str) -> int:
+    """Replaces the first ``old`` and tells its line."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    return text[: text.index(old)].count("\n") + 1
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "part", "said"),
+    [
+        (LLAMA, "dp: 4, mbs: 1, gbs: 128, ga: 32", "dp: 2, mbs: 1, gbs: 128, ga: 32", "workloads", "prints DP 2"),
+        (LLAMA, "gbs: 256, ga: 32", "gbs: 256, ga: 16", "workloads", "prints GA 16"),
+        (LLAMA, "layers: 80, tp: 4", "layers: 81, tp: 4", "workloads", "81 layers do not divide by PP x VP"),
+        (LLAMA, "layers: 30, tp: 8", "layers: 32, tp: 8", "workloads", "34 layers (embedding and loss counted)"),
+        (LLAMA, "gpus: 16, layers: 32", "gpus: 16, layer: 32", "workloads", "layer"),
+        (LLAMA, "document: llama3.1-24.11\n", "document: nowhere\n", "workloads", "unknown document 'nowhere'"),
+        (LLAMA, "peak_lr: 8.0e-5", "peak_lr: fast", "workloads", "peak_lr"),
+        ("hardware.yaml", "memory_gb: 80", "memory_gb: lots", "gpus", "memory_gb"),
+        ("hardware.yaml", 'tdp_w: "dgxc', 'tdp: "dgxc', "gpus", "no source for tdp_w"),
+        ("models/llama3.1.yaml", "8b: {layers: 32", "8b: {layers: many", "models", "layers"),
+        ("expectations/llama3.1-25.04.yaml", "step_time_s: 12.27", "step_time_s: fast", "figures", "step_time_s"),
+        ("documents.yaml", 'release: "25.04"', "release: [25.04", "documents", "not valid YAML"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_line(
+    data_copy: Path, file: str, old: str, new: str, part: str, said: str
+) -> None:
+    path = data_copy / file
+    line = spoil(path, old, new)
+    with pytest.raises(CatalogueError) as caught:
+        getattr(Catalogue(data_copy), part)
+    first = caught.value.problems[0]
+    assert said in first
+    place = first.removeprefix(f"{path}:").split(":")[0]
+    assert abs(int(place) - line) <= 20  # an error of a whole record names where the record begins
+    if said[0].isdigit() or said.startswith("prints"):
+        assert int(place) == line
+
+
+def test_all_problems_of_a_file_are_reported_together(data_copy: Path) -> None:
+    path = data_copy / LLAMA
+    spoil(path, "dp: 4, mbs: 1, gbs: 128", "dp: 5, mbs: 1, gbs: 128")
+    spoil(path, "layers: 80, tp: 4", "layers: 81, tp: 4")
+    with pytest.raises(CatalogueError) as caught:
+        _ = Catalogue(data_copy).workloads
+    assert len(caught.value.problems) >= 2
+
+
+@pytest.mark.parametrize("remove", [lambda root: (root / "hardware.yaml").unlink()])
+def test_a_missing_file_is_an_error_not_an_empty_catalogue(data_copy: Path, remove: Callable[[Path], None]) -> None:
+    remove(data_copy)
+    with pytest.raises(CatalogueError, match="No such file"):
+        _ = Catalogue(data_copy).gpus

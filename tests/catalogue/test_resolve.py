@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which recipe a request resolves to, and how a wrong request is refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmb.catalogue.check import check_layout
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Dtype, Layout, Recipe
+from llmb.catalogue.resolve import Overrides, Request, resolve
+from llmb.errors import UsageError
+
+
+def ask(catalogue: Catalogue, size: str = "8b", workload: str = "pretrain_llama3.1", **fields: object) -> Recipe:
+    return resolve(catalogue, Request(workload=workload, size=size, **fields))
+
+
+def refusal(catalogue: Catalogue, **fields: object) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        ask(catalogue, **fields)
+    return caught.value
+
+
+def test_defaults_are_the_smallest_full_layout_in_bf16(catalogue: Catalogue) -> None:
+    recipe = ask(catalogue)
+    assert (recipe.scale, recipe.dtype, recipe.gpu_type, recipe.release) == (8, Dtype.BF16, "h100", "25.04")
+    assert (recipe.layout.dp, recipe.layout.ga) == (4, 32)
+
+
+def test_tiny_runs_at_any_scale_with_the_same_batch(catalogue: Catalogue) -> None:
+    layouts = [ask(catalogue, "tiny", scale=scale, gpu_type="cpu").layout for scale in (1, 2, 4, 8)]
+    assert {layout.gbs for layout in layouts} == {8}
+    assert [layout.ga for layout in layouts] == [8, 4, 2, 1]
+
+
+def test_a_doubling_of_the_largest_scale_keeps_the_work_per_gpu(catalogue: Catalogue) -> None:
+    recipe = ask(catalogue, scale=512)
+    assert (recipe.layout.gbs, recipe.layout.ga, recipe.layout.dp) == (8192, 32, 256)
+    assert recipe.expectations == ()
+    assert recipe.expectations_reason
+
+
+def test_exact_scales_are_not_doubled(catalogue: Catalogue) -> None:
+    error = refusal(catalogue, workload="finetune_llama4-maverick", size="400b", scale=512)
+    assert error.choices == ("1", "256")
+
+
+@pytest.mark.parametrize(
+    ("fields", "hint", "choice"),
+    [
+        ({"workload": "pretrain_lama3.1"}, "did you mean 'pretrain_llama3.1'", "pretrain_nemotron4"),
+        ({"size": "8B"}, "did you mean '8b'", "70b"),
+        ({"size": "13b"}, "unknown size '13b'", "405b"),
+        ({"dtype": "bf61"}, "did you mean 'bf16'", "fp8"),
+        ({"dtype": "fp32"}, "unknown dtype 'fp32'", "bf16"),
+        ({"gpu_type": "a100"}, "unknown GPU type 'a100'", "h100"),
+        ({"gpu_type": "cpu"}, "does not run on a CPU", "h100"),
+        ({"release": "24.11"}, "unknown release '24.11'", "25.04"),
+        ({"scale": 24}, "no layout for 24 GPUs", "16"),
+        ({"scale": 4}, "no layout for 4 GPUs", "8"),
+        ({"scale": 0}, "no layout for 0 GPUs", "8"),
+        ({"scale": -8}, "no layout for -8 GPUs", "8"),
+        ({"scale": 384}, "no layout for 384 GPUs", "doublings of 128"),
+    ],
+)
+def test_a_wrong_name_lists_the_valid_ones(
+    catalogue: Catalogue, fields: dict[str, object], hint: str, choice: str
+) -> None:
+    error = refusal(catalogue, **fields)
+    assert hint in str(error)
+    assert choice in error.choices
+
+
+def test_a_scale_of_another_release_names_it(catalogue: Catalogue) -> None:
+    error = refusal(catalogue, size="405b", scale=576)
+    assert error.do == "add --release 24.11"
+    assert ask(catalogue, "405b", scale=576, release="24.11").layout.pp == 9
+
+
+def test_an_unlisted_scale_runs_with_a_batch_of_its_own(catalogue: Catalogue) -> None:
+    recipe = ask(catalogue, scale=24, overrides=Overrides(gbs=96))
+    assert (recipe.layout.gpus, recipe.layout.dp, recipe.layout.ga) == (24, 12, 8)
+    assert recipe.expectations == ()
+
+
+def test_overrides_are_checked_together(catalogue: Catalogue) -> None:
+    error = refusal(catalogue, size="70b", scale=64, overrides=Overrides(tp=3, layers=81, gbs=7))
+    for said in ("64 GPUs do not divide", "TP 3 does not divide the attention heads 64", "81 layers do not divide"):
+        assert said in str(error)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (Overrides(tp=3), "TP 3 does not divide"),
+        (Overrides(tp=16), "TP 16 does not divide the KV heads 8"),
+        (Overrides(gbs=2), "GBS 2 is below MBS x DP = 1 x 4 = 4"),
+        (Overrides(gbs=130), "GBS 130 does not divide by MBS x DP"),
+        (Overrides(mbs=0), "mbs is 0; it must be at least 1"),
+        (Overrides(layers=-1), "layers is -1"),
+        (Overrides(vp=2), "VP 2 needs PP above 1"),
+        (Overrides(ep=2), "need a model with experts"),
+        (Overrides(cp=4, seq_len=8190), "does not divide by 2 x CP = 8"),
+    ],
+)
+def test_a_layout_that_does_not_divide_is_refused(catalogue: Catalogue, overrides: Overrides, said: str) -> None:
+    assert said in str(refusal(catalogue, overrides=overrides))
+
+
+def test_another_gpu_type_borrows_the_layout_but_not_the_figures(catalogue: Catalogue) -> None:
+    recipe = ask(catalogue, scale=8, gpu_type="b200")
+    assert recipe.layout == ask(catalogue, scale=8, gpu_type="h100").layout
+    assert recipe.expectations == ()
+    assert recipe.peak_tflops == 2250
+    assert any("published for h100" in note for note in recipe.notes)
+
+
+def test_a_changed_layout_has_no_expectation(catalogue: Catalogue) -> None:
+    recipe = ask(catalogue, scale=8, overrides=Overrides(gbs=64))
+    assert recipe.expectations == ()
+    assert "gbs" in str(recipe.expectations_reason)
+    assert ask(catalogue, scale=8, overrides=Overrides(gbs=128)).expectations
+
+
+def test_fewer_layers_make_a_proxy(catalogue: Catalogue) -> None:
+    recipe = ask(catalogue, scale=8, overrides=Overrides(layers=16))
+    assert recipe.proxy
+    assert recipe.model.layers == 16
+
+
+def test_lora_knows_its_packing(catalogue: Catalogue) -> None:
+    recipe = ask(catalogue, "70b", "finetune_llama3", gpu_type="gb200", scale=8)
+    assert recipe.packing is not None
+    assert recipe.packing.sum_of_squares == 488991
+    assert [item.step_time_s for item in recipe.expectations] == [4.07, 4.229]
+
+
+sizes = st.integers(min_value=1, max_value=64)
+
+
+@given(gpus=sizes, tp=sizes, pp=sizes, cp=sizes, mbs=sizes, gbs=sizes)
+def test_a_layout_without_problems_uses_every_gpu_and_every_sample(
+    gpus: int, tp: int, pp: int, cp: int, mbs: int, gbs: int
+) -> None:
+    model = Catalogue().models[("llama3.1", "8b")]
+    layout = Layout(gpus=gpus, tp=tp, pp=pp, cp=cp, mbs=mbs, gbs=gbs, seq_len=8192, layers=32)
+    if not check_layout(model, layout):
+        assert layout.tp * layout.pp * layout.cp * layout.dp == gpus
+        assert layout.mbs * layout.dp * layout.ga == gbs
