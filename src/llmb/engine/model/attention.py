@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Causal self-attention with grouped key and value heads; Llama 4's chunks and temperature."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from llmb.catalogue.records import Model
+from llmb.engine.model.rotary import Rotary, apply_rotary
+
+
+class CausalAttention(nn.Module):
+    """Each query sees the keys up to its own position: [batch, seq, heads, head_dim] in and out."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        grouped = query.shape[2] != key.shape[2]
+        query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+        return seen.transpose(1, 2)
+
+
+class ChunkedCausalAttention(CausalAttention):
+    """Each query sees the keys of its own chunk up to its own position."""
+
+    def __init__(self, chunk_size: int) -> None:
+        super().__init__()
+        self.chunk_size = chunk_size
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        batch, seq = query.shape[:2]
+        if seq <= self.chunk_size:
+            return super().forward(query, key, value)
+        # Chunks become sequences of their own, which needs no mask. Only the last chunk can be padded, and padding
+        # at its end is seen by no query that is kept.
+        seen = super().forward(*(self._chunks(heads) for heads in (query, key, value)))
+        return torch.unflatten(seen, 0, (batch, -1)).flatten(1, 2)[:, :seq]
+
+    def _chunks(self, heads: Tensor) -> Tensor:
+        padding = -heads.shape[1] % self.chunk_size
+        padded = functional.pad(heads, (0, 0, 0, 0, 0, padding)) if padding else heads
+        return torch.unflatten(padded, 1, (-1, self.chunk_size)).flatten(0, 1)
+
+
+class RotaryPosition(nn.Module):
+    """Rotates queries and keys."""
+
+    def __init__(self, *, interleaved: bool) -> None:
+        super().__init__()
+        self.interleaved = interleaved
+
+    def forward(self, query: Tensor, key: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        query = apply_rotary(query, rotary, interleaved=self.interleaved)
+        key = apply_rotary(key, rotary, interleaved=self.interleaved)
+        return query, key
+
+
+class TemperaturePosition(nn.Module):
+    """Leaves out the rotation and scales the queries, more at later positions (Nakanishi, 2025)."""
+
+    def __init__(self, floor_scale: float, attn_scale: float) -> None:
+        super().__init__()
+        self.floor_scale = floor_scale
+        self.attn_scale = attn_scale
+
+    def forward(self, query: Tensor, key: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        passed = torch.floor((rotary.positions.float() + 1) / self.floor_scale)
+        factor = torch.log1p(passed) * self.attn_scale + 1
+        return (query * factor[..., None, None]).to(query.dtype), key
+
+
+class Attention(nn.Module):
+    """Projections around the attention core. The number of heads is that of the projections' local outputs."""
+
+    def __init__(self, model: Model, layer: int) -> None:
+        super().__init__()
+        queries, keys = model.attention_heads * model.head_dim, model.kv_heads * model.head_dim
+        self.q_proj = nn.Linear(model.hidden_size, queries, bias=False)
+        self.k_proj = nn.Linear(model.hidden_size, keys, bias=False)
+        self.v_proj = nn.Linear(model.hidden_size, keys, bias=False)
+        self.o_proj = nn.Linear(queries, model.hidden_size, bias=False)
+        self.head_dim = model.head_dim
+        self.position: nn.Module = RotaryPosition(interleaved=model.architecture == "llama4")
+        self.core: nn.Module = CausalAttention()
+        chunked = model.chunked_attention
+        if chunked is not None and model.is_global_layer(layer):
+            self.position = TemperaturePosition(chunked.floor_scale, chunked.attn_scale)
+        elif chunked is not None:
+            self.core = ChunkedCausalAttention(chunked.chunk_size)
+
+    def forward(self, hidden: Tensor, rotary: Rotary) -> Tensor:
+        projected = (self.q_proj(hidden), self.k_proj(hidden), self.v_proj(hidden))
+        query, key, value = (torch.unflatten(heads, -1, (-1, self.head_dim)) for heads in projected)
+        query, key = self.position(query, key, rotary)
+        attended: Tensor = self.o_proj(self.core(query, key, value).flatten(-2))
+        return attended

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dense feed-forward layers."""
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU (Shazeer, 2020), three matrices."""
+
+    def __init__(self, hidden_size: int, ffn_hidden_size: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, ffn_hidden_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, ffn_hidden_size, bias=False)
+        self.down_proj = nn.Linear(ffn_hidden_size, hidden_size, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        output: Tensor = self.down_proj(functional.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        return output
+
+
+class SquaredReluMLP(nn.Module):
+    """Two matrices with a squared ReLU between them (So et al., 2021)."""
+
+    def __init__(self, hidden_size: int, ffn_hidden_size: int) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(hidden_size, ffn_hidden_size, bias=False)
+        self.down_proj = nn.Linear(ffn_hidden_size, hidden_size, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        output: Tensor = self.down_proj(functional.relu(self.up_proj(hidden)).square())
+        return output

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixture of experts as in Llama 4: the router's score scales an expert's input, and no token is dropped."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from llmb.catalogue.records import MixtureOfExperts
+from llmb.engine.model.feedforward import GatedMLP
+
+
+def grouped_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+    """Multiply each group of rows with its own matrix.
+
+    rows: [n, k], the groups one after the other. weights: [groups, k, m]. counts: [groups], rows of each group, which
+    may be zero and add up to n. Returns [n, m].
+    """
+    if not runs_grouped(rows, weights):
+        return loop_matmul(rows, weights, counts)
+    return torch._grouped_mm(rows, weights, offs=counts.cumsum(0, dtype=torch.int32))
+
+
+def runs_grouped(rows: Tensor, weights: Tensor) -> bool:
+    """Whether torch's grouped product takes these operands: its rows have to start at multiples of 16 bytes."""
+    # Its shape rule, which the compiler asks, knows bf16 only.
+    dtypes = [torch.bfloat16] if torch.compiler.is_compiling() else [torch.bfloat16, torch.float32]
+    aligned = all(size * rows.element_size() % 16 == 0 for size in weights.shape[1:])
+    return aligned and rows.dtype in dtypes
+
+
+def loop_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+    """``grouped_matmul`` as one product per group: for any operands, at the price of a wait for ``counts``."""
+    groups = torch.split(rows, counts.tolist())
+    return torch.cat([group @ weight for group, weight in zip(groups, weights, strict=True)])
+
+
+class Router(nn.Module):
+    """Chooses ``top_k`` experts for each token: [n, hidden] to scores and expert numbers, both [n, top_k]."""
+
+    def __init__(self, hidden_size: int, experts: int, top_k: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, hidden_size))
+        self.top_k = top_k
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        logits, chosen = functional.linear(tokens, self.weight).topk(self.top_k, dim=-1)
+        return logits.float().sigmoid().to(tokens.dtype), chosen
+
+
+class Experts(nn.Module):
+    """Gated feed-forward layers, their matrices stacked. Takes rows [n, hidden] in the order of their experts."""
+
+    def __init__(self, hidden_size: int, ffn_hidden_size: int, experts: int) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.empty(experts, hidden_size, 2 * ffn_hidden_size))
+        self.down_proj = nn.Parameter(torch.empty(experts, ffn_hidden_size, hidden_size))
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        gate, up = grouped_matmul(rows, self.gate_up_proj, counts).chunk(2, dim=-1)
+        return grouped_matmul(functional.silu(gate) * up, self.down_proj, counts)
+
+
+class MoELayer(nn.Module):
+    """Routed experts beside a shared expert that every token passes."""
+
+    def __init__(self, hidden_size: int, moe: MixtureOfExperts) -> None:
+        super().__init__()
+        self.experts = Experts(hidden_size, moe.ffn_hidden_size, moe.experts)
+        self.router = Router(hidden_size, moe.experts, moe.top_k)
+        self.shared_expert = GatedMLP(hidden_size, moe.shared_ffn_hidden_size)
+        self.expert_count = moe.experts
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        output: Tensor = self.shared_expert(hidden) + self.routed(hidden.flatten(0, -2)).view_as(hidden)
+        return output
+
+    def routed(self, tokens: Tensor) -> Tensor:
+        """What the chosen experts add: [n, hidden] in and out."""
+        scores, chosen = self.router(tokens)
+        rows = (tokens.unsqueeze(1) * scores.unsqueeze(-1)).flatten(0, 1)
+        order = chosen.flatten().argsort(stable=True)
+        outputs = self.experts(rows.index_select(0, order), self.counts(chosen))
+        # Back into the tokens' order by a gather: a scatter with repeated targets would not be reproducible.
+        return torch.unflatten(outputs.index_select(0, order.argsort()), 0, chosen.shape).sum(1)
+
+    def counts(self, chosen: Tensor) -> Tensor:
+        """Rows for each expert. Unlike ``bincount``, its shape does not depend on the data."""
+        experts = torch.arange(self.expert_count, device=chosen.device)
+        return (chosen.reshape(-1, 1) == experts).sum(0)

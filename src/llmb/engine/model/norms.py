@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Normalisation over the hidden dimension; computed in fp32 whatever the dtype of the activations."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square normalisation (Zhang and Sennrich, 2019)."""
+
+    def __init__(self, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+        self.eps = eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return functional.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
+
+
+class LayerNorm1P(nn.Module):
+    """Layer normalisation whose weight is stored as its distance from one, so that weight decay pulls it to one."""
+
+    def __init__(self, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(hidden_size))
+        self.bias = nn.Parameter(torch.zeros(hidden_size))
+        self.eps = eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        # In bf16, 1 + weight would swallow every weight below 2**-9.
+        weight, bias = 1 + self.weight.float(), self.bias.float()
+        return functional.layer_norm(hidden.float(), weight.shape, weight, bias, self.eps).to(hidden.dtype)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models small enough for a test, in which every special feature of their architecture acts within 96 tokens."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from llmb.catalogue.records import ChunkedAttention, MixtureOfExperts, Model, RopeScaling
+from llmb.engine.model.decoder import Decoder, build_model
+
+LLAMA = Model(
+    model="llama",
+    size="test",
+    architecture="llama",
+    layers=4,
+    hidden_size=128,
+    ffn_hidden_size=256,
+    attention_heads=8,
+    kv_heads=4,
+    head_dim=16,
+    vocab_size=512,
+    max_seq_len=512,
+    gated_mlp=True,
+    norm_eps=1e-5,
+    rope_theta=10000.0,
+    init_std=0.02,
+    source="made for tests",
+)
+MODELS = {
+    "llama": LLAMA,
+    # Wavelengths run from 6 to 20 000 positions: kept below 64, blended up to 256, divided above.
+    "llama-scaled": LLAMA.model_copy(
+        update={
+            "rope_scaling": RopeScaling(
+                factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=256
+            )
+        }
+    ),
+    "nemotron4": LLAMA.model_copy(
+        update={"architecture": "nemotron4", "gated_mlp": False, "rotary_fraction": 0.5, "ffn_hidden_size": 320}
+    ),
+    "llama4": LLAMA.model_copy(
+        update={
+            "architecture": "llama4",
+            "moe": MixtureOfExperts(experts=8, top_k=1, ffn_hidden_size=96, shared_ffn_hidden_size=96, interleave=2),
+            "chunked_attention": ChunkedAttention(chunk_size=32, global_every=4, floor_scale=16, attn_scale=0.1),
+        }
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def models() -> dict[str, Model]:
+    return MODELS
+
+
+@pytest.fixture(scope="session")
+def randomised() -> Callable[[Model], Decoder]:
+    """Builds a model whose every parameter, norms included, is far enough from its neutral value to matter."""
+
+    def build(model: Model) -> Decoder:
+        decoder = build_model(model)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for name, parameter in decoder.named_parameters():
+                values = torch.randn(parameter.shape, generator=generator)
+                centre = 1.0 if name.endswith("norm.weight") and model.architecture != "nemotron4" else 0.0
+                parameter.copy_(centre + values * (0.2 if parameter.ndim == 1 else 0.1))
+        return decoder
+
+    return build

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Routing, and grouped products against one product per expert."""
+
+import pytest
+import torch
+
+from llmb.catalogue.records import MixtureOfExperts
+from llmb.engine.model.moe import MoELayer, grouped_matmul, loop_matmul, runs_grouped
+
+COUNTS = {"one-empty": [3, 0, 5, 4], "ends-empty": [0, 7, 5, 0], "all-in-one": [0, 0, 12, 0], "no-rows": [0, 0, 0, 0]}
+
+
+def with_gradients(product, rows, weights, counts):
+    rows, weights = rows.clone().requires_grad_(), weights.clone().requires_grad_()
+    output = product(rows, weights, counts)
+    output.square().sum().backward()
+    return output, rows.grad, weights.grad
+
+
+@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS.keys())
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_grouped_product_and_its_gradients_equal_one_product_per_expert(counts, dtype, tolerance):
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(sum(counts), 16, generator=generator).to(dtype)
+    weights = torch.randn(4, 16, 32, generator=generator).to(dtype)
+    assert runs_grouped(rows, weights)
+    grouped = with_gradients(grouped_matmul, rows, weights, torch.tensor(counts))
+    looped = with_gradients(loop_matmul, rows, weights, torch.tensor(counts))
+    for one, other in zip(grouped, looped, strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+    assert all(not gradient.any() for gradient, count in zip(grouped[2], counts, strict=True) if count == 0)
+
+
+@pytest.mark.parametrize(("width", "dtype"), [(18, torch.float32), (20, torch.bfloat16), (16, torch.float64)], ids=str)
+def test_operands_that_the_grouped_product_refuses_take_the_loop(width, dtype):
+    rows, weights = torch.randn(12, width, dtype=dtype), torch.randn(4, width, 32, dtype=dtype)
+    counts = torch.tensor([3, 0, 5, 4])
+    assert not runs_grouped(rows, weights)
+    assert torch.equal(grouped_matmul(rows, weights, counts), loop_matmul(rows, weights, counts))
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_layer_adds_the_chosen_experts_of_the_scaled_input_to_the_shared_expert(top_k):
+    torch.manual_seed(4)
+    moe = MixtureOfExperts(experts=5, top_k=top_k, ffn_hidden_size=24, shared_ffn_hidden_size=40, interleave=1)
+    layer = MoELayer(32, moe)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    hidden = torch.randn(2, 7, 32)
+
+    expected = layer.shared_expert(hidden)
+    for place in [(b, s) for b in range(2) for s in range(7)]:
+        logits = layer.router.weight @ hidden[place]
+        for expert in logits.topk(top_k).indices:
+            scaled = hidden[place] * logits[expert].sigmoid()
+            gate, up = (scaled @ layer.experts.gate_up_proj[expert]).chunk(2)
+            expected[place] += (torch.nn.functional.silu(gate) * up) @ layer.experts.down_proj[expert]
+    torch.testing.assert_close(layer(hidden), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_no_token_is_dropped_when_all_choose_the_same_expert():
+    moe = MixtureOfExperts(experts=4, top_k=1, ffn_hidden_size=16, shared_ffn_hidden_size=16, interleave=1)
+    layer = MoELayer(16, moe)
+    torch.manual_seed(5)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    with torch.no_grad():
+        layer.router.weight.copy_(torch.arange(4.0)[:, None].expand(4, 16))
+        routed = layer.routed(torch.rand(50, 16))
+    assert (routed.abs().amax(-1) > 0).all()

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logits and gradients equal those of the Hugging Face models with the same weights."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import (
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
+)
+
+TOLERANCE = 2e-5
+
+
+def hugging_face(model) -> nn.Module:
+    common = {
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.attention_heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "max_position_embeddings": model.max_seq_len,
+        "tie_word_embeddings": False,
+        "attn_implementation": "eager",
+    }
+    rope = {"rope_type": "default", "rope_theta": model.rope_theta}
+    if model.architecture == "nemotron4":
+        rope["partial_rotary_factor"] = model.rotary_fraction
+        return NemotronForCausalLM(
+            NemotronConfig(
+                **common, intermediate_size=model.ffn_hidden_size, norm_eps=model.norm_eps, rope_parameters=rope
+            )
+        )
+    if model.architecture == "llama4":
+        chunked = model.chunked_attention
+        return Llama4ForCausalLM(
+            Llama4TextConfig(
+                **common,
+                intermediate_size=model.moe.ffn_hidden_size,
+                intermediate_size_mlp=model.ffn_hidden_size,
+                rms_norm_eps=model.norm_eps,
+                rope_parameters=rope,
+                num_local_experts=model.moe.experts,
+                num_experts_per_tok=model.moe.top_k,
+                interleave_moe_layer_step=model.moe.interleave,
+                use_qk_norm=False,
+                no_rope_layer_interval=chunked.global_every,
+                attention_chunk_size=chunked.chunk_size,
+                attn_temperature_tuning=True,
+                floor_scale=int(chunked.floor_scale),
+                attn_scale=chunked.attn_scale,
+            )
+        )
+    scaling = model.rope_scaling
+    if scaling:
+        rope |= {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_position,
+        }
+    return LlamaForCausalLM(
+        LlamaConfig(
+            **common, intermediate_size=model.ffn_hidden_size, rms_norm_eps=model.norm_eps, rope_parameters=rope
+        )
+    )
+
+
+def by_name(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name.removeprefix("model."): parameter for name, parameter in module.named_parameters()}
+
+
+def copy_weights(source: nn.Module, target: nn.Module) -> None:
+    sources, targets = by_name(source), by_name(target)
+    assert sources.keys() == targets.keys()
+    with torch.no_grad():
+        for name, parameter in targets.items():
+            parameter.copy_(sources[name])
+
+
+def relative_error(ours: Tensor, theirs: Tensor) -> float:
+    """Norm of the difference over the norm of the reference; an expert without tokens has a gradient of zero."""
+    size = float(theirs.detach().norm())
+    return float((ours - theirs).detach().norm()) / (size or 1.0)
+
+
+def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    errors = {name: relative_error(ours[name], theirs[name]) for name in theirs}
+    worst = max(errors, key=errors.__getitem__)
+    assert errors[worst] < TOLERANCE, f"{worst} differs by {errors[worst]:.2e}"
+
+
+@pytest.mark.parametrize("seq", [80, 96], ids=["ragged-chunk", "whole-chunks"])
+@pytest.mark.parametrize("name", ["llama", "llama-scaled", "nemotron4", "llama4"])
+def test_logits_and_every_gradient_equal_hugging_face(name, seq, models, randomised):
+    model = models[name]
+    ours, theirs = randomised(model), hugging_face(model)
+    copy_weights(ours, theirs)
+    tokens, labels = torch.randint(0, model.vocab_size, (2, 2, seq), generator=torch.Generator().manual_seed(2))
+
+    their_logits = theirs(tokens).logits
+    their_loss = functional.cross_entropy(their_logits.flatten(0, 1), labels.flatten())
+    their_loss.backward()
+    our_loss = ours(tokens, labels)
+    our_loss.backward()
+
+    assert_same(
+        {"logits": ours(tokens), "loss": our_loss} | {f"gradient of {n}": p.grad for n, p in by_name(ours).items()},
+        {"logits": their_logits, "loss": their_loss} | {f"gradient of {n}": p.grad for n, p in by_name(theirs).items()},
+    )
+
+
+def test_a_difference_is_reported_with_the_name_of_the_worst_parameter():
+    theirs = {"a": torch.ones(4), "b": torch.ones(4)}
+    with pytest.raises(AssertionError, match=r"b differs by 5\.00e-01"):
+        assert_same({"a": torch.ones(4) * 1.1, "b": torch.ones(4) * 1.5}, theirs)
