@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times ``llmb parse`` on many small logs and on one large one, the latter against grep on the same file."""
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from llmb.logs.step_line import format_step_line
+
+STEPS = 50
+REFERENCE_FILES_PER_S = 62
+"""What the reference suite's shell parser reads; it starts awk for each file."""
+NEEDLE = "train_step_timing in s"
+NCCL_LINES_PER_STEP = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    case: str
+    gigabytes: float
+    seconds: float
+    files_per_s: float | None = None
+    grep_seconds: float | None = None
+    rate_over_grep: float | None = None
+    """Bytes per second of parse over those of grep."""
+    peak_mib: float | None = None
+    """Resident memory of the parsing process."""
+
+
+def main() -> None:
+    options = _options()
+    workdir = Path(tempfile.mkdtemp(prefix="parse-logs-", dir=options.workdir))
+    size = int(options.size_gb * 1e9)
+    try:
+        results = [
+            _many_files(workdir / "many", options.files, options.pairs),
+            _large_file("trace", workdir / "trace.out", _trace_log(size), options.pairs),
+            _large_file("dense", workdir / "dense.out", _dense_log(size), options.pairs),
+        ]
+    finally:
+        shutil.rmtree(workdir)
+    if options.json:
+        print(json.dumps([asdict(result) for result in results], indent=2))
+    else:
+        _print_table(results)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--files", type=int, default=10_000, help="small logs to make (default: %(default)s)")
+    parser.add_argument("--size-gb", type=float, default=1.0, help="size of the large logs (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, default=5, help="timings of each; medians are kept (default: %(default)s)")
+    parser.add_argument("--workdir", type=Path, help="where to make the files (default: the temporary directory)")
+    parser.add_argument("--json", action="store_true", help="print a JSON document instead of a table")
+    return parser.parse_args()
+
+
+def _many_files(folder: Path, files: int, repeats: int) -> Result:
+    for number in range(files):
+        run = folder / f"pretrain_tiny_{number % 100}" / f"run_{number}"
+        run.mkdir(parents=True)
+        (run / f"log-pretrain_tiny_bf16_gpus8_{number}_0.out").write_bytes(_small_log(random.Random(number)))
+    gigabytes = sum(path.stat().st_size for path in folder.rglob("*.out")) / 1e9
+    seconds = statistics.median(_seconds(_parse_command(folder)) for _ in range(repeats))
+    return Result(f"{files} logs of {STEPS} steps", gigabytes, seconds, files_per_s=files / seconds)
+
+
+def _large_file(kind: str, path: Path, blocks: Iterable[bytes], pairs: int) -> Result:
+    """Times parse and grep in turn, so that both meet the same load of the machine."""
+    with path.open("wb") as file:
+        file.writelines(blocks)
+    gigabytes = path.stat().st_size / 1e9
+    parse, grep = _parse_command(path), ["grep", "-c", NEEDLE, str(path)]
+    timings = [(_seconds(parse), _seconds(grep)) for _ in range(pairs)]
+    seconds, grep_seconds = (statistics.median(column) for column in zip(*timings, strict=True))
+    peak_mib = _peak_mib(parse)
+    path.unlink()
+    return Result(
+        f"one {kind} log",
+        gigabytes,
+        seconds,
+        grep_seconds=grep_seconds,
+        rate_over_grep=grep_seconds / seconds,
+        peak_mib=peak_mib,
+    )
+
+
+def _parse_command(path: Path) -> list[str]:
+    return [sys.executable, "-m", "llmb.cli.main", "parse", str(path), "--format", "json"]
+
+
+def _seconds(command: list[str]) -> float:
+    """Wall time of a whole process."""
+    start = time.perf_counter()
+    subprocess.run(command, stdout=subprocess.PIPE, check=True)  # into /dev/null, grep would end at the first hit
+    return time.perf_counter() - start
+
+
+def _peak_mib(command: list[str]) -> float:
+    """The kernel's high-water mark of a process, polled; getrusage would count the memory of this process too."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    peak_kib = 0
+    while process.poll() is None:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        peak_kib = max([peak_kib, *(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))])
+        time.sleep(0.005)
+    return peak_kib / 1024
+
+
+def _step_line(step: int, steps: int, noise: random.Random) -> bytes:
+    line = format_step_line(
+        step=step,
+        steps=steps,
+        lr=4.491e-06,
+        global_batch_size=256,
+        peak_memory_bytes=72972500992,
+        memory_allocated_bytes=34466545664,
+        loss=12.81 - 0.001 * (step % 1000),
+        step_time_s=noise.gauss(2.69, 0.02),
+        tflops_per_gpu=610.3,
+        consumed_samples=256 * (step + 1),
+    )
+    return line.encode() + b"\n"
+
+
+def _small_log(noise: random.Random) -> bytes:
+    """A run's log with what frameworks write around the step lines: configuration, warnings, validation."""
+    start = [b"[NeMo I 2025-06-01 10:00:%02d] setting %d of the trainer: %x\n" % (i % 60, i, i**5) for i in range(100)]
+    middle = []
+    for step in range(STEPS):
+        middle.append(_step_line(step, STEPS, noise))
+        middle.append(b"[NeMo W 2025-06-01 10:01:%02d] rank %d: slow data loader\n" % (step, noise.randrange(8)))
+    end = [b"srun: job 4711 step 0: task %d: completed\n" % task for task in range(64)]
+    return b"".join(start + middle + end)
+
+
+def _trace_log(size: int) -> Iterator[bytes]:
+    """What NCCL_DEBUG=INFO with collectives leaves: thousands of lines of NCCL between two steps."""
+    noise = random.Random(1)
+    block = b"".join(_nccl_line(count, noise) for count in range(NCCL_LINES_PER_STEP))
+    steps = max(1, size // len(block))
+    for step in range(steps):
+        yield block
+        yield _step_line(step, steps, noise)
+
+
+def _nccl_line(count: int, noise: random.Random) -> bytes:
+    send, receive, communicator = (noise.getrandbits(40) for _ in range(3))
+    rank = count % 8
+    return (
+        f"node-{count % 64}:{4000 + rank}:{5000 + rank} [{rank}] NCCL INFO AllReduce: opCount {count:x}"
+        f" sendbuff 0x7f{send:010x} recvbuff 0x7f{receive:010x} count {noise.randrange(1 << 24)} datatype 9 op 0 root 0"
+        f" comm 0x55{communicator:010x} [nranks=128] stream 0x55{communicator + 64:010x}\n"
+    ).encode()
+
+
+def _dense_log(size: int) -> Iterator[bytes]:
+    noise = random.Random(1)
+    steps = max(1, size // len(_step_line(1_000_000, 1_000_000, noise)))
+    return (_step_line(step, steps, noise) for step in range(steps))
+
+
+def _print_table(results: list[Result]) -> None:
+    table = Table(title="llmb parse, whole process, median", box=None)
+    for column in ("case", "GB", "parse (s)", "GB/s", "files/s", "grep -c (s)", "rate / grep's", "peak (MiB)"):
+        table.add_column(column, justify="left" if column == "case" else "right")
+    for result in results:
+        figures = (
+            result.gigabytes,
+            result.seconds,
+            result.gigabytes / result.seconds,
+            result.files_per_s,
+            result.grep_seconds,
+            result.rate_over_grep,
+            result.peak_mib,
+        )
+        table.add_row(result.case, *("" if value is None else f"{value:.4g}" for value in figures))
+    table.caption = f"The reference suite's shell parser reads {REFERENCE_FILES_PER_S} files a second."
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb parse``."""
+
+import os
+import sys
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from llmb.errors import RunFailed
+from llmb.logs.files import FoundFiles, ParsedFile, find_logs
+from llmb.logs.pool import parse_logs
+from llmb.metrics.window import check_rule
+from llmb.report.output import print_json, print_table
+from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report, parse_table
+
+app = typer.Typer(add_completion=False)
+
+_PROGRESS_FROM_FILES = 500
+_PROGRESS_FROM_BYTES = 1 << 29
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+
+
+@app.command()
+def parse(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="DIR",
+            help="Directory searched for *.out files, or one log. Default: 'experiments' if it exists, else here.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[Format, typer.Option("--format", help="How the result is printed.")] = Format.TABLE,
+    full_names: Annotated[bool, typer.Option("--full-names", help="Print file names as they are.")] = False,
+    window: Annotated[
+        str,
+        typer.Option(help="Steps to average: auto (70 % to 90 % of the run), last, all, or A-B, numbered from 0."),
+    ] = "auto",
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, help="Processes that read. Default: one a core.", show_default=False)
+    ] = None,
+) -> None:
+    """Step-time statistics of training logs, and what became of every run.
+
+    Reads the step lines of NeMo 2 and of llmb ("Training epoch 0, iteration 49/49 | ..."). A run is a success if it
+    logged every step of the window and its last one, and its loss was finite throughout. Statistics use the sample
+    standard deviation; the interval is that of the mean, 95 %, by Student's t. Exit code 4: no run was a success.
+
+    Examples: llmb parse; llmb parse results --format csv; llmb parse log-run.out --window 35-44 --format json
+    """
+    check_rule(window)
+    root = directory or (Path("experiments") if Path("experiments").is_dir() else Path())
+    found = find_logs(root)
+    workers = jobs or len(os.sched_getaffinity(0))
+    files = _with_progress(parse_logs(found, window, workers), found)
+    report = parse_report(root, window, files, full_names=full_names)
+    _print(report, output)
+    if not report.counts["success"]:
+        raise RunFailed(f"none of {len(report.files)} logs is of a successful run", where=str(root.absolute()))
+
+
+def _with_progress(files: Iterable[ParsedFile], found: FoundFiles) -> Iterable[ParsedFile]:
+    console = Console(stderr=True)
+    many = len(found.logs) >= _PROGRESS_FROM_FILES or found.total_bytes >= _PROGRESS_FROM_BYTES
+    total = len(found.logs) + len(found.refused)
+    return (
+        track(files, "Reading", total=total, console=console, transient=True) if many and console.is_terminal else files
+    )
+
+
+def _print(report: ParseReport, output: Format) -> None:
+    match output:
+        case Format.TABLE:
+            print_table(parse_table(report))
+        case Format.CSV:
+            sys.stdout.write(parse_csv(report))
+        case Format.JSON:
+            print_json(parse_document(report))

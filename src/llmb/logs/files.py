@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the logs below a directory and reads one of them."""
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmb.errors import UsageError
+from llmb.logs.outcome import LogOutcome, judge_log
+from llmb.logs.reader import read_log
+
+_NOT_A_RUN = (
+    (re.compile(r"^sbatch_"), "output of the batch script; the run's own log is beside it"),
+    (re.compile(r"^vboost"), "output of a helper job"),
+    (re.compile(r"nccltrace"), "a traced run, which tracing slows down"),
+    (re.compile(r"_nsys(_|\.|$)"), "a profiled run, which profiling slows down"),
+    (re.compile(r"nsys_analysis"), "analysis of a profile"),
+    (re.compile(r"prepare_squad_dataset_exp|import_ckpt_exp"), "preparation of data or of a checkpoint"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedFile:
+    path: Path
+    outcome: LogOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFiles:
+    """``logs`` are to be read, largest first; ``refused`` are accounted for already."""
+
+    logs: tuple[Path, ...]
+    total_bytes: int
+    refused: tuple[ParsedFile, ...]
+
+
+def find_logs(root: Path) -> FoundFiles:
+    """All ``*.out`` files in and below ``root``, or the single file that ``root`` is, whatever its name.
+
+    Raises UsageError where there is none.
+    """
+    if root.is_file():
+        return FoundFiles((root,), root.stat().st_size, ())
+    if not root.exists():
+        raise UsageError(f"no such file or directory: '{root}'", do="give a log file or the directory that holds logs")
+    refused: list[ParsedFile] = []
+    sizes: dict[Path, int] = {}
+    for path in _walk(root, refused):
+        refusal = _refusal(path)
+        if refusal:
+            refused.append(ParsedFile(path, refusal))
+        else:
+            sizes[path] = path.stat().st_size
+    if not sizes and not refused:
+        raise UsageError(
+            f"no '*.out' file in or below '{root}'",
+            do="give the directory that holds logs, or one log file by its full name",
+        )
+    ordered = sorted(sizes, key=lambda path: (-sizes[path], path))
+    return FoundFiles(tuple(ordered), sum(sizes.values()), tuple(refused))
+
+
+def _walk(root: Path, refused: list[ParsedFile]) -> list[Path]:
+    def note(error: OSError) -> None:
+        refused.append(
+            ParsedFile(Path(error.filename), LogOutcome("unreadable", f"cannot be listed: {error.strerror}"))
+        )
+
+    found = os.walk(root, onerror=note)
+    return [Path(folder, name) for folder, folders, names in found for name in folders + names if name.endswith(".out")]
+
+
+def _refusal(path: Path) -> LogOutcome | None:
+    for pattern, reason in _NOT_A_RUN:
+        if pattern.search(path.name):
+            return LogOutcome("skipped", reason)
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        kind = "dangling link" if path.is_symlink() else error.strerror
+        return LogOutcome("unreadable", f"{kind}")
+    if stat.S_ISREG(mode):
+        return None
+    return LogOutcome("unreadable", "is a directory" if stat.S_ISDIR(mode) else "not a regular file")
+
+
+def parse_file(path: Path, rule: str) -> ParsedFile:
+    try:
+        with path.open("rb", buffering=0) as stream:
+            log = read_log(stream)
+    except OSError as error:
+        return ParsedFile(path, LogOutcome("unreadable", f"cannot be read: {error.strerror}"))
+    return ParsedFile(path, judge_log(log, rule))

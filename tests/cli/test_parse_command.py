@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb parse`` as its users call it."""
+
+import csv
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from llmb.cli.parse import app
+from llmb.errors import RunFailed, UsageError
+from llmb.logs.step_line import format_step_line
+from llmb.report.parse_report import CSV_COLUMNS
+
+REFERENCE_COLUMNS = (
+    "filename,status,time_mean_seconds,time_std_dev_seconds,tflops_per_gpu_mean,tflops_per_gpu_std_dev,max_iteration"
+)
+
+
+def log_text(steps=50, upto=None, *, loss=12.5, tflops=600.0):
+    numbers = range(steps if upto is None else upto + 1)
+    return "".join(
+        format_step_line(
+            step=n,
+            steps=steps,
+            lr=1e-4,
+            global_batch_size=8,
+            peak_memory_bytes=1,
+            memory_allocated_bytes=1,
+            loss=loss,
+            step_time_s=2.5 + n % 2 / 10,
+            tflops_per_gpu=tflops,
+            consumed_samples=8 * (n + 1),
+        )
+        + "\n"
+        for n in numbers
+    )
+
+
+@pytest.fixture
+def results(tmp_path):
+    """One file of each status."""
+    folder = tmp_path / "experiments"
+    folder.mkdir()
+    (folder / "log-good.out").write_text(log_text())
+    (folder / "log-long.out").write_text(log_text(1000, tflops=None))
+    (folder / "log-died.out").write_text(log_text(upto=20) + "RuntimeError: [red]lost[/red]\n")
+    (folder / "log-nan.out").write_text(log_text(loss=math.nan))
+    (folder / "log-empty.out").touch()
+    (folder / "sbatch_good.out").touch()
+    (folder / "link.out").symlink_to("nowhere")
+    return folder
+
+
+def parse(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def parse_json(*arguments):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(parse(*arguments, "--format", "json").stdout, parse_constant=refuse)
+
+
+def parse_csv(*arguments):
+    return list(csv.reader(io.StringIO(parse(*arguments, "--format", "csv").stdout)))
+
+
+def test_json_accounts_for_every_file(results):
+    document = parse_json(results)
+    assert document["analysis"] == {"directory": str(results), "window_rule": "auto", "files": 7}
+    assert {found["filename"]: found["status"] for found in document["results"]} == {
+        "good": "success",
+        "long": "success",
+        "died": "failed",
+        "nan": "invalid",
+        "empty": "no_steps",
+        "sbatch_good": "skipped",
+        "link": "unreadable",
+    }
+    assert document["summary"] == {
+        "success": 2,
+        "failed": 1,
+        "invalid": 1,
+        "no_steps": 1,
+        "skipped": 1,
+        "unreadable": 1,
+        "files": 7,
+    }
+    assert [found["path"] for found in document["results"]] == sorted(str(path) for path in results.iterdir())
+    assert all(found["reason"] for found in document["results"])
+
+
+def test_json_of_a_success(results):
+    (good,) = (found for found in parse_json(results)["results"] if found["filename"] == "good")
+    assert good["window"] == {"first": 35, "last": 44, "rule": "auto"}
+    assert (good["steps"], good["attempts"], good["max_iteration"]) == (50, 1, 49)
+    assert set(good["step_time_s"]) == {"mean", "median", "std", "cv", "ci95", "min", "max"}
+    assert good["step_time_s"]["mean"] == pytest.approx(2.55)
+    assert good["step_time_s"]["std"] == pytest.approx(0.0527046)
+    low, high = good["step_time_s"]["ci95"]
+    assert high - low == pytest.approx(2 * 2.262157 * 0.0527046 / math.sqrt(10))
+    assert good["tflops_per_gpu"]["mean"] == 600.0
+    assert good["loss"] == {"first": 12.5, "last": 12.5}
+
+
+def test_json_is_null_where_nothing_is_known(results):
+    found = {file["filename"]: file for file in parse_json(results)["results"]}
+    assert found["long"]["tflops_per_gpu"] is None
+    assert found["nan"]["loss"] is None
+    assert found["nan"]["step_time_s"] is None
+    assert [found["link"][key] for key in ("window", "steps", "attempts", "max_iteration")] == [None] * 4
+
+
+def test_csv_has_the_reference_columns_first_and_one_shape(results):
+    rows = parse_csv(results)
+    assert ",".join(rows[0]).startswith(REFERENCE_COLUMNS + ",reason,")
+    assert {len(row) for row in rows} == {len(CSV_COLUMNS)}
+    assert len(rows) == 8
+    found = {row[0]: dict(zip(CSV_COLUMNS, row, strict=True)) for row in rows[1:]}
+    assert float(found["good"]["time_mean_seconds"]) == pytest.approx(2.55)
+    assert (found["good"]["window_first"], found["good"]["window_last"], found["good"]["steps"]) == ("35", "44", "50")
+    assert found["long"]["tflops_per_gpu_mean"] == ""
+    assert found["died"]["time_mean_seconds"] == ""
+    assert found["died"]["max_iteration"] == "20"
+
+
+def test_the_table_fits_100_columns_and_ends_with_the_counts(results):
+    lines = parse(results).stdout.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "2 success, 1 failed, 1 invalid, 3 other (7 files)" in lines[-1]
+    text = "\n".join(lines)
+    assert "RuntimeError: [red]lost[/red]" in " ".join(text.split()), "a log's text is no markup"
+
+
+def test_a_long_name_is_not_cut(tmp_path):
+    name = "pretrain_llama3.1_405b_fp8_gpus576_tp8_pp8_cp2_vp8_mbs1_gbs252_" + "x" * 100
+    (tmp_path / f"log-{name}.out").write_text(log_text())
+    assert any(line.startswith(name + " ") for line in parse(tmp_path).stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("file_name", "short"),
+    [
+        ("log-pretrain_llama3.1_8b_bf16_gpus8.out", "pretrain_llama3.1_8b_bf16_gpus8"),
+        ("log-my.acct_1.pretrain_llama3.1_8b_bf16_8_123_0.out", "pretrain_llama3.1_8b_bf16_8_123"),
+        ("log-acct.lora_llama3_70b_fp8_gpus8_123_1.out", "lora_llama3_70b_fp8_gpus8_123_1"),
+        ("log-nemo_llama3.1_8b_8_77.out", "nemo_llama3.1_8b_8_77"),
+        ("slurm-12.out", "slurm-12"),
+        (".out", ".out"),
+    ],
+)
+def test_short_names(tmp_path, file_name, short):
+    (tmp_path / file_name).write_text(log_text())
+    assert parse_json(tmp_path)["results"][0]["filename"] == short
+    assert parse_json(tmp_path, "--full-names")["results"][0]["filename"] == file_name
+
+
+def test_names_that_would_collide_are_told_apart(tmp_path):
+    files = [
+        "exp/exp_100/exp/log-exp.out",
+        "exp/exp_200/exp/log-exp.out",
+        "a/log-same.out",
+        "b/log-same.out",
+        "log-twin.out",
+        "twin_0.out",
+        "log-odd.out",
+        "deep/log-odd.out",
+    ]
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(log_text())
+    found = {
+        str(Path(file["path"]).relative_to(tmp_path)): file["filename"] for file in parse_json(tmp_path)["results"]
+    }
+    assert [found[file] for file in files] == [
+        "exp_100",
+        "exp_200",
+        "a/same",
+        "b/same",
+        "log-twin.out",
+        "twin_0.out",
+        "log-odd.out",
+        "deep/log-odd.out",
+    ]
+
+
+def test_a_name_made_of_a_folder_does_not_hide_a_file_of_that_name(tmp_path):
+    for file in ("exp_1/log-exp.out", "exp_2/log-exp.out", "log-exp_1.out"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(log_text())
+    names = [file["filename"] for file in parse_json(tmp_path)["results"]]
+    assert len(set(names)) == 3
+
+
+@pytest.mark.parametrize("name", ['a,b "c"', "line\nbreak", "tab\t\x1b[31m", "\u00fc\u2713", "[red]x[bold]"])
+def test_odd_names_survive(tmp_path, name):
+    (tmp_path / f"{name}.out").write_text(log_text())
+    assert parse_json(tmp_path)["results"][0]["filename"] == name
+    assert parse_csv(tmp_path)[1][0] == name
+    assert parse(tmp_path).exit_code == 0
+    assert "\x1b" not in parse(tmp_path).stdout
+
+
+def test_a_name_that_is_no_utf8(tmp_path):
+    path = os.fsencode(tmp_path) + b"/bad\xff.out"
+    Path(os.fsdecode(path)).write_text(log_text())
+    assert parse_json(tmp_path)["results"][0]["filename"] == "bad\\udcff"
+    assert parse_csv(tmp_path)[1][0] == "bad\\udcff"
+    assert "bad\\udcff" in parse(tmp_path).stdout
+
+
+def test_one_file_of_any_name(tmp_path):
+    path = tmp_path / "sbatch_log.txt"
+    path.write_text(log_text(1))
+    (found,) = parse_json(path)["results"]
+    assert (found["status"], found["window"]["last"]) == ("success", 0)
+    assert [found["step_time_s"][key] for key in ("std", "cv", "ci95")] == [None] * 3
+
+
+def test_the_window_is_the_users(results):
+    (good,) = (found for found in parse_json(results, "--window", "11-44")["results"] if found["filename"] == "good")
+    assert good["window"] == {"first": 11, "last": 44, "rule": "11-44"}
+    result = parse(results, "--window", "44-11")
+    assert isinstance(result.exception, UsageError)
+    assert result.exception.exit_code == 2
+    assert result.stdout == ""
+
+
+def test_the_default_is_experiments_else_here(results, monkeypatch):
+    monkeypatch.chdir(results.parent)
+    (results.parent / "log-outside.out").write_text(log_text())
+    assert parse_json()["analysis"] == {"directory": "experiments", "window_rule": "auto", "files": 7}
+    monkeypatch.chdir(results)
+    assert parse_json()["analysis"] == {"directory": ".", "window_rule": "auto", "files": 7}
+    assert {file["path"] for file in parse_json()["results"]} == {path.name for path in results.iterdir()}
+
+
+def test_exit_codes(results):
+    assert parse(results).exit_code == 0
+    for name in ("log-good.out", "log-long.out"):
+        (results / name).unlink()
+    result = parse(results, "--format", "csv")
+    assert isinstance(result.exception, RunFailed)
+    assert result.exception.exit_code == 4
+    assert len(result.stdout.splitlines()) == 6, "the result is printed all the same"
+    for path in results.iterdir():
+        path.unlink()
+    assert isinstance(parse(results).exception, UsageError)
+    assert isinstance(parse(results / "nowhere").exception, UsageError)
+
+
+@pytest.mark.parametrize("arguments", [["--format", "xml"], ["--jobs", "0"], ["--nonsense"]])
+def test_wrong_options(results, arguments):
+    assert parse(results, *arguments).exit_code == 2
+
+
+def test_several_processes_give_the_same_answer(tmp_path):
+    for number in range(600):
+        text = log_text(3, upto=number % 3)
+        (tmp_path / f"log-run_{number:03}.out").write_text(text * (1 + number % 5))
+    together = parse_json(tmp_path, "--jobs", "3")
+    assert together == parse_json(tmp_path, "--jobs", "1")
+    assert (together["summary"]["success"], together["summary"]["failed"]) == (200, 400)
+
+
+def test_an_interrupt_ends_all_processes_quietly(tmp_path):
+    for number in range(2):  # files of holes: large to read, but no space on the disk
+        with (tmp_path / f"{number}.out").open("wb") as file:
+            file.truncate(200 << 30)
+    command = [sys.executable, "-m", "llmb.cli.main", "parse", str(tmp_path), "--jobs", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while len(_session(process.pid)) < 5 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, b"")
+    assert b"Traceback" not in err
+    while _session(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert _session(process.pid) == []
+
+
+def _session(leader):
+    """Processes of a session: the command, its fork server, the tracker of that, and the workers."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, session = entry.read_text().rpartition(")")[2].split()[:4]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(session) == leader and state != "Z":
+            found.append(entry)
+    return found

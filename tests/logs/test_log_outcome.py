@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a log is taken for, in status and in words."""
+
+import io
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmb.logs.outcome import judge_log
+from llmb.logs.reader import read_log
+from llmb.logs.step_line import format_step_line
+
+
+def line(step, steps=50, *, time=2.5, loss=12.5, tflops=600.0):
+    return format_step_line(
+        step=step,
+        steps=steps,
+        lr=1e-4,
+        global_batch_size=8,
+        peak_memory_bytes=1,
+        memory_allocated_bytes=1,
+        loss=loss,
+        step_time_s=time,
+        tflops_per_gpu=tflops,
+        consumed_samples=8 * (step + 1),
+    )
+
+
+def judge(text, rule="auto"):
+    return judge_log(read_log(io.BytesIO(text if isinstance(text, bytes) else text.encode())), rule)
+
+
+def run(numbers, steps=50, rule="auto", end="", **values):
+    return judge("".join(line(number, steps, **values) + "\n" for number in numbers) + end, rule)
+
+
+def test_a_whole_run():
+    found = judge("\n".join(line(n, time=1 + n / 100, loss=12 - n / 10, tflops=500 + n) for n in range(50)))
+    assert (found.status, found.reason) == ("success", "steps 35-44 of 50")
+    assert (found.steps, found.attempts, found.max_step) == (50, 1, 49)
+    assert found.step_time_s.count == 10
+    assert found.step_time_s.mean == pytest.approx(1.395)
+    assert found.tflops_per_gpu.mean == pytest.approx(539.5)
+    assert (found.loss_first, found.loss_last) == (12.0, 7.1)
+
+
+@pytest.mark.parametrize(
+    ("steps", "first", "last"), [(1, 0, 0), (2, 1, 1), (20, 14, 17), (100, 70, 89), (1000, 700, 899)]
+)
+def test_any_number_of_steps(steps, first, last):
+    found = run(range(steps), steps)
+    assert found.status == "success"
+    assert (found.window.first, found.window.last) == (first, last)
+    assert found.step_time_s.count == last - first + 1
+
+
+def test_no_tflops_is_unknown_not_a_failure():
+    found = run(range(50), tflops=None)
+    assert found.status == "success"
+    assert found.tflops_per_gpu is None
+
+
+def test_tflops_that_only_some_steps_have_are_unknown():
+    found = judge("\n".join(line(n, tflops=None if n == 40 else 600.0) for n in range(50)))
+    assert (found.status, found.tflops_per_gpu) == ("success", None)
+
+
+@pytest.mark.parametrize("reached", [0, 20, 40, 47, 48])
+def test_a_run_that_died(reached):
+    found = run(range(reached + 1))
+    assert (found.status, found.reason) == ("failed", f"died after step {reached} of 50")
+    assert (found.steps, found.max_step) == (reached + 1, reached)
+    assert found.step_time_s is None
+
+
+def test_the_reason_quotes_the_exception():
+    end = (
+        "[rank0]: Traceback (most recent call last):\n"
+        "[rank0]:   File 'x.py', line 1\n"
+        "[rank0]: torch.OutOfMemoryError: CUDA out of memory.\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
+        "srun: error: node1: task 0: Exited with exit code 1\n"
+    )
+    found = run(range(21), end=end)
+    assert found.reason == "died after step 20 of 50; torch.OutOfMemoryError: CUDA out of memory."
+
+
+def test_the_reason_quotes_the_last_line_without_control_characters():
+    end = "\x1b[31mslurmstepd: *** JOB 7 CANCELLED\x07 DUE TO TIME LIMIT ***\x1b[0m\n\n \r\n"
+    assert run(range(21), end=end).reason.endswith("; slurmstepd: *** JOB 7 CANCELLED  DUE TO TIME LIMIT ***")
+
+
+def test_an_exception_before_the_last_step_is_no_reason():
+    assert judge("ImportError: apex\n" + line(0) + "\n").reason == "died after step 0 of 50"
+
+
+def test_a_run_that_died_in_a_line():
+    assert run(range(21), end=line(21)[:90]).reason == "died after step 20 of 50, while it logged the next"
+
+
+def test_missing_steps():
+    kept = [n for n in range(50) if n not in (36, 37, 40, 41, 42, 44)]
+    assert (run(kept).status, run(kept).reason) == ("failed", "steps 36, 37, 40-42, 44 missing")
+    assert run([n for n in range(50) if n != 36]).reason == "step 36 missing"
+
+
+def test_steps_missing_outside_the_window_do_not_matter():
+    assert run([0, *range(30, 50)]).status == "success"
+
+
+def test_a_second_attempt_is_what_counts():
+    first = "".join(line(n, time=9.0) + "\n" for n in range(30))
+    whole = judge(first + "\n".join(line(n) for n in range(50)))
+    assert (whole.status, whole.reason) == ("success", "steps 35-44 of 50 (attempt 2)")
+    assert (whole.attempts, whole.step_time_s.mean) == (2, 2.5)
+    died = judge(first + "\n".join(line(n) for n in range(3)))
+    assert (died.status, died.reason) == ("failed", "died after step 2 of 50 (attempt 2)")
+    resumed = judge("".join(line(n) + "\n" for n in range(45)) + "\n".join(line(n) for n in range(40, 50)))
+    assert (resumed.status, resumed.reason) == ("failed", "steps 35-39 missing (attempt 2)")
+
+
+def test_a_loss_that_is_not_finite_makes_a_run_invalid_wherever_it_is():
+    found = judge("\n".join(line(n, loss=math.nan if n >= 12 else 1.0) for n in range(50)))
+    assert (found.status, found.reason) == ("invalid", "loss is nan from step 12")
+    assert (found.step_time_s, found.tflops_per_gpu) == (None, None)
+    assert (found.loss_first, found.loss_last) == (1.0, None)
+    short = judge("\n".join(line(n, loss=math.nan if n == 3 else 1.0) for n in range(21)))
+    assert (short.status, short.reason) == ("invalid", "loss is nan from step 3; died after step 20 of 50")
+    infinite = judge(
+        "\n".join(line(n) for n in range(50)).replace("reduced_train_loss: 12.5", "reduced_train_loss: inf")
+    )
+    assert infinite.reason == "loss is inf from step 0"
+
+
+def test_a_step_time_that_is_not_finite_makes_a_run_invalid():
+    text = "\n".join(line(n) for n in range(50))
+    found = judge(text.replace(": 2.500", ": inf"))
+    assert (found.status, found.reason) == ("invalid", "a step time in steps 35-44 is not finite")
+
+
+def test_windows_by_rule():
+    assert run(range(50), rule="11-44").step_time_s.count == 34
+    assert run(range(50), rule="all").step_time_s.count == 50
+    last = run(range(50), rule="last")
+    assert (last.step_time_s.count, last.step_time_s.std, last.reason) == (1, None, "step 49 of 50")
+
+
+def test_a_window_outside_the_run():
+    found = run(range(20), 20, rule="35-44")
+    assert found.status == "failed"
+    assert found.reason == "window 35-44 is outside the run, whose 20 steps are numbered 0-19"
+    assert (found.window, found.steps) == (None, 20)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"", "empty file"),
+        (line(0)[:90].encode(), "the file ends within its first step line"),
+        (b"\x7fELF\x00\x01", "no step line: binary data, or text in another encoding; \ufffdELF"),
+        (line(0).encode("utf-16"), "no step line: binary data, or text in another encoding"),
+        (b"Epoch 0: 50/50 [train_step_timing in s=12.80]", "no step line: a NeMo 1 progress bar"),
+        (b" iteration 1/ 1 | elapsed time per iteration (ms): 20289.1 |", "no step line: a Megatron log"),
+        (
+            b"loading model\nRuntimeError: NCCL\n",
+            "no step line: a run that ended before its first step; RuntimeError: NCCL",
+        ),
+        (b"hello\n\n", "no step line: not a training log; hello"),
+        (b"\n \n", "no step line: not a training log"),
+    ],
+)
+def test_logs_without_steps(text, reason):
+    found = judge(text)
+    assert found.status == "no_steps"
+    assert found.reason.replace("\ufffd", "").startswith(reason.replace("\ufffd", ""))
+    assert (found.steps, found.window, found.step_time_s, found.max_step) == (0, None, None, None)
+
+
+@given(st.lists(st.integers(0, 60), max_size=80), st.sampled_from(["auto", "last", "all", "3-7"]))
+def test_a_success_always_has_every_step_of_its_window(numbers, rule):
+    found = run(numbers, 50, rule)
+    if found.status == "success":
+        assert found.step_time_s.count == found.window.last - found.window.first + 1
+        assert found.max_step >= 49
+    else:
+        assert found.reason
+        assert found.step_time_s is None

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading a stream: chunks, memory, attempts, and bytes of any kind."""
+
+import io
+import math
+import tracemalloc
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmb.logs.reader import CHUNK_BYTES, read_log
+from llmb.logs.step_line import format_step_line
+
+
+def line(step, steps=50, *, loss=12.5, time=2.5, tflops=600.0):
+    return format_step_line(
+        step=step,
+        steps=steps,
+        lr=1e-4,
+        global_batch_size=8,
+        peak_memory_bytes=1,
+        memory_allocated_bytes=1,
+        loss=loss,
+        step_time_s=time,
+        tflops_per_gpu=tflops,
+        consumed_samples=8 * (step + 1),
+    ).encode()
+
+
+def read(text, chunk_bytes=CHUNK_BYTES):
+    return read_log(io.BytesIO(text), chunk_bytes)
+
+
+def plain(log):
+    """All of a log, comparable: nan equals nan."""
+    return {
+        name: list(map(repr, value)) if hasattr(value, "typecode") else value for name, value in asdict(log).items()
+    }
+
+
+noise = st.sampled_from(
+    [
+        b"",
+        b"NCCL INFO AllReduce: opCount 2\n",
+        b"\r",
+        b"\r\n",
+        b"\n\n",
+        b"Training epoch ",
+        b"Training epoch 0, iteration 3/49 |",
+        b"train_step_timing in s: 7",
+        b"x" * 4040,
+        b"\xff\xfe\x00\x80",
+        "Schrittzeit \u00fc \u2713\n".encode(),
+    ]
+)
+step_lines = st.builds(
+    line, st.integers(0, 60), loss=st.sampled_from([1.5, math.nan]), tflops=st.sampled_from([None, 9.0])
+)
+pieces = st.lists(noise | st.binary(max_size=30) | st.builds(bytes.__add__, step_lines, noise), max_size=12)
+
+
+@settings(max_examples=300)
+@given(pieces.map(b"".join), st.integers(1, 9000))
+def test_chunks_do_not_change_what_is_read(text, chunk_bytes):
+    assert plain(read(text, chunk_bytes)) == plain(read(text))
+
+
+def test_the_longest_lines_are_read_whatever_the_chunks():
+    longest = line(7).replace(b"lr: ", b"lr: " + b"0" * (4000 - len(line(7))))
+    for chunk_bytes in range(1, 9000, 7):
+        assert list(read(b"noise\n" + longest + b"\nnoise", chunk_bytes).step) == [7]
+
+
+@given(st.lists(st.floats(1e-5, 1e5), min_size=1, max_size=30), st.sampled_from([b"\n", b"\r\n", b"\nnoise\n"]))
+def test_a_run_is_read_back(times, end):
+    lines = [line(step, len(times), time=time, loss=time) for step, time in enumerate(times)]
+    log = read(end.join(lines))
+    assert list(log.step) == list(range(len(times)))
+    assert list(log.step_time_s) == pytest.approx(times, rel=5.1e-4)
+    assert list(log.loss) == pytest.approx(times, rel=5.1e-4)
+    assert list(log.tflops_per_gpu) == [600.0] * len(times)
+    assert (log.last, log.attempts, log.truncated_line) == (len(times) - 1, 1, False)
+
+
+@given(st.data())
+def test_a_file_cut_anywhere_keeps_the_steps_before_the_cut(data):
+    whole = b"".join(line(step, 5) + b"\n" for step in range(5))
+    cut = data.draw(st.integers(0, len(whole)))
+    log = read(whole[:cut])
+    complete = whole[:cut].count(b"\n")
+    assert len(log.step) in (complete, complete + 1)
+    assert set(log.step_time_s) <= {2.5}
+    assert set(log.tflops_per_gpu) <= {600.0}
+    assert list(log.step) == list(range(len(log.step)))
+    assert not (log.truncated_line and len(log.step) > complete)
+
+
+@given(st.binary(max_size=5000))
+def test_any_bytes_are_read(text):
+    log = read(text)
+    assert log.size == len(text)
+    assert log.last is None
+
+
+def test_only_the_last_attempt_is_kept():
+    first = [line(step, loss=math.nan) for step in range(30)]
+    second = [line(step, time=3.0) for step in range(20, 50)]
+    log = read(b"\n".join([*first, b"restarted", *second]))
+    assert (log.attempts, log.bad_loss_step) == (2, None)
+    assert list(log.step) == list(range(20, 50))
+    assert set(log.step_time_s) == {3.0}
+
+
+def test_an_attempt_that_declares_another_length_counts_as_declared():
+    log = read(b"\n".join([line(7, 20), line(0, 30), line(1, 30)]))
+    assert (log.last, list(log.step)) == (29, [0, 1])
+
+
+def test_a_step_that_several_ranks_log_counts_once():
+    log = read(b"\n".join(b"%d: %s" % (rank, line(step)) for step in range(3) for rank in range(4)))
+    assert (log.attempts, list(log.step)) == (1, [0, 1, 2])
+
+
+def test_the_first_bad_loss_is_found():
+    log = read(b"\n".join(line(step, loss=math.nan if step >= 12 else 1.0) for step in range(50)))
+    assert log.bad_loss_step == 12
+
+
+def test_a_missing_field_is_not_a_bad_one():
+    log = read(line(0).replace(b"reduced_train_loss", b"other").replace(b"TFLOPS_per_GPU", b"another") + b"\n")
+    assert log.bad_loss_step is None
+    assert math.isnan(log.loss[0])
+    assert math.isnan(log.tflops_per_gpu[0])
+
+
+def test_an_empty_stream():
+    log = read(b"")
+    assert (log.size, log.last, log.attempts, log.head, log.tail) == (0, None, 0, b"", b"")
+
+
+class Repeated(io.RawIOBase):
+    """A stream of one chunk over and over."""
+
+    def __init__(self, chunk, count):
+        self.chunk, self.count = chunk, count
+
+    def read(self, size=-1):
+        self.count -= 1
+        return self.chunk if self.count >= 0 else b""
+
+
+@pytest.mark.parametrize(
+    ("chunk", "count"),
+    [
+        (b"x" * CHUNK_BYTES, 800),
+        (b"NCCL INFO AllReduce\n" * 10_000, 100),
+        (b"Training epoch 0, iteration 1/9 | " * 100 + b"x" * CHUNK_BYTES, 100),
+        ((line(0) + b"\n") * 900, 60),
+    ],
+)
+def test_memory_does_not_grow_with_the_file(chunk, count):
+    tracemalloc.start()
+    try:
+        log = read_log(Repeated(chunk, count))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert log.size == count * len(chunk)
+    assert peak < 4 * CHUNK_BYTES

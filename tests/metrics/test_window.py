@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Window rules: which steps they give, and what is refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmb.errors import UsageError
+from llmb.metrics.window import check_rule, resolve_window
+
+
+@pytest.mark.parametrize(
+    ("rule", "steps", "first", "last"),
+    [
+        ("auto", 50, 35, 44),
+        ("auto", 100, 70, 89),
+        ("auto", 20, 14, 17),
+        ("auto", 1000, 700, 899),
+        ("auto", 1, 0, 0),
+        ("auto", 2, 1, 1),
+        ("auto", 3, 2, 2),
+        ("last", 50, 49, 49),
+        ("all", 50, 0, 49),
+        ("35-44", 50, 35, 44),
+        ("0-0", 1, 0, 0),
+        ("11-44", 45, 11, 44),
+    ],
+)
+def test_rules(rule, steps, first, last):
+    window = resolve_window(rule, steps)
+    assert (window.first, window.last, window.rule) == (first, last, rule)
+
+
+@given(st.sampled_from(["auto", "last", "all"]), st.integers(min_value=1, max_value=10**9))
+def test_every_run_has_a_window_inside_it(rule, steps):
+    window = resolve_window(rule, steps)
+    assert 0 <= window.first <= window.last < steps
+
+
+@pytest.mark.parametrize(
+    "rule", ["", "A-B", "5", "5-", "-5", "44-35", "1-2-3", "1.5-3", " 1-2", "Auto", "\u0661-\u0662"]
+)
+def test_a_malformed_rule_is_refused(rule):
+    with pytest.raises(UsageError) as refused:
+        check_rule(rule)
+    assert "auto, last, all, A-B" in str(refused.value)
+    with pytest.raises(UsageError):
+        resolve_window(rule, 50)
+
+
+def test_a_window_outside_the_run_is_refused():
+    with pytest.raises(UsageError, match="window 35-44 is outside the run, whose 44 steps are numbered 0-43"):
+        resolve_window("35-44", 44)
+
+
+def test_a_run_without_steps_has_no_window():
+    with pytest.raises(ValueError, match="at least one step"):
+        resolve_window("auto", 0)
