@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs between a CPU and a GPU: backend, memory, identity."""
+
+import os
+import platform
+import resource
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from llmb.runs.plan import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes in use by this process on its device, now and at most so far."""
+
+    allocated_bytes: int
+    peak_bytes: int
+
+
+def local_device(kind: Device) -> torch.device:
+    if kind == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+def backend(kind: Device) -> str:
+    return "nccl" if kind == "cuda" else "gloo"
+
+
+def memory(device: torch.device) -> Memory:
+    """On a GPU what the allocator handed out; on a CPU the resident set of the process."""
+    if device.type == "cuda":
+        return Memory(torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device))
+    return Memory(_resident_bytes(), _peak_resident_bytes())
+
+
+def _peak_resident_bytes() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _resident_bytes() -> int:
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        return _peak_resident_bytes()
+    return int(statm.read_text().split()[1]) * resource.getpagesize()
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the workers ran on and with, for the record."""
+
+import os
+import platform
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from llmb.engine.device import device_name
+from llmb.engine.parallel.mesh import Ranks
+
+RECORDED = ("NCCL_", "CUDA_", "TORCH_", "OMP_", "MKL_", "GLOO_", "LLMB_", "SLURM_", "PYTORCH_", "NVIDIA_")
+SECRET = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "KEY")
+
+
+def describe_environment(ranks: Ranks) -> dict[str, Any]:
+    """Versions, devices, nodes and the settings that change speed. A collective: every rank has to call it."""
+    nodes: list[str] = [""] * ranks.world_size
+    dist.all_gather_object(nodes, socket.gethostname())
+    on_gpu = ranks.device.type == "cuda"
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if on_gpu else None,
+        "nccl": _nccl_version() if on_gpu else None,
+        "backend": dist.get_backend(),
+        "system": platform.platform(),
+        "device": device_name(ranks.device),
+        "device_memory_gib": torch.cuda.get_device_properties(ranks.device).total_memory / 2**30 if on_gpu else None,
+        "cpu_threads_per_rank": torch.get_num_threads(),
+        "nodes": list(dict.fromkeys(nodes)),
+        "ranks_per_node": {node: nodes.count(node) for node in dict.fromkeys(nodes)},
+        "variables": recorded_variables(os.environ),
+    }
+
+
+def _nccl_version() -> str:
+    version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    return ".".join(map(str, version))
+
+
+def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that may change a run's speed, without any that may hold a secret."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if name.startswith(RECORDED) and not any(word in name.upper() for word in SECRET)
+    }

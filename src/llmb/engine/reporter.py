@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the first rank tells the world: the log line and ``metrics.jsonl``, step by step."""
+
+import sys
+from types import TracebackType
+from typing import Self
+
+from llmb.catalogue.records import Convention
+from llmb.engine.device import Memory
+from llmb.logs.step_line import format_step_line
+from llmb.metrics.throughput import throughput
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+from llmb.runs.steps import Step, step_to_json
+
+
+class Reporter:
+    """Writes each step at once, so that a crash loses at most the step in flight."""
+
+    def __init__(self, folder: RunFolder, plan: Plan) -> None:
+        self.plan = plan
+        self.stream = folder.steps.open("w", buffering=1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stream.close()
+
+    def report(self, step: Step, memory: Memory) -> None:
+        recipe = self.plan.recipe
+        tflops = throughput(recipe, step.step_time_s).tflops_per_gpu[Convention.FULL]
+        line = format_step_line(
+            step=step.step,
+            steps=self.plan.steps,
+            lr=step.lr,
+            global_batch_size=recipe.layout.gbs,
+            peak_memory_bytes=memory.peak_bytes,
+            memory_allocated_bytes=memory.allocated_bytes,
+            loss=step.loss,
+            step_time_s=step.step_time_s,
+            tflops_per_gpu=tflops,
+            consumed_samples=(step.step + 1) * recipe.layout.gbs,
+        )
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+        self.stream.write(step_to_json(step) + "\n")

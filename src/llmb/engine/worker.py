@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program that torch.distributed.run starts once per rank: ``python -m llmb.engine.worker RUN_FOLDER``."""
+
+import os
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+from llmb.engine.loop import train
+from llmb.engine.parallel.mesh import join_ranks, leave_ranks
+from llmb.runs.failure import failure_line
+from llmb.runs.folder import RunFolder
+from llmb.runs.record import read_record
+
+
+def work(folder: RunFolder) -> None:
+    plan = read_record(folder).plan
+    ranks = join_ranks(plan.device, plan.recipe.layout)
+    train(plan, folder, ranks)
+    leave_ranks()
+
+
+def main() -> None:
+    """Ends the process itself: what torch's threads do while the interpreter shuts down can abort a good run."""
+    exit_code = 1
+    try:
+        work(RunFolder(Path(sys.argv[1])))
+        exit_code = 0
+    except Exception as error:  # noqa: BLE001 (the edge of the process: whatever it was, it ends this rank)
+        traceback.print_exc()
+        sys.stderr.write(failure_line(int(os.environ.get("RANK", "0")), socket.gethostname(), error) + "\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
+if __name__ == "__main__":
+    main()

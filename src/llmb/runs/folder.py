@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a run lives on disk, and how its files are written."""
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmb.errors import EnvironmentProblem
+from llmb.runs.plan import Plan
+
+CLUSTER_CONFIG = "cluster_config.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The files of one run, all below ``path``."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def log(self) -> Path:
+        return self.path / f"log-{self.name}.out"
+
+    @property
+    def record(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def steps(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def environment(self) -> Path:
+        """Written by the workers; its content moves into the record when the run ends."""
+        return self.path / "environment.json"
+
+
+def install_root(environ: Mapping[str, str], start: Path) -> Path:
+    """$LLMB_INSTALL, else the nearest folder at or above ``start`` with a cluster_config.yaml, else ~/.llmb."""
+    if environ.get("LLMB_INSTALL"):
+        return Path(environ["LLMB_INSTALL"]).expanduser().absolute()
+    for folder in (start, *start.parents):
+        if (folder / CLUSTER_CONFIG).is_file():
+            return folder
+    return Path(environ.get("HOME", "~")).expanduser() / ".llmb"
+
+
+def experiment_name(plan: Plan) -> str:
+    """The name that log files and folders of equal runs share; it carries the whole configuration."""
+    recipe, layout = plan.recipe, plan.recipe.layout
+    return (
+        f"{recipe.task}_{recipe.model.model}_{recipe.size}_{recipe.dtype}_gpus{layout.gpus}"
+        f"_tp{layout.tp}_pp{layout.pp}_cp{layout.cp}_vp{layout.vp}_ep{layout.ep}_mbs{layout.mbs}_gbs{layout.gbs}"
+    )
+
+
+def run_parent(install: Path, plan: Plan) -> Path:
+    """The folder of all runs with the plan's name."""
+    return install / "workloads" / plan.recipe.workload / "experiments" / experiment_name(plan)
+
+
+def create_run_folder(install: Path, plan: Plan) -> RunFolder:
+    """A new, empty folder ``<experiment>/<experiment>_<seconds>/<experiment>``.
+
+    A second run in the same second takes the next free one. Raises EnvironmentProblem where nothing can be written.
+    """
+    name, parent = experiment_name(plan), run_parent(install, plan)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        stamp = int(time.time())
+        while not _claimed(parent / f"{name}_{stamp}"):
+            stamp += 1
+        folder = RunFolder(parent / f"{name}_{stamp}" / name)
+        folder.path.mkdir()
+    except OSError as error:
+        raise cannot_write(parent, error) from error
+    return folder
+
+
+def cannot_write(path: Path, error: OSError) -> EnvironmentProblem:
+    advice = "free some space, or set LLMB_INSTALL to a folder on another disk"
+    return EnvironmentProblem(f"cannot write: {error.strerror}", where=str(error.filename or path), do=advice)
+
+
+def _claimed(folder: Path) -> bool:
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces ``path`` at once: whoever reads sees the old content or the new, never a part."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "w") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What came of a run: its status with a reason, and its numbers. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from llmb.metrics.statistics import Statistics, describe
+from llmb.metrics.throughput import Throughput, throughput
+from llmb.runs.failure import first_failure
+from llmb.runs.plan import Plan
+from llmb.runs.record import Status
+from llmb.runs.steps import Step
+
+GIB = 2**30
+METRICS = (
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "tflops_per_gpu",
+    "mfu_pct",
+    "days_per_1t_tokens",
+    "flops_per_sequence",
+    "peak_tflops",
+    "reasons",
+)
+NO_VERDICT = "runs are not judged yet; the published figure stands beside the measured one"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Status, reason and numbers of a run; the numbers are null where the run gave none."""
+
+    status: Status
+    reason: str | None
+    steps: int
+    step_time_s: Statistics | None
+    throughput: Throughput | None
+    loss: dict[str, float] | None
+    peak_memory_gib: float | None
+
+    def document(self) -> dict[str, Any]:
+        """Plain values for JSON; the keys are a contract."""
+        values = asdict(self)
+        metrics = values.pop("throughput") or dict.fromkeys(METRICS)
+        return {**values, **{name: metrics[name] for name in METRICS}, "verdict": None, "verdict_reason": NO_VERDICT}
+
+
+def conclude(
+    plan: Plan, steps: Sequence[Step], exit_code: int, log_tail: str, interrupted: str | None = None
+) -> Result:
+    """The result of a run whose workers ended with ``exit_code`` and left ``steps`` and the end of their log."""
+    status: Status
+    reason: str | None
+    if interrupted:
+        status, reason = "failed", f"interrupted by {interrupted} after {len(steps)} of {plan.steps} steps"
+    else:
+        status, reason = _status(plan, steps, exit_code, log_tail)
+    window = plan.window
+    times = [step.step_time_s for step in steps if window.first <= step.step <= window.last]
+    whole = status == "success" and len(times) == window.last - window.first + 1
+    statistics = describe(times) if whole else None
+    return Result(
+        status=status,
+        reason=reason,
+        steps=len(steps),
+        step_time_s=statistics,
+        throughput=throughput(plan.recipe, statistics.mean) if statistics else None,
+        loss={"first": steps[0].loss, "last": steps[-1].loss} if steps and status != "invalid" else None,
+        peak_memory_gib=max(step.peak_memory_bytes for step in steps) / GIB if steps else None,
+    )
+
+
+def _status(plan: Plan, steps: Sequence[Step], exit_code: int, log_tail: str) -> tuple[Status, str | None]:
+    spoiled = next((step for step in steps if not step.finite), None)
+    if spoiled:
+        return "invalid", f"step {spoiled.step}: loss {spoiled.loss:.4g}, gradient norm {spoiled.grad_norm:.4g}"
+    if exit_code == 0 and len(steps) == plan.steps:
+        return "success", None
+    if exit_code == 0:
+        return "failed", f"the workers ended after {len(steps)} of {plan.steps} steps"
+    after = f"after {len(steps)} of {plan.steps} steps"
+    return "failed", f"{first_failure(log_tail) or f'the workers ended with exit code {exit_code}'}, {after}"

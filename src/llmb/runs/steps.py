@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``metrics.jsonl``: one JSON object per step, in full precision."""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One training step. Memory is of the rank that needs most; times of ranks differ by what they wait for."""
+
+    step: int
+    step_time_s: float
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens: int
+    peak_memory_bytes: int
+    peak_memory_rank: int
+    rank_step_time_s_min: float
+    rank_step_time_s_max: float
+    slowest_rank: int
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+def step_to_json(step: Step) -> str:
+    """One line. JSON has no NaN: such a value becomes null and ``not_finite`` tells which it was."""
+    values: dict[str, Any] = asdict(step)
+    spoiled = {name: str(value) for name, value in values.items() if not math.isfinite(value)}
+    values.update(dict.fromkeys(spoiled, None))
+    if spoiled:
+        values["not_finite"] = spoiled
+    return json.dumps(values, allow_nan=False)
+
+
+def step_from_json(line: str) -> Step:
+    """Raises ValueError for a line that is not a whole step."""
+    values = json.loads(line)
+    if not isinstance(values, dict):
+        raise TypeError("a step is a JSON object")
+    spoiled = values.pop("not_finite", {})
+    values.update({name: float(text) for name, text in spoiled.items()})
+    return Step(**values)
+
+
+def read_steps(path: Path) -> list[Step]:
+    """All whole steps; a last line that was cut off by a crash is left out."""
+    if not path.exists():
+        return []
+    steps = []
+    for line in path.read_text().splitlines():
+        try:
+            steps.append(step_from_json(line))
+        except (ValueError, TypeError):
+            break
+    return steps

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+from collections.abc import Callable
+
+import pytest
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import Overrides, Request, resolve
+from llmb.runs.plan import Plan, make_plan
+
+
+@pytest.fixture(scope="session")
+def tiny_plan() -> Callable[..., Plan]:
+    """Plans of ``tiny`` models on CPU processes."""
+    catalogue = Catalogue()
+
+    def plan(workload: str = "pretrain_llama3.1", scale: int = 2, steps: int = 50, **options: object) -> Plan:
+        overrides = Overrides(**options.pop("overrides", {}))
+        dtype = options.pop("dtype", None)
+        request = Request(workload=workload, size="tiny", gpu_type="cpu", scale=scale, dtype=dtype, overrides=overrides)
+        return make_plan(resolve(catalogue, request), device="cpu", steps=steps, **options)
+
+    return plan

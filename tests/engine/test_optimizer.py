@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedule and optimizer, against the documents' own log lines and a reference written out by hand."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from llmb.catalogue.load import Catalogue
+from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate
+
+CATALOGUE = Catalogue()
+LLAMA = CATALOGUE.workloads["pretrain_llama3.1"].training_for("8b")
+NEMOTRON = CATALOGUE.workloads["pretrain_nemotron4"].training_for("15b")
+
+
+@pytest.mark.parametrize(("training", "printed"), [(LLAMA, "7.496e-06"), (NEMOTRON, "4.491e-06")])
+def test_the_rate_at_step_49_is_the_one_the_documents_log(training, printed: str) -> None:
+    assert f"{learning_rate(training, 49):.4g}" == printed
+
+
+def test_the_rate_peaks_after_the_warm_up_and_ends_at_its_minimum() -> None:
+    assert learning_rate(LLAMA, LLAMA.warmup_steps) == LLAMA.peak_lr
+    assert learning_rate(LLAMA, LLAMA.decay_steps) == pytest.approx(LLAMA.min_lr)
+    assert learning_rate(LLAMA, 10 * LLAMA.decay_steps) == pytest.approx(LLAMA.min_lr)
+
+
+@given(step=st.integers(0, 2_000_000))
+def test_the_rate_stays_between_zero_and_its_peak(step: int) -> None:
+    assert 0 < learning_rate(LLAMA, step) <= LLAMA.peak_lr
+
+
+def test_one_adamw_step_equals_the_formula() -> None:
+    """Loshchilov and Hutter, 2019, algorithm 2; norm weights are not decayed."""
+    model = nn.ModuleDict({"linear": nn.Linear(3, 2, bias=False), "norm": nn.RMSNorm(3)})
+    training = LLAMA
+    before = {name: p.detach().clone().double() for name, p in model.named_parameters()}
+    grads = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        parameter.grad = grads[name].clone()
+    build_optimizer(model, training).step()
+    for name, parameter in model.named_parameters():
+        gradient = grads[name].double()
+        moment = gradient / (gradient.abs() + training.eps)  # both moments, corrected for their bias, after one step
+        decay = training.weight_decay if parameter.ndim > 1 else 0.0
+        expected = before[name] * (1 - training.peak_lr * decay) - training.peak_lr * moment
+        torch.testing.assert_close(parameter.detach().double(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_clipping_reports_the_norm_before_and_bounds_it_after() -> None:
+    model = nn.Linear(4, 4)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 3.0)
+    norm = clip_gradients(model, 1.0)
+    assert norm.item() == pytest.approx(3.0 * 20**0.5)
+    after = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm().item()
+    assert after == pytest.approx(1.0, rel=1e-4)

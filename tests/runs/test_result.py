@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is concluded from what a run left behind."""
+
+import json
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from llmb.runs.plan import Plan
+from llmb.runs.result import conclude
+from llmb.runs.steps import Step
+
+NAN = float("nan")
+
+
+def steps(times: Sequence[float], **last: float) -> list[Step]:
+    made = []
+    for number, time in enumerate(times):
+        spoiled = last if number == len(times) - 1 else {}
+        values = {"loss": 6.0 - number / 100, "grad_norm": 1.0, **spoiled}
+        made.append(
+            Step(
+                step=number,
+                step_time_s=time,
+                lr=1e-3,
+                tokens=1024,
+                peak_memory_bytes=number * 2**20,
+                peak_memory_rank=0,
+                rank_step_time_s_min=time,
+                rank_step_time_s_max=time,
+                slowest_rank=0,
+                **values,
+            )
+        )
+    return made
+
+
+def test_statistics_are_taken_over_the_window_alone(tiny_plan: Callable[..., Plan]) -> None:
+    times = [100.0] * 35 + [1.0, 2.0] * 5 + [100.0] * 5
+    result = conclude(tiny_plan(), steps(times), 0, "")
+    assert result.status == "success"
+    assert result.step_time_s is not None
+    assert (result.step_time_s.count, result.step_time_s.mean, result.step_time_s.median) == (10, 1.5, 1.5)
+    assert result.step_time_s.std == pytest.approx(0.52705, abs=1e-5)
+    assert result.throughput is not None
+    assert result.throughput.tokens_per_s == 1024 / 1.5
+    assert result.loss == {"first": 6.0, "last": 6.0 - 0.49}
+    assert result.peak_memory_gib == 49 / 1024
+
+
+@pytest.mark.parametrize("spoiled", [{"loss": NAN}, {"loss": float("inf")}, {"grad_norm": NAN}])
+def test_a_value_that_is_not_finite_makes_a_run_invalid(
+    tiny_plan: Callable[..., Plan], spoiled: dict[str, float]
+) -> None:
+    result = conclude(tiny_plan(), steps([1.0] * 13, **spoiled), 0, "")
+    assert result.status == "invalid"
+    assert result.reason is not None
+    assert "step 12" in result.reason
+    assert result.step_time_s is None
+    json.dumps(result.document(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("count", "exit_code", "interrupted", "said"),
+    [
+        (20, 1, None, "exit code 1, after 20 of 50 steps"),
+        (20, 0, None, "ended after 20 of 50 steps"),
+        (0, 1, None, "after 0 of 50 steps"),
+        (20, 130, "SIGINT", "interrupted by SIGINT after 20 of 50 steps"),
+    ],
+)
+def test_a_run_that_did_not_reach_its_end_failed(
+    tiny_plan: Callable[..., Plan], count: int, exit_code: int, interrupted: str | None, said: str
+) -> None:
+    result = conclude(tiny_plan(), steps([1.0] * count), exit_code, "", interrupted)
+    assert result.status == "failed"
+    assert said in str(result.reason)
+    assert result.step_time_s is None
+    assert result.document()["tokens_per_s"] is None
