@@ -46,6 +46,18 @@ class RunFailed(LlmbError):
     exit_code = 4
 
 
+class InvalidRun(LlmbError):
+    """A run finished, but its numbers mean nothing (exit code 6)."""
+
+    exit_code = 6
+
+
+class UserInterrupt(LlmbError):
+    """The user ended what was under way (exit code 130)."""
+
+    exit_code = 130
+
+
 def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | None = None) -> UsageError:
     """An error for a value outside a closed set, with the closest valid spelling when there is one."""
     names = [str(choice) for choice in choices]

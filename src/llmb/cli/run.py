@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb run``."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import CPU
+from llmb.cli.options import (
+    Cp,
+    DtypeOption,
+    Ep,
+    Etp,
+    Gbs,
+    GpuType,
+    Json,
+    Layers,
+    Mbs,
+    Pp,
+    Release,
+    Scale,
+    SeqLen,
+    Size,
+    Tp,
+    Vp,
+    Workload,
+    request_from,
+)
+from llmb.cli.progress import RunProgress
+from llmb.launch.command import local_command, local_variables
+from llmb.launch.local_run import raise_unless_successful, run_here
+from llmb.launch.machine import check_machine, recipe_for, this_machine
+from llmb.report.output import print_json, print_table
+from llmb.report.run_report import plan_document, plan_table, run_document, run_table
+from llmb.runs.folder import RunFolder, create_run_folder, experiment_name, install_root, run_parent
+from llmb.runs.plan import Plan, make_plan
+
+app = typer.Typer(add_completion=False)
+
+TRAINING = "Training"
+
+
+@app.command()
+def run(
+    workload: Workload,
+    size: Size,
+    dtype: DtypeOption = None,
+    scale: Scale = None,
+    gpu_type: GpuType = None,
+    release: Release = None,
+    steps: Annotated[int, typer.Option("--steps", help="Training steps.", rich_help_panel=TRAINING)] = 50,
+    window: Annotated[
+        str, typer.Option("--window", help="Steps to take statistics over: auto, last, all or A-B.")
+    ] = "auto",
+    seed: Annotated[int, typer.Option("--seed", help="Of initial values and data.", rich_help_panel=TRAINING)] = 1234,
+    lr: Annotated[float | None, typer.Option("--lr", help="Peak learning rate.", rich_help_panel=TRAINING)] = None,
+    warmup_steps: Annotated[
+        int | None, typer.Option("--warmup-steps", help="Warm-up of the learning rate.", rich_help_panel=TRAINING)
+    ] = None,
+    recompute: Annotated[
+        Literal["none", "selective", "full"],
+        typer.Option("--recompute", help="Activation checkpointing.", rich_help_panel=TRAINING),
+    ] = "none",
+    tp: Tp = None,
+    pp: Pp = None,
+    vp: Vp = None,
+    cp: Cp = None,
+    ep: Ep = None,
+    etp: Etp = None,
+    mbs: Mbs = None,
+    gbs: Gbs = None,
+    seq_len: SeqLen = None,
+    layers: Layers = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the command, run nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Train on this machine, now, with a progress bar, and print the result.
+
+    Results are kept below $LLMB_INSTALL (default ~/.llmb): the log, every step in metrics.jsonl, and run.json with
+    everything that decided the run.
+
+    Examples: llmb run -w pretrain_llama3.1 -s tiny;
+    llmb run -w pretrain_nemotron4 -s tiny --scale 2 --steps 20 --json;
+    llmb run -w pretrain_llama3.1 -s 8b --scale 1 --dry-run
+    """
+    catalogue, machine = Catalogue(), this_machine()
+    recipe = recipe_for(catalogue, request_from(locals()), machine)
+    plan = make_plan(
+        recipe,
+        device="cpu" if recipe.gpu_type == CPU else "cuda",
+        steps=steps,
+        window=window,
+        seed=seed,
+        recompute=recompute,
+        peak_lr=lr,
+        warmup_steps=warmup_steps,
+    )
+    variables = local_variables(plan, machine.cores)
+    install = install_root(os.environ, Path.cwd())
+    if dry_run:
+        _print_plan(plan, install, variables, json=json)
+    else:
+        check_machine(plan, machine)
+        _run(plan, create_run_folder(install, plan), variables, json=json)
+
+
+def _print_plan(plan: Plan, install: Path, variables: dict[str, str], *, json: bool) -> None:
+    command = local_command(plan, RunFolder(run_parent(install, plan) / "SECONDS" / experiment_name(plan)))
+    if json:
+        print_json(plan_document(plan, command, variables))
+    else:
+        print_table(plan_table(plan, command, variables))
+
+
+def _run(plan: Plan, folder: RunFolder, variables: dict[str, str], *, json: bool) -> None:
+    with RunProgress(plan.steps) as progress:
+        result = run_here(plan, folder, variables, progress.step)
+    if json:
+        print_json(run_document(folder, plan, result))
+    elif result.status == "success":
+        print_table(run_table(plan, result))
+        sys.stderr.write(f"kept in {folder.path}\n")
+    raise_unless_successful(folder, result)

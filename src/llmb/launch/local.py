@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a plan on this machine: starts the workers, follows their steps, ends them when asked to."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from llmb.runs.folder import RunFolder, cannot_write
+from llmb.runs.steps import Step, step_from_json
+
+POLL_S = 0.05
+PROCESSES = ["ps", "-A", "-o", "pid=,ppid="]
+GRACE_S = 8.0
+"""How long workers may take to end once asked to; then they are killed."""
+
+
+class Interrupted(Exception):
+    """The user ended the run (Ctrl-C, or SIGTERM from a scheduler or a shell)."""
+
+
+def run_workers(
+    command: Sequence[str], variables: Mapping[str, str], folder: RunFolder, on_step: Callable[[Step], None]
+) -> int:
+    """Exit code of ``command``, whose output goes to the run's log; every new step is handed to ``on_step``.
+
+    Raises Interrupted after ending all workers, and EnvironmentProblem where the log cannot be written.
+    """
+    try:
+        log = folder.log.open("wb")
+    except OSError as error:
+        raise cannot_write(folder.log, error) from error
+    with log, _signals_as_exceptions():
+        # A session of its own: Ctrl-C in a terminal reaches this process only, which then ends the workers in order.
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        steps = StepFollower(folder.steps)
+        try:
+            while process.poll() is None:
+                for step in steps.new():
+                    on_step(step)
+                time.sleep(POLL_S)
+        except BaseException:
+            end_tree(process)
+            raise
+        for step in steps.new():
+            on_step(step)
+        return process.returncode
+
+
+class StepFollower:
+    """Reads the whole lines that were added to ``metrics.jsonl`` since the last call."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+
+    def new(self) -> Iterator[Step]:
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as stream:
+            stream.seek(self.offset)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    return
+                self.offset += len(line)
+                yield step_from_json(line.decode())
+
+
+@contextmanager
+def _signals_as_exceptions() -> Iterator[None]:
+    """The first SIGINT or SIGTERM raises Interrupted; further ones do not disturb the ending of the workers."""
+
+    def interrupt(number: int, frame: object) -> None:  # noqa: ARG001
+        for other in previous:
+            signal.signal(other, signal.SIG_IGN)
+        raise Interrupted(signal.Signals(number).name)
+
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def end_tree(process: subprocess.Popen[bytes]) -> None:
+    """Asks the launcher to end its workers; kills whatever is left of them after a while.
+
+    Workers have sessions of their own, so they are found as descendants and not by process group.
+    """
+    family = [process.pid, *descendants(process.pid)]
+    process.terminate()
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        family = list(dict.fromkeys([*family, *descendants(process.pid)]))
+    for pid in family[1:]:
+        _kill(pid)
+    process.kill()
+    process.wait()
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def descendants(pid: int) -> list[int]:
+    """Children of ``pid`` and their children, by ``ps``."""
+    listing = subprocess.run(PROCESSES, capture_output=True, text=True, check=False).stdout
+    children: dict[int, list[int]] = {}
+    for line in listing.splitlines():
+        child, parent = map(int, line.split())
+        children.setdefault(parent, []).append(child)
+    found = list(children.get(pid, []))
+    for child in found:
+        found.extend(children.get(child, []))
+    return found

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan and a run's result as tables and JSON documents."""
+
+from typing import Any
+
+from rich.table import Table
+
+from llmb.catalogue.records import Convention, Expectation
+from llmb.report.numbers import number, unknown
+from llmb.report.output import result_table
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+from llmb.runs.result import Result
+
+
+def plan_document(plan: Plan, command: tuple[str, ...], variables: dict[str, str]) -> dict[str, Any]:
+    return {"plan": plan.model_dump(mode="json"), "command": list(command), "variables": variables}
+
+
+def run_document(folder: RunFolder, plan: Plan, result: Result) -> dict[str, Any]:
+    """The JSON of ``llmb run``; its keys are a contract."""
+    return {
+        "run_dir": str(folder.path),
+        "window": plan.window.model_dump(mode="json"),
+        **result.document(),
+        "expectations": [expectation.model_dump(mode="json") for expectation in plan.recipe.expectations],
+        "expectations_reason": plan.recipe.expectations_reason,
+    }
+
+
+def plan_title(plan: Plan) -> str:
+    recipe = plan.recipe
+    return f"{recipe.workload} {recipe.size} {recipe.dtype} on {recipe.scale} x {recipe.gpu_type}"
+
+
+def plan_table(plan: Plan, command: tuple[str, ...], variables: dict[str, str]) -> Table:
+    layout, window = plan.recipe.layout, plan.window
+    table = result_table(f"Plan: {plan_title(plan)}", "", "")
+    table.add_row("steps", f"{plan.steps}, statistics over steps {window.first}-{window.last}")
+    table.add_row("layout", f"DP {layout.dp}, MBS {layout.mbs}, GBS {layout.gbs}, GA {layout.ga}")
+    table.add_row("sequence", f"{layout.seq_len} tokens, {layout.gbs * layout.seq_len:,} tokens a step")
+    table.add_row("model", f"{layout.layers} layers" + (", a proxy" if plan.recipe.proxy else ""))
+    table.add_row("seed", str(plan.seed))
+    table.add_row("recompute", plan.recompute)
+    for name, value in variables.items():
+        table.add_row("variable", f"{name}={value}")
+    table.add_row("command", " ".join(command))
+    return table
+
+
+def run_table(plan: Plan, result: Result) -> Table:
+    """Measured beside expected, one row a metric."""
+    window = plan.window
+    title = f"{plan_title(plan)}, steps {window.first}-{window.last} of {plan.steps}"
+    table = result_table(title, "metric", "measured", "expected", "note", right=("measured", "expected"))
+    expected = next(iter(plan.recipe.expectations), None)
+    _add_step_time(table, result, expected, plan.recipe.expectations_reason)
+    _add_throughput(table, result, expected)
+    if result.loss:
+        table.add_row(
+            "loss", f"{number(result.loss['first'])} -> {number(result.loss['last'])}", "", "first -> last step"
+        )
+    table.add_row("peak memory GiB", number(result.peak_memory_gib), "", _memory_note(plan))
+    return table
+
+
+def _add_step_time(table: Table, result: Result, expected: Expectation | None, reason: str | None) -> None:
+    times = result.step_time_s
+    if times is None:
+        return
+    source = f"{expected.source} line {expected.line}" if expected else unknown(reason or "nothing is published")
+    table.add_row("step time s, mean", number(times.mean), number(expected.step_time_s) if expected else "n/a", source)
+    table.add_row("step time s, median", number(times.median))
+    if times.std is not None and times.cv is not None and times.ci95 is not None:
+        table.add_row("step time s, std", number(times.std), "", f"coefficient of variation {100 * times.cv:.2g} %")
+        low, high = times.ci95
+        table.add_row("step time s, 95 %", f"{number(low)} to {number(high)}", "", "confidence interval of the mean")
+
+
+def _add_throughput(table: Table, result: Result, expected: Expectation | None) -> None:
+    metrics = result.throughput
+    if metrics is None:
+        return
+    table.add_row("tokens/s", number(metrics.tokens_per_s), number(expected.tokens_per_s) if expected else "n/a")
+    table.add_row("tokens/s per GPU", number(metrics.tokens_per_s_per_gpu))
+    for convention in Convention:
+        tflops = metrics.tflops_per_gpu[convention]
+        if tflops is not None:
+            table.add_row(f"TFLOPS per GPU, {convention}", number(tflops))
+    for convention in Convention:
+        mfu = metrics.mfu_pct[convention]
+        if mfu is not None:
+            published = expected.mfu_pct if expected and convention is Convention.PUBLISHED else None
+            table.add_row(f"MFU %, {convention}", number(mfu), number(published) if published else "")
+    if "mfu_pct" in metrics.reasons:
+        table.add_row("MFU %", "n/a", "", metrics.reasons["mfu_pct"])
+    days = metrics.days_per_1t_tokens
+    expected_days = number(expected.days_per_1t_tokens) if expected and expected.days_per_1t_tokens else "n/a"
+    table.add_row("days per 1T tokens", number(days), expected_days, metrics.reasons.get("days_per_1t_tokens", ""))
+
+
+def _memory_note(plan: Plan) -> str:
+    return "largest rank, allocator" if plan.device == "cuda" else "largest rank, resident set"

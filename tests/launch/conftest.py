@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LLMB = [sys.executable, "-m", "llmb.cli.main"]
+STARTED_WITHIN_S = 120
+
+
+@dataclass
+class Run:
+    """A ``llmb run`` of the test's own, started as a user would."""
+
+    process: subprocess.Popen[str]
+    install: Path
+
+    def wait_for_steps(self, count: int) -> Path:
+        """The run's folder, once its workers did ``count`` steps."""
+        end = time.monotonic() + STARTED_WITHIN_S
+        while time.monotonic() < end:
+            for path in self.install.rglob("metrics.jsonl"):
+                if path.read_text().count("\n") >= count:
+                    return path.parent
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.05)
+        raise AssertionError("the run did not start")
+
+    def workers(self) -> dict[int, int]:
+        """Process ids of the workers by rank."""
+        found = {}
+        for proc in Path("/proc").iterdir():
+            try:
+                if proc.name.isdigit() and str(self.install) in (proc / "cmdline").read_text():
+                    variables = dict(
+                        item.split("=", 1) for item in (proc / "environ").read_text().split("\0") if "=" in item
+                    )
+                    if "RANK" in variables:
+                        found[int(variables["RANK"])] = int(proc.name)
+            except OSError:
+                continue  # it ended while we looked
+        return found
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Starts ``llmb run`` of a tiny model below ``tmp_path``."""
+    runs = []
+
+    def starter(*options: str, install: Path = tmp_path, prefix: Sequence[str] = ()) -> Run:
+        command = [*prefix, *LLMB, "run", "-s", "tiny", "--gpu-type", "cpu", *options]
+        environ = {**os.environ, "LLMB_INSTALL": str(install)}
+        process = subprocess.Popen(
+            command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        )
+        runs.append(Run(process, install))
+        return runs[-1]
+
+    yield starter
+    for run in runs:
+        if run.process.poll() is None:
+            run.process.terminate()
+        run.process.communicate()
+
+
+@pytest.fixture
+def losses(start: Callable[..., Run]) -> Callable[..., list[dict[str, Any]]]:
+    """The steps of a finished run."""
+
+    def steps(*options: str) -> list[dict[str, Any]]:
+        out, talk = start(*options, "--json").process.communicate()
+        assert out, talk
+        folder = Path(json.loads(out)["run_dir"])
+        return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+    return steps

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""However a run ends, it ends soon, says why, and keeps its log."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+Start = Callable[..., Any]
+LLAMA = ("-w", "pretrain_llama3.1", "--scale", "2")
+SOON_S = 10
+
+
+def record(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "run.json").read_text())
+
+
+def gone(pids: list[int]) -> bool:
+    """No process of ``pids`` is left, waiting a moment for the system to bury them."""
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_finished_run_keeps_everything_that_decided_it(start: Start, tmp_path: Path) -> None:
+    run = start(*LLAMA, "--steps", "10", "--json")
+    out, talk = run.process.communicate()
+    assert run.process.returncode == 0, talk
+    result = json.loads(out)
+    assert result["status"] == "success"
+    assert result["window"] == {"first": 7, "last": 8, "rule": "auto"}
+    assert set(result["step_time_s"]) >= {"mean", "median", "std", "cv", "ci95"}
+    assert result["tokens_per_s"] == pytest.approx(8 * 128 / result["step_time_s"]["mean"])
+    assert result["tflops_per_gpu"]["full"] > result["tflops_per_gpu"]["causal"] > 0
+    assert result["mfu_pct"] == {"published": None, "full": None, "causal": None}
+    assert result["loss"]["last"] < result["loss"]["first"]
+    assert 0.05 < result["peak_memory_gib"] < 4
+    assert result["verdict"] is None
+    folder = Path(result["run_dir"])
+    name = "pretrain_llama3.1_tiny_fp32_gpus2_tp1_pp1_cp1_vp1_ep1_mbs1_gbs8"
+    assert folder.relative_to(tmp_path).parts[:4] == ("workloads", "pretrain_llama3.1", "experiments", name)
+    assert folder.name == name
+    kept = record(folder)
+    assert kept["status"] == "success"
+    assert kept["exit_code"] == 0
+    assert kept["plan"]["recipe"]["layout"]["gbs"] == 8
+    assert kept["plan"]["seed"] == 1234
+    assert kept["environment"]["torch"]
+    assert kept["environment"]["nodes"] == [os.uname().nodename]
+    assert kept["result"]["tokens_per_s"] == result["tokens_per_s"]
+    assert sorted(path.name for path in folder.iterdir()) == [f"log-{name}.out", "metrics.jsonl", "run.json"]
+    log = (folder / f"log-{name}.out").read_text().splitlines()
+    lines = [line for line in log if line.startswith("Training epoch 0, iteration ")]
+    assert [line.split()[4] for line in lines] == [f"{step}/9" for step in range(10)]
+    assert "consumed_samples: 80" in lines[-1]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_as_invalid(start: Start) -> None:
+    run = start(*LLAMA, "--lr", "1e38", "--json")
+    out, talk = run.process.communicate()
+    assert run.process.returncode == 6
+    assert "the run is invalid: step" in talk
+    result = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert result["status"] == "invalid"
+    assert result["steps"] < 50
+    assert result["step_time_s"] is None
+    assert record(Path(result["run_dir"]))["status"] == "invalid"
+
+
+def test_a_killed_worker_ends_the_run_and_is_named(start: Start) -> None:
+    run = start(*LLAMA, "--steps", "100000")
+    folder = run.wait_for_steps(3)
+    workers = run.workers()
+    assert set(workers) == {0, 1}
+    os.kill(workers[1], signal.SIGKILL)
+    began = time.monotonic()
+    _, talk = run.process.communicate()
+    assert time.monotonic() - began < SOON_S
+    assert run.process.returncode == 4
+    assert "the run failed: rank 1 on " in talk
+    assert "was killed by signal 9" in talk
+    assert str(folder) in talk
+    assert gone(list(workers.values()))
+    kept = record(folder)
+    assert kept["status"] == "failed"
+    assert "rank 1" in kept["reason"]
+    assert "Training epoch 0, iteration 2/99999" in (folder / f"log-{folder.name}.out").read_text()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_no_process_behind(start: Start, how: signal.Signals) -> None:
+    run = start(*LLAMA, "--steps", "100000")
+    folder = run.wait_for_steps(3)
+    workers = run.workers()
+    began = time.monotonic()
+    run.process.send_signal(how)
+    run.process.send_signal(how)  # an impatient second time changes nothing
+    _, talk = run.process.communicate()
+    assert time.monotonic() - began < SOON_S
+    assert run.process.returncode == 130
+    assert f"interrupted by {how.name} after" in talk
+    assert gone(list(workers.values()))
+    assert record(folder)["status"] == "failed"
+    assert (folder / "metrics.jsonl").read_text().count("\n") >= 3
+
+
+def small_disk(tmp_path: Path, size: str) -> list[str]:
+    """A command prefix that runs what follows with a file system of ``size`` at ``tmp_path``/disk."""
+    (tmp_path / "disk").mkdir()
+    mount = f'mount -t tmpfs -o size={size} tmpfs "$0/disk" && exec "$@"'
+    return ["unshare", "--mount", "--map-root-user", "sh", "-c", mount, str(tmp_path)]
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare (util-linux) to make a small file system")
+@pytest.mark.parametrize("size", ["4k", "64k"])
+def test_a_full_disk_is_named_and_nothing_hangs(start: Start, tmp_path: Path, size: str) -> None:
+    """4k has no room for the record, 64k none for a hundred thousand steps."""
+    prefix = small_disk(tmp_path, size)
+    run = start(*LLAMA, "--steps", "100000", install=tmp_path / "disk", prefix=prefix)
+    _, talk = run.process.communicate(timeout=120)
+    assert run.process.returncode in (3, 4)
+    assert "No space left on device" in talk
+    assert "LLMB_INSTALL" in talk
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None, reason="needs unshare (util-linux) to make a read-only file system"
+)
+def test_a_disk_that_must_not_be_written_is_named(start: Start, tmp_path: Path) -> None:
+    prefix = small_disk(tmp_path, "1m,ro")
+    run = start(*LLAMA, install=tmp_path / "disk", prefix=prefix)
+    _, talk = run.process.communicate(timeout=60)
+    assert run.process.returncode == 3
+    assert "Read-only file system" in talk
+    assert str(tmp_path / "disk") in talk
+    assert "Traceback" not in talk
