@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from llmb.logs.outcome import judge_log
+from llmb.logs.reader import read_log
+
 pytestmark = pytest.mark.slow
 Start = Callable[..., Any]
 LLAMA = ("-w", "pretrain_llama3.1", "--scale", "2")
@@ -74,7 +77,12 @@ def test_a_loss_that_is_not_finite_ends_the_run_as_invalid(start: Start) -> None
     assert result["status"] == "invalid"
     assert result["steps"] < 50
     assert result["step_time_s"] is None
-    assert record(Path(result["run_dir"]))["status"] == "invalid"
+    folder = Path(result["run_dir"])
+    assert record(folder)["status"] == "invalid"
+    with (folder / f"log-{folder.name}.out").open("rb") as log:
+        outcome = judge_log(read_log(log), "auto")
+    assert outcome.status == "invalid"
+    assert "gradient norm" in outcome.reason
 
 
 def test_a_killed_worker_ends_the_run_and_is_named(start: Start) -> None:

@@ -2,7 +2,6 @@
 """``llmb parse``."""
 
 import os
-import sys
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -13,11 +12,13 @@ from rich.console import Console
 from rich.progress import track
 
 from llmb.errors import RunFailed
+from llmb.launch.machine import usable_cores
 from llmb.logs.files import FoundFiles, ParsedFile, find_logs
 from llmb.logs.pool import parse_logs
 from llmb.metrics.window import check_rule
-from llmb.report.output import print_json, print_table
+from llmb.report.output import print_json, print_table, print_text
 from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report, parse_table
+from llmb.runs.folder import install_root
 
 app = typer.Typer(add_completion=False)
 
@@ -37,7 +38,7 @@ def parse(
         Path | None,
         typer.Argument(
             metavar="DIR",
-            help="Directory searched for *.out files, or one log. Default: 'experiments' if it exists, else here.",
+            help="Folder searched for *.out files, or one log. Default: 'experiments' here, else the install folder.",
             show_default=False,
         ),
     ] = None,
@@ -60,14 +61,19 @@ def parse(
     Examples: llmb parse; llmb parse results --format csv; llmb parse log-run.out --window 35-44 --format json
     """
     check_rule(window)
-    root = directory or (Path("experiments") if Path("experiments").is_dir() else Path())
+    root = directory or _default_root()
     found = find_logs(root)
-    workers = jobs or len(os.sched_getaffinity(0))
-    files = _with_progress(parse_logs(found, window, workers), found)
+    files = _with_progress(parse_logs(found, window, jobs or usable_cores()), found)
     report = parse_report(root, window, files, full_names=full_names)
     _print(report, output)
     if not report.counts["success"]:
         raise RunFailed(f"none of {len(report.files)} logs is of a successful run", where=str(root.absolute()))
+
+
+def _default_root() -> Path:
+    """Where results most likely are: below the current folder, else where ``llmb run`` keeps them."""
+    kept = install_root(os.environ, Path.cwd()) / "workloads"
+    return next((path for path in (Path("experiments"), kept) if path.is_dir()), Path())
 
 
 def _with_progress(files: Iterable[ParsedFile], found: FoundFiles) -> Iterable[ParsedFile]:
@@ -84,6 +90,6 @@ def _print(report: ParseReport, output: Format) -> None:
         case Format.TABLE:
             print_table(parse_table(report))
         case Format.CSV:
-            sys.stdout.write(parse_csv(report))
+            print_text(parse_csv(report))
         case Format.JSON:
             print_json(parse_document(report))

@@ -7,7 +7,7 @@ from typing import Self
 
 from llmb.catalogue.records import Convention
 from llmb.engine.device import Memory
-from llmb.logs.step_line import format_step_line
+from llmb.logs.step_line import format_invalid_line, format_step_line
 from llmb.metrics.throughput import throughput
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -45,5 +45,7 @@ class Reporter:
             consumed_samples=(step.step + 1) * recipe.layout.gbs,
         )
         sys.stdout.write(line + "\n")
+        if not step.finite:
+            sys.stdout.write(format_invalid_line(step.values_text()) + "\n")
         sys.stdout.flush()
         self.stream.write(step_to_json(step) + "\n")

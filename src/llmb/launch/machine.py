@@ -28,10 +28,10 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    return Machine(gpu_names=_gpu_names(), cores=_cores())
+    return Machine(gpu_names=_gpu_names(), cores=usable_cores())
 
 
-def _cores() -> int:
+def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -11,6 +11,7 @@ from llmb.catalogue.records import Window
 from llmb.errors import UsageError
 from llmb.logs.clues import describe_content, last_words
 from llmb.logs.reader import RunLog
+from llmb.logs.step_line import find_invalid_line
 from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.window import resolve_window
 
@@ -105,7 +106,7 @@ def _why_invalid(log: RunLog, window: Window, step_times: Iterable[float]) -> st
         return f"loss is {log.loss[log.step.index(log.bad_loss_step)]} from step {log.bad_loss_step}"
     if not all(map(math.isfinite, step_times)):
         return f"a step time in {_steps_text(window.first, window.last)} is not finite"
-    return None
+    return find_invalid_line(log.tail)
 
 
 def _quoting(reason: str, tail: bytes) -> str:

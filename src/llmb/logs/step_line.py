@@ -22,6 +22,10 @@ _TFLOPS = re.compile(rb" TFLOPS_per_GPU: ([^ |\r\n]+)")
 _FIELDS_READ = (b"train_step_timing in s", b"reduced_train_loss", b"TFLOPS_per_GPU")
 
 
+INVALID_HEAD = "llmb: the run is invalid: "
+_INVALID = re.compile(rb"^%s([^\r\n]*)" % INVALID_HEAD.encode(), re.MULTILINE)
+
+
 class StepLine(NamedTuple):
     """What one step line says. A field that the line does not have is None."""
 
@@ -67,6 +71,17 @@ def _plain_decimal(value: float) -> str:
     """At least four significant digits, and never an exponent: scripts that read these logs cut it off."""
     digits = 3 - math.floor(math.log10(value)) if 0 < value < math.inf else 3
     return f"{value:.{max(3, digits)}f}"
+
+
+def format_invalid_line(why: str) -> str:
+    """The line that a run logs last when its numbers stopped making sense; the step line has no gradient norm."""
+    return f"{INVALID_HEAD}{why}"
+
+
+def find_invalid_line(text: bytes) -> str | None:
+    """Why the run that logged ``text`` called itself invalid, if it did."""
+    match = _INVALID.search(text)
+    return match[1].decode("utf-8", "replace").strip() if match else None
 
 
 def find_steps(text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterator[StepLine]:

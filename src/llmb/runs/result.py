@@ -73,7 +73,7 @@ def conclude(
 def _status(plan: Plan, steps: Sequence[Step], exit_code: int, log_tail: str) -> tuple[Status, str | None]:
     spoiled = next((step for step in steps if not step.finite), None)
     if spoiled:
-        return "invalid", f"step {spoiled.step}: loss {spoiled.loss:.4g}, gradient norm {spoiled.grad_norm:.4g}"
+        return "invalid", spoiled.values_text()
     if exit_code == 0 and len(steps) == plan.steps:
         return "success", None
     if exit_code == 0:

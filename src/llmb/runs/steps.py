@@ -28,6 +28,10 @@ class Step:
     def finite(self) -> bool:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
+    def values_text(self) -> str:
+        """What makes a step invalid, for people."""
+        return f"step {self.step}: loss {self.loss:.4g}, gradient norm {self.grad_norm:.4g}"
+
 
 def step_to_json(step: Step) -> str:
     """One line. JSON has no NaN: such a value becomes null and ``not_finite`` tells which it was."""

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""llmb list, show, metrics and run --dry-run, as a user and as a script call them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SHOW = ("show", "-w", "pretrain_llama3.1", "-s", "8b", "--dtype", "bf16", "--scale", "8", "--gpu-type", "h100")
+
+
+def llmb(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "llmb.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environ})
+
+
+def document(*arguments: str) -> dict[str, Any]:
+    done = llmb(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return json.loads(done.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def test_list_names_every_workload() -> None:
+    listed = document("list")["workloads"]
+    assert [item["workload"] for item in listed] == [
+        "finetune_llama3",
+        "finetune_llama4-maverick",
+        "pretrain_llama3.1",
+        "pretrain_nemotron4",
+    ]
+    layouts = listed[2]["sizes"]["405b"]["layouts"]
+    assert layouts[0]["scales"] == [576, 1152, 2304]
+    assert layouts[0]["proxy_scales"] == [32, 96, 192]
+    assert "pretrain_nemotron4" not in llmb("list", "-w", "pretrain_llama3.1").stdout
+
+
+def test_show_keeps_its_contract() -> None:
+    shown = document(*SHOW)
+    assert shown["recipe"] == {
+        "workload": "pretrain_llama3.1",
+        "size": "8b",
+        "dtype": "bf16",
+        "gpu_type": "h100",
+        "scale": 8,
+        "release": "25.04",
+        "task": "pretrain",
+        "proxy": False,
+    }
+    assert shown["model"]["parameters"] == 8_030_261_248
+    keys = ["gpus", "tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs", "gbs", "ga", "seq_len", "layers"]
+    assert list(shown["layout"]) == keys
+    assert [shown["layout"][key] for key in keys] == [8, 1, 1, 1, 2, 1, 1, 4, 1, 128, 32, 8192, 32]
+    assert set(shown["flops_per_sequence"]) == {"published", "full", "causal"}
+    assert shown["peak_tflops"] == 989
+    (expectation,) = shown["expectations"]
+    assert expectation["step_time_s"] == 12.27
+    assert expectation["tokens_per_s"] == 85459
+    assert expectation["mfu_pct"] == 62.47
+    assert (expectation["convention"], expectation["line"], expectation["release"]) == ("full", 54, "25.04")
+    assert expectation["window"] == "last"
+    assert any("989.5" in note for note in expectation["notes"])
+
+
+def test_show_tells_a_person_the_same() -> None:
+    text = llmb(*SHOW).stdout
+    for said in ("8.03 billion", "DP 4", "GBS 128 GA 32", "12.27", "85,459", "62.47", "line", "989.5"):
+        assert said in text
+
+
+def test_metrics_keeps_its_contract() -> None:
+    metrics = document("metrics", *SHOW[1:], "--step-time", "12.27")
+    assert metrics["tokens_per_s"] == pytest.approx(85459, rel=2e-4)
+    assert metrics["tokens_per_s_per_gpu"] == pytest.approx(85459 / 8, rel=2e-4)
+    assert metrics["mfu_pct"]["published"] == pytest.approx(62.47, abs=0.06)
+    assert metrics["mfu_pct"]["causal"] < metrics["mfu_pct"]["full"]
+    assert metrics["days_per_1t_tokens"] == pytest.approx(135.43, abs=0.01)
+
+
+def test_a_proxy_has_no_time_to_train() -> None:
+    metrics = document("metrics", "-w", "pretrain_llama3.1", "-s", "405b", "--scale", "32", "--step-time", "5.4")
+    assert metrics["days_per_1t_tokens"] is None
+    assert "proxy" in metrics["reasons"]["days_per_1t_tokens"]
+
+
+@pytest.mark.parametrize("step_time", ["0", "-1", "nan"])
+def test_an_impossible_step_time_is_refused(step_time: str) -> None:
+    done = llmb("metrics", *SHOW[1:], "--step-time", step_time)
+    assert done.returncode == 2
+    assert "is not possible" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("shw",), "did you mean 'show'"),
+        (("list", "-w", "pretrain_llama"), "did you mean 'pretrain_llama3.1'"),
+        (("show", "-w", "pretrain_llama3.1", "-s", "7b"), "did you mean '70b'"),
+        (("show", "-w", "pretrain_llama3.1"), "Missing option"),
+        (("show", "--wrkload", "x"), "No such option"),
+        (("show", "-w", "pretrain_llama3.1", "-s", "8b", "--scale", "eight"), "--scale"),
+        (("show", "-w", "pretrain_llama3.1", "-s", "8b", "--tp", "3"), "TP 3 does not divide"),
+        (("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--steps", "0"), "--steps is 0"),
+        (("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--scale", "3"), "GBS 8 does not divide"),
+        (("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--scale", "16"), "GBS 8 is below"),
+        (("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--recompute", "some"), "some"),
+    ],
+)
+def test_bad_input_is_refused_on_stderr_with_exit_code_2(arguments: tuple[str, ...], said: str) -> None:
+    done = llmb(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_under_the_result_is_an_environment_problem() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "llmb.cli.main", "list"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 3
+    assert "No space left on device" in done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = f"{sys.executable} -m llmb.cli.main list --json | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
+
+
+def test_a_dry_run_prints_the_plan_and_makes_nothing(tmp_path: Path) -> None:
+    options = ("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--scale", "4", "--dry-run")
+    done = llmb(*options, "--json", LLMB_INSTALL=str(tmp_path))
+    planned = json.loads(done.stdout)
+    assert planned["plan"]["recipe"]["layout"]["gpus"] == 4
+    assert planned["command"][1:5] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    assert planned["variables"]["OMP_NUM_THREADS"]
+    assert "torch.distributed.run" in llmb(*options, LLMB_INSTALL=str(tmp_path)).stdout
+    assert list(tmp_path.iterdir()) == []
