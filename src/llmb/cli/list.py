@@ -8,10 +8,10 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import find_workload
 from llmb.cli.options import Json
-from llmb.report.catalogue_report import list_document, list_table
+from llmb.report.list_report import list_document, list_table
 from llmb.report.output import print_json, print_table
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 @app.command()
@@ -24,7 +24,11 @@ def list_(
     Scales in brackets are proxies: fewer layers, so that a big model fits few GPUs. A plus sign means that doublings of
     the largest scale run too.
 
-    Examples: llmb list; llmb list -w pretrain_nemotron4; llmb list --json
+    Examples:
+
+    - `llmb list`
+
+    - `llmb list -w pretrain_nemotron4 --json`
     """
     catalogue = Catalogue()
     chosen = [find_workload(catalogue, workload)] if workload else list(catalogue.workloads.values())

@@ -23,14 +23,14 @@ COMMANDS = {
 
 EPILOG = """Examples:
 
-  llmb list                                           what can be run
+- `llmb list`: what can be run
 
-  llmb run -w pretrain_llama3.1 -s tiny               a first result on any machine
+- `llmb run -w pretrain_llama3.1 -s tiny`: a first result, here and now
 
-  llmb show -w pretrain_llama3.1 -s 8b --dtype bf16 --scale 8 --gpu-type h100
+- `llmb show -w pretrain_llama3.1 -s 8b --scale 8`: what is published
 
-Exit codes: 0 ok, 2 usage, 3 environment, 4 run failed, 5 regressed, 6 inconclusive or invalid, 7 infrastructure,
-130 interrupted. stdout carries the result, stderr everything else.
+Exit codes: 0 ok, 2 usage, 3 environment, 4 run failed, 6 invalid, 130 interrupted.
+Results go to stdout, everything else to stderr.
 """
 
 
@@ -64,6 +64,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EPILOG,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
 

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options that several commands share."""
 
-from typing import Annotated
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -9,30 +12,54 @@ from llmb.catalogue.resolve import Overrides, Request
 
 LAYOUT = "Layout overrides"
 
-Workload = Annotated[str, typer.Option("-w", "--workload", help="What is trained; see 'llmb list'.")]
-Size = Annotated[str, typer.Option("-s", "--size", help="Model size, for example 8b; 'tiny' trains on a laptop.")]
-DtypeOption = Annotated[
-    str | None, typer.Option("--dtype", help="bf16, fp8, or fp32 on a CPU. Default: bf16; on a CPU fp32.")
-]
-Scale = Annotated[int | None, typer.Option("--scale", help="Number of GPUs (CPU: processes).")]
-GpuType = Annotated[str | None, typer.Option("--gpu-type", help="GPU type of the catalogue, or cpu.")]
-Release = Annotated[str | None, typer.Option("--release", help="Release of the source document. Default: the newest.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
-Tp = Annotated[int | None, typer.Option("--tp", help="Tensor parallel size.", rich_help_panel=LAYOUT)]
-Pp = Annotated[int | None, typer.Option("--pp", help="Pipeline parallel size.", rich_help_panel=LAYOUT)]
-Vp = Annotated[int | None, typer.Option("--vp", help="Virtual pipeline stages per rank.", rich_help_panel=LAYOUT)]
-Cp = Annotated[int | None, typer.Option("--cp", help="Context parallel size.", rich_help_panel=LAYOUT)]
-Ep = Annotated[int | None, typer.Option("--ep", help="Expert parallel size.", rich_help_panel=LAYOUT)]
-Etp = Annotated[int | None, typer.Option("--etp", help="Tensor parallel size of experts.", rich_help_panel=LAYOUT)]
-Mbs = Annotated[int | None, typer.Option("--mbs", help="Micro batch size.", rich_help_panel=LAYOUT)]
-Gbs = Annotated[int | None, typer.Option("--gbs", help="Global batch size.", rich_help_panel=LAYOUT)]
-SeqLen = Annotated[int | None, typer.Option("--seq-len", help="Sequence length in tokens.", rich_help_panel=LAYOUT)]
-Layers = Annotated[int | None, typer.Option("--layers", help="Number of layers.", rich_help_panel=LAYOUT)]
+
+def recipe_options(
+    *,
+    workload: Annotated[str, typer.Option("-w", "--workload", help="What is trained; see 'llmb list'.")],
+    size: Annotated[str, typer.Option("-s", "--size", help="Model size, such as 8b; 'tiny' trains on a laptop.")],
+    dtype: Annotated[
+        str | None, typer.Option(help="bf16, fp8 or, on a CPU, fp32. Default: bf16; on a CPU fp32.")
+    ] = None,
+    scale: Annotated[int | None, typer.Option(help="Number of GPUs, or of processes on a CPU.")] = None,
+    gpu_type: Annotated[str | None, typer.Option(help="GPU type of the catalogue, or cpu.")] = None,
+    release: Annotated[str | None, typer.Option(help="Release of the source document. Default: the newest.")] = None,
+    tp: Annotated[int | None, typer.Option(help="Tensor parallel size.", rich_help_panel=LAYOUT)] = None,
+    pp: Annotated[int | None, typer.Option(help="Pipeline parallel size.", rich_help_panel=LAYOUT)] = None,
+    vp: Annotated[int | None, typer.Option(help="Virtual pipeline stages per rank.", rich_help_panel=LAYOUT)] = None,
+    cp: Annotated[int | None, typer.Option(help="Context parallel size.", rich_help_panel=LAYOUT)] = None,
+    ep: Annotated[int | None, typer.Option(help="Expert parallel size.", rich_help_panel=LAYOUT)] = None,
+    etp: Annotated[int | None, typer.Option(help="Tensor parallel size of experts.", rich_help_panel=LAYOUT)] = None,
+    mbs: Annotated[int | None, typer.Option(help="Micro batch size.", rich_help_panel=LAYOUT)] = None,
+    gbs: Annotated[int | None, typer.Option(help="Global batch size.", rich_help_panel=LAYOUT)] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Sequence length in tokens.", rich_help_panel=LAYOUT)] = None,
+    layers: Annotated[int | None, typer.Option(help="Number of layers.", rich_help_panel=LAYOUT)] = None,
+) -> Request:
+    """The request that these options make. Every command that takes a recipe has them, by ``takes_recipe``."""
+    overrides = Overrides(tp=tp, pp=pp, vp=vp, cp=cp, ep=ep, etp=etp, mbs=mbs, gbs=gbs, seq_len=seq_len, layers=layers)
+    return Request(
+        workload=workload,
+        size=size,
+        dtype=dtype,
+        gpu_type=gpu_type,
+        scale=scale,
+        release=release,
+        overrides=overrides,
+    )
 
 
-def request_from(options: dict[str, object]) -> Request:
-    """The request of a command whose parameters carry the names above; other parameters are ignored."""
-    overrides = Overrides.model_validate({name: options[name] for name in Overrides.model_fields})
-    fields = ("workload", "size", "dtype", "gpu_type", "scale", "release")
-    return Request(**{name: options[name] for name in fields}, overrides=overrides)  # type: ignore[arg-type]
+def takes_recipe(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of ``recipe_options`` in place of its first parameter, the request they make."""
+    shared = inspect.signature(recipe_options).parameters
+    own = list(inspect.signature(command).parameters.values())[1:]
+
+    @functools.wraps(command)
+    def with_options(**options: Any) -> None:  # noqa: ANN401 (whatever the options' types are)
+        request = recipe_options(**{name: options.pop(name) for name in shared})
+        command(request, **options)
+
+    parameters = [*shared.values(), *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own)]
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return with_options

@@ -20,7 +20,7 @@ from llmb.report.output import print_json, print_table, print_text
 from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report, parse_table
 from llmb.runs.folder import install_root
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 _PROGRESS_FROM_FILES = 500
 _PROGRESS_FROM_BYTES = 1 << 29
@@ -58,7 +58,13 @@ def parse(
     logged every step of the window and its last one, and its loss was finite throughout. Statistics use the sample
     standard deviation; the interval is that of the mean, 95 %, by Student's t. Exit code 4: no run was a success.
 
-    Examples: llmb parse; llmb parse results --format csv; llmb parse log-run.out --window 35-44 --format json
+    Examples:
+
+    - `llmb parse`
+
+    - `llmb parse results --format csv`
+
+    - `llmb parse log-run.out --window 35-44 --format json`
     """
     check_rule(window)
     root = directory or _default_root()

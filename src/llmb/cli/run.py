@@ -9,27 +9,8 @@ from typing import Annotated, Literal
 import typer
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.resolve import CPU
-from llmb.cli.options import (
-    Cp,
-    DtypeOption,
-    Ep,
-    Etp,
-    Gbs,
-    GpuType,
-    Json,
-    Layers,
-    Mbs,
-    Pp,
-    Release,
-    Scale,
-    SeqLen,
-    Size,
-    Tp,
-    Vp,
-    Workload,
-    request_from,
-)
+from llmb.catalogue.resolve import CPU, Request
+from llmb.cli.options import Json, takes_recipe
 from llmb.cli.progress import RunProgress
 from llmb.launch.command import local_command, local_variables
 from llmb.launch.local_run import raise_unless_successful, run_here
@@ -39,19 +20,15 @@ from llmb.report.run_report import plan_document, plan_table, run_document, run_
 from llmb.runs.folder import RunFolder, create_run_folder, experiment_name, install_root, run_parent
 from llmb.runs.plan import Plan, make_plan
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 TRAINING = "Training"
 
 
 @app.command()
+@takes_recipe
 def run(
-    workload: Workload,
-    size: Size,
-    dtype: DtypeOption = None,
-    scale: Scale = None,
-    gpu_type: GpuType = None,
-    release: Release = None,
+    request: Request,
     steps: Annotated[int, typer.Option("--steps", help="Training steps.", rich_help_panel=TRAINING)] = 50,
     window: Annotated[
         str, typer.Option("--window", help="Steps to take statistics over: auto, last, all or A-B.")
@@ -65,16 +42,6 @@ def run(
         Literal["none", "selective", "full"],
         typer.Option("--recompute", help="Activation checkpointing.", rich_help_panel=TRAINING),
     ] = "none",
-    tp: Tp = None,
-    pp: Pp = None,
-    vp: Vp = None,
-    cp: Cp = None,
-    ep: Ep = None,
-    etp: Etp = None,
-    mbs: Mbs = None,
-    gbs: Gbs = None,
-    seq_len: SeqLen = None,
-    layers: Layers = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the command, run nothing.")] = False,
     json: Json = False,
 ) -> None:
@@ -83,12 +50,16 @@ def run(
     Results are kept below $LLMB_INSTALL (default ~/.llmb): the log, every step in metrics.jsonl, and run.json with
     everything that decided the run.
 
-    Examples: llmb run -w pretrain_llama3.1 -s tiny;
-    llmb run -w pretrain_nemotron4 -s tiny --scale 2 --steps 20 --json;
-    llmb run -w pretrain_llama3.1 -s 8b --scale 1 --dry-run
+    Examples:
+
+    - `llmb run -w pretrain_llama3.1 -s tiny`
+
+    - `llmb run -w pretrain_nemotron4 -s tiny --scale 2 --steps 20 --json`
+
+    - `llmb run -w pretrain_llama3.1 -s 8b --scale 1 --gpu-type h100 --dry-run`
     """
     catalogue, machine = Catalogue(), this_machine()
-    recipe = recipe_for(catalogue, request_from(locals()), machine)
+    recipe = recipe_for(catalogue, request, machine)
     plan = make_plan(
         recipe,
         device="cpu" if recipe.gpu_type == CPU else "cuda",
