@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import ChunkedAttention, MixtureOfExperts, Model, RopeScaling
 from llmb.engine.model.decoder import Decoder, build_model
 
@@ -48,6 +49,10 @@ MODELS = {
         }
     ),
 }
+
+
+for family in ("llama3.1", "llama3", "nemotron4", "llama4-maverick"):
+    MODELS[f"{family} tiny"] = Catalogue().models[(family, "tiny")]
 
 
 @pytest.fixture(scope="session")

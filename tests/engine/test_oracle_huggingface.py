@@ -100,7 +100,15 @@ def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("seq", [80, 96], ids=["ragged-chunk", "whole-chunks"])
 @pytest.mark.parametrize("name", ["llama", "llama-scaled", "nemotron4", "llama4"])
 def test_logits_and_every_gradient_equal_hugging_face(name, seq, models, randomised):
-    model = models[name]
+    compare(models[name], seq, randomised)
+
+
+@pytest.mark.parametrize("family", ["llama3.1", "llama3", "nemotron4", "llama4-maverick"])
+def test_the_tiny_models_of_the_catalogue_equal_hugging_face(family, models, randomised):
+    compare(models[f"{family} tiny"], 128, randomised)
+
+
+def compare(model, seq, randomised):
     ours, theirs = randomised(model), hugging_face(model)
     copy_weights(ours, theirs)
     tokens, labels = torch.randint(0, model.vocab_size, (2, 2, seq), generator=torch.Generator().manual_seed(2))

@@ -270,7 +270,7 @@ def _expectations(
     """The published figures of this very recipe, tables before examples, or the reason why there are none."""
     table = pick.choice.table
     if table.release is None:
-        return (), f"nothing is published for {request.workload} {request.size} at {pick.row.gpus} GPU"
+        return (), "the recipe is llmb's own; nothing is published of it"
     if changed:
         return (), f"the layout differs from the published one ({', '.join(changed)})"
     found = [

@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from llmb.catalogue.records import Convention, Expectation
-from llmb.report.numbers import number, unknown
+from llmb.report.numbers import number
 from llmb.report.output import result_table
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -68,7 +68,7 @@ def _add_step_time(table: Table, result: Result, expected: Expectation | None, r
     times = result.step_time_s
     if times is None:
         return
-    source = f"{expected.source} line {expected.line}" if expected else unknown(reason or "nothing is published")
+    source = f"{expected.source} line {expected.line}" if expected else reason or "nothing is published"
     table.add_row("step time s, mean", number(times.mean), number(expected.step_time_s) if expected else "n/a", source)
     table.add_row("step time s, median", number(times.median))
     if times.std is not None and times.cv is not None and times.ci95 is not None:
