@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import os
 from collections.abc import Callable
 
 import pytest
@@ -6,6 +7,20 @@ import pytest
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.runs.plan import Plan, make_plan
+
+
+@pytest.fixture
+def needs() -> Callable[[str, bool, str], None]:
+    """Skips a test that needs what is not there; fails it when LLMB_REQUIRE lists the need (comma separated)."""
+
+    def check(name: str, present: bool, why: str) -> None:
+        if present:
+            return
+        if name in os.environ.get("LLMB_REQUIRE", "").split(","):
+            pytest.fail(f"LLMB_REQUIRE lists {name}: {why}")
+        pytest.skip(f"needs {name}: {why}")
+
+    return check
 
 
 @pytest.fixture(scope="session")

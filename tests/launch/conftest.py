@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import functools
 import json
 import os
 import subprocess
@@ -70,14 +71,17 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         run.process.communicate()
 
 
-@pytest.fixture
-def losses(start: Callable[..., Run]) -> Callable[..., list[dict[str, Any]]]:
-    """The steps of a finished run."""
+@pytest.fixture(scope="session")
+def losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[dict[str, Any]]]:
+    """The steps of a finished run of a tiny model; runs with the same options are done once."""
 
+    @functools.cache
     def steps(*options: str) -> list[dict[str, Any]]:
-        out, talk = start(*options, "--json").process.communicate()
-        assert out, talk
-        folder = Path(json.loads(out)["run_dir"])
+        environ = {**os.environ, "LLMB_INSTALL": str(tmp_path_factory.mktemp("runs"))}
+        command = [*LLMB, "run", "-s", "tiny", "--gpu-type", "cpu", *options, "--json"]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        folder = Path(json.loads(done.stdout)["run_dir"])
         return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
     return steps

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -105,7 +106,7 @@ def test_a_killed_worker_ends_the_run_and_is_named(start: Start) -> None:
     assert "Training epoch 0, iteration 2/99999" in (folder / f"log-{folder.name}.out").read_text()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_run_leaves_no_process_behind(start: Start, how: signal.Signals) -> None:
     run = start(*LLAMA, "--steps", "100000")
     folder = run.wait_for_steps(3)
@@ -122,31 +123,37 @@ def test_an_interrupted_run_leaves_no_process_behind(start: Start, how: signal.S
     assert (folder / "metrics.jsonl").read_text().count("\n") >= 3
 
 
-def small_disk(tmp_path: Path, size: str) -> list[str]:
-    """A command prefix that runs what follows with a file system of ``size`` at ``tmp_path``/disk."""
-    (tmp_path / "disk").mkdir()
-    mount = f'mount -t tmpfs -o size={size} tmpfs "$0/disk" && exec "$@"'
-    return ["unshare", "--mount", "--map-root-user", "sh", "-c", mount, str(tmp_path)]
+@pytest.fixture
+def small_disk(tmp_path: Path, needs: Callable[..., None]) -> Callable[[str], list[str]]:
+    """Makes a command prefix that runs what follows with a file system of a given size at ``tmp_path``/disk."""
+    probe = ["unshare", "--mount", "--map-root-user", "sh", "-c", 'mount -t tmpfs tmpfs "$0"', str(tmp_path)]
+    possible = shutil.which("unshare") is not None and subprocess.run(probe, check=False).returncode == 0
+    needs("mount", possible, "unshare (util-linux) must be allowed to mount a small file system")
+
+    def prefix(size: str) -> list[str]:
+        (tmp_path / "disk").mkdir()
+        mount = f'mount -t tmpfs -o size={size} tmpfs "$0/disk" && exec "$@"'
+        return ["unshare", "--mount", "--map-root-user", "sh", "-c", mount, str(tmp_path)]
+
+    return prefix
 
 
-@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare (util-linux) to make a small file system")
 @pytest.mark.parametrize("size", ["4k", "64k"])
-def test_a_full_disk_is_named_and_nothing_hangs(start: Start, tmp_path: Path, size: str) -> None:
+def test_a_full_disk_is_named_and_nothing_hangs(
+    start: Start, tmp_path: Path, small_disk: Callable[[str], list[str]], size: str
+) -> None:
     """4k has no room for the record, 64k none for a hundred thousand steps."""
-    prefix = small_disk(tmp_path, size)
-    run = start(*LLAMA, "--steps", "100000", install=tmp_path / "disk", prefix=prefix)
+    run = start(*LLAMA, "--steps", "100000", install=tmp_path / "disk", prefix=small_disk(size))
     _, talk = run.process.communicate(timeout=120)
     assert run.process.returncode in (3, 4)
     assert "No space left on device" in talk
     assert "LLMB_INSTALL" in talk
 
 
-@pytest.mark.skipif(
-    shutil.which("unshare") is None, reason="needs unshare (util-linux) to make a read-only file system"
-)
-def test_a_disk_that_must_not_be_written_is_named(start: Start, tmp_path: Path) -> None:
-    prefix = small_disk(tmp_path, "1m,ro")
-    run = start(*LLAMA, install=tmp_path / "disk", prefix=prefix)
+def test_a_disk_that_must_not_be_written_is_named(
+    start: Start, tmp_path: Path, small_disk: Callable[[str], list[str]]
+) -> None:
+    run = start(*LLAMA, install=tmp_path / "disk", prefix=small_disk("1m,ro"))
     _, talk = run.process.communicate(timeout=60)
     assert run.process.returncode == 3
     assert "Read-only file system" in talk

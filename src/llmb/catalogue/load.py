@@ -9,9 +9,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from llmb.catalogue.check import check_layout
-from llmb.catalogue.records import Expectation, Gpu, Layout, Model
+from llmb.catalogue.records import Document, Expectation, Gpu, Layout, Model
 from llmb.catalogue.schema import (
-    Document,
     DocumentsFile,
     ExpectationsFile,
     HardwareFile,

@@ -181,6 +181,19 @@ class Window(Record):
     rule: str
 
 
+class Document(Record):
+    """A source of published figures: the steps it takes them from, and the steps it profiles."""
+
+    document: str
+    title: str
+    source: str
+    release: str
+    window: str
+    profile: dict[Literal["start", "stop"], int]
+    convention: str
+    notes: tuple[str, ...] = ()
+
+
 class Expectation(Record):
     """A published figure, as published. A figure the document does not print is null."""
 
@@ -233,6 +246,8 @@ class Recipe(Record):
     gpu_type: str
     scale: int
     release: str | None
+    document: Document | None
+    """Where the layout was published; null for one of llmb's own."""
     task: Literal["pretrain", "lora", "sft"]
     proxy: bool
     model: Model

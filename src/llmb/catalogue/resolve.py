@@ -209,6 +209,7 @@ def _recipe(
         gpu_type=gpu_type,
         scale=layout.gpus,
         release=table.release,
+        document=catalogue.documents[table.document] if table.document else None,
         task=workload.task,
         proxy=row.proxy or layout.layers != full.layers,
         model=model,

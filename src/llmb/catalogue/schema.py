@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from llmb.catalogue.records import Checkpoint, Dtype, Gpu, Packing, Record, Training
+from llmb.catalogue.records import Checkpoint, Document, Dtype, Gpu, Packing, Record, Training
 
 
 class HardwareFile(Record):
@@ -21,19 +21,6 @@ class ModelFile(Record):
     source: str
     common: dict[str, Any]
     sizes: dict[str, dict[str, Any]]
-
-
-class Document(Record):
-    """A source of published figures."""
-
-    document: str
-    title: str
-    source: str
-    release: str
-    window: str
-    profile: dict[Literal["start", "stop"], int]
-    convention: str
-    notes: tuple[str, ...] = ()
 
 
 class DocumentsFile(Record):

@@ -13,13 +13,14 @@ from llmb.runs.folder import RunFolder, cannot_write
 from llmb.runs.steps import Step, step_from_json
 
 POLL_S = 0.05
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PROCESSES = ["ps", "-A", "-o", "pid=,ppid="]
 GRACE_S = 8.0
 """How long workers may take to end once asked to; then they are killed."""
 
 
 class Interrupted(Exception):
-    """The user ended the run (Ctrl-C, or SIGTERM from a scheduler or a shell)."""
+    """The run was ended from outside: Ctrl-C, a closed terminal, or SIGTERM from a scheduler."""
 
 
 def run_workers(
@@ -78,14 +79,14 @@ class StepFollower:
 
 @contextmanager
 def _signals_as_exceptions() -> Iterator[None]:
-    """The first SIGINT or SIGTERM raises Interrupted; further ones do not disturb the ending of the workers."""
+    """The first signal that ends a run raises Interrupted; further ones do not disturb the ending of the workers."""
 
     def interrupt(number: int, frame: object) -> None:  # noqa: ARG001
         for other in previous:
             signal.signal(other, signal.SIG_IGN)
         raise Interrupted(signal.Signals(number).name)
 
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, interrupt) for number in ENDING}
     try:
         yield
     finally:

@@ -25,6 +25,7 @@ def recipe_document(recipe: Recipe) -> dict[str, Any]:
     return {
         "recipe": {name: getattr(recipe, name) for name in identity},
         "model": {**recipe.model.model_dump(mode="json"), "parameters": total, "active_parameters": active},
+        "document": recipe.document and recipe.document.model_dump(mode="json"),
         "layout": {name: getattr(layout, name) for name in names},
         "training": recipe.training.model_dump(mode="json"),
         "flops_per_sequence": {item.value: flops_per_sequence(recipe, item) for item in Convention},
@@ -59,7 +60,8 @@ def _summary(recipe: Recipe) -> Table:
     table = result_table(
         f"{recipe.workload} {recipe.size} {recipe.dtype} on {recipe.scale} x {recipe.gpu_type}", "", ""
     )
-    table.add_row("release", recipe.release or "none (a recipe of llmb)")
+    document = recipe.document
+    table.add_row("release", f"{document.release}, {document.title}" if document else "none (a recipe of llmb)")
     table.add_row("model", f"{model.model}, {parameters}" + (", a proxy" if recipe.proxy else ""))
     table.add_row(
         "shape",
