@@ -14,13 +14,13 @@ FROZEN_PASSES = 2
 
 def flops_per_sequence(recipe: Recipe, convention: Convention) -> float | None:
     """Model FLOPs of one sequence of ``recipe``; null where no document counts them (``published`` only)."""
-    if convention is Convention.PUBLISHED:
+    if convention == Convention.PUBLISHED:
         source = recipe.published_flops
         return None if source is None else published_flops(recipe.model, recipe.layout.seq_len, source)
     return model_flops(
         recipe.model,
         recipe.layout.seq_len,
-        causal=convention is Convention.CAUSAL,
+        causal=convention == Convention.CAUSAL,
         frozen=recipe.task == "lora",
         packing=recipe.packing,
     )

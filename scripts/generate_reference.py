@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the pages of docs/reference from the code and the catalogue; with --check only tells which are stale."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from reference_pages.catalogue import catalogue_page
+from reference_pages.commands import commands_page
+from reference_pages.files import files_page
+
+from llmb.catalogue.load import Catalogue
+
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE = ROOT / "docs" / "reference"
+HEADER = "<!-- Written by scripts/generate_reference.py ('make reference'); changes made here are lost. -->"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 and name the stale pages")
+    check = parser.parse_args().check
+    stale = stale_pages(pages())
+    for path, text in stale.items():
+        if not check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        print(f"{'stale' if check else 'written'}: {path.relative_to(ROOT)}")
+    sys.exit(int(check and bool(stale)))
+
+
+def stale_pages(written: dict[Path, str]) -> dict[Path, str]:
+    """Those of the pages whose file is missing or says something else."""
+    return {path: text for path, text in written.items() if not path.exists() or path.read_text() != text}
+
+
+def pages() -> dict[Path, str]:
+    """Every generated page by its file."""
+    catalogue = Catalogue()
+    texts = {
+        "cli.md": commands_page(),
+        "catalogue.md": catalogue_page(catalogue),
+        "files.md": files_page(catalogue),
+    }
+    return {REFERENCE / name: f"{HEADER}\n\n{text.strip()}\n" for name, text in texts.items()}
+
+
+if __name__ == "__main__":
+    main()

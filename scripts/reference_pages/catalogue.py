@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/reference/catalogue.md: all data that ships with llmb."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+
+from llmb.catalogue.load import Catalogue, Figure, layout_of
+from llmb.catalogue.records import Document, Gpu, Model
+from llmb.catalogue.resolve import sizes_of
+from llmb.catalogue.schema import LayoutTable, WorkloadFile
+from llmb.metrics.parameters import parameter_count
+from reference_pages.markdown import bullets, page, table
+
+INTRO = """What the files in `src/llmb/catalogue/data` hold. An empty cell is a value that no source states. Where
+figures come from and what is known to be wrong with them: [published figures](../explanation/published-figures.md).
+
+[Workloads](#workloads), [documents](#documents), [models](#models), [layouts](#layouts),
+[published figures](#published-figures), [FLOPs as published](#flops-as-published),
+[packed sequences](#packed-sequences), [training](#training), [checkpoint sizes](#checkpoint-sizes),
+[hardware](#hardware)."""
+LAYOUTS = """`line` is that of the row in the document. DP and GA follow from the other columns. Where vocabulary or
+experts are empty, the model's own count."""
+ABOVE_LARGEST = {
+    "double": "Doublings of the largest scale run too, with the batch doubled alike.",
+    "refuse": "No other scale.",
+    "any": "Any other scale runs too, as far as the batch divides.",
+}
+
+
+def catalogue_page(catalogue: Catalogue) -> str:
+    workloads = list(catalogue.workloads.values())
+    return page(
+        "# Catalogue",
+        INTRO,
+        workload_section(workloads),
+        document_section(catalogue.documents.values()),
+        model_section(list(catalogue.models.values())),
+        page("## Layouts", LAYOUTS),
+        *(layout_section(workload, item) for workload in workloads for item in workload.layouts),
+        figure_section(catalogue.figures),
+        flops_section(workloads),
+        packing_section(workloads),
+        training_section(workloads),
+        checkpoint_section(workloads),
+        page("## Hardware", "Per GPU. Peaks are dense; NVLink adds both directions, the network is one way."),
+        *map(gpu_section, catalogue.gpus.values()),
+    )
+
+
+def workload_section(workloads: Iterable[WorkloadFile]) -> str:
+    columns = ["workload", "title", "task", "model", "sizes", "borrowed layouts"]
+    rows = [[w.workload, w.title, w.task, w.model, sizes_of(w), borrowed(w.borrowed_layouts)] for w in workloads]
+    return page("## Workloads", table(columns, rows))
+
+
+def borrowed(layouts: Mapping[str, str]) -> str:
+    return ", ".join(f"{gpu_type} from {base}" for gpu_type, base in layouts.items())
+
+
+def document_section(documents: Iterable[Document]) -> str:
+    columns = ["document", "title", "source", "release", "window", "profiled steps", "convention", "notes"]
+    rows = [
+        [d.document, d.title, d.source, d.release, d.window, profiled(d), d.convention, " ".join(d.notes)]
+        for d in documents
+    ]
+    intro = "The window is that of its figures; profiled steps are the first and the stop step of a profiled run."
+    return page("## Documents", intro, table(columns, rows))
+
+
+def profiled(document: Document) -> str:
+    return f"{document.profile['start']} to {document.profile['stop']}"
+
+
+def model_section(models: Sequence[Model]) -> str:
+    sizes = ["layers", "hidden_size", "ffn_hidden_size", "attention_heads", "kv_heads", "head_dim", "vocab_size"]
+    details = ["max_seq_len", "gated_mlp", "norm_eps", "rope_theta", "rotary_fraction", "init_std"]
+    parts = ["rope_scaling", "moe", "chunked_attention"]
+    shapes = [[m.model, m.size, *(getattr(m, name) for name in sizes), *parameter_count(m)] for m in models]
+    more = [[m.model, m.size, m.architecture, *(getattr(m, name) for name in details), m.source] for m in models]
+    rest = [[m.model, m.size, name, part.model_dump()] for m in models for name in parts if (part := getattr(m, name))]
+    return page(
+        "## Models",
+        "True architectures, whatever a document prints. Active parameters are those that one token passes.",
+        table(["model", "size", *sizes, "parameters", "active"], shapes),
+        table(["model", "size", "architecture", *details, "source"], more),
+        table(["model", "size", "part", "values"], rest),
+    )
+
+
+def layout_section(workload: WorkloadFile, item: LayoutTable) -> str:
+    names = ["gpus", "layers", "tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs", "gbs", "ga"]
+    rows = []
+    for row in item.rows:
+        layout = layout_of(item, row)
+        rows.append([row.line, *(getattr(layout, n) for n in names), row.proxy, row.vocab_size, row.experts])
+    columns = ["line", "GPUs", "layers", *(name.upper() for name in names[2:]), "proxy", "vocabulary", "experts"]
+    origin = f"release {item.release}, document {item.document}" if item.release else "a layout of llmb's own"
+    facts = f"{origin.capitalize()}; sequence length {item.seq_len}. {ABOVE_LARGEST[item.above_largest]}"
+    place = f"{' '.join(item.dtypes)} on {' '.join(item.gpu_types)}"
+    title = f"### {workload.workload} {item.size} {place}, {item.release or 'llmb'}"
+    return page(title, facts, bullets(item.notes), table(columns, rows))
+
+
+def figure_section(figures: Sequence[Figure]) -> str:
+    intro = "As published. The line is that of the step time, which is in seconds."
+    groups = [list(group) for _, group in groupby(figures, key=table_of_figure)]
+    return page("## Published figures", intro, *map(figure_table, groups))
+
+
+def table_of_figure(figure: Figure) -> tuple[str | None, ...]:
+    expected = figure.expectation
+    return (figure.workload, figure.size, figure.dtype, figure.gpu_type, expected.release, expected.kind)
+
+
+def figure_table(figures: Sequence[Figure]) -> str:
+    columns = ["GPUs", "line", "step time", "tokens/s", "MFU %", "days per 1T", "TFLOPS per GPU", "MFU's peak", "notes"]
+    names = ["line", "step_time_s", "tokens_per_s", "mfu_pct", "days_per_1t_tokens", "tflops_per_gpu", "peak_tflops"]
+    first = figures[0]
+    source = first.expectation
+    common = [note for note in source.notes if all(note in figure.expectation.notes for figure in figures)]
+    rows = [
+        [figure.gpus, *(getattr(figure.expectation, name) for name in names), " ".join(own_notes(figure, common))]
+        for figure in figures
+    ]
+    place = f"on {first.gpu_type}" if first.gpu_type else "on a GPU that is not stated"
+    title = f"### {first.workload} {first.size} {first.dtype} {place}, {source.release}, {source.kind}"
+    origin = f"{source.source}; window {source.window}; convention {source.convention}."
+    return page(title, origin, bullets(common), table(columns, rows))
+
+
+def own_notes(figure: Figure, common: Sequence[str]) -> Iterator[str]:
+    return (note for note in figure.expectation.notes if note not in common)
+
+
+def flops_section(workloads: Iterable[WorkloadFile]) -> str:
+    columns = ["model", "document", "line", "sequence length", "layers", "printed", "formula", "assumed sizes", "notes"]
+    rows = []
+    for workload in workloads:
+        for item in workload.published_flops:
+            counted = [item.document, item.line, item.seq_len, item.layers, item.printed_flops, item.formula]
+            rows.append([f"{workload.model} {item.size}", *counted, item.as_published, " ".join(item.notes)])
+    intro = (
+        "Of one sequence, forward and backward. Assumed sizes are those that the document gives wrongly. "
+        "True counts: [FLOPs and MFU](../explanation/flops-and-mfu.md)."
+    )
+    return page("## FLOPs as published", intro, table(columns, rows))
+
+
+def packing_section(workloads: Iterable[WorkloadFile]) -> str:
+    columns = ["workload", "sequence length", "tokens", "sum of squared lengths", "source"]
+    rows = [[w.workload, p.seq_len, p.tokens, p.sum_of_squares, p.source] for w in workloads for p in w.packing]
+    return page("## Packed sequences", "Means of one packed sequence.", table(columns, rows))
+
+
+def training_section(workloads: Sequence[WorkloadFile]) -> str:
+    settings = [(w.workload, size, w.training_for(size).model_dump()) for w in workloads for size in sizes_of(w)]
+    rows = [[workload, size, *values.values()] for workload, size, values in settings]
+    return page(
+        "## Training",
+        "AdamW; linear warm-up, then a cosine down to `min_lr`.",
+        table(["workload", "size", *settings[0][2]], rows),
+    )
+
+
+def checkpoint_section(workloads: Iterable[WorkloadFile]) -> str:
+    columns = ["workload", "size", "GB", "saved at scales", "loaded from scale", "document", "line", "notes"]
+    rows = []
+    for workload in workloads:
+        for size, item in workload.checkpoints.items():
+            scales = f"{item.save_scales[0]} to {item.save_scales[1]}" if item.save_scales else None
+            place = [item.document, item.line, " ".join(item.notes)]
+            rows.append([workload.workload, size, item.size_gb, scales, item.min_load_scale, *place])
+    return page("## Checkpoint sizes", "As printed. `llmb` itself saves no checkpoints yet.", table(columns, rows))
+
+
+def gpu_section(gpu: Gpu) -> str:
+    sourced = ["peak_tflops", "memory_gb", "memory_bandwidth_tb_s", "nvlink_gb_s", "network_gb_s", "tdp_w"]
+    rows = [[name, getattr(gpu, name), gpu.sources.get(name)] for name in sourced]
+    rows += [[name, getattr(gpu, name), None] for name in ("gpus_per_node", "nvlink_domain_gpus")]
+    patterns = ", ".join(f"`{pattern}`" for pattern in gpu.device_names)
+    facts = f"{gpu.name}. The driver's names for it: {patterns}."
+    return page(f"### {gpu.gpu_type}", facts, table(["figure", "value", "source"], rows), bullets(gpu.notes))

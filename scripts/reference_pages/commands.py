@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/reference/cli.md: every command and its options."""
+
+import inspect
+import types
+from enum import Enum
+from importlib import import_module
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from llmb.cli.main import COMMANDS, load_command
+from reference_pages.markdown import page, table, type_text
+
+INTRO = """`llmb` and `llmb-run` are the same program. Results go to stdout, everything else to stderr; `--json` prints
+one JSON document and nothing else on stdout. Every command has `--help` (`-h`), and `llmb --version` prints the
+version. What ends with which code: [exit codes](files.md#exit-codes)."""
+
+
+def commands_page() -> str:
+    overview = [[f"[`llmb {name}`](#llmb-{name})", meaning] for name, (_, meaning) in COMMANDS.items()]
+    return page("# Commands", INTRO, table(["command", "does"], overview), *map(command_section, COMMANDS))
+
+
+def command_section(name: str) -> str:
+    command = load_command(name)
+    annotations = get_type_hints(import_module(COMMANDS[name][0]).app.registered_commands[0].callback)
+    rows = [option_row(param, annotations[param.name]) for param in command.params if param.name in annotations]
+    columns = ["option", "type", "default", "meaning"]
+    return page(f"## llmb {name}", inspect.cleandoc(command.help), table(columns, rows))
+
+
+def option_row(param: Any, annotation: Any) -> list[str]:  # noqa: ANN401 (typer keeps its parameter types private)
+    names = sorted(param.opts, key=len) if param.param_type_name == "option" else [param.metavar or param.name]
+    default = param.default.value if isinstance(param.default, Enum) else param.default
+    shown = f"`{default}`" if isinstance(default, str | int | float) and not isinstance(default, bool) else ""
+    return [
+        ", ".join(f"`{name}`" for name in names),
+        option_type(annotation),
+        "required" if param.required else shown,
+        param.help or "",
+    ]
+
+
+def option_type(annotation: Any) -> str:  # noqa: ANN401
+    """The type of the value that is given: null, which stands for none given, is left out."""
+    if annotation is bool:
+        return "flag"
+    if get_origin(annotation) in (Union, types.UnionType):
+        (annotation,) = (item for item in get_args(annotation) if item is not types.NoneType)
+    return type_text(annotation)

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/reference/files.md: the run folder, what its files and the JSON documents hold, and the exit codes."""
+
+import inspect
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from llmb import errors
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Recipe
+from llmb.catalogue.resolve import Request, resolve
+from llmb.logs.files import ParsedFile
+from llmb.logs.outcome import LogOutcome
+from llmb.logs.step_line import format_step_line
+from llmb.metrics.statistics import describe
+from llmb.metrics.throughput import throughput
+from llmb.report.list_report import list_document
+from llmb.report.parse_report import parse_document, parse_report
+from llmb.report.recipe_report import recipe_document
+from llmb.report.run_report import run_document
+from llmb.runs.folder import RunFolder, experiment_name
+from llmb.runs.plan import Plan, make_plan
+from llmb.runs.record import RunRecord
+from llmb.runs.result import conclude
+from llmb.runs.steps import Step
+from reference_pages.markdown import page, table, type_text
+
+FIELDS = Path(__file__).with_name("fields.yaml")
+
+INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
+
+[Run folder](#run-folder), [log line](#log-line), [metrics.jsonl](#metricsjsonl), [run.json](#runjson),
+[JSON of `llmb run`](#json-of-llmb-run), [of `metrics`](#json-of-llmb-metrics), [of `show`](#json-of-llmb-show),
+[of `list`](#json-of-llmb-list), [of `parse`](#json-of-llmb-parse), [exit codes](#exit-codes)."""
+
+RUN_FOLDER = """Results are kept below `$LLMB_INSTALL`; without it below the nearest folder, at or above the current
+one, that holds a `cluster_config.yaml`; else below `~/.llmb`.
+
+```text
+workloads/<workload>/experiments/<experiment>/<experiment>_<seconds>/<experiment>/
+  {log:<24} all that the workers wrote, with one line a step
+  {steps:<24} every step in full precision
+  {record:<24} everything that decided the run, and its result
+```
+
+`<seconds>` is the start in Unix time. `<experiment>` carries the configuration, for example
+`{experiment}`. While a run lasts, `{environment}` holds what moves into
+`{record}` at its end. `{record}` is replaced as a whole: a reader sees the old content or the new."""
+
+LOG_LINE = """One line a step; here it is broken for the page:
+
+```text
+{line}
+```
+
+Steps count from 0, and behind the slash stands the number of the last one. `TFLOPS_per_GPU` is in the `full`
+convention; memory is that of rank 0, in bytes. A loss that is not finite is `nan`, and the line
+`llmb: the run is invalid: ...` follows it. `train_step_timing in s` never has an exponent, because scripts that read
+such logs cut it off."""
+
+STEPS = """One JSON object per line, written as the step ends. JSON has no NaN: such a value is null, and `not_finite`
+then maps its name to `nan`, `inf` or `-inf`."""
+
+ERRORS = """An error is written to stderr as `llmb: error: <what>`, followed by `where:`, `valid:` and `do:` as far as
+they apply. `llmb parse` ends with 4 where no log is of a successful run, whatever became of the others."""
+
+
+def files_page(catalogue: Catalogue) -> str:
+    plan = sample_plan(catalogue)
+    recipe = resolve(catalogue, Request(workload="pretrain_llama3.1", size="405b", scale=576, release="24.11"))
+    meanings = yaml.safe_load(FIELDS.read_text())
+    records = {"record": annotations(RunRecord), "plan": annotations(Plan), "recipe": annotations(Recipe)}
+    documents = json_documents(catalogue, plan, recipe)
+    return page(
+        "# Files, JSON and exit codes",
+        INTRO,
+        page("## Run folder", run_folder(plan)),
+        page("## Log line", LOG_LINE.format(line=sample_line(recipe).replace(" | ", "\n  | "))),
+        page("## metrics.jsonl", STEPS, typed_table({item.name: item.type for item in fields(Step)}, meanings["step"])),
+        page("## run.json", typed_table(records["record"], meanings["record"])),
+        page("`plan`:", typed_table(records["plan"], meanings["plan"])),
+        page("`plan.recipe`:", typed_table(records["recipe"], meanings["recipe"])),
+        *(page(f"## JSON of llmb {name}", key_table(item, meanings[name])) for name, item in documents.items()),
+        page("## Exit codes", exit_codes(), ERRORS),
+    )
+
+
+def run_folder(plan: Plan) -> str:
+    folder = RunFolder(Path("<experiment>"))
+    files = {name: getattr(folder, name).name for name in ("log", "steps", "record", "environment")}
+    return RUN_FOLDER.format(experiment=experiment_name(plan), **files)
+
+
+def annotations(model: type[BaseModel]) -> dict[str, Any]:
+    return {name: field.annotation for name, field in model.model_fields.items()}
+
+
+def typed_table(kinds: Mapping[str, Any], meanings: Mapping[str, str]) -> str:
+    check_complete(kinds, meanings)
+    rows = [[f"`{key}`", type_text(kind), meanings[key]] for key, kind in kinds.items()]
+    return table(["key", "type", "meaning"], rows)
+
+
+def key_table(document: Mapping[str, Any], meanings: Mapping[str, str]) -> str:
+    paths = list(key_paths(document, meanings))
+    check_complete(paths, meanings)
+    return table(["key", "meaning"], [[f"`{path}`", meanings[path]] for path in paths])
+
+
+def check_complete(keys: Iterable[str], meanings: Mapping[str, str]) -> None:
+    """Ends the program where a key has no meaning or a meaning no key."""
+    if wrong := set(keys) ^ set(meanings):
+        sys.exit(f"{FIELDS.name} and the code differ in: {', '.join(sorted(wrong))}")
+
+
+def key_paths(document: Mapping[str, Any], meanings: Mapping[str, str], above: str = "") -> Iterator[str]:
+    """Dotted keys; what is below a key that has a meaning of its own is left out."""
+    for key, value in document.items():
+        path = above + key
+        if path in meanings:
+            yield path
+        elif isinstance(value, dict):
+            yield from key_paths(value, meanings, f"{path}.")
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            yield from key_paths(value[0], meanings, f"{path}[].")
+        else:
+            yield path
+
+
+def json_documents(catalogue: Catalogue, plan: Plan, recipe: Recipe) -> dict[str, Mapping[str, Any]]:
+    """A sample of each command's JSON, made by the code that makes the real one."""
+    values: dict[str, Any] = {item.name: 1 for item in fields(Step)}
+    steps = [Step(**{**values, "step": number}) for number in range(plan.steps)]
+    log = ParsedFile(Path("log.out"), LogOutcome("success", "", step_time_s=describe([17.2]), loss_first=12.81))
+    return {
+        "run": run_document(RunFolder(Path("run")), plan, conclude(plan, steps, 0, "")),
+        "metrics": asdict(throughput(recipe, 17.2)),
+        "show": recipe_document(recipe),
+        "list": list_document(catalogue.workloads.values()),
+        "parse": parse_document(parse_report(Path(), "last", [log], full_names=False)),
+    }
+
+
+def sample_plan(catalogue: Catalogue) -> Plan:
+    request = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=2)
+    return make_plan(resolve(catalogue, request), device="cpu", steps=50)
+
+
+def sample_line(recipe: Recipe) -> str:
+    return format_step_line(
+        step=0,
+        steps=1,
+        lr=4e-8,
+        global_batch_size=recipe.layout.gbs,
+        peak_memory_bytes=72972500992,
+        memory_allocated_bytes=34466545664,
+        loss=12.81,
+        step_time_s=17.2,
+        tflops_per_gpu=throughput(recipe, 17.2).tflops_per_gpu["full"],
+        consumed_samples=recipe.layout.gbs,
+    )
+
+
+def exit_codes() -> str:
+    members = (item for _, item in inspect.getmembers(errors, inspect.isclass))
+    classes = [item for item in members if issubclass(item, errors.LlmbError) and item is not errors.LlmbError]
+    rows = [(item.exit_code, (item.__doc__ or "").split(" (exit code")[0] + ".") for item in classes]
+    return table(["code", "meaning"], sorted([(0, "Done."), *rows]))

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation agrees with the code: reference pages, links, commands and the output shown for them."""
+
+import doctest
+import re
+import runpy
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Convention
+from llmb.catalogue.resolve import Request, resolve
+from llmb.cli.main import COMMANDS, load_command
+from llmb.errors import LlmbError
+from llmb.metrics.flops import flops_per_sequence
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RUNNABLE = {"list", "show", "metrics"}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+COMMAND = re.compile(r"(?:^|[\s;])(?:\S*/)?llmb (?P<rest>[^|;&>]*)")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A command as a page shows it, and the output that follows it there."""
+
+    page: str
+    arguments: tuple[str, ...]
+    output: str | None
+
+    def __str__(self) -> str:
+        return f"{self.page}: llmb {' '.join(self.arguments)}"
+
+
+def shown_commands(page: Path) -> Iterator[Shown]:
+    name = str(page.relative_to(ROOT))
+    for language, block in FENCE.findall(page.read_text()):
+        if language == "sh":
+            for line in block.replace("\\\n", " ").splitlines():
+                yield from (Shown(name, arguments, None) for arguments in commands_in(line))
+        elif language == "console":
+            for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+                line, _, output = part.partition("\n")
+                yield from (Shown(name, arguments, output) for arguments in commands_in(line))
+
+
+def commands_in(line: str) -> Iterator[tuple[str, ...]]:
+    code = line.split(" #")[0]
+    for match in COMMAND.finditer(code):
+        arguments = tuple(shlex.split(match["rest"]))
+        if arguments and not any(re.search(r"[<$]|\.\.\.", argument) for argument in arguments):
+            yield arguments
+
+
+SHOWN = [shown for page in PAGES for shown in shown_commands(page)]
+
+
+@pytest.fixture(scope="module")
+def generator() -> Iterator[dict[str, Any]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts")
+        yield runpy.run_path(str(ROOT / "scripts" / "generate_reference.py"))
+
+
+def test_reference_pages_are_fresh(generator: dict[str, Any]) -> None:
+    stale = generator["stale_pages"](generator["pages"]())
+    assert not [path.name for path in stale], "run 'make reference'"
+
+
+def test_a_changed_page_is_stale(generator: dict[str, Any], tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("old")
+    stale_pages = generator["stale_pages"]
+    assert stale_pages({page: "old"}) == {}
+    assert stale_pages({page: "new", tmp_path / "missing.md": ""}) == {page: "new", tmp_path / "missing.md": ""}
+
+
+def test_every_layout_and_every_figure_is_in_the_catalogue_page(generator: dict[str, Any]) -> None:
+    catalogue = Catalogue()
+    text = generator["pages"]()[ROOT / "docs" / "reference" / "catalogue.md"]
+    layouts, figures = text.split("\n## Published figures\n")
+    rows = sum(len(item.rows) for workload in catalogue.workloads.values() for item in workload.layouts)
+    assert len(re.findall(r"^\| \d* \| \d+ \| \d+ \|", layouts.split("\n## Layouts\n")[1], re.MULTILINE)) == rows
+    shown = re.findall(r"^\| \d+ \| \d+ \| [\d.]+ \|", figures.split("\n## FLOPs as published\n")[0], re.MULTILINE)
+    assert len(shown) == len(catalogue.figures)
+
+
+def test_the_table_of_flops_is_what_the_code_counts() -> None:
+    page = ROOT / "docs" / "explanation" / "flops-and-mfu.md"
+    row = re.compile(r"^\| (\S+ \w+)[^|]* \| (\d+) \| (\S+) \| [^|]+ \| (\S+) \| (\S+) \|", re.MULTILINE)
+    shown = sorted(row.findall(page.read_text()))
+    catalogue = Catalogue()
+    counted = set()
+    for workload in catalogue.workloads.values():
+        for item in workload.layouts:
+            if item.release:
+                scale, gpu_type = item.rows[-1].gpus, item.gpu_types[0]
+                request = Request(
+                    workload=workload.workload, size=item.size, gpu_type=gpu_type, scale=scale, release=item.release
+                )
+                recipe = resolve(catalogue, request)
+                flops = [f"{flops_per_sequence(recipe, convention):.5g}".replace("+", "") for convention in Convention]
+                counted.add((f"{workload.model} {item.size}", str(item.seq_len), *flops))
+    assert shown == sorted(counted)
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, by GitHub's rule."""
+    text = FENCE.sub("", page.read_text())
+    found: dict[str, int] = {}
+    for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
+        slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        found[slug] = found.get(slug, -1) + 1
+    return {slug if not number else f"{slug}-{number}" for slug, last in found.items() for number in range(last + 1)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    dead = []
+    for link in LINK.findall(FENCE.sub("", page.read_text())):
+        if re.match(r"\w+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            dead.append(link)
+    assert not dead
+
+
+def test_every_page_is_in_the_index() -> None:
+    linked = set(LINK.findall((ROOT / "docs" / "README.md").read_text()))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert linked == pages - {"README.md"}
+
+
+def test_pages_show_every_command() -> None:
+    assert {shown.arguments[0] for shown in SHOWN} >= set(COMMANDS)
+
+
+@pytest.mark.parametrize("shown", SHOWN, ids=str)
+def test_shown_commands_are_understood(shown: Shown) -> None:
+    name, *options = shown.arguments
+    load_command(name).make_context(name, options)
+
+
+@pytest.mark.parametrize("shown", [shown for shown in SHOWN if shown.arguments[0] in RUNNABLE], ids=str)
+def test_shown_commands_do_what_is_shown(shown: Shown, capsys: pytest.CaptureFixture[str]) -> None:
+    name, *options = shown.arguments
+    try:
+        load_command(name).main(options, standalone_mode=False)
+        printed = capsys.readouterr().out
+    except LlmbError as error:
+        printed = f"llmb: error: {error}\n"
+    if shown.output is None:
+        assert not printed.startswith("llmb: error:"), printed
+    else:
+        assert doctest.OutputChecker().check_output(shown.output, printed, doctest.ELLIPSIS), printed
