@@ -57,7 +57,7 @@ def prepare_model(plan: Plan, ranks: Ranks) -> Decoder:
     with torch.device("meta"):
         model = build_model(plan.recipe.model)
     apply_recompute(model, plan.recompute)
-    shard(model, ranks.mesh["dp"], plan.recipe.dtype)
+    shard(model, ranks.fsdp, plan.recipe.dtype)
     model.to_empty(device=ranks.device)
     initialise(model, plan.recipe.model, plan.seed)
     return model

@@ -12,6 +12,9 @@ from llmb.catalogue.records import Layout
 from llmb.engine.device import backend, local_device
 from llmb.runs.plan import Device
 
+DIMENSIONS = ("pp", "dp", "cp", "tp")
+"""Slowest first: the ranks of a tensor-parallel group are neighbours, as in Megatron-LM."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
@@ -21,10 +24,24 @@ class Ranks:
     world_size: int
     device: torch.device
     mesh: DeviceMesh
+    fsdp: DeviceMesh
+    """The ranks that share parameters out: those of dp and cp, which use the same parameters on different tokens."""
 
     @property
     def dp_rank(self) -> int:
         return self.mesh.get_local_rank("dp")
+
+    @property
+    def cp_rank(self) -> int:
+        return self.mesh.get_local_rank("cp")
+
+    @property
+    def cp(self) -> DeviceMesh:
+        return self.mesh["cp"]
+
+    @property
+    def tp(self) -> DeviceMesh:
+        return self.mesh["tp"]
 
     @property
     def is_first(self) -> bool:
@@ -38,8 +55,14 @@ def join_ranks(kind: Device, layout: Layout) -> Ranks:
     world_size = dist.get_world_size()
     if world_size != layout.gpus:
         raise ValueError(f"the plan is for {layout.gpus} ranks, but {world_size} were started")
-    mesh = init_device_mesh(kind, (layout.dp,), mesh_dim_names=("dp",))
-    return Ranks(rank=int(os.environ["RANK"]), world_size=world_size, device=device, mesh=mesh)
+    return arrange(int(os.environ["RANK"]), device, layout)
+
+
+def arrange(rank: int, device: torch.device, layout: Layout) -> Ranks:
+    """This rank's place among the ``layout.gpus`` that are connected."""
+    sizes = tuple(getattr(layout, name) for name in DIMENSIONS)
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS)
+    return Ranks(rank, layout.gpus, device, mesh, fsdp=mesh["dp", "cp"]._flatten("fsdp"))
 
 
 def leave_ranks() -> None:
