@@ -67,7 +67,18 @@ def train_step(
     model: Decoder, optimizer: AdamW, plan: Plan, data: SyntheticData, number: int, ranks: Ranks
 ) -> tuple[Tensor, Tensor]:
     """One optimizer step over all micro-batches: this rank's mean loss and the gradient norm of all ranks, both 0-d."""
-    layout, training = plan.recipe.layout, plan.recipe.training
+    training = plan.recipe.training
+    loss = add_gradients(model, plan, data, number, ranks)
+    norm = clip_gradients(model, training.clip_grad)
+    set_learning_rate(optimizer, learning_rate(training, number))
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss, norm
+
+
+def add_gradients(model: Decoder, plan: Plan, data: SyntheticData, number: int, ranks: Ranks) -> Tensor:
+    """Forward and backward passes of one step: this rank's mean loss, 0-d fp64, and gradients of all ranks' mean."""
+    layout = plan.recipe.layout
     # fp64, because the mean of a few fp32 losses would depend on their order in its last digit.
     total = torch.zeros((), device=ranks.device, dtype=torch.float64)
     for index, (tokens, labels) in enumerate(micro_batches(data, layout, number, ranks.dp_rank, ranks.device)):
@@ -75,11 +86,7 @@ def train_step(
         loss = model(tokens, labels)
         (loss / layout.ga).backward()
         total += loss.detach()
-    norm = clip_gradients(model, training.clip_grad)
-    set_learning_rate(optimizer, learning_rate(training, number))
-    optimizer.step()
-    optimizer.zero_grad()
-    return total / layout.ga, norm
+    return total / layout.ga
 
 
 def timed_step(number: int, plan: Plan, model: Decoder, optimizer: AdamW, data: SyntheticData, ranks: Ranks) -> Step:
