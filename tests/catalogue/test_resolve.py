@@ -148,3 +148,21 @@ def test_a_layout_without_problems_uses_every_gpu_and_every_sample(
     if not check_layout(model, layout):
         assert layout.tp * layout.pp * layout.cp * layout.dp == gpus
         assert layout.mbs * layout.dp * layout.ga == gbs
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"tp": 8}, "TP 8 does not divide the KV heads 4"),
+        ({"tp": 4, "seq_len": 126}, "TP 4 does not divide the sequence length 126"),
+        ({"cp": 4, "seq_len": 100}, "sequence length 100 does not divide by 2 x CP = 8"),
+        ({"tp": 4, "cp": 2, "seq_len": 132}, "TP 4 does not divide the sequence length of one CP rank 66"),
+        ({"tp": 2, "shared": 225}, "TP 2 does not divide the shared expert's FFN size 225"),
+    ],
+)
+def test_what_cannot_be_cut_evenly_is_refused(catalogue: Catalogue, changes: dict[str, int], problem: str) -> None:
+    model = catalogue.models[("llama4-maverick", "tiny")]
+    assert model.moe is not None
+    fields = {"gpus": 8, "mbs": 1, "gbs": 8, "seq_len": 128, "layers": 4} | changes
+    moe = model.moe.model_copy(update={"shared_ffn_hidden_size": fields.pop("shared", 224)})
+    assert check_layout(model.model_copy(update={"moe": moe}), Layout(**fields)) == [problem]

@@ -38,6 +38,8 @@ def _tensor(model: Model, layout: Layout) -> Iterator[str]:
         "vocabulary": model.vocab_size,
         "sequence length": layout.seq_len,
     }
+    if model.moe is not None:
+        parts["shared expert's FFN size"] = model.moe.shared_ffn_hidden_size
     for name, value in parts.items():
         if value % tp:
             yield f"TP {tp} does not divide the {name} {value}"
@@ -58,6 +60,8 @@ def _pipeline(layout: Layout, *, batch_divides: bool) -> Iterator[str]:
 def _context(layout: Layout) -> Iterator[str]:
     if layout.cp > 1 and layout.seq_len % (2 * layout.cp):
         yield f"sequence length {layout.seq_len} does not divide by 2 x CP = {2 * layout.cp}"
+    elif layout.cp > 1 and layout.seq_len // layout.cp % layout.tp:
+        yield f"TP {layout.tp} does not divide the sequence length of one CP rank {layout.seq_len // layout.cp}"
 
 
 def _experts(model: Model, layout: Layout) -> Iterator[str]:

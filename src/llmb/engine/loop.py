@@ -19,6 +19,7 @@ from llmb.engine.model.initialise import initialise
 from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate, reproducible, set_learning_rate
 from llmb.engine.parallel.data_parallel import accumulate, shard
 from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.parallel.tensor_parallel import apply_tensor_parallel
 from llmb.engine.recompute import apply_recompute
 from llmb.engine.reporter import Reporter
 from llmb.runs.folder import RunFolder, write_atomically
@@ -57,6 +58,7 @@ def prepare_model(plan: Plan, ranks: Ranks) -> Decoder:
     with torch.device("meta"):
         model = build_model(plan.recipe.model)
     apply_recompute(model, plan.recompute)
+    apply_tensor_parallel(model, ranks.tp)
     shard(model, ranks.fsdp, plan.recipe.dtype)
     model.to_empty(device=ranks.device)
     initialise(model, plan.recipe.model, plan.seed)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from llmb.catalogue.records import Model
+from llmb.engine.model.local import Linear
 from llmb.engine.model.rotary import Rotary, apply_rotary
 
 
@@ -74,10 +75,10 @@ class Attention(nn.Module):
     def __init__(self, model: Model, layer: int) -> None:
         super().__init__()
         queries, keys = model.attention_heads * model.head_dim, model.kv_heads * model.head_dim
-        self.q_proj = nn.Linear(model.hidden_size, queries, bias=False)
-        self.k_proj = nn.Linear(model.hidden_size, keys, bias=False)
-        self.v_proj = nn.Linear(model.hidden_size, keys, bias=False)
-        self.o_proj = nn.Linear(queries, model.hidden_size, bias=False)
+        self.q_proj = Linear(model.hidden_size, queries)
+        self.k_proj = Linear(model.hidden_size, keys)
+        self.v_proj = Linear(model.hidden_size, keys)
+        self.o_proj = Linear(queries, model.hidden_size)
         self.head_dim = model.head_dim
         self.position: nn.Module = RotaryPosition(interleaved=model.architecture == "llama4")
         self.core: nn.Module = CausalAttention()

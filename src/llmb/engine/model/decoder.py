@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from llmb.catalogue.records import Model
 from llmb.engine.model.attention import Attention
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
+from llmb.engine.model.local import Linear
 from llmb.engine.model.loss import CrossEntropy
 from llmb.engine.model.moe import MoELayer
 from llmb.engine.model.norms import LayerNorm1P, RMSNorm
@@ -57,7 +58,7 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size) if embedding else None
         self.layers = nn.ModuleDict({str(layer): build_block(model, layer) for layer in layers})
         self.norm = build_norm(model) if head else None
-        self.lm_head = nn.Linear(model.hidden_size, model.vocab_size, bias=False) if head else None
+        self.lm_head = Linear(model.hidden_size, model.vocab_size) if head else None
         self.loss = CrossEntropy() if head else None
 
     def forward(self, tokens: Tensor, labels: Tensor | None = None, positions: Tensor | None = None) -> Tensor:

@@ -4,15 +4,17 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
+from llmb.engine.model.local import Linear
+
 
 class GatedMLP(nn.Module):
     """SwiGLU (Shazeer, 2020), three matrices."""
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, ffn_hidden_size, bias=False)
-        self.up_proj = nn.Linear(hidden_size, ffn_hidden_size, bias=False)
-        self.down_proj = nn.Linear(ffn_hidden_size, hidden_size, bias=False)
+        self.gate_proj = Linear(hidden_size, ffn_hidden_size)
+        self.up_proj = Linear(hidden_size, ffn_hidden_size)
+        self.down_proj = Linear(ffn_hidden_size, hidden_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
         output: Tensor = self.down_proj(functional.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
@@ -24,8 +26,8 @@ class SquaredReluMLP(nn.Module):
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int) -> None:
         super().__init__()
-        self.up_proj = nn.Linear(hidden_size, ffn_hidden_size, bias=False)
-        self.down_proj = nn.Linear(ffn_hidden_size, hidden_size, bias=False)
+        self.up_proj = Linear(hidden_size, ffn_hidden_size)
+        self.down_proj = Linear(ffn_hidden_size, hidden_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
         output: Tensor = self.down_proj(functional.relu(self.up_proj(hidden)).square())

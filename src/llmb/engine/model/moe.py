@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from llmb.catalogue.records import MixtureOfExperts
 from llmb.engine.model.feedforward import GatedMLP
+from llmb.engine.model.local import local
 
 
 def grouped_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
@@ -43,7 +44,7 @@ class Router(nn.Module):
         self.top_k = top_k
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        logits, chosen = functional.linear(tokens, self.weight).topk(self.top_k, dim=-1)
+        logits, chosen = functional.linear(tokens, local(self.weight)).topk(self.top_k, dim=-1)
         return logits.float().sigmoid().to(tokens.dtype), chosen
 
 
@@ -56,8 +57,8 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(experts, ffn_hidden_size, hidden_size))
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        gate, up = grouped_matmul(rows, self.gate_up_proj, counts).chunk(2, dim=-1)
-        return grouped_matmul(functional.silu(gate) * up, self.down_proj, counts)
+        gate, up = grouped_matmul(rows, local(self.gate_up_proj), counts).chunk(2, dim=-1)
+        return grouped_matmul(functional.silu(gate) * up, local(self.down_proj), counts)
 
 
 class MoELayer(nn.Module):

@@ -5,6 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from llmb.engine.model.local import local
+
 
 class RMSNorm(nn.Module):
     """Root-mean-square normalisation (Zhang and Sennrich, 2019)."""
@@ -15,7 +17,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return functional.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
+        return functional.rms_norm(hidden, self.weight.shape, local(self.weight), self.eps)
 
 
 class LayerNorm1P(nn.Module):
@@ -29,5 +31,5 @@ class LayerNorm1P(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         # In bf16, 1 + weight would swallow every weight below 2**-9.
-        weight, bias = 1 + self.weight.float(), self.bias.float()
+        weight, bias = 1 + local(self.weight).float(), local(self.bias).float()
         return functional.layer_norm(hidden.float(), weight.shape, weight, bias, self.eps).to(hidden.dtype)

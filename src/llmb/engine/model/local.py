@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of a parameter that this rank computes with."""
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial
+from torch.nn import functional
+
+
+def local(parameter: Tensor) -> Tensor:
+    """This rank's part of a parameter that tensor parallelism cut or copied (a DTensor); any other as it is.
+
+    Ranks that hold copies of a parameter see different tokens, so that each has a part of the gradient's sum.
+    """
+    if not isinstance(parameter, DTensor):
+        return parameter
+    gradient = [Partial() if placement.is_replicate() else placement for placement in parameter.placements]
+    part: Tensor = parameter.to_local(grad_placements=gradient)
+    return part
+
+
+class Linear(nn.Linear):
+    """A matrix without bias."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return functional.linear(hidden, local(self.weight))

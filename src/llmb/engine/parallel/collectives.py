@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives that are part of the computation: they have gradients, can be compiled, and return finished tensors.
+
+The operators below have the same names in every torch that is supported; their Python wrappers were renamed in 2.13 and
+return tensors that are still under way, whose gradient a compiled block can lose.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.distributed.device_mesh import DeviceMesh
+
+c10d = torch.ops._c10d_functional
+
+
+class Group(NamedTuple):
+    """The ranks that take part, as constants that a compiler can see through; ``rank`` is this one's place."""
+
+    name: str
+    size: int
+    rank: int
+
+
+def group_of(mesh: DeviceMesh) -> Group:
+    """The ranks of a mesh with one dimension."""
+    return Group(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank())
+
+
+def all_gather(part: Tensor, dim: int, group: Group) -> Tensor:
+    """The parts of all ranks, one after the other along ``dim``. Gradients are summed over the ranks."""
+    gathered: Tensor = _AllGather.apply(part, dim, group)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+def reduce_scatter(whole: Tensor, dim: int, group: Group) -> Tensor:
+    """This rank's part, along ``dim``, of the sum over the ranks."""
+    part: Tensor = _ReduceScatter.apply(whole, dim, group)  # type: ignore[no-untyped-call]
+    return part
+
+
+def all_reduce(tensor: Tensor, how: Literal["sum", "max"], group: Group) -> Tensor:
+    """Every rank gets the sum or the maximum over the ranks. It has no gradient."""
+    reduced: Tensor = c10d.wait_tensor(c10d.all_reduce(tensor.contiguous(), how, group.name))
+    return reduced
+
+
+class _Context(FunctionCtx):
+    dim: int
+    group: Group
+
+
+class _AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, part: Tensor, dim: int, group: Group) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return _gathered(part, dim, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _scattered(gradient, ctx.dim, ctx.group), None, None
+
+
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, whole: Tensor, dim: int, group: Group) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return _scattered(whole, dim, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _gathered(gradient, ctx.dim, ctx.group), None, None
+
+
+# Collectives work along dimension 0. Moving the dimension there copies nothing where those before it have size 1.
+
+
+def _gathered(part: Tensor, dim: int, group: Group) -> Tensor:
+    rows = part.movedim(dim, 0).contiguous()
+    gathered: Tensor = c10d.wait_tensor(c10d.all_gather_into_tensor(rows, group.size, group.name))
+    return gathered.movedim(0, dim)
+
+
+def _scattered(whole: Tensor, dim: int, group: Group) -> Tensor:
+    rows = whole.movedim(dim, 0).contiguous()
+    scattered: Tensor = c10d.wait_tensor(c10d.reduce_scatter_tensor(rows, "sum", group.size, group.name))
+    return scattered.movedim(0, dim)
