@@ -17,6 +17,7 @@ from llmb.engine.environment import describe_environment
 from llmb.engine.model.decoder import Decoder, build_model
 from llmb.engine.model.initialise import initialise
 from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate, reproducible, set_learning_rate
+from llmb.engine.parallel.context_parallel import apply_context_parallel, rank_positions
 from llmb.engine.parallel.data_parallel import accumulate, shard
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.tensor_parallel import apply_tensor_parallel
@@ -59,6 +60,7 @@ def prepare_model(plan: Plan, ranks: Ranks) -> Decoder:
         model = build_model(plan.recipe.model)
     apply_recompute(model, plan.recompute)
     apply_tensor_parallel(model, ranks.tp)
+    apply_context_parallel(model, ranks.cp, plan.recipe.layout.seq_len)
     shard(model, ranks.fsdp, plan.recipe.dtype)
     model.to_empty(device=ranks.device)
     initialise(model, plan.recipe.model, plan.seed)
@@ -81,11 +83,12 @@ def train_step(
 def add_gradients(model: Decoder, plan: Plan, data: SyntheticData, number: int, ranks: Ranks) -> Tensor:
     """Forward and backward passes of one step: this rank's mean loss, 0-d fp64, and gradients of all ranks' mean."""
     layout = plan.recipe.layout
+    positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, ranks.device)
     # fp64, because the mean of a few fp32 losses would depend on their order in its last digit.
     total = torch.zeros((), device=ranks.device, dtype=torch.float64)
     for index, (tokens, labels) in enumerate(micro_batches(data, layout, number, ranks.dp_rank, ranks.device)):
         accumulate(model, last=index == layout.ga - 1)
-        loss = model(tokens, labels)
+        loss = model(tokens[:, positions], labels[:, positions], positions)
         (loss / layout.ga).backward()
         total += loss.detach()
     return total / layout.ga

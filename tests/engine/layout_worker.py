@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of a layout: compares its model with one on a single process, parameter by parameter.
+
+Arguments: folder with cases.json (plan, and whether to compile each block) and room for the rendezvous, rank. The first
+rank prints, as JSON, for each case the relative error of each initial value and gradient and of the loss where some
+labels do not count.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from llmb.catalogue.records import Layout
+from llmb.engine import loop
+from llmb.engine.data.synthetic import SyntheticData
+from llmb.engine.loop import add_gradients, prepare_model
+from llmb.engine.model.decoder import Decoder, build_model
+from llmb.engine.model.initialise import initialise
+from llmb.engine.model.loss import IGNORED
+from llmb.engine.parallel.context_parallel import rank_positions
+from llmb.engine.parallel.data_parallel import shard
+from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.runs.plan import Plan
+
+CPU = torch.device("cpu")
+
+
+def shard_compiled(model: Decoder, *rest: object) -> None:
+    for block in model.layers.values():
+        block.compile(fullgraph=True, backend="aot_eager")
+    shard(model, *rest)
+
+
+@torch.no_grad()
+def spread(model: Decoder) -> None:
+    """Moves norms away from the identity, where some mistakes would not show."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            continue
+        seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
+        values = 0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
+        if isinstance(parameter, DTensor):
+            mesh, placements = parameter.device_mesh, parameter.placements
+            values = distribute_tensor(values, mesh, placements, src_data_rank=None).to_local()
+            parameter.to_local().add_(values)
+        else:
+            parameter.add_(values)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def error(ours: Tensor, theirs: Tensor) -> float:
+    """Relative; an expert without tokens has a gradient of zero."""
+    size = float(theirs.norm())
+    return float((ours - theirs).norm()) / (size or 1.0)
+
+
+def batch(data: SyntheticData, gbs: int) -> tuple[Tensor, Tensor]:
+    samples = torch.stack([data.sample(number) for number in range(gbs)])
+    return samples[:, :-1], samples[:, 1:]
+
+
+def mean_over_some(model: nn.Module, tokens: Tensor, labels: Tensor, positions: Tensor) -> Tensor:
+    """The loss where labels at the end of sequences, more of them on some ranks than on others, do not count."""
+    labels = labels.masked_fill(torch.arange(labels.shape[1]) > 0.6 * labels.shape[1], IGNORED)
+    with torch.no_grad():
+        return model(tokens[:, positions], labels[:, positions], positions)
+
+
+def reference(plan: Plan, data: SyntheticData) -> tuple[Decoder, Tensor]:
+    model = build_model(plan.recipe.model)
+    initialise(model, plan.recipe.model, plan.seed)
+    spread(model)
+    tokens, labels = batch(data, plan.recipe.layout.gbs)
+    model(tokens, labels).backward()
+    return model, mean_over_some(model, tokens, labels, torch.arange(tokens.shape[1]))
+
+
+def errors(plan: Plan, ranks: Ranks) -> dict[str, float]:
+    layout: Layout = plan.recipe.layout
+    data = SyntheticData(plan.recipe.model.vocab_size, layout.seq_len, plan.seed, "uniform")
+    model = prepare_model(plan, ranks)
+    spread(model)
+    add_gradients(model, plan, data, 0, ranks)
+    theirs, their_mean = reference(plan, data)
+    found = {}
+    for (name, ours), (their_name, value) in zip(model.named_parameters(), theirs.named_parameters(), strict=True):
+        assert name == their_name
+        found[f"value of {name}"] = error(whole(ours.detach()), value.detach())
+        found[f"gradient of {name}"] = error(whole(ours.grad), value.grad)
+    positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, CPU)
+    our_mean = mean_over_some(model, *batch(data, layout.gbs), positions)
+    dist.all_reduce(our_mean)
+    found["mean over some"] = error(our_mean / ranks.world_size, their_mean)
+    return found
+
+
+def main(folder: Path, rank: int) -> None:
+    cases = [(Plan(**case["plan"]), case["compile"]) for case in json.loads((folder / "cases.json").read_text())]
+    layout = cases[0][0].recipe.layout
+    dist.init_process_group("gloo", rank=rank, world_size=layout.gpus, init_method=f"file://{folder}/store")
+    ranks = arrange(rank, CPU, layout)
+    found = []
+    for plan, compiled in cases:
+        loop.shard = shard_compiled if compiled else shard
+        found.append(errors(plan, ranks))
+    if ranks.is_first:
+        print(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
+
+
+warnings.simplefilter("ignore")
+main(Path(sys.argv[1]), int(sys.argv[2]))

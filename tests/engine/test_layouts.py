@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""However a model is spread over ranks, each of its parameters has the values and the gradient of one process."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmb.runs.plan import Plan
+
+WORKER = Path(__file__).parent / "layout_worker.py"
+LIMIT_S = 300
+TOLERANCE = 1e-5
+"""Relative, of a gradient; rounding alone gives 1e-6."""
+MODELS = ("pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick")
+PLAIN, RECOMPUTED, COMPILED = ("none", False), ("full", False), ("none", True)
+LAYOUTS = {
+    "tp2": (2, {"tp": 2}, (PLAIN, RECOMPUTED, COMPILED)),
+    "cp2": (2, {"cp": 2}, (PLAIN, RECOMPUTED, COMPILED)),
+    "tp2-cp2": (4, {"tp": 2, "cp": 2}, (PLAIN, RECOMPUTED)),
+    "fsdp2-tp2": (4, {"tp": 2}, (PLAIN,)),
+}
+
+
+def run_ranks(folder: Path, ranks: int) -> list[dict[str, float]]:
+    """What the first rank found in each case."""
+    workers = [
+        subprocess.Popen(
+            [sys.executable, WORKER, folder, str(rank)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        outputs = [worker.communicate(timeout=LIMIT_S) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    for worker, (_, complaints) in zip(workers, outputs, strict=True):
+        assert worker.returncode == 0, complaints
+    return json.loads(outputs[0][0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_value_and_gradient_is_that_of_one_process(
+    layout: str, tiny_plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    scale, sizes, kinds = LAYOUTS[layout]
+    cases = {
+        f"{workload}, recompute {recompute}{', compiled' if compiled else ''}": {
+            "plan": tiny_plan(workload, scale=scale, recompute=recompute, overrides={**sizes, "gbs": 4}).model_dump(
+                mode="json"
+            ),
+            "compile": compiled,
+        }
+        for workload in MODELS
+        for recompute, compiled in kinds
+        # In fp32 the product of experts waits for the number of their tokens, which a whole graph cannot.
+        if not (compiled and workload == "finetune_llama4-maverick")
+    }
+    (tmp_path / "cases.json").write_text(json.dumps(list(cases.values())))
+    for case, errors in zip(cases, run_ranks(tmp_path, scale), strict=True):
+        assert not [name for name, error in errors.items() if name.startswith("value") and error > 0], case
+        worst = max(errors, key=errors.__getitem__)
+        assert errors[worst] < TOLERANCE, f"{case}: {worst} differs by {errors[worst]:.1e}"
