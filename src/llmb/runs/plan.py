@@ -10,6 +10,7 @@ from llmb.metrics.window import resolve_window
 
 Device = Literal["cpu", "cuda"]
 RECOMPUTE = ("none", "selective", "full")
+MISSING = {"pp": "pipeline", "ep": "expert", "etp": "expert tensor"}
 
 
 class Plan(Record):
@@ -61,10 +62,10 @@ def _problems(recipe: Recipe, steps: int, peak_lr: float | None, warmup_steps: i
         yield f"--lr is {peak_lr}; it must be above 0"
     if warmup_steps is not None and warmup_steps < 0:
         yield f"--warmup-steps is {warmup_steps}; it must not be negative"
-    for name in ("tp", "pp", "cp", "ep", "etp"):
+    for name, parallel in MISSING.items():
         size = getattr(recipe.layout, name)
         if size > 1:
-            yield f"the engine is data parallel only so far; this layout has {name.upper()} {size}"
+            yield f"the engine has no {parallel} parallelism yet; this layout has {name.upper()} {size}"
     if recipe.task == "lora":
         yield "the engine trains all weights; it has no LoRA adapters yet"
     if recipe.dtype is Dtype.FP8:

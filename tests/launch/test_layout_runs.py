@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real training with tensor and context parallel: the layout never changes the result."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+Losses = Callable[..., list[dict[str, Any]]]
+
+WORKLOADS = ["pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick"]
+LAYOUTS = {
+    "tp2": ("--scale", "2", "--tp", "2"),
+    "cp2": ("--scale", "2", "--cp", "2"),
+    "tp2-cp2": ("--scale", "4", "--tp", "2", "--cp", "2"),
+    "fsdp2-tp2": ("--scale", "4", "--tp", "2"),
+}
+
+
+def assert_same_training(losses: Losses, workload: str, *options: str, steps: int) -> list[dict[str, Any]]:
+    one = losses("-w", workload, "--scale", "1", "--steps", "20")[:steps]
+    several = losses("-w", workload, *options, "--steps", str(steps))
+    for single, other in zip(one, several, strict=True):
+        assert abs(single["loss"] - other["loss"]) <= 1e-5, single["step"]
+        assert other["grad_norm"] == pytest.approx(single["grad_norm"], rel=1e-4)
+        assert other["tokens"] == single["tokens"]
+    return several
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_reproduces_one_process(losses: Losses, workload: str, layout: str) -> None:
+    assert_same_training(losses, workload, *LAYOUTS[layout], "--mbs", "4", steps=8)
+
+
+def test_tensor_and_context_parallel_reproduce_a_longer_run_with_recomputation(losses: Losses) -> None:
+    options = (*LAYOUTS["tp2-cp2"], "--mbs", "4", "--recompute", "full")
+    steps = assert_same_training(losses, "pretrain_llama3.1", *options, steps=20)
+    assert {step["slowest_rank"] for step in steps} | {step["peak_memory_rank"] for step in steps} <= set(range(4))
+    assert all(step["rank_step_time_s_min"] <= step["rank_step_time_s_max"] for step in steps)
