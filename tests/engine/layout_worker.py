@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from llmb.catalogue.records import Layout
 from llmb.engine import loop
-from llmb.engine.data.synthetic import SyntheticData
-from llmb.engine.loop import add_gradients, prepare_model
+from llmb.engine.data.synthetic import SyntheticData, micro_batches
+from llmb.engine.loop import build_passes, prepare_stages
 from llmb.engine.model.decoder import Decoder, build_model
 from llmb.engine.model.initialise import initialise
 from llmb.engine.model.loss import IGNORED
@@ -33,10 +33,10 @@ from llmb.runs.plan import Plan
 CPU = torch.device("cpu")
 
 
-def shard_compiled(model: Decoder, *rest: object) -> None:
+def shard_compiled(model: Decoder, *rest: object, **options: object) -> None:
     for block in model.layers.values():
         block.compile(fullgraph=True, backend="aot_eager")
-    shard(model, *rest)
+    shard(model, *rest, **options)
 
 
 @torch.no_grad()
@@ -89,20 +89,31 @@ def reference(plan: Plan, data: SyntheticData) -> tuple[Decoder, Tensor]:
 def errors(plan: Plan, ranks: Ranks) -> dict[str, float]:
     layout: Layout = plan.recipe.layout
     data = SyntheticData(plan.recipe.model.vocab_size, layout.seq_len, plan.seed, "uniform")
-    model = prepare_model(plan, ranks)
-    spread(model)
-    add_gradients(model, plan, data, 0, ranks)
-    theirs, their_mean = reference(plan, data)
+    stages = prepare_stages(plan, ranks)
+    for stage in stages:
+        spread(stage)
+    passes = build_passes(stages, plan, ranks)
+    loss = passes.add_gradients(micro_batches(data, layout, 0, ranks.dp_rank, CPU))
+    model, their_mean = reference(plan, data)
+    theirs = dict(model.named_parameters())
     found = {}
-    for (name, ours), (their_name, value) in zip(model.named_parameters(), theirs.named_parameters(), strict=True):
-        assert name == their_name
-        found[f"value of {name}"] = error(whole(ours.detach()), value.detach())
-        found[f"gradient of {name}"] = error(whole(ours.grad), value.grad)
-    positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, CPU)
-    our_mean = mean_over_some(model, *batch(data, layout.gbs), positions)
-    dist.all_reduce(our_mean)
-    found["mean over some"] = error(our_mean / ranks.world_size, their_mean)
-    return found
+    for name, ours in [item for stage in stages for item in stage.named_parameters()]:
+        found[f"value of {name}"] = error(whole(ours.detach()), theirs[name].detach())
+        found[f"gradient of {name}"] = error(whole(ours.grad), theirs[name].grad)
+    if layout.pp == 1:
+        positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, CPU)
+        our_mean = mean_over_some(stages[0], *batch(data, layout.gbs), positions)
+        dist.all_reduce(our_mean)
+        found["mean over some"] = error(our_mean / ranks.world_size, their_mean)
+    assert (loss is None) == (stages[-1].lm_head is None)
+    return everybody(found, ranks)
+
+
+def everybody(found: dict[str, float], ranks: Ranks) -> dict[str, float]:
+    """What the ranks found together: pipeline ranks hold different parameters."""
+    gathered: list[dict[str, float]] = [{} for _ in range(ranks.world_size)]
+    dist.all_gather_object(gathered, found)
+    return {name: value for each in gathered for name, value in each.items()}
 
 
 def main(folder: Path, rank: int) -> None:

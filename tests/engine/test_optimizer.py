@@ -52,7 +52,7 @@ def test_clipping_reports_the_norm_before_and_bounds_it_after() -> None:
     model = nn.Linear(4, 4)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 3.0)
-    norm = clip_gradients(model, 1.0)
+    norm = clip_gradients([model], 1.0)
     assert norm.item() == pytest.approx(3.0 * 20**0.5)
     after = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm().item()
     assert after == pytest.approx(1.0, rel=1e-4)

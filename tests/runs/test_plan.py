@@ -26,7 +26,7 @@ def test_everything_wrong_is_said_at_once(tiny_plan: Callable[..., Plan]) -> Non
 @pytest.mark.parametrize(
     ("workload", "options", "said"),
     [
-        ("pretrain_llama3.1", {"overrides": {"pp": 2}}, "no pipeline parallelism yet; this layout has PP 2"),
+        ("finetune_llama4-maverick", {"overrides": {"ep": 2}}, "no expert parallelism yet; this layout has EP 2"),
         ("finetune_llama4-maverick", {"overrides": {"ep": 2}}, "no expert parallelism yet; this layout has EP 2"),
         ("finetune_llama4-maverick", {"overrides": {"etp": 2}}, "has ETP 2"),
         ("pretrain_llama3.1", {"dtype": "fp8"}, "no fp8"),

@@ -2,9 +2,12 @@
 """AdamW with warm-up and cosine schedule, as the recipes train."""
 
 import math
+from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
@@ -37,10 +40,17 @@ def set_learning_rate(optimizer: AdamW, lr: float) -> None:
         group["lr"] = lr
 
 
-def clip_gradients(model: nn.Module, largest_norm: float) -> Tensor:
-    """Scales gradients down to ``largest_norm`` over all ranks; the 0-d norm before clipping."""
-    norm = nn.utils.clip_grad_norm_(model.parameters(), largest_norm, foreach=True)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+def clip_gradients(stages: Sequence[nn.Module], largest_norm: float, pp: DeviceMesh | None = None) -> Tensor:
+    """Scales gradients down to ``largest_norm`` over all ranks and pipeline stages; the 0-d norm before clipping."""
+    parameters = [parameter for stage in stages for parameter in stage.parameters() if parameter.grad is not None]
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    if pp is not None and pp.size() > 1:
+        squares = whole.square()
+        dist.all_reduce(squares, group=pp.get_group())
+        whole = squares.sqrt()
+    nn.utils.clip_grads_with_norm_(parameters, largest_norm, whole)
+    return whole
 
 
 def reproducible(seed: int) -> None:

@@ -10,7 +10,7 @@ from llmb.metrics.window import resolve_window
 
 Device = Literal["cpu", "cuda"]
 RECOMPUTE = ("none", "selective", "full")
-MISSING = {"pp": "pipeline", "ep": "expert", "etp": "expert tensor"}
+MISSING = {"ep": "expert", "etp": "expert tensor"}
 
 
 class Plan(Record):

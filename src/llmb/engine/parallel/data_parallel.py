@@ -9,12 +9,20 @@ from llmb.catalogue.records import Dtype
 from llmb.engine.model.decoder import Decoder
 
 
-def shard(model: Decoder, mesh: DeviceMesh, dtype: Dtype) -> None:
-    """Shards ``model`` in place, block by block, so that only one block's parameters are whole at a time."""
+def shard(model: Decoder, mesh: DeviceMesh, dtype: Dtype, *, keep_whole: bool = False) -> None:
+    """Shards ``model`` in place, block by block, so that only one block's parameters are whole at a time.
+
+    ``keep_whole`` keeps gathered parameters for the backward pass: under pipeline parallelism they would otherwise be
+    gathered twice for every micro-batch.
+    """
     policy = precision_policy(dtype)
-    for block in model.layers.values():
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    for module in (*model.layers.values(), model):
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep_whole)
+
+
+def compute_dtype(dtype: Dtype) -> torch.dtype:
+    """What blocks compute in, and hidden states are."""
+    return torch.float32 if dtype is Dtype.FP32 else torch.bfloat16
 
 
 def precision_policy(dtype: Dtype) -> MixedPrecisionPolicy:
@@ -24,7 +32,8 @@ def precision_policy(dtype: Dtype) -> MixedPrecisionPolicy:
     """
     if dtype is Dtype.FP32:
         return MixedPrecisionPolicy(cast_forward_inputs=False)
-    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    reduce_dtype = torch.float32
+    return MixedPrecisionPolicy(compute_dtype(dtype), reduce_dtype, cast_forward_inputs=False)
 
 
 def accumulate(model: Decoder, *, last: bool) -> None:

@@ -36,6 +36,14 @@ class Ranks:
         return self.mesh.get_local_rank("cp")
 
     @property
+    def pp_rank(self) -> int:
+        return self.mesh.get_local_rank("pp")
+
+    @property
+    def pp(self) -> DeviceMesh:
+        return self.mesh["pp"]
+
+    @property
     def cp(self) -> DeviceMesh:
         return self.mesh["cp"]
 

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forward and backward passes of a step, micro-batch by micro-batch."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from llmb.catalogue.records import Layout
+from llmb.engine.model.decoder import Decoder
+from llmb.engine.parallel.data_parallel import accumulate
+
+MicroBatches = Iterable[tuple[Tensor, Tensor]]
+"""Tokens and labels, [MBS, seq] each, of whole sequences."""
+
+
+class Passes(Protocol):
+    """Runs the passes of a step over this rank's share of the model."""
+
+    @property
+    def stages(self) -> Sequence[Decoder]: ...
+
+    def add_gradients(self, batches: MicroBatches) -> Tensor | None:
+        """Adds the gradients of the mean loss; that loss of this rank, 0-d fp64, or null where it has none."""
+
+
+class Accumulation:
+    """One micro-batch after the other through the whole model."""
+
+    def __init__(self, model: Decoder, layout: Layout, positions: Tensor) -> None:
+        self.stages = [model]
+        self.layout = layout
+        self.positions = positions
+
+    def add_gradients(self, batches: MicroBatches) -> Tensor:
+        (model,) = self.stages
+        # fp64, because the mean of a few fp32 losses would depend on their order in its last digit.
+        total = torch.zeros((), device=self.positions.device, dtype=torch.float64)
+        for index, (tokens, labels) in enumerate(batches):
+            accumulate(model, last=index == self.layout.ga - 1)
+            loss = model(tokens[:, self.positions], labels[:, self.positions], self.positions)
+            (loss / self.layout.ga).backward()
+            total += loss.detach()
+        return total / self.layout.ga
