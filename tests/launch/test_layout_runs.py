@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real training with tensor and context parallel: the layout never changes the result."""
+"""Real training with tensor, context and pipeline parallel: the layout never changes the result."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +11,11 @@ Losses = Callable[..., list[dict[str, Any]]]
 
 WORKLOADS = ["pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick"]
 LAYOUTS = {
-    "tp2": ("--scale", "2", "--tp", "2"),
-    "cp2": ("--scale", "2", "--cp", "2"),
-    "tp2-cp2": ("--scale", "4", "--tp", "2", "--cp", "2"),
-    "fsdp2-tp2": ("--scale", "4", "--tp", "2"),
+    "tp2": ("--scale", "2", "--mbs", "4", "--tp", "2"),
+    "cp2": ("--scale", "2", "--mbs", "4", "--cp", "2"),
+    "tp2-cp2": ("--scale", "4", "--mbs", "4", "--tp", "2", "--cp", "2"),
+    "fsdp2-tp2": ("--scale", "4", "--mbs", "4", "--tp", "2"),
+    "pp2-vp2": ("--scale", "2", "--mbs", "4", "--pp", "2", "--vp", "2"),
 }
 
 
@@ -31,11 +32,23 @@ def assert_same_training(losses: Losses, workload: str, *options: str, steps: in
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_reproduces_one_process(losses: Losses, workload: str, layout: str) -> None:
-    assert_same_training(losses, workload, *LAYOUTS[layout], "--mbs", "4", steps=8)
+    assert_same_training(losses, workload, *LAYOUTS[layout], steps=8)
 
 
 def test_tensor_and_context_parallel_reproduce_a_longer_run_with_recomputation(losses: Losses) -> None:
-    options = (*LAYOUTS["tp2-cp2"], "--mbs", "4", "--recompute", "full")
+    options = (*LAYOUTS["tp2-cp2"], "--recompute", "full")
     steps = assert_same_training(losses, "pretrain_llama3.1", *options, steps=20)
     assert {step["slowest_rank"] for step in steps} | {step["peak_memory_rank"] for step in steps} <= set(range(4))
     assert all(step["rank_step_time_s_min"] <= step["rank_step_time_s_max"] for step in steps)
+
+
+def test_all_of_them_together_on_eight_processes_reproduce_one(losses: Losses) -> None:
+    options = ("--scale", "8", "--tp", "2", "--pp", "2", "--mbs", "1")
+    assert_same_training(losses, "pretrain_llama3.1", *options, steps=8)
+
+
+def test_pipeline_parallel_trains_in_bf16(losses: Losses) -> None:
+    options = ("--scale", "2", "--pp", "2", "--steps", "8", "--dtype", "bf16")
+    exact = losses("-w", "pretrain_llama3.1", "--scale", "1", "--steps", "20")
+    rounded = losses("-w", "pretrain_llama3.1", *options)
+    assert 0 < max(abs(a["loss"] - b["loss"]) for a, b in zip(exact, rounded, strict=False)) < 0.03
