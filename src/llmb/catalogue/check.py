@@ -60,7 +60,7 @@ def _pipeline(layout: Layout, *, batch_divides: bool) -> Iterator[str]:
 def _context(layout: Layout) -> Iterator[str]:
     if layout.cp > 1 and layout.seq_len % (2 * layout.cp):
         yield f"sequence length {layout.seq_len} does not divide by 2 x CP = {2 * layout.cp}"
-    elif layout.cp > 1 and layout.seq_len // layout.cp % layout.tp:
+    elif layout.seq_len % layout.tp == 0 and layout.seq_len // layout.cp % layout.tp:
         yield f"TP {layout.tp} does not divide the sequence length of one CP rank {layout.seq_len // layout.cp}"
 
 
