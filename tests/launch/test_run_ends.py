@@ -81,7 +81,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_as_invalid(start: Start) -> None
     folder = Path(result["run_dir"])
     assert record(folder)["status"] == "invalid"
     with (folder / f"log-{folder.name}.out").open("rb") as log:
-        outcome = judge_log(read_log(log), "auto")
+        outcome = judge_log(read_log(log, "auto"))
     assert outcome.status == "invalid"
     assert "gradient norm" in outcome.reason
 

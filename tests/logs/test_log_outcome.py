@@ -29,7 +29,7 @@ def line(step, steps=50, *, time=2.5, loss=12.5, tflops=600.0):
 
 
 def judge(text, rule="auto"):
-    return judge_log(read_log(io.BytesIO(text if isinstance(text, bytes) else text.encode())), rule)
+    return judge_log(read_log(io.BytesIO(text if isinstance(text, bytes) else text.encode()), rule))
 
 
 def run(numbers, steps=50, rule="auto", end="", **values):

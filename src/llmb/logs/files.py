@@ -89,7 +89,7 @@ def _refusal(path: Path) -> LogOutcome | None:
 def parse_file(path: Path, rule: str) -> ParsedFile:
     try:
         with path.open("rb", buffering=0) as stream:
-            log = read_log(stream)
+            log = read_log(stream, rule)
     except OSError as error:
         return ParsedFile(path, LogOutcome("unreadable", f"cannot be read: {error.strerror}"))
-    return ParsedFile(path, judge_log(log, rule))
+    return ParsedFile(path, judge_log(log))

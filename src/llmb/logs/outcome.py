@@ -2,13 +2,16 @@
 """Judges a run by its log: did it get through, are its numbers sound, how long did a step take."""
 
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from array import array
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
+
+import numpy as np
 
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
+from llmb.logs.attempt import Attempt
 from llmb.logs.clues import describe_content, last_words
 from llmb.logs.reader import RunLog
 from llmb.logs.step_line import find_invalid_line
@@ -35,29 +38,32 @@ class LogOutcome:
     loss_last: float | None = None
 
 
-def judge_log(log: RunLog, rule: str) -> LogOutcome:
-    """The outcome of a log, with statistics over the window that ``rule`` gives."""
-    if log.last is None:
+def judge_log(log: RunLog) -> LogOutcome:
+    """The outcome of a log, with statistics over the window that it was read for."""
+    attempt = log.attempt
+    if attempt.last is None:
         return LogOutcome("no_steps", _why_no_steps(log), steps=0, attempts=0)
     try:
-        window = resolve_window(rule, log.last + 1)
+        window = resolve_window(attempt.rule, attempt.last + 1)
     except UsageError as error:
-        return _outcome(log, "failed", error.what, None)
-    at = slice(bisect_left(log.step, window.first), bisect_right(log.step, window.last))
-    step_times = log.step_time_s[at]
-    unfinished = _why_unfinished(log, log.last, window, log.step[at])
-    bad = _why_invalid(log, window, step_times)
+        return _outcome(attempt, "failed", error.what, None)
+    unfinished = _why_unfinished(log, attempt.last, window)
+    bad = _why_invalid(log, window)
     if bad or unfinished:
         status: Status = "invalid" if bad else "failed"
-        return _outcome(log, status, "; ".join(filter(None, (bad, unfinished))), window)
-    tflops = log.tflops_per_gpu[at]
-    known = all(map(math.isfinite, tflops))
-    reason = f"{_steps_text(window.first, window.last)} of {log.last + 1}" + _attempts_text(log)
-    return _outcome(log, "success", reason, window, describe(step_times), describe(tflops) if known else None)
+        return _outcome(attempt, status, "; ".join(filter(None, (bad, unfinished))), window)
+    known = all(map(math.isfinite, attempt.tflops_per_gpu))
+    tflops = _describe(attempt.tflops_per_gpu) if known else None
+    reason = f"{_steps_text(window.first, window.last)} of {attempt.last + 1}" + _attempts_text(attempt)
+    return _outcome(attempt, "success", reason, window, _describe(attempt.step_time_s), tflops)
+
+
+def _describe(values: "array[float]") -> Statistics:
+    return describe(np.sort(values).tolist())  # which numpy does faster than Python, and there may be a million
 
 
 def _outcome(
-    log: RunLog,
+    attempt: Attempt,
     status: Status,
     reason: str,
     window: Window | None,
@@ -68,13 +74,13 @@ def _outcome(
         status=status,
         reason=reason,
         window=window,
-        steps=len(log.step),
-        attempts=log.attempts,
-        max_step=log.step[-1],
+        steps=attempt.steps,
+        attempts=attempt.number,
+        max_step=attempt.max_step,
         step_time_s=step_time_s,
         tflops_per_gpu=tflops_per_gpu,
-        loss_first=_finite(log.loss[0]),
-        loss_last=_finite(log.loss[-1]),
+        loss_first=_finite(attempt.loss_first),
+        loss_last=_finite(attempt.loss_last),
     )
 
 
@@ -90,21 +96,24 @@ def _why_no_steps(log: RunLog) -> str:
     return _quoting(f"no step line: {describe_content(log.head, log.tail)}", log.tail)
 
 
-def _why_unfinished(log: RunLog, last: int, window: Window, seen: Sequence[int]) -> str | None:
-    if log.step[-1] < last:
+def _why_unfinished(log: RunLog, last: int, window: Window) -> str | None:
+    attempt = log.attempt
+    if attempt.max_step < last:
         where = ", while it logged the next" if log.truncated_line else ""
-        return _quoting(f"died after step {log.step[-1]} of {last + 1}{where}{_attempts_text(log)}", log.tail)
-    missing = sorted(set(range(window.first, window.last + 1)).difference(seen))
-    if missing:
-        word = "step" if len(missing) == 1 else "steps"
-        return f"{word} {_ranges(missing)} missing{_attempts_text(log)}"
+        return _quoting(f"died after step {attempt.max_step} of {last + 1}{where}{_attempts_text(attempt)}", log.tail)
+    if len(attempt.step) < window.last - window.first + 1:
+        seen = (window.first - 1, *attempt.step, window.last + 1)
+        gaps = [range(before + 1, after) for before, after in pairwise(seen) if after > before + 1]
+        word = "step" if sum(map(len, gaps)) == 1 else "steps"
+        return f"{word} {', '.join(map(_range_text, gaps))} missing{_attempts_text(attempt)}"
     return None
 
 
-def _why_invalid(log: RunLog, window: Window, step_times: Iterable[float]) -> str | None:
-    if log.bad_loss_step is not None:
-        return f"loss is {log.loss[log.step.index(log.bad_loss_step)]} from step {log.bad_loss_step}"
-    if not all(map(math.isfinite, step_times)):
+def _why_invalid(log: RunLog, window: Window) -> str | None:
+    attempt = log.attempt
+    if attempt.bad_loss_step is not None:
+        return f"loss is {attempt.bad_loss} from step {attempt.bad_loss_step}"
+    if not all(map(math.isfinite, attempt.step_time_s)):
         return f"a step time in {_steps_text(window.first, window.last)} is not finite"
     return find_invalid_line(log.tail)
 
@@ -114,20 +123,13 @@ def _quoting(reason: str, tail: bytes) -> str:
     return f"{reason}; {words}" if words else reason
 
 
-def _attempts_text(log: RunLog) -> str:
-    return f" (attempt {log.attempts})" if log.attempts > 1 else ""
+def _attempts_text(attempt: Attempt) -> str:
+    return f" (attempt {attempt.number})" if attempt.number > 1 else ""
 
 
 def _steps_text(first: int, last: int) -> str:
     return f"step {first}" if first == last else f"steps {first}-{last}"
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """'36, 37, 40-44' for ascending numbers."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+def _range_text(steps: range) -> str:
+    return f"{steps[0]}-{steps[-1]}" if len(steps) > 2 else ", ".join(map(str, steps))

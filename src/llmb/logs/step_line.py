@@ -8,19 +8,22 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 STEP_LINE_HEAD = b"Training epoch "
-_BODY_BYTES = 4000
+MAX_BODY_BYTES = 4000
 MAX_LINE_BYTES = 4096
-"""No step line is longer: the head takes at most 57 bytes, the fields ``_BODY_BYTES``."""
+"""No step line is longer: the head takes at most 57 bytes, the fields ``MAX_BODY_BYTES``."""
 
 # Everything is bounded and the body possessive, so that text without line ends costs no quadratic time.
 _LINE = re.compile(
-    rb"Training epoch \d{1,9}, iteration (\d{1,9})/(\d{1,9}) \|([^\r\n]{0,%d}+)(?:[\r\n]|\Z)" % _BODY_BYTES
+    rb"Training epoch \d{1,9}, iteration (\d{1,9})/(\d{1,9}) \|([^\r\n]{0,%d}+)(?:[\r\n]|\Z)" % MAX_BODY_BYTES
 )
-_STEP_TIME = re.compile(rb" train_step_timing in s: ([^ |\r\n]+)")
-_LOSS = re.compile(rb" reduced_train_loss: ([^ |\r\n]+)")
-_TFLOPS = re.compile(rb" TFLOPS_per_GPU: ([^ |\r\n]+)")
-_FIELDS_READ = (b"train_step_timing in s", b"reduced_train_loss", b"TFLOPS_per_GPU")
-
+STEP_TIME_FIELD = b" train_step_timing in s: "
+LOSS_FIELD = b" reduced_train_loss: "
+TFLOPS_FIELD = b" TFLOPS_per_GPU: "
+_NAMES_READ = tuple(field.strip(b": ") for field in (STEP_TIME_FIELD, LOSS_FIELD, TFLOPS_FIELD))
+_VALUE = rb"([^ |\r\n]+)"
+_STEP_TIME = re.compile(STEP_TIME_FIELD + _VALUE)
+_LOSS = re.compile(LOSS_FIELD + _VALUE)
+_TFLOPS = re.compile(TFLOPS_FIELD + _VALUE)
 
 INVALID_HEAD = "llmb: the run is invalid: "
 _INVALID = re.compile(rb"^%s([^\r\n]*)" % INVALID_HEAD.encode(), re.MULTILINE)
@@ -112,7 +115,7 @@ def _split(line: bytes, *, ended: bool) -> Iterator[StepLine | None]:
 def _is_whole(body: bytes) -> bool:
     """Whether the values that are read are complete although no line end says so."""
     name, _, value = body.rpartition(b"|")[2].strip().partition(b": ")
-    return b" consumed_samples: " in body and value != b"" and name not in _FIELDS_READ
+    return b" consumed_samples: " in body and value != b"" and name not in _NAMES_READ
 
 
 def _read(number: bytes, last: bytes, body: bytes) -> StepLine | None:

@@ -90,7 +90,7 @@ def _add_throughput(table: Table, result: Result, expected: Expectation | None) 
     for convention in Convention:
         mfu = metrics.mfu_pct[convention]
         if mfu is not None:
-            published = expected.mfu_pct if expected and convention is Convention.PUBLISHED else None
+            published = expected.mfu_pct if expected and convention == Convention.PUBLISHED else None
             table.add_row(f"MFU %, {convention}", number(mfu), number(published) if published else "")
     if "mfu_pct" in metrics.reasons:
         table.add_row("MFU %", "n/a", "", metrics.reasons["mfu_pct"])
