@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmb.logs.checkpoint_line import LoadLine, format_load_line
 from llmb.logs.outcome import judge_log
 from llmb.logs.reader import read_log
 from llmb.logs.step_line import format_step_line
@@ -187,3 +188,26 @@ def test_a_success_always_has_every_step_of_its_window(numbers, rule):
     else:
         assert found.reason
         assert found.step_time_s is None
+
+
+LOADED = format_load_line(LoadLine(0, 1744407969.27, 9.712))
+
+
+def test_a_run_that_went_on_from_a_checkpoint_has_its_window_after_it():
+    continued = "".join(line(number, 100) + "\n" for number in range(50, 100))
+    found = judge(f"{LOADED}\n{continued}")
+    assert (found.status, found.reason) == ("success", "steps 85-94 of 100")
+    assert judge(f"{LOADED}\n{line(50, 51)}").status == "success"
+    assert judge(continued).reason == "steps 70-89 of 100"
+
+
+def test_a_load_after_the_first_step_changes_nothing():
+    later = f"{LOADED}\n".join(line(number) + "\n" for number in range(50))
+    assert judge(later).reason == "steps 35-44 of 50"
+
+
+@pytest.mark.parametrize("before", [0, 2**18 - 10, 2**18])
+def test_a_load_is_seen_wherever_the_file_is_cut_for_reading(before):
+    noise = "x" * 99 + "\n"
+    head = (noise * (before // 100 + 1))[: before - 1] + "\n" if before else ""
+    assert judge(f"{head}{LOADED}\n{line(50, 51)}").status == "success"

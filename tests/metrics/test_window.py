@@ -37,6 +37,22 @@ def test_every_run_has_a_window_inside_it(rule, steps):
     assert 0 <= window.first <= window.last < steps
 
 
+@given(
+    st.sampled_from(["auto", "last", "all"]),
+    st.integers(min_value=1, max_value=10**6),
+    st.integers(min_value=0, max_value=10**6),
+)
+def test_a_run_that_goes_on_has_the_window_of_a_new_one_moved(rule, steps, first_step):
+    new, moved = resolve_window(rule, steps), resolve_window(rule, steps, first_step)
+    assert (moved.first, moved.last) == (new.first + first_step, new.last + first_step)
+
+
+def test_a_window_is_given_in_the_numbers_of_the_whole_training():
+    assert resolve_window("55-58", 10, 50).first == 55
+    with pytest.raises(UsageError, match="window 5-8 is outside the run, whose 10 steps are numbered 50-59"):
+        resolve_window("5-8", 10, 50)
+
+
 @pytest.mark.parametrize(
     "rule", ["", "A-B", "5", "5-", "-5", "44-35", "1-2-3", "1.5-3", " 1-2", "Auto", "\u0661-\u0662"]
 )

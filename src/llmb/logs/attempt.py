@@ -28,6 +28,8 @@ class Attempt:
     rule: str
     foreseen_last: int | None = None
     """Number of the run's last step where it is known before the log is read."""
+    continued: bool = False
+    """The run loaded a checkpoint before its first step, which need not be number 0 then."""
     number: int = 0
     """Counts from 1: step numbers that fall back begin a new attempt."""
     last: int | None = None
@@ -36,6 +38,8 @@ class Attempt:
     """None before the first step, and where the rule does not fit the run."""
     window_last: int | None = None
     """Number of the last step of the run that the window is made for, as the attempt's first line declares it."""
+    first_step: int = 0
+    """Where the run begins."""
     steps: int = 0
     max_step: int = -1
     loss_first: float = math.nan
@@ -93,13 +97,14 @@ class Attempt:
     def _begin(self, line: StepLine) -> None:
         self.number += 1
         self.steps, self.max_step = 0, -1
+        self.first_step = line.step if self.continued else 0
         self.loss_first = _or_nan(line.loss)
         self.bad_loss_step, self.bad_loss = None, math.nan
         for column in (self.step, self.step_time_s, self.tflops_per_gpu):
             del column[:]
         self.window_last = line.last if self.foreseen_last is None else self.foreseen_last
         try:
-            self.window = resolve_window(self.rule, self.window_last + 1)
+            self.window = resolve_window(self.rule, self.window_last + 1 - self.first_step, self.first_step)
         except UsageError:
             self.window = None
 

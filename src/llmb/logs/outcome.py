@@ -44,7 +44,7 @@ def judge_log(log: RunLog) -> LogOutcome:
     if attempt.last is None:
         return LogOutcome("no_steps", _why_no_steps(log), steps=0, attempts=0)
     try:
-        window = resolve_window(attempt.rule, attempt.last + 1)
+        window = resolve_window(attempt.rule, attempt.last + 1 - attempt.first_step, attempt.first_step)
     except UsageError as error:
         return _outcome(attempt, "failed", error.what, None)
     unfinished = _why_unfinished(log, attempt.last, window)

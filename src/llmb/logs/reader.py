@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 from llmb.logs.attempt import Attempt
 from llmb.logs.block import StepBlock, find_block
+from llmb.logs.checkpoint_line import LOAD_HEAD
 from llmb.logs.step_line import MAX_LINE_BYTES, find_steps, find_unended_steps
 
 CHUNK_BYTES = 1 << 19  # stays in a core's cache between reading and searching
@@ -60,6 +61,8 @@ def _read(stream: BinaryIO, attempt: Attempt, chunk_bytes: int) -> RunLog:
     for chunk in _chunks(stream, chunk_bytes):
         text = chunk.text
         size += len(text)
+        if not attempt.number:
+            attempt.continued = attempt.continued or LOAD_HEAD in rest + text
         if len(head) < _HEAD_BYTES:
             head = (head + text)[:_HEAD_BYTES]
         tail = (tail + text)[-_TAIL_BYTES:] if len(text) < _TAIL_BYTES else text[-_TAIL_BYTES:]

@@ -19,26 +19,28 @@ def check_rule(rule: str) -> None:
         raise _bad_window(f"window '{rule}' ends before it begins")
 
 
-def resolve_window(rule: str, total_steps: int) -> Window:
-    """The window of a run of ``total_steps`` steps, numbered from 0.
+def resolve_window(rule: str, total_steps: int, first_step: int = 0) -> Window:
+    """The window of a run of ``total_steps`` steps; ``first_step`` is not 0 where it goes on from a checkpoint.
 
     ``auto`` leaves out the first 70 % (warm-up) and the last 10 % (checkpoint, clean-up): 35-44 of 50 steps.
     """
     if total_steps < 1:
         raise ValueError("a run has at least one step")
     check_rule(rule)
-    last_step = total_steps - 1
+    last_step = first_step + total_steps - 1
     match rule:
         case "auto":
             first = 7 * total_steps // 10
-            return Window(first=first, last=max(first, 9 * total_steps // 10 - 1), rule=rule)
+            last = max(first, 9 * total_steps // 10 - 1)
+            return Window(first=first_step + first, last=first_step + last, rule=rule)
         case "last":
             return Window(first=last_step, last=last_step, rule=rule)
         case "all":
-            return Window(first=0, last=last_step, rule=rule)
+            return Window(first=first_step, last=last_step, rule=rule)
     first, last = (int(number) for number in rule.split("-"))
-    if last > last_step:
-        raise _bad_window(f"window {rule} is outside the run, whose {total_steps} steps are numbered 0-{last_step}")
+    if first < first_step or last > last_step:
+        numbered = f"{first_step}-{last_step}"
+        raise _bad_window(f"window {rule} is outside the run, whose {total_steps} steps are numbered {numbered}")
     return Window(first=first, last=last, rule=rule)
 
 
