@@ -7,10 +7,22 @@ from typing import Literal
 from llmb.catalogue.records import Dtype, Recipe, Record, Window
 from llmb.errors import UsageError
 from llmb.metrics.window import resolve_window
+from llmb.runs.checkpoint import SavedCheckpoint, model_differences
 
 Device = Literal["cpu", "cuda"]
 RECOMPUTE = ("none", "selective", "full")
 MISSING = {"ep": "expert", "etp": "expert tensor"}
+
+
+DEFAULT_SEED = 1234
+
+
+class Start(Record):
+    """The checkpoint that a run goes on from: where it lies, and how far its training had come."""
+
+    path: str
+    step: int
+    consumed_samples: int
 
 
 class Plan(Record):
@@ -22,6 +34,29 @@ class Plan(Record):
     window: Window
     seed: int
     recompute: Literal["none", "selective", "full"]
+    save_checkpoint: bool = False
+    checkpoint_interval: int | None = None
+    start: Start | None = None
+
+    @property
+    def first_step(self) -> int:
+        """Steps are numbered through the whole training, over all runs that went on from each other."""
+        return self.start.step if self.start else 0
+
+    @property
+    def last_step(self) -> int:
+        return self.first_step + self.steps - 1
+
+    def samples_before(self, step: int) -> int:
+        """Samples that the training consumed before ``step``; earlier runs may have had another batch size."""
+        consumed = self.start.consumed_samples if self.start else 0
+        return consumed + (step - self.first_step) * self.recipe.layout.gbs
+
+    def saves_after(self, step: int) -> bool:
+        """Whether a checkpoint is saved after ``step``: after the last one, and in between where an interval is set."""
+        if step == self.last_step:
+            return self.save_checkpoint
+        return self.checkpoint_interval is not None and (step + 1) % self.checkpoint_interval == 0
 
 
 def make_plan(
@@ -30,28 +65,42 @@ def make_plan(
     device: Device,
     steps: int,
     window: str = "auto",
-    seed: int = 1234,
+    seed: int | None = None,
     recompute: Literal["none", "selective", "full"] = "none",
     peak_lr: float | None = None,
     warmup_steps: int | None = None,
+    save_checkpoint: bool = False,
+    checkpoint_interval: int | None = None,
+    checkpoint: SavedCheckpoint | None = None,
 ) -> Plan:
     """Checks that the engine can train ``recipe`` this way.
+
+    A run that goes on from a checkpoint takes seed and training (optimizer, schedule, data) from there, but for what is
+    given here. An interval between checkpoints includes the one at the end.
 
     Raises UsageError with all reasons why it cannot.
     """
     problems = list(_problems(recipe, steps, peak_lr, warmup_steps))
+    if checkpoint_interval is not None and checkpoint_interval < 1:
+        problems.append(f"--checkpoint-interval is {checkpoint_interval}; it must be at least 1")
+    if checkpoint:
+        problems.extend(_checkpoint_problems(recipe, seed, checkpoint))
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         raise UsageError(f"this run cannot be planned:\n{lines}", do="see 'llmb run --help'")
     changes = {"peak_lr": peak_lr, "warmup_steps": warmup_steps}
-    training = recipe.training.model_copy(update={k: v for k, v in changes.items() if v is not None})
+    saved = checkpoint.record if checkpoint else None
+    training = (saved or recipe).training.model_copy(update={k: v for k, v in changes.items() if v is not None})
     return Plan(
         recipe=recipe.model_copy(update={"training": training}),
         device=device,
         steps=steps,
-        window=resolve_window(window, steps),
-        seed=seed,
+        window=resolve_window(window, steps, saved.step if saved else 0),
+        seed=seed if seed is not None else saved.seed if saved else DEFAULT_SEED,
         recompute=recompute,
+        save_checkpoint=save_checkpoint or checkpoint_interval is not None,
+        checkpoint_interval=checkpoint_interval,
+        start=_start(checkpoint) if checkpoint else None,
     )
 
 
@@ -70,3 +119,16 @@ def _problems(recipe: Recipe, steps: int, peak_lr: float | None, warmup_steps: i
         yield "the engine trains all weights; it has no LoRA adapters yet"
     if recipe.dtype is Dtype.FP8:
         yield "the engine computes in fp32 and bf16; it has no fp8 yet"
+
+
+def _checkpoint_problems(recipe: Recipe, seed: int | None, checkpoint: SavedCheckpoint) -> Iterator[str]:
+    record = checkpoint.record
+    for difference in model_differences(recipe.model, record.model):
+        yield f"the checkpoint is of another model: {difference}"
+    if seed is not None and seed != record.seed:
+        yield f"--seed is {seed}, but the checkpoint was trained with {record.seed}; leave --seed out"
+
+
+def _start(checkpoint: SavedCheckpoint) -> Start:
+    record = checkpoint.record
+    return Start(path=str(checkpoint.path), step=record.step, consumed_samples=record.consumed_samples)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint on disk: its name, its record, and whether it is whole.
+
+A checkpoint is written beside its place, under a name that begins with a dot. Its record is written last and names
+every file with its size, then the folder takes its own name: a folder with that name is whole, or was damaged later.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from llmb.catalogue.records import Dtype, Layout, Model, Record, Training
+from llmb.errors import UsageError
+from llmb.runs.foreign_checkpoint import describe_folder
+
+RECORD = "checkpoint.json"
+WEIGHTS = "weights"
+PARTIAL = ".partial"
+NOT_ARCHITECTURE = ("model", "size", "source", "init_std", "max_seq_len")
+"""Fields of a model that may differ between checkpoint and run: names, and what acts on new models only."""
+
+
+class CheckpointRecord(Record):
+    """The content of ``checkpoint.json``: what was trained, how far, and the files with their sizes in bytes."""
+
+    schema_version: Literal[1] = 1
+    llmb_version: str
+    saved_at: str
+    workload: str
+    size: str
+    dtype: Dtype
+    model: Model
+    layout: Layout
+    training: Training
+    seed: int
+    step: int
+    """Steps done."""
+    consumed_samples: int
+    files: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """A whole checkpoint and where it lies."""
+
+    path: Path
+    record: CheckpointRecord
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.record.files.values())
+
+
+def checkpoint_name(step: int, consumed_samples: int) -> str:
+    return f"step={step}-consumed_samples={consumed_samples}"
+
+
+def partial_path(checkpoint: Path) -> Path:
+    """Where ``checkpoint`` is written until it is whole."""
+    return checkpoint.with_name(f".{checkpoint.name}{PARTIAL}")
+
+
+def read_checkpoint(path: Path) -> SavedCheckpoint:
+    """The checkpoint at ``path``, the folder above ``weights``.
+
+    Raises UsageError where there is none, where it is not whole, or where it is not one of llmb.
+    """
+    try:
+        record = _read_record(path)
+        missing = list(_damage(path, record))
+    except OSError as error:
+        raise UsageError(f"the checkpoint cannot be read: {error.strerror}", where=str(error.filename)) from error
+    if missing:
+        lines = "\n".join(f"  - {line}" for line in missing[:10])
+        raise UsageError(f"the checkpoint is not whole:\n{lines}", where=str(path), do="load another one")
+    return SavedCheckpoint(path.absolute(), record)
+
+
+def saved_checkpoints(folder: Path) -> list[SavedCheckpoint]:
+    """The whole checkpoints in ``folder``, by their step."""
+    found = []
+    for path in folder.glob(f"*/{RECORD}"):
+        if not path.parent.name.startswith("."):
+            try:
+                found.append(read_checkpoint(path.parent))
+            except UsageError:
+                continue
+    return sorted(found, key=lambda checkpoint: checkpoint.record.step)
+
+
+def model_differences(ours: Model, theirs: Model) -> Iterator[str]:
+    """What keeps weights of one model from being weights of the other, field by field."""
+    mine, other = (model.model_dump(exclude=set(NOT_ARCHITECTURE)) for model in (ours, theirs))
+    for name, value in mine.items():
+        if value != other[name]:
+            yield f"{name} is {other[name]} in the checkpoint and {value} in this run"
+
+
+def _read_record(path: Path) -> CheckpointRecord:
+    if not path.exists():
+        raise UsageError("there is no such checkpoint", where=str(path), do="give a folder that holds 'weights'")
+    if path.name.startswith(".") and path.name.endswith(PARTIAL):
+        raise UsageError("this checkpoint was never finished: its run ended while it was saved", where=str(path))
+    if not (path / RECORD).is_file():
+        description = describe_folder(path, RECORD)
+        raise UsageError(
+            f"this is no checkpoint of llmb: {description.what}",
+            where=str(path),
+            choices=description.checkpoints,
+            do="give a folder that 'llmb run --save-checkpoint' wrote, the one above 'weights'",
+        )
+    try:
+        return CheckpointRecord.model_validate_json((path / RECORD).read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        problem = f"{place}: {first['msg']}" if place else first["msg"]
+        raise UsageError(
+            f"'{RECORD}' is not one that this version of llmb reads: {problem}",
+            where=str(path / RECORD),
+            do="load it with the version that saved it, if it says which",
+        ) from error
+
+
+def _damage(path: Path, record: CheckpointRecord) -> Iterator[str]:
+    if not record.files:
+        yield "its record names no file"
+    for name, size in record.files.items():
+        file = path / name
+        if not file.is_file():
+            yield f"{name} is missing"
+        elif file.stat().st_size != size:
+            yield f"{name} has {file.stat().st_size} of {size} bytes"

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the disk has room for a run's checkpoints."""
+
+import shutil
+from pathlib import Path
+
+from llmb.catalogue.records import Model
+from llmb.errors import EnvironmentProblem
+from llmb.metrics.parameters import parameter_count
+from llmb.runs.plan import Plan
+
+GB = 10**9
+
+
+def checkpoint_bytes(model: Model) -> int:
+    """An estimate: each parameter is kept in fp32, beside AdamW's two moments of it."""
+    return 4 * 3 * parameter_count(model)[0]
+
+
+def check_space(plan: Plan, folder: Path) -> None:
+    """Raises EnvironmentProblem where all checkpoints of ``plan`` do not fit on the disk of ``folder``.
+
+    ``folder`` need not exist yet.
+    """
+    count = sum(map(plan.saves_after, range(plan.first_step, plan.last_step + 1)))
+    if not count:
+        return
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    need, have = count * checkpoint_bytes(plan.recipe.model), shutil.disk_usage(existing).free
+    if need > have:
+        plural = "checkpoint needs" if count == 1 else "checkpoints need"
+        raise EnvironmentProblem(
+            f"{count} {plural} about {_gb(need)}; the disk has {_gb(have)} free",
+            where=str(folder),
+            do="free some space, set LLMB_INSTALL to a folder on another disk, or save less often",
+        )
+
+
+def _gb(size: int) -> str:
+    return f"{size / GB:,.0f} GB" if size >= 100 * GB else f"{size / GB:.3g} GB"
