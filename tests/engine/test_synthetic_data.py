@@ -19,7 +19,9 @@ def data(seed: int = 1, distribution: str = "uniform") -> SyntheticData:
 def test_a_step_sees_its_own_samples_whatever_the_layout(gpus: int, mbs: int) -> None:
     layout = Layout(gpus=gpus, mbs=mbs, gbs=16, seq_len=32, layers=1)
     source = data()
-    seen = [row for rank in range(gpus) for tokens, _ in micro_batches(source, layout, 3, rank, CPU) for row in tokens]
+    seen = [
+        row for rank in range(gpus) for tokens, _ in micro_batches(source, layout, 3 * 16, rank, CPU) for row in tokens
+    ]
     expected = [source.sample(number)[:-1] for number in range(3 * 16, 4 * 16)]
     assert sorted(row.tolist() for row in seen) == sorted(row.tolist() for row in expected)
 

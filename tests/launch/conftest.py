@@ -2,6 +2,7 @@
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -72,16 +73,45 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 
 @pytest.fixture(scope="session")
-def losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[dict[str, Any]]]:
-    """The steps of a finished run of a tiny model; runs with the same options are done once."""
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """The result of a finished run of a tiny model; runs with the same options are done once."""
 
     @functools.cache
-    def steps(*options: str) -> list[dict[str, Any]]:
+    def result(*options: str) -> dict[str, Any]:
         environ = {**os.environ, "LLMB_INSTALL": str(tmp_path_factory.mktemp("runs"))}
         command = [*LLMB, "run", "-s", "tiny", "--gpu-type", "cpu", *options, "--json"]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        folder = Path(json.loads(done.stdout)["run_dir"])
-        return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document
 
-    return steps
+    return result
+
+
+def read_steps(run_dir: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="session")
+def losses(finished: Callable[..., dict[str, Any]]) -> Callable[..., list[dict[str, Any]]]:
+    """The steps of a finished run of a tiny model; runs with the same options are done once."""
+    return lambda *options: read_steps(finished(*options)["run_dir"])
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, needs: Callable[..., None]) -> Callable[[str], list[str]]:
+    """Makes a command prefix that runs what follows with a file system of a given size at ``tmp_path``/disk.
+
+    The file system is gone when the command ends; what was on it is then in ``tmp_path``/kept.
+    """
+    probe = ["unshare", "--mount", "--map-root-user", "sh", "-c", 'mount -t tmpfs tmpfs "$0"', str(tmp_path)]
+    possible = shutil.which("unshare") is not None and subprocess.run(probe, check=False).returncode == 0
+    needs("mount", possible, "unshare (util-linux) must be allowed to mount a small file system")
+
+    def prefix(size: str) -> list[str]:
+        (tmp_path / "disk").mkdir()
+        mount = f'mount -t tmpfs -o size={size} tmpfs "$0/disk" || exit 99'
+        script = f'{mount}; "$@" & trap "kill $!" TERM; wait $!; code=$?; cp -r "$0/disk" "$0/kept"; exit $code'
+        return ["unshare", "--mount", "--map-root-user", "sh", "-c", script, str(tmp_path)]
+
+    return prefix

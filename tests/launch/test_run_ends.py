@@ -3,9 +3,7 @@
 
 import json
 import os
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +68,7 @@ def test_a_finished_run_keeps_everything_that_decided_it(start: Start, tmp_path:
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_as_invalid(start: Start) -> None:
-    run = start(*LLAMA, "--lr", "1e38", "--json")
+    run = start(*LLAMA, "--lr", "1e38", "--save-checkpoint", "--json")
     out, talk = run.process.communicate()
     assert run.process.returncode == 6
     assert "the run is invalid: step" in talk
@@ -80,6 +78,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_as_invalid(start: Start) -> None
     assert result["step_time_s"] is None
     folder = Path(result["run_dir"])
     assert record(folder)["status"] == "invalid"
+    assert not (folder / "checkpoints").exists()
     with (folder / f"log-{folder.name}.out").open("rb") as log:
         outcome = judge_log(read_log(log, "auto"))
     assert outcome.status == "invalid"
@@ -121,21 +120,6 @@ def test_an_interrupted_run_leaves_no_process_behind(start: Start, how: signal.S
     assert gone(list(workers.values()))
     assert record(folder)["status"] == "failed"
     assert (folder / "metrics.jsonl").read_text().count("\n") >= 3
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path, needs: Callable[..., None]) -> Callable[[str], list[str]]:
-    """Makes a command prefix that runs what follows with a file system of a given size at ``tmp_path``/disk."""
-    probe = ["unshare", "--mount", "--map-root-user", "sh", "-c", 'mount -t tmpfs tmpfs "$0"', str(tmp_path)]
-    possible = shutil.which("unshare") is not None and subprocess.run(probe, check=False).returncode == 0
-    needs("mount", possible, "unshare (util-linux) must be allowed to mount a small file system")
-
-    def prefix(size: str) -> list[str]:
-        (tmp_path / "disk").mkdir()
-        mount = f'mount -t tmpfs -o size={size} tmpfs "$0/disk" && exec "$@"'
-        return ["unshare", "--mount", "--map-root-user", "sh", "-c", mount, str(tmp_path)]
-
-    return prefix
 
 
 @pytest.mark.parametrize("size", ["4k", "64k"])

@@ -4,6 +4,7 @@
 import functools
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,28 @@ from llmb.catalogue.resolve import Overrides, Request
 
 LAYOUT = "Layout overrides"
 
+CHECKPOINTS = "Checkpoints"
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+SaveCheckpoint = Annotated[
+    bool, typer.Option("--save-checkpoint", help="Save a checkpoint after the last step.", rich_help_panel=CHECKPOINTS)
+]
+CheckpointInterval = Annotated[
+    int | None,
+    typer.Option(
+        "--checkpoint-interval",
+        help="Save one every N steps as well, while training goes on.",
+        rich_help_panel=CHECKPOINTS,
+    ),
+]
+LoadCheckpoint = Annotated[
+    Path | None,
+    typer.Option(
+        "--load-checkpoint",
+        help="Go on from a checkpoint, the folder above 'weights', on any number of processes.",
+        rich_help_panel=CHECKPOINTS,
+    ),
+]
 
 
 def recipe_options(

@@ -17,8 +17,9 @@ LINE_EVERY_S = 5.0
 class RunProgress:
     """Shows steps as they are done, with step time, loss and the time that is left."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, first_step: int = 0) -> None:
         self.total = total
+        self.first_step = first_step
         self.spoke_at = time.monotonic()
         self.bar: Progress | None = None
         if sys.stderr.isatty():
@@ -38,9 +39,10 @@ class RunProgress:
             self.bar.stop()
 
     def step(self, step: Step) -> None:
-        text = f"step {step.step + 1}/{self.total}  {step.step_time_s:.4g} s  loss {step.loss:.4g}"
+        done = step.step + 1 - self.first_step
+        text = f"step {done}/{self.total}  {step.step_time_s:.4g} s  loss {step.loss:.4g}"
         if self.bar:
-            self.bar.update(self.task, completed=step.step + 1, description=text)
-        elif time.monotonic() - self.spoke_at > LINE_EVERY_S or step.step + 1 == self.total:
+            self.bar.update(self.task, completed=done, description=text)
+        elif time.monotonic() - self.spoke_at > LINE_EVERY_S or done == self.total:
             self.spoke_at = time.monotonic()
-            sys.stderr.write(f"{text}  {step.step_time_s * (self.total - step.step - 1):.0f} s left\n")
+            sys.stderr.write(f"{text}  {step.step_time_s * (self.total - done):.0f} s left\n")

@@ -10,30 +10,41 @@ import typer
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import CPU, Request
-from llmb.cli.options import Json, takes_recipe
+from llmb.cli.options import CheckpointInterval, Json, LoadCheckpoint, SaveCheckpoint, takes_recipe
 from llmb.cli.progress import RunProgress
 from llmb.launch.command import local_command, local_variables
 from llmb.launch.local_run import raise_unless_successful, run_here
 from llmb.launch.machine import check_machine, recipe_for, this_machine
 from llmb.report.output import print_json, print_table
 from llmb.report.run_report import plan_document, plan_table, run_document, run_table
+from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.folder import RunFolder, create_run_folder, experiment_name, install_root, run_parent
 from llmb.runs.plan import Plan, make_plan
+from llmb.runs.space import check_space
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 TRAINING = "Training"
+DEFAULT_STEPS = 50
 
 
 @app.command()
 @takes_recipe
 def run(
     request: Request,
-    steps: Annotated[int, typer.Option("--steps", help="Training steps.", rich_help_panel=TRAINING)] = 50,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps", help="Training steps. Default: 50; 1 with --load-checkpoint.", rich_help_panel=TRAINING
+        ),
+    ] = None,
     window: Annotated[
         str, typer.Option("--window", help="Steps to take statistics over: auto, last, all or A-B.")
     ] = "auto",
-    seed: Annotated[int, typer.Option("--seed", help="Of initial values and data.", rich_help_panel=TRAINING)] = 1234,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", help="Of initial values and data. Default: 1234.", rich_help_panel=TRAINING),
+    ] = None,
     lr: Annotated[float | None, typer.Option("--lr", help="Peak learning rate.", rich_help_panel=TRAINING)] = None,
     warmup_steps: Annotated[
         int | None, typer.Option("--warmup-steps", help="Warm-up of the learning rate.", rich_help_panel=TRAINING)
@@ -42,6 +53,9 @@ def run(
         Literal["none", "selective", "full"],
         typer.Option("--recompute", help="Activation checkpointing.", rich_help_panel=TRAINING),
     ] = "none",
+    save_checkpoint: SaveCheckpoint = False,
+    checkpoint_interval: CheckpointInterval = None,
+    load_checkpoint: LoadCheckpoint = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the command, run nothing.")] = False,
     json: Json = False,
 ) -> None:
@@ -57,9 +71,14 @@ def run(
     - `llmb run -w pretrain_nemotron4 -s tiny --scale 2 --steps 20 --json`
 
     - `llmb run -w pretrain_llama3.1 -s 8b --scale 1 --gpu-type h100 --dry-run`
+
+    - `llmb run -w pretrain_llama3.1 -s tiny --save-checkpoint`
     """
     catalogue, machine = Catalogue(), this_machine()
     recipe = recipe_for(catalogue, request, machine)
+    checkpoint = read_checkpoint(load_checkpoint) if load_checkpoint else None
+    if steps is None:
+        steps = 1 if checkpoint else DEFAULT_STEPS
     plan = make_plan(
         recipe,
         device="cpu" if recipe.gpu_type == CPU else "cuda",
@@ -69,6 +88,9 @@ def run(
         recompute=recompute,
         peak_lr=lr,
         warmup_steps=warmup_steps,
+        save_checkpoint=save_checkpoint,
+        checkpoint_interval=checkpoint_interval,
+        checkpoint=checkpoint,
     )
     variables = local_variables(plan, machine.cores)
     install = install_root(os.environ, Path.cwd())
@@ -76,6 +98,7 @@ def run(
         _print_plan(plan, install, variables, json=json)
     else:
         check_machine(plan, machine)
+        check_space(plan, run_parent(install, plan))
         _run(plan, create_run_folder(install, plan), variables, json=json)
 
 
@@ -88,7 +111,7 @@ def _print_plan(plan: Plan, install: Path, variables: dict[str, str], *, json: b
 
 
 def _run(plan: Plan, folder: RunFolder, variables: dict[str, str], *, json: bool) -> None:
-    with RunProgress(plan.steps) as progress:
+    with RunProgress(plan.steps, plan.first_step) as progress:
         result = run_here(plan, folder, variables, progress.step)
     if json:
         print_json(run_document(folder, plan, result))

@@ -5,12 +5,16 @@ import gc
 import json
 import time
 from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import AdamW
 
+from llmb.engine.checkpoint.load import load_checkpoint
+from llmb.engine.checkpoint.save import Saver
 from llmb.engine.data.synthetic import SyntheticData, micro_batches
 from llmb.engine.device import memory
 from llmb.engine.environment import describe_environment
@@ -47,14 +51,20 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks) -> None:
         seed=plan.seed,
         distribution=plan.recipe.training.data,
     )
+    if plan.start:
+        load_checkpoint(Path(plan.start.path), stages, optimizers, ranks)
+    saver = Saver(plan, folder, ranks, stages, optimizers)
     with ExitStack() as stack:
         reporter = stack.enter_context(Reporter(folder, plan)) if ranks.is_first else None
-        for number in range(plan.steps):
+        for number in range(plan.first_step, plan.last_step + 1):
+            saving = saver.busy
             step = timed_step(number, plan, passes, optimizers, data, ranks)
             if reporter:
-                reporter.report(step, memory(ranks.device))
+                reporter.report(replace(step, saving=saving), memory(ranks.device))
             if not step.finite:
                 break
+            saver.after_step(number)
+        saver.finish()
 
 
 def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
@@ -85,7 +95,8 @@ def train_step(
 ) -> tuple[Tensor | None, Tensor]:
     """One optimizer step over all micro-batches: this rank's mean loss, if it has one, and all ranks' gradient norm."""
     layout, training = plan.recipe.layout, plan.recipe.training
-    loss = passes.add_gradients(micro_batches(data, layout, number, ranks.dp_rank, ranks.device))
+    first_sample = plan.samples_before(number)
+    loss = passes.add_gradients(micro_batches(data, layout, first_sample, ranks.dp_rank, ranks.device))
     norm = clip_gradients(passes.stages, training.clip_grad, ranks.pp)
     for optimizer in optimizers:
         set_learning_rate(optimizer, learning_rate(training, number))

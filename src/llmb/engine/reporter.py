@@ -34,7 +34,7 @@ class Reporter:
         tflops = throughput(recipe, step.step_time_s).tflops_per_gpu[Convention.FULL]
         line = format_step_line(
             step=step.step,
-            steps=self.plan.steps,
+            steps=self.plan.last_step + 1,
             lr=step.lr,
             global_batch_size=recipe.layout.gbs,
             peak_memory_bytes=memory.peak_bytes,
@@ -42,7 +42,7 @@ class Reporter:
             loss=step.loss,
             step_time_s=step.step_time_s,
             tflops_per_gpu=tflops,
-            consumed_samples=(step.step + 1) * recipe.layout.gbs,
+            consumed_samples=self.plan.samples_before(step.step + 1),
         )
         sys.stdout.write(line + "\n")
         if not step.finite:

@@ -42,6 +42,11 @@ def plan_table(plan: Plan, command: tuple[str, ...], variables: dict[str, str]) 
     table.add_row("model", f"{layout.layers} layers" + (", a proxy" if plan.recipe.proxy else ""))
     table.add_row("seed", str(plan.seed))
     table.add_row("recompute", plan.recompute)
+    if plan.start:
+        table.add_row("goes on from", f"step {plan.start.step}: {plan.start.path}")
+    if plan.save_checkpoint:
+        every = f"every {plan.checkpoint_interval} steps and " if plan.checkpoint_interval else ""
+        table.add_row("checkpoints", f"{every}at the end")
     for name, value in variables.items():
         table.add_row("variable", f"{name}={value}")
     table.add_row("command", " ".join(command))
@@ -51,7 +56,7 @@ def plan_table(plan: Plan, command: tuple[str, ...], variables: dict[str, str]) 
 def run_table(plan: Plan, result: Result) -> Table:
     """Measured beside expected, one row a metric."""
     window = plan.window
-    title = f"{plan_title(plan)}, steps {window.first}-{window.last} of {plan.steps}"
+    title = f"{plan_title(plan)}, steps {window.first}-{window.last} of {plan.last_step + 1}"
     table = result_table(title, "metric", "measured", "expected", "note", right=("measured", "expected"))
     expected = next(iter(plan.recipe.expectations), None)
     _add_step_time(table, result, expected, plan.recipe.expectations_reason)
@@ -61,6 +66,7 @@ def run_table(plan: Plan, result: Result) -> Table:
             "loss", f"{number(result.loss['first'])} -> {number(result.loss['last'])}", "", "first -> last step"
         )
     table.add_row("peak memory GiB", number(result.peak_memory_gib), "", _memory_note(plan))
+    _add_checkpoint(table, result)
     return table
 
 
@@ -97,6 +103,22 @@ def _add_throughput(table: Table, result: Result, expected: Expectation | None) 
     days = metrics.days_per_1t_tokens
     expected_days = number(expected.days_per_1t_tokens) if expected and expected.days_per_1t_tokens else "n/a"
     table.add_row("days per 1T tokens", number(days), expected_days, metrics.reasons.get("days_per_1t_tokens", ""))
+
+
+def _add_checkpoint(table: Table, result: Result) -> None:
+    checkpoint = result.checkpoint
+    if checkpoint is None:
+        return
+    if checkpoint.load_s is not None:
+        table.add_row("checkpoint load s", number(checkpoint.load_s))
+    if checkpoint.save_s:
+        longest = number(max(checkpoint.save_s))
+        table.add_row("checkpoint save s", longest, "", f"longest of {len(checkpoint.save_s)}, not in the step times")
+    if checkpoint.overlapped_steps:
+        note = f"while a checkpoint was written; {checkpoint.overlapped_steps_in_window} of them in the window"
+        table.add_row("steps slowed down", str(checkpoint.overlapped_steps), "", note)
+    if checkpoint.size_bytes is not None:
+        table.add_row("checkpoint size GB", number(checkpoint.size_bytes / 1e9))
 
 
 def _memory_note(plan: Plan) -> str:

@@ -4,6 +4,7 @@
 import json
 from pathlib import Path
 
+from llmb.runs.checkpoint_report import report_checkpoints
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord, now, write_record
 from llmb.runs.result import Result, conclude
@@ -17,7 +18,9 @@ def finish(folder: RunFolder, record: RunRecord, exit_code: int, interrupted: st
 
     Raises OSError where the record cannot be written.
     """
-    result = conclude(record.plan, read_steps(folder.steps), exit_code, tail(folder.log), interrupted)
+    steps = read_steps(folder.steps)
+    checkpoint = report_checkpoints(folder, record.plan, steps)
+    result = conclude(record.plan, steps, exit_code, tail(folder.log), interrupted, checkpoint)
     environment = json.loads(folder.environment.read_text()) if folder.environment.exists() else None
     ended = record.model_copy(
         update={

@@ -37,6 +37,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def checkpoints(self) -> Path:
+        """Made with the first checkpoint."""
+        return self.path / "checkpoints"
+
+    @property
     def environment(self) -> Path:
         """Written by the workers; its content moves into the record when the run ends."""
         return self.path / "environment.json"

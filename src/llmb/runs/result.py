@@ -7,6 +7,7 @@ from typing import Any
 
 from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.throughput import Throughput, throughput
+from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.failure import first_failure
 from llmb.runs.plan import Plan
 from llmb.runs.record import Status
@@ -37,6 +38,7 @@ class Result:
     throughput: Throughput | None
     loss: dict[str, float] | None
     peak_memory_gib: float | None
+    checkpoint: CheckpointReport | None = None
 
     def document(self) -> dict[str, Any]:
         """Plain values for JSON; the keys are a contract."""
@@ -46,7 +48,12 @@ class Result:
 
 
 def conclude(
-    plan: Plan, steps: Sequence[Step], exit_code: int, log_tail: str, interrupted: str | None = None
+    plan: Plan,
+    steps: Sequence[Step],
+    exit_code: int,
+    log_tail: str,
+    interrupted: str | None = None,
+    checkpoint: CheckpointReport | None = None,
 ) -> Result:
     """The result of a run whose workers ended with ``exit_code`` and left ``steps`` and the end of their log."""
     status: Status
@@ -67,6 +74,7 @@ def conclude(
         throughput=throughput(plan.recipe, statistics.mean) if statistics else None,
         loss={"first": steps[0].loss, "last": steps[-1].loss} if steps and status != "invalid" else None,
         peak_memory_gib=max(step.peak_memory_bytes for step in steps) / GIB if steps else None,
+        checkpoint=checkpoint,
     )
 
 

@@ -23,6 +23,8 @@ class Step:
     rank_step_time_s_min: float
     rank_step_time_s_max: float
     slowest_rank: int
+    saving: bool = False
+    """A checkpoint was being written meanwhile."""
 
     @property
     def finite(self) -> bool:

@@ -36,14 +36,14 @@ class SyntheticData:
 
 
 def micro_batches(
-    data: SyntheticData, layout: Layout, step: int, dp_rank: int, device: torch.device
+    data: SyntheticData, layout: Layout, first_sample: int, dp_rank: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Tokens and labels, [mbs, seq_len] each, of every micro-batch of this rank.
 
-    All ranks together see samples step * GBS up to (step + 1) * GBS, whatever the layout.
+    All ranks together see the GBS samples from ``first_sample`` on, whatever the layout.
     """
     for index in range(layout.ga):
-        first = step * layout.gbs + (index * layout.dp + dp_rank) * layout.mbs
+        first = first_sample + (index * layout.dp + dp_rank) * layout.mbs
         samples = torch.stack([data.sample(first + offset) for offset in range(layout.mbs)])
         if device.type == "cuda":
             samples = samples.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a checkpoint into a model and an optimizer, on any number of ranks."""
+
+import pickle
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.optim import AdamW
+
+from llmb.engine.checkpoint.state import RANDOM, allocate_optimizer_state, restore_random, training_state
+from llmb.engine.parallel.mesh import Ranks
+from llmb.logs.checkpoint_line import LoadLine, format_load_line
+from llmb.runs.checkpoint import WEIGHTS
+
+# All that the metadata of a checkpoint of tensors is made of. BytesStorageMetadata is missing on purpose: it stands for
+# objects, which torch would unpickle.
+METADATA_TYPES = frozenset(
+    {
+        ("torch.distributed.checkpoint.metadata", "Metadata"),
+        ("torch.distributed.checkpoint.metadata", "MetadataIndex"),
+        ("torch.distributed.checkpoint.metadata", "StorageMeta"),
+        ("torch.distributed.checkpoint.metadata", "TensorStorageMetadata"),
+        ("torch.distributed.checkpoint.metadata", "TensorProperties"),
+        ("torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"),
+        ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        ("torch.serialization", "_get_layout"),
+        ("torch", "Size"),
+        ("torch", "float32"),
+        ("torch", "uint8"),
+        ("pathlib", "PosixPath"),
+    }
+)
+
+
+def load_checkpoint(
+    path: Path, stages: Sequence[nn.Module], optimizers: Sequence[AdamW], ranks: Ranks
+) -> None:
+    """Restores weights, optimizer state and random numbers from the folder above ``weights``.
+
+    A collective: every rank has to call it. Raises ValueError where metadata names what no checkpoint of llmb holds.
+    """
+    start, began = time.time(), time.perf_counter()
+    for optimizer in optimizers:
+        allocate_optimizer_state(optimizer)
+    reader = TensorReader(path / WEIGHTS)
+    saved = reader.read_metadata().state_dict_metadata
+    wanted = training_state(stages, optimizers, ranks.device)
+    # A generator that the saving run did not have, because it ran on another kind of device, keeps its seed.
+    state = {name: tensor for name, tensor in wanted.items() if name in saved or not name.startswith(RANDOM)}
+    load(state, storage_reader=reader)
+    restore_random(wanted | state, ranks.device)
+    dist.barrier()
+    if ranks.is_first:
+        line = LoadLine(ranks.rank, start, time.perf_counter() - began)
+        sys.stdout.write(format_load_line(line) + "\n")
+
+
+class TensorReader(FileSystemReader):
+    """Reads checkpoints of tensors alone. What torch would unpickle freely, this takes from a list of types only."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ANN401, ARG002 (as torch declares it)
+        with (Path(self.path) / ".metadata").open("rb") as stream:
+            metadata = MetadataUnpickler(stream).load()
+        if not isinstance(metadata, Metadata):
+            raise ValueError(f"{self.path}/.metadata holds no metadata")  # noqa: TRY004 (of a file, not an argument)
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        return metadata
+
+
+class MetadataUnpickler(pickle.Unpickler):
+    """Knows the types of ``METADATA_TYPES`` and no others."""
+
+    def find_class(self, module: str, name: str) -> Callable[..., object]:
+        if (module, name) not in METADATA_TYPES:
+            raise ValueError(f"the checkpoint's metadata names {module}.{name}, which no checkpoint of llmb does")
+        found: Callable[..., object] = super().find_class(module, name)
+        return found

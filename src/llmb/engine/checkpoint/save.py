@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves checkpoints, in between ones while training goes on."""
+
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.optim import AdamW
+
+from llmb.engine.checkpoint.seal import discard, seal
+from llmb.engine.checkpoint.state import training_state
+from llmb.engine.checkpoint.writer import Writer, cannot_save
+from llmb.engine.parallel.mesh import Ranks
+from llmb.logs.checkpoint_line import SaveLine, format_save_line
+from llmb.runs.checkpoint import WEIGHTS, checkpoint_name, partial_path
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+
+LONGEST_SAVE = timedelta(hours=6)
+"""How long a rank waits for the others to have written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One save under way. ``start_s`` is in seconds since 1970, ``began`` on the performance counter."""
+
+    step: int
+    path: Path
+    start_s: float
+    began: float
+
+
+class Saver:
+    """Saves the checkpoints that a plan asks for. Every rank has one and calls it after the same steps.
+
+    A checkpoint in between is copied to host memory, which training waits for, and written by a thread; the ranks
+    agree through a group of their own, so that they never disturb the collectives of training.
+    """
+
+    def __init__(
+        self, plan: Plan, folder: RunFolder, ranks: Ranks, stages: Sequence[nn.Module], optimizers: Sequence[AdamW]
+    ) -> None:
+        self.plan = plan
+        self.folder = folder.checkpoints
+        self.ranks = ranks
+        self.stages = stages
+        self.optimizers = optimizers
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self.pending: Future[SaveLine] | None = None
+        if plan.save_checkpoint:
+            self.group = dist.new_group(backend="gloo", timeout=LONGEST_SAVE)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self.pending is not None and not self.pending.done()
+
+    def after_step(self, number: int) -> None:
+        """Saves, where the plan says so after this step; raises where an earlier save failed meanwhile."""
+        if not self.busy:
+            self.finish()
+        if not self.plan.saves_after(number):
+            return
+        self.finish()
+        path = self.folder / checkpoint_name(number + 1, self.plan.samples_before(number + 1))
+        begun = Save(number + 1, path, time.time(), time.perf_counter())
+        writer = Writer(partial_path(path) / WEIGHTS)
+        state = training_state(self.stages, self.optimizers, self.ranks.device)
+        if number == self.plan.last_step:
+            self._report(self._write(begun, writer, state))
+        else:
+            self.pending = self.thread.submit(self._write, begun, writer, writer.stage(state))
+
+    def finish(self) -> None:
+        """Waits for the save under way, if there is one, and logs it; raises where it failed."""
+        if self.pending:
+            pending, self.pending = self.pending, None
+            self._report(pending.result())
+
+    def _write(self, begun: Save, writer: Writer, state: dict[str, Tensor]) -> SaveLine:
+        try:
+            metadata = save(state, storage_writer=writer, process_group=self.group)
+            if self.ranks.is_first:
+                seal(self.plan, begun.step, begun.path, metadata)
+        except (CheckpointException, OSError) as error:
+            if self.ranks.is_first:
+                discard(begun.path)
+            raise cannot_save(begun.path.name, error) from error
+        return SaveLine(self.ranks.rank, begun.step, begun.start_s, time.perf_counter() - begun.began)
+
+    def _report(self, line: SaveLine) -> None:
+        if self.ranks.is_first:
+            sys.stdout.write(format_save_line(line) + "\n")

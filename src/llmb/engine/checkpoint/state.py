@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint holds: tensors only, by names that no layout changes.
+
+Weights and optimizer state are DTensors with global shapes, so any number of ranks can read what any other wrote.
+There is nothing but tensors, because reading other objects would mean to unpickle, that is to run, what a file says.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+RANDOM = "random."
+
+
+def training_state(
+    stages: Sequence[nn.Module], optimizers: Sequence[AdamW], device: torch.device
+) -> dict[str, Tensor]:
+    """This rank's share: fp32 weights, AdamW's moments and step counts, and the states of random number generators.
+
+    Weights and optimizer state are the live ones, so that reading into them restores them.
+    """
+    state = {}
+    for stage, optimizer in zip(stages, optimizers, strict=True):
+        for name, parameter in stage.named_parameters():
+            state[f"model.{name}"] = parameter.detach()
+            for kind, value in optimizer.state[parameter].items():
+                state[f"optimizer.{name}.{kind}"] = value
+    state[f"{RANDOM}cpu"] = torch.get_rng_state()
+    if device.type == "cuda":
+        state[f"{RANDOM}cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def allocate_optimizer_state(optimizer: AdamW) -> None:
+    """AdamW makes its state at its first step; to be read from a file, it has to be there before."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device if group["fused"] else "cpu"),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+
+def restore_random(state: dict[str, Tensor], device: torch.device) -> None:
+    """The generators of ranks are seeded alike, so that one state serves them all."""
+    torch.set_rng_state(state[f"{RANDOM}cpu"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state[f"{RANDOM}cuda"], device)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run's checkpoints took: time, which is never part of a step's, and space."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmb.logs.checkpoint_line import find_loads, find_saves
+from llmb.runs.checkpoint import saved_checkpoints
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+from llmb.runs.steps import Step
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReport:
+    """Seconds of each save and of the load, and the newest whole checkpoint.
+
+    Saves in between are written while training goes on: ``overlapped_steps`` were slowed down by that, of which
+    ``overlapped_steps_in_window`` are in the statistics.
+    """
+
+    save_s: tuple[float, ...]
+    load_s: float | None
+    size_bytes: int | None
+    path: str | None
+    overlapped_steps: int
+    overlapped_steps_in_window: int
+
+
+def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointReport | None:
+    """Null for a run that neither loads nor saves. Raises OSError where the run's files cannot be read."""
+    if not plan.save_checkpoint and plan.start is None:
+        return None
+    save_s: list[float] = []
+    load_s: float | None = None
+    if folder.log.exists():
+        with folder.log.open("rb") as log:
+            for line in log:
+                save_s.extend(save.duration_s for save in find_saves(line))
+                load_s = next((load.duration_s for load in find_loads(line)), load_s)
+    newest = next(reversed(saved_checkpoints(folder.checkpoints)), None)
+    overlapped = [step.step for step in steps if step.saving]
+    return CheckpointReport(
+        save_s=tuple(save_s),
+        load_s=load_s,
+        size_bytes=newest.size_bytes if newest else None,
+        path=str(newest.path) if newest else None,
+        overlapped_steps=len(overlapped),
+        overlapped_steps_in_window=sum(plan.window.first <= step <= plan.window.last for step in overlapped),
+    )

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of a (data, tensor) parallel mesh that saves what a name gives, or names what it did not get back.
+
+Arguments: "save" or "load", folder of the checkpoint with models.json, rank, data and tensor parallel size.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Model
+from llmb.engine.checkpoint.load import load_checkpoint
+from llmb.engine.checkpoint.state import RANDOM, allocate_optimizer_state, training_state
+from llmb.engine.checkpoint.writer import Writer
+from llmb.engine.model.decoder import build_model
+from llmb.engine.optimizer import build_optimizer
+from llmb.engine.parallel.mesh import Ranks
+
+
+def tensor_dimension(name: str) -> int | None:
+    """The dimension that tensor (or expert) parallelism cuts: outputs going into a layer, inputs coming out of it."""
+    if any(part in name for part in ("q_proj", "up_proj", "lm_head", "experts")):
+        return 0
+    return 1 if "o_proj" in name or "mlp.down_proj" in name else None
+
+
+def cut_tensors(decoder: nn.Module, mesh: DeviceMesh) -> None:
+    for path, owner in list(decoder.named_modules()):
+        for name, parameter in list(owner.named_parameters(recurse=False)):
+            dimension = tensor_dimension(f"{path}.{name}")
+            placement = Replicate() if dimension is None else Shard(dimension)
+            setattr(owner, name, nn.Parameter(distribute_tensor(parameter, mesh, [placement], src_data_rank=None)))
+
+
+def named_values(name: str, like: Tensor) -> Tensor:
+    """The same whole tensor on every rank of every layout."""
+    seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    values = torch.randn(like.shape, generator=torch.Generator().manual_seed(seed))
+    return values.to(like.dtype)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def place(values: Tensor, like: Tensor) -> Tensor:
+    if not isinstance(like, DTensor):
+        return values
+    return distribute_tensor(values, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def main(action: str, folder: Path, rank: int, dp: int, tp: int) -> None:
+    store = f"file://{folder}/store-{action}-{dp}-{tp}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=dp * tp)
+    mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
+    ranks = Ranks(rank=rank, world_size=dp * tp, device=torch.device("cpu"), mesh=mesh, fsdp=mesh["dp"])
+    training = Catalogue().workloads["pretrain_llama3.1"].training_for("tiny")
+    wrong = []
+    for number, fields in enumerate(json.loads((folder / "models.json").read_text())):
+        decoder = build_model(Model(**fields))
+        cut_tensors(decoder, mesh["tp"])
+        for block in (*decoder.layers.values(), decoder):
+            fully_shard(block, mesh=mesh["dp"])
+        optimizer = build_optimizer(decoder, training)
+        if action == "save":
+            allocate_optimizer_state(optimizer)
+            state = training_state([decoder], [optimizer], ranks.device)
+            for name, tensor in state.items():
+                if not name.startswith(RANDOM):
+                    tensor.copy_(place(named_values(name, tensor), tensor))
+            save(state, storage_writer=Writer(folder / str(number) / "weights"))
+            continue
+        load_checkpoint(folder / str(number), [decoder], [optimizer], ranks)
+        for name, tensor in training_state([decoder], [optimizer], ranks.device).items():
+            if not name.startswith(RANDOM) and not torch.equal(whole(tensor), named_values(name, tensor)):
+                wrong.append(f"{fields['architecture']} {name}")
+    print("wrong:", wrong)
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
+
+
+torch.set_num_threads(1)
+with torch.no_grad():
+    main(sys.argv[1], Path(sys.argv[2]), *(int(number) for number in sys.argv[3:]))

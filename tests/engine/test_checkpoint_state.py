@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is saved in one layout is read in any other, tensor by tensor; what is no tensor is not read at all."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from llmb.engine.checkpoint.load import TensorReader
+from llmb.engine.checkpoint.writer import Writer, cannot_save, causes
+
+WORKER = Path(__file__).parent / "checkpoint_worker.py"
+
+
+def run_ranks(action, dp, tp, folder):
+    workers = [
+        subprocess.Popen(
+            [sys.executable, WORKER, action, folder, str(rank), str(dp), str(tp)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(dp * tp)
+    ]
+    outputs = [(worker.communicate(timeout=120)[0], worker.returncode) for worker in workers]
+    for output, code in outputs:
+        assert code == 0, output
+        assert "wrong: []" in output
+
+
+@pytest.mark.slow
+def test_every_layout_reads_what_another_wrote(models, tmp_path):
+    """Three ranks cut no dimension of these models evenly."""
+    records = [models[name].model_dump(mode="json") for name in ("llama", "nemotron4", "llama4")]
+    (tmp_path / "models.json").write_text(json.dumps(records))
+    run_ranks("save", 2, 2, tmp_path)
+    for dp, tp in ((1, 1), (3, 1), (1, 2)):
+        run_ranks("load", dp, tp, tmp_path)
+
+
+def save_here(state, folder):
+    with warnings.catch_warnings(action="ignore"):  # torch says that there is one process only
+        save(state, storage_writer=Writer(folder), no_dist=True)
+
+
+def test_metadata_of_tensors_is_read(tmp_path):
+    save_here({"a": torch.ones(3, 4), "random.cpu": torch.get_rng_state(), "step": torch.tensor(2.0)}, tmp_path)
+    found = TensorReader(tmp_path).read_metadata().state_dict_metadata
+    assert found["a"].size == (3, 4)
+    assert set(found) == {"a", "random.cpu", "step"}
+
+
+def test_objects_are_refused_because_torch_would_unpickle_them(tmp_path):
+    save_here({"a": torch.ones(3), "extra": {"anything": "else"}}, tmp_path)
+    with pytest.raises(ValueError, match="BytesStorageMetadata, which no checkpoint of llmb does"):
+        TensorReader(tmp_path).read_metadata()
+
+
+class Malicious:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_metadata_that_would_run_something_runs_nothing(tmp_path):
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Malicious(str(tmp_path / "ran"))))
+    with pytest.raises(ValueError, match="mkdir, which no checkpoint of llmb does"):
+        TensorReader(tmp_path).read_metadata()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_metadata_that_is_something_else_is_refused(tmp_path):
+    (tmp_path / ".metadata").write_bytes(pickle.dumps({"state": 1}))
+    with pytest.raises(ValueError, match="holds no metadata"):
+        TensorReader(tmp_path).read_metadata()
+
+
+def test_the_system_says_why_a_file_cannot_be_written():
+    try:
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError:
+            raise RuntimeError("unexpected pos 704 vs 598")  # noqa: B904 (as torch does)
+    except RuntimeError as error:
+        (cause,) = causes(error)
+    problem = cannot_save("step=3", cause)
+    assert "No space left on device" in str(problem)
+    assert "LLMB_INSTALL" in str(problem)

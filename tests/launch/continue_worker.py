@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank that goes on from each of several checkpoints, one after the other, and writes down the losses.
+
+Arguments: a file with the plans (JSON), the file for the losses. The ranks are told by torch's variables.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from llmb.engine.checkpoint.load import load_checkpoint
+from llmb.engine.data.synthetic import SyntheticData
+from llmb.engine.loop import build_passes, prepare_stages, timed_step
+from llmb.engine.optimizer import build_optimizer
+from llmb.engine.parallel.mesh import join_ranks, leave_ranks
+from llmb.runs.plan import Plan
+
+plans = [Plan(**fields) for fields in json.loads(Path(sys.argv[1]).read_text())]
+ranks = join_ranks("cpu", plans[0].recipe.layout)
+losses = []
+for plan in plans:
+    recipe = plan.recipe
+    data = SyntheticData(recipe.model.vocab_size, recipe.layout.seq_len, plan.seed, recipe.training.data)
+    stages = prepare_stages(plan, ranks)
+    optimizers = [build_optimizer(stage, recipe.training) for stage in stages]
+    load_checkpoint(Path(plan.start.path), stages, optimizers, ranks)
+    passes = build_passes(stages, plan, ranks)
+    numbers = range(plan.first_step, plan.last_step + 1)
+    losses.append([timed_step(number, plan, passes, optimizers, data, ranks).loss for number in numbers])
+if ranks.is_first:
+    Path(sys.argv[2]).write_text(json.dumps(losses))
+leave_ranks()
+os._exit(0)  # gloo's threads may abort an interpreter that ends by itself

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker, on a disk that takes a second longer for every checkpoint."""
+
+import time
+from typing import Any
+
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from llmb.engine.checkpoint import save as save_module
+from llmb.engine.worker import main
+
+
+def slow_save(*arguments: Any, **options: Any) -> Any:
+    time.sleep(1)
+    return save(*arguments, **options)
+
+
+save_module.save = slow_save
+main()
