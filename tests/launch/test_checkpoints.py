@@ -2,8 +2,10 @@
 """A run that goes on from a checkpoint is the run that was never ended."""
 
 import json
+import multiprocessing
 import os
 import random
+import runpy
 import shutil
 import signal
 import socket
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,7 @@ LLAMA = ("-w", "pretrain_llama3.1")
 TWENTY = ("--steps", "20", "--checkpoint-interval", "10")
 TEN_MORE = ("--steps", "10", "--load-checkpoint")
 WORKER = Path(__file__).parent / "continue_worker.py"
+FORKED_WORKER = Path(__file__).parent / "forked_worker.py"
 SLOW_DISK_WORKER = Path(__file__).parent / "slow_disk_worker.py"
 
 
@@ -60,21 +64,27 @@ def assert_same_steps(whole: dict[str, Any], continued: dict[str, Any]) -> None:
         assert new["lr"] == old["lr"]
 
 
-def start_ranks(command: list[str], world_size: int, log: Path = Path(os.devnull)) -> list[subprocess.Popen[bytes]]:
-    """Ranks without their launcher, so that none but the test ends them."""
+def rank_variables(world_size: int) -> list[dict[str, str]]:
+    """What torch.distributed.run would tell each rank; without it, none but the test ends them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
+    return [
+        {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"} for rank in range(world_size)
+    ]
+
+
+def start_ranks(command: list[str], world_size: int, log: Path = Path(os.devnull)) -> list[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
         return [
             subprocess.Popen(
                 [sys.executable, *command],
-                env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+                env={**os.environ, **variables},
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-            for rank in range(world_size)
+            for variables in rank_variables(world_size)
         ]
 
 
@@ -217,21 +227,33 @@ MOST_STEPS = 40
 def run_and_kill(plan: Plan, folder: RunFolder, victim: int, chance: random.Random) -> None:
     """Kills one rank at a random moment after the first checkpoint, half of the time while one is written."""
     write_record(folder, new_record(plan, ()))
-    ranks = start_ranks(["-m", "llmb.engine.worker", str(folder.path)], 2)
+    ranks = [fork_rank(variables, folder) for variables in rank_variables(2)]
     while not saved_checkpoints(folder.checkpoints):
-        assert ranks[0].poll() is None, "the run ended before it saved anything"
+        assert ranks[0].is_alive(), "the run ended before it saved anything"
         time.sleep(0.01)
     time.sleep(chance.uniform(0, 1))
     if chance.random() < 0.5:
-        while ranks[0].poll() is None and not list(folder.checkpoints.glob(".*")):
+        while ranks[0].is_alive() and not list(folder.checkpoints.glob(".*")):
             time.sleep(0.001)
         time.sleep(chance.uniform(0, 0.05))
-    ranks[victim].send_signal(signal.SIGKILL)
-    assert ranks[victim].wait() == -signal.SIGKILL
+    ranks[victim].kill()
+    ranks[victim].join()
+    assert ranks[victim].exitcode == -signal.SIGKILL
     time.sleep(0.2)  # the other may still do what it does when it lost its peer
     for rank in ranks:
         rank.kill()
-        rank.wait()
+        rank.join()
+
+
+def fork_rank(variables: dict[str, str], folder: RunFolder) -> BaseProcess:
+    """A worker that need not load torch, which takes longer than all the rest of such a short run."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["llmb.engine.worker"])
+    given = {"variables": variables, "folder": str(folder.path)}
+    script = {"init_globals": given, "run_name": "__main__"}
+    rank = context.Process(target=runpy.run_path, args=(str(FORKED_WORKER),), kwargs=script)
+    rank.start()
+    return rank
 
 
 def test_whenever_a_rank_is_killed_the_newest_whole_checkpoint_is_good(
