@@ -103,6 +103,23 @@ def test_any_number_of_processes_goes_on(finished: Finished, options: tuple[str,
     assert_same_steps(whole, finished(*options, "--scale", after, *TEN_MORE, after_ten_steps(whole)))
 
 
+EIGHT = ("--scale", "8", "--tp", "2", "--pp", "2")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("--scale", "4", "--cp", "2", "--pp", "2", "--vp", "2"),
+        ("--scale", "2", "--tp", "2"),
+        ("--scale", "1"),
+    ],
+)
+def test_any_layout_goes_on_from_any_other(finished: Finished, layout: tuple[str, ...]) -> None:
+    """Saved by eight processes, TP 2 x PP 2 x DP 2."""
+    whole = finished(*LLAMA, *EIGHT, *TWENTY)
+    assert_same_steps(whole, finished(*LLAMA, *layout, *TEN_MORE, after_ten_steps(whole)))
+
+
 def test_what_saving_took_is_told_apart_from_the_steps(finished: Finished) -> None:
     result = finished(*LLAMA, "--scale", "2", *TWENTY)
     newest = Path(result["run_dir"]) / "checkpoints" / "step=20-consumed_samples=160"

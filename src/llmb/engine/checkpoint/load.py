@@ -41,9 +41,7 @@ METADATA_TYPES = frozenset(
 )
 
 
-def load_checkpoint(
-    path: Path, stages: Sequence[nn.Module], optimizers: Sequence[AdamW], ranks: Ranks
-) -> None:
+def load_checkpoint(path: Path, stages: Sequence[nn.Module], optimizers: Sequence[AdamW], ranks: Ranks) -> None:
     """Restores weights, optimizer state and random numbers from the folder above ``weights``.
 
     A collective: every rank has to call it. Raises ValueError where metadata names what no checkpoint of llmb holds.

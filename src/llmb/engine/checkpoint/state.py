@@ -14,9 +14,7 @@ from torch.optim import AdamW
 RANDOM = "random."
 
 
-def training_state(
-    stages: Sequence[nn.Module], optimizers: Sequence[AdamW], device: torch.device
-) -> dict[str, Tensor]:
+def training_state(stages: Sequence[nn.Module], optimizers: Sequence[AdamW], device: torch.device) -> dict[str, Tensor]:
     """This rank's share: fp32 weights, AdamW's moments and step counts, and the states of random number generators.
 
     Weights and optimizer state are the live ones, so that reading into them restores them.
