@@ -110,8 +110,13 @@ def test_a_driver_that_fails_counts_as_none(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_workers_share_the_cores(tiny_plan: Callable[..., Plan]) -> None:
-    assert local_variables(tiny_plan(scale=2), cores=8)["OMP_NUM_THREADS"] == "4"
-    assert local_variables(tiny_plan(scale=8), cores=2)["OMP_NUM_THREADS"] == "1"
+    assert local_variables(tiny_plan(scale=2), 8, {})["OMP_NUM_THREADS"] == "4"
+    assert local_variables(tiny_plan(scale=8), 2, {})["OMP_NUM_THREADS"] == "1"
+
+
+def test_what_the_user_has_set_stays(tiny_plan: Callable[..., Plan]) -> None:
+    environ = {"OMP_NUM_THREADS": "3", "GOMP_SPINCOUNT": "1"}
+    assert local_variables(tiny_plan(scale=2), 8, environ) == {"PYTHONUNBUFFERED": "1"}
 
 
 def test_the_command_names_the_folder_and_nothing_secret(tiny_plan: Callable[..., Plan]) -> None:

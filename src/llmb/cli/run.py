@@ -92,7 +92,7 @@ def run(
         checkpoint_interval=checkpoint_interval,
         checkpoint=checkpoint,
     )
-    variables = local_variables(plan, machine.cores)
+    variables = local_variables(plan, machine.cores, os.environ)
     install = install_root(os.environ, Path.cwd())
     if dry_run:
         _print_plan(plan, install, variables, json=json)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from llmb.engine.device import device_name
 from llmb.engine.parallel.mesh import Ranks
 
-RECORDED = ("NCCL_", "CUDA_", "TORCH_", "OMP_", "MKL_", "GLOO_", "LLMB_", "SLURM_", "PYTORCH_", "NVIDIA_")
+RECORDED = ("NCCL_", "CUDA_", "TORCH_", "OMP_", "GOMP_", "MKL_", "GLOO_", "LLMB_", "SLURM_", "PYTORCH_", "NVIDIA_")
 SECRET = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "KEY")
 
 
