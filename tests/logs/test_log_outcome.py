@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llmb.logs.checkpoint_line import LoadLine, format_load_line
 from llmb.logs.outcome import judge_log
-from llmb.logs.reader import read_log
+from llmb.logs.reader import CHUNK_BYTES, read_log
 from llmb.logs.step_line import format_step_line
 
 
@@ -204,9 +204,11 @@ def test_a_run_that_went_on_from_a_checkpoint_has_its_window_after_it():
 def test_a_load_after_the_first_step_changes_nothing():
     later = f"{LOADED}\n".join(line(number) + "\n" for number in range(50))
     assert judge(later).reason == "steps 35-44 of 50"
+    again = "".join(line(number) + "\n" for number in range(20, 50))
+    assert judge(f"{line(0)}\n{line(30)}\n{LOADED}\n{again}").reason == "steps 35-44 of 50 (attempt 2)"
 
 
-@pytest.mark.parametrize("before", [0, 2**18 - 10, 2**18])
+@pytest.mark.parametrize("before", [0, CHUNK_BYTES - 10, CHUNK_BYTES])
 def test_a_load_is_seen_wherever_the_file_is_cut_for_reading(before):
     noise = "x" * 99 + "\n"
     head = (noise * (before // 100 + 1))[: before - 1] + "\n" if before else ""

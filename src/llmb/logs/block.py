@@ -32,8 +32,12 @@ class StepBlock:
     first: StepLine
     final: StepLine
     text: bytes
-    values: dict[bytes, tuple[Indices, Indices]]
-    """Where in ``text`` the values of a field begin and where, at the latest, they end."""
+    bars: Indices
+    """Where in ``text`` the fields of each line begin: lines x fields."""
+    line_ends: Indices
+    """Where the line before the first ends, and then each."""
+    fields: dict[bytes, int]
+    """The columns of the fields that are read."""
 
     @property
     def count(self) -> int:
@@ -41,9 +45,11 @@ class StepBlock:
 
     def column(self, name: bytes) -> NDArray[np.float64] | None:
         """The values of a field, nan where the lines have no such field; None where they must be read line by line."""
-        if name not in self.values:
+        if name not in self.fields:
             return None if name in self.text else np.full(self.count, math.nan)
-        starts, ends = self.values[name]
+        column = self.fields[name]
+        starts = self.bars[:, column] + 1 + len(name)
+        ends = self.bars[:, column + 1] if column + 1 < self.bars.shape[1] else self.line_ends[1:]
         lengths = ends - starts
         if lengths.max() > _VALUE_BYTES or starts[-1] + _VALUE_BYTES > len(self.text):
             return None
@@ -80,14 +86,13 @@ def find_block(text: bytes, start: int, end: int) -> StepBlock | None:
     line_ends = np.append(bars[:, 0] - head.end(), end - 1)
     if not _have_heads(text, line_ends, head, first.step):
         return None
-    values = {}
+    columns = {}
     for name in (STEP_TIME_FIELD, LOSS_FIELD, TFLOPS_FIELD)[: 2 if first.tflops_per_gpu is None else 3]:
         column = next((i for i, field in enumerate(fields) if field.startswith(name)), None)
         if column is None or not _have_field(text, bars[:, column] + 1, name):
             return None
-        ends = bars[:, column + 1] if column + 1 < len(fields) else line_ends[1:]
-        values[name] = bars[:, column] + 1 + len(name), ends
-    return StepBlock(first, final, text, values)
+        columns[name] = column
+    return StepBlock(first, final, text, bars, line_ends, columns)
 
 
 def _only_step(line: bytes) -> StepLine | None:

@@ -52,7 +52,7 @@ def judge_log(log: RunLog) -> LogOutcome:
     if bad or unfinished:
         status: Status = "invalid" if bad else "failed"
         return _outcome(attempt, status, "; ".join(filter(None, (bad, unfinished))), window)
-    known = all(map(math.isfinite, attempt.tflops_per_gpu))
+    known = np.isfinite(attempt.tflops_per_gpu).all()
     tflops = _describe(attempt.tflops_per_gpu) if known else None
     reason = f"{_steps_text(window.first, window.last)} of {attempt.last + 1}" + _attempts_text(attempt)
     return _outcome(attempt, "success", reason, window, _describe(attempt.step_time_s), tflops)
@@ -113,7 +113,7 @@ def _why_invalid(log: RunLog, window: Window) -> str | None:
     attempt = log.attempt
     if attempt.bad_loss_step is not None:
         return f"loss is {attempt.bad_loss} from step {attempt.bad_loss_step}"
-    if not all(map(math.isfinite, attempt.step_time_s)):
+    if not np.isfinite(attempt.step_time_s).all():
         return f"a step time in {_steps_text(window.first, window.last)} is not finite"
     return find_invalid_line(log.tail)
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a run's log as a stream, in memory that grows with the window's steps alone."""
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import BinaryIO
 
 from llmb.logs.attempt import Attempt
 from llmb.logs.block import StepBlock, find_block
 from llmb.logs.checkpoint_line import LOAD_HEAD
-from llmb.logs.step_line import MAX_LINE_BYTES, find_steps, find_unended_steps
+from llmb.logs.step_line import MAX_LINE_BYTES, STEP_LINE_HEAD, find_steps, find_unended_steps
 
 CHUNK_BYTES = 1 << 19  # stays in a core's cache between reading and searching
 _HEAD_BYTES = 1 << 16
@@ -40,8 +40,8 @@ class _Chunk:
     text: bytes
     first: int
     end: int
-    block: StepBlock | None
-    """What the whole lines are, if they are one."""
+    block: "Future[StepBlock | None] | None"
+    """What the whole lines are, if they may be one."""
 
 
 def read_log(stream: BinaryIO, rule: str, chunk_bytes: int = CHUNK_BYTES) -> RunLog:
@@ -62,7 +62,7 @@ def _read(stream: BinaryIO, attempt: Attempt, chunk_bytes: int) -> RunLog:
         text = chunk.text
         size += len(text)
         if not attempt.number:
-            attempt.continued = attempt.continued or LOAD_HEAD in rest + text
+            attempt.continued |= LOAD_HEAD in (rest + text).partition(STEP_LINE_HEAD)[0]
         if len(head) < _HEAD_BYTES:
             head = (head + text)[:_HEAD_BYTES]
         tail = (tail + text)[-_TAIL_BYTES:] if len(text) < _TAIL_BYTES else text[-_TAIL_BYTES:]
@@ -71,7 +71,8 @@ def _read(stream: BinaryIO, attempt: Attempt, chunk_bytes: int) -> RunLog:
             continue
         # Only the chunk's first line is joined with what was left: copying all of it would cost as much as the search.
         attempt.add_lines(find_steps(rest + text[: chunk.first]))
-        if not (chunk.block and attempt.add_block(chunk.block)):
+        block = chunk.block.result() if chunk.block else None
+        if not (block and attempt.add_block(block)):
             attempt.add_lines(find_steps(text, chunk.first, chunk.end))
         rest = text[chunk.end :][-MAX_LINE_BYTES:]
     unended, truncated_line = find_unended_steps(rest)
@@ -80,20 +81,15 @@ def _read(stream: BinaryIO, attempt: Attempt, chunk_bytes: int) -> RunLog:
 
 
 def _chunks(stream: BinaryIO, chunk_bytes: int) -> Iterator[_Chunk]:
-    """All of ``stream``. Each chunk but a short one, which is not worth a thread, is cut while the next is read."""
-    cut: Callable[[], _Chunk] | None = None
+    """All of ``stream``. Of a log dense with step lines, each chunk is examined while the next one is read."""
+    ahead: deque[_Chunk] = deque()
     with ThreadPoolExecutor(1) as pool:
         while text := stream.read(chunk_bytes):
-            following = pool.submit(_cut, text).result if len(text) == chunk_bytes else partial(_cut, text)
-            if cut:
-                yield cut()
-            cut = following
-        if cut:
-            yield cut()
-
-
-def _cut(text: bytes) -> _Chunk:
-    newline = text.rfind(b"\n")
-    end = max(newline, text.rfind(b"\r", newline + 1)) + 1
-    first = text.find(b"\n", 0, end) + 1 or end
-    return _Chunk(text, first, end, find_block(text, first, end))
+            newline = text.rfind(b"\n")
+            end = max(newline, text.rfind(b"\r", newline + 1)) + 1
+            first = text.find(b"\n", 0, end) + 1 or end
+            dense = STEP_LINE_HEAD in text[first : text.find(b"\n", first, end) + 1]
+            ahead.append(_Chunk(text, first, end, pool.submit(find_block, text, first, end) if dense else None))
+            while len(ahead) > (1 if dense else 0):
+                yield ahead.popleft()
+        yield from ahead
