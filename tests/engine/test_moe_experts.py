@@ -53,7 +53,7 @@ def test_layer_adds_the_chosen_experts_of_the_scaled_input_to_the_shared_expert(
         logits = layer.router.weight @ hidden[place]
         for expert in logits.topk(top_k).indices:
             scaled = hidden[place] * logits[expert].sigmoid()
-            gate, up = (scaled @ layer.experts.gate_up_proj[expert]).chunk(2)
+            gate, up = (scaled @ layer.experts.gate_up_proj[expert].flatten(1)).chunk(2)
             expected[place] += (torch.nn.functional.silu(gate) * up) @ layer.experts.down_proj[expert]
     torch.testing.assert_close(layer(hidden), expected, rtol=1e-4, atol=1e-5)
 

@@ -82,13 +82,13 @@ def copy_weights(source: nn.Module, target: nn.Module) -> None:
     assert sources.keys() == targets.keys()
     with torch.no_grad():
         for name, parameter in targets.items():
-            parameter.copy_(sources[name])
+            parameter.copy_(sources[name].view_as(parameter))
 
 
 def relative_error(ours: Tensor, theirs: Tensor) -> float:
     """Norm of the difference over the norm of the reference; an expert without tokens has a gradient of zero."""
     size = float(theirs.detach().norm())
-    return float((ours - theirs).detach().norm()) / (size or 1.0)
+    return float((ours - theirs.view_as(ours)).detach().norm()) / (size or 1.0)
 
 
 def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:

@@ -49,15 +49,18 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """Gated feed-forward layers, their matrices stacked. Takes rows [n, hidden] in the order of their experts."""
+    """Gated feed-forward layers, their matrices stacked. Takes rows [n, hidden] in the order of their experts.
+
+    Gate and up are one matrix, for one product, but keep a dimension of their own: so both can be cut by features.
+    """
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, experts: int) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Parameter(torch.empty(experts, hidden_size, 2 * ffn_hidden_size))
+        self.gate_up_proj = nn.Parameter(torch.empty(experts, hidden_size, 2, ffn_hidden_size))
         self.down_proj = nn.Parameter(torch.empty(experts, ffn_hidden_size, hidden_size))
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        gate, up = grouped_matmul(rows, local(self.gate_up_proj), counts).chunk(2, dim=-1)
+        gate, up = grouped_matmul(rows, local(self.gate_up_proj).flatten(2), counts).chunk(2, dim=-1)
         return grouped_matmul(functional.silu(gate) * up, local(self.down_proj), counts)
 
 
