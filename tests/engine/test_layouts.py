@@ -28,6 +28,12 @@ LAYOUTS = {
     "tp2-pp2": (4, {"tp": 2, "pp": 2}, (PLAIN,)),
     "pp2-cp2-vp2": (4, {"pp": 2, "cp": 2, "vp": 2}, (PLAIN,)),
     "fsdp2-tp2-pp2": (8, {"tp": 2, "pp": 2}, (PLAIN,)),
+    "ep2": (2, {"ep": 2}, (PLAIN, RECOMPUTED, COMPILED)),
+    "ep4": (4, {"ep": 4}, (PLAIN,)),
+    "ep2-etp2": (4, {"ep": 2, "etp": 2}, (PLAIN, RECOMPUTED)),
+    "tp2-ep2-etp2": (4, {"tp": 2, "ep": 2, "etp": 2}, (PLAIN,)),
+    "cp2-ep2": (4, {"cp": 2, "ep": 2}, (PLAIN,)),
+    "tp2-pp2-ep2": (8, {"tp": 2, "pp": 2, "ep": 2}, (PLAIN,)),
 }
 
 
@@ -66,7 +72,7 @@ def test_every_value_and_gradient_is_that_of_one_process(
             ),
             "compile": compiled,
         }
-        for workload in MODELS
+        for workload in (MODELS[2:] if "ep" in sizes else MODELS)
         for recompute, compiled in kinds
         # In fp32 the product of experts waits for the number of their tokens, which a whole graph cannot.
         if not (compiled and workload == "finetune_llama4-maverick")

@@ -26,8 +26,6 @@ def test_everything_wrong_is_said_at_once(tiny_plan: Callable[..., Plan]) -> Non
 @pytest.mark.parametrize(
     ("workload", "options", "said"),
     [
-        ("finetune_llama4-maverick", {"overrides": {"ep": 2}}, "no expert parallelism yet; this layout has EP 2"),
-        ("finetune_llama4-maverick", {"overrides": {"etp": 2}}, "has ETP 2"),
         ("pretrain_llama3.1", {"dtype": "fp8"}, "no fp8"),
         ("finetune_llama3", {}, "no LoRA"),
         ("pretrain_llama3.1", {"window": "35-60"}, "outside the run"),

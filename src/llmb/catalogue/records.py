@@ -139,6 +139,11 @@ class Layout(Record):
         return self.gpus // (self.tp * self.pp * self.cp)
 
     @property
+    def edp(self) -> int:
+        """Expert-data-parallel size: how many times the routed experts are there."""
+        return self.gpus // (self.etp * self.ep * self.pp)
+
+    @property
     def ga(self) -> int:
         """Micro-batches that one step accumulates."""
         return self.gbs // (self.mbs * self.dp)

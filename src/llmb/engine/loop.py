@@ -23,6 +23,7 @@ from llmb.engine.model.initialise import initialise
 from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate, reproducible, set_learning_rate
 from llmb.engine.parallel.context_parallel import apply_context_parallel, rank_positions
 from llmb.engine.parallel.data_parallel import compute_dtype, shard
+from llmb.engine.parallel.expert_parallel import apply_expert_parallel
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import Pipeline, build_stages
 from llmb.engine.parallel.tensor_parallel import apply_tensor_parallel
@@ -75,8 +76,9 @@ def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
     for stage in stages:
         apply_recompute(stage, plan.recompute)
         apply_tensor_parallel(stage, ranks.tp)
+        apply_expert_parallel(stage, ranks.expert_mesh["ep", "etp"])
         apply_context_parallel(stage, ranks.cp, layout.seq_len)
-        shard(stage, ranks.fsdp, plan.recipe.dtype, keep_whole=layout.pp > 1)
+        shard(stage, ranks.fsdp, ranks.expert_mesh["edp"], plan.recipe.dtype, keep_whole=layout.pp > 1)
         stage.to_empty(device=ranks.device)
         initialise(stage, model, plan.seed)
     return stages
@@ -97,7 +99,7 @@ def train_step(
     layout, training = plan.recipe.layout, plan.recipe.training
     first_sample = plan.samples_before(number)
     loss = passes.add_gradients(micro_batches(data, layout, first_sample, ranks.dp_rank, ranks.device))
-    norm = clip_gradients(passes.stages, training.clip_grad, ranks.pp)
+    norm = clip_gradients(passes.stages, training.clip_grad)
     for optimizer in optimizers:
         set_learning_rate(optimizer, learning_rate(training, number))
         optimizer.step()

@@ -2,7 +2,7 @@
 """AdamW with warm-up and cosine schedule, as the recipes train."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -13,17 +13,29 @@ from torch.optim import AdamW
 
 from llmb.catalogue.records import Training
 
+SMALLEST_NORM = 1e-6
+"""Added to a norm before dividing by it, as torch does."""
+
 
 def build_optimizer(model: nn.Module, training: Training) -> AdamW:
     """Weight decay on matrices only; norm weights and biases keep their scale."""
     parameters = list(model.parameters())
     groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": training.weight_decay},
-        {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
+        {"params": list(group), "weight_decay": training.weight_decay if group[0].ndim > 1 else 0.0}
+        for group in alike(parameters)
     ]
     on_gpu = parameters[0].device.type == "cuda"
     betas = (training.beta1, training.beta2)
     return AdamW(groups, lr=training.peak_lr, betas=betas, eps=training.eps, fused=on_gpu, foreach=not on_gpu)
+
+
+def alike(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Matrices apart from vectors, and by mesh: torch cannot update parameters of several meshes together."""
+    groups: dict[tuple[bool, DeviceMesh | None], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        groups.setdefault((parameter.ndim > 1, mesh), []).append(parameter)
+    return list(groups.values())
 
 
 def learning_rate(training: Training, step: int) -> float:
@@ -40,17 +52,38 @@ def set_learning_rate(optimizer: AdamW, lr: float) -> None:
         group["lr"] = lr
 
 
-def clip_gradients(stages: Sequence[nn.Module], largest_norm: float, pp: DeviceMesh | None = None) -> Tensor:
-    """Scales gradients down to ``largest_norm`` over all ranks and pipeline stages; the 0-d norm before clipping."""
-    parameters = [parameter for stage in stages for parameter in stage.parameters() if parameter.grad is not None]
-    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-    whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    if pp is not None and pp.size() > 1:
-        squares = whole.square()
-        dist.all_reduce(squares, group=pp.get_group())
-        whole = squares.sqrt()
-    nn.utils.clip_grads_with_norm_(parameters, largest_norm, whole)
-    return whole
+def clip_gradients(stages: Iterable[nn.Module], largest_norm: float) -> Tensor:
+    """Scales gradients down to ``largest_norm`` over all ranks; the 0-d fp64 norm before. A collective."""
+    gradients = [p.grad for stage in stages for p in stage.parameters() if p.grad is not None]
+    norm = gradient_norm(gradients)
+    scale = (largest_norm / (norm + SMALLEST_NORM)).clamp(max=1.0)
+    torch._foreach_mul_([this_ranks(gradient) for gradient in gradients], scale.float())
+    return norm
+
+
+def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Of all ranks' gradients together, each element counted once however many ranks have it; 0-d fp64.
+
+    In fp64, because the sum of a large gradient's squares in fp32 depends on how it is cut in its fifth digit.
+    """
+    norms = torch._foreach_norm([this_ranks(gradient) for gradient in gradients], 2.0, torch.float64)
+    copies = torch.tensor([ranks_with_a_copy(gradient) for gradient in gradients], dtype=torch.float64)
+    squares = (torch.stack(norms).square() / copies.to(norms[0].device)).sum()
+    if dist.is_initialized():
+        dist.all_reduce(squares)
+    return squares.sqrt()
+
+
+def this_ranks(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def ranks_with_a_copy(tensor: Tensor) -> int:
+    """How many ranks of its mesh have the same part of a tensor as this one."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    return math.prod(size for size, placement in sizes if placement.is_replicate())
 
 
 def reproducible(seed: int) -> None:

@@ -11,7 +11,6 @@ from llmb.runs.checkpoint import SavedCheckpoint, model_differences
 
 Device = Literal["cpu", "cuda"]
 RECOMPUTE = ("none", "selective", "full")
-MISSING = {"ep": "expert", "etp": "expert tensor"}
 
 
 DEFAULT_SEED = 1234
@@ -111,10 +110,6 @@ def _problems(recipe: Recipe, steps: int, peak_lr: float | None, warmup_steps: i
         yield f"--lr is {peak_lr}; it must be above 0"
     if warmup_steps is not None and warmup_steps < 0:
         yield f"--warmup-steps is {warmup_steps}; it must not be negative"
-    for name, parallel in MISSING.items():
-        size = getattr(recipe.layout, name)
-        if size > 1:
-            yield f"the engine has no {parallel} parallelism yet; this layout has {name.upper()} {size}"
     if recipe.task == "lora":
         yield "the engine trains all weights; it has no LoRA adapters yet"
     if recipe.dtype is Dtype.FP8:

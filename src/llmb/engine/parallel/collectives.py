@@ -40,6 +40,15 @@ def reduce_scatter(whole: Tensor, dim: int, group: Group) -> Tensor:
     return part
 
 
+def all_to_all(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
+    """Exchanges rows: ``sent[i]`` of these go to rank i, one rank's after the other's; ``received[i]`` come from it.
+
+    Gradients take the way back.
+    """
+    exchanged: Tensor = _AllToAll.apply(rows, sent, received, group)  # type: ignore[no-untyped-call]
+    return exchanged
+
+
 def all_reduce(tensor: Tensor, how: Literal["sum", "max"], group: Group) -> Tensor:
     """Every rank gets the sum or the maximum over the ranks. It has no gradient."""
     reduced: Tensor = c10d.wait_tensor(c10d.all_reduce(tensor.contiguous(), how, group.name))
@@ -49,6 +58,8 @@ def all_reduce(tensor: Tensor, how: Literal["sum", "max"], group: Group) -> Tens
 class _Context(FunctionCtx):
     dim: int
     group: Group
+    sent: list[int]
+    received: list[int]
 
 
 class _AllGather(torch.autograd.Function):
@@ -73,6 +84,23 @@ class _ReduceScatter(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None]:
         return _gathered(gradient, ctx.dim, ctx.group), None, None
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        return _exchanged(rows, sent, received, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _exchanged(gradient, ctx.received, ctx.sent, ctx.group), None, None, None
+
+
+def _exchanged(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
+    exchanged: Tensor = c10d.wait_tensor(c10d.all_to_all_single(rows.contiguous(), received, sent, group.name))
+    return exchanged
 
 
 # Collectives work along dimension 0. Moving the dimension there copies nothing where those before it have size 1.

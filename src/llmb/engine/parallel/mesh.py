@@ -14,6 +14,8 @@ from llmb.runs.plan import Device
 
 DIMENSIONS = ("pp", "dp", "cp", "tp")
 """Slowest first: the ranks of a tensor-parallel group are neighbours, as in Megatron-LM."""
+EXPERT_DIMENSIONS = ("pp", "edp", "ep", "etp")
+"""The same ranks as routed experts see them: every rank of a pipeline stage brings its own tokens to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class Ranks:
     mesh: DeviceMesh
     fsdp: DeviceMesh
     """The ranks that share parameters out: those of dp and cp, which use the same parameters on different tokens."""
+    expert_mesh: DeviceMesh
+    """The second view, with one dimension per name of ``EXPERT_DIMENSIONS``; ranks of edp hold the same experts."""
 
     @property
     def dp_rank(self) -> int:
@@ -70,7 +74,9 @@ def arrange(rank: int, device: torch.device, layout: Layout) -> Ranks:
     """This rank's place among the ``layout.gpus`` that are connected."""
     sizes = tuple(getattr(layout, name) for name in DIMENSIONS)
     mesh = init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS)
-    return Ranks(rank, layout.gpus, device, mesh, fsdp=mesh["dp", "cp"]._flatten("fsdp"))
+    expert_sizes = tuple(getattr(layout, name) for name in EXPERT_DIMENSIONS)
+    expert_mesh = init_device_mesh(device.type, expert_sizes, mesh_dim_names=EXPERT_DIMENSIONS)
+    return Ranks(rank, layout.gpus, device, mesh, mesh["dp", "cp"]._flatten("fsdp"), expert_mesh)
 
 
 def leave_ranks() -> None:

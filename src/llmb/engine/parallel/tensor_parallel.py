@@ -3,7 +3,7 @@
 
 Attention and dense feed-forward layers are cut by heads and by inner features, embedding, head and loss by the
 vocabulary. Between them every rank holds its part of the sequence, so that norms and residual stream are cut too.
-Routed experts and their router are whole on every rank and take the tokens of its part of the sequence.
+A router is whole on every rank and takes the tokens of its part of the sequence; experts have a mesh of their own.
 
 Parameters are DTensors, which optimizer, clipping, FSDP and checkpoints understand; the forward pass uses local
 tensors.
@@ -19,6 +19,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 from llmb.engine.model.attention import Attention
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
+from llmb.engine.model.moe import Experts
 from llmb.engine.parallel.collectives import Group, all_gather, group_of, reduce_scatter
 from llmb.engine.parallel.vocab_parallel import SEQUENCE, VocabParallelCrossEntropy, VocabParallelEmbedding
 
@@ -51,6 +52,8 @@ def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh) -> None:
     if model.loss is not None:
         model.loss = VocabParallelCrossEntropy(group)
     for path, module in model.named_modules():
+        if isinstance(module, Experts):
+            continue
         name = path.rpartition(".")[2]
         cut_parameters(module, mesh, Shard(CUT[name]) if name in CUT else Replicate())
         if isinstance(module, Attention | GatedMLP | SquaredReluMLP) or name == "lm_head":

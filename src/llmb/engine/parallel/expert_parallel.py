@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expert and expert tensor parallel: ranks hold some of the experts each, or slices of them, and exchange tokens.
+
+A token goes to the rank of its expert and comes back (EP; Lepikhin et al., 2021). Where an expert is cut over several
+ranks (ETP), each of them takes the tokens of all and adds its part of the result, as Megatron-LM does.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.moe import Experts, MoELayer
+from llmb.engine.parallel.collectives import Group, all_gather, all_to_all, group_of
+
+EXPERT = 0
+FEATURE = {"gate_up_proj": 3, "down_proj": 1}
+"""The dimension of a stacked matrix that counts the inner features of an expert."""
+
+
+def apply_expert_parallel(model: Decoder, mesh: DeviceMesh) -> None:
+    """Spreads the routed experts of ``model`` in place over the ranks of ``mesh``, whose dimensions are ep and etp."""
+    if mesh.size() == 1:
+        return
+    for layer in [module for module in model.modules() if isinstance(module, MoELayer)]:
+        layer.experts = ParallelExperts(layer.experts, mesh)
+
+
+class Traffic(NamedTuple):
+    """Which rows go where. Lists have one number of rows per rank of a group."""
+
+    sent: list[int]
+    """To the ranks of ep."""
+    received: list[int]
+    """From the ranks of ep."""
+    gathered: list[int]
+    """From the ranks of etp: what each of them received."""
+    order: Tensor
+    """Brings the gathered rows, which come by rank, into the order of experts."""
+    counts: Tensor
+    """Gathered rows of each expert of this rank."""
+
+
+class ParallelExperts(Experts):
+    """Takes rows of this rank for any expert, in the order of experts, and returns what those experts made of them."""
+
+    def __init__(self, whole: Experts, mesh: DeviceMesh) -> None:
+        nn.Module.__init__(self)
+        for name, parameter in whole.named_parameters(recurse=False):
+            placements = [Shard(EXPERT), Shard(FEATURE[name])]
+            self.register_parameter(
+                name, nn.Parameter(distribute_tensor(parameter, mesh, placements, src_data_rank=None))
+            )
+        self.ep = group_of(mesh["ep"])
+        self.etp = group_of(mesh["etp"])
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        traffic = plan_traffic(counts, self.ep, self.etp)
+        arrived = all_to_all(rows, traffic.sent, traffic.received, self.ep)
+        gathered = self._gather(arrived, traffic)
+        outputs = super().forward(gathered.index_select(0, traffic.order), traffic.counts)
+        summed = self._reduce(outputs.index_select(0, traffic.order.argsort()), traffic)
+        return all_to_all(summed, traffic.received, traffic.sent, self.ep)
+
+    def _gather(self, arrived: Tensor, traffic: Traffic) -> Tensor:
+        """What all ranks that share these experts received. Parts are uneven, so each sends its own to every other."""
+        if self.etp.size == 1:
+            return arrived
+        copies = [len(arrived)] * self.etp.size
+        return all_to_all(arrived.repeat(self.etp.size, 1), copies, traffic.gathered, self.etp)
+
+    def _reduce(self, outputs: Tensor, traffic: Traffic) -> Tensor:
+        """For what this rank received, the sum of what the ranks that share these experts made of it."""
+        if self.etp.size == 1:
+            return outputs
+        copies = [sum(traffic.received)] * self.etp.size
+        parts = all_to_all(outputs, traffic.gathered, copies, self.etp)
+        return parts.view(self.etp.size, copies[0], parts.shape[-1]).sum(0)
+
+
+def plan_traffic(counts: Tensor, ep: Group, etp: Group) -> Traffic:
+    """From the number of this rank's rows for each expert, [experts]; waits for those of the other ranks."""
+    by_etp = all_gather(all_gather(counts.unsqueeze(0), 0, ep).unsqueeze(0), 0, etp)
+    # [etp, ep, experts of all] -> [etp, ep, owner, experts of the owner]
+    blocks = by_etp.view(etp.size, ep.size, ep.size, -1)
+    mine = blocks[:, :, ep.rank]
+    numbers = torch.cat((blocks[etp.rank, ep.rank].sum(-1), mine[etp.rank].sum(-1), mine.sum((1, 2))))
+    sent, received, gathered = _split(numbers.tolist(), ep.size, ep.size)
+    expert = torch.arange(mine.shape[-1], device=counts.device).expand_as(mine)
+    by_rank = torch.repeat_interleave(expert.flatten(), mine.flatten(), output_size=sum(gathered))
+    return Traffic(sent, received, gathered, by_rank.argsort(stable=True), mine.sum((0, 1)))
+
+
+def _split(numbers: list[int], first: int, second: int) -> tuple[list[int], list[int], list[int]]:
+    return numbers[:first], numbers[first : first + second], numbers[first + second :]
