@@ -28,7 +28,7 @@ from llmb.runs.folder import RunFolder, experiment_name
 from llmb.runs.plan import Plan, make_plan
 from llmb.runs.record import RunRecord
 from llmb.runs.result import conclude
-from llmb.runs.steps import Step
+from llmb.runs.steps import ExpertLoad, Step
 from reference_pages.markdown import page, table, type_text
 
 FIELDS = Path(__file__).with_name("fields.yaml")
@@ -47,6 +47,7 @@ workloads/<workload>/experiments/<experiment>/<experiment>_<seconds>/<experiment
   {log:<24} all that the workers wrote, with one line a step
   {steps:<24} every step in full precision
   {record:<24} everything that decided the run, and its result
+  {expert_load:<24} of a model with experts: each one's share of its layer's tokens, by layer
 ```
 
 `<seconds>` is the start in Unix time. `<experiment>` carries the configuration, for example
@@ -93,7 +94,7 @@ def files_page(catalogue: Catalogue) -> str:
 
 def run_folder(plan: Plan) -> str:
     folder = RunFolder(Path("<experiment>"))
-    files = {name: getattr(folder, name).name for name in ("log", "steps", "record", "environment")}
+    files = {name: getattr(folder, name).name for name in ("log", "steps", "record", "expert_load", "environment")}
     return RUN_FOLDER.format(experiment=experiment_name(plan), **files)
 
 
@@ -136,7 +137,8 @@ def key_paths(document: Mapping[str, Any], meanings: Mapping[str, str], above: s
 def json_documents(catalogue: Catalogue, plan: Plan, recipe: Recipe) -> dict[str, Mapping[str, Any]]:
     """A sample of each command's JSON, made by the code that makes the real one."""
     values: dict[str, Any] = {item.name: 1 for item in fields(Step)}
-    steps = [Step(**{**values, "step": number}) for number in range(plan.steps)]
+    load = ExpertLoad(max_over_mean=1.0, idle_experts=0)
+    steps = [Step(**{**values, "step": number, "expert_load": load}) for number in range(plan.steps)]
     log = ParsedFile(Path("log.out"), LogOutcome("success", "", step_time_s=describe([17.2]), loss_first=12.81))
     return {
         "run": run_document(RunFolder(Path("run")), plan, conclude(plan, steps, 0, "")),

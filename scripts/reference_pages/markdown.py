@@ -3,6 +3,7 @@
 
 import types
 from collections.abc import Iterable, Sequence
+from dataclasses import is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -62,6 +63,10 @@ def type_text(annotation: Any) -> str:  # noqa: ANN401 (any type there is)
         return "list"
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return ", ".join(f"`{item.value}`" for item in annotation)
-    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+    if (
+        origin is dict
+        or is_dataclass(annotation)
+        or (isinstance(annotation, type) and issubclass(annotation, BaseModel))
+    ):
         return "object"
     return WORDS[annotation]

@@ -53,6 +53,14 @@ def run(
         Literal["none", "selective", "full"],
         typer.Option("--recompute", help="Activation checkpointing.", rich_help_panel=TRAINING),
     ] = "none",
+    force_load_balancing: Annotated[
+        bool,
+        typer.Option(
+            "--force-load-balancing",
+            help="Give every expert as many tokens as any other, whatever the router says.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = False,
     save_checkpoint: SaveCheckpoint = False,
     checkpoint_interval: CheckpointInterval = None,
     load_checkpoint: LoadCheckpoint = None,
@@ -86,6 +94,7 @@ def run(
         window=window,
         seed=seed,
         recompute=recompute,
+        force_load_balancing=force_load_balancing,
         peak_lr=lr,
         warmup_steps=warmup_steps,
         save_checkpoint=save_checkpoint,

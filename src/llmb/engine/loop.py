@@ -18,6 +18,7 @@ from llmb.engine.checkpoint.save import Saver
 from llmb.engine.data.synthetic import SyntheticData, micro_batches
 from llmb.engine.device import memory
 from llmb.engine.environment import describe_environment
+from llmb.engine.expert_load import ExpertLoadCounter, force_load_balancing
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.initialise import initialise
 from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate, reproducible, set_learning_rate
@@ -54,18 +55,22 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks) -> None:
     )
     if plan.start:
         load_checkpoint(Path(plan.start.path), stages, optimizers, ranks)
+    load = ExpertLoadCounter(stages, ranks)
     saver = Saver(plan, folder, ranks, stages, optimizers)
     with ExitStack() as stack:
         reporter = stack.enter_context(Reporter(folder, plan)) if ranks.is_first else None
         for number in range(plan.first_step, plan.last_step + 1):
             saving = saver.busy
             step = timed_step(number, plan, passes, optimizers, data, ranks)
+            step = replace(step, saving=saving, expert_load=load.of_step())
             if reporter:
-                reporter.report(replace(step, saving=saving), memory(ranks.device))
+                reporter.report(step, memory(ranks.device))
             if not step.finite:
                 break
             saver.after_step(number)
         saver.finish()
+    if ranks.is_first and plan.recipe.model.moe:
+        load.write(folder.expert_load)
 
 
 def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
@@ -75,6 +80,8 @@ def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
         stages = build_stages(model, layout, ranks.pp_rank)
     for stage in stages:
         apply_recompute(stage, plan.recompute)
+        if plan.force_load_balancing:
+            force_load_balancing(stage, ranks)
         apply_tensor_parallel(stage, ranks.tp)
         apply_expert_parallel(stage, ranks.expert_mesh["ep", "etp"])
         apply_context_parallel(stage, ranks.cp, layout.seq_len)

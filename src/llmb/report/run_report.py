@@ -30,7 +30,8 @@ def run_document(folder: RunFolder, plan: Plan, result: Result) -> dict[str, Any
 
 def plan_title(plan: Plan) -> str:
     recipe = plan.recipe
-    return f"{recipe.workload} {recipe.size} {recipe.dtype} on {recipe.scale} x {recipe.gpu_type}"
+    forced = ", expert load forced to balance" if plan.force_load_balancing else ""
+    return f"{recipe.workload} {recipe.size} {recipe.dtype} on {recipe.scale} x {recipe.gpu_type}{forced}"
 
 
 def plan_table(plan: Plan, command: tuple[str, ...], variables: dict[str, str]) -> Table:
@@ -66,6 +67,7 @@ def run_table(plan: Plan, result: Result) -> Table:
             "loss", f"{number(result.loss['first'])} -> {number(result.loss['last'])}", "", "first -> last step"
         )
     table.add_row("peak memory GiB", number(result.peak_memory_gib), "", _memory_note(plan))
+    _add_expert_load(table, result)
     _add_checkpoint(table, result)
     return table
 
@@ -103,6 +105,15 @@ def _add_throughput(table: Table, result: Result, expected: Expectation | None) 
     days = metrics.days_per_1t_tokens
     expected_days = number(expected.days_per_1t_tokens) if expected and expected.days_per_1t_tokens else "n/a"
     table.add_row("days per 1T tokens", number(days), expected_days, metrics.reasons.get("days_per_1t_tokens", ""))
+
+
+def _add_expert_load(table: Table, result: Result) -> None:
+    load = result.expert_load
+    if load is None:
+        return
+    forced = "forced to balance" if load.forced else "as the routers chose"
+    table.add_row("busiest expert / mean", number(load.max_over_mean), "", f"tokens of a step, worst layer; {forced}")
+    table.add_row("experts without tokens", number(load.idle_experts), "", "of all layers, mean of the steps")
 
 
 def _add_checkpoint(table: Table, result: Result) -> None:

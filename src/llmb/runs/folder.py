@@ -37,6 +37,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def expert_load(self) -> Path:
+        """Each expert's share of tokens over the whole run; of a model with experts."""
+        return self.path / "expert_load.json"
+
+    @property
     def checkpoints(self) -> Path:
         """Made with the first checkpoint."""
         return self.path / "checkpoints"

@@ -33,6 +33,7 @@ class Plan(Record):
     window: Window
     seed: int
     recompute: Literal["none", "selective", "full"]
+    force_load_balancing: bool = False
     save_checkpoint: bool = False
     checkpoint_interval: int | None = None
     start: Start | None = None
@@ -66,6 +67,7 @@ def make_plan(
     window: str = "auto",
     seed: int | None = None,
     recompute: Literal["none", "selective", "full"] = "none",
+    force_load_balancing: bool = False,
     peak_lr: float | None = None,
     warmup_steps: int | None = None,
     save_checkpoint: bool = False,
@@ -80,6 +82,8 @@ def make_plan(
     Raises UsageError with all reasons why it cannot.
     """
     problems = list(_problems(recipe, steps, peak_lr, warmup_steps))
+    if force_load_balancing and recipe.model.moe is None:
+        problems.append(f"--force-load-balancing is for models with experts; {recipe.model.model} has none")
     if checkpoint_interval is not None and checkpoint_interval < 1:
         problems.append(f"--checkpoint-interval is {checkpoint_interval}; it must be at least 1")
     if checkpoint:
@@ -97,6 +101,7 @@ def make_plan(
         window=resolve_window(window, steps, saved.step if saved else 0),
         seed=seed if seed is not None else saved.seed if saved else DEFAULT_SEED,
         recompute=recompute,
+        force_load_balancing=force_load_balancing,
         save_checkpoint=save_checkpoint or checkpoint_interval is not None,
         checkpoint_interval=checkpoint_interval,
         start=_start(checkpoint) if checkpoint else None,

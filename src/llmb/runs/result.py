@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 from llmb.metrics.statistics import Statistics, describe
@@ -28,6 +29,16 @@ NO_VERDICT = "runs are not judged yet; the published figure stands beside the me
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertLoadReport:
+    """Means over the steps of the window, of the figures that each step has."""
+
+    max_over_mean: float
+    idle_experts: float
+    forced: bool
+    """Tokens were shared out evenly, whatever the routers said."""
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """Status, reason and numbers of a run; the numbers are null where the run gave none."""
 
@@ -39,6 +50,7 @@ class Result:
     loss: dict[str, float] | None
     peak_memory_gib: float | None
     checkpoint: CheckpointReport | None = None
+    expert_load: ExpertLoadReport | None = None
 
     def document(self) -> dict[str, Any]:
         """Plain values for JSON; the keys are a contract."""
@@ -63,9 +75,9 @@ def conclude(
     else:
         status, reason = _status(plan, steps, exit_code, log_tail)
     window = plan.window
-    times = [step.step_time_s for step in steps if window.first <= step.step <= window.last]
-    whole = status == "success" and len(times) == window.last - window.first + 1
-    statistics = describe(times) if whole else None
+    inside = [step for step in steps if window.first <= step.step <= window.last]
+    whole = status == "success" and len(inside) == window.last - window.first + 1
+    statistics = describe([step.step_time_s for step in inside]) if whole else None
     return Result(
         status=status,
         reason=reason,
@@ -75,6 +87,18 @@ def conclude(
         loss={"first": steps[0].loss, "last": steps[-1].loss} if steps and status != "invalid" else None,
         peak_memory_gib=max(step.peak_memory_bytes for step in steps) / GIB if steps else None,
         checkpoint=checkpoint,
+        expert_load=_expert_load(plan, inside) if whole else None,
+    )
+
+
+def _expert_load(plan: Plan, steps: Sequence[Step]) -> ExpertLoadReport | None:
+    loads = [step.expert_load for step in steps if step.expert_load]
+    if not loads:
+        return None
+    return ExpertLoadReport(
+        max_over_mean=fmean(load.max_over_mean for load in loads),
+        idle_experts=fmean(load.idle_experts for load in loads),
+        forced=plan.force_load_balancing,
     )
 
 

@@ -9,6 +9,16 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertLoad:
+    """How evenly tokens went to routed experts, of all ranks and layers."""
+
+    max_over_mean: float
+    """Tokens of the busiest expert over the mean of its layer, in the layer where that is largest; 1 is balanced."""
+    idle_experts: int
+    """Experts that got no token; every layer has its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One training step. Memory is of the rank that needs most; times of ranks differ by what they wait for."""
 
@@ -25,6 +35,8 @@ class Step:
     slowest_rank: int
     saving: bool = False
     """A checkpoint was being written meanwhile."""
+    expert_load: ExpertLoad | None = None
+    """Null for a model without experts."""
 
     @property
     def finite(self) -> bool:
@@ -38,7 +50,8 @@ class Step:
 def step_to_json(step: Step) -> str:
     """One line. JSON has no NaN: such a value becomes null and ``not_finite`` tells which it was."""
     values: dict[str, Any] = asdict(step)
-    spoiled = {name: str(value) for name, value in values.items() if not math.isfinite(value)}
+    numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+    spoiled = {name: str(value) for name, value in numbers.items() if not math.isfinite(value)}
     values.update(dict.fromkeys(spoiled, None))
     if spoiled:
         values["not_finite"] = spoiled
@@ -52,7 +65,8 @@ def step_from_json(line: str) -> Step:
         raise TypeError("a step is a JSON object")
     spoiled = values.pop("not_finite", {})
     values.update({name: float(text) for name, text in spoiled.items()})
-    return Step(**values)
+    load = values.pop("expert_load", None)
+    return Step(**values, expert_load=load and ExpertLoad(**load))
 
 
 def read_steps(path: Path) -> list[Step]:

@@ -8,6 +8,7 @@ from torch.nn import functional
 from llmb.catalogue.records import MixtureOfExperts
 from llmb.engine.model.feedforward import GatedMLP
 from llmb.engine.model.local import local
+from llmb.engine.model.routing import Router
 
 
 def grouped_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
@@ -35,19 +36,6 @@ def loop_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     return torch.cat([group @ weight for group, weight in zip(groups, weights, strict=True)])
 
 
-class Router(nn.Module):
-    """Chooses ``top_k`` experts for each token: [n, hidden] to scores and expert numbers, both [n, top_k]."""
-
-    def __init__(self, hidden_size: int, experts: int, top_k: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(experts, hidden_size))
-        self.top_k = top_k
-
-    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        logits, chosen = functional.linear(tokens, local(self.weight)).topk(self.top_k, dim=-1)
-        return logits.float().sigmoid().to(tokens.dtype), chosen
-
-
 class Experts(nn.Module):
     """Gated feed-forward layers, their matrices stacked. Takes rows [n, hidden] in the order of their experts.
 
@@ -65,14 +53,19 @@ class Experts(nn.Module):
 
 
 class MoELayer(nn.Module):
-    """Routed experts beside a shared expert that every token passes."""
+    """Routed experts beside a shared expert that every token passes.
+
+    ``load`` adds up the rows that each expert got from this rank, again where activations are computed again.
+    """
+
+    load: Tensor
 
     def __init__(self, hidden_size: int, moe: MixtureOfExperts) -> None:
         super().__init__()
         self.experts = Experts(hidden_size, moe.ffn_hidden_size, moe.experts)
         self.router = Router(hidden_size, moe.experts, moe.top_k)
         self.shared_expert = GatedMLP(hidden_size, moe.shared_ffn_hidden_size)
-        self.expert_count = moe.experts
+        self.register_buffer("load", torch.zeros(moe.experts, dtype=torch.int64), persistent=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         output: Tensor = self.shared_expert(hidden) + self.routed(hidden.flatten(0, -2)).view_as(hidden)
@@ -83,11 +76,13 @@ class MoELayer(nn.Module):
         scores, chosen = self.router(tokens)
         rows = (tokens.unsqueeze(1) * scores.unsqueeze(-1)).flatten(0, 1)
         order = chosen.flatten().argsort(stable=True)
-        outputs = self.experts(rows.index_select(0, order), self.counts(chosen))
+        counts = self.counts(chosen)
+        self.load += counts
+        outputs = self.experts(rows.index_select(0, order), counts)
         # Back into the tokens' order by a gather: a scatter with repeated targets would not be reproducible.
         return torch.unflatten(outputs.index_select(0, order.argsort()), 0, chosen.shape).sum(1)
 
     def counts(self, chosen: Tensor) -> Tensor:
         """Rows for each expert. Unlike ``bincount``, its shape does not depend on the data."""
-        experts = torch.arange(self.expert_count, device=chosen.device)
+        experts = torch.arange(len(self.load), device=chosen.device)
         return (chosen.reshape(-1, 1) == experts).sum(0)

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many tokens each routed expert got: per step for the log of steps, over the run for a file of its own."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.moe import MoELayer
+from llmb.engine.model.routing import BalancedRouter
+from llmb.engine.parallel.mesh import Ranks
+from llmb.runs.folder import write_atomically
+from llmb.runs.steps import ExpertLoad
+
+
+def force_load_balancing(model: Decoder, ranks: Ranks) -> None:
+    """Makes every expert get the same number of tokens, by routers that do not look at what they say."""
+    place = ranks.rank % (ranks.world_size // ranks.mesh["pp"].size())
+    for layer in moe_layers(model).values():
+        layer.router = BalancedRouter(layer.router, place)
+
+
+def moe_layers(model: Decoder) -> dict[int, MoELayer]:
+    """By the number of their block."""
+    layers = {int(number): getattr(block, "feed_forward", None) for number, block in model.layers.items()}
+    return {number: layer for number, layer in layers.items() if isinstance(layer, MoELayer)}
+
+
+class ExpertLoadCounter:
+    """Collects what the layers of all ranks counted. Every rank has one, and calls its methods after the same steps."""
+
+    def __init__(self, stages: Sequence[Decoder], ranks: Ranks) -> None:
+        model = stages[0].model
+        experts = model.moe.experts if model.moe else 0
+        self.layers = {number: layer for stage in stages for number, layer in moe_layers(stage).items()}
+        self.counts = torch.zeros(model.layers, experts, dtype=torch.int64, device=ranks.device)
+        self.total = torch.zeros_like(self.counts)
+        for layer in self.layers.values():
+            layer.load.zero_()
+
+    def of_step(self) -> ExpertLoad | None:
+        """The load since the last call, of all ranks together; null for a model without experts."""
+        if not self.counts.numel():
+            return None
+        self.counts.zero_()
+        for number, layer in self.layers.items():
+            self.counts[number] = layer.load
+            layer.load.zero_()
+        dist.all_reduce(self.counts)
+        self.total += self.counts
+        return summary(self.counts)
+
+    def write(self, path: Path) -> None:
+        """Each expert's share of the tokens of its layer, over all steps so far."""
+        shares = {number: (row.double() / row.sum()).tolist() for number, row in enumerate(self.total) if row.any()}
+        write_atomically(path, json.dumps({"share_of_tokens": shares}) + "\n")
+
+
+def summary(counts: Tensor) -> ExpertLoad:
+    """Of tokens per expert, [layers, experts]; layers without any are left out."""
+    rows = counts[counts.any(-1)].double()
+    return ExpertLoad(
+        max_over_mean=(rows.amax(-1) / rows.mean(-1)).max().item(),
+        idle_experts=int((rows == 0).sum().item()),
+    )

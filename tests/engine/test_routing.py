@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which experts tokens go to, and how their number is told."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmb.engine.expert_load import summary
+from llmb.engine.model.routing import BalancedRouter, Router
+
+
+def router(experts: int, top_k: int) -> Router:
+    torch.manual_seed(1)
+    made = Router(16, experts, top_k)
+    torch.nn.init.normal_(made.weight)
+    return made
+
+
+@given(tokens=st.integers(1, 40), experts=st.integers(1, 9), top_k=st.integers(1, 3), ranks=st.integers(1, 5))
+def test_forced_balance_gives_all_experts_the_same_number_of_tokens_over_all_ranks(
+    tokens: int, experts: int, top_k: int, ranks: int
+) -> None:
+    free = router(experts, min(top_k, experts))
+    chosen = [BalancedRouter(free, place)(torch.randn(tokens, 16))[1] for place in range(ranks)]
+    counts = torch.stack(chosen).flatten().bincount(minlength=experts)
+    assert counts.max() - counts.min() <= 1
+    assert all(len(set(row)) == len(row) for row in torch.stack(chosen).flatten(0, 1).tolist())
+
+
+def test_forced_balance_keeps_each_chosen_experts_own_score_and_its_gradient() -> None:
+    free = router(experts=4, top_k=2)
+    tokens = torch.randn(6, 16)
+    scores, chosen = BalancedRouter(free, place=1)(tokens)
+    expected = (tokens @ free.weight.T).sigmoid().gather(1, chosen)
+    torch.testing.assert_close(scores, expected)
+    scores.sum().backward()
+    assert free.weight.grad is not None
+    assert (free.weight.grad.abs().sum(1) > 0).all()
+
+
+def test_a_free_router_takes_the_largest_logits() -> None:
+    free = router(experts=8, top_k=2)
+    tokens = torch.randn(30, 16)
+    _, chosen = free(tokens)
+    assert torch.equal(chosen, (tokens @ free.weight.T).argsort(dim=1, descending=True)[:, :2])
+
+
+def test_load_is_that_of_the_worst_layer_and_leaves_dense_layers_out() -> None:
+    load = summary(torch.tensor([[0, 0, 0, 0], [2, 2, 2, 2], [0, 6, 1, 1]]))
+    assert load.max_over_mean == pytest.approx(3.0)
+    assert load.idle_experts == 1

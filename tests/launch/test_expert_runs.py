@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real training of a model with experts that are spread over ranks."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+Finished = Callable[..., dict[str, Any]]
+
+MAVERICK = ("-w", "finetune_llama4-maverick", "--scale", "4")
+EP4 = (*MAVERICK, "--ep", "4", "--steps", "20")
+ALL = (*MAVERICK, "--tp", "2", "--ep", "2", "--etp", "2", "--steps", "20")
+
+
+def steps(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(result["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("options", [EP4, ALL], ids=["ep4", "tp2-ep2-etp2"])
+def test_the_loss_falls(finished: Finished, options: tuple[str, ...]) -> None:
+    losses = [step["loss"] for step in steps(finished(*options))]
+    assert fmean(losses[-5:]) < losses[0] - 1.0
+
+
+def test_every_layout_counts_the_same_load(finished: Finished) -> None:
+    by_layout = [steps(finished(*options)) for options in (EP4, ALL)]
+    for one, other in zip(*by_layout, strict=True):
+        assert one["expert_load"]["max_over_mean"] == pytest.approx(other["expert_load"]["max_over_mean"], rel=0.05)
+    shares = json.loads((Path(finished(*EP4)["run_dir"]) / "expert_load.json").read_text())["share_of_tokens"]
+    assert list(shares) == ["1", "3"]
+    assert all(sum(layer) == pytest.approx(1.0) for layer in shares.values())
+
+
+def test_forced_balance_is_recorded_in_step_result_and_record(finished: Finished) -> None:
+    result = finished(*EP4[:-1], "6", "--force-load-balancing", "--recompute", "full")
+    assert {step["expert_load"]["max_over_mean"] for step in steps(result)} == {1.0}
+    assert result["expert_load"] == {"max_over_mean": 1.0, "idle_experts": 0.0, "forced": True}
+    record = json.loads((Path(result["run_dir"]) / "run.json").read_text())
+    assert record["plan"]["force_load_balancing"] is True
+
+
+def test_a_checkpoint_goes_from_any_arrangement_of_experts_to_any_other(finished: Finished) -> None:
+    whole = finished(*ALL)
+    start = finished(*ALL[:-1], "10", "--save-checkpoint")
+    path = next((Path(start["run_dir"]) / "checkpoints").glob("step=10*"))
+    more = ("--steps", "10", "--load-checkpoint", str(path))
+    for layout in (
+        ("--scale", "4", "--ep", "4"),
+        ("--scale", "2", "--etp", "2"),
+        (
+            "--scale",
+            "1",
+        ),
+    ):
+        continued = steps(finished("-w", "finetune_llama4-maverick", *layout, *more))
+        for expected, found in zip(steps(whole)[10:], continued, strict=True):
+            assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
