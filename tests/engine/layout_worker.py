@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of a layout: compares its model with one on a single process, parameter by parameter.
 
-Arguments: folder with cases.json (plan, and whether to compile each block) and room for the rendezvous, rank. The first
+Arguments: folder with cases.json (plans) and room for the rendezvous, rank. The first
 rank prints, as JSON, for each case the relative error of each initial value and gradient and of the loss where some
 labels do not count.
 """
@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,23 +21,17 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from llmb.catalogue.records import Layout
 from llmb.engine import loop
+from llmb.engine.compile import apply_compile
 from llmb.engine.data.synthetic import SyntheticData, micro_batches
 from llmb.engine.loop import build_passes, prepare_stages
 from llmb.engine.model.decoder import Decoder, build_model
 from llmb.engine.model.initialise import initialise
 from llmb.engine.model.loss import IGNORED
 from llmb.engine.parallel.context_parallel import rank_positions
-from llmb.engine.parallel.data_parallel import shard
 from llmb.engine.parallel.mesh import Ranks, arrange
 from llmb.runs.plan import Plan
 
 CPU = torch.device("cpu")
-
-
-def shard_compiled(model: Decoder, *rest: object, **options: object) -> None:
-    for block in model.layers.values():
-        block.compile(fullgraph=True, backend="aot_eager")
-    shard(model, *rest, **options)
 
 
 @torch.no_grad()
@@ -117,14 +112,11 @@ def everybody(found: dict[str, float], ranks: Ranks) -> dict[str, float]:
 
 
 def main(folder: Path, rank: int) -> None:
-    cases = [(Plan(**case["plan"]), case["compile"]) for case in json.loads((folder / "cases.json").read_text())]
-    layout = cases[0][0].recipe.layout
+    plans = [Plan(**fields) for fields in json.loads((folder / "cases.json").read_text())]
+    layout = plans[0].recipe.layout
     dist.init_process_group("gloo", rank=rank, world_size=layout.gpus, init_method=f"file://{folder}/store")
     ranks = arrange(rank, CPU, layout)
-    found = []
-    for plan, compiled in cases:
-        loop.shard = shard_compiled if compiled else shard
-        found.append(errors(plan, ranks))
+    found = [errors(plan, ranks) for plan in plans]
     if ranks.is_first:
         print(json.dumps(found))
     dist.barrier()
@@ -134,4 +126,6 @@ def main(folder: Path, rank: int) -> None:
 
 
 warnings.simplefilter("ignore")
+# The same graphs as compiled code without the minutes that it takes to make it.
+loop.apply_compile = partial(apply_compile, backend="aot_eager")
 main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -52,3 +52,7 @@ def test_pipeline_parallel_trains_in_bf16(losses: Losses) -> None:
     exact = losses("-w", "pretrain_llama3.1", "--scale", "1", "--steps", "20")
     rounded = losses("-w", "pretrain_llama3.1", *options)
     assert 0 < max(abs(a["loss"] - b["loss"]) for a, b in zip(exact, rounded, strict=False)) < 0.03
+
+
+def test_compiled_blocks_reproduce_the_others(losses: Losses) -> None:
+    assert_same_training(losses, "pretrain_llama3.1", "--scale", "2", "--compile", "--recompute", "selective", steps=8)

@@ -53,6 +53,10 @@ def run(
         Literal["none", "selective", "full"],
         typer.Option("--recompute", help="Activation checkpointing.", rich_help_panel=TRAINING),
     ] = "none",
+    compiled: Annotated[
+        bool,
+        typer.Option("--compile", help="Compile the model's blocks with torch.compile.", rich_help_panel=TRAINING),
+    ] = False,
     force_load_balancing: Annotated[
         bool,
         typer.Option(
@@ -94,6 +98,7 @@ def run(
         window=window,
         seed=seed,
         recompute=recompute,
+        compiled=compiled,
         force_load_balancing=force_load_balancing,
         peak_lr=lr,
         warmup_steps=warmup_steps,

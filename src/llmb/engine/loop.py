@@ -15,6 +15,7 @@ from torch.optim import AdamW
 
 from llmb.engine.checkpoint.load import load_checkpoint
 from llmb.engine.checkpoint.save import Saver
+from llmb.engine.compile import apply_compile
 from llmb.engine.data.synthetic import SyntheticData, micro_batches
 from llmb.engine.device import memory
 from llmb.engine.environment import describe_environment
@@ -80,6 +81,8 @@ def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
         stages = build_stages(model, layout, ranks.pp_rank)
     for stage in stages:
         apply_recompute(stage, plan.recompute)
+        if plan.compiled:
+            apply_compile(stage)
         if plan.force_load_balancing:
             force_load_balancing(stage, ranks)
         apply_tensor_parallel(stage, ranks.tp)

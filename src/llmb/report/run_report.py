@@ -43,6 +43,7 @@ def plan_table(plan: Plan, command: tuple[str, ...], variables: dict[str, str]) 
     table.add_row("model", f"{layout.layers} layers" + (", a proxy" if plan.recipe.proxy else ""))
     table.add_row("seed", str(plan.seed))
     table.add_row("recompute", plan.recompute)
+    table.add_row("compiled", "block by block" if plan.compiled else "no")
     if plan.start:
         table.add_row("goes on from", f"step {plan.start.step}: {plan.start.path}")
     if plan.save_checkpoint:

@@ -33,6 +33,7 @@ class Plan(Record):
     window: Window
     seed: int
     recompute: Literal["none", "selective", "full"]
+    compiled: bool = False
     force_load_balancing: bool = False
     save_checkpoint: bool = False
     checkpoint_interval: int | None = None
@@ -67,6 +68,7 @@ def make_plan(
     window: str = "auto",
     seed: int | None = None,
     recompute: Literal["none", "selective", "full"] = "none",
+    compiled: bool = False,
     force_load_balancing: bool = False,
     peak_lr: float | None = None,
     warmup_steps: int | None = None,
@@ -101,6 +103,7 @@ def make_plan(
         window=resolve_window(window, steps, saved.step if saved else 0),
         seed=seed if seed is not None else saved.seed if saved else DEFAULT_SEED,
         recompute=recompute,
+        compiled=compiled,
         force_load_balancing=force_load_balancing,
         save_checkpoint=save_checkpoint or checkpoint_interval is not None,
         checkpoint_interval=checkpoint_interval,

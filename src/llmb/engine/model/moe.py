@@ -76,11 +76,16 @@ class MoELayer(nn.Module):
         scores, chosen = self.router(tokens)
         rows = (tokens.unsqueeze(1) * scores.unsqueeze(-1)).flatten(0, 1)
         order = chosen.flatten().argsort(stable=True)
-        counts = self.counts(chosen)
-        self.load += counts
-        outputs = self.experts(rows.index_select(0, order), counts)
+        outputs = self.run_experts(rows.index_select(0, order), self.counts(chosen))
         # Back into the tokens' order by a gather: a scatter with repeated targets would not be reproducible.
         return torch.unflatten(outputs.index_select(0, order.argsort()), 0, chosen.shape).sum(1)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def run_experts(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Not compiled: the shapes depend on the tokens, and experts gather their parameters apart from their block."""
+        self.load += counts
+        outputs: Tensor = self.experts(rows, counts)
+        return outputs
 
     def counts(self, chosen: Tensor) -> Tensor:
         """Rows for each expert. Unlike ``bincount``, its shape does not depend on the data."""
