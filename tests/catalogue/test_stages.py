@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every layer stands in exactly one pipeline stage."""
 
+import pytest
+
+from llmb.catalogue.check import check_layout
 from llmb.catalogue.load import Catalogue, layout_of
 from llmb.catalogue.records import Layout
 from llmb.catalogue.stages import stage_layers
@@ -29,3 +32,35 @@ def test_a_proxy_may_leave_the_ends_without_layers() -> None:
         gpus=64, tp=8, pp=4, vp=8, cp=2, mbs=1, gbs=64, seq_len=8192, layers=30, counts_embedding_and_loss=True
     )
     assert [len(stage) for stage in stage_layers(layout)] == [0, *[1] * 30, 0]
+
+
+EIGHT_STAGES = Layout(gpus=4, pp=4, vp=2, mbs=1, gbs=4, seq_len=128, layers=30)
+
+
+@pytest.mark.parametrize(
+    ("ends", "sizes"),
+    [
+        ({"first_stage_layers": 2}, [2, *[4] * 7]),
+        ({"last_stage_layers": 2}, [*[4] * 7, 2]),
+        ({"first_stage_layers": 0, "last_stage_layers": 6}, [0, *[4] * 6, 6]),
+    ],
+)
+def test_the_ends_can_have_sizes_of_their_own(ends: dict[str, int], sizes: list[int]) -> None:
+    layout = EIGHT_STAGES.model_copy(update={**ends, "counts_embedding_and_loss": True})
+    assert [len(stage) for stage in stage_layers(layout)] == sizes
+    assert check_layout(Catalogue().models["llama3.1", "8b"], layout) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"first_stage_layers": 3}, "27 layers are left for 7 stages"),
+        ({"first_stage_layers": 20, "last_stage_layers": 20}, "cannot take 40 of 30 layers"),
+        ({"first_stage_layers": -2}, "cannot take -2 of 30 layers"),
+        ({"first_stage_layers": 10, "last_stage_layers": 10, "pp": 2, "vp": 1, "gpus": 2}, "10 layers are left for 0"),
+        ({"first_stage_layers": 10, "pp": 1, "vp": 1, "gpus": 1}, "needs PP above 1"),
+    ],
+)
+def test_sizes_that_do_not_add_up_are_refused(changes: dict[str, int], said: str) -> None:
+    problems = check_layout(Catalogue().models["llama3.1", "8b"], EIGHT_STAGES.model_copy(update=changes))
+    assert any(said in problem for problem in problems), problems

@@ -25,6 +25,7 @@ LAYOUTS = {
     "fsdp2-tp2": (4, {"tp": 2}, (PLAIN,)),
     "pp2": (2, {"pp": 2}, (PLAIN, RECOMPUTED, COMPILED)),
     "pp2-vp2": (2, {"pp": 2, "vp": 2}, (PLAIN, RECOMPUTED)),
+    "uneven-pp2": (2, {"pp": 2, "first_stage_layers": 1}, (PLAIN,)),
     "tp2-pp2": (4, {"tp": 2, "pp": 2}, (PLAIN,)),
     "pp2-cp2-vp2": (4, {"pp": 2, "cp": 2, "vp": 2}, (PLAIN,)),
     "fsdp2-tp2-pp2": (8, {"tp": 2, "pp": 2}, (PLAIN,)),

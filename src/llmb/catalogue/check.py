@@ -4,11 +4,13 @@
 from collections.abc import Iterator
 
 from llmb.catalogue.records import Layout, Model
+from llmb.catalogue.stages import given_sizes
 
 
 def check_layout(model: Model, layout: Layout) -> list[str]:
     """All reasons why ``model`` cannot be trained with ``layout``; empty when it can."""
-    sizes = layout.model_dump(exclude={"counts_embedding_and_loss"})
+    ends = {"first_stage_layers", "last_stage_layers"}
+    sizes = layout.model_dump(exclude={"counts_embedding_and_loss", *ends})
     small = [f"{name} is {value}; it must be at least 1" for name, value in sizes.items() if value < 1]
     if small:
         return small
@@ -49,12 +51,28 @@ def _pipeline(layout: Layout, *, batch_divides: bool) -> Iterator[str]:
     stages = layout.pp * layout.vp
     if layout.vp > 1 and layout.pp == 1:
         yield f"VP {layout.vp} needs PP above 1"
+    elif layout.has_own_split:
+        yield from _own_split(layout)
     elif layout.pipeline_layers % stages:
         counted = " (embedding and loss counted)" if layout.pipeline_layers != layout.layers else ""
         split = f"PP x VP = {layout.pp} x {layout.vp} = {stages}"
         yield f"{layout.pipeline_layers} layers{counted} do not divide by {split}"
     if batch_divides and layout.vp > 1 and layout.ga % layout.pp:
         yield f"GA {layout.ga} does not divide by PP {layout.pp}, which interleaved 1F1B needs"
+
+
+def _own_split(layout: Layout) -> Iterator[str]:
+    """The first or the last stage has a size of its own; the others share the rest."""
+    if layout.pp == 1:
+        yield "a first or last stage with layers of its own needs PP above 1"
+        return
+    first, last = given_sizes(layout)
+    given, stages = sum(first) + sum(last), layout.pp * layout.vp - len(first) - len(last)
+    rest = layout.layers - given
+    if min(*first, *last, rest, 0) < 0:
+        yield f"the first and the last stage cannot take {given} of {layout.layers} layers"
+    elif rest % stages if stages else rest:
+        yield f"{rest} layers are left for {stages} stages between the given ones, and do not divide"
 
 
 def _context(layout: Layout) -> Iterator[str]:

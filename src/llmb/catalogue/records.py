@@ -132,6 +132,10 @@ class Layout(Record):
     layers: int
     counts_embedding_and_loss: bool = False
     """The pipeline split counts the embedding and the loss as one layer each."""
+    first_stage_layers: int | None = None
+    """Layers of the first of the PP x VP stages, where it has a size of its own; the embedding then counts nothing."""
+    last_stage_layers: int | None = None
+    """Likewise of the last stage; the loss then counts nothing."""
 
     @property
     def dp(self) -> int:
@@ -151,7 +155,13 @@ class Layout(Record):
     @property
     def pipeline_layers(self) -> int:
         """Layers as the pipeline split counts them."""
-        return self.layers + (2 if self.counts_embedding_and_loss and self.pp > 1 else 0)
+        counted = self.counts_embedding_and_loss and self.pp > 1 and not self.has_own_split
+        return self.layers + (2 if counted else 0)
+
+    @property
+    def has_own_split(self) -> bool:
+        """The first or the last stage has a number of layers of its own."""
+        return self.first_stage_layers is not None or self.last_stage_layers is not None
 
 
 class Training(Record):

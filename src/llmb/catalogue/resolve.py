@@ -27,6 +27,8 @@ class Overrides(Record):
     gbs: int | None = None
     seq_len: int | None = None
     layers: int | None = None
+    first_stage_layers: int | None = None
+    last_stage_layers: int | None = None
 
     def given(self) -> dict[str, int]:
         return self.model_dump(exclude_none=True)

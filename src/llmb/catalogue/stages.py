@@ -9,13 +9,23 @@ from llmb.catalogue.records import Layout
 def stage_layers(layout: Layout) -> list[range]:
     """Layers of every stage, in the order a token passes them; stage s is on pipeline rank s % PP.
 
-    There are PP x VP stages of equal size. Where the recipe counts the embedding and the loss as layers, the first and
-    the last stage hold one layer less.
+    There are PP x VP stages of equal size, but for a first and a last one whose size the layout gives. Where the recipe
+    counts the embedding and the loss as layers, the first and the last stage hold one layer less.
     """
     stages = layout.pp * layout.vp
-    sizes = [layout.pipeline_layers // stages] * stages
     if layout.pipeline_layers != layout.layers:
-        sizes[0] -= 1
-        sizes[-1] -= 1
+        equal = layout.pipeline_layers // stages
+        sizes = [equal - 1, *[equal] * (stages - 2), equal - 1]
+    else:
+        first, last = given_sizes(layout)
+        equal_stages = stages - len(first) - len(last)
+        rest = layout.layers - sum(first) - sum(last)
+        sizes = [*first, *[rest // max(1, equal_stages)] * equal_stages, *last]
     bounds = accumulate(sizes, initial=0)
-    return [range(first, last) for first, last in pairwise(bounds)]
+    return [range(start, stop) for start, stop in pairwise(bounds)]
+
+
+def given_sizes(layout: Layout) -> tuple[list[int], list[int]]:
+    """Layers of the first and of the last stage, each empty where the layout gives none."""
+    first, last = layout.first_stage_layers, layout.last_stage_layers
+    return [first] if first is not None else [], [last] if last is not None else []

@@ -57,9 +57,29 @@ def recipe_options(
     gbs: Annotated[int | None, typer.Option(help="Global batch size.", rich_help_panel=LAYOUT)] = None,
     seq_len: Annotated[int | None, typer.Option(help="Sequence length in tokens.", rich_help_panel=LAYOUT)] = None,
     layers: Annotated[int | None, typer.Option(help="Number of layers.", rich_help_panel=LAYOUT)] = None,
+    first_stage_layers: Annotated[
+        int | None,
+        typer.Option(help="Layers of the first pipeline stage; others share the rest.", rich_help_panel=LAYOUT),
+    ] = None,
+    last_stage_layers: Annotated[
+        int | None, typer.Option(help="Layers of the last pipeline stage, likewise.", rich_help_panel=LAYOUT)
+    ] = None,
 ) -> Request:
     """The request that these options make. Every command that takes a recipe has them, by ``takes_recipe``."""
-    overrides = Overrides(tp=tp, pp=pp, vp=vp, cp=cp, ep=ep, etp=etp, mbs=mbs, gbs=gbs, seq_len=seq_len, layers=layers)
+    overrides = Overrides(
+        tp=tp,
+        pp=pp,
+        vp=vp,
+        cp=cp,
+        ep=ep,
+        etp=etp,
+        mbs=mbs,
+        gbs=gbs,
+        seq_len=seq_len,
+        layers=layers,
+        first_stage_layers=first_stage_layers,
+        last_stage_layers=last_stage_layers,
+    )
     return Request(
         workload=workload,
         size=size,

@@ -21,12 +21,13 @@ def recipe_document(recipe: Recipe) -> dict[str, Any]:
     layout = recipe.layout
     total, active = parameter_count(recipe.model)
     names = ("gpus", "tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs", "gbs", "ga", "seq_len", "layers")
+    split = ("counts_embedding_and_loss", "first_stage_layers", "last_stage_layers")
     identity = ("workload", "size", "dtype", "gpu_type", "scale", "release", "task", "proxy")
     return {
         "recipe": {name: getattr(recipe, name) for name in identity},
         "model": {**recipe.model.model_dump(mode="json"), "parameters": total, "active_parameters": active},
         "document": recipe.document and recipe.document.model_dump(mode="json"),
-        "layout": {name: getattr(layout, name) for name in names},
+        "layout": {name: getattr(layout, name) for name in (*names, *split)},
         "training": recipe.training.model_dump(mode="json"),
         "flops_per_sequence": {item.value: flops_per_sequence(recipe, item) for item in Convention},
         "published_flops": recipe.published_flops and recipe.published_flops.model_dump(mode="json"),

@@ -6,6 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from llmb.catalogue.records import Convention, Expectation
+from llmb.catalogue.stages import stage_layers
 from llmb.report.numbers import number
 from llmb.report.output import result_table
 from llmb.runs.folder import RunFolder
@@ -40,6 +41,9 @@ def plan_table(plan: Plan, command: tuple[str, ...], variables: dict[str, str]) 
     table.add_row("steps", f"{plan.steps}, statistics over steps {window.first}-{window.last}")
     table.add_row("layout", f"DP {layout.dp}, MBS {layout.mbs}, GBS {layout.gbs}, GA {layout.ga}")
     table.add_row("sequence", f"{layout.seq_len} tokens, {layout.gbs * layout.seq_len:,} tokens a step")
+    if layout.pp > 1:
+        sizes = [len(stage) for stage in stage_layers(layout)]
+        table.add_row("pipeline", f"PP {layout.pp}, VP {layout.vp}, layers of the stages: {', '.join(map(str, sizes))}")
     table.add_row("model", f"{layout.layers} layers" + (", a proxy" if plan.recipe.proxy else ""))
     table.add_row("seed", str(plan.seed))
     table.add_row("recompute", plan.recompute)
