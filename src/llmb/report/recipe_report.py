@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from llmb.catalogue.records import Convention, Expectation, Recipe
+from llmb.catalogue.stages import stage_layers
 from llmb.metrics.flops import flops_per_sequence
 from llmb.metrics.parameters import parameter_count
 from llmb.metrics.throughput import Throughput
@@ -21,13 +22,13 @@ def recipe_document(recipe: Recipe) -> dict[str, Any]:
     layout = recipe.layout
     total, active = parameter_count(recipe.model)
     names = ("gpus", "tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs", "gbs", "ga", "seq_len", "layers")
-    split = ("counts_embedding_and_loss", "first_stage_layers", "last_stage_layers")
     identity = ("workload", "size", "dtype", "gpu_type", "scale", "release", "task", "proxy")
     return {
         "recipe": {name: getattr(recipe, name) for name in identity},
         "model": {**recipe.model.model_dump(mode="json"), "parameters": total, "active_parameters": active},
         "document": recipe.document and recipe.document.model_dump(mode="json"),
-        "layout": {name: getattr(layout, name) for name in (*names, *split)},
+        "layout": {name: getattr(layout, name) for name in names},
+        "stage_layers": [len(stage) for stage in stage_layers(layout)],
         "training": recipe.training.model_dump(mode="json"),
         "flops_per_sequence": {item.value: flops_per_sequence(recipe, item) for item in Convention},
         "published_flops": recipe.published_flops and recipe.published_flops.model_dump(mode="json"),
