@@ -153,7 +153,11 @@ def packing_section(workloads: Iterable[WorkloadFile]) -> str:
 
 
 def training_section(workloads: Sequence[WorkloadFile]) -> str:
-    settings = [(w.workload, size, w.training_for(size).model_dump()) for w in workloads for size in sizes_of(w)]
+    settings = [
+        (w.workload, size, w.training_for(size).model_dump(exclude={"document_tokens"}))
+        for w in workloads
+        for size in sizes_of(w)
+    ]
     rows = [[workload, size, *values.values()] for workload, size, values in settings]
     return page(
         "## Training",

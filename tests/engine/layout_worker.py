@@ -2,8 +2,7 @@
 """One rank of a layout: compares its model with one on a single process, parameter by parameter.
 
 Arguments: folder with cases.json (plans) and room for the rendezvous, rank. The first
-rank prints, as JSON, for each case the relative error of each initial value and gradient and of the loss where some
-labels do not count.
+rank prints, as JSON, for each case the relative error of each initial value and gradient and of the loss.
 """
 
 import hashlib
@@ -11,23 +10,22 @@ import json
 import os
 import sys
 import warnings
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from llmb.catalogue.records import Layout
 from llmb.engine import loop
 from llmb.engine.compile import apply_compile
 from llmb.engine.data.synthetic import SyntheticData, micro_batches
-from llmb.engine.loop import build_passes, prepare_stages
+from llmb.engine.loop import build_data, build_passes, mean_count, prepare_stages
 from llmb.engine.model.decoder import Decoder, build_model
 from llmb.engine.model.initialise import initialise
-from llmb.engine.model.loss import IGNORED
-from llmb.engine.parallel.context_parallel import rank_positions
 from llmb.engine.parallel.mesh import Ranks, arrange
 from llmb.runs.plan import Plan
 
@@ -60,46 +58,34 @@ def error(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).norm()) / (size or 1.0)
 
 
-def batch(data: SyntheticData, gbs: int) -> tuple[Tensor, Tensor]:
-    samples = torch.stack([data.sample(number) for number in range(gbs)])
-    return samples[:, :-1], samples[:, 1:]
-
-
-def mean_over_some(model: nn.Module, tokens: Tensor, labels: Tensor, positions: Tensor) -> Tensor:
-    """The loss where labels at the end of sequences, more of them on some ranks than on others, do not count."""
-    labels = labels.masked_fill(torch.arange(labels.shape[1]) > 0.6 * labels.shape[1], IGNORED)
-    with torch.no_grad():
-        return model(tokens[:, positions], labels[:, positions], positions)
-
-
 def reference(plan: Plan, data: SyntheticData) -> tuple[Decoder, Tensor]:
     model = build_model(plan.recipe.model)
     initialise(model, plan.recipe.model, plan.seed)
     spread(model)
-    tokens, labels = batch(data, plan.recipe.layout.gbs)
-    model(tokens, labels).backward()
-    return model, mean_over_some(model, tokens, labels, torch.arange(tokens.shape[1]))
+    tokens, labels, starts = data.micro_batch(range(plan.recipe.layout.gbs))
+    loss = model(tokens, labels, starts=starts)
+    loss.backward()
+    return model, loss.detach()
 
 
 def errors(plan: Plan, ranks: Ranks) -> dict[str, float]:
     layout: Layout = plan.recipe.layout
-    data = SyntheticData(plan.recipe.model.vocab_size, layout.seq_len, plan.seed, "uniform")
+    data = replace(build_data(plan), distribution="uniform")
     stages = prepare_stages(plan, ranks)
     for stage in stages:
         spread(stage)
     passes = build_passes(stages, plan, ranks)
-    loss = passes.add_gradients(micro_batches(data, layout, 0, ranks.dp_rank, CPU))
-    model, their_mean = reference(plan, data)
+    count = mean_count(data, layout, 0, ranks)
+    loss = passes.add_gradients(micro_batches(data, layout, 0, ranks.dp_rank, CPU), count)
+    model, their_loss = reference(plan, data)
     theirs = dict(model.named_parameters())
     found = {}
     for name, ours in [item for stage in stages for item in stage.named_parameters()]:
         found[f"value of {name}"] = error(whole(ours.detach()), theirs[name].detach())
         found[f"gradient of {name}"] = error(whole(ours.grad), theirs[name].grad)
-    if layout.pp == 1:
-        positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, CPU)
-        our_mean = mean_over_some(stages[0], *batch(data, layout.gbs), positions)
-        dist.all_reduce(our_mean)
-        found["mean over some"] = error(our_mean / ranks.world_size, their_mean)
+    losses = torch.tensor([0.0, 0.0] if loss is None else [1.0, loss.item()], dtype=torch.float64)
+    dist.all_reduce(losses)
+    found["loss"] = error(losses[1] / losses[0], their_loss)
     assert (loss is None) == (stages[-1].lm_head is None)
     return everybody(found, ranks)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -17,17 +18,30 @@ LIMIT_S = 300
 TOLERANCE = 1e-5
 """Relative, of a gradient; rounding alone gives 1e-6."""
 MODELS = ("pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick")
-PLAIN, RECOMPUTED, COMPILED = ("none", False), ("full", False), ("none", True)
+
+
+class Kind(NamedTuple):
+    """What is tried with each layout; ``document_tokens`` packs sequences from documents."""
+
+    recompute: str = "none"
+    compiled: bool = False
+    document_tokens: int | None = None
+
+
+PLAIN, RECOMPUTED, COMPILED = Kind(), Kind(recompute="full"), Kind(compiled=True)
+PACKED = Kind(document_tokens=50)
+PACKED_AND_MORE = (PACKED, PACKED._replace(recompute="full"), PACKED._replace(compiled=True))
 LAYOUTS = {
-    "tp2": (2, {"tp": 2}, (PLAIN, RECOMPUTED, COMPILED)),
-    "cp2": (2, {"cp": 2}, (PLAIN, RECOMPUTED, COMPILED)),
-    "tp2-cp2": (4, {"tp": 2, "cp": 2}, (PLAIN, RECOMPUTED)),
+    "fsdp2": (2, {}, (PLAIN, PACKED)),
+    "tp2": (2, {"tp": 2}, (PLAIN, RECOMPUTED, COMPILED, PACKED)),
+    "cp2": (2, {"cp": 2}, (PLAIN, RECOMPUTED, COMPILED, *PACKED_AND_MORE)),
+    "tp2-cp2": (4, {"tp": 2, "cp": 2}, (PLAIN, RECOMPUTED, PACKED)),
     "fsdp2-tp2": (4, {"tp": 2}, (PLAIN,)),
     "pp2": (2, {"pp": 2}, (PLAIN, RECOMPUTED, COMPILED)),
     "pp2-vp2": (2, {"pp": 2, "vp": 2}, (PLAIN, RECOMPUTED)),
     "uneven-pp2": (2, {"pp": 2, "first_stage_layers": 1}, (PLAIN,)),
     "tp2-pp2": (4, {"tp": 2, "pp": 2}, (PLAIN,)),
-    "pp2-cp2-vp2": (4, {"pp": 2, "cp": 2, "vp": 2}, (PLAIN,)),
+    "pp2-cp2-vp2": (4, {"pp": 2, "cp": 2, "vp": 2}, (PLAIN, PACKED)),
     "fsdp2-tp2-pp2": (8, {"tp": 2, "pp": 2}, (PLAIN,)),
     "ep2": (2, {"ep": 2}, (PLAIN, RECOMPUTED, COMPILED)),
     "ep4": (4, {"ep": 4}, (PLAIN,)),
@@ -67,11 +81,11 @@ def test_every_value_and_gradient_is_that_of_one_process(
 ) -> None:
     scale, sizes, kinds = LAYOUTS[layout]
     cases = {
-        f"{workload}, recompute {recompute}{', compiled' if compiled else ''}": tiny_plan(
-            workload, scale=scale, recompute=recompute, compiled=compiled, overrides={**sizes, "gbs": 4}
+        f"{workload}, {kind}": tiny_plan(
+            workload, scale=scale, overrides={**sizes, "gbs": 4}, **kind._asdict()
         ).model_dump(mode="json")
         for workload in (MODELS[2:] if "ep" in sizes else MODELS)
-        for recompute, compiled in kinds
+        for kind in kinds
     }
     (tmp_path / "cases.json").write_text(json.dumps(list(cases.values())))
     for case, errors in zip(cases, run_ranks(tmp_path, scale), strict=True):

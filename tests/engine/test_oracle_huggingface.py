@@ -125,6 +125,27 @@ def compare(model, seq, randomised):
     )
 
 
+@pytest.mark.parametrize("name", ["llama", "llama-scaled"])
+def test_packed_documents_equal_hugging_face_with_their_mask_and_positions(name, models, randomised):
+    model = models[name]
+    ours, theirs = randomised(model), hugging_face(model)
+    copy_weights(ours, theirs)
+    tokens, labels = torch.randint(0, model.vocab_size, (2, 2, 80), generator=torch.Generator().manual_seed(2))
+    starts = torch.tensor([[0] * 50 + [50] * 3 + [53] * 27, [0] + [1] * 79])
+    places = torch.arange(80)
+    seen = (starts.unsqueeze(-1) == starts.unsqueeze(-2)) & (places <= places.unsqueeze(-1))
+    mask = torch.zeros(2, 1, 80, 80).masked_fill(~seen.unsqueeze(1), torch.finfo(torch.float32).min)
+
+    their_logits = theirs(tokens, attention_mask=mask, position_ids=places - starts).logits
+    functional.cross_entropy(their_logits.flatten(0, 1), labels.flatten()).backward()
+    ours(tokens, labels, starts=starts).backward()
+
+    assert_same(
+        {"logits": ours(tokens, starts=starts)} | {f"gradient of {n}": p.grad for n, p in by_name(ours).items()},
+        {"logits": their_logits} | {f"gradient of {n}": p.grad for n, p in by_name(theirs).items()},
+    )
+
+
 def test_a_difference_is_reported_with_the_name_of_the_worst_parameter():
     theirs = {"a": torch.ones(4), "b": torch.ones(4)}
     with pytest.raises(AssertionError, match=r"b differs by 5\.00e-01"):

@@ -20,7 +20,10 @@ def test_a_step_sees_its_own_samples_whatever_the_layout(gpus: int, mbs: int) ->
     layout = Layout(gpus=gpus, mbs=mbs, gbs=16, seq_len=32, layers=1)
     source = data()
     seen = [
-        row for rank in range(gpus) for tokens, _ in micro_batches(source, layout, 3 * 16, rank, CPU) for row in tokens
+        row
+        for rank in range(gpus)
+        for batch in micro_batches(source, layout, 3 * 16, rank, CPU)
+        for row in batch.tokens
     ]
     expected = [source.sample(number)[:-1] for number in range(3 * 16, 4 * 16)]
     assert sorted(row.tolist() for row in seen) == sorted(row.tolist() for row in expected)
@@ -28,7 +31,8 @@ def test_a_step_sees_its_own_samples_whatever_the_layout(gpus: int, mbs: int) ->
 
 def test_labels_are_the_tokens_shifted_by_one() -> None:
     layout = Layout(gpus=1, mbs=2, gbs=2, seq_len=32, layers=1)
-    ((tokens, labels),) = micro_batches(data(), layout, 0, 0, CPU)
+    ((tokens, labels, starts),) = micro_batches(data(), layout, 0, 0, CPU)
+    assert starts is None
     assert tokens.shape == labels.shape == (2, 32)
     assert torch.equal(tokens[:, 1:], labels[:, :-1])
 

@@ -42,6 +42,18 @@ def test_tensor_and_context_parallel_reproduce_a_longer_run_with_recomputation(l
     assert all(step["rank_step_time_s_min"] <= step["rank_step_time_s_max"] for step in steps)
 
 
+@pytest.mark.parametrize("layout", ["cp2", "fsdp2-tp2"])
+def test_packed_documents_train_the_same_in_every_layout(losses: Losses, layout: str) -> None:
+    """Micro-batches of one sequence and of four have other numbers of labels that count."""
+    packed = ("-w", "pretrain_llama3.1", "--document-tokens", "40")
+    one = losses(*packed, "--scale", "1", "--mbs", "1", "--steps", "8")
+    several = losses(*packed, *LAYOUTS[layout], "--steps", "8")
+    for single, other in zip(one, several, strict=True):
+        assert abs(single["loss"] - other["loss"]) <= 1e-5, single["step"]
+        assert other["grad_norm"] == pytest.approx(single["grad_norm"], rel=1e-4)
+    assert several[-1]["loss"] < several[0]["loss"]
+
+
 def test_all_of_them_together_on_eight_processes_reproduce_one(losses: Losses) -> None:
     options = ("--scale", "8", "--tp", "2", "--pp", "2", "--mbs", "1")
     assert_same_training(losses, "pretrain_llama3.1", *options, steps=8)

@@ -3,7 +3,13 @@ from collections.abc import Callable
 
 import pytest
 
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Convention
+from llmb.catalogue.resolve import Request, resolve
 from llmb.errors import UsageError
+from llmb.metrics.flops import flops_per_sequence, model_flops
+from llmb.metrics.packing import synthetic_packing
+from llmb.runs.documents import with_documents
 from llmb.runs.folder import experiment_name
 from llmb.runs.plan import Plan, make_plan
 
@@ -30,6 +36,13 @@ def test_everything_wrong_is_said_at_once(tiny_plan: Callable[..., Plan]) -> Non
         ("finetune_llama3", {}, "no LoRA"),
         ("pretrain_llama3.1", {"window": "35-60"}, "outside the run"),
         ("pretrain_llama3.1", {"window": "late"}, "no window"),
+        ("pretrain_llama3.1", {"document_tokens": 0}, "--document-tokens is 0; it must be at least 2"),
+        ("pretrain_llama3.1", {"document_tokens": 1}, "one token predicts nothing"),
+        (
+            "pretrain_llama3.1",
+            {"document_tokens": 129},
+            "documents of 129 tokens on average are longer than a sequence, 128",
+        ),
     ],
 )
 def test_what_the_engine_cannot_do_is_refused_before_it_starts(
@@ -37,6 +50,39 @@ def test_what_the_engine_cannot_do_is_refused_before_it_starts(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         tiny_plan(workload, **options)
+
+
+def test_a_plan_with_documents_counts_their_attention(tiny_plan: Callable[..., Plan]) -> None:
+    plain, packed = tiny_plan().recipe, tiny_plan(document_tokens=40).recipe
+    assert plain.packing is None
+    assert packed.training.document_tokens == 40
+    assert packed.packing == synthetic_packing(plain.model, 128, 40)
+    flops = [flops_per_sequence(recipe, Convention.FULL) for recipe in (plain, packed)]
+    assert flops[1] == model_flops(plain.model, 128, causal=False, packing=packed.packing) < flops[0]
+
+
+def test_documents_of_ones_own_have_nothing_published() -> None:
+    request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=8)
+    recipe = resolve(Catalogue(), request)
+    assert recipe.expectations
+    assert flops_per_sequence(recipe, Convention.PUBLISHED)
+    packed = make_plan(recipe, device="cuda", steps=5, document_tokens=500).recipe
+    assert not packed.expectations
+    assert packed.expectations_reason == "sequences are packed from documents of 500 tokens on average"
+    assert flops_per_sequence(packed, Convention.PUBLISHED) is None
+    assert make_plan(recipe, device="cuda", steps=5).recipe == recipe
+
+
+def test_a_recipe_that_packs_trains_on_documents_like_its_own() -> None:
+    request = Request(workload="finetune_llama3", size="70b", gpu_type="h100", scale=8)
+    recipe = resolve(Catalogue(), request)
+    assert recipe.packing
+    packed = with_documents(recipe, recipe.training)
+    assert packed.packing
+    assert packed.packing.sum_of_squares == pytest.approx(recipe.packing.sum_of_squares, rel=0.005)
+    assert packed.training.document_tokens == 157
+    assert packed.expectations == recipe.expectations
+    assert with_documents(packed, packed.training) == packed
 
 
 def test_the_experiment_name_carries_the_configuration(tiny_plan: Callable[..., Plan]) -> None:

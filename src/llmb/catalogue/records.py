@@ -178,6 +178,8 @@ class Training(Record):
     clip_grad: float
     data: Literal["uniform", "zipf"]
     """Synthetic tokens: uniform as in the reference suite, or Zipf-distributed, from which a model can learn."""
+    document_tokens: int | None = None
+    """Mean tokens of the documents that sequences are packed from; null for sequences of one text."""
 
 
 class Packing(Record):
@@ -185,6 +187,8 @@ class Packing(Record):
 
     tokens: float
     sum_of_squares: float
+    chunked_sum_of_squares: float | None = None
+    """The same of documents cut into the model's attention chunks; null where no document is longer than a chunk."""
     source: str
 
 

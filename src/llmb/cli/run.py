@@ -49,6 +49,14 @@ def run(
     warmup_steps: Annotated[
         int | None, typer.Option("--warmup-steps", help="Warm-up of the learning rate.", rich_help_panel=TRAINING)
     ] = None,
+    document_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--document-tokens",
+            help="Pack sequences from documents of N tokens on average. Default: as the recipe; LoRA packs.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None,
     recompute: Annotated[
         Literal["none", "selective", "full"],
         typer.Option("--recompute", help="Activation checkpointing.", rich_help_panel=TRAINING),
@@ -102,6 +110,7 @@ def run(
         force_load_balancing=force_load_balancing,
         peak_lr=lr,
         warmup_steps=warmup_steps,
+        document_tokens=document_tokens,
         save_checkpoint=save_checkpoint,
         checkpoint_interval=checkpoint_interval,
         checkpoint=checkpoint,

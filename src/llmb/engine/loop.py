@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import AdamW
 
+from llmb.catalogue.records import Layout
 from llmb.engine.checkpoint.load import load_checkpoint
 from llmb.engine.checkpoint.save import Saver
 from llmb.engine.compile import apply_compile
-from llmb.engine.data.synthetic import SyntheticData, micro_batches
+from llmb.engine.data.synthetic import SyntheticData, micro_batches, rank_samples
 from llmb.engine.device import memory
 from llmb.engine.environment import describe_environment
 from llmb.engine.expert_load import ExpertLoadCounter, force_load_balancing
@@ -48,12 +49,7 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks) -> None:
     stages = prepare_stages(plan, ranks)
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     passes = build_passes(stages, plan, ranks)
-    data = SyntheticData(
-        vocab_size=plan.recipe.model.vocab_size,
-        seq_len=plan.recipe.layout.seq_len,
-        seed=plan.seed,
-        distribution=plan.recipe.training.data,
-    )
+    data = build_data(plan)
     if plan.start:
         load_checkpoint(Path(plan.start.path), stages, optimizers, ranks)
     load = ExpertLoadCounter(stages, ranks)
@@ -102,13 +98,36 @@ def build_passes(stages: list[Decoder], plan: Plan, ranks: Ranks) -> Passes:
     return Pipeline(stages, layout, positions, compute_dtype(plan.recipe.dtype), ranks)
 
 
+def build_data(plan: Plan) -> SyntheticData:
+    training = plan.recipe.training
+    return SyntheticData(
+        vocab_size=plan.recipe.model.vocab_size,
+        seq_len=plan.recipe.layout.seq_len,
+        seed=plan.seed,
+        distribution=training.data,
+        document_tokens=training.document_tokens,
+    )
+
+
+def mean_count(data: SyntheticData, layout: Layout, first_sample: int, ranks: Ranks) -> Tensor | float:
+    """Labels that count in one micro-batch on one rank, on average over a step: see ``Passes.add_gradients``."""
+    if data.document_tokens is None:
+        return layout.mbs * layout.seq_len / layout.cp
+    own = sum(data.counted_labels(n) for numbers in rank_samples(layout, first_sample, ranks.dp_rank) for n in numbers)
+    # Stays on the device, as a host that waited for it would leave the device idle.
+    count = torch.tensor(own, dtype=torch.float64, device=ranks.device)
+    dist.all_reduce(count, group=ranks.mesh.get_group("dp"))
+    return (count / (layout.ga * layout.dp * layout.cp)).float()
+
+
 def train_step(
     passes: Passes, optimizers: list[AdamW], plan: Plan, data: SyntheticData, number: int, ranks: Ranks
 ) -> tuple[Tensor | None, Tensor]:
     """One optimizer step over all micro-batches: this rank's mean loss, if it has one, and all ranks' gradient norm."""
     layout, training = plan.recipe.layout, plan.recipe.training
     first_sample = plan.samples_before(number)
-    loss = passes.add_gradients(micro_batches(data, layout, first_sample, ranks.dp_rank, ranks.device))
+    count = mean_count(data, layout, first_sample, ranks)
+    loss = passes.add_gradients(micro_batches(data, layout, first_sample, ranks.dp_rank, ranks.device), count)
     norm = clip_gradients(passes.stages, training.clip_grad)
     for optimizer in optimizers:
         set_learning_rate(optimizer, learning_rate(training, number))

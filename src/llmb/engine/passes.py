@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from llmb.catalogue.records import Layout
+from llmb.engine.data.synthetic import MicroBatch
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.data_parallel import accumulate
-
-MicroBatches = Iterable[tuple[Tensor, Tensor]]
-"""Tokens and labels, [MBS, seq] each, of whole sequences."""
 
 
 class Passes(Protocol):
@@ -21,8 +19,12 @@ class Passes(Protocol):
     @property
     def stages(self) -> Sequence[Decoder]: ...
 
-    def add_gradients(self, batches: MicroBatches) -> Tensor | None:
-        """Adds the gradients of the mean loss; that loss of this rank, 0-d fp64, or null where it has none."""
+    def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor | None:
+        """Adds the gradients of the mean loss; that loss of this rank, 0-d fp64, or null where it has none.
+
+        count: labels that count in one micro-batch on one rank, on average over the step's micro-batches and ranks. A
+        sum divided by it is, again on average, the mean over all labels that count.
+        """
 
 
 class Accumulation:
@@ -33,13 +35,13 @@ class Accumulation:
         self.layout = layout
         self.positions = positions
 
-    def add_gradients(self, batches: MicroBatches) -> Tensor:
+    def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor:
         (model,) = self.stages
         # fp64, because the mean of a few fp32 losses would depend on their order in its last digit.
         total = torch.zeros((), device=self.positions.device, dtype=torch.float64)
-        for index, (tokens, labels) in enumerate(batches):
+        for index, (tokens, labels, starts) in enumerate(batches):
             accumulate(model, last=index == self.layout.ga - 1)
-            loss = model(tokens[:, self.positions], labels[:, self.positions], self.positions)
+            loss = model(tokens[:, self.positions], labels[:, self.positions], self.positions, starts, count)
             (loss / self.layout.ga).backward()
             total += loss.detach()
         return total / self.layout.ga

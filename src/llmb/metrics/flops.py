@@ -33,7 +33,7 @@ def model_flops(
 
     ``causal`` counts the half of the attention square that a causal model needs, otherwise the whole square counts.
     ``frozen`` drops the weight gradients (two thirds of the weight products; attention scores have no weights).
-    ``packing`` replaces the square of the length by the documents' sum of squared lengths.
+    ``packing`` replaces the square of the length by the documents' sum of squared lengths (of their attention chunks).
     """
     tokens = packing.tokens if packing else seq_len
     passes = FROZEN_PASSES if frozen else PASSES
@@ -67,9 +67,10 @@ def _layer_weights(model: Model, layer: int) -> int:
 
 def _attention_square(model: Model, layer: int, seq_len: int, packing: Packing | None) -> float:
     """Pairs of positions that one layer's attention compares, the causal half not taken off."""
-    if packing:
-        return packing.sum_of_squares
     chunked = model.chunked_attention
+    if packing:
+        cut = packing.chunked_sum_of_squares
+        return packing.sum_of_squares if cut is None or model.is_global_layer(layer) else cut
     if chunked is None or model.is_global_layer(layer) or seq_len <= chunked.chunk_size:
         return seq_len**2
     chunks, rest = divmod(seq_len, chunked.chunk_size)

@@ -41,6 +41,8 @@ def plan_table(plan: Plan, command: tuple[str, ...], variables: dict[str, str]) 
     table.add_row("steps", f"{plan.steps}, statistics over steps {window.first}-{window.last}")
     table.add_row("layout", f"DP {layout.dp}, MBS {layout.mbs}, GBS {layout.gbs}, GA {layout.ga}")
     table.add_row("sequence", f"{layout.seq_len} tokens, {layout.gbs * layout.seq_len:,} tokens a step")
+    if plan.recipe.training.document_tokens:
+        table.add_row("documents", f"{plan.recipe.training.document_tokens} tokens on average, packed")
     if layout.pp > 1:
         sizes = [len(stage) for stage in stage_layers(layout)]
         table.add_row("pipeline", f"PP {layout.pp}, VP {layout.vp}, layers of the stages: {', '.join(map(str, sizes))}")

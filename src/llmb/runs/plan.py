@@ -8,6 +8,7 @@ from llmb.catalogue.records import Dtype, Recipe, Record, Window
 from llmb.errors import UsageError
 from llmb.metrics.window import resolve_window
 from llmb.runs.checkpoint import SavedCheckpoint, model_differences
+from llmb.runs.documents import document_problems, with_documents
 
 Device = Literal["cpu", "cuda"]
 RECOMPUTE = ("none", "selective", "full")
@@ -72,6 +73,7 @@ def make_plan(
     force_load_balancing: bool = False,
     peak_lr: float | None = None,
     warmup_steps: int | None = None,
+    document_tokens: int | None = None,
     save_checkpoint: bool = False,
     checkpoint_interval: int | None = None,
     checkpoint: SavedCheckpoint | None = None,
@@ -79,7 +81,9 @@ def make_plan(
     """Checks that the engine can train ``recipe`` this way.
 
     A run that goes on from a checkpoint takes seed and training (optimizer, schedule, data) from there, but for what is
-    given here. An interval between checkpoints includes the one at the end.
+    given here. Sequences are packed from documents of ``document_tokens`` on average; where the recipe packs and
+    nothing else is said, from documents whose attention costs what the recipe's do. The plan's recipe then holds the
+    statistics of these documents. An interval between checkpoints includes the one at the end.
 
     Raises UsageError with all reasons why it cannot.
     """
@@ -90,14 +94,15 @@ def make_plan(
         problems.append(f"--checkpoint-interval is {checkpoint_interval}; it must be at least 1")
     if checkpoint:
         problems.extend(_checkpoint_problems(recipe, seed, checkpoint))
+    changes = {"peak_lr": peak_lr, "warmup_steps": warmup_steps, "document_tokens": document_tokens}
+    saved = checkpoint.record if checkpoint else None
+    training = (saved or recipe).training.model_copy(update={k: v for k, v in changes.items() if v is not None})
+    problems.extend(document_problems(training, recipe.layout.seq_len))
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         raise UsageError(f"this run cannot be planned:\n{lines}", do="see 'llmb run --help'")
-    changes = {"peak_lr": peak_lr, "warmup_steps": warmup_steps}
-    saved = checkpoint.record if checkpoint else None
-    training = (saved or recipe).training.model_copy(update={k: v for k, v in changes.items() if v is not None})
     return Plan(
-        recipe=recipe.model_copy(update={"training": training}),
+        recipe=with_documents(recipe, training),
         device=device,
         steps=steps,
         window=resolve_window(window, steps, saved.step if saved else 0),

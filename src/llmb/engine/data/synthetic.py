@@ -5,27 +5,43 @@ import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from llmb.catalogue.records import Layout
+from llmb.engine.model.loss import IGNORED
+from llmb.metrics.packing import longest_document
+
+
+class MicroBatch(NamedTuple):
+    """[MBS, seq] each, of whole sequences.
+
+    starts: where in its sequence the document of each token begins; null where a sequence is one text.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    starts: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class SyntheticData:
-    """Random tokens: uniform, or Zipf-distributed, whose frequencies a model can learn."""
+    """Random tokens: uniform, or Zipf-distributed, whose frequencies a model can learn.
+
+    With ``document_tokens`` each sequence is packed from documents of that many tokens on average.
+    """
 
     vocab_size: int
     seq_len: int
     seed: int
     distribution: Literal["uniform", "zipf"]
+    document_tokens: int | None = None
 
     def sample(self, number: int) -> Tensor:
         """[seq_len + 1] int64: the tokens of one sequence and, shifted by one, its labels."""
-        digest = hashlib.blake2b(f"{self.seed} {number}".encode(), digest_size=8).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+        generator = _generator(f"{self.seed} {number}")
         shape = (self.seq_len + 1,)
         if self.distribution == "uniform":
             return torch.randint(self.vocab_size, shape, generator=generator)
@@ -34,17 +50,63 @@ class SyntheticData:
         ranks = torch.exp(uniform * math.log(self.vocab_size + 1)).long() - 1
         return ranks.clamp_(0, self.vocab_size - 1)
 
+    def document_starts(self, number: int, document_tokens: int) -> Tensor:
+        """[seq_len] int64: where in the sequence the document of each token begins.
 
-def micro_batches(
-    data: SyntheticData, layout: Layout, first_sample: int, dp_rank: int, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Tokens and labels, [mbs, seq_len] each, of every micro-batch of this rank.
+        Lengths are uniform on what ``longest_document`` allows; the last document ends with the sequence.
+        """
+        generator = _generator(f"{self.seed} {number} documents")
+        longest = longest_document(document_tokens)
+        lengths = torch.randint(1, longest + 1, (self.seq_len,), generator=generator)
+        begins = lengths.cumsum(0) - lengths
+        places = torch.arange(self.seq_len)
+        return begins[torch.searchsorted(begins, places, right=True) - 1]
+
+    def micro_batch(self, numbers: range) -> MicroBatch:
+        """The samples of these numbers. The last token of a document predicts nothing."""
+        samples = torch.stack([self.sample(number) for number in numbers])
+        tokens, labels = samples[:, :-1], samples[:, 1:]
+        if self.document_tokens is None:
+            return MicroBatch(tokens, labels, None)
+        starts = torch.stack([self.document_starts(number, self.document_tokens) for number in numbers])
+        last = torch.ones_like(starts, dtype=torch.bool)
+        last[:, :-1] = starts[:, 1:] != starts[:, :-1]
+        return MicroBatch(tokens, labels.masked_fill(last, IGNORED), starts)
+
+    def counted_labels(self, number: int) -> int:
+        """Labels of a sample that count: all but one of each document."""
+        if self.document_tokens is None:
+            return self.seq_len
+        starts = self.document_starts(number, self.document_tokens)
+        return int((starts != torch.arange(self.seq_len)).sum())
+
+
+def _generator(name: str) -> torch.Generator:
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+
+
+def rank_samples(layout: Layout, first_sample: int, dp_rank: int) -> Iterator[range]:
+    """The numbers of the samples in every micro-batch of a rank.
 
     All ranks together see the GBS samples from ``first_sample`` on, whatever the layout.
     """
     for index in range(layout.ga):
         first = first_sample + (index * layout.dp + dp_rank) * layout.mbs
-        samples = torch.stack([data.sample(first + offset) for offset in range(layout.mbs)])
+        yield range(first, first + layout.mbs)
+
+
+def micro_batches(
+    data: SyntheticData, layout: Layout, first_sample: int, dp_rank: int, device: torch.device
+) -> Iterator[MicroBatch]:
+    """Every micro-batch of this rank, on its device."""
+    for numbers in rank_samples(layout, first_sample, dp_rank):
+        batch = data.micro_batch(numbers)
         if device.type == "cuda":
-            samples = samples.pin_memory().to(device, non_blocking=True)
-        yield samples[:, :-1], samples[:, 1:]
+            starts = None if batch.starts is None else _moved(batch.starts, device)
+            batch = MicroBatch(_moved(batch.tokens, device), _moved(batch.labels, device), starts)
+        yield batch
+
+
+def _moved(part: Tensor, device: torch.device) -> Tensor:
+    return part.pin_memory().to(device, non_blocking=True)

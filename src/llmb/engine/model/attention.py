@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Causal self-attention with grouped key and value heads; Llama 4's chunks and temperature."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -10,10 +12,48 @@ from llmb.engine.model.local import Linear
 from llmb.engine.model.rotary import Rotary, apply_rotary
 
 
+class Masks(NamedTuple):
+    """Which keys a query sees where sequences are packed from documents: [batch, 1, queries, keys] bool.
+
+    document: those of its document, up to itself. chunk: of these, those in its chunk of the document.
+    """
+
+    document: Tensor
+    chunk: Tensor
+
+
+def document_masks(model: Model, places: Tensor, positions: Tensor, keys: int) -> Masks:
+    """The masks of queries at ``places`` [queries] of a sequence of ``keys`` tokens, for all layers.
+
+    positions: [batch, queries], each query's position in its document.
+    """
+    document = _between(places - positions, places, keys)
+    chunked = model.chunked_attention
+    if chunked is None or keys <= chunked.chunk_size:
+        return Masks(document, document)
+    return Masks(document, _between(places - positions % chunked.chunk_size, places, keys))
+
+
+def _between(first: Tensor, last: Tensor, keys: int) -> Tensor:
+    numbers = torch.arange(keys, device=first.device)
+    return ((numbers >= first.unsqueeze(-1)) & (numbers <= last.unsqueeze(-1))).unsqueeze(1)
+
+
+def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """Each query sees the keys that ``mask`` says: [batch, queries or keys, heads, head_dim] in and out."""
+    # Repeated, as on CUDA no kernel takes grouped heads together with a mask but the one that keeps all scores.
+    group = query.shape[2] // key.shape[2]
+    parts = (query, key.repeat_interleave(group, 2), value.repeat_interleave(group, 2))
+    query, key, value = (heads.transpose(1, 2) for heads in parts)
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2)
+
+
 class CausalAttention(nn.Module):
     """Each query sees the keys up to its own position: [batch, seq, heads, head_dim] in and out."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, masks: Masks | None = None) -> Tensor:
+        if masks is not None:
+            return masked_attention(query, key, value, masks.document)
         grouped = query.shape[2] != key.shape[2]
         query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
@@ -27,13 +67,15 @@ class ChunkedCausalAttention(CausalAttention):
         super().__init__()
         self.chunk_size = chunk_size
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, masks: Masks | None = None) -> Tensor:
+        if masks is not None:
+            return masked_attention(query, key, value, masks.chunk)
         batch, seq = query.shape[:2]
         if seq <= self.chunk_size:
             return super().forward(query, key, value)
         # Chunks become sequences of their own, which needs no mask. Only the last chunk can be padded, and padding
         # at its end is seen by no query that is kept.
-        seen = super().forward(*(self._chunks(heads) for heads in (query, key, value)))
+        seen = super().forward(self._chunks(query), self._chunks(key), self._chunks(value))
         return torch.unflatten(seen, 0, (batch, -1)).flatten(1, 2)[:, :seq]
 
     def _chunks(self, heads: Tensor) -> Tensor:
@@ -88,9 +130,9 @@ class Attention(nn.Module):
         elif chunked is not None:
             self.core = ChunkedCausalAttention(chunked.chunk_size)
 
-    def forward(self, hidden: Tensor, rotary: Rotary) -> Tensor:
+    def forward(self, hidden: Tensor, rotary: Rotary, masks: Masks | None = None) -> Tensor:
         projected = (self.q_proj(hidden), self.k_proj(hidden), self.v_proj(hidden))
         query, key, value = (torch.unflatten(heads, -1, (-1, self.head_dim)) for heads in projected)
         query, key = self.position(query, key, rotary)
-        attended: Tensor = self.o_proj(self.core(query, key, value).flatten(-2))
+        attended: Tensor = self.o_proj(self.core(query, key, value, masks).flatten(-2))
         return attended

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from llmb.catalogue.records import Model
-from llmb.engine.model.attention import Attention
+from llmb.engine.model.attention import Attention, Masks, document_masks
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.local import Linear
 from llmb.engine.model.loss import CrossEntropy
@@ -26,8 +26,8 @@ class Block(nn.Module):
         self.post_attention_layernorm = build_norm(model)
         self.mlp = build_mlp(model)
 
-    def forward(self, hidden: Tensor, rotary: Rotary) -> Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary)
+    def forward(self, hidden: Tensor, rotary: Rotary, masks: Masks | None = None) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, masks)
         update: Tensor = self.mlp(self.post_attention_layernorm(hidden))
         return hidden + update
 
@@ -43,8 +43,8 @@ class Llama4Block(nn.Module):
         experts = model.moe if model.is_moe_layer(layer) else None
         self.feed_forward = MoELayer(model.hidden_size, experts) if experts else build_mlp(model)
 
-    def forward(self, hidden: Tensor, rotary: Rotary) -> Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary)
+    def forward(self, hidden: Tensor, rotary: Rotary, masks: Masks | None = None) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, masks)
         update: Tensor = self.feed_forward(self.post_attention_layernorm(hidden))
         return hidden + update
 
@@ -61,23 +61,38 @@ class Decoder(nn.Module):
         self.lm_head = Linear(model.hidden_size, model.vocab_size) if head else None
         self.loss = CrossEntropy() if head else None
 
-    def forward(self, tokens: Tensor, labels: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        labels: Tensor | None = None,
+        positions: Tensor | None = None,
+        starts: Tensor | None = None,
+        count: Tensor | float | None = None,
+    ) -> Tensor:
         """The loss where labels are given, else logits [batch, seq, vocab].
 
         tokens: [batch, seq] int64, or the hidden states of the stage before where there is no embedding. labels:
         [batch, seq] int64. positions: [seq] or [batch, seq], by default 0, 1, 2, ... A stage without a head returns
         hidden states.
+
+        starts: where sequences are packed, the position at which the document of each token begins, for all positions
+        of the whole sequences, [batch, whole seq] int64; ``positions`` is then [seq]. Each document is computed as it
+        would be by itself. count: what the loss is divided by instead of its own number of labels.
         """
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
+        masks = None
+        if starts is not None:
+            places, positions = positions, positions - starts[:, positions]
+            masks = document_masks(self.model, places, positions, starts.shape[1])
         rotary = rotary_tables(self.model, positions)
         hidden = tokens if self.embed_tokens is None else self.embed_tokens(tokens)
         for block in self.layers.values():
-            hidden = block(hidden, rotary)
+            hidden = block(hidden, rotary, masks)
         if self.norm is None or self.lm_head is None or self.loss is None:
             return hidden
         logits: Tensor = self.lm_head(self.norm(hidden))
-        return logits if labels is None else self.loss(logits, labels)
+        return logits if labels is None else self.loss(logits, labels, count)
 
 
 def build_model(model: Model) -> Decoder:

@@ -11,13 +11,11 @@ IGNORED = -100
 class CrossEntropy(nn.Module):
     """Mean over the positions that count, from fp32 logits: [batch, seq, vocab] and [batch, seq] to a 0-d tensor."""
 
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return self.total(logits, labels) / self.count(labels)
+    def forward(self, logits: Tensor, labels: Tensor, count: Tensor | float | None = None) -> Tensor:
+        """With ``count``, divides by that instead of the number of labels that count here."""
+        return self.total(logits, labels) / ((labels != IGNORED).sum() if count is None else count)
 
     def total(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The sum instead of the mean."""
         rows = logits.flatten(0, 1).float()
         return functional.cross_entropy(rows, labels.flatten(), ignore_index=IGNORED, reduction="sum")
-
-    def count(self, labels: Tensor) -> Tensor:
-        return (labels != IGNORED).sum()

@@ -13,22 +13,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 
-from llmb.engine.model.attention import Attention, ChunkedCausalAttention
+from llmb.engine.model.attention import Attention, ChunkedCausalAttention, Masks, masked_attention
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.loss import CrossEntropy
-from llmb.engine.parallel.collectives import Group, all_gather, all_reduce, group_of
+from llmb.engine.parallel.collectives import Group, all_gather, group_of
 
 
 def apply_context_parallel(model: Decoder, mesh: DeviceMesh, seq_len: int) -> None:
-    """Changes attention and loss of ``model`` in place; it then takes the positions that ``rank_positions`` selects."""
+    """Changes attention of ``model`` in place; it then takes the positions that ``rank_positions`` selects."""
     if mesh.size() == 1:
         return
     group = group_of(mesh)
     for attention in [module for module in model.modules() if isinstance(module, Attention)]:
         chunk_size = attention.core.chunk_size if isinstance(attention.core, ChunkedCausalAttention) else None
         attention.core = ContextParallelAttention(group, seq_len, chunk_size)
-    if model.loss is not None:
-        model.loss = ContextParallelLoss(model.loss, group)
 
 
 def rank_pieces(rank: int, ranks: int) -> tuple[int, int]:
@@ -64,15 +61,18 @@ class ContextParallelAttention(nn.Module):
     def __init__(self, group: Group, seq_len: int, chunk_size: int | None) -> None:
         super().__init__()
         self.group = group
+        self.chunked = chunk_size is not None
         size = seq_len // (2 * group.size)
         self.views: list[View] = []
         for place, piece in enumerate(rank_pieces(group.rank, group.size)):
             piece_spans = spans(piece * size, (piece + 1) * size, chunk_size)
             self.views += [View(span, moved_by=(place - piece) * size) for span in piece_spans]
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, masks: Masks | None = None) -> Tensor:
         """[batch, seq_len / ranks, heads, head_dim] in and out."""
         keys, values = self._whole_sequence(torch.cat((key, value), dim=2)).chunk(2, dim=2)
+        if masks is not None:
+            return masked_attention(query, keys, values, masks.chunk if self.chunked else masks.document)
         return torch.cat([view.attend(query, keys, values) for view in self.views], dim=1)
 
     def _whole_sequence(self, part: Tensor) -> Tensor:
@@ -98,19 +98,3 @@ class View:
         query, key, value = (heads.transpose(1, 2) for heads in parts)
         seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=self.bias, enable_gqa=grouped)
         return seen.transpose(1, 2)
-
-
-class ContextParallelLoss(CrossEntropy):
-    """A loss whose mean over the ranks is the mean over the positions of all ranks that count."""
-
-    def __init__(self, whole: CrossEntropy, group: Group) -> None:
-        super().__init__()
-        self.whole = whole
-        self.group = group
-
-    def total(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return self.whole.total(logits, labels)
-
-    def count(self, labels: Tensor) -> Tensor:
-        """Of a rank, on average."""
-        return all_reduce(self.whole.count(labels), "sum", self.group) / self.group.size

@@ -5,8 +5,9 @@ One forward and one backward pass alternate on a rank (1F1B; Narayanan et al., 2
 rank holds every PP-th stage (interleaved 1F1B), which shortens the idle time at both ends of a step.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 
 from llmb.catalogue.records import Layout, Model
 from llmb.catalogue.stages import stage_layers
+from llmb.engine.data.synthetic import MicroBatch
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.loss import CrossEntropy
 from llmb.engine.parallel.mesh import Ranks
@@ -55,22 +57,27 @@ class Pipeline:
             for stage, number in zip(stages, numbers, strict=True)
         ]
         # Ranks without a loss need a function all the same: a schedule without one has no backward pass.
-        self.schedule = _schedule(placed, layout.ga, stages[-1].loss or CrossEntropy())
+        self.loss = stages[-1].loss or CrossEntropy()
+        self.count: Tensor | float = 1.0
+        self.schedule = _schedule(placed, layout.ga, lambda logits, labels: self.loss(logits, labels, self.count))
 
-    def add_gradients(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor | None:
-        whole = (torch.cat(parts) for parts in zip(*batches, strict=True))
-        tokens, labels = (part[:, self.positions] for part in whole)
-        inputs = (tokens,) if self.has_embedding else ()
+    def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor | None:
+        self.count = count
+        tokens, labels, starts = zip(*batches, strict=True)
+        inputs = (torch.cat(tokens)[:, self.positions],) if self.has_embedding else ()
+        # Every stage gets the starts of its micro-batch: the schedule cuts what it is given by name too.
+        packed: dict[str, Any] = {} if starts[0] is None else {"starts": torch.cat(starts)}
         if not self.has_loss:
-            self.schedule.step(*inputs, return_outputs=False)
+            self.schedule.step(*inputs, return_outputs=False, **packed)
             return None
         losses: list[Tensor] = []
-        self.schedule.step(*inputs, target=labels, losses=losses, return_outputs=False)
+        target = torch.cat(labels)[:, self.positions]
+        self.schedule.step(*inputs, target=target, losses=losses, return_outputs=False, **packed)
         return torch.stack([loss.detach().double() for loss in losses]).mean()
 
 
 def _schedule(
-    placed: list[PipelineStage], micro_batches: int, loss: CrossEntropy
+    placed: list[PipelineStage], micro_batches: int, loss: Callable[[Tensor, Tensor], Tensor]
 ) -> PipelineScheduleSingle | PipelineScheduleMulti:
     if len(placed) == 1:
         return Schedule1F1B(placed[0], micro_batches, loss_fn=loss)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What attention within synthetic documents costs."""
+
+from itertools import product
+
+import pytest
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import ChunkedAttention, Packing
+from llmb.metrics.flops import model_flops
+from llmb.metrics.packing import expected_squares, fitted_mean, longest_document, synthetic_packing
+
+LLAMA = Catalogue().models[("llama3.1", "tiny")]
+MAVERICK = Catalogue().models[("llama4-maverick", "tiny")]
+
+
+def squares_of_all_packings(seq_len: int, mean: int, chunk: int) -> float:
+    """The mean over every equally likely draw of lengths, each as the generator packs them."""
+    found = []
+    for lengths in product(range(1, longest_document(mean) + 1), repeat=seq_len):
+        left, total = seq_len, 0
+        for length in lengths:
+            whole, rest = divmod(min(length, left), chunk)
+            total += whole * chunk**2 + rest**2
+            left -= min(length, left)
+        found.append(total)
+    return sum(found) / len(found)
+
+
+@pytest.mark.parametrize("mean", [2, 3])
+@pytest.mark.parametrize("seq_len", [3, 5, 6])
+def test_the_expected_sum_of_squares_is_the_mean_over_all_packings(seq_len: int, mean: int) -> None:
+    assert expected_squares(seq_len, mean) == pytest.approx(squares_of_all_packings(seq_len, mean, chunk=99))
+    assert expected_squares(seq_len, mean, 2) == pytest.approx(squares_of_all_packings(seq_len, mean, chunk=2))
+
+
+@pytest.mark.parametrize(("seq_len", "published"), [(4096, 842603), (2048, 488991)])
+def test_the_published_packing_is_met_within_half_a_percent(seq_len: int, published: float) -> None:
+    packing = Packing(tokens=seq_len, sum_of_squares=published, source="")
+    mean = fitted_mean(packing, seq_len)
+    errors = {near: abs(expected_squares(seq_len, near) / published - 1) for near in (mean - 1, mean, mean + 1)}
+    assert min(errors, key=errors.__getitem__) == mean
+    assert errors[mean] < 0.005
+
+
+def test_only_documents_longer_than_a_chunk_are_counted_in_chunks() -> None:
+    assert synthetic_packing(LLAMA, 128, 100).chunked_sum_of_squares is None
+    assert synthetic_packing(MAVERICK, 128, 32).chunked_sum_of_squares is None
+    packing = synthetic_packing(MAVERICK, 128, 100)
+    assert packing.chunked_sum_of_squares is not None
+    assert packing.chunked_sum_of_squares < packing.sum_of_squares
+
+
+def test_attention_flops_are_those_of_the_documents() -> None:
+    """One global layer in four; products of weights stay as they are."""
+    model = MAVERICK.model_copy(
+        update={
+            "chunked_attention": ChunkedAttention(chunk_size=64, global_every=4, floor_scale=1, attn_scale=0.1),
+            "layers": 4,
+        }
+    )
+    packing = Packing(tokens=128, sum_of_squares=9000, chunked_sum_of_squares=5000, source="")
+    width = model.attention_heads * model.head_dim
+    saved = model_flops(model, 128, causal=False) - model_flops(model, 128, causal=False, packing=packing)
+    assert saved == pytest.approx(12 * width * (128**2 + 3 * 2 * 64**2 - 9000 - 3 * 5000))
