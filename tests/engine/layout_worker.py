@@ -1,93 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a layout: compares its model with one on a single process, parameter by parameter.
+"""One rank of a layout: trains as a plan says, and compares with what one process did.
 
-Arguments: folder with cases.json (plans) and room for the rendezvous, rank. The first
-rank prints, as JSON, for each case the relative error of each initial value and gradient and of the loss.
+Arguments: folder with cases.json (plans, each with the file of its reference) and room for the rendezvous, rank. The
+first rank prints, as JSON, for each case how far the worst initial value, gradient, loss and gradient norm lie apart.
 """
 
-import hashlib
 import json
 import os
 import sys
 import warnings
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from layout_values import error, spread
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
-from llmb.catalogue.records import Layout
 from llmb.engine import loop
 from llmb.engine.compile import apply_compile
-from llmb.engine.data.synthetic import SyntheticData, micro_batches
-from llmb.engine.loop import build_data, build_passes, mean_count, prepare_stages
-from llmb.engine.model.decoder import Decoder, build_model
-from llmb.engine.model.initialise import initialise
+from llmb.engine.loop import add_gradients, build_data, build_passes, prepare_stages, update
+from llmb.engine.model.decoder import Decoder
+from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks, arrange
 from llmb.runs.plan import Plan
 
 CPU = torch.device("cpu")
 
 
-@torch.no_grad()
-def spread(model: Decoder) -> None:
-    """Moves norms away from the identity, where some mistakes would not show."""
-    for name, parameter in model.named_parameters():
-        if parameter.ndim > 1:
-            continue
-        seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
-        values = 0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
-        if isinstance(parameter, DTensor):
-            mesh, placements = parameter.device_mesh, parameter.placements
-            values = distribute_tensor(values, mesh, placements, src_data_rank=None).to_local()
-            parameter.to_local().add_(values)
-        else:
-            parameter.add_(values)
-
-
 def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def error(ours: Tensor, theirs: Tensor) -> float:
-    """Relative; an expert without tokens has a gradient of zero."""
-    size = float(theirs.norm())
-    return float((ours - theirs).norm()) / (size or 1.0)
-
-
-def reference(plan: Plan, data: SyntheticData) -> tuple[Decoder, Tensor]:
-    model = build_model(plan.recipe.model)
-    initialise(model, plan.recipe.model, plan.seed)
-    spread(model)
-    tokens, labels, starts = data.micro_batch(range(plan.recipe.layout.gbs))
-    loss = model(tokens, labels, starts=starts)
-    loss.backward()
-    return model, loss.detach()
-
-
-def errors(plan: Plan, ranks: Ranks) -> dict[str, float]:
-    layout: Layout = plan.recipe.layout
-    data = replace(build_data(plan), distribution="uniform")
+def compare(plan: Plan, ranks: Ranks, expected: dict[str, Any]) -> dict[str, float]:
+    """The keys tell what each figure is of."""
     stages = prepare_stages(plan, ranks)
     for stage in stages:
         spread(stage)
-    passes = build_passes(stages, plan, ranks)
-    count = mean_count(data, layout, 0, ranks)
-    loss = passes.add_gradients(micro_batches(data, layout, 0, ranks.dp_rank, CPU), count)
-    model, their_loss = reference(plan, data)
-    theirs = dict(model.named_parameters())
-    found = {}
-    for name, ours in [item for stage in stages for item in stage.named_parameters()]:
-        found[f"value of {name}"] = error(whole(ours.detach()), theirs[name].detach())
-        found[f"gradient of {name}"] = error(whole(ours.grad), theirs[name].grad)
-    losses = torch.tensor([0.0, 0.0] if loss is None else [1.0, loss.item()], dtype=torch.float64)
-    dist.all_reduce(losses)
-    found["loss"] = error(losses[1] / losses[0], their_loss)
-    assert (loss is None) == (stages[-1].lm_head is None)
+    found = differences("value", stages, expected["values"])
+    passes, data = build_passes(stages, plan, ranks), build_data(plan)
+    optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
+    for number in range(plan.steps):
+        loss = add_gradients(passes, plan, data, number, ranks)
+        assert (loss is None) == (stages[-1].lm_head is None)
+        if number == 0:
+            found |= differences("gradient", stages, expected["gradients"])
+        norm = update(stages, optimizers, plan.recipe.training, number).item()
+        found[f"loss of step {number}"] = abs(mean_loss(loss) - expected["losses"][number])
+        found[f"norm of step {number}"] = abs(norm / expected["norms"][number] - 1)
     return everybody(found, ranks)
+
+
+def differences(kind: str, stages: list[Decoder], expected: dict[str, Tensor]) -> dict[str, float]:
+    parameters = [item for stage in stages for item in stage.named_parameters()]
+    ours = {name: parameter.grad if kind == "gradient" else parameter.detach() for name, parameter in parameters}
+    return {f"{kind} of {name}": error(whole(tensor), expected[name]) for name, tensor in ours.items()}
+
+
+def mean_loss(own: Tensor | None) -> float:
+    """Of all ranks that have one."""
+    losses = torch.tensor([0.0, 0.0] if own is None else [1.0, own.item()], dtype=torch.float64)
+    dist.all_reduce(losses)
+    return (losses[1] / losses[0]).item()
 
 
 def everybody(found: dict[str, float], ranks: Ranks) -> dict[str, float]:
@@ -98,12 +74,16 @@ def everybody(found: dict[str, float], ranks: Ranks) -> dict[str, float]:
 
 
 def main(folder: Path, rank: int) -> None:
-    plans = [Plan(**fields) for fields in json.loads((folder / "cases.json").read_text())]
+    cases = json.loads((folder / "cases.json").read_text())
+    plans = [Plan(**case["plan"]) for case in cases]
     layout = plans[0].recipe.layout
     dist.init_process_group("gloo", rank=rank, world_size=layout.gpus, init_method=f"file://{folder}/store")
     ranks = arrange(rank, CPU, layout)
-    found = [errors(plan, ranks) for plan in plans]
-    if ranks.is_first:
+    found = []
+    for plan, case in zip(plans, cases, strict=True):
+        expected = torch.load(case["reference"], weights_only=True)
+        found.append(compare(plan, ranks, expected))
+    if rank == 0:
         print(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.moe import MoELayer
+from llmb.engine.model.moe import Experts, MoELayer
 from llmb.engine.model.routing import BalancedRouter
 from llmb.engine.parallel.mesh import Ranks
 from llmb.runs.folder import write_atomically
@@ -36,23 +37,25 @@ class ExpertLoadCounter:
     def __init__(self, stages: Sequence[Decoder], ranks: Ranks) -> None:
         model = stages[0].model
         experts = model.moe.experts if model.moe else 0
-        self.layers = {number: layer for stage in stages for number, layer in moe_layers(stage).items()}
         self.counts = torch.zeros(model.layers, experts, dtype=torch.int64, device=ranks.device)
         self.total = torch.zeros_like(self.counts)
-        for layer in self.layers.values():
-            layer.load.zero_()
+        for stage in stages:
+            for number, layer in moe_layers(stage).items():
+                layer.experts.register_forward_pre_hook(partial(self._count, number))
+
+    def _count(self, number: int, _experts: Experts, inputs: tuple[Tensor, Tensor]) -> None:
+        """Rows of this rank for each expert; those of activations that are computed again count twice, all of them."""
+        self.counts[number] += inputs[1]
 
     def of_step(self) -> ExpertLoad | None:
         """The load since the last call, of all ranks together; null for a model without experts."""
         if not self.counts.numel():
             return None
-        self.counts.zero_()
-        for number, layer in self.layers.items():
-            self.counts[number] = layer.load
-            layer.load.zero_()
         dist.all_reduce(self.counts)
         self.total += self.counts
-        return summary(self.counts)
+        load = summary(self.counts)
+        self.counts.zero_()
+        return load
 
     def write(self, path: Path) -> None:
         """Each expert's share of the tokens of its layer, over all steps so far."""

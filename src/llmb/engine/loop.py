@@ -4,6 +4,7 @@
 import gc
 import json
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import AdamW
 
-from llmb.catalogue.records import Layout
+from llmb.catalogue.records import Layout, Training
 from llmb.engine.checkpoint.load import load_checkpoint
 from llmb.engine.checkpoint.save import Saver
 from llmb.engine.compile import apply_compile
@@ -76,9 +77,7 @@ def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
     with torch.device("meta"):
         stages = build_stages(model, layout, ranks.pp_rank)
     for stage in stages:
-        apply_recompute(stage, plan.recompute)
-        if plan.compiled:
-            apply_compile(stage)
+        wrap_blocks(stage, plan)
         if plan.force_load_balancing:
             force_load_balancing(stage, ranks)
         apply_tensor_parallel(stage, ranks.tp)
@@ -88,6 +87,21 @@ def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
         stage.to_empty(device=ranks.device)
         initialise(stage, model, plan.seed)
     return stages
+
+
+def wrap_blocks(stage: Decoder, plan: Plan) -> None:
+    """Compiles blocks and makes them recompute, as the plan says.
+
+    What ``selective`` keeps, only the compiler can tell within a compiled block, so there it goes inside. A block that
+    is computed again as a whole goes outside: inside, torch 2.13 fails for parameters that tensor parallelism cut.
+    """
+    inside = plan.recompute == "selective"
+    if inside:
+        apply_recompute(stage, plan.recompute)
+    if plan.compiled:
+        apply_compile(stage)
+    if not inside:
+        apply_recompute(stage, plan.recompute)
 
 
 def build_passes(stages: list[Decoder], plan: Plan, ranks: Ranks) -> Passes:
@@ -120,20 +134,21 @@ def mean_count(data: SyntheticData, layout: Layout, first_sample: int, ranks: Ra
     return (count / (layout.ga * layout.dp * layout.cp)).float()
 
 
-def train_step(
-    passes: Passes, optimizers: list[AdamW], plan: Plan, data: SyntheticData, number: int, ranks: Ranks
-) -> tuple[Tensor | None, Tensor]:
-    """One optimizer step over all micro-batches: this rank's mean loss, if it has one, and all ranks' gradient norm."""
-    layout, training = plan.recipe.layout, plan.recipe.training
-    first_sample = plan.samples_before(number)
+def add_gradients(passes: Passes, plan: Plan, data: SyntheticData, number: int, ranks: Ranks) -> Tensor | None:
+    """Adds the gradients of a step's micro-batches; this rank's mean loss, if it has one."""
+    layout, first_sample = plan.recipe.layout, plan.samples_before(number)
     count = mean_count(data, layout, first_sample, ranks)
-    loss = passes.add_gradients(micro_batches(data, layout, first_sample, ranks.dp_rank, ranks.device), count)
-    norm = clip_gradients(passes.stages, training.clip_grad)
+    return passes.add_gradients(micro_batches(data, layout, first_sample, ranks.dp_rank, ranks.device), count)
+
+
+def update(stages: Sequence[Decoder], optimizers: Sequence[AdamW], training: Training, number: int) -> Tensor:
+    """Clips the gradients, moves the parameters and forgets the gradients; the gradients' norm before."""
+    norm = clip_gradients(stages, training.clip_grad)
     for optimizer in optimizers:
         set_learning_rate(optimizer, learning_rate(training, number))
         optimizer.step()
         optimizer.zero_grad()
-    return loss, norm
+    return norm
 
 
 def timed_step(
@@ -142,7 +157,8 @@ def timed_step(
     """One step as all ranks saw it. Its time ends when every rank knows every rank's loss."""
     collect_garbage(number)
     began = time.perf_counter()
-    loss, norm = train_step(passes, optimizers, plan, data, number, ranks)
+    loss = add_gradients(passes, plan, data, number, ranks)
+    norm = update(passes.stages, optimizers, plan.recipe.training, number)
     own_loss = [0.0, 0.0] if loss is None else [1.0, loss.item()]
     local = [*own_loss, norm.item(), time.perf_counter() - began, float(memory(ranks.device).peak_bytes)]
     mine = torch.tensor(local, dtype=torch.float64, device=ranks.device)

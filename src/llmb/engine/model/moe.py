@@ -53,19 +53,14 @@ class Experts(nn.Module):
 
 
 class MoELayer(nn.Module):
-    """Routed experts beside a shared expert that every token passes.
-
-    ``load`` adds up the rows that each expert got from this rank, again where activations are computed again.
-    """
-
-    load: Tensor
+    """Routed experts beside a shared expert that every token passes."""
 
     def __init__(self, hidden_size: int, moe: MixtureOfExperts) -> None:
         super().__init__()
         self.experts = Experts(hidden_size, moe.ffn_hidden_size, moe.experts)
         self.router = Router(hidden_size, moe.experts, moe.top_k)
         self.shared_expert = GatedMLP(hidden_size, moe.shared_ffn_hidden_size)
-        self.register_buffer("load", torch.zeros(moe.experts, dtype=torch.int64), persistent=False)
+        self.expert_count = moe.experts
 
     def forward(self, hidden: Tensor) -> Tensor:
         output: Tensor = self.shared_expert(hidden) + self.routed(hidden.flatten(0, -2)).view_as(hidden)
@@ -83,11 +78,10 @@ class MoELayer(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def run_experts(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Not compiled: the shapes depend on the tokens, and experts gather their parameters apart from their block."""
-        self.load += counts
         outputs: Tensor = self.experts(rows, counts)
         return outputs
 
     def counts(self, chosen: Tensor) -> Tensor:
         """Rows for each expert. Unlike ``bincount``, its shape does not depend on the data."""
-        experts = torch.arange(len(self.load), device=chosen.device)
+        experts = torch.arange(self.expert_count, device=chosen.device)
         return (chosen.reshape(-1, 1) == experts).sum(0)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains on one process, with none of the engine's ways to spread a model: what layouts are compared with.
+
+Arguments: a file with plans as JSON, a folder. Writes, for the plan number N, N.pt with the initial values, the first
+step's gradients, and the loss and gradient norm of each step.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from layout_values import spread
+
+from llmb.engine.loop import build_data
+from llmb.engine.model.decoder import build_model
+from llmb.engine.model.initialise import initialise
+from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate, set_learning_rate
+from llmb.runs.plan import Plan
+
+
+def train(plan: Plan) -> dict[str, object]:
+    model, training = build_model(plan.recipe.model), plan.recipe.training
+    initialise(model, plan.recipe.model, plan.seed)
+    spread(model)
+    values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    gradients: dict[str, torch.Tensor] = {}
+    optimizer, data, gbs = build_optimizer(model, training), build_data(plan), plan.recipe.layout.gbs
+    losses, norms = [], []
+    for number in range(plan.steps):
+        tokens, labels, starts = data.micro_batch(range(number * gbs, (number + 1) * gbs))
+        loss = model(tokens, labels, starts=starts)
+        loss.backward()
+        gradients = gradients or {name: item.grad.clone() for name, item in model.named_parameters()}
+        losses.append(loss.item())
+        norms.append(clip_gradients([model], training.clip_grad).item())
+        set_learning_rate(optimizer, learning_rate(training, number))
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"values": values, "gradients": gradients, "losses": losses, "norms": norms}
+
+
+for number, fields in enumerate(json.loads(Path(sys.argv[1]).read_text())):
+    torch.save(train(Plan(**fields)), Path(sys.argv[2]) / f"{number}.pt")

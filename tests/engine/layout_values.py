@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the reference and the ranks of a layout do alike: starting values, and how far results lie apart."""
+
+import hashlib
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from llmb.engine.model.decoder import Decoder
+
+
+@torch.no_grad()
+def spread(model: Decoder) -> None:
+    """Moves norms away from the identity, where some mistakes would not show."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            continue
+        seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
+        values = 0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
+        if isinstance(parameter, DTensor):
+            mesh, placements = parameter.device_mesh, parameter.placements
+            values = distribute_tensor(values, mesh, placements, src_data_rank=None).to_local()
+            parameter.to_local().add_(values)
+        else:
+            parameter.add_(values)
+
+
+def error(ours: Tensor, theirs: Tensor) -> float:
+    """Relative; an expert without tokens has a gradient of zero."""
+    size = float(theirs.norm())
+    return float((ours - theirs).norm()) / (size or 1.0)
