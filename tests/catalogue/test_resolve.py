@@ -157,6 +157,8 @@ def test_a_layout_without_problems_uses_every_gpu_and_every_sample(
         ({"tp": 4, "seq_len": 126}, "TP 4 does not divide the sequence length 126"),
         ({"cp": 4, "seq_len": 100}, "sequence length 100 does not divide by 2 x CP = 8"),
         ({"tp": 4, "cp": 2, "seq_len": 132}, "TP 4 does not divide the sequence length of one CP rank 66"),
+        ({"sequence_parallel": False}, "TP 1 has no sequence parallelism to leave out"),
+        ({"tp": 2, "sequence_parallel": False}, "experts with TP 2 need sequence parallelism"),
         ({"tp": 2, "shared": 225}, "TP 2 does not divide the shared expert's FFN size 225"),
     ],
 )
@@ -165,4 +167,15 @@ def test_what_cannot_be_cut_evenly_is_refused(catalogue: Catalogue, changes: dic
     assert model.moe is not None
     fields = {"gpus": 8, "mbs": 1, "gbs": 8, "seq_len": 128, "layers": 4} | changes
     moe = model.moe.model_copy(update={"shared_ffn_hidden_size": fields.pop("shared", 224)})
-    assert check_layout(model.model_copy(update={"moe": moe}), Layout(**fields)) == [problem]
+    (found,) = check_layout(model.model_copy(update={"moe": moe}), Layout(**fields))
+    assert found.startswith(problem)
+
+
+def test_only_sequence_parallelism_needs_a_length_that_divides(catalogue: Catalogue) -> None:
+    model = catalogue.models[("llama3.1", "tiny")]
+    layout = Layout(gpus=4, tp=2, cp=2, mbs=1, gbs=8, seq_len=36, layers=4)
+    assert check_layout(model, layout.model_copy(update={"sequence_parallel": False})) == []
+    assert check_layout(model, layout.model_copy(update={"seq_len": 35, "cp": 1, "sequence_parallel": False})) == []
+    assert check_layout(model, layout.model_copy(update={"seq_len": 35, "cp": 1})) == [
+        "TP 2 does not divide the sequence length 35"
+    ]

@@ -42,6 +42,10 @@ def test_tensor_and_context_parallel_reproduce_a_longer_run_with_recomputation(l
     assert all(step["rank_step_time_s_min"] <= step["rank_step_time_s_max"] for step in steps)
 
 
+def test_tensor_parallel_without_sequence_parallel_reproduces_one_process(losses: Losses) -> None:
+    assert_same_training(losses, "pretrain_llama3.1", *LAYOUTS["tp2"], "--no-sequence-parallel", steps=8)
+
+
 @pytest.mark.parametrize("layout", ["cp2", "fsdp2-tp2"])
 def test_packed_documents_train_the_same_in_every_layout(losses: Losses, layout: str) -> None:
     """Micro-batches of one sequence and of four have other numbers of labels that count."""

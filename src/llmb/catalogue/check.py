@@ -10,7 +10,7 @@ from llmb.catalogue.stages import given_sizes
 def check_layout(model: Model, layout: Layout) -> list[str]:
     """All reasons why ``model`` cannot be trained with ``layout``; empty when it can."""
     ends = {"first_stage_layers", "last_stage_layers"}
-    sizes = layout.model_dump(exclude={"counts_embedding_and_loss", *ends})
+    sizes = layout.model_dump(exclude={"counts_embedding_and_loss", "sequence_parallel", *ends})
     small = [f"{name} is {value}; it must be at least 1" for name, value in sizes.items() if value < 1]
     if small:
         return small
@@ -38,13 +38,18 @@ def _tensor(model: Model, layout: Layout) -> Iterator[str]:
         "KV heads": model.kv_heads,
         "FFN size": model.ffn_hidden_size,
         "vocabulary": model.vocab_size,
-        "sequence length": layout.seq_len,
     }
+    if layout.sequence_parallel:
+        parts["sequence length"] = layout.seq_len
     if model.moe is not None:
         parts["shared expert's FFN size"] = model.moe.shared_ffn_hidden_size
     for name, value in parts.items():
         if value % tp:
             yield f"TP {tp} does not divide the {name} {value}"
+    if not layout.sequence_parallel and tp == 1:
+        yield "TP 1 has no sequence parallelism to leave out"
+    elif not layout.sequence_parallel and model.moe is not None:
+        yield f"experts with TP {tp} need sequence parallelism: without it each of {tp} ranks routes the same tokens"
 
 
 def _pipeline(layout: Layout, *, batch_divides: bool) -> Iterator[str]:
@@ -78,7 +83,7 @@ def _own_split(layout: Layout) -> Iterator[str]:
 def _context(layout: Layout) -> Iterator[str]:
     if layout.cp > 1 and layout.seq_len % (2 * layout.cp):
         yield f"sequence length {layout.seq_len} does not divide by 2 x CP = {2 * layout.cp}"
-    elif layout.seq_len % layout.tp == 0 and layout.seq_len // layout.cp % layout.tp:
+    elif layout.sequence_parallel and layout.seq_len % layout.tp == 0 and layout.seq_len // layout.cp % layout.tp:
         yield f"TP {layout.tp} does not divide the sequence length of one CP rank {layout.seq_len // layout.cp}"
 
 

@@ -136,6 +136,8 @@ class Layout(Record):
     """Layers of the first of the PP x VP stages, where it has a size of its own; the embedding then counts nothing."""
     last_stage_layers: int | None = None
     """Likewise of the last stage; the loss then counts nothing."""
+    sequence_parallel: bool = True
+    """Between the layers that TP cuts, its ranks hold a part of the sequence each; without, all hold all of it."""
 
     @property
     def dp(self) -> int:

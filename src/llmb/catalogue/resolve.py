@@ -29,6 +29,7 @@ class Overrides(Record):
     layers: int | None = None
     first_stage_layers: int | None = None
     last_stage_layers: int | None = None
+    sequence_parallel: bool | None = None
 
     def given(self) -> dict[str, int]:
         return self.model_dump(exclude_none=True)

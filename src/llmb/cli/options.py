@@ -64,6 +64,14 @@ def recipe_options(
     last_stage_layers: Annotated[
         int | None, typer.Option(help="Layers of the last pipeline stage, likewise.", rich_help_panel=LAYOUT)
     ] = None,
+    no_sequence_parallel: Annotated[
+        bool,
+        typer.Option(
+            "--no-sequence-parallel",
+            help="Tensor parallelism without cutting the sequence between layers.",
+            rich_help_panel=LAYOUT,
+        ),
+    ] = False,
 ) -> Request:
     """The request that these options make. Every command that takes a recipe has them, by ``takes_recipe``."""
     overrides = Overrides(
@@ -79,6 +87,7 @@ def recipe_options(
         layers=layers,
         first_stage_layers=first_stage_layers,
         last_stage_layers=last_stage_layers,
+        sequence_parallel=False if no_sequence_parallel else None,
     )
     return Request(
         workload=workload,

@@ -80,7 +80,7 @@ def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
         wrap_blocks(stage, plan)
         if plan.force_load_balancing:
             force_load_balancing(stage, ranks)
-        apply_tensor_parallel(stage, ranks.tp)
+        apply_tensor_parallel(stage, ranks.tp, sequence_parallel=layout.sequence_parallel)
         apply_expert_parallel(stage, ranks.expert_mesh["ep", "etp"])
         apply_context_parallel(stage, ranks.cp, layout.seq_len)
         shard(stage, ranks.fsdp, ranks.expert_mesh["edp"], plan.recipe.dtype, keep_whole=layout.pp > 1)

@@ -29,6 +29,7 @@ def recipe_document(recipe: Recipe) -> dict[str, Any]:
         "document": recipe.document and recipe.document.model_dump(mode="json"),
         "layout": {name: getattr(layout, name) for name in names},
         "stage_layers": [len(stage) for stage in stage_layers(layout)],
+        "sequence_parallel": layout.sequence_parallel,
         "training": recipe.training.model_dump(mode="json"),
         "flops_per_sequence": {item.value: flops_per_sequence(recipe, item) for item in Convention},
         "published_flops": recipe.published_flops and recipe.published_flops.model_dump(mode="json"),

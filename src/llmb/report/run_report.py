@@ -39,7 +39,8 @@ def plan_table(plan: Plan, command: tuple[str, ...], variables: dict[str, str]) 
     layout, window = plan.recipe.layout, plan.window
     table = result_table(f"Plan: {plan_title(plan)}", "", "")
     table.add_row("steps", f"{plan.steps}, statistics over steps {window.first}-{window.last}")
-    table.add_row("layout", f"DP {layout.dp}, MBS {layout.mbs}, GBS {layout.gbs}, GA {layout.ga}")
+    without = "" if layout.sequence_parallel else ", no sequence parallelism"
+    table.add_row("layout", f"DP {layout.dp}, MBS {layout.mbs}, GBS {layout.gbs}, GA {layout.ga}{without}")
     table.add_row("sequence", f"{layout.seq_len} tokens, {layout.gbs * layout.seq_len:,} tokens a step")
     if plan.recipe.training.document_tokens:
         table.add_row("documents", f"{plan.recipe.training.document_tokens} tokens on average, packed")

@@ -2,18 +2,20 @@
 """The part of a parameter that this rank computes with."""
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
 
 
-def local(parameter: Tensor) -> Tensor:
+def local(parameter: Tensor, *, same_tokens: bool = False) -> Tensor:
     """This rank's part of a parameter that tensor parallelism cut or copied (a DTensor); any other as it is.
 
-    Ranks that hold copies of a parameter see different tokens, so that each has a part of the gradient's sum.
+    Ranks that hold copies of a parameter see different tokens, so that each has a part of the gradient's sum; where
+    they see the ``same_tokens``, each has all of it.
     """
     if not isinstance(parameter, DTensor):
         return parameter
-    gradient = [Partial() if placement.is_replicate() else placement for placement in parameter.placements]
+    copied = Replicate() if same_tokens else Partial()
+    gradient = [copied if placement.is_replicate() else placement for placement in parameter.placements]
     part: Tensor = parameter.to_local(grad_placements=gradient)
     return part
 

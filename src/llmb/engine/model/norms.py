@@ -8,7 +8,16 @@ from torch.nn import functional
 from llmb.engine.model.local import local
 
 
-class RMSNorm(nn.Module):
+class Norm(nn.Module):
+    """A norm; ``same_tokens`` says whether the tensor-parallel ranks, which all hold it, see the same tokens."""
+
+    same_tokens: bool = False
+
+    def local(self, parameter: Tensor) -> Tensor:
+        return local(parameter, same_tokens=self.same_tokens)
+
+
+class RMSNorm(Norm):
     """Root-mean-square normalisation (Zhang and Sennrich, 2019)."""
 
     def __init__(self, hidden_size: int, eps: float) -> None:
@@ -17,10 +26,10 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return functional.rms_norm(hidden, self.weight.shape, local(self.weight), self.eps)
+        return functional.rms_norm(hidden, self.weight.shape, self.local(self.weight), self.eps)
 
 
-class LayerNorm1P(nn.Module):
+class LayerNorm1P(Norm):
     """Layer normalisation whose weight is stored as its distance from one, so that weight decay pulls it to one."""
 
     def __init__(self, hidden_size: int, eps: float) -> None:
@@ -31,5 +40,5 @@ class LayerNorm1P(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         # In bf16, 1 + weight would swallow every weight below 2**-9.
-        weight, bias = 1 + local(self.weight).float(), local(self.bias).float()
+        weight, bias = 1 + self.local(self.weight).float(), self.local(self.bias).float()
         return functional.layer_norm(hidden.float(), weight.shape, weight, bias, self.eps).to(hidden.dtype)

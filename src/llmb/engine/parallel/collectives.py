@@ -49,6 +49,18 @@ def all_to_all(rows: Tensor, sent: list[int], received: list[int], group: Group)
     return exchanged
 
 
+def rank_sum(summand: Tensor, group: Group) -> Tensor:
+    """Every rank gets the sum over the ranks; its gradient, the same on all of them, is that of each summand."""
+    total: Tensor = _RankSum.apply(summand, group)  # type: ignore[no-untyped-call]
+    return total
+
+
+def gradient_sum(tensor: Tensor, group: Group) -> Tensor:
+    """The tensor that all ranks have. Gradients, of what each rank makes of it, are summed over the ranks."""
+    same: Tensor = _GradientSum.apply(tensor, group)  # type: ignore[no-untyped-call]
+    return same
+
+
 def all_reduce(tensor: Tensor, how: Literal["sum", "max"], group: Group) -> Tensor:
     """Every rank gets the sum or the maximum over the ranks. It has no gradient."""
     reduced: Tensor = c10d.wait_tensor(c10d.all_reduce(tensor.contiguous(), how, group.name))
@@ -72,6 +84,29 @@ class _AllGather(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None]:
         return _scattered(gradient, ctx.dim, ctx.group), None, None
+
+
+class _RankSum(torch.autograd.Function):
+    @staticmethod
+    def forward(_: _Context, summand: Tensor, group: Group) -> Tensor:
+        return all_reduce(summand, "sum", group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(_: _Context, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class _GradientSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, tensor: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None]:
+        return all_reduce(gradient, "sum", ctx.group), None
 
 
 class _ReduceScatter(torch.autograd.Function):

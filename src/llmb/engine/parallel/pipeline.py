@@ -88,7 +88,7 @@ def _shapes(stage: Decoder, layout: Layout, dtype: torch.dtype, ranks: Ranks) ->
     """What a stage takes and gives for one micro-batch, so that no forward pass has to be spent on learning it."""
     seq = layout.seq_len // layout.cp
     float_like = partial(torch.empty, device=ranks.device, dtype=dtype, requires_grad=True)
-    hidden = float_like(layout.mbs, seq // layout.tp, stage.model.hidden_size)
+    hidden = float_like(layout.mbs, seq // layout.tp if layout.sequence_parallel else seq, stage.model.hidden_size)
     logits = float_like(layout.mbs, seq, stage.model.vocab_size // layout.tp)
     tokens = torch.empty(layout.mbs, seq, dtype=torch.int64, device=ranks.device)
     return hidden if stage.embed_tokens is None else tokens, hidden if stage.lm_head is None else logits

@@ -2,7 +2,8 @@
 """Tensor and sequence parallel (Megatron-LM; Korthikanti et al., 2022).
 
 Attention and dense feed-forward layers are cut by heads and by inner features, embedding, head and loss by the
-vocabulary. Between them every rank holds its part of the sequence, so that norms and residual stream are cut too.
+vocabulary. Between them every rank holds its part of the sequence, so that norms and residual stream are cut too;
+without sequence parallelism all ranks hold, and compute, the same there.
 A router is whole on every rank and takes the tokens of its part of the sequence; experts have a mesh of their own.
 
 Parameters are DTensors, which optimizer, clipping, FSDP and checkpoints understand; the forward pass uses local
@@ -20,8 +21,10 @@ from llmb.engine.model.attention import Attention
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.moe import Experts
-from llmb.engine.parallel.collectives import Group, all_gather, group_of, reduce_scatter
-from llmb.engine.parallel.vocab_parallel import SEQUENCE, VocabParallelCrossEntropy, VocabParallelEmbedding
+from llmb.engine.model.norms import Norm
+from llmb.engine.parallel.boundary import Boundary
+from llmb.engine.parallel.collectives import group_of
+from llmb.engine.parallel.vocab_parallel import VocabParallelCrossEntropy, VocabParallelEmbedding
 
 OUTPUTS, INPUTS = 0, 1
 CUT = {
@@ -38,28 +41,30 @@ CUT = {
 """The dimension of a layer's matrix that is cut, by the layer's name; all else is whole on every rank."""
 
 
-def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh) -> None:
+def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
     """Cuts ``model`` in place over the ranks of ``mesh``: then it returns logits of this rank's part of the vocabulary.
 
     A stage without an embedding takes, and one without a head returns, hidden states of this rank's part of the
-    sequence.
+    sequence, or of all of it without ``sequence_parallel``.
     """
     if mesh.size() == 1:
         return
-    group = group_of(mesh)
+    boundary = Boundary(group_of(mesh), sequence_parallel)
     if model.embed_tokens is not None:
-        model.embed_tokens = VocabParallelEmbedding(model.embed_tokens, group)
+        model.embed_tokens = VocabParallelEmbedding(model.embed_tokens, boundary)
     if model.loss is not None:
-        model.loss = VocabParallelCrossEntropy(group)
+        model.loss = VocabParallelCrossEntropy(boundary.group)
     for path, module in model.named_modules():
         if isinstance(module, Experts):
             continue
         name = path.rpartition(".")[2]
         cut_parameters(module, mesh, Shard(CUT[name]) if name in CUT else Replicate())
-        if isinstance(module, Attention | GatedMLP | SquaredReluMLP) or name == "lm_head":
-            module.register_forward_pre_hook(partial(_gather_input, group))
+        if isinstance(module, Norm):
+            module.same_tokens = not sequence_parallel
+        elif isinstance(module, Attention | GatedMLP | SquaredReluMLP) or name == "lm_head":
+            module.register_forward_pre_hook(partial(_enter, boundary))
         elif CUT.get(name) == INPUTS:
-            module.register_forward_hook(partial(_scatter_output, group))
+            module.register_forward_hook(partial(_leave, boundary))
 
 
 def cut_parameters(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
@@ -69,11 +74,11 @@ def cut_parameters(module: nn.Module, mesh: DeviceMesh, placement: Placement) ->
         setattr(module, name, nn.Parameter(cut, requires_grad=parameter.requires_grad))
 
 
-def _gather_input(group: Group, _layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Before a layer: its first input, of this rank's part of the sequence, becomes that of the whole sequence."""
-    return (all_gather(inputs[0], SEQUENCE, group), *inputs[1:])
+def _enter(boundary: Boundary, _layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Before a layer whose first input are hidden states."""
+    return (boundary.enter(inputs[0]), *inputs[1:])
 
 
-def _scatter_output(group: Group, _layer: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-    """After a layer whose inputs are cut: the ranks' outputs are summed, and each keeps its part of the sequence."""
-    return reduce_scatter(output, SEQUENCE, group)
+def _leave(boundary: Boundary, _layer: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+    """After a layer whose inputs are cut, so that each rank's output is a summand."""
+    return boundary.leave(output)

@@ -8,24 +8,22 @@ from torch.nn import functional
 
 from llmb.engine.model.local import local
 from llmb.engine.model.loss import IGNORED, CrossEntropy
-from llmb.engine.parallel.collectives import Group, all_reduce, reduce_scatter
-
-SEQUENCE = 1
-"""The dimension of hidden states, [batch, seq, hidden], that is cut between layers."""
+from llmb.engine.parallel.boundary import Boundary
+from llmb.engine.parallel.collectives import Group, all_reduce
 
 
 class VocabParallelEmbedding(nn.Embedding):
-    """Takes all tokens, [batch, seq], and returns the hidden states of this rank's part of the sequence."""
+    """Takes all tokens, [batch, seq], and returns the hidden states that this rank has of them between layers."""
 
-    def __init__(self, whole: nn.Embedding, group: Group) -> None:
+    def __init__(self, whole: nn.Embedding, boundary: Boundary) -> None:
         super().__init__(whole.num_embeddings, whole.embedding_dim, _weight=whole.weight)
-        self.group = group
+        self.boundary = boundary
 
     def forward(self, tokens: Tensor) -> Tensor:
         weight = local(self.weight)
-        rows, held = held_rows(tokens, weight.shape[0], self.group)
+        rows, held = held_rows(tokens, weight.shape[0], self.boundary.group)
         hidden = functional.embedding(rows, weight) * held.unsqueeze(-1)
-        return reduce_scatter(hidden, SEQUENCE, self.group)
+        return self.boundary.leave(hidden)
 
 
 def held_rows(tokens: Tensor, size: int, group: Group) -> tuple[Tensor, Tensor]:
