@@ -41,13 +41,22 @@ METADATA_TYPES = frozenset(
 )
 
 
-def load_checkpoint(path: Path, stages: Sequence[nn.Module], optimizers: Sequence[AdamW], ranks: Ranks) -> None:
+def load_checkpoint(
+    path: Path,
+    stages: Sequence[nn.Module],
+    optimizers: Sequence[AdamW],
+    ranks: Ranks,
+    *,
+    optimizer_state: bool = True,
+) -> None:
     """Restores weights, optimizer state and random numbers from the folder above ``weights``.
 
-    A collective: every rank has to call it. Raises ValueError where metadata names what no checkpoint of llmb holds.
+    Without ``optimizer_state``, which imported weights lack, the optimizer begins anew. A collective: every rank has to
+    call it. Raises ValueError where metadata names what no checkpoint of llmb holds, and torch's own error where
+    something that should be there is not.
     """
     start, began = time.time(), time.perf_counter()
-    for optimizer in optimizers:
+    for optimizer in optimizers if optimizer_state else ():
         allocate_optimizer_state(optimizer)
     reader = TensorReader(path / WEIGHTS)
     saved = reader.read_metadata().state_dict_metadata
