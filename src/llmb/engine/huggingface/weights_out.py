@@ -43,8 +43,8 @@ def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
     done, total = 0, sum(sizes.values())
     on_progress(done, total)
     for names, file in zip(shards, shard_files(len(shards)), strict=True):
-        tensors = read_tensors(reader, {name: shapes[name] for name in names}, dtype)
-        write_file(folder / file, tensors)
+        # Without a name, so that they are gone before those of the next file are read.
+        write_file(folder / file, read_tensors(reader, {name: shapes[name] for name in names}, dtype))
         done += sum(sizes[name] for name in names)
         on_progress(done, total)
     if len(shards) > 1:
