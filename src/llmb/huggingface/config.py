@@ -96,7 +96,7 @@ def config_differences(model: Model, config: Config) -> Iterator[str]:
     wanted_type = MODEL_TYPES[model.architecture]
     found_type = config.get("model_type")
     if found_type == MULTIMODAL == model.architecture:
-        config = {**config, **config.get("text_config", {}), "model_type": wanted_type}
+        config = {**config, **(config.get("text_config") or {}), "model_type": wanted_type}
     elif found_type != wanted_type:
         yield f"model_type is {found_type}; {model.model} {model.size} is {wanted_type}"
         return

@@ -46,9 +46,9 @@ class ErrorRecord(Record):
 
     kind: str
     what: str
-    where: str | None
-    choices: tuple[str, ...]
-    do: str | None
+    where: str | None = None
+    choices: tuple[str, ...] = ()
+    do: str | None = None
 
 
 class Said(Record):

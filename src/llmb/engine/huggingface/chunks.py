@@ -26,7 +26,7 @@ class Chunk:
     end: int
 
 
-def chunks_of(name: str, shape: Shape, largest: int = CHUNK_BYTES) -> Iterator[Chunk]:
+def chunks_of(name: str, shape: Shape, largest: int) -> Iterator[Chunk]:
     """Pieces of whole rows of an fp32 parameter, of ``largest`` bytes at most or one row alone."""
     rows = max(1, largest // (4 * prod(shape[1:])))
     for first in range(0, shape[0], rows):
@@ -42,7 +42,7 @@ class ChunkPlanner(DefaultSavePlanner):
         self.read = read
 
     def create_local_plan(self) -> SavePlan:
-        chunks = (chunk for name, shape in self.shapes.items() for chunk in chunks_of(name, shape))
+        chunks = (chunk for name, shape in self.shapes.items() for chunk in chunks_of(name, shape, CHUNK_BYTES))
         self.plan = SavePlan([self._item(chunk) for chunk in chunks])
         return self.plan
 

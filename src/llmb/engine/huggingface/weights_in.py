@@ -10,10 +10,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from llmb.catalogue.records import Model
+from llmb.engine.checkpoint.failures import said_by_torch
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.checkpoint.writer import Writer
 from llmb.engine.huggingface.chunks import Chunk, ChunkPlanner
-from llmb.engine.huggingface.failures import said_by_torch
 from llmb.engine.huggingface.source import SafetensorsFiles, open_files
 from llmb.engine.model.decoder import build_model
 from llmb.errors import EnvironmentProblem, UsageError

@@ -3,6 +3,7 @@
 
 import json
 import os
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from llmb.engine.checkpoint.failures import said_by_torch
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
-from llmb.engine.huggingface.failures import said_by_torch
 from llmb.engine.huggingface.weights_in import parameter_shapes
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.huggingface.config import config_of
@@ -27,6 +28,8 @@ from llmb.runs.conversion import ExportJob, OnProgress
 from llmb.runs.folder import write_atomically
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+BROKEN = (OSError, ValueError, pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError)
+"""What reading a damaged pickle raises, by pickle's own list."""
 
 
 def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
@@ -61,7 +64,7 @@ class CachedReader(TensorReader):
         super().__init__(path)
         try:
             self.metadata = super().read_metadata()
-        except (OSError, ValueError, EOFError) as error:
+        except BROKEN as error:
             raise UsageError(f"the checkpoint's metadata cannot be read: {error}", where=str(path)) from error
 
     def read_metadata(self, *args: object, **kwargs: object) -> Metadata:  # noqa: ARG002 (as torch declares it)
