@@ -43,7 +43,7 @@ MakePlan = Callable[..., Plan]
 LLMB = [sys.executable, "-m", "llmb.cli.main"]
 LLAMA, NEMOTRON, MAVERICK = "pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick"
 SAVED = ("--scale", "2", "--steps", "2", "--lr", "0.01", "--warmup-steps", "0", "--save-checkpoint")
-LAYOUTS = {LLAMA: ("--tp", "2"), NEMOTRON: ("--pp", "2"), MAVERICK: ()}
+LAYOUTS = {LLAMA: ("--tp", "2"), NEMOTRON: ("--pp", "2"), MAVERICK: ("--ep", "2")}
 CLASSES = {LLAMA: "LlamaForCausalLM", NEMOTRON: "NemotronForCausalLM", MAVERICK: "Llama4ForCausalLM"}
 
 

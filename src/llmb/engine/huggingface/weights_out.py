@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from llmb.engine.checkpoint.failures import said_by_torch
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
-from llmb.engine.huggingface.weights_in import parameter_shapes
+from llmb.engine.huggingface.weights_in import MOST_PROBLEMS, parameter_shapes
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.huggingface.config import config_of
 from llmb.huggingface.shards import CONFIG, INDEX, index_document, plan_shards, shard_files
@@ -81,7 +81,7 @@ def check_complete(shapes: Mapping[str, Shape], metadata: Metadata, place: str) 
         elif tuple(saved.size) != shape:
             problems.append(f"{name} has the shape {list(saved.size)}, that of its model has {list(shape)}")
     if problems:
-        lines = "\n".join(f"  - {line}" for line in problems[:20])
+        lines = "\n".join(f"  - {line}" for line in problems[:MOST_PROBLEMS])
         raise UsageError(f"the checkpoint does not hold the weights of its model:\n{lines}", where=place)
 
 
