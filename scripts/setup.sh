@@ -32,4 +32,4 @@ if ! has_torch "$venv/bin/python"; then
     if command -v nvidia-smi >/dev/null; then default="torch>=2.11"; else default="torch==2.13.0"; fi
     "$venv/bin/pip" install -q numpy "${LLMB_TORCH:-$default}"
 fi
-"$venv/bin/pip" install -q -e ".${extras:+[$extras]}"
+"$venv/bin/pip" install -q -e ".[weights${extras:+,$extras}]"

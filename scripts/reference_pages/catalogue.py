@@ -174,7 +174,7 @@ def checkpoint_section(workloads: Iterable[WorkloadFile]) -> str:
             scales = f"{item.save_scales[0]} to {item.save_scales[1]}" if item.save_scales else None
             place = [item.document, item.line, " ".join(item.notes)]
             rows.append([workload.workload, size, item.size_gb, scales, item.min_load_scale, *place])
-    return page("## Checkpoint sizes", "As printed. `llmb` itself saves no checkpoints yet.", table(columns, rows))
+    return page("## Checkpoint sizes", "As printed.", table(columns, rows))
 
 
 def gpu_section(gpu: Gpu) -> str:

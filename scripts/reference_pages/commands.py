@@ -3,8 +3,8 @@
 
 import inspect
 import types
+from collections.abc import Iterator
 from enum import Enum
-from importlib import import_module
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from llmb.cli.main import COMMANDS, load_command
@@ -17,12 +17,22 @@ version. What ends with which code: [exit codes](files.md#exit-codes)."""
 
 def commands_page() -> str:
     overview = [[f"[`llmb {name}`](#llmb-{name})", meaning] for name, (_, meaning) in COMMANDS.items()]
-    return page("# Commands", INTRO, table(["command", "does"], overview), *map(command_section, COMMANDS))
+    sections = (command_section(*item) for name in COMMANDS for item in named_commands(name))
+    return page("# Commands", INTRO, table(["command", "does"], overview), *sections)
 
 
-def command_section(name: str) -> str:
+def named_commands(name: str) -> Iterator[tuple[str, Any]]:
+    """A command by its whole name; a group and then its commands."""
     command = load_command(name)
-    annotations = get_type_hints(import_module(COMMANDS[name][0]).app.registered_commands[0].callback)
+    yield name, command
+    for below, item in getattr(command, "commands", {}).items():
+        yield f"{name} {below}", item
+
+
+def command_section(name: str, command: Any) -> str:  # noqa: ANN401 (typer keeps its command types private)
+    if hasattr(command, "commands"):
+        return page(f"## llmb {name}", f"{COMMANDS[name][1]} `{'`, `'.join(command.commands)}`; see below.")
+    annotations = get_type_hints(command.callback)
     rows = [option_row(param, annotations[param.name]) for param in command.params if param.name in annotations]
     columns = ["option", "type", "default", "meaning"]
     return page(f"## llmb {name}", inspect.cleandoc(command.help), table(columns, rows))

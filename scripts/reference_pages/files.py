@@ -20,10 +20,12 @@ from llmb.logs.outcome import LogOutcome
 from llmb.logs.step_line import format_step_line
 from llmb.metrics.statistics import describe
 from llmb.metrics.throughput import throughput
+from llmb.report.checkpoint_report import checkpoint_document
 from llmb.report.list_report import list_document
 from llmb.report.parse_report import parse_document, parse_report
 from llmb.report.recipe_report import recipe_document
 from llmb.report.run_report import run_document
+from llmb.runs.checkpoint import CheckpointRecord, SavedCheckpoint
 from llmb.runs.folder import RunFolder, experiment_name
 from llmb.runs.plan import Plan, make_plan
 from llmb.runs.record import RunRecord
@@ -37,7 +39,8 @@ INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 
 [Run folder](#run-folder), [log line](#log-line), [metrics.jsonl](#metricsjsonl), [run.json](#runjson),
 [JSON of `llmb run`](#json-of-llmb-run), [of `metrics`](#json-of-llmb-metrics), [of `show`](#json-of-llmb-show),
-[of `list`](#json-of-llmb-list), [of `parse`](#json-of-llmb-parse), [exit codes](#exit-codes)."""
+[of `list`](#json-of-llmb-list), [of `parse`](#json-of-llmb-parse),
+[of `checkpoint show`](#json-of-llmb-checkpoint-show), [exit codes](#exit-codes)."""
 
 RUN_FOLDER = """Results are kept below `$LLMB_INSTALL`; without it below the nearest folder, at or above the current
 one, that holds a `cluster_config.yaml`; else below `~/.llmb`.
@@ -146,7 +149,27 @@ def json_documents(catalogue: Catalogue, plan: Plan, recipe: Recipe) -> dict[str
         "show": recipe_document(recipe),
         "list": list_document(catalogue.workloads.values()),
         "parse": parse_document(parse_report(Path(), "last", [log], full_names=False)),
+        "checkpoint show": checkpoint_document(sample_checkpoint(plan)),
     }
+
+
+def sample_checkpoint(plan: Plan) -> SavedCheckpoint:
+    recipe = plan.recipe
+    record = CheckpointRecord(
+        llmb_version="",
+        saved_at="",
+        workload=recipe.workload,
+        size=recipe.size,
+        dtype=recipe.dtype,
+        model=recipe.model,
+        layout=recipe.layout,
+        training=recipe.training,
+        seed=plan.seed,
+        step=plan.steps,
+        consumed_samples=plan.samples_before(plan.steps),
+        files={},
+    )
+    return SavedCheckpoint(Path("checkpoint"), record)
 
 
 def sample_plan(catalogue: Catalogue) -> Plan:

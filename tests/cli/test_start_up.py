@@ -9,7 +9,7 @@ import pytest
 PROBE = """
 import os, runpy, sys
 def leave(code):
-    heavy = sorted(set(sys.modules) & {"torch", "numpy", "scipy", "transformers"})
+    heavy = sorted(set(sys.modules) & {"torch", "numpy", "scipy", "transformers", "safetensors"})
     sys.stderr.write("loaded:" + ",".join(heavy) + f" code:{code}")
     sys.stderr.flush()
     os.kill(os.getpid(), 9)
@@ -30,6 +30,8 @@ def loaded(*arguments: str) -> str:
         ("--help",),
         ("list",),
         ("list", "--json"),
+        ("checkpoint", "--help"),
+        ("checkpoint", "export", "--help"),
         ("show", "-w", "pretrain_llama3.1", "-s", "8b"),
         ("metrics", "-w", "pretrain_llama3.1", "-s", "8b", "--step-time", "12.27"),
     ],

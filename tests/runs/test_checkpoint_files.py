@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which folders are taken for checkpoints, and what a plan makes of them."""
 
+import json
 import shutil
 from collections import namedtuple
 from collections.abc import Callable
@@ -12,13 +13,14 @@ from llmb.errors import EnvironmentProblem, UsageError
 from llmb.runs import space
 from llmb.runs.checkpoint import (
     CheckpointRecord,
+    Origin,
     checkpoint_name,
     model_differences,
     partial_path,
     read_checkpoint,
     saved_checkpoints,
 )
-from llmb.runs.plan import Plan, make_plan
+from llmb.runs.plan import DEFAULT_SEED, Plan, Start, make_plan
 from llmb.runs.space import check_space, checkpoint_bytes
 
 FILES = {"weights/.metadata": b"m" * 30, "weights/__0_0.distcp": b"w" * 500, "weights/__1_0.distcp": b"w" * 400}
@@ -152,6 +154,27 @@ def test_a_plan_goes_on_where_the_checkpoint_stopped(make: Make, tiny_plan: Call
     assert plan.start is not None
     assert plan.start.path == str(path)
     assert tiny_plan(steps=10, checkpoint=read_checkpoint(path), peak_lr=0.5).recipe.training.peak_lr == 0.5
+
+
+def test_imported_weights_begin_a_training_of_the_recipe(make: Make, tiny_plan: Callable[..., Plan]) -> None:
+    origin = Origin(format="huggingface", path="/models/x", files=("model.safetensors",))
+    of_a_run = {"dtype": None, "layout": None, "training": None, "seed": None}
+    path = make(step=0, optimizer_state=False, imported_from=origin, **of_a_run)
+    plan = tiny_plan(steps=10, checkpoint=read_checkpoint(path))
+    assert plan.start == Start(path=str(path), step=0, consumed_samples=0, optimizer_state=False)
+    assert (plan.first_step, plan.seed) == (0, DEFAULT_SEED)
+    assert plan.recipe.training == tiny_plan().recipe.training
+    assert tiny_plan(steps=10, checkpoint=read_checkpoint(path), seed=5).seed == 5
+
+
+def test_a_record_older_than_imports_holds_optimizer_state(make: Make, tiny_plan: Callable[..., Plan]) -> None:
+    path = make()
+    record = json.loads((path / "checkpoint.json").read_text())
+    del record["optimizer_state"], record["imported_from"]
+    (path / "checkpoint.json").write_text(json.dumps(record))
+    start = tiny_plan(steps=10, checkpoint=read_checkpoint(path)).start
+    assert start is not None
+    assert start.optimizer_state
 
 
 def test_another_model_or_seed_is_refused_with_what_differs(make: Make, tiny_plan: Callable[..., Plan]) -> None:

@@ -7,7 +7,7 @@ from itertools import chain
 
 from llmb.catalogue.check import check_layout
 from llmb.catalogue.load import Catalogue, layout_of, model_of
-from llmb.catalogue.records import Dtype, Expectation, Layout, Packing, PublishedFlops, Recipe, Record
+from llmb.catalogue.records import Dtype, Expectation, Layout, Model, Packing, PublishedFlops, Recipe, Record
 from llmb.catalogue.schema import LayoutRow, LayoutTable, WorkloadFile
 from llmb.errors import UsageError, unknown
 
@@ -88,6 +88,14 @@ def find_workload(catalogue: Catalogue, name: str) -> WorkloadFile:
     if name not in catalogue.workloads:
         raise unknown("workload", name, catalogue.workloads, do="see 'llmb list'")
     return catalogue.workloads[name]
+
+
+def find_model(catalogue: Catalogue, workload: str, size: str) -> Model:
+    """The whole model, no proxy, that a size of a workload trains."""
+    found = find_workload(catalogue, workload)
+    if size not in sizes_of(found):
+        raise unknown("size", size, sizes_of(found))
+    return catalogue.models[(found.model, size)]
 
 
 def sizes_of(workload: WorkloadFile) -> list[str]:

@@ -18,6 +18,7 @@ COMMANDS = {
     "show": ("llmb.cli.show", "One recipe, fully resolved: model, layout, FLOPs, what is published of it."),
     "metrics": ("llmb.cli.metrics", "Throughput, TFLOPS, MFU and time to train for a given step time."),
     "run": ("llmb.cli.run", "Train on this machine, now, and print the result."),
+    "checkpoint": ("llmb.cli.checkpoint", "Show checkpoints; export and import weights for Hugging Face."),
     "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),
 }
 

@@ -52,7 +52,8 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks) -> None:
     passes = build_passes(stages, plan, ranks)
     data = build_data(plan)
     if plan.start:
-        load_checkpoint(Path(plan.start.path), stages, optimizers, ranks)
+        start = plan.start
+        load_checkpoint(Path(start.path), stages, optimizers, ranks, optimizer_state=start.optimizer_state)
     load = ExpertLoadCounter(stages, ranks)
     saver = Saver(plan, folder, ranks, stages, optimizers)
     with ExitStack() as stack:

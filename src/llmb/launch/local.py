@@ -34,7 +34,7 @@ def run_workers(
         log = folder.log.open("wb")
     except OSError as error:
         raise cannot_write(folder.log, error) from error
-    with log, _signals_as_exceptions():
+    with log, signals_as_exceptions():
         # A session of its own: Ctrl-C in a terminal reaches this process only, which then ends the workers in order.
         process = subprocess.Popen(
             command,
@@ -78,7 +78,7 @@ class StepFollower:
 
 
 @contextmanager
-def _signals_as_exceptions() -> Iterator[None]:
+def signals_as_exceptions() -> Iterator[None]:
     """The first signal that ends a run raises Interrupted; further ones do not disturb the ending of the workers."""
 
     def interrupt(number: int, frame: object) -> None:  # noqa: ARG001

@@ -52,7 +52,8 @@ def plan_table(plan: Plan, command: tuple[str, ...], variables: dict[str, str]) 
     table.add_row("recompute", plan.recompute)
     table.add_row("compiled", "block by block" if plan.compiled else "no")
     if plan.start:
-        table.add_row("goes on from", f"step {plan.start.step}: {plan.start.path}")
+        fresh = "" if plan.start.optimizer_state else ", optimizer state begins anew"
+        table.add_row("goes on from", f"step {plan.start.step}: {plan.start.path}{fresh}")
     if plan.save_checkpoint:
         every = f"every {plan.checkpoint_interval} steps and " if plan.checkpoint_interval else ""
         table.add_row("checkpoints", f"{every}at the end")

@@ -23,22 +23,35 @@ NOT_ARCHITECTURE = ("model", "size", "source", "init_std", "max_seq_len")
 """Fields of a model that may differ between checkpoint and run: names, and what acts on new models only."""
 
 
+class Origin(Record):
+    """Where imported weights came from."""
+
+    format: Literal["huggingface"]
+    path: str
+    files: tuple[str, ...]
+
+
 class CheckpointRecord(Record):
-    """The content of ``checkpoint.json``: what was trained, how far, and the files with their sizes in bytes."""
+    """The content of ``checkpoint.json``: what was trained, how far, and the files with their sizes in bytes.
+
+    Weights that were imported come from no run of llmb: what only a run has is null.
+    """
 
     schema_version: Literal[1] = 1
     llmb_version: str
     saved_at: str
     workload: str
     size: str
-    dtype: Dtype
+    dtype: Dtype | None
     model: Model
-    layout: Layout
-    training: Training
-    seed: int
+    layout: Layout | None
+    training: Training | None
+    seed: int | None
     step: int
     """Steps done."""
     consumed_samples: int
+    optimizer_state: bool = True
+    imported_from: Origin | None = None
     files: dict[str, int]
 
 
@@ -110,7 +123,8 @@ def _read_record(path: Path) -> CheckpointRecord:
             f"this is no checkpoint of llmb: {description.what}",
             where=str(path),
             choices=description.checkpoints,
-            do="give a folder that 'llmb run --save-checkpoint' wrote, the one above 'weights'",
+            do="give a folder that 'llmb run --save-checkpoint' wrote, the one above 'weights'; "
+            "'llmb checkpoint import' makes one of a Hugging Face model",
         )
     try:
         return CheckpointRecord.model_validate_json((path / RECORD).read_bytes())

@@ -23,6 +23,7 @@ class Start(Record):
     path: str
     step: int
     consumed_samples: int
+    optimizer_state: bool = True
 
 
 class Plan(Record):
@@ -81,9 +82,10 @@ def make_plan(
     """Checks that the engine can train ``recipe`` this way.
 
     A run that goes on from a checkpoint takes seed and training (optimizer, schedule, data) from there, but for what is
-    given here. Sequences are packed from documents of ``document_tokens`` on average; where the recipe packs and
-    nothing else is said, from documents whose attention costs what the recipe's do. The plan's recipe then holds the
-    statistics of these documents. An interval between checkpoints includes the one at the end.
+    given here and what an imported one does not know. Sequences are packed from documents of ``document_tokens`` on
+    average; where the recipe packs and nothing else is said, from documents whose attention costs what the recipe's do.
+    The plan's recipe then holds the statistics of these documents. An interval between checkpoints includes the one at
+    the end.
 
     Raises UsageError with all reasons why it cannot.
     """
@@ -96,7 +98,8 @@ def make_plan(
         problems.extend(_checkpoint_problems(recipe, seed, checkpoint))
     changes = {"peak_lr": peak_lr, "warmup_steps": warmup_steps, "document_tokens": document_tokens}
     saved = checkpoint.record if checkpoint else None
-    training = (saved or recipe).training.model_copy(update={k: v for k, v in changes.items() if v is not None})
+    trained = saved.training if saved and saved.training else recipe.training
+    training = trained.model_copy(update={k: v for k, v in changes.items() if v is not None})
     problems.extend(document_problems(training, recipe.layout.seq_len))
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
@@ -106,7 +109,7 @@ def make_plan(
         device=device,
         steps=steps,
         window=resolve_window(window, steps, saved.step if saved else 0),
-        seed=seed if seed is not None else saved.seed if saved else DEFAULT_SEED,
+        seed=next(given for given in (seed, saved and saved.seed, DEFAULT_SEED) if given is not None),
         recompute=recompute,
         compiled=compiled,
         force_load_balancing=force_load_balancing,
@@ -133,10 +136,15 @@ def _checkpoint_problems(recipe: Recipe, seed: int | None, checkpoint: SavedChec
     record = checkpoint.record
     for difference in model_differences(recipe.model, record.model):
         yield f"the checkpoint is of another model: {difference}"
-    if seed is not None and seed != record.seed:
+    if record.seed is not None and seed is not None and seed != record.seed:
         yield f"--seed is {seed}, but the checkpoint was trained with {record.seed}; leave --seed out"
 
 
 def _start(checkpoint: SavedCheckpoint) -> Start:
     record = checkpoint.record
-    return Start(path=str(checkpoint.path), step=record.step, consumed_samples=record.consumed_samples)
+    return Start(
+        path=str(checkpoint.path),
+        step=record.step,
+        consumed_samples=record.consumed_samples,
+        optimizer_state=record.optimizer_state,
+    )

@@ -25,14 +25,24 @@ def check_space(plan: Plan, folder: Path) -> None:
     count = sum(map(plan.saves_after, range(plan.first_step, plan.last_step + 1)))
     if not count:
         return
+    plural = "checkpoint needs" if count == 1 else "checkpoints need"
+    advice = "free some space, set LLMB_INSTALL to a folder on another disk, or save less often"
+    check_room(f"{count} {plural}", count * checkpoint_bytes(plan.recipe.model), folder, advice)
+
+
+def check_weights_space(model: Model, bytes_each: int, folder: Path) -> None:
+    """Raises EnvironmentProblem where the weights of ``model``, alone, do not fit on the disk of ``folder``."""
+    need = bytes_each * parameter_count(model)[0]
+    check_room("the weights need", need, folder, "free some space, or give a folder on another disk")
+
+
+def check_room(what: str, need: int, folder: Path, advice: str) -> None:
+    """Raises EnvironmentProblem where the disk has less than ``need`` bytes. ``folder`` need not exist yet."""
     existing = next(place for place in (folder, *folder.parents) if place.exists())
-    need, have = count * checkpoint_bytes(plan.recipe.model), shutil.disk_usage(existing).free
+    have = shutil.disk_usage(existing).free
     if need > have:
-        plural = "checkpoint needs" if count == 1 else "checkpoints need"
         raise EnvironmentProblem(
-            f"{count} {plural} about {_gb(need)}; the disk has {_gb(have)} free",
-            where=str(folder),
-            do="free some space, set LLMB_INSTALL to a folder on another disk, or save less often",
+            f"{what} about {_gb(need)}; the disk has {_gb(have)} free", where=str(folder), do=advice
         )
 
 

@@ -10,13 +10,16 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.optim import AdamW
 
+from llmb.engine.checkpoint.failures import said_by_torch
 from llmb.engine.checkpoint.state import RANDOM, allocate_optimizer_state, restore_random, training_state
 from llmb.engine.parallel.mesh import Ranks
+from llmb.errors import UsageError
 from llmb.logs.checkpoint_line import LoadLine, format_load_line
 from llmb.runs.checkpoint import WEIGHTS
 
@@ -41,20 +44,34 @@ METADATA_TYPES = frozenset(
 )
 
 
-def load_checkpoint(path: Path, stages: Sequence[nn.Module], optimizers: Sequence[AdamW], ranks: Ranks) -> None:
+def load_checkpoint(
+    path: Path,
+    stages: Sequence[nn.Module],
+    optimizers: Sequence[AdamW],
+    ranks: Ranks,
+    *,
+    optimizer_state: bool = True,
+) -> None:
     """Restores weights, optimizer state and random numbers from the folder above ``weights``.
 
-    A collective: every rank has to call it. Raises ValueError where metadata names what no checkpoint of llmb holds.
+    Without ``optimizer_state``, which imported weights lack, the optimizer begins anew. A collective: every rank has to
+    call it. Raises ValueError where metadata names what no checkpoint of llmb holds, and UsageError where a tensor is
+    missing or cannot be read.
     """
     start, began = time.time(), time.perf_counter()
-    for optimizer in optimizers:
+    for optimizer in optimizers if optimizer_state else ():
         allocate_optimizer_state(optimizer)
     reader = TensorReader(path / WEIGHTS)
     saved = reader.read_metadata().state_dict_metadata
     wanted = training_state(stages, optimizers, ranks.device)
     # A generator that the saving run did not have, because it ran on another kind of device, keeps its seed.
     state = {name: tensor for name, tensor in wanted.items() if name in saved or not name.startswith(RANDOM)}
-    load(state, storage_reader=reader)
+    if missing := sorted(state.keys() - saved.keys()):
+        raise UsageError(f"the checkpoint lacks {missing[0]}, one of {len(missing)} tensors", where=str(path))
+    try:
+        load(state, storage_reader=reader)
+    except CheckpointException as error:
+        raise UsageError(f"the checkpoint cannot be read: {said_by_torch(error)}", where=str(path)) from error
     restore_random(wanted | state, ranks.device)
     dist.barrier()
     if ranks.is_first:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes written files a checkpoint: the record, then the name. Until then nobody takes them for one."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from llmb import __version__
 from llmb.runs.checkpoint import RECORD, WEIGHTS, CheckpointRecord, partial_path
 from llmb.runs.folder import write_atomically
+from llmb.runs.new_folder import flush_folder
 from llmb.runs.plan import Plan
 from llmb.runs.record import now
 
@@ -53,12 +53,3 @@ def checkpoint_record(plan: Plan, step: int, files: dict[str, int]) -> Checkpoin
 def discard(path: Path) -> None:
     """Gives back the space of a checkpoint that could not be finished."""
     shutil.rmtree(partial_path(path), ignore_errors=True)
-
-
-def flush_folder(path: Path) -> None:
-    """Puts the names in a folder on disk; the files' content is flushed by who wrote it."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

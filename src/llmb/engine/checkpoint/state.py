@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+MODEL = "model."
 RANDOM = "random."
 
 
@@ -22,7 +23,7 @@ def training_state(stages: Sequence[nn.Module], optimizers: Sequence[AdamW], dev
     state = {}
     for stage, optimizer in zip(stages, optimizers, strict=True):
         for name, parameter in stage.named_parameters():
-            state[f"model.{name}"] = parameter.detach()
+            state[f"{MODEL}{name}"] = parameter.detach()
             for kind, value in optimizer.state[parameter].items():
                 state[f"optimizer.{name}.{kind}"] = value
     state[f"{RANDOM}cpu"] = torch.get_rng_state()

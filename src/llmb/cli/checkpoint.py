@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb checkpoint``."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import find_model
+from llmb.cli.byte_progress import ByteProgress
+from llmb.cli.options import Json
+from llmb.huggingface.shards import parse_size
+from llmb.launch.conversion import export_checkpoint, import_checkpoint
+from llmb.report.checkpoint_report import checkpoint_document, checkpoint_table
+from llmb.report.output import print_json, print_table
+from llmb.runs.checkpoint import read_checkpoint
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
+
+Checkpoint = Annotated[
+    Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint of llmb, the folder above 'weights'.")
+]
+
+
+@app.command()
+def show(checkpoint: Checkpoint, json: Json = False) -> None:
+    """What a checkpoint is: of which model, how far it was trained, what it holds.
+
+    Example:
+
+    - `llmb checkpoint show CHECKPOINT --json`
+    """
+    found = read_checkpoint(checkpoint)
+    if json:
+        print_json(checkpoint_document(found))
+    else:
+        print_table(checkpoint_table(found))
+
+
+@app.command("export")
+def export_(
+    checkpoint: Checkpoint,
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="New folder for the Hugging Face model.")],
+    dtype: Annotated[
+        Literal["fp32", "bf16"], typer.Option("--dtype", help="Of the weights; checkpoints hold fp32.")
+    ] = "fp32",
+    max_shard_size: Annotated[
+        str, typer.Option("--max-shard-size", help="Most bytes of weights in a file, such as 500MB.")
+    ] = "5GB",
+) -> None:
+    """Write a checkpoint's weights as a Hugging Face model: safetensors files and config.json.
+
+    Memory is needed for the weights of one file, or for the largest tensor. The folder gets its name only when all of
+    it is on disk.
+
+    Examples:
+
+    - `llmb checkpoint export CHECKPOINT exported`
+
+    - `llmb checkpoint export CHECKPOINT exported --dtype bf16 --max-shard-size 10GB`
+    """
+    largest = parse_size(max_shard_size)
+    with ByteProgress("exporting") as progress:
+        export_checkpoint(checkpoint, directory, dtype, largest, progress.bytes, _note)
+    sys.stderr.write(f"exported to {directory.absolute()}\n")
+
+
+@app.command("import")
+def import_(
+    hf_directory: Annotated[
+        Path, typer.Argument(metavar="HF_DIRECTORY", help="Folder with config.json and safetensors files.")
+    ],
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="New folder for the checkpoint.")],
+    workload: Annotated[str, typer.Option("-w", "--workload", help="Whose model it is; see 'llmb list'.")],
+    size: Annotated[str, typer.Option("-s", "--size", help="Model size, such as 8b.")],
+) -> None:
+    """Make a checkpoint from a Hugging Face model, for `llmb run --load-checkpoint`.
+
+    It holds weights alone: training starts at step 0 with a new optimizer state. The configuration has to be that of
+    the catalogue's model, and the files have to hold just its weights, in fp32, bf16 or fp16. Pickle files are not
+    read.
+
+    Example:
+
+    - `llmb checkpoint import Llama-3.1-8B imported -w pretrain_llama3.1 -s 8b`
+    """
+    model = find_model(Catalogue(), workload, size)
+    with ByteProgress("importing") as progress:
+        import_checkpoint(hf_directory, checkpoint, workload, model, progress.bytes, _note)
+    sys.stderr.write(f"imported to {checkpoint.absolute()}\n")
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

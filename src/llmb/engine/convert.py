@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program that converts weights: ``python -m llmb.engine.convert JOB``, the job as JSON. Its lines are JSON too."""
+
+import sys
+import warnings
+
+from llmb.engine.huggingface.weights_in import import_weights
+from llmb.engine.huggingface.weights_out import export_weights
+from llmb.errors import LlmbError
+from llmb.runs.conversion import ExportJob, ImportJob, Said, error_record, parse_job
+
+
+def say(said: Said) -> None:
+    sys.stdout.write(said.model_dump_json(exclude_none=True) + "\n")
+    sys.stdout.flush()
+
+
+def report_progress(done: int, total: int) -> None:
+    say(Said(progress=(done, total)))
+
+
+def convert(job: ExportJob | ImportJob) -> None:
+    if isinstance(job, ExportJob):
+        export_weights(job, report_progress)
+        return
+    left_out = import_weights(job, report_progress)
+    if left_out:
+        some = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
+        say(Said(note=f"{len(left_out)} tensors are left out, the text model has none of them: {some}"))
+
+
+def main() -> int:
+    try:
+        # torch warns of what is meant here: one process.
+        with warnings.catch_warnings(action="ignore"):
+            convert(parse_job(sys.argv[1]))
+    except LlmbError as error:
+        say(Said(error=error_record(error)))
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

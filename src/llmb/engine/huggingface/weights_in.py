@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From safetensors files to the weights of a checkpoint."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from llmb.catalogue.records import Model
+from llmb.engine.checkpoint.failures import said_by_torch
+from llmb.engine.checkpoint.state import MODEL
+from llmb.engine.checkpoint.writer import Writer
+from llmb.engine.huggingface.chunks import Chunk, ChunkPlanner
+from llmb.engine.huggingface.source import SafetensorsFiles, open_files
+from llmb.engine.model.decoder import build_model
+from llmb.errors import EnvironmentProblem, UsageError
+from llmb.huggingface.tensors import Match, Shape, match_tensors
+from llmb.runs.checkpoint import WEIGHTS
+from llmb.runs.conversion import ImportJob, OnProgress
+
+MOST_PROBLEMS = 20
+
+
+def parameter_shapes(model: Model) -> dict[str, Shape]:
+    """Names and shapes of the whole model's parameters; no memory is taken."""
+    with torch.device("meta"):
+        decoder: nn.Module = build_model(model)
+    return {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
+
+
+def import_weights(job: ImportJob, on_progress: OnProgress) -> tuple[str, ...]:
+    """Writes the checkpoint's ``weights``, one chunk in memory at a time; names of tensors that were left out.
+
+    Raises UsageError where the files do not hold just this model, before anything is written.
+    """
+    source, shapes = Path(job.source), parameter_shapes(job.model)
+    with open_files(source, job.files) as files:
+        match = match_tensors(shapes, files.stored)
+        if match.problems:
+            raise mismatch(job, match)
+        _write(job, files, match, shapes, on_progress)
+    return match.left_out
+
+
+def mismatch(job: ImportJob, match: Match) -> UsageError:
+    shown = match.problems[:MOST_PROBLEMS]
+    more = len(match.problems) - len(shown)
+    lines = "\n".join([*(f"  - {line}" for line in shown), *([f"  - and {more} more"] if more else [])])
+    name = f"{job.model.model} {job.model.size}"
+    return UsageError(f"the files do not hold the weights of {name}:\n{lines}", where=job.source)
+
+
+def _write(
+    job: ImportJob, files: SafetensorsFiles, match: Match, shapes: dict[str, Shape], on_progress: OnProgress
+) -> None:
+    named = {MODEL + name: shape for name, shape in shapes.items()}
+    total = sum(4 * torch.Size(shape).numel() for shape in shapes.values())
+    done = 0
+
+    def read(chunk: Chunk) -> Tensor:
+        nonlocal done
+        rows = files.rows(match.sources[chunk.name.removeprefix(MODEL)], chunk.first, chunk.end)
+        done += rows.numel() * rows.element_size()
+        on_progress(done, total)
+        return rows.reshape(-1, *named[chunk.name][1:])
+
+    # A file for each chunk: the writer keeps what it wrote to a file in memory until that file is closed. It is to
+    # copy nothing ahead, as it would where it sees a GPU.
+    writer = Writer(Path(job.folder) / WEIGHTS, single_file_per_rank=False, per_thread_copy_ahead=0)
+    try:
+        save({}, storage_writer=writer, planner=ChunkPlanner(named, read), no_dist=True)
+    except (CheckpointException, OSError, SafetensorError) as error:
+        advice = "free some space, or give a folder on another disk"
+        raise EnvironmentProblem(f"the weights cannot be written: {said_by_torch(error)}", do=advice) from error

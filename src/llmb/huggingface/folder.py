@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder of Hugging Face's on disk: its configuration and the files that hold its weights."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from llmb.errors import UsageError
+from llmb.huggingface.shards import CONFIG, INDEX, SINGLE_FILE
+
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFaceFolder:
+    """``files`` are names of safetensors files in ``path``, all of which are there."""
+
+    path: Path
+    config: dict[str, Any]
+    files: tuple[str, ...]
+
+
+def read_folder(path: Path) -> HuggingFaceFolder:
+    """Reads the configuration and the index. Raises UsageError where the folder cannot be one to import."""
+    if not path.is_dir():
+        problem = "it is a file" if path.exists() else "there is no such folder"
+        raise UsageError(
+            f"this is no Hugging Face model: {problem}",
+            where=str(path),
+            do="give the folder that holds 'config.json'; 'hf download NAME --local-dir FOLDER' makes one",
+        )
+    files = _weight_files(path)
+    if not (path / CONFIG).is_file():
+        raise UsageError(f"the folder has no '{CONFIG}', which says what model it is", where=str(path))
+    return HuggingFaceFolder(path.absolute(), _read_json(path / CONFIG), files)
+
+
+def _weight_files(path: Path) -> tuple[str, ...]:
+    if (path / INDEX).is_file():
+        files = _indexed_files(path / INDEX)
+    elif (path / SINGLE_FILE).is_file():
+        files = (SINGLE_FILE,)
+    else:
+        raise _no_weights(path)
+    missing = [name for name in files if not (path / name).is_file()]
+    if missing:
+        lines = "\n".join(f"  - {name} is missing" for name in missing[:10])
+        count = f" ({len(missing)} files)" if len(missing) > 10 else ""
+        raise UsageError(f"the model is not whole{count}:\n{lines}", where=str(path), do="download it again")
+    return files
+
+
+def _indexed_files(index: Path) -> tuple[str, ...]:
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UsageError("the index names no tensors", where=str(index))
+    files = tuple(sorted(set(map(str, weight_map.values()))))
+    for name in files:
+        if PurePath(name).name != name or not name.endswith(".safetensors"):
+            raise UsageError(f"the index names '{name}', which is no safetensors file of its folder", where=str(index))
+    return files
+
+
+def _no_weights(path: Path) -> UsageError:
+    pickles = sorted(found.name for pattern in PICKLES for found in path.glob(pattern))
+    if pickles:
+        return UsageError(
+            f"the weights are pickle files ({', '.join(pickles[:3])}), which are not read: "
+            "a pickle runs whatever program it holds",
+            where=str(path),
+            do="download the model's safetensors files, or have transformers write them "
+            "(save_pretrained) where you trust the files",
+        )
+    return UsageError(f"the folder has neither '{INDEX}' nor '{SINGLE_FILE}'", where=str(path))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, OSError) as error:
+        raise UsageError(f"'{path.name}' cannot be read: {error}", where=str(path)) from error
+    if not isinstance(content, dict):
+        raise UsageError(f"'{path.name}' holds no JSON object", where=str(path))
+    return content

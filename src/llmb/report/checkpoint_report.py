@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint as a table and a JSON document."""
+
+from typing import Any
+
+from rich.table import Table
+
+from llmb.report.numbers import number, unknown
+from llmb.report.output import result_table
+from llmb.runs.checkpoint import SavedCheckpoint
+
+IMPORTED = unknown("imported weights")
+
+
+def checkpoint_document(checkpoint: SavedCheckpoint) -> dict[str, Any]:
+    """The JSON of ``llmb checkpoint show``; its keys are a contract."""
+    record = checkpoint.record.model_dump(mode="json")
+    return {"path": str(checkpoint.path), "size_bytes": checkpoint.size_bytes, **record}
+
+
+def checkpoint_table(checkpoint: SavedCheckpoint) -> Table:
+    record, layout = checkpoint.record, checkpoint.record.layout
+    table = result_table(f"Checkpoint: {checkpoint.path.name}", "", "")
+    table.add_row("workload", f"{record.workload} {record.size}")
+    table.add_row("model", f"{record.model.model}, {record.model.layers} layers, vocabulary {record.model.vocab_size}")
+    table.add_row("step", f"{record.step}, {record.consumed_samples:,} samples consumed")
+    table.add_row("optimizer state", "yes" if record.optimizer_state else "no: training begins with a new one")
+    table.add_row("dtype of the run", str(record.dtype or IMPORTED))
+    sizes = f"TP {layout.tp}, PP {layout.pp}, CP {layout.cp}, EP {layout.ep}, DP {layout.dp}" if layout else IMPORTED
+    table.add_row("saved by", f"{layout.gpus} processes, {sizes}" if layout else sizes)
+    table.add_row("seed", IMPORTED if record.seed is None else str(record.seed))
+    if record.imported_from:
+        table.add_row("imported from", record.imported_from.path)
+    table.add_row("saved at", f"{record.saved_at}, llmb {record.llmb_version}")
+    table.add_row("size", f"{number(checkpoint.size_bytes / 1e9)} GB in {len(record.files)} files")
+    table.add_row("path", str(checkpoint.path))
+    return table

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tensors of a file are which parameters, and what keeps a file from use."""
+
+import pytest
+
+from llmb.huggingface.tensors import Stored, hugging_face_name, hugging_face_shape, match_tensors
+
+GATE_UP = "layers.1.feed_forward.experts.gate_up_proj"
+PARAMETERS = {"embed_tokens.weight": (8, 4), GATE_UP: (3, 4, 2, 5), "norm.weight": (4,), "lm_head.weight": (8, 4)}
+
+
+def stored(prefix: str = "", dtype: str = "BF16") -> dict[str, Stored]:
+    shapes = {
+        "model.embed_tokens.weight": (8, 4),
+        f"model.{GATE_UP}": (3, 4, 10),
+        "model.norm.weight": (4,),
+        "lm_head.weight": (8, 4),
+    }
+    return {prefix + name: Stored("model.safetensors", shape, dtype) for name, shape in shapes.items()}
+
+
+def test_all_but_the_head_are_below_model() -> None:
+    assert hugging_face_name("layers.0.mlp.up_proj.weight") == "model.layers.0.mlp.up_proj.weight"
+    assert hugging_face_name("lm_head.weight") == "lm_head.weight"
+
+
+def test_only_gate_and_up_of_experts_change_their_shape() -> None:
+    assert hugging_face_shape(GATE_UP, (3, 4, 2, 5)) == (3, 4, 10)
+    assert hugging_face_shape("layers.1.feed_forward.experts.down_proj", (3, 5, 4)) == (3, 5, 4)
+
+
+@pytest.mark.parametrize("prefix", ["", "language_model."])
+def test_every_parameter_is_found(prefix: str) -> None:
+    match = match_tensors(PARAMETERS, stored(prefix))
+    assert match.problems == ()
+    assert match.left_out == ()
+    assert match.sources[GATE_UP] == f"{prefix}model.{GATE_UP}"
+    assert match.sources["lm_head.weight"] == f"{prefix}lm_head.weight"
+
+
+def test_the_vision_part_and_computed_tables_are_left_out() -> None:
+    extra = ("vision_model.class_embedding", "multi_modal_projector.linear_1.weight")
+    table = "language_model.model.layers.0.self_attn.rotary_emb.inv_freq"
+    found = stored("language_model.") | {name: Stored("a", (7,), "I8") for name in (*extra, table)}
+    match = match_tensors(PARAMETERS, found)
+    assert match.problems == ()
+    assert set(match.left_out) == {*extra, table}
+
+
+def test_a_vision_part_of_no_multimodal_model_is_not_expected() -> None:
+    match = match_tensors(PARAMETERS, stored() | {"vision_model.class_embedding": Stored("a", (7,), "F32")})
+    assert match.problems == ("vision_model.class_embedding is no tensor of this model",)
+
+
+def test_every_problem_is_told() -> None:
+    found = stored() | {"model.layers.0.self_attn.q_proj.bias": Stored("a", (4,), "F32")}
+    del found["lm_head.weight"]
+    found["model.norm.weight"] = Stored("a", (5,), "F32")
+    found["model.embed_tokens.weight"] = Stored("a", (8, 4), "F8_E4M3")
+    assert match_tensors(PARAMETERS, found).problems == (
+        "model.embed_tokens.weight is F8_E4M3; F32, BF16, F16 can be read",
+        "model.norm.weight has the shape [5], that of the model has [4]",
+        "lm_head.weight is missing",
+        "model.layers.0.self_attn.q_proj.bias is no tensor of this model",
+    )

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of real runs go to transformers and come back; transformers' own come in and train."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.nn import functional
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Llama4Config,
+    Llama4ForConditionalGeneration,
+    set_seed,
+)
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Model
+from llmb.catalogue.resolve import find_model
+from llmb.engine.checkpoint.load import TensorReader
+from llmb.engine.data.synthetic import SyntheticData
+from llmb.engine.model.decoder import build_model
+from llmb.huggingface.config import config_of
+from llmb.runs.checkpoint import partial_path, read_checkpoint
+from llmb.runs.plan import Plan
+
+pytestmark = pytest.mark.slow
+Finished = Callable[..., dict[str, Any]]
+MakePlan = Callable[..., Plan]
+
+LLMB = [sys.executable, "-m", "llmb.cli.main"]
+LLAMA, NEMOTRON, MAVERICK = "pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick"
+SAVED = ("--scale", "2", "--steps", "2", "--lr", "0.01", "--warmup-steps", "0", "--save-checkpoint")
+LAYOUTS = {LLAMA: ("--tp", "2"), NEMOTRON: ("--pp", "2"), MAVERICK: ("--ep", "2")}
+CLASSES = {LLAMA: "LlamaForCausalLM", NEMOTRON: "NemotronForCausalLM", MAVERICK: "Llama4ForCausalLM"}
+
+
+def tiny(workload: str) -> Model:
+    return find_model(Catalogue(), workload, "tiny")
+
+
+def call(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [*LLMB, "checkpoint", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def done(*arguments: object) -> subprocess.CompletedProcess[str]:
+    result = call(*arguments)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def refused(code: int, *arguments: object) -> str:
+    result = call(*arguments)
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    return result.stderr
+
+
+def engine_weights(checkpoint: Path) -> dict[str, Tensor]:
+    reader = TensorReader(checkpoint / "weights")
+    sizes = {name: item.size for name, item in reader.read_metadata().state_dict_metadata.items()}
+    state = {name: torch.empty(size) for name, size in sizes.items() if name.startswith("model.")}
+    with warnings.catch_warnings(action="ignore"):  # torch says that there is one process only
+        load(state, storage_reader=reader, no_dist=True)
+    return {name.removeprefix("model."): tensor for name, tensor in state.items()}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(finished: Finished) -> Callable[[str], Path]:
+    """Saved by two processes, in another layout for each workload."""
+    return lambda workload: Path(finished("-w", workload, *SAVED, *LAYOUTS[workload])["checkpoint"]["path"])
+
+
+@pytest.mark.parametrize("workload", CLASSES)
+def test_weights_of_a_run_go_to_transformers_and_come_back(
+    workload: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    saved, out, back = checkpoint(workload), tmp_path / "out", tmp_path / "back"
+    assert "exporting: 0.0" in done("export", saved, out, "--max-shard-size", "1MB").stderr
+    assert len(list(out.glob("model-*-of-*.safetensors"))) > 2
+    ours = engine_weights(saved)
+    decoder = build_model(tiny(workload))
+    decoder.load_state_dict(ours)
+    theirs = AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager")
+    assert type(theirs).__name__ == CLASSES[workload]
+    assert theirs.dtype == torch.float32
+    tokens = torch.randint(0, 1024, (2, 128), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        expected, found = decoder(tokens), theirs(tokens).logits
+    assert float(expected.abs().max()) > 0.5
+    assert float((expected - found).abs().max()) < 1e-4
+
+    done("import", out, back, "-w", workload, "-s", "tiny")
+    again = engine_weights(back)
+    assert again.keys() == ours.keys()
+    assert [name for name, tensor in ours.items() if not torch.equal(again[name], tensor)] == []
+    shown = json.loads(done("show", back, "--json").stdout)
+    assert (shown["step"], shown["optimizer_state"], shown["layout"]) == (0, False, None)
+    assert shown["imported_from"]["path"] == str(out)
+    assert shown["size_bytes"] == sum(path.stat().st_size for path in (back / "weights").iterdir())
+    assert "imported from" in done("show", back).stdout
+
+
+def published(workload: str, folder: Path) -> torch.nn.Module:
+    """A model that transformers made and saved, in several files; that of Llama 4 has a vision part. Its text model."""
+    set_seed(11)
+    config = AutoConfig.for_model(**config_of(tiny(workload), "fp32"))
+    if workload != MAVERICK:
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        model.save_pretrained(folder, max_shard_size="1MB")
+        return model
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    ends = {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32, "image_size": 28}
+    whole = Llama4ForConditionalGeneration(Llama4Config(text_config=config.to_dict(), vision_config=small | ends))
+    for layer in whole.language_model.model.layers:
+        if hasattr(layer.feed_forward, "experts"):
+            layer.feed_forward.experts.gate_up_proj.data.normal_(std=0.05)
+    whole.save_pretrained(folder, max_shard_size="1MB")
+    whole.language_model.config._attn_implementation = "eager"
+    return whole.language_model
+
+
+def first_loss(model: torch.nn.Module, plan: Plan) -> float:
+    """The loss of the samples of the first step."""
+    layout = plan.recipe.layout
+    data = SyntheticData(
+        vocab_size=plan.recipe.model.vocab_size,
+        seq_len=layout.seq_len,
+        seed=plan.seed,
+        distribution=plan.recipe.training.data,
+    )
+    samples = torch.stack([data.sample(number) for number in range(layout.gbs)])
+    with torch.no_grad():
+        logits = model(samples[:, :-1]).logits
+    return float(functional.cross_entropy(logits.flatten(0, 1), samples[:, 1:].flatten()))
+
+
+@pytest.mark.parametrize("workload", CLASSES)
+def test_a_model_of_transformers_trains_on_from_its_own_loss(
+    workload: str, finished: Finished, tiny_plan: MakePlan, tmp_path: Path
+) -> None:
+    source, imported = tmp_path / "source", tmp_path / "imported"
+    model = published(workload, source)
+    assert len(list(source.glob("*.safetensors"))) > 2
+    said = done("import", source, imported, "-w", workload, "-s", "tiny").stderr
+    assert ("tensors are left out" in said) is (workload == MAVERICK)
+    expected = first_loss(model, tiny_plan(workload, scale=1))
+    layouts = {LLAMA: [("1",), ("2", "--tp", "2")], NEMOTRON: [("1",)], MAVERICK: [("2",)]}[workload]
+    for layout in layouts:
+        result = finished(
+            "-w", workload, "--scale", *layout, "--load-checkpoint", str(imported), "--steps", "3", "--lr", "0.01"
+        )
+        steps = [json.loads(line) for line in (Path(result["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
+        assert [step["step"] for step in steps] == [0, 1, 2]
+        assert steps[0]["loss"] == pytest.approx(expected, abs=2e-6)
+        assert steps[2]["loss"] < steps[0]["loss"]
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    done("export", checkpoint(LLAMA), folder, "--max-shard-size", "1MB")
+    return folder
+
+
+@pytest.fixture
+def copy(exported: Path, tmp_path: Path) -> Path:
+    """An exported model of the test's own, to be damaged."""
+    return shutil.copytree(exported, tmp_path / "copy")
+
+
+def test_damage_is_told_and_nothing_is_left(copy: Path, tmp_path: Path) -> None:
+    broken = copy / "model-00002-of-00005.safetensors"
+    broken.write_bytes(broken.read_bytes()[:-1])
+    said = refused(2, "import", copy, tmp_path / "new" / "back", "-w", LLAMA, "-s", "tiny")
+    assert f"{broken.name} is no whole safetensors file" in said
+    assert not list((tmp_path / "new").iterdir())
+    broken.unlink()
+    assert f"{broken.name} is missing" in refused(2, "import", copy, tmp_path / "back", "-w", LLAMA, "-s", "tiny")
+
+
+def test_another_architecture_and_tied_embeddings_are_refused(copy: Path, tmp_path: Path) -> None:
+    said = refused(2, "import", copy, tmp_path / "back", "-w", NEMOTRON, "-s", "tiny")
+    assert "model_type is llama; nemotron4 tiny is nemotron" in said
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True, "rope_theta": 10000}))
+    said = refused(2, "import", copy, tmp_path / "back", "-w", LLAMA, "-s", "tiny")
+    assert "rope_theta is 10000; in llama3.1 tiny it is 500000" in said
+    assert "tied embeddings are not imported" in said
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_target_that_is_taken_stays_as_it_is(exported: Path, checkpoint: Callable[[str], Path]) -> None:
+    before = sorted(exported.iterdir())
+    assert "is there already" in refused(2, "export", checkpoint(LLAMA), exported)
+    assert "is there already" in refused(2, "import", exported, exported, "-w", LLAMA, "-s", "tiny")
+    assert sorted(exported.iterdir()) == before
+
+
+def test_a_checkpoint_that_should_hold_optimizer_state_and_does_not_is_an_error(
+    exported: Path, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    imported = tmp_path / "imported"
+    done("import", exported, imported, "-w", LLAMA, "-s", "tiny")
+    record = json.loads((imported / "checkpoint.json").read_text())
+    (imported / "checkpoint.json").write_text(json.dumps(record | {"optimizer_state": True}))
+    run = start("-w", LLAMA, "--scale", "1", "--load-checkpoint", str(imported))
+    _, talk = run.process.communicate(timeout=120)
+    assert run.process.returncode == 4
+    assert "rank 0" in talk
+    assert "the checkpoint lacks optimizer.embed_tokens.weight.exp_avg, one of 117 tensors" in talk
+
+
+@pytest.mark.parametrize("room", [-10_000, 10_000])
+@pytest.mark.parametrize("action", ["export", "import"])
+def test_a_full_disk_is_said_and_nothing_is_left(
+    action: str,
+    room: int,
+    checkpoint: Callable[[str], Path],
+    exported: Path,
+    tmp_path: Path,
+    small_disk: Callable[[str], list[str]],
+) -> None:
+    """With ``room`` beside the weights, the files' own overhead fills the disk when it is above zero."""
+    weights = json.loads((exported / "model.safetensors.index.json").read_text())["metadata"]["total_size"]
+    arguments = {
+        "export": [checkpoint(LLAMA), tmp_path / "disk" / "new", "--max-shard-size", "100KB"],
+        "import": [exported, tmp_path / "disk" / "new", "-w", LLAMA, "-s", "tiny"],
+    }[action]
+    command = [*small_disk(str(weights + room)), *LLMB, "checkpoint", action, *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert result.returncode == 3
+    assert "Traceback" not in result.stderr
+    said = "the weights need about 0.00" if room < 0 else "No space left on device"
+    assert said in result.stderr
+    assert not list((tmp_path / "kept").iterdir())
+
+
+def begin_export(checkpoint: Path, target: Path) -> tuple["subprocess.Popen[str]", Path]:
+    """An export that has begun, and the folder that it fills; its program still loads torch."""
+    command = [*LLMB, "checkpoint", "export", str(checkpoint), str(target)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        for partial in target.parent.glob(f".{target.name}.*"):
+            return process, partial
+        time.sleep(0.001)
+    raise AssertionError("the export did not begin")
+
+
+def converters(partial: Path) -> list[int]:
+    """Process ids of the programs that fill ``partial``."""
+    found = []
+    for proc in Path("/proc").iterdir():
+        try:
+            if proc.name.isdigit() and str(partial) in (proc / "cmdline").read_text():
+                found.append(int(proc.name))
+        except OSError:
+            continue  # it ended while we looked
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_export_that_is_interrupted_leaves_nothing(
+    number: signal.Signals, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    process, partial = begin_export(checkpoint(LLAMA), tmp_path / "out")
+    while not converters(partial):
+        assert process.poll() is None
+    process.send_signal(number)
+    _, talk = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert f"interrupted by {number.name}" in talk
+    assert not list(tmp_path.iterdir())
+    assert not converters(partial)
+
+
+def test_an_export_that_is_killed_leaves_nothing_that_looks_finished(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    target = tmp_path / "out"
+    process, partial = begin_export(checkpoint(LLAMA), target)
+    process.kill()
+    process.communicate()
+    end = time.monotonic() + 60
+    while converters(partial) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not converters(partial)
+    assert list(tmp_path.iterdir()) == [partial]
+    assert partial.name.startswith(".")
+    assert partial.name.endswith(partial_path(target).suffix)
+    done("export", checkpoint(LLAMA), target)
+    assert list(tmp_path.iterdir()) == [target]
+    assert sorted(path.name for path in target.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_converter_that_is_killed_is_an_error(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    process, partial = begin_export(checkpoint(LLAMA), tmp_path / "out")
+    while not converters(partial):
+        assert process.poll() is None
+    for pid in converters(partial):
+        os.kill(pid, signal.SIGKILL)
+    _, talk = process.communicate(timeout=30)
+    assert process.returncode == 4
+    assert "was killed by signal 9" in talk
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_runs_save_says_where_it_is_from(checkpoint: Callable[[str], Path]) -> None:
+    record = read_checkpoint(checkpoint(LLAMA)).record
+    assert (record.optimizer_state, record.imported_from) == (True, None)
+    shown = done("show", checkpoint(LLAMA)).stdout
+    assert "2 processes, TP 2, PP 1" in shown
+    assert "optimizer state   yes" in shown

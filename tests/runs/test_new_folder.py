@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder appears whole or not at all."""
+
+from pathlib import Path
+
+import pytest
+
+from llmb.errors import EnvironmentProblem, UsageError
+from llmb.runs.new_folder import new_folder
+
+
+def test_it_appears_at_the_end(tmp_path: Path) -> None:
+    target = tmp_path / "above" / "target"
+    with new_folder(target) as partial:
+        (partial / "below").mkdir()
+        (partial / "below" / "file").write_text("x")
+        assert not target.exists()
+        assert partial.parent == target.parent
+        assert partial.name.startswith(".target.")
+    assert list(target.parent.iterdir()) == [target]
+    assert (target / "below" / "file").read_text() == "x"
+
+
+def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "target") as partial:
+        (partial / "file").write_text("x")
+        raise ZeroDivisionError
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_attempt_left_is_removed(tmp_path: Path) -> None:
+    left, others = tmp_path / ".target.0a1b2c3d.partial", tmp_path / ".target2.0a1b2c3d.partial"
+    for folder in (left, others):
+        folder.mkdir()
+        (folder / "file").write_text("x")
+    with new_folder(tmp_path / "target"):
+        assert not left.exists()
+    assert sorted(tmp_path.iterdir()) == [others, tmp_path / "target"]
+
+
+def test_an_empty_folder_is_taken_over_and_no_other(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    with new_folder(target) as partial:
+        (partial / "file").write_text("x")
+    with pytest.raises(UsageError, match="is there already"), new_folder(target):
+        pass
+    with pytest.raises(UsageError, match="is there already"), new_folder(target / "file"):
+        pass
+
+
+def test_a_place_that_takes_no_folder_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(EnvironmentProblem, match="cannot write: "), new_folder(tmp_path / "file" / "target"):
+        pass
