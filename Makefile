@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint bench reference clean
+.PHONY: setup demo test lint bench layouts reference clean
 .DEFAULT_GOAL := help
 
 help:
@@ -11,6 +11,7 @@ help:
 	@echo "make test       set up and run the tests"
 	@echo "make lint       ruff, mypy --strict, import-linter"
 	@echo "make bench      the benchmarks of the tool itself"
+	@echo "make layouts    measure docs/reference/layouts.md anew (an hour on 2 cores)"
 	@echo "make reference  write the generated pages of docs/reference anew"
 
 setup: $(VENV)/.run
@@ -38,6 +39,9 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/parse_logs.py
+
+layouts: $(VENV)/.dev
+	LLMB_LAYOUT_TABLE=1 $(BIN)/pytest tests/engine/test_layouts.py
 
 reference: $(VENV)/.run
 	$(BIN)/python scripts/generate_reference.py
