@@ -38,6 +38,7 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/parse_logs.py
+	$(BIN)/python benchmarks/clean_ends.py
 
 reference: $(VENV)/.run
 	$(BIN)/python scripts/generate_reference.py

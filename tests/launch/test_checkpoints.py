@@ -156,6 +156,7 @@ def test_a_slow_disk_slows_saving_and_not_the_steps(tmp_path: Path, tiny_plan: M
     write_record(folder, record)
     (rank,) = start_ranks([str(SLOW_DISK_WORKER), str(folder.path)], 1, folder.log)
     assert rank.wait(timeout=60) == 0
+    assert time.time() - folder.steps.stat().st_mtime < 10
     result = finish(folder, record, 0)
     done = read_steps(folder.steps)
     assert all(step.step_time_s < 0.9 for step in done[1:])

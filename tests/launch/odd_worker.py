@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker, whose rank 1 does something odd in step 3: what, the variable ODD says."""
+
+import os
+import time
+from typing import Any
+
+from llmb.engine import loop
+from llmb.engine.worker import main
+
+usual = loop.micro_batches
+
+
+def sleep() -> None:
+    time.sleep(3600)
+
+
+def fail() -> None:
+    raise ValueError("an odd shape")
+
+
+def leave() -> None:
+    os._exit(3)
+
+
+def odd_micro_batches(data: Any, layout: Any, first_sample: int, *others: Any) -> Any:
+    if first_sample == 3 * layout.gbs and os.environ["RANK"] == "1":
+        {"sleep": sleep, "fail": fail, "leave": leave}[os.environ["ODD"]]()
+    return usual(data, layout, first_sample, *others)
+
+
+loop.micro_batches = odd_micro_batches
+main()
