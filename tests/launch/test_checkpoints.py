@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -244,26 +245,40 @@ def test_too_small_a_disk_is_said_before_anything_is_written(
     assert not list((tmp_path / "kept").iterdir())
 
 
-KILLS = 12
+KILLS = 20
+AT_ONCE = 2
+LAUNCHER = 2
 MOST_STEPS = 40
 
 
 def run_and_kill(plan: Plan, folder: RunFolder, victim: int, chance: random.Random) -> None:
-    """Kills one rank at a random moment after the first checkpoint, half of the time while one is written."""
+    """Kills a rank, or whom they take for their launcher, at a random moment after the first checkpoint.
+
+    Half of the time it is while one is written.
+    """
     write_record(folder, new_record(plan, ()))
-    ranks = [fork_rank(variables, folder) for variables in rank_variables(2)]
-    while not saved_checkpoints(folder.checkpoints):
-        assert ranks[0].is_alive(), "the run ended before it saved anything"
-        time.sleep(0.01)
-    time.sleep(chance.uniform(0, 1))
-    if chance.random() < 0.5:
-        while ranks[0].is_alive() and not list(folder.checkpoints.glob(".*")):
-            time.sleep(0.001)
-        time.sleep(chance.uniform(0, 0.05))
-    ranks[victim].kill()
-    ranks[victim].join()
-    assert ranks[victim].exitcode == -signal.SIGKILL
-    time.sleep(0.2)  # the other may still do what it does when it lost its peer
+    with subprocess.Popen(["sleep", "600"]) as launcher:
+        given = {"LLMB_LAUNCHER_PID": str(launcher.pid)}
+        ranks = [fork_rank({**variables, **given}, folder) for variables in rank_variables(2)]
+        while not saved_checkpoints(folder.checkpoints):
+            assert ranks[0].is_alive(), "the run ended before it saved anything"
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 1))
+        if chance.random() < 0.5:
+            while ranks[0].is_alive() and not list(folder.checkpoints.glob(".*")):
+                time.sleep(0.001)
+            time.sleep(chance.uniform(0, 0.05))
+        if victim == LAUNCHER:
+            launcher.kill()
+            for rank in ranks:
+                rank.join(10)
+                assert rank.exitcode == 1
+        else:
+            ranks[victim].kill()
+            ranks[victim].join()
+            assert ranks[victim].exitcode == -signal.SIGKILL
+            time.sleep(0.2)  # the other may still do what it does when it lost its peer
+        launcher.kill()
     for rank in ranks:
         rank.kill()
         rank.join()
@@ -280,15 +295,20 @@ def fork_rank(variables: dict[str, str], folder: RunFolder) -> BaseProcess:
     return rank
 
 
-def test_whenever_a_rank_is_killed_the_newest_whole_checkpoint_is_good(
+def test_whenever_a_process_is_killed_the_newest_whole_checkpoint_is_good(
     tmp_path: Path, tiny_plan: MakePlan, losses: Callable[..., list[dict[str, Any]]]
 ) -> None:
-    chance = random.Random(20)
     saving = tiny_plan(steps=MOST_STEPS, checkpoint_interval=1, overrides={"layers": 1})
-    plans, unfinished = [], 0
-    for number in range(KILLS):
+
+    def killed(number: int) -> RunFolder:
         folder = create_run_folder(tmp_path / str(number), saving)
-        run_and_kill(saving, folder, number % 2, chance)
+        run_and_kill(saving, folder, number % 3, random.Random(number))
+        return folder
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        folders = list(pool.map(killed, range(KILLS)))
+    plans, unfinished = [], 0
+    for folder in folders:
         for partial in folder.checkpoints.glob(".*"):
             unfinished += 1
             with pytest.raises(UsageError, match="never finished"):
