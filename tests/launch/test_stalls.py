@@ -135,6 +135,12 @@ def test_a_rank_that_hangs_or_leaves_while_the_others_wait_is_named(
     assert seconds < within_s
 
 
+def test_a_run_that_cannot_disconnect_is_finished_all_the_same(tmp_path: Path, tiny_plan: MakePlan) -> None:
+    result, seconds = run_odd(tiny_plan(steps=10), tmp_path, "linger")
+    assert result.status == "success"
+    assert seconds < SOON_S
+
+
 def test_a_stopped_rank_that_keeps_the_store_is_named(tmp_path: Path, tiny_plan: MakePlan) -> None:
     """As under Slurm, where no launcher keeps the store: whoever asks it waits forever."""
     plan = tiny_plan(steps=100000, stall_limit_s=5)

@@ -73,6 +73,8 @@ def test_loading_and_saving_may_take_longer(phase: str, idle_s: float, stalled: 
 def test_a_process_that_is_stopped_while_others_save_is_noticed_in_the_usual_time() -> None:
     saving = [beat(rank, phase="checkpoint", idle_s=101, place=None) for rank in range(3)]
     assert find(seen(*saving, silent={1: 99})) is None
+    going_on = saving[0].model_copy(update={"idle_s": 2})
+    assert find(seen(going_on, *saving[1:], silent={1: 101})) is None
     assert find(seen(*saving, silent={1: 101})) == "rank 1 on node0 stopped answering at step 9"
 
 

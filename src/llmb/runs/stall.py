@@ -68,13 +68,12 @@ def find_stall(ranks: Sequence[Seen], limit_s: float, patience_s: float) -> str 
     """Who holds the run up, for the log; null while it goes on, or may.
 
     A rank without news for ``patience_s`` does not answer. The run stands still when no rank that answers went on
-    within its limit, or when a rank has not answered for the limit, whatever it was doing.
+    within its limit; or, with a rank that has not answered for the limit, when none went on for the limit at all.
     """
     silent = [seen for seen in ranks if seen.silent_s > patience_s and not _left(seen)]
     awake = [seen.beat for seen in ranks if seen.beat and seen.silent_s <= patience_s]
-    lost = [seen for seen in silent if seen.silent_s > limit_s * (1 if seen.beat else PHASE_LIMITS["start"])]
-    still = bool(awake) and all(overdue(beat, limit_s) for beat in awake)
-    if not (still or lost):
+    lost = any(seen.silent_s > limit_s * (1 if seen.beat else PHASE_LIMITS["start"]) for seen in silent)
+    if not awake or not all(overdue(beat, limit_s) or (lost and beat.idle_s > limit_s) for beat in awake):
         return None
     if silent:
         return _join(_silent_text(silent, awake), _waits_text(awake))

@@ -48,16 +48,21 @@ class Link:
 
     def _run(self, connect_within_s: float) -> None:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        try:
-            patience = timedelta(seconds=connect_within_s)
-            store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
-            before = time.monotonic()
-            while True:
-                self._exchange(store, min(self.answered - before, LONGEST_TICK_S))
-                before, self.answered = self.answered, time.monotonic()
+        patience = timedelta(seconds=connect_within_s)
+        while True:
+            try:
+                self._serve(TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience))
+            except RuntimeError:
+                # A lost connection; or the run ends and the store has gone before this process.
                 time.sleep(self.interval_s)
-        except RuntimeError:
-            return  # The store is gone: at the end of a run that is as it should be, else unanswered_s tells.
+
+    def _serve(self, store: TCPStore) -> None:
+        before = time.monotonic()
+        while True:
+            now = time.monotonic()
+            self._exchange(store, min(now - before, LONGEST_TICK_S))
+            before, self.answered = now, time.monotonic()
+            time.sleep(self.interval_s)
 
     def _exchange(self, store: TCPStore, elapsed_s: float) -> None:
         if self.to_publish:

@@ -116,8 +116,7 @@ class Watch:
             return None
         if overdue(beat, self.limit_s) and self.link.unanswered_s > self.patience_s:
             return self._without_store(beat)
-        longest_silence_s = max(heard.silent_s for heard in self.link.heard.values())
-        if not overdue(beat, self.limit_s) and longest_silence_s < self.limit_s:
+        if beat.idle_s < self.limit_s:
             return None
         heard = {rank: (heard.text, heard.silent_s) for rank, heard in self.link.heard.items()}
         return find_stall(see(heard), self.limit_s, self.patience_s)
