@@ -76,12 +76,14 @@ def rank_variables(world_size: int) -> list[dict[str, str]]:
     ]
 
 
-def start_ranks(command: list[str], world_size: int, log: Path = Path(os.devnull)) -> list[subprocess.Popen[bytes]]:
+def start_ranks(
+    command: list[str], world_size: int, log: Path = Path(os.devnull), **more: str
+) -> list[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
         return [
             subprocess.Popen(
                 [sys.executable, *command],
-                env={**os.environ, **variables},
+                env={**os.environ, **variables, **more},
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -155,7 +157,7 @@ def test_a_slow_disk_slows_saving_and_not_the_steps(tmp_path: Path, tiny_plan: M
     folder = create_run_folder(tmp_path, plan)
     record = new_record(plan, ())
     write_record(folder, record)
-    (rank,) = start_ranks([str(SLOW_DISK_WORKER), str(folder.path)], 1, folder.log)
+    (rank,) = start_ranks([str(SLOW_DISK_WORKER), str(folder.path)], 1, folder.log, SLOWER_S="1")
     assert rank.wait(timeout=60) == 0
     assert time.time() - folder.steps.stat().st_mtime < 10
     result = finish(folder, record, 0)
@@ -167,6 +169,15 @@ def test_a_slow_disk_slows_saving_and_not_the_steps(tmp_path: Path, tiny_plan: M
     assert result.checkpoint.overlapped_steps == 4
     assert (plan.window.first, plan.window.last) == (4, 4)
     assert result.checkpoint.overlapped_steps_in_window == 1
+
+
+def test_a_save_that_takes_longer_than_the_stall_limit_is_no_stall(tmp_path: Path, tiny_plan: MakePlan) -> None:
+    plan = tiny_plan(scale=1, steps=1, save_checkpoint=True, stall_limit_s=3)
+    folder = create_run_folder(tmp_path, plan)
+    write_record(folder, new_record(plan, ()))
+    (rank,) = start_ranks([str(SLOW_DISK_WORKER), str(folder.path)], 1, folder.log, SLOWER_S="5")
+    assert rank.wait(timeout=60) == 0, folder.log.read_text()
+    assert len(saved_checkpoints(folder.checkpoints)) == 1
 
 
 def test_a_run_that_goes_on_says_so(finished: Finished) -> None:
