@@ -35,8 +35,8 @@ class Wait(Record):
 class Beat(Record):
     """What one rank says of itself. ``place`` is the line of code that its main thread is in.
 
-    ``begun`` counts the collectives begun, by group. Only a rank that has stood still for a while looks at its
-    collectives and its place.
+    ``begun`` counts the collectives begun, by group; ``communicates`` is true where a rank may wait in something that
+    is not recorded. Only a rank that has stood still for a while looks at its collectives and its place.
     """
 
     number: int
@@ -140,7 +140,7 @@ def _where(beat: Beat) -> str:
     if beat.waits:
         return f"in {beat.waits[0].text}"
     place = f"at {beat.place}" if beat.place else "nobody knows where"
-    return f"in torch.distributed, {place}" if beat.communicates else f"in no collective, {place}"
+    return place if beat.communicates else f"in no collective, {place}"
 
 
 def _waits_text(beats: Sequence[Beat]) -> str:

@@ -90,6 +90,8 @@ class Watch:
         if self.idle_s > self.limit_s / 2:
             found = traffic(saving=position.phase == "checkpoint")
             where, communicates = place()
+            # Where nothing is recorded, as with a recorder that is switched off, a rank may wait in anything.
+            communicates = communicates or not found.begun
             if self.begun not in (None, found.begun):
                 self.idle_s = 0.0  # A long step that still begins collectives goes on.
             self.begun = found.begun
