@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from llmb.launch.stalled import StoppedChild, signal_process, wait_for_stopped
+from llmb.launch.stalled import StoppedFamily, family, signal_process, wait_for_stopped
 from llmb.runs.folder import RunFolder, cannot_write
 from llmb.runs.steps import Step, step_from_json
 
 LAUNCHER_PID = "LLMB_LAUNCHER_PID"
 POLL_S = 0.05
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PROCESSES = ["ps", "-A", "-o", "pid=,ppid="]
 GRACE_S = 8.0
 """How long workers may take to end once asked to; then they are killed."""
 
@@ -35,7 +34,7 @@ def run_workers(
     """Exit code of ``command``, whose output goes to the run's log; every new step is handed to ``on_step``.
 
     Workers end when this process is gone, even if it was killed: they know it by a variable. When they end a run that
-    stands still, or ``command`` itself is stopped for ``stall_limit_s``, this ends those that are stopped.
+    stands still, or processes are stopped for longer than ``stall_limit_s``, this ends those that are stopped.
 
     Raises Interrupted after ending all workers, and EnvironmentProblem where the log cannot be written.
     """
@@ -54,7 +53,7 @@ def run_workers(
             start_new_session=True,
         )
         steps = StepFollower(folder.steps)
-        stopped = StoppedChild(process, stall_limit_s)
+        stopped = StoppedFamily(process, stall_limit_s)
         try:
             while process.poll() is None:
                 for step in steps.new():
@@ -113,7 +112,7 @@ def _signals_as_exceptions() -> Iterator[None]:
 
 def end_stalled(process: subprocess.Popen[bytes]) -> None:
     """Gives the launcher of workers that end themselves time to report; then ends what is left."""
-    wait_for_stopped(process, descendants, GRACE_S)
+    wait_for_stopped(process, GRACE_S)
     if process.poll() is None:
         end_tree(process)
 
@@ -123,24 +122,11 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
 
     Workers have sessions of their own, so they are found as descendants and not by process group.
     """
-    family = [process.pid, *descendants(process.pid)]
+    known = family(process.pid)
     process.terminate()
-    wait_for_stopped(process, descendants, GRACE_S)
-    family = list(dict.fromkeys([*family, *descendants(process.pid)]))
-    for pid in family[1:]:
-        signal_process(pid, signal.SIGKILL)
+    wait_for_stopped(process, GRACE_S)
+    for pid in known | family(process.pid):
+        if pid != process.pid:
+            signal_process(pid, signal.SIGKILL)
     process.kill()
     process.wait()
-
-
-def descendants(pid: int) -> list[int]:
-    """Children of ``pid`` and their children, by ``ps``."""
-    listing = subprocess.run(PROCESSES, capture_output=True, text=True, check=False).stdout
-    children: dict[int, list[int]] = {}
-    for line in listing.splitlines():
-        child, parent = map(int, line.split())
-        children.setdefault(parent, []).append(child)
-    found = list(children.get(pid, []))
-    for child in found:
-        found.extend(children.get(child, []))
-    return found

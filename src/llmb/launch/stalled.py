@@ -6,41 +6,57 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from pathlib import Path
 
 from llmb.runs.stall import STALL
 
+PROCESSES = ["ps", "-A", "-o", "pid=,ppid=,stat="]
 BETWEEN_S = 0.5
+LONGEST_BETWEEN_S = 30.0
+MARGIN_S = 10.0
+"""How much longer workers may be stopped than their parent: the others say more about it, if there are others."""
 
 
-class StoppedChild:
-    """Notices that a child of this process has been stopped for longer than ``limit_s``; 0 is no limit."""
+class StoppedFamily:
+    """Notices that ``process`` or a descendant has been stopped for longer than ``limit_s``; 0 is no limit."""
 
     def __init__(self, process: subprocess.Popen[bytes], limit_s: float) -> None:
         self.process = process
         self.limit_s = limit_s
-        self.since: float | None = None
+        self.between_s = min(max(limit_s / 10, BETWEEN_S), LONGEST_BETWEEN_S)
+        self.looked = time.monotonic()
+        self.since: dict[int, float] = {}
 
     def line(self) -> str | None:
         """What to log, once it is too long."""
-        if not self.limit_s or not hasattr(os, "waitid"):  # macOS has no such call
+        now = time.monotonic()
+        if not self.limit_s or now - self.looked < self.between_s:
             return None
-        status = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-        if status is None:
-            self.since = None
-            return None
-        self.since = self.since or time.monotonic()
-        if time.monotonic() - self.since < self.limit_s:
-            return None
-        who = f"the process that starts the workers, {self.process.pid} on {socket.gethostname()},"
-        return f"{STALL}{who} has been stopped for {self.limit_s:.0f} s"
+        self.looked = now
+        stopped = [pid for pid, state in family(self.process.pid).items() if state.startswith("T")]
+        self.since = {pid: self.since.get(pid, now) for pid in stopped}
+        for pid, since in self.since.items():
+            limit_s = self.limit_s + (0 if pid == self.process.pid else MARGIN_S)
+            if now - since > limit_s:
+                who = "the process that starts the workers" if pid == self.process.pid else _rank(pid)
+                seconds = f"{now - since:.0f} s (process {pid})"
+                return f"{STALL}{who} on {socket.gethostname()} has been stopped for {seconds}"
+        return None
 
 
-def wait_for_stopped(process: subprocess.Popen[bytes], family: Callable[[int], list[int]], seconds: float) -> None:
+def _rank(pid: int) -> str:
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    except OSError:
+        variables = []
+    return next((f"rank {item[5:]}" for item in variables if item.startswith("RANK=")), "a worker")
+
+
+def wait_for_stopped(process: subprocess.Popen[bytes], seconds: float) -> None:
     """Waits for ``process`` while it ends its children. Stopped ones get the signal to end only when they go on."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        for pid in (process.pid, *family(process.pid)):
+        for pid in family(process.pid):
             signal_process(pid, signal.SIGCONT)
         try:
             process.wait(BETWEEN_S)
@@ -55,3 +71,18 @@ def signal_process(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         return
+
+
+def family(pid: int) -> dict[int, str]:
+    """``pid``, its children and their children, each with its state, by ``ps``."""
+    listing = subprocess.run(PROCESSES, capture_output=True, text=True, check=False).stdout
+    children: dict[int, list[int]] = {}
+    states: dict[int, str] = {}
+    for line in listing.splitlines():
+        child, parent, state = line.split()
+        children.setdefault(int(parent), []).append(int(child))
+        states[int(child)] = state
+    found = [pid]
+    for member in found:
+        found.extend(children.get(member, []))
+    return {member: states.get(member, "") for member in found}
