@@ -39,6 +39,7 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/parse_logs.py
+	$(BIN)/python benchmarks/clean_ends.py
 
 layouts: $(VENV)/.dev
 	LLMB_LAYOUT_TABLE=1 $(BIN)/pytest tests/engine/test_layouts.py

@@ -35,6 +35,7 @@ from reference_pages.markdown import page, table, type_text
 
 FIELDS = Path(__file__).with_name("fields.yaml")
 
+FILES = ("log", "steps", "record", "expert_load", "environment", "stall")
 INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 
 [Run folder](#run-folder), [log line](#log-line), [metrics.jsonl](#metricsjsonl), [run.json](#runjson),
@@ -55,7 +56,8 @@ workloads/<workload>/experiments/<experiment>/<experiment>_<seconds>/<experiment
 
 `<seconds>` is the start in Unix time. `<experiment>` carries the configuration, for example
 `{experiment}`. While a run lasts, `{environment}` holds what moves into
-`{record}` at its end. `{record}` is replaced as a whole: a reader sees the old content or the new."""
+`{record}` at its end, and workers that end a run which stands still leave `{stall}`. `{record}` is replaced as a
+whole: a reader sees the old content or the new."""
 
 LOG_LINE = """One line a step; here it is broken for the page:
 
@@ -97,7 +99,7 @@ def files_page(catalogue: Catalogue) -> str:
 
 def run_folder(plan: Plan) -> str:
     folder = RunFolder(Path("<experiment>"))
-    files = {name: getattr(folder, name).name for name in ("log", "steps", "record", "expert_load", "environment")}
+    files = {name: getattr(folder, name).name for name in FILES}
     return RUN_FOLDER.format(experiment=experiment_name(plan), **files)
 
 

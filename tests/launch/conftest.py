@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,18 +37,55 @@ class Run:
 
     def workers(self) -> dict[int, int]:
         """Process ids of the workers by rank."""
-        found = {}
-        for proc in Path("/proc").iterdir():
-            try:
-                if proc.name.isdigit() and str(self.install) in (proc / "cmdline").read_text():
-                    variables = dict(
-                        item.split("=", 1) for item in (proc / "environ").read_text().split("\0") if "=" in item
-                    )
-                    if "RANK" in variables:
-                        found[int(variables["RANK"])] = int(proc.name)
-            except OSError:
-                continue  # it ended while we looked
-        return found
+        return {int(found["RANK"]): pid for pid, found in processes_of(self.install).items() if "RANK" in found}
+
+    def agent(self) -> int:
+        """Process id of the workers' parent."""
+        (parent,) = {parent_of(pid) for pid in self.workers().values()}
+        return parent
+
+    def record(self) -> dict[str, Any]:
+        (path,) = self.install.rglob("run.json")
+        return json.loads(path.read_text())
+
+
+def processes_of(install: Path) -> dict[int, dict[str, str]]:
+    """Variables of the processes that name ``install`` on their command line, by process id."""
+    found = {}
+    for proc in Path("/proc").iterdir():
+        try:
+            if proc.name.isdigit() and str(install) in (proc / "cmdline").read_text():
+                variables = (proc / "environ").read_text().split("\0")
+                found[int(proc.name)] = dict(item.split("=", 1) for item in variables if "=" in item)
+        except OSError:
+            continue  # it ended while we looked
+    return found
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.fixture
+def gone() -> Callable[..., bool]:
+    """Whether processes end within some seconds; those that only wait for init to bury them have ended."""
+
+    def check(pids: Iterable[int], within_s: float = 5) -> bool:
+        end = time.monotonic() + within_s
+        while any(_alive(pid) for pid in pids):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
+        return True
+
+    return check
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.fixture

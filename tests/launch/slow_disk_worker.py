@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker, on a disk that takes a second longer for every checkpoint."""
+"""The worker, on a disk that takes SLOWER_S seconds longer for every checkpoint."""
 
+import os
 import time
 from typing import Any
 
@@ -11,7 +12,7 @@ from llmb.engine.worker import main
 
 
 def slow_save(*arguments: Any, **options: Any) -> Any:
-    time.sleep(1)
+    time.sleep(float(os.environ["SLOWER_S"]))
     return save(*arguments, **options)
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -75,12 +76,14 @@ def rank_variables(world_size: int) -> list[dict[str, str]]:
     ]
 
 
-def start_ranks(command: list[str], world_size: int, log: Path = Path(os.devnull)) -> list[subprocess.Popen[bytes]]:
+def start_ranks(
+    command: list[str], world_size: int, log: Path = Path(os.devnull), **more: str
+) -> list[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
         return [
             subprocess.Popen(
                 [sys.executable, *command],
-                env={**os.environ, **variables},
+                env={**os.environ, **variables, **more},
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -154,8 +157,9 @@ def test_a_slow_disk_slows_saving_and_not_the_steps(tmp_path: Path, tiny_plan: M
     folder = create_run_folder(tmp_path, plan)
     record = new_record(plan, ())
     write_record(folder, record)
-    (rank,) = start_ranks([str(SLOW_DISK_WORKER), str(folder.path)], 1, folder.log)
+    (rank,) = start_ranks([str(SLOW_DISK_WORKER), str(folder.path)], 1, folder.log, SLOWER_S="1")
     assert rank.wait(timeout=60) == 0
+    assert time.time() - folder.steps.stat().st_mtime < 10
     result = finish(folder, record, 0)
     done = read_steps(folder.steps)
     assert all(step.step_time_s < 0.9 for step in done[1:])
@@ -165,6 +169,15 @@ def test_a_slow_disk_slows_saving_and_not_the_steps(tmp_path: Path, tiny_plan: M
     assert result.checkpoint.overlapped_steps == 4
     assert (plan.window.first, plan.window.last) == (4, 4)
     assert result.checkpoint.overlapped_steps_in_window == 1
+
+
+def test_a_save_that_takes_longer_than_the_stall_limit_is_no_stall(tmp_path: Path, tiny_plan: MakePlan) -> None:
+    plan = tiny_plan(scale=1, steps=1, save_checkpoint=True, stall_limit_s=3)
+    folder = create_run_folder(tmp_path, plan)
+    write_record(folder, new_record(plan, ()))
+    (rank,) = start_ranks([str(SLOW_DISK_WORKER), str(folder.path)], 1, folder.log, SLOWER_S="5")
+    assert rank.wait(timeout=60) == 0, folder.log.read_text()
+    assert len(saved_checkpoints(folder.checkpoints)) == 1
 
 
 def test_a_run_that_goes_on_says_so(finished: Finished) -> None:
@@ -243,26 +256,40 @@ def test_too_small_a_disk_is_said_before_anything_is_written(
     assert not list((tmp_path / "kept").iterdir())
 
 
-KILLS = 12
+KILLS = 20
+AT_ONCE = 2
+LAUNCHER = 2
 MOST_STEPS = 40
 
 
 def run_and_kill(plan: Plan, folder: RunFolder, victim: int, chance: random.Random) -> None:
-    """Kills one rank at a random moment after the first checkpoint, half of the time while one is written."""
+    """Kills a rank, or whom they take for their launcher, at a random moment after the first checkpoint.
+
+    Half of the time it is while one is written.
+    """
     write_record(folder, new_record(plan, ()))
-    ranks = [fork_rank(variables, folder) for variables in rank_variables(2)]
-    while not saved_checkpoints(folder.checkpoints):
-        assert ranks[0].is_alive(), "the run ended before it saved anything"
-        time.sleep(0.01)
-    time.sleep(chance.uniform(0, 1))
-    if chance.random() < 0.5:
-        while ranks[0].is_alive() and not list(folder.checkpoints.glob(".*")):
-            time.sleep(0.001)
-        time.sleep(chance.uniform(0, 0.05))
-    ranks[victim].kill()
-    ranks[victim].join()
-    assert ranks[victim].exitcode == -signal.SIGKILL
-    time.sleep(0.2)  # the other may still do what it does when it lost its peer
+    with subprocess.Popen(["sleep", "600"]) as launcher:
+        given = {"LLMB_LAUNCHER_PID": str(launcher.pid)}
+        ranks = [fork_rank({**variables, **given}, folder) for variables in rank_variables(2)]
+        while not saved_checkpoints(folder.checkpoints):
+            assert ranks[0].is_alive(), "the run ended before it saved anything"
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 1))
+        if chance.random() < 0.5:
+            while ranks[0].is_alive() and not list(folder.checkpoints.glob(".*")):
+                time.sleep(0.001)
+            time.sleep(chance.uniform(0, 0.05))
+        if victim == LAUNCHER:
+            launcher.kill()
+            for rank in ranks:
+                rank.join(10)
+                assert rank.exitcode == 1
+        else:
+            ranks[victim].kill()
+            ranks[victim].join()
+            assert ranks[victim].exitcode == -signal.SIGKILL
+            time.sleep(0.2)  # the other may still do what it does when it lost its peer
+        launcher.kill()
     for rank in ranks:
         rank.kill()
         rank.join()
@@ -279,15 +306,20 @@ def fork_rank(variables: dict[str, str], folder: RunFolder) -> BaseProcess:
     return rank
 
 
-def test_whenever_a_rank_is_killed_the_newest_whole_checkpoint_is_good(
+def test_whenever_a_process_is_killed_the_newest_whole_checkpoint_is_good(
     tmp_path: Path, tiny_plan: MakePlan, losses: Callable[..., list[dict[str, Any]]]
 ) -> None:
-    chance = random.Random(20)
     saving = tiny_plan(steps=MOST_STEPS, checkpoint_interval=1, overrides={"layers": 1})
-    plans, unfinished = [], 0
-    for number in range(KILLS):
+
+    def killed(number: int) -> RunFolder:
         folder = create_run_folder(tmp_path / str(number), saving)
-        run_and_kill(saving, folder, number % 2, chance)
+        run_and_kill(saving, folder, number % 3, random.Random(number))
+        return folder
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        folders = list(pool.map(killed, range(KILLS)))
+    plans, unfinished = [], 0
+    for folder in folders:
         for partial in folder.checkpoints.glob(".*"):
             unfinished += 1
             with pytest.raises(UsageError, match="never finished"):

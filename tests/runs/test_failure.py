@@ -3,7 +3,7 @@
 
 import pytest
 
-from llmb.runs.failure import failure_line, first_failure
+from llmb.runs.failure import failure_line, first_failure, last_lines
 
 LOST = RuntimeError("[pair.cc:537] Read error [127.0.0.1]:7044:\nConnection reset by peer")
 
@@ -24,6 +24,31 @@ def test_an_error_of_its_own_comes_before_a_lost_connection() -> None:
 
 def test_ranks_ended_by_the_launcher_are_not_the_cause() -> None:
     assert first_failure(entry(4, -15) + failure_line(5, "node5", LOST)).startswith("rank 5 on node5")
+
+
+def test_what_made_a_run_stand_still_comes_before_its_ending() -> None:
+    log = f"llmb: stall: rank 2 on node2 stopped answering at step 7\n{failure_line(0, 'node0', LOST)}\n{entry(2, -9)}"
+    assert first_failure(log) == "rank 2 on node2 stopped answering at step 7"
+
+
+def test_a_rank_that_left_without_a_word_comes_before_those_that_lost_it() -> None:
+    log = f"{failure_line(0, 'node0', LOST)}\n{entry(0, 1)}{entry(1, 3)}"
+    assert first_failure(log) == "rank 1 on node1 ended with exit code 3"
+
+
+def test_the_name_of_a_single_machine_is_told() -> None:
+    log = entry(1, -9).replace("node1", "localhost")
+    assert first_failure(log, "node7") == "rank 1 on node7 was killed by signal 9 (SIGKILL)"
+
+
+def test_last_lines_lead_to_the_failure_and_leave_out_its_aftermath() -> None:
+    lost = f"Traceback (most recent call last):\n  File\n{failure_line(0, 'node0', LOST)}\n"
+    launcher = "W1121 12:39:13.517000 9403 torch/distributed/elastic/multiprocessing/api.py:1028] closing\n"
+    own = f"Traceback (most recent call last):\n  File\n{failure_line(1, 'node1', ValueError('wrong shape'))}\n"
+    assert last_lines(f"step 1\nstep 2\n{launcher}{lost}{entry(1, -9)}", 1) == ["step 2"]
+    assert last_lines(f"step 1\n{own}{lost}{launcher}", 2) == own.splitlines()[1:]
+    assert last_lines("llmb: stall: rank 1\nstack of rank 1\n", 5) == ["llmb: stall: rank 1"]
+    assert last_lines("usage: something\n", 5) == ["usage: something"]
 
 
 @pytest.mark.parametrize("log", ["", "Training epoch 0, iteration 3/49 | lr: 1", "no rank here : at all"])

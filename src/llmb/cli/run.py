@@ -19,7 +19,7 @@ from llmb.report.output import print_json, print_table
 from llmb.report.run_report import plan_document, plan_table, run_document, run_table
 from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.folder import RunFolder, create_run_folder, experiment_name, install_root, run_parent
-from llmb.runs.plan import Plan, make_plan
+from llmb.runs.plan import DEFAULT_STALL_LIMIT_S, Plan, make_plan
 from llmb.runs.space import check_space
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -76,6 +76,15 @@ def run(
     save_checkpoint: SaveCheckpoint = False,
     checkpoint_interval: CheckpointInterval = None,
     load_checkpoint: LoadCheckpoint = None,
+    stall_limit: Annotated[
+        int,
+        typer.Option(
+            "--stall-limit",
+            help="Seconds without progress that end the run; 4 times as many before the first step, 12 times while"
+            " saving. 0: never.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = DEFAULT_STALL_LIMIT_S,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the command, run nothing.")] = False,
     json: Json = False,
 ) -> None:
@@ -114,6 +123,7 @@ def run(
         save_checkpoint=save_checkpoint,
         checkpoint_interval=checkpoint_interval,
         checkpoint=checkpoint,
+        stall_limit_s=stall_limit,
     )
     variables = local_variables(plan, machine.cores, os.environ)
     install = install_root(os.environ, Path.cwd())

@@ -34,6 +34,7 @@ from llmb.engine.parallel.tensor_parallel import apply_tensor_parallel
 from llmb.engine.passes import Accumulation, Passes
 from llmb.engine.recompute import apply_recompute
 from llmb.engine.reporter import Reporter
+from llmb.engine.watch.progress import Progress
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import Plan
 from llmb.runs.steps import Step
@@ -41,7 +42,7 @@ from llmb.runs.steps import Step
 STEPS_BETWEEN_COLLECTIONS = 100
 
 
-def train(plan: Plan, folder: RunFolder, ranks: Ranks) -> None:
+def train(plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> None:
     """Trains ``plan.steps`` steps, or up to the first loss or gradient that is not finite."""
     environment = describe_environment(ranks)
     if ranks.is_first:
@@ -64,9 +65,11 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks) -> None:
             step = replace(step, saving=saving, expert_load=load.of_step())
             if reporter:
                 reporter.report(step, memory(ranks.device))
+            progress.enter("checkpoint", number)
             if not step.finite:
                 break
             saver.after_step(number)
+            progress.enter("step", number + 1)
         saver.finish()
     if ranks.is_first and plan.recipe.model.moe:
         load.write(folder.expert_load)

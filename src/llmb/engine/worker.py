@@ -9,6 +9,8 @@ from pathlib import Path
 
 from llmb.engine.loop import train
 from llmb.engine.parallel.mesh import join_ranks, leave_ranks
+from llmb.engine.watch.progress import Progress
+from llmb.engine.watch.watch import watch
 from llmb.runs.failure import failure_line
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record
@@ -16,8 +18,11 @@ from llmb.runs.record import read_record
 
 def work(folder: RunFolder) -> None:
     plan = read_record(folder).plan
+    progress = Progress(plan.first_step)
+    watch(plan, folder, progress)
     ranks = join_ranks(plan.device, plan.recipe.layout)
-    train(plan, folder, ranks)
+    train(plan, folder, ranks, progress)
+    progress.enter("end", plan.last_step)
     leave_ranks()
 
 

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from llmb.launch.stalled import StoppedFamily, family, signal_process, wait_for_stopped
 from llmb.runs.folder import RunFolder, cannot_write
 from llmb.runs.steps import Step, step_from_json
 
+LAUNCHER_PID = "LLMB_LAUNCHER_PID"
 POLL_S = 0.05
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PROCESSES = ["ps", "-A", "-o", "pid=,ppid="]
 GRACE_S = 8.0
 """How long workers may take to end once asked to; then they are killed."""
 
@@ -24,9 +25,16 @@ class Interrupted(Exception):
 
 
 def run_workers(
-    command: Sequence[str], variables: Mapping[str, str], folder: RunFolder, on_step: Callable[[Step], None]
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    folder: RunFolder,
+    on_step: Callable[[Step], None],
+    stall_limit_s: float = 0,
 ) -> int:
     """Exit code of ``command``, whose output goes to the run's log; every new step is handed to ``on_step``.
+
+    Workers end when this process is gone, even if it was killed: they know it by a variable. When they end a run that
+    stands still, or processes are stopped for longer than ``stall_limit_s``, this ends those that are stopped.
 
     Raises Interrupted after ending all workers, and EnvironmentProblem where the log cannot be written.
     """
@@ -38,17 +46,25 @@ def run_workers(
         # A session of its own: Ctrl-C in a terminal reaches this process only, which then ends the workers in order.
         process = subprocess.Popen(
             command,
-            env={**os.environ, **variables},
+            env={**os.environ, **variables, LAUNCHER_PID: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         steps = StepFollower(folder.steps)
+        stopped = StoppedFamily(process, stall_limit_s)
         try:
             while process.poll() is None:
                 for step in steps.new():
                     on_step(step)
+                line = stopped.line()
+                if line:
+                    log.write(f"{line}\n".encode())
+                    log.flush()
+                    end_tree(process)
+                elif folder.stall.exists():
+                    end_stalled(process)
                 time.sleep(POLL_S)
         except BaseException:
             end_tree(process)
@@ -94,38 +110,23 @@ def signals_as_exceptions() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def end_stalled(process: subprocess.Popen[bytes]) -> None:
+    """Gives the launcher of workers that end themselves time to report; then ends what is left."""
+    wait_for_stopped(process, GRACE_S)
+    if process.poll() is None:
+        end_tree(process)
+
+
 def end_tree(process: subprocess.Popen[bytes]) -> None:
     """Asks the launcher to end its workers; kills whatever is left of them after a while.
 
     Workers have sessions of their own, so they are found as descendants and not by process group.
     """
-    family = [process.pid, *descendants(process.pid)]
+    known = family(process.pid)
     process.terminate()
-    try:
-        process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        family = list(dict.fromkeys([*family, *descendants(process.pid)]))
-    for pid in family[1:]:
-        _kill(pid)
+    wait_for_stopped(process, GRACE_S)
+    for pid in known | family(process.pid):
+        if pid != process.pid:
+            signal_process(pid, signal.SIGKILL)
     process.kill()
     process.wait()
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def descendants(pid: int) -> list[int]:
-    """Children of ``pid`` and their children, by ``ps``."""
-    listing = subprocess.run(PROCESSES, capture_output=True, text=True, check=False).stdout
-    children: dict[int, list[int]] = {}
-    for line in listing.splitlines():
-        child, parent = map(int, line.split())
-        children.setdefault(parent, []).append(child)
-    found = list(children.get(pid, []))
-    for child in found:
-        found.extend(children.get(child, []))
-    return found

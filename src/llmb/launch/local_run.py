@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from llmb.errors import InvalidRun, RunFailed, UserInterrupt
 from llmb.launch.command import local_command
 from llmb.launch.local import Interrupted, run_workers
+from llmb.runs.failure import last_lines
 from llmb.runs.finish import finish, tail
 from llmb.runs.folder import RunFolder, cannot_write
 from llmb.runs.plan import Plan
@@ -26,7 +27,7 @@ def run_here(plan: Plan, folder: RunFolder, variables: Mapping[str, str], on_ste
     try:
         write_record(folder, record)
         try:
-            exit_code, interrupted = run_workers(record.command, variables, folder, on_step), None
+            exit_code, interrupted = run_workers(record.command, variables, folder, on_step, plan.stall_limit_s), None
         except Interrupted as signal:
             exit_code, interrupted = INTERRUPTED, str(signal)
         result = finish(folder, record, exit_code, interrupted)
@@ -42,5 +43,5 @@ def raise_unless_successful(folder: RunFolder, result: Result) -> None:
     if result.status == "invalid":
         raise InvalidRun(f"the run is invalid: {result.reason}", where=str(folder.log))
     if result.status == "failed":
-        lines = "\n".join(f"  | {line}" for line in tail(folder.log).splitlines()[-LAST_LINES:])
+        lines = "\n".join(f"  | {line}" for line in last_lines(tail(folder.log), LAST_LINES))
         raise RunFailed(f"the run failed: {result.reason}\n{lines}", where=str(folder.log))

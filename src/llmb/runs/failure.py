@@ -3,14 +3,22 @@
 
 import re
 import signal
+from typing import NamedTuple
 
+from llmb.runs.stall import STALL
+
+LOCALHOST = "localhost"
 LONGEST_MESSAGE = 300
 # What ranks say whose peer went away: they are victims, not the cause.
 VICTIM = re.compile(r"Connection (closed|reset) by|Broken pipe|Socket Timeout|remote process exited|NCCL.*abort", re.I)
 
+_STALL_LINE = re.compile(rf"^{STALL}(.*)$", re.MULTILINE)
 _WORKER_LINE = re.compile(r"^llmb: rank (?P<rank>\d+) on (?P<host>\S+) failed: (?P<error>.*)$", re.MULTILINE)
 # An entry of the report that torch.distributed.run ends a failed run with.
 _ENTRY = re.compile(r"host\s*: (?P<host>\S+)\s+rank\s*: (?P<rank>\d+) .*\s+exitcode\s*: (?P<code>-?\d+) ")
+
+# What comes after a rank that left without a word: traces of the others, and the launcher's own report.
+_AFTERMATH = re.compile(r"^(Traceback \(most recent|[WE]\d{4} \S+ \d+ torch/distributed/elastic)", re.MULTILINE)
 
 
 def failure_line(rank: int, host: str, error: BaseException) -> str:
@@ -19,26 +27,58 @@ def failure_line(rank: int, host: str, error: BaseException) -> str:
     return f"llmb: rank {rank} on {host} failed: {type(error).__name__}: {message}"
 
 
-def first_failure(log: str) -> str | None:
+def first_failure(log: str, host: str = LOCALHOST) -> str | None:
     """The rank that most likely failed first, and how; null when the log names none.
 
-    A rank killed from outside comes first, then one that failed by itself, then one that lost its connection: which of
-    them the launcher saw first is a matter of chance.
+    ``host`` is what the machine is called that the launcher calls localhost.
     """
-    killed = [entry for entry in _ENTRY.finditer(log) if int(entry["code"]) < 0]
-    for entry in killed:
-        number = -int(entry["code"])
-        if number != signal.SIGTERM:  # which is how the launcher ends the others
-            return f"rank {entry['rank']} on {entry['host']} was killed by signal {number} ({_signal_name(number)})"
-    lines = sorted(_WORKER_LINE.finditer(log), key=lambda line: bool(VICTIM.search(line["error"])))
-    if lines:
-        return f"rank {lines[0]['rank']} on {lines[0]['host']} failed: {lines[0]['error']}"
+    found = _find(log)
+    return found.what.replace(f" on {LOCALHOST} ", f" on {host} ") if found else None
+
+
+def last_lines(log: str, most: int) -> list[str]:
+    """The lines that lead to the first failure, without what its victims and the launcher said after it."""
+    found = _find(log)
+    end = found.end if found else None
+    if end is None:
+        aftermath = _AFTERMATH.search(log)
+        end = aftermath.start() if aftermath and log[: aftermath.start()].strip() else len(log)
+    return log[:end].splitlines()[-most:]
+
+
+class _Failure(NamedTuple):
+    """What happened, and where the log's line about it ends, if the rank itself or another one wrote one."""
+
+    what: str
+    end: int | None = None
+
+
+def _find(log: str) -> _Failure | None:
+    """A run that stood still was ended for it: what follows is the ending.
+
+    Else a rank killed from outside comes first, then one that failed by itself, then one that ended silently, then one
+    that lost its connection: which of them the launcher saw first is a matter of chance.
+    """
+    stalled = _STALL_LINE.search(log)
+    if stalled:
+        return _Failure(stalled[1], stalled.end())
     entries = list(_ENTRY.finditer(log))
-    return (
-        f"rank {entries[0]['rank']} on {entries[0]['host']} ended with exit code {entries[0]['code']}"
-        if entries
-        else None
-    )
+    for entry in entries:
+        number = -int(entry["code"])
+        if number > 0 and number != signal.SIGTERM:  # which is how the launcher ends the others
+            name = f"signal {number} ({_signal_name(number)})"
+            return _Failure(f"rank {entry['rank']} on {entry['host']} was killed by {name}")
+    lines = sorted(_WORKER_LINE.finditer(log), key=lambda line: bool(VICTIM.search(line["error"])))
+    own = [line for line in lines if not VICTIM.search(line["error"])]
+    spoke = {line["rank"] for line in lines}
+    silent = [entry for entry in entries if int(entry["code"]) > 0 and entry["rank"] not in spoke]
+    if silent and not own:
+        return _Failure(f"rank {silent[0]['rank']} on {silent[0]['host']} ended with exit code {silent[0]['code']}")
+    if lines:
+        return _Failure(f"rank {lines[0]['rank']} on {lines[0]['host']} failed: {lines[0]['error']}", lines[0].end())
+    if entries:
+        return _Failure(f"rank {entries[0]['rank']} on {entries[0]['host']} ended with exit code {entries[0]['code']}")
+    return None
 
 
 def _signal_name(number: int) -> str:

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from llmb.runs.checkpoint_report import report_checkpoints
+from llmb.runs.failure import LOCALHOST
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord, now, write_record
 from llmb.runs.result import Result, conclude
@@ -20,8 +21,9 @@ def finish(folder: RunFolder, record: RunRecord, exit_code: int, interrupted: st
     """
     steps = read_steps(folder.steps)
     checkpoint = report_checkpoints(folder, record.plan, steps)
-    result = conclude(record.plan, steps, exit_code, tail(folder.log), interrupted, checkpoint)
     environment = json.loads(folder.environment.read_text()) if folder.environment.exists() else None
+    nodes = environment["nodes"] if environment else [LOCALHOST]
+    result = conclude(record.plan, steps, exit_code, tail(folder.log), interrupted, checkpoint, nodes[0])
     ended = record.model_copy(
         update={
             "status": result.status,
@@ -34,6 +36,7 @@ def finish(folder: RunFolder, record: RunRecord, exit_code: int, interrupted: st
     )
     write_record(folder, ended)
     folder.environment.unlink(missing_ok=True)
+    folder.stall.unlink(missing_ok=True)
     return result
 
 

@@ -51,6 +51,11 @@ class RunFolder:
         """Written by the workers; its content moves into the record when the run ends."""
         return self.path / "environment.json"
 
+    @property
+    def stall(self) -> Path:
+        """Written by a worker that ends a run which stands still, so that the launcher helps; removed with the end."""
+        return self.path / "stall.txt"
+
 
 def install_root(environ: Mapping[str, str], start: Path) -> Path:
     """$LLMB_INSTALL, else the nearest folder at or above ``start`` with a cluster_config.yaml, else ~/.llmb."""

@@ -15,6 +15,8 @@ RECOMPUTE = ("none", "selective", "full")
 
 
 DEFAULT_SEED = 1234
+DEFAULT_STALL_LIMIT_S = 300
+"""Below the 10 minutes after which NCCL ends a process, so that the rank at fault is named first."""
 
 
 class Start(Record):
@@ -40,6 +42,7 @@ class Plan(Record):
     save_checkpoint: bool = False
     checkpoint_interval: int | None = None
     start: Start | None = None
+    stall_limit_s: int = DEFAULT_STALL_LIMIT_S
 
     @property
     def first_step(self) -> int:
@@ -78,6 +81,7 @@ def make_plan(
     save_checkpoint: bool = False,
     checkpoint_interval: int | None = None,
     checkpoint: SavedCheckpoint | None = None,
+    stall_limit_s: int = DEFAULT_STALL_LIMIT_S,
 ) -> Plan:
     """Checks that the engine can train ``recipe`` this way.
 
@@ -94,6 +98,8 @@ def make_plan(
         problems.append(f"--force-load-balancing is for models with experts; {recipe.model.model} has none")
     if checkpoint_interval is not None and checkpoint_interval < 1:
         problems.append(f"--checkpoint-interval is {checkpoint_interval}; it must be at least 1")
+    if stall_limit_s < 0:
+        problems.append(f"--stall-limit is {stall_limit_s}; it must be 0 (no limit) or more")
     if checkpoint:
         problems.extend(_checkpoint_problems(recipe, seed, checkpoint))
     changes = {"peak_lr": peak_lr, "warmup_steps": warmup_steps, "document_tokens": document_tokens}
@@ -116,6 +122,7 @@ def make_plan(
         save_checkpoint=save_checkpoint or checkpoint_interval is not None,
         checkpoint_interval=checkpoint_interval,
         start=_start(checkpoint) if checkpoint else None,
+        stall_limit_s=stall_limit_s,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.throughput import Throughput, throughput
 from llmb.runs.checkpoint_report import CheckpointReport
-from llmb.runs.failure import first_failure
+from llmb.runs.failure import LOCALHOST, first_failure
 from llmb.runs.plan import Plan
 from llmb.runs.record import Status
 from llmb.runs.steps import Step
@@ -66,14 +66,18 @@ def conclude(
     log_tail: str,
     interrupted: str | None = None,
     checkpoint: CheckpointReport | None = None,
+    host: str = LOCALHOST,
 ) -> Result:
-    """The result of a run whose workers ended with ``exit_code`` and left ``steps`` and the end of their log."""
+    """The result of a run whose workers ended with ``exit_code`` and left ``steps`` and the end of their log.
+
+    ``host`` is the name of the machine, where a run has but one.
+    """
     status: Status
     reason: str | None
     if interrupted:
         status, reason = "failed", f"interrupted by {interrupted} after {len(steps)} of {plan.steps} steps"
     else:
-        status, reason = _status(plan, steps, exit_code, log_tail)
+        status, reason = _status(plan, steps, exit_code, log_tail, host)
     window = plan.window
     inside = [step for step in steps if window.first <= step.step <= window.last]
     whole = status == "success" and len(inside) == window.last - window.first + 1
@@ -102,7 +106,7 @@ def _expert_load(plan: Plan, steps: Sequence[Step]) -> ExpertLoadReport | None:
     )
 
 
-def _status(plan: Plan, steps: Sequence[Step], exit_code: int, log_tail: str) -> tuple[Status, str | None]:
+def _status(plan: Plan, steps: Sequence[Step], exit_code: int, log_tail: str, host: str) -> tuple[Status, str | None]:
     spoiled = next((step for step in steps if not step.finite), None)
     if spoiled:
         return "invalid", spoiled.values_text()
@@ -111,4 +115,4 @@ def _status(plan: Plan, steps: Sequence[Step], exit_code: int, log_tail: str) ->
     if exit_code == 0:
         return "failed", f"the workers ended after {len(steps)} of {plan.steps} steps"
     after = f"after {len(steps)} of {plan.steps} steps"
-    return "failed", f"{first_failure(log_tail) or f'the workers ended with exit code {exit_code}'}, {after}"
+    return "failed", f"{first_failure(log_tail, host) or f'the workers ended with exit code {exit_code}'}, {after}"

@@ -19,6 +19,7 @@ from llmb.engine.checkpoint.seal import discard, seal
 from llmb.engine.checkpoint.state import training_state
 from llmb.engine.checkpoint.writer import Writer, cannot_save
 from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.watch.traffic import CHECKPOINT_GROUP
 from llmb.logs.checkpoint_line import SaveLine, format_save_line
 from llmb.runs.checkpoint import WEIGHTS, checkpoint_name, partial_path
 from llmb.runs.folder import RunFolder
@@ -56,7 +57,7 @@ class Saver:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.pending: Future[SaveLine] | None = None
         if plan.save_checkpoint:
-            self.group = dist.new_group(backend="gloo", timeout=LONGEST_SAVE)
+            self.group = dist.new_group(backend="gloo", timeout=LONGEST_SAVE, group_desc=CHECKPOINT_GROUP)
 
     @property
     def busy(self) -> bool:

@@ -2,6 +2,8 @@
 """The one place that describes how ranks are arranged."""
 
 import os
+import sys
+import threading
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +18,7 @@ DIMENSIONS = ("pp", "dp", "cp", "tp")
 """Slowest first: the ranks of a tensor-parallel group are neighbours, as in Megatron-LM."""
 EXPERT_DIMENSIONS = ("pp", "edp", "ep", "etp")
 """The same ranks as routed experts see them: every rank of a pipeline stage brings its own tokens to them."""
+LONGEST_LEAVE_S = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,15 @@ def arrange(rank: int, device: torch.device, layout: Layout) -> Ranks:
 
 
 def leave_ranks() -> None:
-    """Waits for the others, then disconnects: a process that leaves early breaks collectives still under way."""
+    """Waits for the others, then disconnects: a process that leaves early breaks collectives still under way.
+
+    By then all work is done. Where disconnecting hangs, as it may with graphs that hold communicators, the process ends
+    all the same.
+    """
     dist.barrier()
+    sys.stdout.flush()
+    deadline = threading.Timer(LONGEST_LEAVE_S, os._exit, (0,))
+    deadline.daemon = True
+    deadline.start()
     dist.destroy_process_group()
+    deadline.cancel()

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A thread in every rank that ends the run when it stands still, and the rank when nobody is left who wants it."""
+
+import os
+import select
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+from llmb.engine.watch.link import LONGEST_TICK_S, Link
+from llmb.engine.watch.progress import Position, Progress
+from llmb.engine.watch.traffic import Traffic, place, traffic
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+from llmb.runs.stall import PHASE_LIMITS, STALL, Beat, find_stall, overdue, see
+
+LAUNCHER_PID = "LLMB_LAUNCHER_PID"
+SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.25, 2.0
+SHORTEST_PATIENCE_S = 2.0
+MOST_STACKS = 8
+"""Ranks that print what their threads do; those that hold up the run do in any case."""
+MOST_FRAMES = 30
+LAST_WORDS_S = 2.0
+"""How long printing may take: the disk of the log may be what hangs."""
+STALLED = 1
+
+
+def watch(plan: Plan, folder: RunFolder, progress: Progress) -> None:
+    """Starts the watch of this rank, which ends with the process."""
+    launcher = int(os.environ.pop(LAUNCHER_PID, "0"))
+    watcher = Watch(plan, folder, progress, launcher)
+    threading.Thread(target=watcher.run, name="watch", daemon=True).start()
+
+
+class Watch:
+    """Watches the launcher always, and the progress of the run where the plan has a limit for it.
+
+    In a run that goes on, a rank sends a few bytes to the store now and then, and rank 0 reads them. Only where nothing
+    goes on does a rank look at its collectives, and do others than rank 0 read.
+    """
+
+    def __init__(self, plan: Plan, folder: RunFolder, progress: Progress, launcher: int) -> None:
+        self.rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.host = socket.gethostname()
+        self.limit_s = float(plan.stall_limit_s)
+        self.interval_s = min(max(self.limit_s / 20, SHORTEST_INTERVAL_S), LONGEST_INTERVAL_S)
+        self.patience_s = max(4 * self.interval_s, SHORTEST_PATIENCE_S)
+        self.folder = folder
+        self.progress = progress
+        self.link = Link(self.rank, world_size, self.interval_s)
+        self.starters = Starters(launcher)
+        self.beats = 0
+        self.idle_s = 0.0
+        self.position: Position | None = None
+        self.begun: dict[str, int] | None = None
+
+    def run(self) -> None:
+        if self.limit_s:
+            self.link.start(self.limit_s * PHASE_LIMITS["start"])
+        before = time.monotonic()
+        while True:
+            if self.starters.gone():
+                _say(f"llmb: rank {self.rank} on {self.host} ends: the process that started it is gone")
+                os._exit(STALLED)
+            now = time.monotonic()
+            if self.limit_s and now - before >= self.interval_s:
+                self._look(min(now - before, LONGEST_TICK_S))
+                before = now
+            time.sleep(SHORTEST_INTERVAL_S)
+
+    def _look(self, elapsed_s: float) -> None:
+        beat = self._beat(elapsed_s)
+        self.link.beat = beat.model_dump_json()
+        if self.link.verdict:
+            self._end(beat)
+        text = self._verdict(beat)
+        if text:
+            self.link.to_publish = text
+            self._end(beat, text)
+
+    def _beat(self, elapsed_s: float) -> Beat:
+        position = self.progress.position
+        self.idle_s = self.idle_s + elapsed_s if position is self.position else 0.0
+        self.position = position
+        self.beats += 1
+        found, where, communicates = Traffic((), {}), None, False
+        if self.idle_s > self.limit_s / 2:
+            found = traffic(saving=position.phase == "checkpoint")
+            where, communicates = place()
+            # Where nothing is recorded, as with a recorder that is switched off, a rank may wait in anything.
+            communicates = communicates or not found.begun
+            if self.begun not in (None, found.begun):
+                self.idle_s = 0.0  # A long step that still begins collectives goes on.
+            self.begun = found.begun
+        else:
+            self.begun = None
+        return Beat(
+            number=self.beats,
+            rank=self.rank,
+            host=self.host,
+            phase=position.phase,
+            step=position.step,
+            idle_s=self.idle_s,
+            place=where,
+            communicates=communicates,
+            waits=found.waits,
+            begun=found.begun,
+        )
+
+    def _verdict(self, beat: Beat) -> str | None:
+        """What holds up the run. Rank 0 finds it out; should it not, then the next ranks do, a few at a time."""
+        over_s = beat.idle_s - self.limit_s * PHASE_LIMITS[beat.phase]
+        self.link.reading = self.rank == 0 or over_s > -self.patience_s - 2 * self.interval_s
+        if self.rank and over_s < self.patience_s * self.rank.bit_length():
+            return None
+        if overdue(beat, self.limit_s) and self.link.unanswered_s > self.patience_s:
+            return self._without_store(beat)
+        if beat.idle_s < self.limit_s:
+            return None
+        heard = {rank: (heard.text, heard.silent_s) for rank, heard in self.link.heard.items()}
+        return find_stall(see(heard), self.limit_s, self.patience_s)
+
+    def _without_store(self, beat: Beat) -> str:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        of_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        keeper = "the launcher's process" if of_launcher else "rank 0"
+        waits = f"in {beat.waits[0].text}" if beat.waits else f"at {beat.place}"
+        return (
+            f"{keeper} at {address}, which keeps the run's store, stopped answering at step {beat.step}; "
+            f"rank {beat.rank} on {beat.host} waits {waits}"
+        )
+
+    def _end(self, beat: Beat, verdict: str | None = None) -> None:
+        """Says why, on the rank that found it out, and what this rank does; then ends this rank."""
+        lines = [STALL + verdict] if verdict else []
+        if self.rank < MOST_STACKS or not beat.waiting:
+            lines += [f"llmb: rank {self.rank} on {self.host} at step {beat.step}:", *stacks()]
+        _say("\n".join(lines))
+        time.sleep(self.interval_s + 0.5)  # The others need to hear of it before this process is missed.
+        if verdict:
+            _within(LAST_WORDS_S, lambda: self.folder.stall.write_text(verdict + "\n"))
+        os._exit(STALLED)
+
+
+class Starters:
+    """The processes that a rank must not outlive: its parent and, on one machine, ``llmb run``."""
+
+    def __init__(self, launcher: int) -> None:
+        self.parent = os.getppid()
+        self.launcher = launcher
+        self.poll: select.poll | None = None
+        if launcher and hasattr(os, "pidfd_open"):
+            try:
+                handle = os.pidfd_open(launcher)
+            except ProcessLookupError:
+                return  # gone already; _alive tells
+            self.poll = select.poll()
+            self.poll.register(handle, select.POLLIN)
+
+    def gone(self) -> bool:
+        if os.getppid() != self.parent:
+            return True
+        if self.poll:
+            return bool(self.poll.poll(0))
+        return bool(self.launcher) and not _alive(self.launcher)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def stacks() -> list[str]:
+    """What the threads of this process do, but for those of the watch."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    lines = []
+    for ident, frame in sys._current_frames().items():
+        name = names.get(ident, str(ident))
+        if not name.startswith("watch"):
+            lines.append(f"thread {name}, most recent call last:")
+            lines += "".join(traceback.format_stack(frame)[-MOST_FRAMES:]).splitlines()
+    return lines
+
+
+def _say(text: str) -> None:
+    _within(LAST_WORDS_S, lambda: sys.stderr.write(text + "\n" if text else ""))
+
+
+def _within(seconds: float, action: Callable[[], object]) -> None:
+    """Does what may hang, and goes on after ``seconds`` all the same."""
+
+    def attempt() -> None:
+        try:
+            action()
+        except OSError:
+            return  # a full or missing disk must not keep the run from ending
+
+    thread = threading.Thread(target=attempt, name="watch-words", daemon=True)
+    thread.start()
+    thread.join(seconds)

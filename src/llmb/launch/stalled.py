@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the launcher does about processes that are stopped (SIGSTOP, a debugger): they cannot end by themselves."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from llmb.runs.stall import STALL
+
+PROCESSES = ["ps", "-A", "-o", "pid=,ppid=,stat="]
+BETWEEN_S = 0.5
+LONGEST_BETWEEN_S = 30.0
+MARGIN_S = 10.0
+"""How much longer workers may be stopped than their parent: the others say more about it, if there are others."""
+
+
+class StoppedFamily:
+    """Notices that ``process`` or a descendant has been stopped for longer than ``limit_s``; 0 is no limit."""
+
+    def __init__(self, process: subprocess.Popen[bytes], limit_s: float) -> None:
+        self.process = process
+        self.limit_s = limit_s
+        self.between_s = min(max(limit_s / 10, BETWEEN_S), LONGEST_BETWEEN_S)
+        self.looked = time.monotonic()
+        self.since: dict[int, float] = {}
+
+    def line(self) -> str | None:
+        """What to log, once it is too long."""
+        now = time.monotonic()
+        if not self.limit_s or now - self.looked < self.between_s:
+            return None
+        self.looked = now
+        stopped = [pid for pid, state in family(self.process.pid).items() if state.startswith("T")]
+        self.since = {pid: self.since.get(pid, now) for pid in stopped}
+        for pid, since in self.since.items():
+            limit_s = self.limit_s + (0 if pid == self.process.pid else MARGIN_S)
+            if now - since > limit_s:
+                who = "the process that starts the workers" if pid == self.process.pid else _rank(pid)
+                seconds = f"{now - since:.0f} s (process {pid})"
+                return f"{STALL}{who} on {socket.gethostname()} has been stopped for {seconds}"
+        return None
+
+
+def _rank(pid: int) -> str:
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    except OSError:
+        variables = []
+    return next((f"rank {item[5:]}" for item in variables if item.startswith("RANK=")), "a worker")
+
+
+def wait_for_stopped(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Waits for ``process`` while it ends its children. Stopped ones get the signal to end only when they go on."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for pid in family(process.pid):
+            signal_process(pid, signal.SIGCONT)
+        try:
+            process.wait(BETWEEN_S)
+        except subprocess.TimeoutExpired:
+            continue
+        return
+
+
+def signal_process(pid: int, number: signal.Signals) -> None:
+    """Sends a signal to a process that may have ended."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def family(pid: int) -> dict[int, str]:
+    """``pid``, its children and their children, each with its state, by ``ps``."""
+    listing = subprocess.run(PROCESSES, capture_output=True, text=True, check=False).stdout
+    children: dict[int, list[int]] = {}
+    states: dict[int, str] = {}
+    for line in listing.splitlines():
+        child, parent, state = line.split()
+        children.setdefault(int(parent), []).append(int(child))
+        states[int(child)] = state
+    found = [pid]
+    for member in found:
+        found.extend(children.get(member, []))
+    return {member: states.get(member, "") for member in found}

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rank that holds up a run, told from what the ranks say of themselves. Real hangs are tested with real runs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmb.runs.stall import Beat, Seen, Wait, find_stall, parse_ranks, ranks_text
+
+LIMIT_S, PATIENCE_S = 100, 8
+
+
+def wait(group: str = "0", number: int = 7, ranks: str = "0-3", operation: str = "all_reduce") -> Wait:
+    return Wait(operation=operation, group=group, label=f"mesh_{group}", number=number, ranks=ranks)
+
+
+def beat(rank: int, *waits: Wait, idle_s: float = 101, **more: object) -> Beat:
+    begun = {one.group: one.number for one in waits}
+    given = {"number": 3, "host": f"node{rank // 2}", "phase": "step", "step": 9, "place": "engine/loop.py:9 train"}
+    return Beat(**{**given, "rank": rank, "idle_s": idle_s, "waits": waits, "begun": begun, **more})
+
+
+def seen(*beats: Beat, silent: dict[int, float] | None = None) -> list[Seen]:
+    return [Seen(one.rank, one, (silent or {}).get(one.rank, 0.5)) for one in beats]
+
+
+def find(ranks: list[Seen]) -> str | None:
+    return find_stall(ranks, LIMIT_S, PATIENCE_S)
+
+
+def test_a_stopped_process_is_named_with_what_the_others_wait_in() -> None:
+    ranks = seen(beat(0, wait()), beat(1, wait()), beat(2, idle_s=0, step=8), beat(3, wait()), silent={2: 9})
+    assert find(ranks) == (
+        "rank 2 on node1 stopped answering at step 9; ranks 0, 1, 3 wait in all_reduce of group mesh_0 (ranks 0-3)"
+    )
+
+
+def test_a_rank_in_no_collective_is_named() -> None:
+    ranks = seen(beat(0, wait()), beat(1), beat(2, wait()), beat(3, wait()))
+    assert find(ranks) == (
+        "rank 1 on node0 stands still at step 9 for 101 s, in no collective, at engine/loop.py:9 train; "
+        "ranks 0, 2, 3 wait in all_reduce of group mesh_0 (ranks 0-3)"
+    )
+
+
+def test_a_rank_that_waits_for_what_torch_does_not_record_is_not_taken_for_idle() -> None:
+    text = find(seen(beat(0), beat(1, communicates=True)))
+    assert text.startswith("rank 0 on node0 stands still")
+
+
+def test_the_end_of_a_chain_of_waiting_ranks_is_named() -> None:
+    """0 waits for 1 in a group of two, 1 for 2 in another one, and 2 is in an earlier collective of that."""
+    tp, dp = wait("tp", 5, "0, 1"), wait("dp", 3, "1, 2")
+    ranks = seen(
+        beat(0, tp), beat(1, dp, begun={"tp": 4, "dp": 3}), beat(2, wait("dp", 2, "1, 2")), beat(3, communicates=True)
+    )
+    assert find(ranks).startswith("rank 2 on node1 stands still at step 9 for 101 s, in all_reduce of group mesh_dp")
+
+
+def test_what_cannot_be_told_is_not_guessed() -> None:
+    ranks = seen(beat(0, wait()), beat(1, wait()))
+    assert find(ranks).startswith("no rank has gone on for 101 s at step 9, and none is seen to hold up the others; ")
+
+
+@pytest.mark.parametrize(
+    ("phase", "idle_s", "stalled"),
+    [("step", 99, False), ("start", 399, False), ("start", 401, True), ("checkpoint", 1199, False), ("end", 101, True)],
+)
+def test_loading_and_saving_may_take_longer(phase: str, idle_s: float, stalled: bool) -> None:
+    assert bool(find(seen(beat(0, phase=phase, idle_s=idle_s), beat(1, wait(), idle_s=2000)))) is stalled
+
+
+def test_a_process_that_is_stopped_while_others_save_is_noticed_in_the_usual_time() -> None:
+    saving = [beat(rank, phase="checkpoint", idle_s=101, place=None) for rank in range(3)]
+    assert find(seen(*saving, silent={1: 99})) is None
+    going_on = saving[0].model_copy(update={"idle_s": 2})
+    assert find(seen(going_on, *saving[1:], silent={1: 101})) is None
+    assert find(seen(*saving, silent={1: 101})) == "rank 1 on node0 stopped answering at step 9"
+
+
+def test_a_rank_that_never_came_has_the_time_of_a_start() -> None:
+    others = seen(beat(0, phase="start", idle_s=399))
+    assert find([*others, Seen(1, None, 399)]) is None
+    assert find([*others, Seen(1, None, 401)]).startswith("rank 1 never answered")
+
+
+def test_ranks_that_have_ended_are_not_missed() -> None:
+    ranks = seen(beat(0, phase="end"), beat(1, phase="end", place="engine/mesh.py:9 leave"), silent={0: 500})
+    assert find(ranks).startswith("rank 1 on node0 stands still at step 9 for 101 s, in no collective, at engine/mesh")
+    assert find(seen(beat(0, phase="end", idle_s=1), beat(1, phase="end", idle_s=1), silent={0: 500, 1: 500})) is None
+
+
+def test_many_ranks_take_one_line() -> None:
+    ranks = seen(*(beat(rank, wait(f"tp{rank // 4}")) for rank in range(1000)), *(beat(rank) for rank in (1000, 1003)))
+    text = find(ranks)
+    assert text.startswith("ranks 1000, 1003 on node500, node501 stand still")
+    assert text.endswith("; 246 more kinds of waiting")
+    assert len(text) < 700
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_ranks_survive_their_short_form(ranks: set[int]) -> None:
+    assert parse_ranks(ranks_text(ranks)) == ranks
+
+
+def test_short_forms() -> None:
+    assert ranks_text([5, 4, 0, 6, 2]) == "0, 2, 4-6"
+    assert ranks_text(range(0, 100, 2), most=2) == "0, 2 and more (50 in all)"
