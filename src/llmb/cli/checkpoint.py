@@ -9,8 +9,8 @@ import typer
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import find_model
-from llmb.cli.byte_progress import ByteProgress
 from llmb.cli.options import Json
+from llmb.cli.progress import ByteProgress
 from llmb.huggingface.shards import parse_size
 from llmb.launch.conversion import export_checkpoint, import_checkpoint
 from llmb.report.checkpoint_report import checkpoint_document, checkpoint_table

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of a run on stderr: a bar in a terminal, a line every few seconds elsewhere."""
+"""Progress of long work on stderr: a bar in a terminal, a line every few seconds elsewhere."""
 
 import sys
 import time
@@ -7,25 +7,34 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from llmb.runs.steps import Step
 
 LINE_EVERY_S = 5.0
+GB = 10**9
 
 
-class RunProgress:
-    """Shows steps as they are done, with step time, loss and the time that is left."""
+class _LongWork:
+    """A bar with ``columns`` of its own between the text and the time that is left."""
 
-    def __init__(self, total: int, first_step: int = 0) -> None:
-        self.total = total
-        self.first_step = first_step
+    def __init__(self, text: str, total: int | None, *columns: ProgressColumn) -> None:
         self.spoke_at = time.monotonic()
         self.bar: Progress | None = None
         if sys.stderr.isatty():
-            columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            self.bar = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True))
-            self.task = self.bar.add_task("starting workers", total=total)
+            ends = (TextColumn("{task.description}"), BarColumn(), *columns, TextColumn("left"), TimeRemainingColumn())
+            self.bar = Progress(*ends, console=Console(stderr=True))
+            self.task = self.bar.add_task(text, total=total)
 
     def __enter__(self) -> Self:
         if self.bar:
@@ -38,11 +47,35 @@ class RunProgress:
         if self.bar:
             self.bar.stop()
 
+    def _show(self, done: int, total: int, text: str, line: str) -> None:
+        """``text`` beside the bar, or ``line`` where there is none."""
+        if self.bar:
+            self.bar.update(self.task, completed=done, total=total, description=text)
+        elif time.monotonic() - self.spoke_at > LINE_EVERY_S or done == total:
+            self.spoke_at = time.monotonic()
+            sys.stderr.write(f"{line}\n")
+
+
+class RunProgress(_LongWork):
+    """Shows steps as they are done, with step time, loss and the time that is left."""
+
+    def __init__(self, total: int, first_step: int = 0) -> None:
+        super().__init__("starting workers", total, MofNCompleteColumn(), TimeElapsedColumn())
+        self.total = total
+        self.first_step = first_step
+
     def step(self, step: Step) -> None:
         done = step.step + 1 - self.first_step
         text = f"step {done}/{self.total}  {step.step_time_s:.4g} s  loss {step.loss:.4g}"
-        if self.bar:
-            self.bar.update(self.task, completed=done, description=text)
-        elif time.monotonic() - self.spoke_at > LINE_EVERY_S or done == self.total:
-            self.spoke_at = time.monotonic()
-            sys.stderr.write(f"{text}  {step.step_time_s * (self.total - done):.0f} s left\n")
+        self._show(done, self.total, text, f"{text}  {step.step_time_s * (self.total - done):.0f} s left")
+
+
+class ByteProgress(_LongWork):
+    """Shows how many bytes are done."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, None, DownloadColumn(), TransferSpeedColumn())
+        self.what = what
+
+    def bytes(self, done: int, total: int) -> None:
+        self._show(done, total, self.what, f"{self.what}: {done / GB:.3g} of {total / GB:.3g} GB")
