@@ -10,10 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from llmb.catalogue.resolve import Overrides, Request
+from llmb.runs.parallelism import DpSharding
 
 LAYOUT = "Layout overrides"
 
 CHECKPOINTS = "Checkpoints"
+
+PARALLELISM = "Parallelism"
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 SaveCheckpoint = Annotated[
@@ -33,6 +36,24 @@ LoadCheckpoint = Annotated[
         "--load-checkpoint",
         help="Go on from a checkpoint, the folder above 'weights', on any number of processes.",
         rich_help_panel=CHECKPOINTS,
+    ),
+]
+
+DpShardingOption = Annotated[
+    DpSharding,
+    typer.Option(
+        "--dp-sharding",
+        help="What data-parallel ranks share out: 'full' parameters, gradients and optimizer state (ZeRO-3), "
+        "'optimizer' all but the parameters within a step (ZeRO-1), 'none' nothing (DDP).",
+        rich_help_panel=PARALLELISM,
+    ),
+]
+DpShardSize = Annotated[
+    int | None,
+    typer.Option(
+        "--dp-shard-size",
+        help="Share out within groups of N ranks of DP x CP, each group with a copy. Default: one group.",
+        rich_help_panel=PARALLELISM,
     ),
 ]
 

@@ -16,7 +16,7 @@ from llmb.runs.record import read_record
 
 def work(folder: RunFolder) -> None:
     plan = read_record(folder).plan
-    ranks = join_ranks(plan.device, plan.recipe.layout)
+    ranks = join_ranks(plan)
     train(plan, folder, ranks)
     leave_ranks()
 

@@ -9,12 +9,14 @@ from llmb.errors import UsageError
 from llmb.metrics.window import resolve_window
 from llmb.runs.checkpoint import SavedCheckpoint, model_differences
 from llmb.runs.documents import document_problems, with_documents
+from llmb.runs.parallelism import Parallelism
 
 Device = Literal["cpu", "cuda"]
 RECOMPUTE = ("none", "selective", "full")
 
 
 DEFAULT_SEED = 1234
+DEFAULT_PARALLELISM = Parallelism()
 
 
 class Start(Record):
@@ -36,6 +38,7 @@ class Plan(Record):
     recompute: Literal["none", "selective", "full"]
     compiled: bool = False
     force_load_balancing: bool = False
+    parallelism: Parallelism = DEFAULT_PARALLELISM
     save_checkpoint: bool = False
     checkpoint_interval: int | None = None
     start: Start | None = None
@@ -71,6 +74,7 @@ def make_plan(
     recompute: Literal["none", "selective", "full"] = "none",
     compiled: bool = False,
     force_load_balancing: bool = False,
+    parallelism: Parallelism = DEFAULT_PARALLELISM,
     peak_lr: float | None = None,
     warmup_steps: int | None = None,
     document_tokens: int | None = None,
@@ -92,6 +96,7 @@ def make_plan(
         problems.append(f"--force-load-balancing is for models with experts; {recipe.model.model} has none")
     if checkpoint_interval is not None and checkpoint_interval < 1:
         problems.append(f"--checkpoint-interval is {checkpoint_interval}; it must be at least 1")
+    problems.extend(parallelism.problems(recipe.layout))
     if checkpoint:
         problems.extend(_checkpoint_problems(recipe, seed, checkpoint))
     changes = {"peak_lr": peak_lr, "warmup_steps": warmup_steps, "document_tokens": document_tokens}
@@ -110,6 +115,7 @@ def make_plan(
         recompute=recompute,
         compiled=compiled,
         force_load_balancing=force_load_balancing,
+        parallelism=parallelism,
         save_checkpoint=save_checkpoint or checkpoint_interval is not None,
         checkpoint_interval=checkpoint_interval,
         start=_start(checkpoint) if checkpoint else None,
