@@ -4,14 +4,19 @@ from collections.abc import Callable
 import pytest
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Convention
+from llmb.catalogue.records import Convention, Dtype
 from llmb.catalogue.resolve import Request, resolve
 from llmb.errors import UsageError
 from llmb.metrics.flops import flops_per_sequence, model_flops
 from llmb.metrics.packing import synthetic_packing
 from llmb.runs.documents import with_documents
 from llmb.runs.folder import experiment_name
+from llmb.runs.parallelism import DpSharding, Parallelism
 from llmb.runs.plan import Plan, make_plan
+
+
+def by(size: int, sharding: DpSharding = "full") -> Parallelism:
+    return Parallelism(dp_sharding=sharding, dp_shard_size=size)
 
 
 def test_a_plan_survives_its_file(tiny_plan: Callable[..., Plan]) -> None:
@@ -29,11 +34,38 @@ def test_everything_wrong_is_said_at_once(tiny_plan: Callable[..., Plan]) -> Non
         assert said in str(caught.value)
 
 
+def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Plan]) -> None:
+    recipe = resolve(Catalogue(), Request(workload="pretrain_llama3.1", size="8b"))
+
+    def reduced(plan: Plan) -> str:
+        return plan.recipe.training.grad_reduce_dtype
+
+    assert reduced(make_plan(recipe, device="cuda", steps=1)) == "bf16"
+    assert reduced(make_plan(recipe, device="cuda", steps=1, grad_reduce_dtype="fp32")) == "fp32"
+    assert reduced(tiny_plan(dtype="bf16")) == "fp32"
+    assert reduced(tiny_plan(dtype="bf16", grad_reduce_dtype="bf16")) == "bf16"
+    whole = recipe.model_copy(update={"dtype": Dtype.FP32})
+    assert reduced(make_plan(whole, device="cuda", steps=1)) == "fp32"
+
+
 @pytest.mark.parametrize(
     ("workload", "options", "said"),
     [
         ("pretrain_llama3.1", {"dtype": "fp8"}, "no fp8"),
         ("finetune_llama3", {}, "no LoRA"),
+        ("pretrain_llama3.1", {"grad_reduce_dtype": "bf16"}, "the run computes in fp32"),
+        ("pretrain_llama3.1", {"parallelism": by(3), "scale": 4}, "must divide DP x CP = 4 x 1 = 4: valid are 1, 2, 4"),
+        (
+            "pretrain_llama3.1",
+            {"parallelism": by(4), "scale": 4, "overrides": {"tp": 2}},
+            "= 2 x 1 = 2: valid are 1, 2",
+        ),
+        ("pretrain_llama3.1", {"parallelism": by(1, "none")}, "--dp-sharding none shares nothing out"),
+        (
+            "finetune_llama4-maverick",
+            {"parallelism": by(1), "scale": 4, "overrides": {"ep": 2}},
+            "the copies EDP 2: valid are 2, 4",
+        ),
         ("pretrain_llama3.1", {"window": "35-60"}, "outside the run"),
         ("pretrain_llama3.1", {"window": "late"}, "no window"),
         ("pretrain_llama3.1", {"document_tokens": 0}, "--document-tokens is 0; it must be at least 2"),

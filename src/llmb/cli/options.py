@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from llmb.catalogue.records import GradReduceDtype
 from llmb.catalogue.resolve import Overrides, Request
 from llmb.runs.parallelism import DpSharding
 
@@ -39,6 +40,14 @@ LoadCheckpoint = Annotated[
     ),
 ]
 
+GradReduceDtypeOption = Annotated[
+    GradReduceDtype | None,
+    typer.Option(
+        "--grad-reduce-dtype",
+        help="What gradients of micro-batches and ranks are added up in. Default: as the recipe says.",
+        rich_help_panel="Training",
+    ),
+]
 DpShardingOption = Annotated[
     DpSharding,
     typer.Option(

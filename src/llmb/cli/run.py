@@ -14,6 +14,7 @@ from llmb.cli.options import (
     CheckpointInterval,
     DpShardingOption,
     DpShardSize,
+    GradReduceDtypeOption,
     Json,
     LoadCheckpoint,
     SaveCheckpoint,
@@ -66,6 +67,7 @@ def run(
             rich_help_panel=TRAINING,
         ),
     ] = None,
+    grad_reduce_dtype: GradReduceDtypeOption = None,
     recompute: Annotated[
         Literal["none", "selective", "full"],
         typer.Option("--recompute", help="Activation checkpointing.", rich_help_panel=TRAINING),
@@ -122,6 +124,7 @@ def run(
         parallelism=Parallelism(dp_sharding=dp_sharding, dp_shard_size=dp_shard_size),
         peak_lr=lr,
         warmup_steps=warmup_steps,
+        grad_reduce_dtype=grad_reduce_dtype,
         document_tokens=document_tokens,
         save_checkpoint=save_checkpoint,
         checkpoint_interval=checkpoint_interval,

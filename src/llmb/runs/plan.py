@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from llmb.catalogue.records import Dtype, Recipe, Record, Window
+from llmb.catalogue.records import Dtype, GradReduceDtype, Recipe, Record, Window
 from llmb.errors import UsageError
 from llmb.metrics.window import resolve_window
 from llmb.runs.checkpoint import SavedCheckpoint, model_differences
@@ -77,6 +77,7 @@ def make_plan(
     parallelism: Parallelism = DEFAULT_PARALLELISM,
     peak_lr: float | None = None,
     warmup_steps: int | None = None,
+    grad_reduce_dtype: GradReduceDtype | None = None,
     document_tokens: int | None = None,
     save_checkpoint: bool = False,
     checkpoint_interval: int | None = None,
@@ -85,9 +86,11 @@ def make_plan(
     """Checks that the engine can train ``recipe`` this way.
 
     A run that goes on from a checkpoint takes seed and training (optimizer, schedule, data) from there, but for what is
-    given here. Sequences are packed from documents of ``document_tokens`` on average; where the recipe packs and
-    nothing else is said, from documents whose attention costs what the recipe's do. The plan's recipe then holds the
-    statistics of these documents. An interval between checkpoints includes the one at the end.
+    given here; but gradients are reduced as the recipe says, and in fp32 where the run computes in fp32.
+
+    Sequences are packed from documents of ``document_tokens`` on average; where the recipe packs and nothing else is
+    said, from documents whose attention costs what the recipe's do. The plan's recipe then holds the statistics of
+    these documents. An interval between checkpoints includes the one at the end.
 
     Raises UsageError with all reasons why it cannot.
     """
@@ -99,7 +102,14 @@ def make_plan(
     problems.extend(parallelism.problems(recipe.layout))
     if checkpoint:
         problems.extend(_checkpoint_problems(recipe, seed, checkpoint))
-    changes = {"peak_lr": peak_lr, "warmup_steps": warmup_steps, "document_tokens": document_tokens}
+    if recipe.dtype is Dtype.FP32 and grad_reduce_dtype == "bf16":
+        problems.append("--grad-reduce-dtype is bf16, but the run computes in fp32; leave it out or add --dtype bf16")
+    changes = {
+        "peak_lr": peak_lr,
+        "warmup_steps": warmup_steps,
+        "grad_reduce_dtype": reduction(recipe, grad_reduce_dtype),
+        "document_tokens": document_tokens,
+    }
     saved = checkpoint.record if checkpoint else None
     training = (saved or recipe).training.model_copy(update={k: v for k, v in changes.items() if v is not None})
     problems.extend(document_problems(training, recipe.layout.seq_len))
@@ -120,6 +130,11 @@ def make_plan(
         checkpoint_interval=checkpoint_interval,
         start=_start(checkpoint) if checkpoint else None,
     )
+
+
+def reduction(recipe: Recipe, given: GradReduceDtype | None) -> GradReduceDtype:
+    """A question of precision as the dtype is, so that a checkpoint has no say in it."""
+    return "fp32" if recipe.dtype is Dtype.FP32 else given or recipe.training.grad_reduce_dtype
 
 
 def _problems(recipe: Recipe, steps: int, peak_lr: float | None, warmup_steps: int | None) -> Iterator[str]:
