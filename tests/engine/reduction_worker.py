@@ -57,7 +57,9 @@ def compare(plan: Plan, ranks: Ranks) -> dict[str, float | bool]:
         gradient = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
         worst = max(worst, float((gradient - expected[name]).norm() / expected[name].norm()))
         all_bf16 &= torch.equal(gradient, gradient.bfloat16().float())
-    return {"error": worst, "all_bf16": all_bf16}
+    gathered: list[tuple[float, bool]] = [(0.0, True)] * ranks.world_size
+    dist.all_gather_object(gathered, (worst, all_bf16))  # pipeline ranks hold different parameters
+    return {"error": max(error for error, _ in gathered), "all_bf16": all(flag for _, flag in gathered)}
 
 
 def main(folder: Path, rank: int) -> None:

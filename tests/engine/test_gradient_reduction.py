@@ -20,6 +20,7 @@ CASES = {
     "optimizer": (OPTIMIZER, {}),
     "none": (WHOLE, {}),
     "pipeline": (FULL, {"pp": 2}),
+    "zero-bubble": (Parallelism(pipeline_schedule="zero-bubble"), {"pp": 2}),
 }
 
 

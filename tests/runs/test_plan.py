@@ -11,8 +11,12 @@ from llmb.metrics.flops import flops_per_sequence, model_flops
 from llmb.metrics.packing import synthetic_packing
 from llmb.runs.documents import with_documents
 from llmb.runs.folder import experiment_name
-from llmb.runs.parallelism import DpSharding, Parallelism
+from llmb.runs.parallelism import DpSharding, Parallelism, PipelineSchedule
 from llmb.runs.plan import Plan, make_plan
+
+
+def ordered(schedule: PipelineSchedule) -> Parallelism:
+    return Parallelism(pipeline_schedule=schedule)
 
 
 def by(size: int, sharding: DpSharding = "full") -> Parallelism:
@@ -32,6 +36,16 @@ def test_everything_wrong_is_said_at_once(tiny_plan: Callable[..., Plan]) -> Non
         make_plan(recipe, device="cpu", steps=0, peak_lr=-1.0, warmup_steps=-5)
     for said in ("--steps is 0", "--lr is -1.0", "--warmup-steps is -5"):
         assert said in str(caught.value)
+
+
+def test_a_plan_says_its_schedule(tiny_plan: Callable[..., Plan]) -> None:
+    def schedule(sizes: dict[str, int], **options: object) -> str | None:
+        return tiny_plan(overrides=sizes, **options).parallelism.pipeline_schedule
+
+    assert schedule({}) is None
+    assert schedule({"pp": 2}) == "1f1b"
+    assert schedule({"pp": 2, "vp": 2}) == "interleaved"
+    assert schedule({"pp": 2, "vp": 2}, parallelism=ordered("zero-bubble")) == "zero-bubble"
 
 
 def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Plan]) -> None:
@@ -65,6 +79,37 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Plan]
             "finetune_llama4-maverick",
             {"parallelism": by(1), "scale": 4, "overrides": {"ep": 2}},
             "the copies EDP 2: valid are 2, 4",
+        ),
+        (
+            "pretrain_llama3.1",
+            {"parallelism": ordered("1f1b")},
+            "does not fit PP 1 and VP 1: valid are none, as PP is 1",
+        ),
+        (
+            "pretrain_llama3.1",
+            {"parallelism": ordered("interleaved"), "overrides": {"pp": 2}},
+            "does not fit PP 2 and VP 1: valid are 1f1b, zero-bubble",
+        ),
+        (
+            "pretrain_llama3.1",
+            {"parallelism": ordered("1f1b"), "overrides": {"pp": 2, "vp": 2}},
+            "valid are interleaved, zero-bubble, zero-bubble-v",
+        ),
+        (
+            "pretrain_llama3.1",
+            {"parallelism": ordered("zero-bubble-v"), "overrides": {"pp": 2, "vp": 4, "layers": 8}},
+            "valid are interleaved, zero-bubble",
+        ),
+        (
+            "pretrain_llama3.1",
+            {"parallelism": ordered("zero-bubble"), "overrides": {"pp": 2, "gbs": 5}},
+            "GA 5 does not divide by PP 2",
+        ),
+        ("pretrain_llama3.1", {"overrides": {"pp": 2, "gbs": 1}}, "GA 1 is below PP 2"),
+        (
+            "pretrain_llama3.1",
+            {"parallelism": ordered("zero-bubble"), "overrides": {"pp": 2}, "compiled": True},
+            "compiled blocks do not allow",
         ),
         ("pretrain_llama3.1", {"window": "35-60"}, "outside the run"),
         ("pretrain_llama3.1", {"window": "late"}, "no window"),

@@ -11,7 +11,7 @@ import typer
 
 from llmb.catalogue.records import GradReduceDtype
 from llmb.catalogue.resolve import Overrides, Request
-from llmb.runs.parallelism import DpSharding
+from llmb.runs.parallelism import DpSharding, PipelineSchedule
 
 LAYOUT = "Layout overrides"
 
@@ -62,6 +62,15 @@ DpShardSize = Annotated[
     typer.Option(
         "--dp-shard-size",
         help="Share out within groups of N ranks of DP x CP, each group with a copy. Default: one group.",
+        rich_help_panel=PARALLELISM,
+    ),
+]
+PipelineScheduleOption = Annotated[
+    PipelineSchedule | None,
+    typer.Option(
+        "--pipeline-schedule",
+        help="Order of work in a pipeline. Default: 1f1b; with VP interleaved. 'zero-bubble' leaves weight gradients "
+        "for idle time, 'zero-bubble-v' (VP 2) also lays the stages in a V.",
         rich_help_panel=PARALLELISM,
     ),
 ]

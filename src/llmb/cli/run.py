@@ -17,6 +17,7 @@ from llmb.cli.options import (
     GradReduceDtypeOption,
     Json,
     LoadCheckpoint,
+    PipelineScheduleOption,
     SaveCheckpoint,
     takes_recipe,
 )
@@ -86,6 +87,7 @@ def run(
     ] = False,
     dp_sharding: DpShardingOption = "full",
     dp_shard_size: DpShardSize = None,
+    pipeline_schedule: PipelineScheduleOption = None,
     save_checkpoint: SaveCheckpoint = False,
     checkpoint_interval: CheckpointInterval = None,
     load_checkpoint: LoadCheckpoint = None,
@@ -121,7 +123,9 @@ def run(
         recompute=recompute,
         compiled=compiled,
         force_load_balancing=force_load_balancing,
-        parallelism=Parallelism(dp_sharding=dp_sharding, dp_shard_size=dp_shard_size),
+        parallelism=Parallelism(
+            dp_sharding=dp_sharding, dp_shard_size=dp_shard_size, pipeline_schedule=pipeline_schedule
+        ),
         peak_lr=lr,
         warmup_steps=warmup_steps,
         grad_reduce_dtype=grad_reduce_dtype,

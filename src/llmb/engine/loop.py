@@ -32,7 +32,7 @@ from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import Pipeline, build_stages
 from llmb.engine.parallel.tensor_parallel import apply_tensor_parallel
 from llmb.engine.passes import Accumulation, Passes
-from llmb.engine.recompute import apply_recompute
+from llmb.engine.recompute import apply_recompute, hide_gathering
 from llmb.engine.reporter import Reporter
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import Plan
@@ -76,7 +76,7 @@ def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
     model, layout = plan.recipe.model, plan.recipe.layout
     policy = precision_policy(plan.recipe.dtype, plan.recipe.training.grad_reduce_dtype)
     with torch.device("meta"):
-        stages = build_stages(model, layout, ranks.pp_rank)
+        stages = build_stages(model, layout, ranks.pp_rank, v_shaped=plan.parallelism.v_shaped)
     keep_whole = plan.parallelism.keeps_parameters or layout.pp > 1
     for stage in stages:
         wrap_blocks(stage, plan)
@@ -86,6 +86,8 @@ def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
         apply_expert_parallel(stage, ranks.expert_mesh["ep", "etp"])
         apply_context_parallel(stage, ranks.cp, layout.seq_len)
         shard(stage, ranks.fsdp, ranks.expert_fsdp, policy, keep_whole=keep_whole)
+        if plan.recompute == "selective":
+            hide_gathering(stage)
         stage.to_empty(device=ranks.device)
         initialise(stage, model, plan.seed)
     return stages
@@ -111,7 +113,7 @@ def build_passes(stages: list[Decoder], plan: Plan, ranks: Ranks) -> Passes:
     positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, ranks.device)
     if layout.pp == 1:
         return Accumulation(stages[0], layout, positions, keep_whole=plan.parallelism.keeps_parameters)
-    return Pipeline(stages, layout, positions, compute_dtype(plan.recipe.dtype), ranks)
+    return Pipeline(stages, layout, plan.parallelism, positions, compute_dtype(plan.recipe.dtype), ranks)
 
 
 def build_data(plan: Plan) -> SyntheticData:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ranks with the same parameters share them out. Pure."""
+"""How ranks with the same parameters share them out, and the order of work in a pipeline. Pure."""
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from llmb.catalogue.records import Layout, Record
 
 DpSharding = Literal["full", "optimizer", "none"]
+PipelineSchedule = Literal["1f1b", "interleaved", "zero-bubble", "zero-bubble-v"]
 
 
 class Copies(NamedTuple):
@@ -25,6 +26,18 @@ class Parallelism(Record):
     dp_shard_size: int | None = None
     """Ranks that share one copy out; null for all."""
 
+    pipeline_schedule: PipelineSchedule | None = None
+    """Null without pipeline parallelism."""
+
+    @property
+    def v_shaped(self) -> bool:
+        """Whether the stages run from the first rank to the last and back."""
+        return self.pipeline_schedule == "zero-bubble-v"
+
+    @property
+    def delays_weight_gradients(self) -> bool:
+        return self.pipeline_schedule in ("zero-bubble", "zero-bubble-v")
+
     @property
     def keeps_parameters(self) -> bool:
         """Whether parameters stay whole on every rank through a step."""
@@ -42,10 +55,21 @@ class Parallelism(Record):
             return Copies()
         return Copies(replicas // self.dp_shard_size, replicas // self.dp_shard_size)
 
-    def problems(self, layout: Layout) -> Iterator[str]:
+    def settled(self, layout: Layout) -> Self:
+        """With the schedule that is used where none was chosen."""
+        if self.pipeline_schedule or layout.pp == 1:
+            return self
+        return self.model_copy(update={"pipeline_schedule": "1f1b" if layout.vp == 1 else "interleaved"})
+
+    def problems(self, layout: Layout, *, compiled: bool) -> Iterator[str]:
         """Why ``layout`` cannot run this way, with the valid choices."""
         if self.dp_shard_size is not None:
             yield from _shard_size_problems(layout, self.dp_sharding, self.dp_shard_size)
+        schedule = self.settled(layout).pipeline_schedule
+        if schedule is not None:
+            yield from _schedule_problems(layout, schedule)
+        if self.delays_weight_gradients and compiled:
+            yield f"--pipeline-schedule {schedule} splits the backward pass, which compiled blocks do not allow"
 
 
 def _shard_size_problems(layout: Layout, sharding: DpSharding, size: int) -> Iterator[str]:
@@ -56,6 +80,25 @@ def _shard_size_problems(layout: Layout, sharding: DpSharding, size: int) -> Ite
         ranks = f"DP x CP = {layout.dp} x {layout.cp} = {layout.dp * layout.cp}"
         experts = f", the copies EDP {layout.edp}" if layout.edp % (layout.dp * layout.cp) else ""
         yield f"--dp-shard-size is {size}; it must divide {ranks}{experts}: valid are {', '.join(map(str, valid))}"
+
+
+def _schedule_problems(layout: Layout, schedule: PipelineSchedule) -> Iterator[str]:
+    fitting = fitting_schedules(layout)
+    if schedule not in fitting:
+        valid = ", ".join(fitting) or "none, as PP is 1"
+        yield f"--pipeline-schedule {schedule} does not fit PP {layout.pp} and VP {layout.vp}: valid are {valid}"
+    elif schedule == "1f1b" and layout.ga < layout.pp:
+        yield f"GA {layout.ga} is below PP {layout.pp}: 1F1B needs a micro-batch for every stage"
+    elif schedule == "zero-bubble" and layout.ga % layout.pp:
+        yield f"GA {layout.ga} does not divide by PP {layout.pp}, which --pipeline-schedule zero-bubble needs"
+
+
+def fitting_schedules(layout: Layout) -> list[PipelineSchedule]:
+    """1F1B has one stage a rank, interleaved 1F1B several, a V two."""
+    if layout.pp == 1:
+        return []
+    by_stages: list[PipelineSchedule] = ["1f1b", "zero-bubble"] if layout.vp == 1 else ["interleaved", "zero-bubble"]
+    return [*by_stages, "zero-bubble-v"] if layout.vp == 2 else by_stages
 
 
 def valid_shard_sizes(layout: Layout) -> list[int]:

@@ -99,7 +99,7 @@ def make_plan(
         problems.append(f"--force-load-balancing is for models with experts; {recipe.model.model} has none")
     if checkpoint_interval is not None and checkpoint_interval < 1:
         problems.append(f"--checkpoint-interval is {checkpoint_interval}; it must be at least 1")
-    problems.extend(parallelism.problems(recipe.layout))
+    problems.extend(parallelism.problems(recipe.layout, compiled=compiled))
     if checkpoint:
         problems.extend(_checkpoint_problems(recipe, seed, checkpoint))
     if recipe.dtype is Dtype.FP32 and grad_reduce_dtype == "bf16":
@@ -125,7 +125,7 @@ def make_plan(
         recompute=recompute,
         compiled=compiled,
         force_load_balancing=force_load_balancing,
-        parallelism=parallelism,
+        parallelism=parallelism.settled(recipe.layout),
         save_checkpoint=save_checkpoint or checkpoint_interval is not None,
         checkpoint_interval=checkpoint_interval,
         start=_start(checkpoint) if checkpoint else None,
