@@ -2,7 +2,8 @@
 """One of two ranks that compute in bf16: compares summed gradients with sums made by hand.
 
 Arguments: folder with plans.json and room for the rendezvous, rank. The first rank prints, as JSON, for each plan the
-relative error against the sum in fp32, and whether every element is a bf16 number.
+relative error against the sum in fp32, whether every element is a bf16 number, and how often this rank gathered,
+reduced and scattered, and reduced.
 """
 
 import json
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
 
 from llmb.engine.data.synthetic import micro_batches
 from llmb.engine.loop import build_data, build_passes, mean_count, prepare_stages
@@ -45,12 +47,14 @@ def summed(plan: Plan) -> dict[str, Tensor]:
     return {name: total / layout.dp / (layout.ga if layout.pp > 1 else 1) for name, total in sums.items()}
 
 
-def compare(plan: Plan, ranks: Ranks) -> dict[str, float | bool]:
+def compare(plan: Plan, ranks: Ranks) -> dict[str, object]:
     data = build_data(plan)
     stages = prepare_stages(plan, ranks)
     passes = build_passes(stages, plan, ranks)
     count = mean_count(data, plan.recipe.layout, 0, ranks)
-    passes.add_gradients(micro_batches(data, plan.recipe.layout, 0, ranks.dp_rank, CPU), count)
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        passes.add_gradients(micro_batches(data, plan.recipe.layout, 0, ranks.dp_rank, CPU), count)
+    calls = {event.key: event.count for event in profiled.key_averages()}
     expected = summed(plan)
     worst, all_bf16 = 0.0, True
     for name, parameter in [item for stage in stages for item in stage.named_parameters()]:
@@ -59,7 +63,9 @@ def compare(plan: Plan, ranks: Ranks) -> dict[str, float | bool]:
         all_bf16 &= torch.equal(gradient, gradient.bfloat16().float())
     gathered: list[tuple[float, bool]] = [(0.0, True)] * ranks.world_size
     dist.all_gather_object(gathered, (worst, all_bf16))  # pipeline ranks hold different parameters
-    return {"error": max(error for error, _ in gathered), "all_bf16": all(flag for _, flag in gathered)}
+    errors, flags = zip(*gathered, strict=True)
+    traffic = [calls.get(f"c10d::{name}", 0) for name in ("_allgather_base_", "_reduce_scatter_base_", "allreduce_")]
+    return {"error": max(errors), "all_bf16": all(flags), "traffic": traffic}
 
 
 def main(folder: Path, rank: int) -> None:
