@@ -6,7 +6,7 @@ import pytest
 from llmb.catalogue.check import check_layout
 from llmb.catalogue.load import Catalogue, layout_of
 from llmb.catalogue.records import Layout
-from llmb.catalogue.stages import stage_layers
+from llmb.catalogue.stages import rank_stages, stage_layers
 
 
 def test_every_published_layout_puts_each_layer_in_one_stage() -> None:
@@ -32,6 +32,12 @@ def test_a_proxy_may_leave_the_ends_without_layers() -> None:
         gpus=64, tp=8, pp=4, vp=8, cp=2, mbs=1, gbs=64, seq_len=8192, layers=30, counts_embedding_and_loss=True
     )
     assert [len(stage) for stage in stage_layers(layout)] == [0, *[1] * 30, 0]
+
+
+def test_a_v_runs_to_the_last_rank_and_back() -> None:
+    layout = Layout(gpus=4, pp=4, vp=2, mbs=1, gbs=4, seq_len=128, layers=8)
+    assert [rank_stages(layout, rank, v_shaped=True) for rank in range(4)] == [(0, 7), (1, 6), (2, 5), (3, 4)]
+    assert [rank_stages(layout, rank, v_shaped=False) for rank in range(4)] == [(0, 4), (1, 5), (2, 6), (3, 7)]
 
 
 EIGHT_STAGES = Layout(gpus=4, pp=4, vp=2, mbs=1, gbs=4, seq_len=128, layers=30)

@@ -64,7 +64,7 @@ def main(action: str, folder: Path, rank: int, dp: int, tp: int) -> None:
     store = f"file://{folder}/store-{action}-{dp}-{tp}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=dp * tp)
     mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
-    ranks = Ranks(rank, dp * tp, torch.device("cpu"), mesh, fsdp=mesh["dp"], expert_mesh=mesh)
+    ranks = Ranks(rank, dp * tp, torch.device("cpu"), mesh, fsdp=mesh["dp"], expert_mesh=mesh, expert_fsdp=mesh["dp"])
     training = Catalogue().workloads["pretrain_llama3.1"].training_for("tiny")
     wrong = []
     for number, fields in enumerate(json.loads((folder / "models.json").read_text())):

@@ -76,11 +76,11 @@ def everybody(found: dict[str, float], ranks: Ranks) -> dict[str, float]:
 def main(folder: Path, rank: int) -> None:
     cases = json.loads((folder / "cases.json").read_text())
     plans = [Plan(**case["plan"]) for case in cases]
-    layout = plans[0].recipe.layout
-    dist.init_process_group("gloo", rank=rank, world_size=layout.gpus, init_method=f"file://{folder}/store")
-    ranks = arrange(rank, CPU, layout)
+    gpus = plans[0].recipe.layout.gpus
+    dist.init_process_group("gloo", rank=rank, world_size=gpus, init_method=f"file://{folder}/store")
     found = []
     for plan, case in zip(plans, cases, strict=True):
+        ranks = arrange(rank, CPU, plan.recipe.layout, plan.parallelism.copies(plan.recipe.layout))
         expected = torch.load(case["reference"], weights_only=True)
         found.append(compare(plan, ranks, expected))
     if rank == 0:

@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 import pytest
 
+from llmb.runs.parallelism import DpSharding, Parallelism, PipelineSchedule
 from llmb.runs.plan import Plan
 
 HERE = Path(__file__).parent
 WORKER, REFERENCE = HERE / "layout_worker.py", HERE / "layout_reference.py"
 LIMIT_S = 600
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-STEPS = 20
+STEPS, GBS = 20, 4
 BOUNDS = {"value": 0.0, "gradient": 1e-5, "loss": 1e-5, "norm": 1e-5}
 """Largest differences: relative but for losses. Rounding alone gives 1e-6."""
 LLAMA, NEMOTRON, MAVERICK = MODELS = ("pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick")
@@ -29,11 +30,26 @@ class Kind(NamedTuple):
     recompute: str = "none"
     compiled: bool = False
     document_tokens: int | None = None
+    parallelism: Parallelism = Parallelism()
 
 
 PLAIN, RECOMPUTED, COMPILED, BOTH = Kind(), Kind("full"), Kind(compiled=True), Kind("full", compiled=True)
 PACKED = Kind(document_tokens=50)
 PACKED_BOTH = PACKED._replace(recompute="full", compiled=True)
+SELECTIVE = Kind("selective")
+
+
+def sharing(sharding: DpSharding, size: int | None = None) -> Kind:
+    return Kind(parallelism=Parallelism(dp_sharding=sharding, dp_shard_size=size))
+
+
+def split(schedule: PipelineSchedule, sharding: DpSharding = "full") -> Kind:
+    return Kind(parallelism=Parallelism(pipeline_schedule=schedule, dp_sharding=sharding))
+
+
+OPTIMIZER, WHOLE = sharing("optimizer"), sharing("none")
+FULL_BY_2, OPTIMIZER_BY_2 = sharing("full", 2), sharing("optimizer", 2)
+ZERO_BUBBLE, ZERO_BUBBLE_V = split("zero-bubble"), split("zero-bubble-v")
 
 
 TABLE_KINDS = {"plain": PLAIN, "recomputed": RECOMPUTED, "compiled": COMPILED, "both": BOTH}
@@ -60,6 +76,8 @@ class Layout(NamedTuple):
     ranks: int
     sizes: dict[str, int | bool]
     kinds: tuple[Kind, ...] = ()
+    parallelism: Parallelism = Parallelism()
+    """Of the kinds of the table; the others say it themselves."""
 
     @property
     def workloads(self) -> tuple[str, ...]:
@@ -71,6 +89,7 @@ class Layout(NamedTuple):
 
 WITHOUT_SP = {"sequence_parallel": False}
 LAYOUTS = {
+    "DP2": Layout(2, {}, parallelism=WHOLE.parallelism),
     "FSDP2": Layout(2, {}, (PACKED,)),
     "TP2": Layout(2, {"tp": 2, **WITHOUT_SP}, (PACKED,)),
     "TP2 + SP": Layout(2, {"tp": 2}, (PACKED,)),
@@ -94,10 +113,41 @@ LAYOUTS = {
 }
 
 
+WAYS = {
+    "FSDP2": Layout(2, {}, (OPTIMIZER, OPTIMIZER._replace(recompute="full", compiled=True), SELECTIVE)),
+    "EP2": Layout(2, {"ep": 2}, (OPTIMIZER._replace(recompute="selective"),)),
+    "PP2": Layout(2, {"pp": 2}, (ZERO_BUBBLE, ZERO_BUBBLE._replace(recompute="full"))),
+    "PP2 x VP2": Layout(2, {"pp": 2, "vp": 2}, (ZERO_BUBBLE, ZERO_BUBBLE_V._replace(recompute="selective"))),
+    "PP2 x VP2, GA 2": Layout(2, {"pp": 2, "vp": 2, "gbs": 2}, (ZERO_BUBBLE, ZERO_BUBBLE_V)),
+    "FSDP4": Layout(4, {}, (FULL_BY_2, OPTIMIZER_BY_2)),
+    "FSDP2 x TP2": Layout(4, {"tp": 2}, (OPTIMIZER, WHOLE, SELECTIVE._replace(compiled=True))),
+    "FSDP2 x CP2": Layout(4, {"cp": 2}, (FULL_BY_2, WHOLE)),
+    "FSDP2 x PP2": Layout(4, {"pp": 2}, (WHOLE, ZERO_BUBBLE, split("zero-bubble", "none"))),
+    "FSDP2 x PP2 x VP2": Layout(4, {"pp": 2, "vp": 2}, (split("zero-bubble-v", "optimizer"),)),
+    "FSDP2 x PP2 x VP4": Layout(4, {"pp": 2, "vp": 4, "layers": 8}, (PLAIN, OPTIMIZER, ZERO_BUBBLE)),
+    "FSDP4 x EP2": Layout(4, {"ep": 2}, (OPTIMIZER, FULL_BY_2, WHOLE)),
+    "EP4": Layout(4, {"ep": 4}, (WHOLE,)),
+    "TP2 x PP2": Layout(4, {"tp": 2, "pp": 2}, (ZERO_BUBBLE,)),
+    "CP2 x PP2 x VP2": Layout(4, {"cp": 2, "pp": 2, "vp": 2}, (ZERO_BUBBLE_V,)),
+    "PP2 x EP2": Layout(4, {"pp": 2, "ep": 2}, (ZERO_BUBBLE,)),
+    "PP4": Layout(4, {"pp": 4}, (ZERO_BUBBLE,)),
+    "FSDP4 x TP2": Layout(8, {"tp": 2}, (OPTIMIZER_BY_2,)),
+    "FSDP2 x TP2 x PP2": Layout(8, {"tp": 2, "pp": 2}, (OPTIMIZER, WHOLE)),
+    "FSDP2 x TP2 x EP2": Layout(8, {"tp": 2, "ep": 2}, (FULL_BY_2,)),
+}
+"""What ranks share out, and in which order a pipeline works. Not beside the kinds of the table."""
+
+
 class Case(NamedTuple):
-    layout: str
+    layout: Layout
     workload: str
     kind: Kind
+
+    @property
+    def alone(self) -> dict[str, int]:
+        """What the layout says of the model and the batch, which one process has to know too."""
+        sizes = {"gbs": GBS, **self.layout.sizes}
+        return {name: size for name, size in sizes.items() if name in ("gbs", "seq_len", "layers")}
 
 
 MakePlan = Callable[..., Plan]
@@ -109,12 +159,12 @@ References = Callable[[Case], Path]
 def references(tiny_plan: MakePlan, tmp_path_factory: pytest.TempPathFactory) -> References:
     """The file with what one process does in place of a case's ranks."""
     folder = tmp_path_factory.mktemp("references")
-    keys = list(
-        {key_of(case): None for layout in LAYOUTS for case in cases_of(layout, (PLAIN, *LAYOUTS[layout].kinds))}
-    )
+    layouts = [*LAYOUTS.values(), *WAYS.values()]
+    firsts = {key_of(case): case for layout in layouts for case in cases_of(layout, (PLAIN, *layout.kinds))}
+    keys = list(firsts)
     plans = [
-        tiny_plan(workload, scale=1, steps=STEPS, document_tokens=tokens, overrides={"gbs": 4, "seq_len": seq_len})
-        for workload, tokens, seq_len in keys
+        tiny_plan(case.workload, scale=1, steps=STEPS, document_tokens=case.kind.document_tokens, overrides=case.alone)
+        for case in firsts.values()
     ]
     (folder / "plans.json").write_text(json.dumps([plan.model_dump(mode="json") for plan in plans]))
     command = [sys.executable, REFERENCE, folder / "plans.json", folder]
@@ -122,26 +172,27 @@ def references(tiny_plan: MakePlan, tmp_path_factory: pytest.TempPathFactory) ->
     return lambda case: folder / f"{keys.index(key_of(case))}.pt"
 
 
-def key_of(case: Case) -> tuple[str, int | None, int | None]:
+def key_of(case: Case) -> tuple[object, ...]:
     """All that decides what one process does."""
-    return case.workload, case.kind.document_tokens, LAYOUTS[case.layout].sizes.get("seq_len")
+    return case.workload, case.kind.document_tokens, *sorted(case.alone.items())
 
 
-def cases_of(layout: str, kinds: Iterable[Kind]) -> list[Case]:
-    return [Case(layout, workload, kind) for workload in LAYOUTS[layout].workloads for kind in kinds]
+def cases_of(layout: Layout, kinds: Iterable[Kind]) -> list[Case]:
+    return [Case(layout, workload, kind) for workload in layout.workloads for kind in kinds]
 
 
-def run_cases(cases: list[Case], make_plan: MakePlan, references: References, folder: Path) -> dict[Case, Differences]:
-    """The largest difference of each sort, with the ranks of a layout started once for all cases."""
-    ranks, sizes, _ = LAYOUTS[cases[0].layout]
+def run_cases(
+    cases: list[Case], make_plan: MakePlan, references: References, folder: Path, steps: int = STEPS
+) -> list[Differences]:
+    """What is found in each case. Ranks are started once for all cases, which have the same number of them."""
+    ranks = cases[0].layout.ranks
     described = []
     for case in cases:
-        options = {"scale": ranks, "steps": STEPS, "overrides": {**sizes, "gbs": 4}, **case.kind._asdict()}
-        plan = make_plan(case.workload, **options).model_dump(mode="json")
+        options = {"scale": ranks, "overrides": {"gbs": GBS, **case.layout.sizes}, **case.kind._asdict()}
+        plan = make_plan(case.workload, steps=steps, **options).model_dump(mode="json")
         described.append({"plan": plan, "reference": str(references(case))})
     (folder / "cases.json").write_text(json.dumps(described))
-    found = zip(cases, run_ranks(folder, ranks), strict=True)
-    return dict(found)
+    return run_ranks(folder, ranks)
 
 
 def run_ranks(folder: Path, ranks: int) -> list[Differences]:
@@ -170,40 +221,69 @@ def too_large(differences: Differences) -> dict[str, float]:
     return {name: value for name, value in differences.items() if not value <= BOUNDS[name.split()[0]]}
 
 
+class Place(NamedTuple):
+    """Of a cell in the table."""
+
+    layout: str
+    workload: str
+    kind: str
+
+
 @pytest.fixture(scope="session")
-def table() -> Iterator[dict[Case, Differences]]:
+def table() -> Iterator[dict[Place, Differences]]:
     """What is found of the kinds of the table; becomes the page in the docs where LLMB_LAYOUT_TABLE is set."""
-    found: dict[Case, Differences] = {}
+    found: dict[Place, Differences] = {}
     yield found
-    if MAKING_TABLE and {case.layout for case in found} == set(LAYOUTS):
+    if MAKING_TABLE and {place.layout for place in found} == set(LAYOUTS):
         PAGE.write_text(page(found))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_trains_as_one_process_does(
-    layout: str, tiny_plan: MakePlan, references: References, tmp_path: Path, table: dict[Case, Differences]
+    name: str, tiny_plan: MakePlan, references: References, tmp_path: Path, table: dict[Place, Differences]
 ) -> None:
-    tried = TABLE_KINDS.values() if MAKING_TABLE else (PLAIN, BOTH, *LAYOUTS[layout].kinds)
-    cases = cases_of(layout, tried)
-    found = run_cases(cases, tiny_plan, references, tmp_path)
-    assert {case: wrong for case in cases if (wrong := too_large(found[case]))} == {}
+    layout = LAYOUTS[name]
+    kinds = {title: kind._replace(parallelism=layout.parallelism) for title, kind in TABLE_KINDS.items()}
+    if not MAKING_TABLE:
+        kinds = {title: kinds[title] for title in ("plain", "both")} | {str(kind): kind for kind in layout.kinds}
+    places = [Place(name, workload, title) for workload in layout.workloads for title in kinds]
+    cases = cases_of(layout, kinds.values())
+    found = dict(zip(places, run_cases(cases, tiny_plan, references, tmp_path), strict=True))
+    assert {place: wrong for place, differences in found.items() if (wrong := too_large(differences))} == {}
     table |= found
 
 
-def page(found: dict[Case, Differences]) -> str:
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_however_ranks_share_and_order_their_work_they_train_as_one_process_does(
+    ranks: int, tiny_plan: MakePlan, references: References, tmp_path: Path
+) -> None:
+    layouts = {name: layout for name, layout in WAYS.items() if layout.ranks == ranks}
+    # One of each architecture that makes a difference here: experts have a mesh and products of their own.
+    cases = {
+        (name, case.workload, case.kind): case
+        for name, layout in layouts.items()
+        for case in cases_of(layout, layout.kinds)
+        if case.workload != NEMOTRON
+    }
+    found = zip(cases, run_cases(list(cases.values()), tiny_plan, references, tmp_path, steps=3), strict=True)
+    assert {case: wrong for case, differences in found if (wrong := too_large(differences))} == {}
+
+
+def page(found: dict[Place, Differences]) -> str:
     """The table as Markdown, one for each model."""
     parts = [INTRO]
     for workload in MODELS:
-        rows = [row(layout, workload, found) for layout in LAYOUTS if workload in LAYOUTS[layout].workloads]
+        rows = [row(name, workload, found) for name, layout in LAYOUTS.items() if workload in layout.workloads]
         head = f"| layout | processes | {' | '.join(TABLE_KINDS)} |"
         parts.append("\n".join([f"## {workload}\n", head, "|---" * (2 + len(TABLE_KINDS)) + "|", *rows]))
     return "\n\n".join(parts) + "\n"
 
 
-def row(layout: str, workload: str, found: dict[Case, Differences]) -> str:
-    cells = [cell(found[Case(layout, workload, kind)]) for kind in TABLE_KINDS.values()]
-    return f"| {layout} | {LAYOUTS[layout].ranks} | {' | '.join(cells)} |"
+def row(name: str, workload: str, found: dict[Place, Differences]) -> str:
+    cells = [cell(found[Place(name, workload, kind)]) for kind in TABLE_KINDS]
+    return f"| {name} | {LAYOUTS[name].ranks} | {' | '.join(cells)} |"
 
 
 def cell(differences: Differences) -> str:

@@ -17,7 +17,7 @@ from llmb.engine.parallel.mesh import join_ranks, leave_ranks
 from llmb.runs.plan import Plan
 
 plans = [Plan(**fields) for fields in json.loads(Path(sys.argv[1]).read_text())]
-ranks = join_ranks("cpu", plans[0].recipe.layout)
+ranks = join_ranks(plans[0])
 losses = []
 for plan in plans:
     recipe = plan.recipe

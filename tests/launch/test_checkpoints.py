@@ -120,6 +120,7 @@ EIGHT = ("--scale", "8", "--tp", "2", "--pp", "2")
     [
         ("--scale", "4", "--cp", "2", "--pp", "2", "--vp", "2"),
         ("--scale", "2", "--tp", "2"),
+        ("--scale", "4", "--pp", "2", "--vp", "2", "--pipeline-schedule", "zero-bubble-v", "--dp-sharding", "none"),
         ("--scale", "1"),
     ],
 )
@@ -127,6 +128,14 @@ def test_any_layout_goes_on_from_any_other(finished: Finished, layout: tuple[str
     """Saved by eight processes, TP 2 x PP 2 x DP 2."""
     whole = finished(*LLAMA, *EIGHT, *TWENTY)
     assert_same_steps(whole, finished(*LLAMA, *layout, *TEN_MORE, after_ten_steps(whole)))
+
+
+def test_copies_are_saved_once(finished: Finished) -> None:
+    """Saved by two groups of two ranks, each with all parameters and optimizer state."""
+    whole = finished(*LLAMA, "--scale", "4", "--dp-sharding", "optimizer", "--dp-shard-size", "2", *TWENTY)
+    assert_same_steps(whole, finished(*LLAMA, "--scale", "2", *TEN_MORE, after_ten_steps(whole)))
+    single = finished(*LLAMA, "--scale", "2", *TWENTY)
+    assert whole["checkpoint"]["size_bytes"] < 1.1 * single["checkpoint"]["size_bytes"]
 
 
 def test_what_saving_took_is_told_apart_from_the_steps(finished: Finished) -> None:

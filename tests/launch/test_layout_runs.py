@@ -63,6 +63,20 @@ def test_all_of_them_together_on_eight_processes_reproduce_one(losses: Losses) -
     assert_same_training(losses, "pretrain_llama3.1", *options, steps=8)
 
 
+GROUPS_OF_TWO = ("--scale", "4", "--dp-sharding", "optimizer", "--dp-shard-size", "2")
+V_OF_COPIES = ("--pp", "2", "--vp", "2", "--pipeline-schedule", "zero-bubble-v", "--dp-sharding", "none")
+
+
+@pytest.mark.parametrize(
+    ("workload", "options"),
+    [("pretrain_llama3.1", GROUPS_OF_TWO), ("finetune_llama4-maverick", ("--scale", "4", *V_OF_COPIES))],
+)
+def test_what_ranks_share_out_and_when_they_work_changes_nothing(
+    losses: Losses, workload: str, options: tuple[str, ...]
+) -> None:
+    assert_same_training(losses, workload, *options, steps=20)
+
+
 def test_pipeline_parallel_trains_in_bf16(losses: Losses) -> None:
     options = ("--scale", "2", "--pp", "2", "--steps", "8", "--dtype", "bf16")
     exact = losses("-w", "pretrain_llama3.1", "--scale", "1", "--steps", "20")

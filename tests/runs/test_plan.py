@@ -4,14 +4,23 @@ from collections.abc import Callable
 import pytest
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Convention
+from llmb.catalogue.records import Convention, Dtype
 from llmb.catalogue.resolve import Request, resolve
 from llmb.errors import UsageError
 from llmb.metrics.flops import flops_per_sequence, model_flops
 from llmb.metrics.packing import synthetic_packing
 from llmb.runs.documents import with_documents
 from llmb.runs.folder import experiment_name
+from llmb.runs.parallelism import DpSharding, Parallelism, PipelineSchedule
 from llmb.runs.plan import Plan, make_plan
+
+
+def ordered(schedule: PipelineSchedule) -> Parallelism:
+    return Parallelism(pipeline_schedule=schedule)
+
+
+def by(size: int, sharding: DpSharding = "full") -> Parallelism:
+    return Parallelism(dp_sharding=sharding, dp_shard_size=size)
 
 
 def test_a_plan_survives_its_file(tiny_plan: Callable[..., Plan]) -> None:
@@ -29,11 +38,79 @@ def test_everything_wrong_is_said_at_once(tiny_plan: Callable[..., Plan]) -> Non
         assert said in str(caught.value)
 
 
+def test_a_plan_says_its_schedule(tiny_plan: Callable[..., Plan]) -> None:
+    def schedule(sizes: dict[str, int], **options: object) -> str | None:
+        return tiny_plan(overrides=sizes, **options).parallelism.pipeline_schedule
+
+    assert schedule({}) is None
+    assert schedule({"pp": 2}) == "1f1b"
+    assert schedule({"pp": 2, "vp": 2}) == "interleaved"
+    assert schedule({"pp": 2, "vp": 2}, parallelism=ordered("zero-bubble")) == "zero-bubble"
+
+
+def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Plan]) -> None:
+    recipe = resolve(Catalogue(), Request(workload="pretrain_llama3.1", size="8b"))
+
+    def reduced(plan: Plan) -> str:
+        return plan.recipe.training.grad_reduce_dtype
+
+    assert reduced(make_plan(recipe, device="cuda", steps=1)) == "bf16"
+    assert reduced(make_plan(recipe, device="cuda", steps=1, grad_reduce_dtype="fp32")) == "fp32"
+    assert reduced(tiny_plan(dtype="bf16")) == "fp32"
+    assert reduced(tiny_plan(dtype="bf16", grad_reduce_dtype="bf16")) == "bf16"
+    whole = recipe.model_copy(update={"dtype": Dtype.FP32})
+    assert reduced(make_plan(whole, device="cuda", steps=1)) == "fp32"
+
+
 @pytest.mark.parametrize(
     ("workload", "options", "said"),
     [
         ("pretrain_llama3.1", {"dtype": "fp8"}, "no fp8"),
         ("finetune_llama3", {}, "no LoRA"),
+        ("pretrain_llama3.1", {"grad_reduce_dtype": "bf16"}, "the run computes in fp32"),
+        ("pretrain_llama3.1", {"parallelism": by(3), "scale": 4}, "must divide DP x CP = 4 x 1 = 4: valid are 1, 2, 4"),
+        (
+            "pretrain_llama3.1",
+            {"parallelism": by(4), "scale": 4, "overrides": {"tp": 2}},
+            "= 2 x 1 = 2: valid are 1, 2",
+        ),
+        ("pretrain_llama3.1", {"parallelism": by(1, "none")}, "--dp-sharding none shares nothing out"),
+        (
+            "finetune_llama4-maverick",
+            {"parallelism": by(1), "scale": 4, "overrides": {"ep": 2}},
+            "the copies EDP 2: valid are 2, 4",
+        ),
+        (
+            "pretrain_llama3.1",
+            {"parallelism": ordered("1f1b")},
+            "does not fit PP 1 and VP 1: valid are none, as PP is 1",
+        ),
+        (
+            "pretrain_llama3.1",
+            {"parallelism": ordered("interleaved"), "overrides": {"pp": 2}},
+            "does not fit PP 2 and VP 1: valid are 1f1b, zero-bubble",
+        ),
+        (
+            "pretrain_llama3.1",
+            {"parallelism": ordered("1f1b"), "overrides": {"pp": 2, "vp": 2}},
+            "valid are interleaved, zero-bubble, zero-bubble-v",
+        ),
+        (
+            "pretrain_llama3.1",
+            {"parallelism": ordered("zero-bubble-v"), "overrides": {"pp": 2, "vp": 4, "layers": 8}},
+            "valid are interleaved, zero-bubble",
+        ),
+        (
+            "pretrain_llama3.1",
+            {"parallelism": ordered("zero-bubble"), "overrides": {"pp": 2, "gbs": 5}},
+            "GA 5 does not divide by PP 2",
+        ),
+        ("pretrain_llama3.1", {"overrides": {"pp": 2, "gbs": 1}}, "GA 1 is below PP 2"),
+        (
+            "pretrain_llama3.1",
+            {"parallelism": ordered("zero-bubble"), "overrides": {"pp": 2}, "compiled": True},
+            "compiled blocks do not allow",
+        ),
         ("pretrain_llama3.1", {"window": "35-60"}, "outside the run"),
         ("pretrain_llama3.1", {"window": "late"}, "no window"),
         ("pretrain_llama3.1", {"document_tokens": 0}, "--document-tokens is 0; it must be at least 2"),

@@ -21,6 +21,9 @@ class Dtype(StrEnum):
     FP8 = "fp8"
 
 
+GradReduceDtype = Literal["fp32", "bf16"]
+
+
 class Convention(StrEnum):
     """How the model FLOPs of one sequence are counted (see docs/explanation/flops-and-mfu.md)."""
 
@@ -178,6 +181,8 @@ class Training(Record):
     eps: float
     weight_decay: float
     clip_grad: float
+    grad_reduce_dtype: GradReduceDtype = "fp32"
+    """What gradients of micro-batches and of ranks are added up in; a run that computes in fp32 uses fp32."""
     data: Literal["uniform", "zipf"]
     """Synthetic tokens: uniform as in the reference suite, or Zipf-distributed, from which a model can learn."""
     document_tokens: int | None = None

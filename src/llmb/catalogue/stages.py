@@ -7,7 +7,7 @@ from llmb.catalogue.records import Layout
 
 
 def stage_layers(layout: Layout) -> list[range]:
-    """Layers of every stage, in the order a token passes them; stage s is on pipeline rank s % PP.
+    """Layers of every stage, in the order a token passes them.
 
     There are PP x VP stages of equal size, but for a first and a last one whose size the layout gives. Where the recipe
     counts the embedding and the loss as layers, the first and the last stage hold one layer less.
@@ -23,6 +23,16 @@ def stage_layers(layout: Layout) -> list[range]:
         sizes = [*first, *[rest // max(1, equal_stages)] * equal_stages, *last]
     bounds = accumulate(sizes, initial=0)
     return [range(start, stop) for start, stop in pairwise(bounds)]
+
+
+def rank_stages(layout: Layout, pp_rank: int, *, v_shaped: bool) -> tuple[int, ...]:
+    """The numbers of the stages of a pipeline rank: every PP-th one.
+
+    In a V, which takes VP 2, a rank has one on the way from the first rank to the last and one on the way back.
+    """
+    if v_shaped:
+        return pp_rank, 2 * layout.pp - 1 - pp_rank
+    return tuple(range(pp_rank, layout.pp * layout.vp, layout.pp))
 
 
 def given_sizes(layout: Layout) -> tuple[list[int], list[int]]:

@@ -9,11 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
+from llmb.catalogue.records import GradReduceDtype
 from llmb.catalogue.resolve import Overrides, Request
+from llmb.runs.parallelism import DpSharding, PipelineSchedule
 
 LAYOUT = "Layout overrides"
 
 CHECKPOINTS = "Checkpoints"
+
+PARALLELISM = "Parallelism"
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 SaveCheckpoint = Annotated[
@@ -33,6 +37,41 @@ LoadCheckpoint = Annotated[
         "--load-checkpoint",
         help="Go on from a checkpoint, the folder above 'weights', on any number of processes.",
         rich_help_panel=CHECKPOINTS,
+    ),
+]
+
+GradReduceDtypeOption = Annotated[
+    GradReduceDtype | None,
+    typer.Option(
+        "--grad-reduce-dtype",
+        help="What gradients of micro-batches and ranks are added up in. Default: as the recipe says.",
+        rich_help_panel="Training",
+    ),
+]
+DpShardingOption = Annotated[
+    DpSharding,
+    typer.Option(
+        "--dp-sharding",
+        help="What data-parallel ranks share out: 'full' parameters, gradients and optimizer state (ZeRO-3), "
+        "'optimizer' all but the parameters within a step (ZeRO-1), 'none' nothing (DDP).",
+        rich_help_panel=PARALLELISM,
+    ),
+]
+DpShardSize = Annotated[
+    int | None,
+    typer.Option(
+        "--dp-shard-size",
+        help="Share out within groups of N ranks of DP x CP, each group with a copy. Default: one group.",
+        rich_help_panel=PARALLELISM,
+    ),
+]
+PipelineScheduleOption = Annotated[
+    PipelineSchedule | None,
+    typer.Option(
+        "--pipeline-schedule",
+        help="Order of work in a pipeline. Default: 1f1b; with VP interleaved. 'zero-bubble' leaves weight gradients "
+        "for idle time, 'zero-bubble-v' (VP 2) also lays the stages in a V.",
+        rich_help_panel=PARALLELISM,
     ),
 ]
 

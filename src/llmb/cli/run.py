@@ -10,7 +10,17 @@ import typer
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import CPU, Request
-from llmb.cli.options import CheckpointInterval, Json, LoadCheckpoint, SaveCheckpoint, takes_recipe
+from llmb.cli.options import (
+    CheckpointInterval,
+    DpShardingOption,
+    DpShardSize,
+    GradReduceDtypeOption,
+    Json,
+    LoadCheckpoint,
+    PipelineScheduleOption,
+    SaveCheckpoint,
+    takes_recipe,
+)
 from llmb.cli.progress import RunProgress
 from llmb.launch.command import local_command, local_variables
 from llmb.launch.local_run import raise_unless_successful, run_here
@@ -19,6 +29,7 @@ from llmb.report.output import print_json, print_table
 from llmb.report.run_report import plan_document, plan_table, run_document, run_table
 from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.folder import RunFolder, create_run_folder, experiment_name, install_root, run_parent
+from llmb.runs.parallelism import Parallelism
 from llmb.runs.plan import DEFAULT_STALL_LIMIT_S, Plan, make_plan
 from llmb.runs.space import check_space
 
@@ -57,6 +68,7 @@ def run(
             rich_help_panel=TRAINING,
         ),
     ] = None,
+    grad_reduce_dtype: GradReduceDtypeOption = None,
     recompute: Annotated[
         Literal["none", "selective", "full"],
         typer.Option("--recompute", help="Activation checkpointing.", rich_help_panel=TRAINING),
@@ -73,6 +85,9 @@ def run(
             rich_help_panel=TRAINING,
         ),
     ] = False,
+    dp_sharding: DpShardingOption = "full",
+    dp_shard_size: DpShardSize = None,
+    pipeline_schedule: PipelineScheduleOption = None,
     save_checkpoint: SaveCheckpoint = False,
     checkpoint_interval: CheckpointInterval = None,
     load_checkpoint: LoadCheckpoint = None,
@@ -117,8 +132,12 @@ def run(
         recompute=recompute,
         compiled=compiled,
         force_load_balancing=force_load_balancing,
+        parallelism=Parallelism(
+            dp_sharding=dp_sharding, dp_shard_size=dp_shard_size, pipeline_schedule=pipeline_schedule
+        ),
         peak_lr=lr,
         warmup_steps=warmup_steps,
+        grad_reduce_dtype=grad_reduce_dtype,
         document_tokens=document_tokens,
         save_checkpoint=save_checkpoint,
         checkpoint_interval=checkpoint_interval,

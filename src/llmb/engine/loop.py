@@ -26,13 +26,13 @@ from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.initialise import initialise
 from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate, reproducible, set_learning_rate
 from llmb.engine.parallel.context_parallel import apply_context_parallel, rank_positions
-from llmb.engine.parallel.data_parallel import compute_dtype, shard
+from llmb.engine.parallel.data_parallel import compute_dtype, precision_policy, shard
 from llmb.engine.parallel.expert_parallel import apply_expert_parallel
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import Pipeline, build_stages
 from llmb.engine.parallel.tensor_parallel import apply_tensor_parallel
 from llmb.engine.passes import Accumulation, Passes
-from llmb.engine.recompute import apply_recompute
+from llmb.engine.recompute import apply_recompute, hide_gathering
 from llmb.engine.reporter import Reporter
 from llmb.engine.watch.progress import Progress
 from llmb.runs.folder import RunFolder, write_atomically
@@ -78,8 +78,10 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> No
 def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
     """This rank's share of the model with its initial values: one pipeline stage, or several with VP."""
     model, layout = plan.recipe.model, plan.recipe.layout
+    policy = precision_policy(plan.recipe.dtype, plan.recipe.training.grad_reduce_dtype)
     with torch.device("meta"):
-        stages = build_stages(model, layout, ranks.pp_rank)
+        stages = build_stages(model, layout, ranks.pp_rank, v_shaped=plan.parallelism.v_shaped)
+    keep_whole = plan.parallelism.keeps_parameters or layout.pp > 1
     for stage in stages:
         wrap_blocks(stage, plan)
         if plan.force_load_balancing:
@@ -87,7 +89,9 @@ def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
         apply_tensor_parallel(stage, ranks.tp, sequence_parallel=layout.sequence_parallel)
         apply_expert_parallel(stage, ranks.expert_mesh["ep", "etp"])
         apply_context_parallel(stage, ranks.cp, layout.seq_len)
-        shard(stage, ranks.fsdp, ranks.expert_mesh["edp"], plan.recipe.dtype, keep_whole=layout.pp > 1)
+        shard(stage, ranks.fsdp, ranks.expert_fsdp, policy, keep_whole=keep_whole)
+        if plan.recompute == "selective":
+            hide_gathering(stage)
         stage.to_empty(device=ranks.device)
         initialise(stage, model, plan.seed)
     return stages
@@ -112,8 +116,8 @@ def build_passes(stages: list[Decoder], plan: Plan, ranks: Ranks) -> Passes:
     layout = plan.recipe.layout
     positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, ranks.device)
     if layout.pp == 1:
-        return Accumulation(stages[0], layout, positions)
-    return Pipeline(stages, layout, positions, compute_dtype(plan.recipe.dtype), ranks)
+        return Accumulation(stages[0], layout, positions, keep_whole=plan.parallelism.keeps_parameters)
+    return Pipeline(stages, layout, plan.parallelism, positions, compute_dtype(plan.recipe.dtype), ranks)
 
 
 def build_data(plan: Plan) -> SyntheticData:

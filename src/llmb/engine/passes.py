@@ -28,10 +28,11 @@ class Passes(Protocol):
 
 
 class Accumulation:
-    """One micro-batch after the other through the whole model."""
+    """One micro-batch after the other through the whole model; ``keep_whole`` keeps gathered parameters in between."""
 
-    def __init__(self, model: Decoder, layout: Layout, positions: Tensor) -> None:
+    def __init__(self, model: Decoder, layout: Layout, positions: Tensor, *, keep_whole: bool) -> None:
         self.stages = [model]
+        self.keep_whole = keep_whole
         self.layout = layout
         self.positions = positions
 
@@ -40,7 +41,7 @@ class Accumulation:
         # fp64, because the mean of a few fp32 losses would depend on their order in its last digit.
         total = torch.zeros((), device=self.positions.device, dtype=torch.float64)
         for index, (tokens, labels, starts) in enumerate(batches):
-            accumulate(model, last=index == self.layout.ga - 1)
+            accumulate(model, last=index == self.layout.ga - 1, keep_whole=self.keep_whole)
             loss = model(tokens[:, self.positions], labels[:, self.positions], self.positions, starts, count)
             (loss / self.layout.ga).backward()
             total += loss.detach()

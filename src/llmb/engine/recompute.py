@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Activation checkpointing: what the backward pass computes again instead of keeping."""
 
-from functools import partial
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial, wraps
 from typing import Any, Literal
 
 import torch
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.distributed.fsdp import FSDPModule
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    _CachedTorchDispatchMode,
+    _CachingTorchDispatchMode,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from llmb.engine.model.decoder import Decoder
 
@@ -33,6 +43,27 @@ def apply_recompute(model: Decoder, mode: Literal["none", "selective", "full"]) 
     for block in model.layers.values():
         # The method, not the module, is replaced: parameters keep their names.
         block.forward = partial(checkpoint, block.forward, **options)
+
+
+def hide_gathering(model: Decoder) -> None:
+    """Hides from ``selective`` what FSDP does before and after a module inside a block, as for routed experts.
+
+    It expects the same operations when a block is computed again, but then parameters may have been gathered already.
+    """
+    for block in model.layers.values():
+        for module in [part for part in block.modules() if part is not block and isinstance(part, FSDPModule)]:
+            for hooks in (module._forward_pre_hooks, module._forward_hooks):
+                hooks.update({key: _unseen(hook) for key, hook in hooks.items()})
+
+
+def _unseen(hook: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(hook)
+    def unseen(*args: Any, **options: Any) -> Any:  # noqa: ANN401 (whatever the hook takes and gives)
+        selective = isinstance(_get_current_dispatch_mode(), _CachingTorchDispatchMode | _CachedTorchDispatchMode)
+        with _pop_mode_temporarily() if selective else nullcontext():
+            return hook(*args, **options)
+
+    return unseen
 
 
 def _policy(context: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:  # noqa: ARG001

@@ -20,7 +20,7 @@ def work(folder: RunFolder) -> None:
     plan = read_record(folder).plan
     progress = Progress(plan.first_step)
     watch(plan, folder, progress)
-    ranks = join_ranks(plan.device, plan.recipe.layout)
+    ranks = join_ranks(plan)
     train(plan, folder, ranks, progress)
     progress.enter("end", plan.last_step)
     leave_ranks()

@@ -47,6 +47,9 @@ def plan_table(plan: Plan, command: tuple[str, ...], variables: dict[str, str]) 
     if layout.pp > 1:
         sizes = [len(stage) for stage in stage_layers(layout)]
         table.add_row("pipeline", f"PP {layout.pp}, VP {layout.vp}, layers of the stages: {', '.join(map(str, sizes))}")
+        table.add_row("pipeline schedule", str(plan.parallelism.pipeline_schedule))
+    table.add_row("data parallel", _sharing(plan))
+    table.add_row("gradients", f"added up in {plan.recipe.training.grad_reduce_dtype}")
     table.add_row("model", f"{layout.layers} layers" + (", a proxy" if plan.recipe.proxy else ""))
     table.add_row("seed", str(plan.seed))
     table.add_row("recompute", plan.recompute)
@@ -61,6 +64,14 @@ def plan_table(plan: Plan, command: tuple[str, ...], variables: dict[str, str]) 
         table.add_row("variable", f"{name}={value}")
     table.add_row("command", " ".join(command))
     return table
+
+
+def _sharing(plan: Plan) -> str:
+    parallelism = plan.parallelism
+    copies = parallelism.copies(plan.recipe.layout).dense
+    shared = {"full": "parameters and optimizer state", "optimizer": "optimizer state", "none": "nothing"}
+    kept = f", {copies} copies" if copies > 1 else ""
+    return f"{parallelism.dp_sharding}: ranks share out {shared[parallelism.dp_sharding]}{kept}"
 
 
 def run_table(plan: Plan, result: Result) -> Table:

@@ -4,11 +4,12 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from llmb.catalogue.records import Dtype, Recipe, Record, Window
+from llmb.catalogue.records import Dtype, GradReduceDtype, Recipe, Record, Window
 from llmb.errors import UsageError
 from llmb.metrics.window import resolve_window
 from llmb.runs.checkpoint import SavedCheckpoint, model_differences
 from llmb.runs.documents import document_problems, with_documents
+from llmb.runs.parallelism import Parallelism
 
 Device = Literal["cpu", "cuda"]
 RECOMPUTE = ("none", "selective", "full")
@@ -17,6 +18,7 @@ RECOMPUTE = ("none", "selective", "full")
 DEFAULT_SEED = 1234
 DEFAULT_STALL_LIMIT_S = 300
 """Below the 10 minutes after which NCCL ends a process, so that the rank at fault is named first."""
+DEFAULT_PARALLELISM = Parallelism()
 
 
 class Start(Record):
@@ -39,6 +41,7 @@ class Plan(Record):
     recompute: Literal["none", "selective", "full"]
     compiled: bool = False
     force_load_balancing: bool = False
+    parallelism: Parallelism = DEFAULT_PARALLELISM
     save_checkpoint: bool = False
     checkpoint_interval: int | None = None
     start: Start | None = None
@@ -75,8 +78,10 @@ def make_plan(
     recompute: Literal["none", "selective", "full"] = "none",
     compiled: bool = False,
     force_load_balancing: bool = False,
+    parallelism: Parallelism = DEFAULT_PARALLELISM,
     peak_lr: float | None = None,
     warmup_steps: int | None = None,
+    grad_reduce_dtype: GradReduceDtype | None = None,
     document_tokens: int | None = None,
     save_checkpoint: bool = False,
     checkpoint_interval: int | None = None,
@@ -86,10 +91,12 @@ def make_plan(
     """Checks that the engine can train ``recipe`` this way.
 
     A run that goes on from a checkpoint takes seed and training (optimizer, schedule, data) from there, but for what is
-    given here and what an imported one does not know. Sequences are packed from documents of ``document_tokens`` on
-    average; where the recipe packs and nothing else is said, from documents whose attention costs what the recipe's do.
-    The plan's recipe then holds the statistics of these documents. An interval between checkpoints includes the one at
-    the end.
+    given here and what an imported one does not know; but gradients are reduced as the recipe says, and in fp32 where
+    the run computes in fp32.
+
+    Sequences are packed from documents of ``document_tokens`` on average; where the recipe packs and nothing else is
+    said, from documents whose attention costs what the recipe's do. The plan's recipe then holds the statistics of
+    these documents. An interval between checkpoints includes the one at the end.
 
     Raises UsageError with all reasons why it cannot.
     """
@@ -100,9 +107,17 @@ def make_plan(
         problems.append(f"--checkpoint-interval is {checkpoint_interval}; it must be at least 1")
     if stall_limit_s < 0:
         problems.append(f"--stall-limit is {stall_limit_s}; it must be 0 (no limit) or more")
+    problems.extend(parallelism.problems(recipe.layout, compiled=compiled))
     if checkpoint:
         problems.extend(_checkpoint_problems(recipe, seed, checkpoint))
-    changes = {"peak_lr": peak_lr, "warmup_steps": warmup_steps, "document_tokens": document_tokens}
+    if recipe.dtype is Dtype.FP32 and grad_reduce_dtype == "bf16":
+        problems.append("--grad-reduce-dtype is bf16, but the run computes in fp32; leave it out or add --dtype bf16")
+    changes = {
+        "peak_lr": peak_lr,
+        "warmup_steps": warmup_steps,
+        "grad_reduce_dtype": reduction(recipe, grad_reduce_dtype),
+        "document_tokens": document_tokens,
+    }
     saved = checkpoint.record if checkpoint else None
     trained = saved.training if saved and saved.training else recipe.training
     training = trained.model_copy(update={k: v for k, v in changes.items() if v is not None})
@@ -119,11 +134,17 @@ def make_plan(
         recompute=recompute,
         compiled=compiled,
         force_load_balancing=force_load_balancing,
+        parallelism=parallelism.settled(recipe.layout),
         save_checkpoint=save_checkpoint or checkpoint_interval is not None,
         checkpoint_interval=checkpoint_interval,
         start=_start(checkpoint) if checkpoint else None,
         stall_limit_s=stall_limit_s,
     )
+
+
+def reduction(recipe: Recipe, given: GradReduceDtype | None) -> GradReduceDtype:
+    """A question of precision as the dtype is, so that a checkpoint has no say in it."""
+    return "fp32" if recipe.dtype is Dtype.FP32 else given or recipe.training.grad_reduce_dtype
 
 
 def _problems(recipe: Recipe, steps: int, peak_lr: float | None, warmup_steps: int | None) -> Iterator[str]:

@@ -36,6 +36,14 @@ def loop_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     return torch.cat([group @ weight for group, weight in zip(groups, weights, strict=True)])
 
 
+def grouped_outer(rows: Tensor, gradients: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+    """The gradient of ``weights`` in ``grouped_matmul(rows, weights, counts)``, from that of its result, [n, m]."""
+    if not runs_grouped(rows, weights):
+        pairs = zip(*(torch.split(part, counts.tolist()) for part in (rows, gradients)), strict=True)
+        return torch.stack([group.T @ gradient for group, gradient in pairs])
+    return torch._grouped_mm(rows.T, gradients, offs=counts.cumsum(0, dtype=torch.int32))
+
+
 class Experts(nn.Module):
     """Gated feed-forward layers, their matrices stacked. Takes rows [n, hidden] in the order of their experts.
 
@@ -48,8 +56,15 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(experts, ffn_hidden_size, hidden_size))
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        gate, up = grouped_matmul(rows, local(self.gate_up_proj).flatten(2), counts).chunk(2, dim=-1)
-        return grouped_matmul(functional.silu(gate) * up, local(self.down_proj), counts)
+        gate, up = self.multiply("gate_up_proj", rows, counts).chunk(2, dim=-1)
+        return self.multiply("down_proj", functional.silu(gate) * up, counts)
+
+    def multiply(self, name: str, rows: Tensor, counts: Tensor) -> Tensor:
+        return grouped_matmul(rows, self.matrices(name), counts)
+
+    def matrices(self, name: str) -> Tensor:
+        """One matrix per expert of this rank: [experts, inputs, outputs]."""
+        return local(self.get_parameter(name)).flatten(2)
 
 
 class MoELayer(nn.Module):

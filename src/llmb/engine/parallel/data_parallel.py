@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fully sharded data parallel (FSDP2): every rank keeps a share of parameters, gradients and optimizer state."""
+"""Data parallel (FSDP2): what ranks with the same parameters keep whole, and what they share out.
+
+``full`` shares out parameters, gradients and optimizer state (ZeRO-3). ``optimizer`` gathers parameters once a step and
+keeps them, so that gradients and optimizer state alone are shared out between steps (ZeRO-1, Megatron-LM's distributed
+optimizer). ``none`` shares out nothing (DDP). The mesh says among which ranks; a mesh with a dimension ``replicate``
+has copies, whose gradients are summed up.
+"""
+
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -7,24 +15,38 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
-from llmb.catalogue.records import Dtype
+from llmb.catalogue.records import Dtype, GradReduceDtype
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.moe import Experts, MoELayer
 
 
-def shard(model: Decoder, mesh: DeviceMesh, experts: DeviceMesh, dtype: Dtype, *, keep_whole: bool = False) -> None:
+def shard(
+    model: Decoder, mesh: DeviceMesh, experts: DeviceMesh, policy: MixedPrecisionPolicy, *, keep_whole: bool = False
+) -> None:
     """Shards ``model`` in place, block by block, so that only one block's parameters are whole at a time.
 
     Routed experts are shared out over the ranks of ``experts``, all else over those of ``mesh``.
 
-    ``keep_whole`` keeps gathered parameters for the backward pass: under pipeline parallelism they would otherwise be
-    gathered twice for every micro-batch.
+    ``keep_whole`` keeps gathered parameters for the backward pass: for all but ``full``, and under pipeline
+    parallelism, where they would otherwise be gathered twice for every micro-batch.
     """
-    policy = precision_policy(dtype)
     for layer in [module for module in model.modules() if isinstance(module, MoELayer)]:
         shard_experts(layer.experts, experts, mesh.size(), policy, keep_whole=keep_whole)
     for module in (*model.layers.values(), model):
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep_whole)
+    prefetch_blocks(model)
+
+
+def prefetch_blocks(model: Decoder) -> None:
+    """Each block gathers the next one's parameters before it computes.
+
+    Left alone, the next block's are asked for when the host reaches it, which is late where the host waited within this
+    block, as it does for the numbers of tokens that travel to experts. The backward pass does so by itself.
+    """
+    for module, following in pairwise([model, *model.layers.values()]):
+        assert isinstance(module, FSDPModule)
+        parts = [following, *(part for part in following.modules() if isinstance(part, Experts))]
+        module.set_modules_to_forward_prefetch([part for part in parts if isinstance(part, FSDPModule)])
 
 
 def outer_features(parameter: nn.Parameter) -> Shard:
@@ -45,8 +67,8 @@ def shard_experts(
     )
     assert isinstance(module, FSDPModule)
     module.set_gradient_divide_factor(batches)
-    # Gloo cannot multiply while it reduces; where there is nothing to reduce, torch would then divide twice.
-    module.set_force_sum_reduction_for_comms(mesh.size() > 1)
+    # Gloo cannot multiply while it reduces; where no shares are made, torch would then divide twice.
+    module.set_force_sum_reduction_for_comms(mesh.size(mesh.ndim - 1) > 1)
 
 
 def compute_dtype(dtype: Dtype) -> torch.dtype:
@@ -54,19 +76,37 @@ def compute_dtype(dtype: Dtype) -> torch.dtype:
     return torch.float32 if dtype is Dtype.FP32 else torch.bfloat16
 
 
-def precision_policy(dtype: Dtype) -> MixedPrecisionPolicy:
-    """Master weights stay in fp32 and gradients are reduced in fp32; bf16 is what blocks compute in.
+def precision_policy(dtype: Dtype, grad_reduce_dtype: GradReduceDtype) -> MixedPrecisionPolicy:
+    """Master weights stay in fp32, blocks compute in bf16, gradients are added up in ``grad_reduce_dtype``.
+
+    That holds for those of micro-batches, which come in bf16, as well as for those of ranks.
 
     Inputs are left as they are: hidden states follow the parameters, and the tables of rotary angles stay in fp32.
     """
     if dtype is Dtype.FP32:
         return MixedPrecisionPolicy(cast_forward_inputs=False)
-    reduce_dtype = torch.float32
+    reduce_dtype = torch.float32 if grad_reduce_dtype == "fp32" else torch.bfloat16
     return MixedPrecisionPolicy(compute_dtype(dtype), reduce_dtype, cast_forward_inputs=False)
 
 
-def accumulate(model: Decoder, *, last: bool) -> None:
-    """Says whether the coming backward pass is a step's last: gradients are reduced once a step, not each time."""
+def add_up(model: Decoder) -> None:
+    """Adds gradients to their sum in the dtype of the reduction, as FSDP does itself after each backward pass.
+
+    For gradients that a backward pass did not bring.
+    """
+    for module in model.modules():
+        group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+        for parameter in group.fsdp_params if group else ():
+            parameter.accumulate_unsharded_grad_if_needed()
+            parameter.to_accumulated_grad_if_needed()
+
+
+def accumulate(model: Decoder, *, last: bool, keep_whole: bool) -> None:
+    """Says whether the coming backward pass is a step's last: gradients are reduced once a step, not each time.
+
+    ``keep_whole`` keeps gathered parameters up to there too.
+    """
     assert isinstance(model, FSDPModule)
     model.set_requires_gradient_sync(last)
     model.set_is_last_backward(last)
+    model.set_reshard_after_backward(last or not keep_whole)

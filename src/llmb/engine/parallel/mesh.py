@@ -12,7 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from llmb.catalogue.records import Layout
 from llmb.engine.device import backend, local_device
-from llmb.runs.plan import Device
+from llmb.runs.parallelism import Copies
+from llmb.runs.plan import Plan
 
 DIMENSIONS = ("pp", "dp", "cp", "tp")
 """Slowest first: the ranks of a tensor-parallel group are neighbours, as in Megatron-LM."""
@@ -30,9 +31,12 @@ class Ranks:
     device: torch.device
     mesh: DeviceMesh
     fsdp: DeviceMesh
-    """The ranks that share parameters out: those of dp and cp, which use the same parameters on different tokens."""
+    """The ranks of dp and cp, which use the same parameters on different tokens: those that share them out, or, with
+    copies, the dimensions ``replicate`` and ``shard``."""
     expert_mesh: DeviceMesh
     """The second view, with one dimension per name of ``EXPERT_DIMENSIONS``; ranks of edp hold the same experts."""
+    expert_fsdp: DeviceMesh
+    """``fsdp`` of routed experts: the ranks of edp."""
 
     @property
     def dp_rank(self) -> int:
@@ -63,23 +67,31 @@ class Ranks:
         return self.rank == 0
 
 
-def join_ranks(kind: Device, layout: Layout) -> Ranks:
+def join_ranks(plan: Plan) -> Ranks:
     """Connects this process to the others, as torch.distributed.run's environment variables say."""
-    device = local_device(kind)
-    dist.init_process_group(backend(kind), device_id=device if kind == "cuda" else None)
+    device, gpus = local_device(plan.device), plan.recipe.layout.gpus
+    dist.init_process_group(backend(plan.device), device_id=device if plan.device == "cuda" else None)
     world_size = dist.get_world_size()
-    if world_size != layout.gpus:
-        raise ValueError(f"the plan is for {layout.gpus} ranks, but {world_size} were started")
-    return arrange(int(os.environ["RANK"]), device, layout)
+    if world_size != gpus:
+        raise ValueError(f"the plan is for {gpus} ranks, but {world_size} were started")
+    return arrange(int(os.environ["RANK"]), device, plan.recipe.layout, plan.parallelism.copies(plan.recipe.layout))
 
 
-def arrange(rank: int, device: torch.device, layout: Layout) -> Ranks:
+def arrange(rank: int, device: torch.device, layout: Layout, copies: Copies) -> Ranks:
     """This rank's place among the ``layout.gpus`` that are connected."""
     sizes = tuple(getattr(layout, name) for name in DIMENSIONS)
     mesh = init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS)
     expert_sizes = tuple(getattr(layout, name) for name in EXPERT_DIMENSIONS)
     expert_mesh = init_device_mesh(device.type, expert_sizes, mesh_dim_names=EXPERT_DIMENSIONS)
-    return Ranks(rank, layout.gpus, device, mesh, mesh["dp", "cp"]._flatten("fsdp"), expert_mesh)
+    fsdp = with_copies(mesh["dp", "cp"]._flatten("fsdp"), copies.dense)
+    return Ranks(rank, layout.gpus, device, mesh, fsdp, expert_mesh, with_copies(expert_mesh["edp"], copies.experts))
+
+
+def with_copies(mesh: DeviceMesh, copies: int) -> DeviceMesh:
+    """Ranks that share parameters out, cut into ``copies`` groups of neighbours that each do."""
+    if copies == 1:
+        return mesh
+    return mesh._unflatten(0, (copies, mesh.size() // copies), ("replicate", "shard"))
 
 
 def leave_ranks() -> None:

@@ -2,7 +2,8 @@
 """Pipeline parallel: each rank holds some of the model's stages and passes micro-batches on to the next.
 
 One forward and one backward pass alternate on a rank (1F1B; Narayanan et al., 2021, section 2.2). With virtual stages a
-rank holds every PP-th stage (interleaved 1F1B), which shortens the idle time at both ends of a step.
+rank holds every PP-th stage (interleaved 1F1B), which shortens the idle time at both ends of a step. Zero-bubble
+schedules (Qi et al., 2024) fill that time with weight gradients left for later; one of them lays the stages in a V.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,55 +12,83 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
-from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.pipelining.schedules import (
+    RESHARD,
+    UNSHARD,
+    PipelineScheduleSingle,
+    _Action,
+    _PipelineScheduleRuntime,
+)
 
 from llmb.catalogue.records import Layout, Model
-from llmb.catalogue.stages import stage_layers
+from llmb.catalogue.stages import rank_stages, stage_layers
 from llmb.engine.data.synthetic import MicroBatch
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.loss import CrossEntropy
+from llmb.engine.parallel.delayed_gradients import delay_weight_gradients
 from llmb.engine.parallel.mesh import Ranks
+from llmb.runs.parallelism import Parallelism, PipelineSchedule
+
+SCHEDULES: dict[PipelineSchedule, type[_PipelineScheduleRuntime]] = {
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero-bubble": ScheduleInterleavedZeroBubble,
+    "zero-bubble-v": ScheduleZBVZeroBubble,
+}
+"""Those that take several stages a rank; 1F1B takes one."""
 
 
-def build_stages(model: Model, layout: Layout, pp_rank: int) -> list[Decoder]:
+def build_stages(model: Model, layout: Layout, pp_rank: int, *, v_shaped: bool = False) -> list[Decoder]:
     """This rank's stages, in the order a token passes them; without pipeline parallelism the whole model."""
     layers = stage_layers(layout)
     return [
         Decoder(model, layers[index], embedding=index == 0, head=index == len(layers) - 1)
-        for index in stage_numbers(layout, pp_rank)
+        for index in rank_stages(layout, pp_rank, v_shaped=v_shaped)
     ]
-
-
-def stage_numbers(layout: Layout, pp_rank: int) -> range:
-    return range(pp_rank, layout.pp * layout.vp, layout.pp)
 
 
 class Pipeline:
     """Runs the passes of a step over all pipeline ranks."""
 
     def __init__(
-        self, stages: Sequence[Decoder], layout: Layout, positions: Tensor, dtype: torch.dtype, ranks: Ranks
+        self,
+        stages: Sequence[Decoder],
+        layout: Layout,
+        parallelism: Parallelism,
+        positions: Tensor,
+        dtype: torch.dtype,
+        ranks: Ranks,
     ) -> None:
         self.stages = stages
         self.positions = positions
         for stage in stages:
             # The method, not the module, is replaced: FSDP looks at the module that a stage runs.
             stage.forward = partial(stage.forward, positions=positions)  # type: ignore[method-assign]
-        numbers = stage_numbers(layout, ranks.pp_rank)
+        numbers = rank_stages(layout, ranks.pp_rank, v_shaped=parallelism.v_shaped)
         self.has_embedding = numbers[0] == 0
         self.has_loss = numbers[-1] == layout.pp * layout.vp - 1
-        group = ranks.pp.get_group()
         placed = [
             PipelineStage(
-                stage, number, layout.pp * layout.vp, ranks.device, *_shapes(stage, layout, dtype, ranks), group=group
+                stage,
+                number,
+                layout.pp * layout.vp,
+                ranks.device,
+                *_shapes(stage, layout, dtype, ranks),
+                group=ranks.pp.get_group(),
+                dw_builder=delay_weight_gradients(stage) if parallelism.delays_weight_gradients else None,
             )
             for stage, number in zip(stages, numbers, strict=True)
         ]
         # Ranks without a loss need a function all the same: a schedule without one has no backward pass.
         self.loss = stages[-1].loss or CrossEntropy()
         self.count: Tensor | float = 1.0
-        self.schedule = _schedule(placed, layout.ga, lambda logits, labels: self.loss(logits, labels, self.count))
+        self.schedule = _schedule(parallelism, placed, layout.ga, self._mean_loss)
 
     def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor | None:
         self.count = count
@@ -75,13 +104,40 @@ class Pipeline:
         self.schedule.step(*inputs, target=target, losses=losses, return_outputs=False, **packed)
         return torch.stack([loss.detach().double() for loss in losses]).mean()
 
+    def _mean_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        mean: Tensor = self.loss(logits, labels, self.count)
+        return mean
+
 
 def _schedule(
-    placed: list[PipelineStage], micro_batches: int, loss: Callable[[Tensor, Tensor], Tensor]
-) -> PipelineScheduleSingle | PipelineScheduleMulti:
-    if len(placed) == 1:
+    parallelism: Parallelism, placed: list[PipelineStage], micro_batches: int, loss: Callable[[Tensor, Tensor], Tensor]
+) -> PipelineScheduleSingle | _PipelineScheduleRuntime:
+    name = parallelism.pipeline_schedule
+    if name is None or name == "1f1b":
         return Schedule1F1B(placed[0], micro_batches, loss_fn=loss)
-    return ScheduleInterleaved1F1B(list(placed), micro_batches, loss_fn=loss)
+    schedule = SCHEDULES[name](list(placed), micro_batches, loss_fn=loss)
+    if parallelism.keeps_parameters:
+        orders = schedule.pipeline_order_with_comms
+        schedule.pipeline_order_with_comms = {rank: gathered_once(order) for rank, order in orders.items()}
+    return schedule
+
+
+def gathered_once(order: Sequence[_Action]) -> list[_Action]:
+    """An order in which every stage is gathered once and dropped at the end.
+
+    torch keeps three stages of a rank gathered at a time, and gathers others anew in every round of micro-batches.
+    """
+    gathered: set[int] = set()
+    drops: dict[int, _Action] = {}
+    kept = []
+    for action in order:
+        if action.computation_type is RESHARD:
+            drops[action.stage_index] = action
+        elif action.computation_type is not UNSHARD or action.stage_index not in gathered:
+            kept.append(action)
+        if action.computation_type is UNSHARD:
+            gathered.add(action.stage_index)
+    return [*kept, *drops.values()]
 
 
 def _shapes(stage: Decoder, layout: Layout, dtype: torch.dtype, ranks: Ranks) -> tuple[Tensor, Tensor]:

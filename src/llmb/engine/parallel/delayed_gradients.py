@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weight gradients for later: a backward pass that computes what other pipeline ranks wait for, and no more.
+
+The backward pass of a product is two products: one for the gradient of its input, which the stage before waits for, and
+one for that of its weight, which nobody does before the step's end. Zero-bubble schedules (Qi et al., 2024) fill idle
+time with the latter. Everything but large matrices (norms, router, embedding) keeps its ordinary backward pass.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.nn import functional
+
+from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.local import Linear, local
+from llmb.engine.model.moe import Experts, grouped_matmul, grouped_outer
+from llmb.engine.parallel.data_parallel import add_up
+
+
+class Product(NamedTuple):
+    """Rows times a weight, and the two products of its backward pass."""
+
+    multiply: Callable[[Tensor, Tensor], Tensor]
+    """Rows, weight."""
+    input_gradient: Callable[[Tensor, Tensor], Tensor]
+    """Gradient of the product, weight."""
+    weight_gradient: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """Rows, gradient of the product, weight (for its shape)."""
+
+
+class DelayedGradients:
+    """What the backward passes of a stage left for later, in the order it came up."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Callable[[], None]] = deque()
+
+    def multiply(self, product: Product, weight: Callable[[], Tensor], rows: Tensor) -> Tensor:
+        """``weight`` is asked for again when its gradient is added: FSDP may have dropped it in between."""
+        result: Tensor = _Multiply.apply(rows, weight().detach(), product, weight, self)  # type: ignore[no-untyped-call]
+        return result
+
+    def take(self) -> Callable[[], None]:
+        """What is waiting now, as one task, which frees the rows and gradients that it holds as it goes."""
+        taken, self.waiting = self.waiting, deque()
+
+        def add_all() -> None:
+            while taken:
+                taken.popleft()()
+
+        return add_all
+
+
+def delay_weight_gradients(stage: Decoder) -> Callable[[], Callable[[], None]]:
+    """Changes ``stage`` in place. What is returned is to be called after a backward pass: it gives what was left."""
+    delayed = DelayedGradients()
+    for module in stage.modules():
+        # The methods, not the modules, are replaced: parameters keep their names, and hooks stay where they are.
+        if isinstance(module, Linear):
+            module.forward = partial(delayed.multiply, LINEAR, partial(_matrix, module))  # type: ignore[method-assign]
+        elif isinstance(module, Experts):
+            module.multiply = partial(_multiply_grouped, delayed, module)  # type: ignore[method-assign]
+
+    def left() -> Callable[[], None]:
+        add_all = delayed.take()
+
+        def finish() -> None:
+            add_all()
+            add_up(stage)
+
+        return finish
+
+    return left
+
+
+def _matrix(module: Linear) -> Tensor:
+    return local(module.weight)
+
+
+def _linear_weight_gradient(rows: Tensor, gradient: Tensor, _weight: Tensor) -> Tensor:
+    return gradient.flatten(0, -2).T @ rows.flatten(0, -2)
+
+
+LINEAR = Product(functional.linear, torch.matmul, _linear_weight_gradient)
+
+
+def _multiply_grouped(delayed: DelayedGradients, experts: Experts, name: str, rows: Tensor, counts: Tensor) -> Tensor:
+    product = Product(
+        multiply=partial(grouped_matmul, counts=counts),
+        input_gradient=lambda gradient, weights: grouped_matmul(gradient, weights.transpose(1, 2), counts),
+        weight_gradient=partial(grouped_outer, counts=counts),
+    )
+    return delayed.multiply(product, partial(experts.matrices, name), rows)
+
+
+class _Context(FunctionCtx):
+    saved_tensors: tuple[Tensor, Tensor]
+    product: Product
+    weight: Callable[[], Tensor]
+    delayed: DelayedGradients
+
+
+class _Multiply(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: _Context,
+        rows: Tensor,
+        values: Tensor,
+        product: Product,
+        weight: Callable[[], Tensor],
+        delayed: DelayedGradients,
+    ) -> Tensor:
+        ctx.save_for_backward(rows, values)
+        ctx.product, ctx.weight, ctx.delayed = product, weight, delayed
+        return product.multiply(rows, values)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        rows, values = ctx.saved_tensors
+        ctx.delayed.waiting.append(partial(_add, ctx.product, ctx.weight, rows, gradient))
+        return ctx.product.input_gradient(gradient, values), None, None, None, None
+
+
+def _add(product: Product, weight: Callable[[], Tensor], rows: Tensor, gradient: Tensor) -> None:
+    part = weight()
+    torch.autograd.backward(part, product.weight_gradient(rows, gradient, part.detach()))

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How ranks with the same parameters share them out, and the order of work in a pipeline. Pure."""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple, Self
+
+from llmb.catalogue.records import Layout, Record
+
+DpSharding = Literal["full", "optimizer", "none"]
+PipelineSchedule = Literal["1f1b", "interleaved", "zero-bubble", "zero-bubble-v"]
+
+
+class Copies(NamedTuple):
+    """How many groups of ranks keep parameters and optimizer state, each group all of them."""
+
+    dense: int = 1
+    experts: int = 1
+
+
+class Parallelism(Record):
+    """What a run chooses beside its layout."""
+
+    dp_sharding: DpSharding = "full"
+    """What the ranks of DP x CP share out: parameters, gradients and optimizer state, or those but for the parameters
+    within a step, or nothing."""
+    dp_shard_size: int | None = None
+    """Ranks that share one copy out; null for all."""
+
+    pipeline_schedule: PipelineSchedule | None = None
+    """Null without pipeline parallelism."""
+
+    @property
+    def v_shaped(self) -> bool:
+        """Whether the stages run from the first rank to the last and back."""
+        return self.pipeline_schedule == "zero-bubble-v"
+
+    @property
+    def delays_weight_gradients(self) -> bool:
+        return self.pipeline_schedule in ("zero-bubble", "zero-bubble-v")
+
+    @property
+    def keeps_parameters(self) -> bool:
+        """Whether parameters stay whole on every rank through a step."""
+        return self.dp_sharding != "full"
+
+    def copies(self, layout: Layout) -> Copies:
+        """Copies of dense parameters over the ranks of DP x CP, and of routed experts over those of EDP.
+
+        With a shard size both have as many: as in Megatron-LM, a group of neighbours keeps one copy of everything.
+        """
+        replicas = layout.dp * layout.cp
+        if self.dp_sharding == "none":
+            return Copies(replicas, layout.edp)
+        if self.dp_shard_size is None:
+            return Copies()
+        return Copies(replicas // self.dp_shard_size, replicas // self.dp_shard_size)
+
+    def settled(self, layout: Layout) -> Self:
+        """With the schedule that is used where none was chosen."""
+        if self.pipeline_schedule or layout.pp == 1:
+            return self
+        return self.model_copy(update={"pipeline_schedule": "1f1b" if layout.vp == 1 else "interleaved"})
+
+    def problems(self, layout: Layout, *, compiled: bool) -> Iterator[str]:
+        """Why ``layout`` cannot run this way, with the valid choices."""
+        if self.dp_shard_size is not None:
+            yield from _shard_size_problems(layout, self.dp_sharding, self.dp_shard_size)
+        schedule = self.settled(layout).pipeline_schedule
+        if schedule is not None:
+            yield from _schedule_problems(layout, schedule)
+        if self.delays_weight_gradients and compiled:
+            yield f"--pipeline-schedule {schedule} splits the backward pass, which compiled blocks do not allow"
+
+
+def _shard_size_problems(layout: Layout, sharding: DpSharding, size: int) -> Iterator[str]:
+    valid = valid_shard_sizes(layout)
+    if sharding == "none":
+        yield f"--dp-shard-size is {size}, but --dp-sharding none shares nothing out; choose full or optimizer"
+    elif size not in valid:
+        ranks = f"DP x CP = {layout.dp} x {layout.cp} = {layout.dp * layout.cp}"
+        experts = f", the copies EDP {layout.edp}" if layout.edp % (layout.dp * layout.cp) else ""
+        yield f"--dp-shard-size is {size}; it must divide {ranks}{experts}: valid are {', '.join(map(str, valid))}"
+
+
+def _schedule_problems(layout: Layout, schedule: PipelineSchedule) -> Iterator[str]:
+    fitting = fitting_schedules(layout)
+    if schedule not in fitting:
+        valid = ", ".join(fitting) or "none, as PP is 1"
+        yield f"--pipeline-schedule {schedule} does not fit PP {layout.pp} and VP {layout.vp}: valid are {valid}"
+    elif schedule == "1f1b" and layout.ga < layout.pp:
+        yield f"GA {layout.ga} is below PP {layout.pp}: 1F1B needs a micro-batch for every stage"
+    elif schedule == "zero-bubble" and layout.ga % layout.pp:
+        yield f"GA {layout.ga} does not divide by PP {layout.pp}, which --pipeline-schedule zero-bubble needs"
+
+
+def fitting_schedules(layout: Layout) -> list[PipelineSchedule]:
+    """1F1B has one stage a rank, interleaved 1F1B several, a V two."""
+    if layout.pp == 1:
+        return []
+    by_stages: list[PipelineSchedule] = ["1f1b", "zero-bubble"] if layout.vp == 1 else ["interleaved", "zero-bubble"]
+    return [*by_stages, "zero-bubble-v"] if layout.vp == 2 else by_stages
+
+
+def valid_shard_sizes(layout: Layout) -> list[int]:
+    """Divisors of DP x CP; where experts are spread out, those whose number of copies divides EDP too."""
+    replicas = layout.dp * layout.cp
+    divisors = [size for size in range(1, replicas + 1) if replicas % size == 0]
+    return [size for size in divisors if layout.edp % (replicas // size) == 0]

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One of two ranks that compute in bf16: compares summed gradients with sums made by hand.
+
+Arguments: folder with plans.json and room for the rendezvous, rank. The first rank prints, as JSON, for each plan the
+relative error against the sum in fp32, whether every element is a bf16 number, and how often this rank gathered,
+reduced and scattered, and reduced.
+"""
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
+
+from llmb.engine.data.synthetic import micro_batches
+from llmb.engine.loop import build_data, build_passes, mean_count, prepare_stages
+from llmb.engine.model.decoder import build_model
+from llmb.engine.model.initialise import initialise
+from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.runs.plan import Plan
+
+CPU = torch.device("cpu")
+
+
+def summed(plan: Plan) -> dict[str, Tensor]:
+    """Mean over all ranks and micro-batches of the gradients that a bf16 model has, in fp64."""
+    layout = plan.recipe.layout
+    data = build_data(plan)
+    model = build_model(plan.recipe.model)
+    initialise(model, plan.recipe.model, plan.seed)
+    model.to(torch.bfloat16)
+    sums = {name: torch.zeros(parameter.shape, dtype=torch.float64) for name, parameter in model.named_parameters()}
+    for rank in range(layout.dp):
+        for tokens, labels, _ in micro_batches(data, layout, 0, rank, CPU):
+            loss = model(tokens, labels)
+            # As the engine scales it: pipeline schedules divide at the end, all else at the loss.
+            (loss if layout.pp > 1 else loss / layout.ga).backward()
+            for name, parameter in model.named_parameters():
+                sums[name] += parameter.grad.double()
+                parameter.grad = None
+    return {name: total / layout.dp / (layout.ga if layout.pp > 1 else 1) for name, total in sums.items()}
+
+
+def compare(plan: Plan, ranks: Ranks) -> dict[str, object]:
+    data = build_data(plan)
+    stages = prepare_stages(plan, ranks)
+    passes = build_passes(stages, plan, ranks)
+    count = mean_count(data, plan.recipe.layout, 0, ranks)
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        passes.add_gradients(micro_batches(data, plan.recipe.layout, 0, ranks.dp_rank, CPU), count)
+    calls = {event.key: event.count for event in profiled.key_averages()}
+    expected = summed(plan)
+    worst, all_bf16 = 0.0, True
+    for name, parameter in [item for stage in stages for item in stage.named_parameters()]:
+        gradient = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+        worst = max(worst, float((gradient - expected[name]).norm() / expected[name].norm()))
+        all_bf16 &= torch.equal(gradient, gradient.bfloat16().float())
+    gathered: list[tuple[float, bool]] = [(0.0, True)] * ranks.world_size
+    dist.all_gather_object(gathered, (worst, all_bf16))  # pipeline ranks hold different parameters
+    errors, flags = zip(*gathered, strict=True)
+    traffic = [calls.get(f"c10d::{name}", 0) for name in ("_allgather_base_", "_reduce_scatter_base_", "allreduce_")]
+    return {"error": max(errors), "all_bf16": all(flags), "traffic": traffic}
+
+
+def main(folder: Path, rank: int) -> None:
+    plans = [Plan(**fields) for fields in json.loads((folder / "plans.json").read_text())]
+    dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"file://{folder}/store")
+    found = []
+    for plan in plans:
+        layout = plan.recipe.layout
+        found.append(compare(plan, arrange(rank, CPU, layout, plan.parallelism.copies(layout))))
+    if rank == 0:
+        print(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
+
+
+warnings.simplefilter("ignore")
+main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients computed in bf16 are added up in the dtype that the plan says, and no more often than it takes."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmb.runs.parallelism import Parallelism
+from llmb.runs.plan import Plan
+
+WORKER = Path(__file__).parent / "reduction_worker.py"
+FULL, OPTIMIZER, WHOLE = (Parallelism(dp_sharding=sharding) for sharding in ("full", "optimizer", "none"))
+CASES = {
+    "full": (FULL, {}, [24, 3, 0]),
+    "optimizer": (OPTIMIZER, {}, [3, 3, 0]),
+    "none": (WHOLE, {}, [0, 0, 3]),
+    "pipeline": (FULL, {"pp": 2}, [0, 0, 0]),
+    "zero-bubble": (Parallelism(pipeline_schedule="zero-bubble"), {"pp": 2}, [0, 0, 0]),
+}
+"""Parallelism, layout, and how often ranks gather, reduce and scatter, and reduce the two blocks and the rest of the
+model in four micro-batches (eight where there is a pipeline)."""
+
+
+def run_ranks(folder: Path) -> list[dict[str, Any]]:
+    workers = [
+        subprocess.Popen(
+            [sys.executable, WORKER, folder, str(rank)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [worker.communicate(timeout=120) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    for worker, (_, complaints) in zip(workers, outputs, strict=True):
+        assert worker.returncode == 0, complaints
+    found: list[dict[str, Any]] = json.loads(outputs[0][0])
+    return found
+
+
+@pytest.mark.slow
+def test_gradients_are_added_up_as_the_plan_says(tiny_plan: Callable[..., Plan], tmp_path: Path) -> None:
+    dtypes = ("fp32", "bf16")
+    plans = {
+        (case, dtype): tiny_plan(
+            scale=2,
+            dtype="bf16",
+            grad_reduce_dtype=dtype,
+            parallelism=parallelism,
+            overrides={"layers": 2, "gbs": 8, **sizes},
+        )
+        for case, (parallelism, sizes, _) in CASES.items()
+        for dtype in dtypes
+    }
+    (tmp_path / "plans.json").write_text(json.dumps([plan.model_dump(mode="json") for plan in plans.values()]))
+    found = dict(zip(plans, run_ranks(tmp_path), strict=True))
+    for case in CASES:
+        exact, rounded = (found[case, dtype] for dtype in dtypes)
+        assert exact["error"] < 1e-6, case
+        assert not exact["all_bf16"], case
+        # Adding up eight numbers of 8 bits: each sum is off by up to 2^-9.
+        assert 1e-3 < rounded["error"] < 1e-2, case
+        assert rounded["all_bf16"], case
+        assert exact["traffic"] == rounded["traffic"] == CASES[case][2], case
