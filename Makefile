@@ -11,7 +11,7 @@ help:
 	@echo "make test       set up and run the tests"
 	@echo "make lint       ruff, mypy --strict, import-linter"
 	@echo "make bench      the benchmarks of the tool itself"
-	@echo "make layouts    measure docs/reference/layouts.md anew (an hour on 2 cores)"
+	@echo "make layouts    measure docs/reference/layouts.md anew (half an hour on 2 cores)"
 	@echo "make reference  write the generated pages of docs/reference anew"
 
 setup: $(VENV)/.run

@@ -49,7 +49,7 @@ def compare(plan: Plan, ranks: Ranks, expected: dict[str, Any]) -> dict[str, flo
             found |= differences("gradient", stages, expected["gradients"])
         norm = update(stages, optimizers, plan.recipe.training, number).item()
         found[f"loss of step {number}"] = abs(mean_loss(loss) - expected["losses"][number])
-        found[f"norm of step {number}"] = abs(norm / expected["norms"][number] - 1)
+        found[f"{'later ' if number else ''}norm of step {number}"] = abs(norm / expected["norms"][number] - 1)
     return everybody(found, ranks)
 
 

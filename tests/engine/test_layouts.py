@@ -19,8 +19,9 @@ WORKER, REFERENCE = HERE / "layout_worker.py", HERE / "layout_reference.py"
 LIMIT_S = 600
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 STEPS, GBS = 20, 4
-BOUNDS = {"value": 0.0, "gradient": 1e-5, "loss": 1e-5, "norm": 1e-5}
-"""Largest differences: relative but for losses. Rounding alone gives 1e-6."""
+BOUNDS = {"value": 0.0, "gradient": 1e-5, "loss": 1e-5, "norm": 1e-5, "later": 1e-4}
+"""Largest differences: relative but for losses. Rounding alone gives 1e-6; later norms are those of parameters that
+rounding moved apart."""
 LLAMA, NEMOTRON, MAVERICK = MODELS = ("pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick")
 
 
@@ -33,9 +34,8 @@ class Kind(NamedTuple):
     parallelism: Parallelism = Parallelism()
 
 
-PLAIN, RECOMPUTED, COMPILED, BOTH = Kind(), Kind("full"), Kind(compiled=True), Kind("full", compiled=True)
+PLAIN, BOTH = Kind(), Kind("full", compiled=True)
 PACKED = Kind(document_tokens=50)
-PACKED_BOTH = PACKED._replace(recompute="full", compiled=True)
 SELECTIVE = Kind("selective")
 
 
@@ -52,22 +52,26 @@ FULL_BY_2, OPTIMIZER_BY_2 = sharing("full", 2), sharing("optimizer", 2)
 ZERO_BUBBLE, ZERO_BUBBLE_V = split("zero-bubble"), split("zero-bubble-v")
 
 
-TABLE_KINDS = {"plain": PLAIN, "recomputed": RECOMPUTED, "compiled": COMPILED, "both": BOTH}
+TABLE_KINDS = {"plain": PLAIN, "compiled and recomputed": BOTH}
+COMPILED_EVERY_TIME = ("TP2 + SP", "PP2", "CP2", "EP2")
+"""Layouts whose compiled blocks are tried beside the making of the table too: compiling takes long."""
 SORTS = ("loss", "gradient", "norm")
 PAGE = HERE.parents[1] / "docs" / "reference" / "layouts.md"
 MAKING_TABLE = bool(os.environ.get("LLMB_LAYOUT_TABLE"))
 INTRO = f"""# Layouts and what they change
 
 Nothing, but for rounding. Each layout trains {STEPS} steps in fp32 on CPU processes, the tiny model of each
-architecture, as it is, with full recomputation (`--recompute full`), with blocks compiled (`--compile`), and with both.
-It is compared with a training on one process that uses none of the engine's ways to spread a model. Each cell has three
-figures, the largest differences of any loss, of any parameter's gradient in the first step (relative to its norm), and
-of any step's gradient norm (relative). The bounds are {BOUNDS["loss"]:.0e}, {BOUNDS["gradient"]:.0e} and
-{BOUNDS["norm"]:.0e}; initial values have to be equal.
+architecture, as it is and with blocks compiled and recomputed (`--compile --recompute full`). It is compared with a
+training on one process that uses none of the engine's ways to spread a model. Each cell has three figures: the largest
+difference of any step's loss, and, in the first step, that of any parameter's gradient (relative to its norm) and of
+the norm of all gradients (relative). The bounds are {BOUNDS["loss"]:.0e}, {BOUNDS["gradient"]:.0e} and
+{BOUNDS["norm"]:.0e}; initial values have to be equal. In later steps parameters differ by rounding, and the norm of
+gradients amplifies that: it has to stay within {BOUNDS["later"]:.0e}.
 
 `make layouts` measures the tables again and writes this page; `make test` checks the bounds without writing it. For
 these tables, blocks are traced and differentiated as `--compile` does it, but not made into machine code. SP is
-sequence parallel, without which experts cannot be combined with TP."""
+sequence parallel, without which experts cannot be combined with TP; DP keeps all parameters on every rank
+(`--dp-sharding none`)."""
 
 
 class Layout(NamedTuple):
@@ -95,32 +99,24 @@ LAYOUTS = {
     "TP2 + SP": Layout(2, {"tp": 2}, (PACKED,)),
     "PP2": Layout(2, {"pp": 2}),
     "PP2 x VP2": Layout(2, {"pp": 2, "vp": 2}),
-    "PP2, 1 layer first": Layout(2, {"pp": 2, "first_stage_layers": 1}),
-    "CP2": Layout(2, {"cp": 2}, (PACKED, PACKED_BOTH)),
+    "CP2": Layout(2, {"cp": 2}, (PACKED,)),
     "EP2": Layout(2, {"ep": 2}),
     "EP2 x ETP2": Layout(4, {"ep": 2, "etp": 2}),
     "TP2 x EP2 x ETP2": Layout(4, {"tp": 2, "ep": 2, "etp": 2}),
-    "CP2 x EP2": Layout(4, {"cp": 2, "ep": 2}),
-    "FSDP2 x TP2": Layout(4, {"tp": 2}),
     "TP2 x PP2": Layout(4, {"tp": 2, "pp": 2}),
     "TP2 x CP2": Layout(4, {"tp": 2, "cp": 2}, (PACKED,)),
     "PP2 x CP2 x VP2": Layout(4, {"pp": 2, "cp": 2, "vp": 2}, (PACKED,)),
     "FSDP2 x TP2 x PP2": Layout(8, {"tp": 2, "pp": 2}),
-    "FSDP2 x TP2, no SP": Layout(4, {"tp": 2, **WITHOUT_SP}),
-    "TP2 x CP2, no SP": Layout(4, {"tp": 2, "cp": 2, **WITHOUT_SP}, (PACKED,)),
-    "TP2 x PP2, no SP, 99 tokens": Layout(4, {"tp": 2, "pp": 2, "seq_len": 99, **WITHOUT_SP}),
-    "TP2 x PP2 x EP2": Layout(8, {"tp": 2, "pp": 2, "ep": 2}),
 }
-
-
 WAYS = {
-    "FSDP2": Layout(2, {}, (OPTIMIZER, OPTIMIZER._replace(recompute="full", compiled=True), SELECTIVE)),
+    "FSDP2": Layout(2, {}, (OPTIMIZER, OPTIMIZER._replace(recompute="full"), SELECTIVE)),
     "EP2": Layout(2, {"ep": 2}, (OPTIMIZER._replace(recompute="selective"),)),
+    "PP2, 1 layer first": Layout(2, {"pp": 2, "first_stage_layers": 1}, (PLAIN,)),
     "PP2": Layout(2, {"pp": 2}, (ZERO_BUBBLE, ZERO_BUBBLE._replace(recompute="full"))),
     "PP2 x VP2": Layout(2, {"pp": 2, "vp": 2}, (ZERO_BUBBLE, ZERO_BUBBLE_V._replace(recompute="selective"))),
     "PP2 x VP2, GA 2": Layout(2, {"pp": 2, "vp": 2, "gbs": 2}, (ZERO_BUBBLE, ZERO_BUBBLE_V)),
     "FSDP4": Layout(4, {}, (FULL_BY_2, OPTIMIZER_BY_2)),
-    "FSDP2 x TP2": Layout(4, {"tp": 2}, (OPTIMIZER, WHOLE, SELECTIVE._replace(compiled=True))),
+    "FSDP2 x TP2": Layout(4, {"tp": 2}, (PLAIN, OPTIMIZER, WHOLE, SELECTIVE._replace(compiled=True))),
     "FSDP2 x CP2": Layout(4, {"cp": 2}, (FULL_BY_2, WHOLE)),
     "FSDP2 x PP2": Layout(4, {"pp": 2}, (WHOLE, ZERO_BUBBLE, split("zero-bubble", "none"))),
     "FSDP2 x PP2 x VP2": Layout(4, {"pp": 2, "vp": 2}, (split("zero-bubble-v", "optimizer"),)),
@@ -132,10 +128,15 @@ WAYS = {
     "PP2 x EP2": Layout(4, {"pp": 2, "ep": 2}, (ZERO_BUBBLE,)),
     "PP4": Layout(4, {"pp": 4}, (ZERO_BUBBLE,)),
     "FSDP4 x TP2": Layout(8, {"tp": 2}, (OPTIMIZER_BY_2,)),
+    "FSDP2 x TP2, no SP": Layout(4, {"tp": 2, **WITHOUT_SP}, (PLAIN,)),
+    "TP2 x CP2, no SP": Layout(4, {"tp": 2, "cp": 2, **WITHOUT_SP}, (PLAIN, PACKED)),
+    "TP2 x PP2, no SP, 99 tokens": Layout(4, {"tp": 2, "pp": 2, "seq_len": 99, **WITHOUT_SP}, (PLAIN,)),
+    "CP2 x EP2": Layout(4, {"cp": 2, "ep": 2}, (PLAIN,)),
+    "TP2 x PP2 x EP2": Layout(8, {"tp": 2, "pp": 2, "ep": 2}, (PLAIN,)),
     "FSDP2 x TP2 x PP2": Layout(8, {"tp": 2, "pp": 2}, (OPTIMIZER, WHOLE)),
     "FSDP2 x TP2 x EP2": Layout(8, {"tp": 2, "ep": 2}, (FULL_BY_2,)),
 }
-"""What ranks share out, and in which order a pipeline works. Not beside the kinds of the table."""
+"""More layouts, what ranks share out, and in which order a pipeline works: tried for two steps, not in the table."""
 
 
 class Case(NamedTuple):
@@ -246,7 +247,8 @@ def test_every_layout_trains_as_one_process_does(
     layout = LAYOUTS[name]
     kinds = {title: kind._replace(parallelism=layout.parallelism) for title, kind in TABLE_KINDS.items()}
     if not MAKING_TABLE:
-        kinds = {title: kinds[title] for title in ("plain", "both")} | {str(kind): kind for kind in layout.kinds}
+        kinds = {title: kind for title, kind in kinds.items() if not kind.compiled or name in COMPILED_EVERY_TIME}
+        kinds |= {str(kind): kind for kind in layout.kinds}
     places = [Place(name, workload, title) for workload in layout.workloads for title in kinds]
     cases = cases_of(layout, kinds.values())
     found = dict(zip(places, run_cases(cases, tiny_plan, references, tmp_path), strict=True))
@@ -267,7 +269,7 @@ def test_however_ranks_share_and_order_their_work_they_train_as_one_process_does
         for case in cases_of(layout, layout.kinds)
         if case.workload != NEMOTRON
     }
-    found = zip(cases, run_cases(list(cases.values()), tiny_plan, references, tmp_path, steps=3), strict=True)
+    found = zip(cases, run_cases(list(cases.values()), tiny_plan, references, tmp_path, steps=2), strict=True)
     assert {case: wrong for case, differences in found if (wrong := too_large(differences))} == {}
 
 

@@ -29,7 +29,7 @@ Gone = Callable[..., bool]
 HOST = socket.gethostname()
 FOUR = ("-w", "pretrain_llama3.1", "--scale", "4", "--steps", "100000")
 TWO = ("-w", "pretrain_llama3.1", "--scale", "2", "--steps", "100000")
-LIMIT_S = 8
+LIMIT_S = 14
 SOON_S = 10
 ODD_WORKER = Path(__file__).parent / "odd_worker.py"
 
@@ -64,7 +64,7 @@ def test_a_stopped_worker_ends_the_run_and_is_named(
     os.kill(workers[victim], signal.SIGSTOP)
     began = time.monotonic()
     _, talk = run.process.communicate()
-    assert LIMIT_S - 2 < time.monotonic() - began < LIMIT_S + SOON_S
+    assert LIMIT_S / 2 < time.monotonic() - began < LIMIT_S
     assert run.process.returncode == 4
     assert f"the run failed: rank {victim} on {HOST} stopped answering at step " in talk
     assert f"; {others}" in talk

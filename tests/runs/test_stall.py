@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.runs.stall import Beat, Seen, Wait, find_stall, parse_ranks, ranks_text
+from llmb.runs.stall import Beat, Seen, Wait, find_stall, parse_ranks, ranks_text, time_to_notice
 
 LIMIT_S, PATIENCE_S = 100, 8
 
@@ -106,3 +106,8 @@ def test_ranks_survive_their_short_form(ranks: set[int]) -> None:
 def test_short_forms() -> None:
     assert ranks_text([5, 4, 0, 6, 2]) == "0, 2, 4-6"
     assert ranks_text(range(0, 100, 2), most=2) == "0, 2 and more (50 in all)"
+
+
+@pytest.mark.parametrize(("limit_s", "notice_s"), [(0, 0), (4, 2), (12, 6), (20, 14), (300, 294)])
+def test_ranks_act_early_enough_for_the_run_to_end_within_its_limit(limit_s: int, notice_s: float) -> None:
+    assert time_to_notice(limit_s) == notice_s

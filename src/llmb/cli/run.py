@@ -95,8 +95,8 @@ def run(
         int,
         typer.Option(
             "--stall-limit",
-            help="Seconds without progress that end the run; 4 times as many before the first step, 12 times while"
-            " saving. 0: never.",
+            help="Seconds within which a run without progress is ended; 4 times as many before the first step, 12"
+            " times while saving. 0: never.",
             rich_help_panel=TRAINING,
         ),
     ] = DEFAULT_STALL_LIMIT_S,

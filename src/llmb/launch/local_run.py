@@ -12,6 +12,7 @@ from llmb.runs.folder import RunFolder, cannot_write
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, write_record
 from llmb.runs.result import Result
+from llmb.runs.stall import time_to_notice
 from llmb.runs.steps import Step
 
 INTERRUPTED = 130
@@ -23,11 +24,12 @@ def run_here(plan: Plan, folder: RunFolder, variables: Mapping[str, str], on_ste
 
     Raises UserInterrupt once an interrupted run is ended and recorded, EnvironmentProblem where nothing can be written.
     """
+    patience_s = time_to_notice(plan.stall_limit_s)
     record = new_record(plan, local_command(plan, folder))
     try:
         write_record(folder, record)
         try:
-            exit_code, interrupted = run_workers(record.command, variables, folder, on_step, plan.stall_limit_s), None
+            exit_code, interrupted = run_workers(record.command, variables, folder, on_step, patience_s), None
         except Interrupted as signal:
             exit_code, interrupted = INTERRUPTED, str(signal)
         result = finish(folder, record, exit_code, interrupted)

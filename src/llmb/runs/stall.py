@@ -14,8 +14,18 @@ PHASE_LIMITS: dict[Phase, int] = {"start": 4, "step": 1, "checkpoint": 12, "end"
 """How often the limit a phase may take: loading and compiling before the first step, and disks, are slow."""
 STALL = "llmb: stall: "
 """What the line begins with that names the cause in a run's log."""
+ENDING_S = 6.0
+"""What it takes the ranks to agree on who is at fault, to say so, and to be ended."""
 MOST_KINDS = 4
 MOST_RANKS = 16
+
+
+def time_to_notice(limit_s: float) -> float:
+    """Seconds without progress after which ranks act, so that the run has ended when ``limit_s`` are over.
+
+    A limit too short for that is cut in half: nobody should take a breath for a stall.
+    """
+    return max(limit_s / 2, limit_s - ENDING_S)
 
 
 class Wait(Record):
