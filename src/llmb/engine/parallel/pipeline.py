@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -53,6 +54,14 @@ def build_stages(model: Model, layout: Layout, pp_rank: int, *, v_shaped: bool =
     ]
 
 
+class Stage(PipelineStage):
+    """A stage of a V may have its neighbour on its own rank, which torch 2.11 would connect to itself beforehand."""
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        connections: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()
+        return [connection for connection in connections if connection.group_peer != self.group_rank]
+
+
 class Pipeline:
     """Runs the passes of a step over all pipeline ranks."""
 
@@ -73,8 +82,8 @@ class Pipeline:
         numbers = rank_stages(layout, ranks.pp_rank, v_shaped=parallelism.v_shaped)
         self.has_embedding = numbers[0] == 0
         self.has_loss = numbers[-1] == layout.pp * layout.vp - 1
-        placed = [
-            PipelineStage(
+        placed: list[PipelineStage] = [
+            Stage(
                 stage,
                 number,
                 layout.pp * layout.vp,
