@@ -351,3 +351,17 @@ def test_whenever_a_process_is_killed_the_newest_whole_checkpoint_is_good(
     for plan, found in zip(plans, json.loads((tmp_path / "losses.json").read_text()), strict=True):
         expected = [step["loss"] for step in whole[plan.first_step : plan.last_step + 1]]
         assert found == pytest.approx(expected, abs=1e-6, rel=0), plan.first_step
+
+
+def test_checkpoints_can_be_saved_elsewhere_and_asked_for_by_the_environment(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENABLE_CHECKPOINT", "true")
+    saved = finished(*LLAMA, "--scale", "1", "--steps", "3", "--checkpoint-dir", str(tmp_path / "scratch"))
+    path = Path(saved["checkpoint"]["path"])
+    assert path.parent == tmp_path / "scratch" / Path(saved["run_dir"]).parent.name
+    assert not (Path(saved["run_dir"]) / "checkpoints").exists()
+    monkeypatch.delenv("ENABLE_CHECKPOINT")
+    monkeypatch.setenv("LOAD_CHECKPOINT_PATH", str(path))
+    continued = finished(*LLAMA, "--scale", "1", "--steps", "2")
+    assert [step["step"] for step in steps(continued)] == [3, 4]

@@ -66,6 +66,7 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Plan]
     ("workload", "options", "said"),
     [
         ("pretrain_llama3.1", {"dtype": "fp8"}, "no fp8"),
+        ("pretrain_llama3.1", {"checkpoint_dir": "/scratch"}, "--checkpoint-dir is given, but nothing is saved"),
         ("finetune_llama3", {}, "no LoRA"),
         ("pretrain_llama3.1", {"grad_reduce_dtype": "bf16"}, "the run computes in fp32"),
         ("pretrain_llama3.1", {"parallelism": by(3), "scale": 4}, "must divide DP x CP = 4 x 1 = 4: valid are 1, 2, 4"),

@@ -21,7 +21,21 @@ PARALLELISM = "Parallelism"
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 SaveCheckpoint = Annotated[
-    bool, typer.Option("--save-checkpoint", help="Save a checkpoint after the last step.", rich_help_panel=CHECKPOINTS)
+    bool,
+    typer.Option(
+        "--save-checkpoint",
+        help="Save a checkpoint after the last step.",
+        envvar="ENABLE_CHECKPOINT",
+        rich_help_panel=CHECKPOINTS,
+    ),
+]
+CheckpointDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint-dir",
+        help="Folder below which this run saves, in one of its own. Default: the run's folder.",
+        rich_help_panel=CHECKPOINTS,
+    ),
 ]
 CheckpointInterval = Annotated[
     int | None,
@@ -36,6 +50,7 @@ LoadCheckpoint = Annotated[
     typer.Option(
         "--load-checkpoint",
         help="Go on from a checkpoint, the folder above 'weights', on any number of processes.",
+        envvar="LOAD_CHECKPOINT_PATH",
         rich_help_panel=CHECKPOINTS,
     ),
 ]

@@ -11,6 +11,7 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import CPU, Request
 from llmb.cli.options import (
+    CheckpointDir,
     CheckpointInterval,
     DpShardingOption,
     DpShardSize,
@@ -90,6 +91,7 @@ def run(
     pipeline_schedule: PipelineScheduleOption = None,
     save_checkpoint: SaveCheckpoint = False,
     checkpoint_interval: CheckpointInterval = None,
+    checkpoint_dir: CheckpointDir = None,
     load_checkpoint: LoadCheckpoint = None,
     stall_limit: Annotated[
         int,
@@ -141,6 +143,7 @@ def run(
         document_tokens=document_tokens,
         save_checkpoint=save_checkpoint,
         checkpoint_interval=checkpoint_interval,
+        checkpoint_dir=str(checkpoint_dir.absolute()) if checkpoint_dir else None,
         checkpoint=checkpoint,
         stall_limit_s=stall_limit,
     )
@@ -150,7 +153,7 @@ def run(
         _print_plan(plan, install, variables, json=json)
     else:
         check_machine(plan, machine)
-        check_space(plan, run_parent(install, plan))
+        check_space(plan, Path(plan.checkpoint_dir) if plan.checkpoint_dir else run_parent(install, plan))
         _run(plan, create_run_folder(install, plan), variables, json=json)
 
 

@@ -38,7 +38,7 @@ def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> 
             for line in log:
                 save_s.extend(save.duration_s for save in find_saves(line))
                 load_s = next((load.duration_s for load in find_loads(line)), load_s)
-    newest = next(reversed(saved_checkpoints(folder.checkpoints)), None)
+    newest = next(reversed(saved_checkpoints(folder.checkpoints_of(plan))), None)
     overlapped = [step.step for step in steps if step.saving]
     return CheckpointReport(
         save_s=tuple(save_s),

@@ -43,8 +43,12 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Made with the first checkpoint."""
+        """Made with the first checkpoint that is saved here."""
         return self.path / "checkpoints"
+
+    def checkpoints_of(self, plan: Plan) -> Path:
+        """Where a run with this folder saves: here, or in a folder with the run's name in the plan's directory."""
+        return Path(plan.checkpoint_dir) / self.path.parent.name if plan.checkpoint_dir else self.checkpoints
 
     @property
     def environment(self) -> Path:

@@ -44,6 +44,8 @@ class Plan(Record):
     parallelism: Parallelism = DEFAULT_PARALLELISM
     save_checkpoint: bool = False
     checkpoint_interval: int | None = None
+    checkpoint_dir: str | None = None
+    """Absolute; the run saves in a folder of its own below. Null for the run's folder."""
     start: Start | None = None
     stall_limit_s: int = DEFAULT_STALL_LIMIT_S
 
@@ -85,6 +87,7 @@ def make_plan(
     document_tokens: int | None = None,
     save_checkpoint: bool = False,
     checkpoint_interval: int | None = None,
+    checkpoint_dir: str | None = None,
     checkpoint: SavedCheckpoint | None = None,
     stall_limit_s: int = DEFAULT_STALL_LIMIT_S,
 ) -> Plan:
@@ -105,6 +108,10 @@ def make_plan(
         problems.append(f"--force-load-balancing is for models with experts; {recipe.model.model} has none")
     if checkpoint_interval is not None and checkpoint_interval < 1:
         problems.append(f"--checkpoint-interval is {checkpoint_interval}; it must be at least 1")
+    if checkpoint_dir and not (save_checkpoint or checkpoint_interval):
+        problems.append(
+            "--checkpoint-dir is given, but nothing is saved; add --save-checkpoint or --checkpoint-interval"
+        )
     if stall_limit_s < 0:
         problems.append(f"--stall-limit is {stall_limit_s}; it must be 0 (no limit) or more")
     problems.extend(parallelism.problems(recipe.layout, compiled=compiled))
@@ -137,6 +144,7 @@ def make_plan(
         parallelism=parallelism.settled(recipe.layout),
         save_checkpoint=save_checkpoint or checkpoint_interval is not None,
         checkpoint_interval=checkpoint_interval,
+        checkpoint_dir=checkpoint_dir,
         start=_start(checkpoint) if checkpoint else None,
         stall_limit_s=stall_limit_s,
     )

@@ -50,7 +50,7 @@ class Saver:
         self, plan: Plan, folder: RunFolder, ranks: Ranks, stages: Sequence[nn.Module], optimizers: Sequence[AdamW]
     ) -> None:
         self.plan = plan
-        self.folder = folder.checkpoints
+        self.folder = folder.checkpoints_of(plan)
         self.ranks = ranks
         self.stages = stages
         self.optimizers = optimizers
