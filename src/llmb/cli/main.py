@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from llmb import __version__
-from llmb.errors import LlmbError, unknown
+from llmb.errors import LlmbError, UserInterrupt, unknown
 
 COMMANDS = {
     "list": ("llmb.cli.list", "Workloads, sizes, dtypes, GPU types and scales that can be run."),
@@ -95,17 +95,27 @@ def main() -> NoReturn:
     os._exit(exit_code)
 
 
+def was_interrupted(end: SystemExit) -> bool:
+    """Whether Ctrl-C is behind it: click makes an exit with 1 of it."""
+    error: BaseException | None = end
+    while error and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def _run_app() -> int:
     try:
         app()
     except SystemExit as end:
+        if was_interrupted(end):
+            return UserInterrupt.exit_code
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except LlmbError as error:
         sys.stderr.write(f"llmb: error: {error}\n")
         return error.exit_code
     except KeyboardInterrupt:
         sys.stderr.write("llmb: interrupted\n")
-        return 130
+        return UserInterrupt.exit_code
     except BrokenPipeError:
         return 0  # the reader went away, as in 'llmb list | head'
     return 0

@@ -30,7 +30,7 @@ def run_converter(job: ExportJob | ImportJob, on_progress: OnProgress, on_note: 
     command = [sys.executable, "-m", "llmb.engine.convert", job.model_dump_json()]
     # Files go through host memory only: a GPU would be taken for nothing.
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    with tempfile.TemporaryFile() as talk, signals_as_exceptions():
+    with tempfile.TemporaryFile() as talk, signals_as_exceptions() as signals:
         process = subprocess.Popen(
             command,
             env=variables,
@@ -40,6 +40,7 @@ def run_converter(job: ExportJob | ImportJob, on_progress: OnProgress, on_note: 
             start_new_session=True,
         )
         try:
+            signals.let_through()
             error = follow(process, on_progress, on_note)
         except Interrupted as signal:
             end_tree(process)

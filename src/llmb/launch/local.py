@@ -42,7 +42,7 @@ def run_workers(
         log = folder.log.open("wb")
     except OSError as error:
         raise cannot_write(folder.log, error) from error
-    with log, signals_as_exceptions():
+    with log, signals_as_exceptions() as signals:
         # A session of its own: Ctrl-C in a terminal reaches this process only, which then ends the workers in order.
         process = subprocess.Popen(
             command,
@@ -55,6 +55,7 @@ def run_workers(
         steps = StepFollower(folder.steps)
         stopped = StoppedFamily(process, stall_limit_s)
         try:
+            signals.let_through()
             while process.poll() is None:
                 for step in steps.new():
                     on_step(step)
@@ -93,18 +94,37 @@ class StepFollower:
                 yield step_from_json(line.decode())
 
 
-@contextmanager
-def signals_as_exceptions() -> Iterator[None]:
-    """The first signal that ends a run raises Interrupted; further ones do not disturb the ending of the workers."""
+class SignalGate:
+    """Holds back the signal that ends a run until somebody is there who ends the processes it has started."""
 
-    def interrupt(number: int, frame: object) -> None:  # noqa: ARG001
-        for other in previous:
+    def __init__(self) -> None:
+        self.open = False
+        self.name: str | None = None
+
+    def take(self, number: int, frame: object) -> None:  # noqa: ARG002 (as the signal module calls it)
+        for other in ENDING:
             signal.signal(other, signal.SIG_IGN)
-        raise Interrupted(signal.Signals(number).name)
+        self.name = signal.Signals(number).name
+        if self.open:
+            raise Interrupted(self.name)
 
-    previous = {number: signal.signal(number, interrupt) for number in ENDING}
+    def let_through(self) -> None:
+        """Raises Interrupted where a signal has come already."""
+        self.open = True
+        if self.name:
+            raise Interrupted(self.name)
+
+
+@contextmanager
+def signals_as_exceptions() -> Iterator[SignalGate]:
+    """The first signal that ends a run raises Interrupted, once it is let through; further ones disturb nobody.
+
+    Without that, one that comes while a process is being started would leave it behind.
+    """
+    gate = SignalGate()
+    previous = {number: signal.signal(number, gate.take) for number in ENDING}
     try:
-        yield
+        yield gate
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
