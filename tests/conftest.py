@@ -6,6 +6,7 @@ import pytest
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
+from llmb.runs.choices import Choices
 from llmb.runs.plan import Plan, make_plan
 
 
@@ -32,6 +33,8 @@ def tiny_plan() -> Callable[..., Plan]:
         overrides = Overrides(**options.pop("overrides", {}))
         dtype = options.pop("dtype", None)
         request = Request(workload=workload, size="tiny", gpu_type="cpu", scale=scale, dtype=dtype, overrides=overrides)
-        return make_plan(resolve(catalogue, request), device="cpu", steps=steps, **options)
+        checkpoint = options.pop("checkpoint", None)
+        choices = Choices(steps=steps, **options)
+        return make_plan(resolve(catalogue, request), choices, device="cpu", checkpoint=checkpoint)
 
     return plan

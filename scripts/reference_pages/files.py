@@ -26,6 +26,7 @@ from llmb.report.parse_report import parse_document, parse_report
 from llmb.report.recipe_report import recipe_document
 from llmb.report.run_report import run_document
 from llmb.runs.checkpoint import CheckpointRecord, SavedCheckpoint
+from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder, experiment_name
 from llmb.runs.plan import Plan, make_plan
 from llmb.runs.record import RunRecord
@@ -176,7 +177,7 @@ def sample_checkpoint(plan: Plan) -> SavedCheckpoint:
 
 def sample_plan(catalogue: Catalogue) -> Plan:
     request = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=2)
-    return make_plan(resolve(catalogue, request), device="cpu", steps=50)
+    return make_plan(resolve(catalogue, request), Choices(), device="cpu")
 
 
 def sample_line(recipe: Recipe) -> str:

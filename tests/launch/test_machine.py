@@ -13,6 +13,7 @@ from llmb.catalogue.resolve import Request
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.launch.command import local_command, local_variables
 from llmb.launch.machine import Machine, check_machine, gpu_type_of, recipe_for, this_machine
+from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan
 
@@ -74,7 +75,7 @@ def test_an_unknown_gpu_has_no_peak_of_another() -> None:
 
 def test_too_few_gpus_are_said_before_anything_starts() -> None:
     recipe = recipe_for(CATALOGUE, large(scale=1, gpu_type="h100"), LAPTOP)
-    plan = make_plan(recipe, device="cuda", steps=5)
+    plan = make_plan(recipe, Choices(), device="cuda")
     with pytest.raises(EnvironmentProblem, match="needs 1 GPUs; this machine has 0"):
         check_machine(plan, LAPTOP)
     check_machine(plan, H100_NODE)

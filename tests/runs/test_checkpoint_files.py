@@ -20,7 +20,8 @@ from llmb.runs.checkpoint import (
     read_checkpoint,
     saved_checkpoints,
 )
-from llmb.runs.plan import DEFAULT_SEED, Plan, Start, make_plan
+from llmb.runs.choices import DEFAULT_SEED, Choices
+from llmb.runs.plan import Plan, Start, make_plan
 from llmb.runs.space import check_space, checkpoint_bytes
 
 FILES = {"weights/.metadata": b"m" * 30, "weights/__0_0.distcp": b"w" * 500, "weights/__1_0.distcp": b"w" * 400}
@@ -184,7 +185,7 @@ def test_another_model_or_seed_is_refused_with_what_differs(make: Make, tiny_pla
         update={"model": recipe.model.model_copy(update={"vocab_size": 2000, "hidden_size": 256})}
     )
     with pytest.raises(UsageError) as caught:
-        make_plan(other, device="cpu", steps=1, seed=3, checkpoint=checkpoint)
+        make_plan(other, Choices(seed=3), device="cpu", checkpoint=checkpoint)
     for said in ("vocab_size is 1024 in the checkpoint and 2000", "hidden_size is 128", "trained with 7"):
         assert said in str(caught.value)
 

@@ -9,6 +9,7 @@ from llmb.catalogue.resolve import Request, resolve
 from llmb.errors import UsageError
 from llmb.metrics.flops import flops_per_sequence, model_flops
 from llmb.metrics.packing import synthetic_packing
+from llmb.runs.choices import Choices
 from llmb.runs.documents import with_documents
 from llmb.runs.folder import experiment_name
 from llmb.runs.parallelism import DpSharding, Parallelism, PipelineSchedule
@@ -33,7 +34,7 @@ def test_a_plan_survives_its_file(tiny_plan: Callable[..., Plan]) -> None:
 def test_everything_wrong_is_said_at_once(tiny_plan: Callable[..., Plan]) -> None:
     recipe = tiny_plan().recipe
     with pytest.raises(UsageError) as caught:
-        make_plan(recipe, device="cpu", steps=0, peak_lr=-1.0, warmup_steps=-5)
+        make_plan(recipe, Choices(steps=0, peak_lr=-1.0, warmup_steps=-5), device="cpu")
     for said in ("--steps is 0", "--lr is -1.0", "--warmup-steps is -5"):
         assert said in str(caught.value)
 
@@ -54,12 +55,12 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Plan]
     def reduced(plan: Plan) -> str:
         return plan.recipe.training.grad_reduce_dtype
 
-    assert reduced(make_plan(recipe, device="cuda", steps=1)) == "bf16"
-    assert reduced(make_plan(recipe, device="cuda", steps=1, grad_reduce_dtype="fp32")) == "fp32"
+    assert reduced(make_plan(recipe, Choices(), device="cuda")) == "bf16"
+    assert reduced(make_plan(recipe, Choices(grad_reduce_dtype="fp32"), device="cuda")) == "fp32"
     assert reduced(tiny_plan(dtype="bf16")) == "fp32"
     assert reduced(tiny_plan(dtype="bf16", grad_reduce_dtype="bf16")) == "bf16"
     whole = recipe.model_copy(update={"dtype": Dtype.FP32})
-    assert reduced(make_plan(whole, device="cuda", steps=1)) == "fp32"
+    assert reduced(make_plan(whole, Choices(), device="cuda")) == "fp32"
 
 
 @pytest.mark.parametrize(
@@ -144,11 +145,11 @@ def test_documents_of_ones_own_have_nothing_published() -> None:
     recipe = resolve(Catalogue(), request)
     assert recipe.expectations
     assert flops_per_sequence(recipe, Convention.PUBLISHED)
-    packed = make_plan(recipe, device="cuda", steps=5, document_tokens=500).recipe
+    packed = make_plan(recipe, Choices(document_tokens=500), device="cuda").recipe
     assert not packed.expectations
     assert packed.expectations_reason == "sequences are packed from documents of 500 tokens on average"
     assert flops_per_sequence(packed, Convention.PUBLISHED) is None
-    assert make_plan(recipe, device="cuda", steps=5).recipe == recipe
+    assert make_plan(recipe, Choices(), device="cuda").recipe == recipe
 
 
 def test_a_recipe_that_packs_trains_on_documents_like_its_own() -> None:

@@ -4,91 +4,15 @@
 import functools
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from llmb.catalogue.records import GradReduceDtype
 from llmb.catalogue.resolve import Overrides, Request
-from llmb.runs.parallelism import DpSharding, PipelineSchedule
 
 LAYOUT = "Layout overrides"
 
-CHECKPOINTS = "Checkpoints"
-
-PARALLELISM = "Parallelism"
-
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-SaveCheckpoint = Annotated[
-    bool,
-    typer.Option(
-        "--save-checkpoint",
-        help="Save a checkpoint after the last step.",
-        envvar="ENABLE_CHECKPOINT",
-        rich_help_panel=CHECKPOINTS,
-    ),
-]
-CheckpointDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--checkpoint-dir",
-        help="Folder below which this run saves, in one of its own. Default: the run's folder.",
-        rich_help_panel=CHECKPOINTS,
-    ),
-]
-CheckpointInterval = Annotated[
-    int | None,
-    typer.Option(
-        "--checkpoint-interval",
-        help="Save one every N steps as well, while training goes on.",
-        rich_help_panel=CHECKPOINTS,
-    ),
-]
-LoadCheckpoint = Annotated[
-    Path | None,
-    typer.Option(
-        "--load-checkpoint",
-        help="Go on from a checkpoint, the folder above 'weights', on any number of processes.",
-        envvar="LOAD_CHECKPOINT_PATH",
-        rich_help_panel=CHECKPOINTS,
-    ),
-]
-
-GradReduceDtypeOption = Annotated[
-    GradReduceDtype | None,
-    typer.Option(
-        "--grad-reduce-dtype",
-        help="What gradients of micro-batches and ranks are added up in. Default: as the recipe says.",
-        rich_help_panel="Training",
-    ),
-]
-DpShardingOption = Annotated[
-    DpSharding,
-    typer.Option(
-        "--dp-sharding",
-        help="What data-parallel ranks share out: 'full' parameters, gradients and optimizer state (ZeRO-3), "
-        "'optimizer' all but the parameters within a step (ZeRO-1), 'none' nothing (DDP).",
-        rich_help_panel=PARALLELISM,
-    ),
-]
-DpShardSize = Annotated[
-    int | None,
-    typer.Option(
-        "--dp-shard-size",
-        help="Share out within groups of N ranks of DP x CP, each group with a copy. Default: one group.",
-        rich_help_panel=PARALLELISM,
-    ),
-]
-PipelineScheduleOption = Annotated[
-    PipelineSchedule | None,
-    typer.Option(
-        "--pipeline-schedule",
-        help="Order of work in a pipeline. Default: 1f1b; with VP interleaved. 'zero-bubble' leaves weight gradients "
-        "for idle time, 'zero-bubble-v' (VP 2) also lays the stages in a V.",
-        rich_help_panel=PARALLELISM,
-    ),
-]
 
 
 def recipe_options(
@@ -127,7 +51,7 @@ def recipe_options(
         ),
     ] = False,
 ) -> Request:
-    """The request that these options make. Every command that takes a recipe has them, by ``takes_recipe``."""
+    """The request that these options make. Every command that takes a recipe has them."""
     overrides = Overrides(
         tp=tp,
         pp=pp,
@@ -154,17 +78,30 @@ def recipe_options(
     )
 
 
+def takes(*makers: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the options of each maker in place of its first parameters, the values that they make."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        parts = [list(inspect.signature(maker).parameters.values()) for maker in makers]
+        own = list(inspect.signature(command).parameters.values())[len(makers) :]
+
+        @functools.wraps(command)
+        def with_options(**options: Any) -> None:  # noqa: ANN401 (whatever the options' types are)
+            made = [
+                maker(**{option.name: options.pop(option.name) for option in part})
+                for maker, part in zip(makers, parts, strict=True)
+            ]
+            command(*made, **options)
+
+        shared = [option for part in parts for option in part]
+        parameters = [*shared, *(option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in own)]
+        with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        with_options.__annotations__ = {option.name: option.annotation for option in parameters}
+        return with_options
+
+    return decorate
+
+
 def takes_recipe(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options of ``recipe_options`` in place of its first parameter, the request they make."""
-    shared = inspect.signature(recipe_options).parameters
-    own = list(inspect.signature(command).parameters.values())[1:]
-
-    @functools.wraps(command)
-    def with_options(**options: Any) -> None:  # noqa: ANN401 (whatever the options' types are)
-        request = recipe_options(**{name: options.pop(name) for name in shared})
-        command(request, **options)
-
-    parameters = [*shared.values(), *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own)]
-    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return with_options
+    """For a command on a recipe."""
+    return takes(recipe_options)(command)

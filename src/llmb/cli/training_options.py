@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of every command that trains: one for each field of ``Choices``, under its name."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import typer
+from typer.models import OptionInfo
+
+from llmb.catalogue.records import Record
+from llmb.cli.options import recipe_options, takes
+from llmb.runs.choices import Choices
+from llmb.runs.parallelism import Parallelism
+
+_training = partial(typer.Option, rich_help_panel="Training")
+_checkpoint = partial(typer.Option, rich_help_panel="Checkpoints")
+_parallelism = partial(typer.Option, rich_help_panel="Parallelism")
+
+OPTIONS: Mapping[str, OptionInfo] = MappingProxyType(
+    {
+        "steps": _training("--steps", help="Training steps. Default: 50; 1 with --load-checkpoint."),
+        "window": typer.Option("--window", help="Steps to take statistics over: auto, last, all or A-B."),
+        "seed": _training("--seed", help="Of initial values and data. Default: 1234."),
+        "peak_lr": _training("--lr", help="Peak learning rate."),
+        "warmup_steps": _training("--warmup-steps", help="Warm-up of the learning rate."),
+        "document_tokens": _training(
+            "--document-tokens",
+            help="Pack sequences from documents of N tokens on average. Default: as the recipe; LoRA packs.",
+        ),
+        "grad_reduce_dtype": _training(
+            "--grad-reduce-dtype",
+            help="What gradients of micro-batches and ranks are added up in. Default: as the recipe says.",
+        ),
+        "recompute": _training("--recompute", help="Activation checkpointing."),
+        "compiled": _training("--compile", help="Compile the model's blocks with torch.compile."),
+        "force_load_balancing": _training(
+            "--force-load-balancing",
+            help="Give every expert as many tokens as any other, whatever the router says.",
+        ),
+        "stall_limit_s": _training(
+            "--stall-limit",
+            help="Seconds within which a run without progress is ended; 4 times as many before the first step, 12"
+            " times while saving. 0: never.",
+        ),
+        "dp_sharding": _parallelism(
+            "--dp-sharding",
+            help="What data-parallel ranks share out: 'full' parameters, gradients and optimizer state (ZeRO-3), "
+            "'optimizer' all but the parameters within a step (ZeRO-1), 'none' nothing (DDP).",
+        ),
+        "dp_shard_size": _parallelism(
+            "--dp-shard-size",
+            help="Share out within groups of N ranks of DP x CP, each group with a copy. Default: one group.",
+        ),
+        "pipeline_schedule": _parallelism(
+            "--pipeline-schedule",
+            help="Order of work in a pipeline. Default: 1f1b; with VP interleaved. 'zero-bubble' leaves weight "
+            "gradients for idle time, 'zero-bubble-v' (VP 2) also lays the stages in a V.",
+        ),
+        "save_checkpoint": _checkpoint(
+            "--save-checkpoint", help="Save a checkpoint after the last step.", envvar="ENABLE_CHECKPOINT"
+        ),
+        "checkpoint_interval": _checkpoint(
+            "--checkpoint-interval", help="Save one every N steps as well, while training goes on."
+        ),
+        "checkpoint_dir": _checkpoint(
+            "--checkpoint-dir",
+            metavar="FOLDER",
+            help="Folder below which this run saves, in one of its own. Default: the run's folder.",
+        ),
+        "load_checkpoint": _checkpoint(
+            "--load-checkpoint",
+            metavar="FOLDER",
+            help="Go on from a checkpoint, the folder above 'weights', on any number of processes.",
+            envvar="LOAD_CHECKPOINT_PATH",
+        ),
+    }
+)
+
+
+def training_options(**given: Any) -> Choices:  # noqa: ANN401 (whatever the options' types are)
+    """The choices that the options make. Folders become absolute: workers may start elsewhere."""
+    parallelism = Parallelism(**{name: given.pop(name) for name in Parallelism.model_fields})
+    for name in ("checkpoint_dir", "load_checkpoint"):
+        given[name] = str(Path(given[name]).absolute()) if given[name] else None
+    return Choices(**given, parallelism=parallelism)
+
+
+def option_parameters() -> list[inspect.Parameter]:
+    """One for each name of ``OPTIONS``, in that order, with type and default of its field."""
+    fields = fields_of(Choices) | fields_of(Parallelism)
+    return [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=fields[name][1], annotation=Annotated[fields[name][0], option]
+        )
+        for name, option in OPTIONS.items()
+    ]
+
+
+def fields_of(record: type[Record]) -> dict[str, tuple[Any, Any]]:
+    """Type and default of each field."""
+    return {name: (field.annotation, field.default) for name, field in record.model_fields.items()}
+
+
+training_options.__signature__ = inspect.Signature(option_parameters())  # type: ignore[attr-defined]
+
+
+def takes_choices(command: Callable[..., None]) -> Callable[..., None]:
+    """For a command that trains: its first two parameters are the request and the choices."""
+    return takes(recipe_options, training_options)(command)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run chooses beside its recipe, and what is wrong with it. Pure."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from llmb.catalogue.records import Dtype, GradReduceDtype, Recipe, Record
+from llmb.runs.parallelism import Parallelism
+
+Recompute = Literal["none", "selective", "full"]
+DEFAULT_STEPS = 50
+DEFAULT_SEED = 1234
+DEFAULT_STALL_LIMIT_S = 300
+"""Below the 10 minutes after which NCCL ends a process, so that the rank at fault is named first."""
+
+
+class Choices(Record):
+    """Null leaves a choice to the recipe, or to the checkpoint that a run goes on from."""
+
+    steps: int | None = None
+    """Null for the default, or for one step where a run goes on from a checkpoint."""
+    window: str = "auto"
+    seed: int | None = None
+    peak_lr: float | None = None
+    warmup_steps: int | None = None
+    document_tokens: int | None = None
+    """Sequences are packed from documents of so many tokens on average."""
+    grad_reduce_dtype: GradReduceDtype | None = None
+    recompute: Recompute = "none"
+    compiled: bool = False
+    force_load_balancing: bool = False
+    parallelism: Parallelism = Parallelism()
+    save_checkpoint: bool = False
+    checkpoint_interval: int | None = None
+    checkpoint_dir: str | None = None
+    load_checkpoint: str | None = None
+    stall_limit_s: int = DEFAULT_STALL_LIMIT_S
+
+    def steps_of(self, *, goes_on: bool) -> int:
+        if self.steps is not None:
+            return self.steps
+        return 1 if goes_on else DEFAULT_STEPS
+
+    @property
+    def saves(self) -> bool:
+        """An interval between checkpoints includes the one at the end."""
+        return self.save_checkpoint or self.checkpoint_interval is not None
+
+    def problems(self, recipe: Recipe) -> Iterator[str]:
+        """Why ``recipe`` cannot be trained with these choices."""
+        yield from self._number_problems()
+        if self.force_load_balancing and recipe.model.moe is None:
+            yield f"--force-load-balancing is for models with experts; {recipe.model.model} has none"
+        if self.checkpoint_dir and not self.saves:
+            yield "--checkpoint-dir is given, but nothing is saved; add --save-checkpoint or --checkpoint-interval"
+        if recipe.dtype is Dtype.FP32 and self.grad_reduce_dtype == "bf16":
+            yield "--grad-reduce-dtype is bf16, but the run computes in fp32; leave it out or add --dtype bf16"
+        yield from self.parallelism.problems(recipe.layout, compiled=self.compiled)
+
+    def _number_problems(self) -> Iterator[str]:
+        if self.steps is not None and self.steps < 1:
+            yield f"--steps is {self.steps}; it must be at least 1"
+        if self.peak_lr is not None and not self.peak_lr > 0:
+            yield f"--lr is {self.peak_lr}; it must be above 0"
+        if self.warmup_steps is not None and self.warmup_steps < 0:
+            yield f"--warmup-steps is {self.warmup_steps}; it must not be negative"
+        if self.checkpoint_interval is not None and self.checkpoint_interval < 1:
+            yield f"--checkpoint-interval is {self.checkpoint_interval}; it must be at least 1"
+        if self.stall_limit_s < 0:
+            yield f"--stall-limit is {self.stall_limit_s}; it must be 0 (no limit) or more"
