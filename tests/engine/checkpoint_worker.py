@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of a (data, tensor) parallel mesh that saves what a name gives, or names what it did not get back.
 
-Arguments: "save" or "load", folder of the checkpoint with models.json, rank, data and tensor parallel size.
+Arguments: "save" or "load", folder of the checkpoint with models.json, data and tensor parallel size, rank.
 """
 
 import hashlib
@@ -12,11 +12,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from cut_by_hand import cut_tensors
+from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Model
@@ -26,21 +27,6 @@ from llmb.engine.checkpoint.writer import Writer
 from llmb.engine.model.decoder import build_model
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks
-
-
-def tensor_dimension(name: str) -> int | None:
-    """The dimension that tensor (or expert) parallelism cuts: outputs going into a layer, inputs coming out of it."""
-    if any(part in name for part in ("q_proj", "up_proj", "lm_head", "experts")):
-        return 0
-    return 1 if "o_proj" in name or "mlp.down_proj" in name else None
-
-
-def cut_tensors(decoder: nn.Module, mesh: DeviceMesh) -> None:
-    for path, owner in list(decoder.named_modules()):
-        for name, parameter in list(owner.named_parameters(recurse=False)):
-            dimension = tensor_dimension(f"{path}.{name}")
-            placement = Replicate() if dimension is None else Shard(dimension)
-            setattr(owner, name, nn.Parameter(distribute_tensor(parameter, mesh, [placement], src_data_rank=None)))
 
 
 def named_values(name: str, like: Tensor) -> Tensor:
@@ -60,7 +46,7 @@ def place(values: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(values, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def main(action: str, folder: Path, rank: int, dp: int, tp: int) -> None:
+def main(action: str, folder: Path, dp: int, tp: int, rank: int) -> None:
     store = f"file://{folder}/store-{action}-{dp}-{tp}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=dp * tp)
     mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))

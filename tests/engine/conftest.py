@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models small enough for a test, in which every special feature of their architecture acts within 96 tokens."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,3 +79,30 @@ def randomised() -> Callable[[Model], Decoder]:
         return decoder
 
     return build
+
+
+@pytest.fixture(scope="session")
+def run_ranks() -> Callable[..., list[str]]:
+    """Runs a script once for every rank, which it is given last, and returns what each of them printed."""
+
+    def run(script: Path, ranks: int, *arguments: object, limit_s: int = 120) -> list[str]:
+        workers = [
+            subprocess.Popen(
+                [sys.executable, script, *map(str, arguments), str(rank)],
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            outputs = [worker.communicate(timeout=limit_s) for worker in workers]
+        finally:
+            for worker in workers:
+                worker.kill()
+        for worker, (_, complaints) in zip(workers, outputs, strict=True):
+            assert worker.returncode == 0, complaints
+        return [printed for printed, _ in outputs]
+
+    return run

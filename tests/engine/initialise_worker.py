@@ -12,31 +12,16 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from cut_by_hand import cut_tensors, tensor_dimension
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmb.catalogue.records import Model
 from llmb.engine.model import initialise as initialise_module
 from llmb.engine.model.decoder import build_model
 from llmb.engine.model.initialise import initialise
-
-
-def tensor_dimension(name: str) -> int | None:
-    """The dimension that tensor (or expert) parallelism cuts: outputs going into a layer, inputs coming out of it."""
-    if any(part in name for part in ("q_proj", "up_proj", "lm_head", "experts")):
-        return 0
-    return 1 if "o_proj" in name or "mlp.down_proj" in name else None
-
-
-def cut_tensors(decoder: nn.Module, mesh: DeviceMesh) -> None:
-    for path, owner in list(decoder.named_modules()):
-        for name, parameter in list(owner.named_parameters(recurse=False)):
-            dimension = tensor_dimension(f"{path}.{name}")
-            placement = Replicate() if dimension is None else Shard(dimension)
-            setattr(owner, name, nn.Parameter(distribute_tensor(parameter, mesh, [placement], src_data_rank=None)))
 
 
 def expected_shard(full: Tensor, name: str, mesh: DeviceMesh) -> Tensor:
@@ -65,7 +50,7 @@ def differing(model: Model, mesh: DeviceMesh) -> list[str]:
     ]
 
 
-def main(backend: str, folder: Path, rank: int, dp: int, tp: int) -> None:
+def main(backend: str, folder: Path, dp: int, tp: int, rank: int) -> None:
     meeting = {"store": FakeStore()} if backend == "fake" else {"init_method": f"file://{folder}/store"}
     dist.init_process_group(backend, rank=rank, world_size=dp * tp, **meeting)
     mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))

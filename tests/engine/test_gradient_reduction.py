@@ -2,12 +2,8 @@
 """Gradients computed in bf16 are added up in the dtype that the plan says, and no more often than it takes."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,30 +23,10 @@ CASES = {
 model in four micro-batches (eight where there is a pipeline)."""
 
 
-def run_ranks(folder: Path) -> list[dict[str, Any]]:
-    workers = [
-        subprocess.Popen(
-            [sys.executable, WORKER, folder, str(rank)],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [worker.communicate(timeout=120) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    for worker, (_, complaints) in zip(workers, outputs, strict=True):
-        assert worker.returncode == 0, complaints
-    found: list[dict[str, Any]] = json.loads(outputs[0][0])
-    return found
-
-
 @pytest.mark.slow
-def test_gradients_are_added_up_as_the_plan_says(tiny_plan: Callable[..., Plan], tmp_path: Path) -> None:
+def test_gradients_are_added_up_as_the_plan_says(
+    tiny_plan: Callable[..., Plan], run_ranks: Callable[..., list[str]], tmp_path: Path
+) -> None:
     dtypes = ("fp32", "bf16")
     plans = {
         (case, dtype): tiny_plan(
@@ -64,7 +40,7 @@ def test_gradients_are_added_up_as_the_plan_says(tiny_plan: Callable[..., Plan],
         for dtype in dtypes
     }
     (tmp_path / "plans.json").write_text(json.dumps([plan.model_dump(mode="json") for plan in plans.values()]))
-    found = dict(zip(plans, run_ranks(tmp_path), strict=True))
+    found = dict(zip(plans, json.loads(run_ranks(WORKER, 2, tmp_path)[0]), strict=True))
     for case in CASES:
         exact, rounded = (found[case, dtype] for dtype in dtypes)
         assert exact["error"] < 1e-6, case

@@ -2,9 +2,6 @@
 """Initial values: the same however the model is cut, and of the right size."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -67,20 +64,6 @@ def test_values_have_the_spread_of_their_role(name, models, block_elements):
         assert abs(float(value.mean())) < 5 * expected / value.numel() ** 0.5, parameter_name
 
 
-def run_ranks(backend, dp, tp, folder):
-    workers = [
-        subprocess.Popen(
-            [sys.executable, WORKER, backend, folder, str(rank), str(dp), str(tp)],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(dp * tp)
-    ]
-    return [(worker.communicate(timeout=120)[0], worker.returncode) for worker in workers]
-
-
 @pytest.mark.parametrize(
     ("backend", "dp", "tp"),
     [
@@ -91,9 +74,8 @@ def run_ranks(backend, dp, tp, folder):
         pytest.param("fake", 3, 1, marks=pytest.mark.slow),
     ],
 )
-def test_each_rank_gets_its_shard_of_the_unsharded_values(backend, dp, tp, models, tmp_path):
+def test_each_rank_gets_its_shard_of_the_unsharded_values(backend, dp, tp, models, run_ranks, tmp_path):
     records = [models[name].model_dump(mode="json") for name in ARCHITECTURES]
     (tmp_path / "models.json").write_text(json.dumps(records))
-    for output, code in run_ranks(backend, dp, tp, tmp_path):
-        assert code == 0, output
-        assert "differing: []" in output
+    for printed in run_ranks(WORKER, dp * tp, backend, tmp_path, dp, tp):
+        assert "differing: []" in printed

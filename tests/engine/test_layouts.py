@@ -154,6 +154,7 @@ class Case(NamedTuple):
 MakePlan = Callable[..., Plan]
 Differences = dict[str, float]
 References = Callable[[Case], Path]
+RunCases = Callable[..., list[Differences]]
 
 
 @pytest.fixture(scope="session")
@@ -182,40 +183,21 @@ def cases_of(layout: Layout, kinds: Iterable[Kind]) -> list[Case]:
     return [Case(layout, workload, kind) for workload in layout.workloads for kind in kinds]
 
 
-def run_cases(
-    cases: list[Case], make_plan: MakePlan, references: References, folder: Path, steps: int = STEPS
-) -> list[Differences]:
+@pytest.fixture(scope="session")
+def run_cases(tiny_plan: MakePlan, references: References, run_ranks: Callable[..., list[str]]) -> RunCases:
     """What is found in each case. Ranks are started once for all cases, which have the same number of them."""
-    ranks = cases[0].layout.ranks
-    described = []
-    for case in cases:
-        options = {"scale": ranks, "overrides": {"gbs": GBS, **case.layout.sizes}, **case.kind._asdict()}
-        plan = make_plan(case.workload, steps=steps, **options).model_dump(mode="json")
-        described.append({"plan": plan, "reference": str(references(case))})
-    (folder / "cases.json").write_text(json.dumps(described))
-    return run_ranks(folder, ranks)
 
+    def run(cases: list[Case], folder: Path, steps: int = STEPS) -> list[Differences]:
+        ranks = cases[0].layout.ranks
+        described = []
+        for case in cases:
+            options = {"scale": ranks, "overrides": {"gbs": GBS, **case.layout.sizes}, **case.kind._asdict()}
+            plan = tiny_plan(case.workload, steps=steps, **options).model_dump(mode="json")
+            described.append({"plan": plan, "reference": str(references(case))})
+        (folder / "cases.json").write_text(json.dumps(described))
+        return json.loads(run_ranks(WORKER, ranks, folder, limit_s=LIMIT_S)[0])
 
-def run_ranks(folder: Path, ranks: int) -> list[Differences]:
-    """What the first rank found in each case."""
-    workers = [
-        subprocess.Popen(
-            [sys.executable, WORKER, folder, str(rank)],
-            env=os.environ | ONE_THREAD,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        outputs = [worker.communicate(timeout=LIMIT_S) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    for worker, (_, complaints) in zip(workers, outputs, strict=True):
-        assert worker.returncode == 0, complaints
-    return json.loads(outputs[0][0])
+    return run
 
 
 def too_large(differences: Differences) -> dict[str, float]:
@@ -242,7 +224,7 @@ def table() -> Iterator[dict[Place, Differences]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_trains_as_one_process_does(
-    name: str, tiny_plan: MakePlan, references: References, tmp_path: Path, table: dict[Place, Differences]
+    name: str, run_cases: RunCases, tmp_path: Path, table: dict[Place, Differences]
 ) -> None:
     layout = LAYOUTS[name]
     kinds = {title: kind._replace(parallelism=layout.parallelism) for title, kind in TABLE_KINDS.items()}
@@ -251,7 +233,7 @@ def test_every_layout_trains_as_one_process_does(
         kinds |= {str(kind): kind for kind in layout.kinds}
     places = [Place(name, workload, title) for workload in layout.workloads for title in kinds]
     cases = cases_of(layout, kinds.values())
-    found = dict(zip(places, run_cases(cases, tiny_plan, references, tmp_path), strict=True))
+    found = dict(zip(places, run_cases(cases, tmp_path), strict=True))
     assert {place: wrong for place, differences in found.items() if (wrong := too_large(differences))} == {}
     table |= found
 
@@ -259,7 +241,7 @@ def test_every_layout_trains_as_one_process_does(
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_however_ranks_share_and_order_their_work_they_train_as_one_process_does(
-    ranks: int, tiny_plan: MakePlan, references: References, tmp_path: Path
+    ranks: int, run_cases: RunCases, tmp_path: Path
 ) -> None:
     layouts = {name: layout for name, layout in WAYS.items() if layout.ranks == ranks}
     # One of each architecture that makes a difference here: experts have a mesh and products of their own.
@@ -269,7 +251,7 @@ def test_however_ranks_share_and_order_their_work_they_train_as_one_process_does
         for case in cases_of(layout, layout.kinds)
         if case.workload != NEMOTRON
     }
-    found = zip(cases, run_cases(list(cases.values()), tiny_plan, references, tmp_path, steps=2), strict=True)
+    found = zip(cases, run_cases(list(cases.values()), tmp_path, steps=2), strict=True)
     assert {case: wrong for case, differences in found if (wrong := too_large(differences))} == {}
 
 
