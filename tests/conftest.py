@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+from slurm_cluster import HOW_TO_GET, SlurmCluster, missing_programs
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
@@ -10,7 +11,7 @@ from llmb.runs.choices import Choices
 from llmb.runs.plan import Plan, make_plan
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def needs() -> Callable[[str, bool, str], None]:
     """Skips a test that needs what is not there; fails it when LLMB_REQUIRE lists the need (comma separated)."""
 
@@ -38,3 +39,15 @@ def tiny_plan() -> Callable[..., Plan]:
         return make_plan(resolve(catalogue, request), choices, device="cpu", checkpoint=checkpoint)
 
     return plan
+
+
+@pytest.fixture(scope="session")
+def slurm(needs: Callable[[str, bool, str], None], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """A running Slurm of this test process's own."""
+    needs("slurm", not missing_programs(), HOW_TO_GET)
+    cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()

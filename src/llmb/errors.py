@@ -52,6 +52,12 @@ class InvalidRun(LlmbError):
     exit_code = 6
 
 
+class InfrastructureError(LlmbError):
+    """The cluster or its scheduler failed or did not answer; trying again may help (exit code 7)."""
+
+    exit_code = 7
+
+
 class UserInterrupt(LlmbError):
     """The user ended what was under way (exit code 130)."""
 

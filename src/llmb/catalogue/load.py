@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads and checks the whole catalogue."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,11 +9,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from llmb.catalogue.check import check_layout
-from llmb.catalogue.records import Document, Expectation, Gpu, Layout, Model
+from llmb.catalogue.records import Document, Expectation, Fabric, Gpu, Layout, Model
 from llmb.catalogue.schema import (
     DocumentsFile,
     ExpectationsFile,
+    FabricsFile,
     HardwareFile,
+    JobEntry,
     LayoutRow,
     LayoutTable,
     ModelFile,
@@ -50,6 +52,11 @@ class Catalogue:
     def gpus(self) -> Mapping[str, Gpu]:
         listed = read_file(self.root / "hardware.yaml", HardwareFile, wrap="gpus").gpus
         return {gpu.gpu_type: gpu for gpu in listed}
+
+    @cached_property
+    def fabrics(self) -> Mapping[str, Fabric]:
+        listed = read_file(self.root / "fabrics.yaml", FabricsFile, wrap="fabrics").fabrics
+        return {fabric.fabric: fabric for fabric in listed}
 
     @cached_property
     def documents(self) -> Mapping[str, Document]:
@@ -140,6 +147,16 @@ def _unknown_names(
         (table.size, ("layouts", i, "size")) for i, table in enumerate(workload.layouts)
     ]
     places += [(size, ("training", size)) for size in workload.training if size != "common"]
+    jobs: dict[str, Sequence[JobEntry]] = {
+        "time_limits": workload.jobs.time_limits,
+        "variables": workload.jobs.variables,
+    }
+    places += [
+        (size, ("jobs", name, i, "sizes"))
+        for name, entries in jobs.items()
+        for i, e in enumerate(entries)
+        for size in e.sizes
+    ]
     for size, keys in places:
         if (workload.model, size) not in models:
             yield located(path, keys, f"{workload.model} has no size '{size}'")

@@ -287,3 +287,37 @@ class Recipe(Record):
     checkpoint: Checkpoint | None
     peak_tflops: float | None
     notes: tuple[str, ...]
+
+
+class JobVariable(Record):
+    """A variable of a recipe's or a fabric's jobs, and who sets it."""
+
+    name: str
+    value: str
+    source: str
+
+
+class JobDefaults(Record):
+    """What a scheduler is asked for to run a recipe, unless the site or the user says otherwise."""
+
+    time_limit_min: int
+    time_limit_source: str
+    gpus_per_node: int | None
+    """Null on a CPU, where any number of processes fits a node."""
+    nvlink_domain_nodes: int
+    """Nodes whose GPUs NVLink connects."""
+    variables: tuple[JobVariable, ...]
+
+
+class Fabric(Record):
+    """A network between nodes: what NCCL needs to be told to use it, and it alone."""
+
+    fabric: str
+    title: str
+    variables: dict[str, str] = Field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    """Variables that only the site knows the value of."""
+    profile: str | None = None
+    """A file on the nodes that sets more of them; the batch script sources it."""
+    source: str
+    notes: tuple[str, ...] = ()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shapes of the catalogue's data files."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from llmb.catalogue.records import Checkpoint, Document, Dtype, Gpu, Packing, Record, Training
+from llmb.catalogue.records import Checkpoint, Document, Dtype, Fabric, Gpu, Packing, Recipe, Record, Training
 
 
 class HardwareFile(Record):
@@ -101,6 +101,58 @@ class PackingEntry(Packing):
     seq_len: int
 
 
+class FabricsFile(Record):
+    """``fabrics.yaml``."""
+
+    fabrics: tuple[Fabric, ...]
+
+
+class JobEntry(Record):
+    """Something about the jobs of some recipes; what is left out holds for all."""
+
+    release: str | None = None
+    sizes: tuple[str, ...] = ()
+    dtypes: tuple[Dtype, ...] = ()
+    gpu_types: tuple[str, ...] = ()
+    min_scale: int = 1
+    source: str
+
+    def holds_for(self, recipe: Recipe) -> bool:
+        return (
+            self.release in (None, recipe.release)
+            and recipe.size in (self.sizes or (recipe.size,))
+            and recipe.dtype in (self.dtypes or (recipe.dtype,))
+            and recipe.gpu_type in (self.gpu_types or (recipe.gpu_type,))
+            and recipe.scale >= self.min_scale
+        )
+
+
+class TimeLimitEntry(JobEntry):
+    """How long a job may last."""
+
+    minutes: int
+
+
+class VariablesEntry(JobEntry):
+    """Variables that the workers get; later entries replace earlier ones."""
+
+    variables: dict[str, str]
+
+
+class JobsEntry(Record):
+    """Defaults of a workload's jobs. The first time limit that fits counts."""
+
+    time_limits: tuple[TimeLimitEntry, ...]
+    variables: tuple[VariablesEntry, ...] = ()
+
+    @model_validator(mode="after")
+    def _every_recipe_has_a_time_limit(self) -> Self:
+        selecting = {"release", "sizes", "dtypes", "gpu_types", "min_scale"}
+        if not self.time_limits or selecting & self.time_limits[-1].model_fields_set:
+            raise ValueError("the last time limit has to hold for every recipe")
+        return self
+
+
 class WorkloadFile(Record):
     """``workloads/<workload>.yaml``."""
 
@@ -114,6 +166,7 @@ class WorkloadFile(Record):
     packing: tuple[PackingEntry, ...] = ()
     published_flops: tuple[FlopsEntry, ...]
     checkpoints: dict[str, CheckpointEntry]
+    jobs: JobsEntry
     layouts: tuple[LayoutTable, ...]
 
     def training_for(self, size: str) -> Training:

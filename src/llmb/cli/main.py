@@ -18,6 +18,8 @@ COMMANDS = {
     "show": ("llmb.cli.show", "One recipe, fully resolved: model, layout, FLOPs, what is published of it."),
     "metrics": ("llmb.cli.metrics", "Throughput, TFLOPS, MFU and time to train for a given step time."),
     "run": ("llmb.cli.run", "Train on this machine, now, and print the result."),
+    "submit": ("llmb.cli.submit", "Queue a run on a Slurm cluster."),
+    "single": ("llmb.cli.submit", "The same as submit."),
     "checkpoint": ("llmb.cli.checkpoint", "Show checkpoints; export and import weights for Hugging Face."),
     "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),
 }
@@ -30,7 +32,7 @@ EPILOG = """Examples:
 
 - `llmb show -w pretrain_llama3.1 -s 8b --scale 8`: what is published
 
-Exit codes: 0 ok, 2 usage, 3 environment, 4 run failed, 6 invalid, 130 interrupted.
+Exit codes: 0 ok, 2 usage, 3 environment, 4 run failed, 6 invalid, 7 infrastructure, 130 interrupted.
 Results go to stdout, everything else to stderr.
 """
 

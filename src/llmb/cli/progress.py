@@ -19,6 +19,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from llmb.launch.slurm.job_state import JobState
 from llmb.runs.steps import Step
 
 LINE_EVERY_S = 5.0
@@ -68,6 +69,27 @@ class RunProgress(_LongWork):
         done = step.step + 1 - self.first_step
         text = f"step {done}/{self.total}  {step.step_time_s:.4g} s  loss {step.loss:.4g}"
         self._show(done, self.total, text, f"{text}  {step.step_time_s * (self.total - done):.0f} s left")
+
+
+class JobProgress(RunProgress):
+    """The same of a job in a queue, whose states are shown until it runs."""
+
+    def __init__(self, job_id: str, total: int, first_step: int = 0) -> None:
+        super().__init__(total, first_step)
+        self.job_id = job_id
+        self.text = ""
+
+    def state(self, state: JobState) -> None:
+        waits = f" ({state.reason})" if state.reason and state.state == "PENDING" else ""
+        nodes = f" on {state.nodes}" if state.nodes else ""
+        text = f"job {self.job_id} {state.state}{waits}{nodes}"
+        if text == self.text:
+            return
+        self.text = text
+        if self.bar:
+            self.bar.update(self.task, description=text)
+        else:
+            sys.stderr.write(f"{text}\n")
 
 
 class ByteProgress(_LongWork):

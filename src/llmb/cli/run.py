@@ -2,7 +2,6 @@
 """``llmb run``."""
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,12 +11,13 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import CPU, Request
 from llmb.cli.options import Json
 from llmb.cli.progress import RunProgress
+from llmb.cli.result import print_result
 from llmb.cli.training_options import takes_choices
 from llmb.launch.command import local_command, local_variables
-from llmb.launch.local_run import raise_unless_successful, run_here
+from llmb.launch.local_run import run_here
 from llmb.launch.machine import check_machine, recipe_for, this_machine
 from llmb.report.output import print_json, print_table
-from llmb.report.run_report import plan_document, plan_table, run_document, run_table
+from llmb.report.run_report import plan_document, plan_table
 from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder, create_run_folder, experiment_name, install_root, run_parent
@@ -75,9 +75,4 @@ def _print_plan(plan: Plan, install: Path, variables: dict[str, str], *, json: b
 def _run(plan: Plan, folder: RunFolder, variables: dict[str, str], *, json: bool) -> None:
     with RunProgress(plan.steps, plan.first_step) as progress:
         result = run_here(plan, folder, variables, progress.step)
-    if json:
-        print_json(run_document(folder, plan, result))
-    elif result.status == "success":
-        print_table(run_table(plan, result))
-        sys.stderr.write(f"kept in {folder.path}\n")
-    raise_unless_successful(folder, result)
+    print_result(folder, plan, result, json=json)

@@ -2,6 +2,7 @@
 """Ends a run's record: reads what the workers left, concludes, writes ``run.json``."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from llmb.runs.checkpoint_report import report_checkpoints
@@ -19,18 +20,15 @@ def finish(folder: RunFolder, record: RunRecord, exit_code: int, interrupted: st
 
     Raises OSError where the record cannot be written.
     """
-    steps = read_steps(folder.steps)
-    checkpoint = report_checkpoints(folder, record.plan, steps)
-    environment = json.loads(folder.environment.read_text()) if folder.environment.exists() else None
-    nodes = environment["nodes"] if environment else [LOCALHOST]
-    result = conclude(record.plan, steps, exit_code, tail(folder.log), interrupted, checkpoint, nodes[0])
-    ended = record.model_copy(
+    environment = json.loads(folder.environment.read_text()) if folder.environment.exists() else record.environment
+    known = record.model_copy(update={"environment": environment})
+    result = result_of(folder, known, exit_code, interrupted)
+    ended = known.model_copy(
         update={
             "status": result.status,
             "reason": result.reason,
             "exit_code": exit_code,
             "ended_at": now(),
-            "environment": environment,
             "result": result.document(),
         }
     )
@@ -38,6 +36,22 @@ def finish(folder: RunFolder, record: RunRecord, exit_code: int, interrupted: st
     folder.environment.unlink(missing_ok=True)
     folder.stall.unlink(missing_ok=True)
     return result
+
+
+def result_of(folder: RunFolder, record: RunRecord, exit_code: int, interrupted: str | None = None) -> Result:
+    """What the files of a run that ended say; nothing is written."""
+    steps = read_steps(folder.steps)
+    checkpoint = report_checkpoints(folder, record.plan, steps)
+    host = record.environment["nodes"][0] if record.environment else LOCALHOST
+    return conclude(record.plan, steps, exit_code, tail(folder.log), interrupted, checkpoint, host)
+
+
+def finished_result(folder: RunFolder, record: RunRecord) -> Result:
+    """The result of a run whose record is finished already."""
+    assert record.exit_code is not None, "the run has not ended"
+    result = result_of(folder, record, record.exit_code)
+    assert record.status not in ("queued", "running")
+    return replace(result, status=record.status, reason=record.reason)
 
 
 def tail(path: Path, size: int = TAIL_BYTES) -> str:

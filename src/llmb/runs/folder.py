@@ -60,6 +60,26 @@ class RunFolder:
         """Written by a worker that ends a run which stands still, so that the launcher helps; removed with the end."""
         return self.path / "stall.txt"
 
+    @property
+    def batch_script(self) -> Path:
+        """Of a run that was submitted to a scheduler."""
+        return self.path / f"sbatch_{self.name}.sh"
+
+    @property
+    def batch_output(self) -> Path:
+        """What the batch script and the scheduler said; the workers write ``log``."""
+        return self.path / f"sbatch_{self.name}.out"
+
+    @property
+    def job(self) -> Path:
+        """The scheduler's handle of the run, written once it was submitted."""
+        return self.path / "job.json"
+
+    @property
+    def job_end(self) -> Path:
+        """How the batch script ended, written by itself, whatever ended it."""
+        return self.path / "job_end.json"
+
 
 def install_root(environ: Mapping[str, str], start: Path) -> Path:
     """$LLMB_INSTALL, else the nearest folder at or above ``start`` with a cluster_config.yaml, else ~/.llmb."""

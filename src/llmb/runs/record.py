@@ -10,7 +10,38 @@ from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import Plan
 
 SCHEMA_VERSION = 1
-Status = Literal["running", "success", "failed", "invalid"]
+Status = Literal["queued", "running", "success", "failed", "invalid"]
+
+
+class Job(Record):
+    """The run as the scheduler's batch script saw it when it began, for the last time."""
+
+    scheduler: Literal["slurm"] = "slurm"
+    job_id: str
+    nodes: str
+    """The scheduler's list of nodes, such as ``node[1-2]``."""
+    restarts: int = 0
+
+
+class SubmittedJob(Record):
+    """The content of ``job.json``: a run's handle in a scheduler."""
+
+    schema_version: int = 1
+    scheduler: Literal["slurm"] = "slurm"
+    job_id: str
+    cluster: str | None = None
+    array_index: int | None = None
+    submitted_at: str
+
+
+class JobEnd(Record):
+    """The content of ``job_end.json``. ``signal`` is empty where none ended the job."""
+
+    job_id: str
+    restarts: int
+    exit_code: int
+    signal: str
+    ended_at: str
 
 
 class RunRecord(Record):
@@ -21,9 +52,12 @@ class RunRecord(Record):
     reason: str | None = None
     exit_code: int | None = None
     llmb_version: str = __version__
-    started_at: str
+    started_at: str | None
+    """Null while the run waits in a queue."""
     ended_at: str | None = None
     command: tuple[str, ...]
+    job: Job | None = None
+    """Null for a run without a scheduler, and for one that waits."""
     plan: Plan
     conventions: dict[str, str]
     environment: dict[str, Any] | None = None
@@ -47,9 +81,24 @@ def new_record(plan: Plan, command: tuple[str, ...]) -> RunRecord:
     return RunRecord(status="running", started_at=now(), command=command, plan=plan, conventions=CONVENTIONS)
 
 
+def queued_record(plan: Plan, command: tuple[str, ...]) -> RunRecord:
+    """Of a run that a scheduler will start."""
+    return RunRecord(status="queued", started_at=None, command=command, plan=plan, conventions=CONVENTIONS)
+
+
 def write_record(folder: RunFolder, record: RunRecord) -> None:
     write_atomically(folder.record, record.model_dump_json(indent=2) + "\n")
 
 
 def read_record(folder: RunFolder) -> RunRecord:
     return RunRecord.model_validate_json(folder.record.read_text())
+
+
+def read_job(folder: RunFolder) -> SubmittedJob | None:
+    """Null where the run was not submitted, or the client was killed before it could write this down."""
+    return SubmittedJob.model_validate_json(folder.job.read_text()) if folder.job.exists() else None
+
+
+def read_job_end(folder: RunFolder) -> JobEnd | None:
+    """Null while the job has not ended, or where it was killed with its batch script."""
+    return JobEnd.model_validate_json(folder.job_end.read_text()) if folder.job_end.exists() else None

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a request to a queued job: the plan is checked, the run folder written, the script queued."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llmb.catalogue.jobs import job_defaults
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import JobDefaults
+from llmb.catalogue.resolve import CPU, Request, resolve
+from llmb.errors import EnvironmentProblem, UsageError
+from llmb.launch.site import Site
+from llmb.launch.slurm.client import submit
+from llmb.launch.slurm.options import SlurmOptions, array_indices
+from llmb.launch.slurm.render import engine_job
+from llmb.launch.slurm.script import BatchJob, batch_script
+from llmb.runs.checkpoint import read_checkpoint
+from llmb.runs.choices import Choices
+from llmb.runs.folder import (
+    RunFolder,
+    cannot_write,
+    create_run_folder,
+    experiment_name,
+    run_parent,
+    write_atomically,
+)
+from llmb.runs.plan import Plan, make_plan
+from llmb.runs.record import SubmittedJob, now, queued_record, write_record
+from llmb.runs.space import check_space
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A job that can be queued: everything is decided but its folder."""
+
+    plan: Plan
+    defaults: JobDefaults
+    options: SlurmOptions
+    site: Site
+
+    def job(self, folder: RunFolder) -> BatchJob:
+        return engine_job(self.plan, self.defaults, self.options, self.site, folder)
+
+    def sample(self) -> BatchJob:
+        """The job in a folder that need not exist. Raises UsageError where it cannot be asked for."""
+        name = experiment_name(self.plan)
+        return self.job(RunFolder(run_parent(self.site.install, self.plan) / f"{name}_SECONDS" / name))
+
+    def indices(self) -> list[int]:
+        """Of an array; empty for a single job."""
+        spec = self.sample().flags.get("array")
+        return array_indices(spec) if spec else []
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """One run that was submitted."""
+
+    folder: RunFolder
+    job: SubmittedJob
+
+
+def make_order(catalogue: Catalogue, request: Request, choices: Choices, options: SlurmOptions, site: Site) -> Order:
+    """Checks everything that can be checked without the cluster. Raises UsageError."""
+    recipe = resolve(catalogue, replace(request, gpu_type=request.gpu_type or site.config.gpu_type))
+    checkpoint = read_checkpoint(Path(choices.load_checkpoint)) if choices.load_checkpoint else None
+    plan = make_plan(recipe, choices, device="cpu" if recipe.gpu_type == CPU else "cuda", checkpoint=checkpoint)
+    order = Order(plan=plan, defaults=job_defaults(catalogue, recipe), options=options, site=site)
+    order.indices()
+    return order
+
+
+def queue(order: Order, environ: Mapping[str, str]) -> list[Queued]:
+    """Submits ``order``: one run, or those of an array.
+
+    Everything that the job needs is in the run folders before it is queued. Where Slurm refuses it they are removed
+    again; where Slurm does not answer they stay, since the job may be queued: its working directory tells which run it
+    is (``squeue -o %Z``).
+
+    Raises UsageError, InfrastructureError, EnvironmentProblem.
+    """
+    plan, indices = order.plan, order.indices()
+    check_space(plan, Path(plan.checkpoint_dir) if plan.checkpoint_dir else run_parent(order.site.install, plan))
+    base = create_run_folder(order.site.install, plan)
+    folders: dict[int | None, RunFolder] = {index: array_folder(base, index) for index in indices}
+    folders = folders or {None: base}
+    try:
+        _write(order, base, folders)
+        job_id, cluster = submit(base.batch_script, environ)
+    except (UsageError, EnvironmentProblem):
+        for folder in {base, *folders.values()}:
+            shutil.rmtree(folder.path.parent, ignore_errors=True)
+        raise
+    except OSError as error:
+        raise cannot_write(base.path, error) from error
+    queued = []
+    for index, folder in folders.items():
+        own_id = job_id if index is None else f"{job_id}_{index}"
+        job = SubmittedJob(job_id=own_id, cluster=cluster, submitted_at=now())
+        write_atomically(folder.job, job.model_dump_json(indent=2) + "\n")
+        queued.append(Queued(folder, job))
+    return queued
+
+
+def _write(order: Order, base: RunFolder, folders: Mapping[int | None, RunFolder]) -> None:
+    record = queued_record(order.plan, ("sbatch", "--parsable", str(base.batch_script)))
+    for folder in folders.values():
+        folder.path.mkdir(parents=True, exist_ok=True)
+        write_record(folder, record)
+    write_atomically(base.batch_script, batch_script(order.job(base)))
+
+
+def array_folder(base: RunFolder, index: int) -> RunFolder:
+    """The folder of one run of an array, beside that which holds its batch script."""
+    above = base.path.parent
+    return RunFolder(above.with_name(f"{above.name}.{index}") / base.name)

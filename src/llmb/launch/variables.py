@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment of a job's workers, layer by layer. Pure."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from llmb.errors import UsageError
+from llmb.runs.secrets import holds_secret
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Who starts the workers sets the first; bash lets nobody set the others.
+TAKEN = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"})
+READ_ONLY = frozenset({"UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO"})
+PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "BASH_", "llmb_")
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable and who set it."""
+
+    name: str
+    value: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Variables from one place; later layers replace what earlier ones set."""
+
+    origin: str
+    variables: Mapping[str, str]
+
+
+def layered(shipped: Iterable[Layer], shell: Mapping[str, str], given: Iterable[Layer]) -> tuple[Variable, ...]:
+    """Every variable once: what llmb ships, unless the shell that submits has it, below what the user has written."""
+    found: dict[str, Variable] = {}
+    for layer in shipped:
+        found.update(_variables(layer))
+    found.update({name: Variable(name, shell[name], "the shell that submitted") for name in found if name in shell})
+    for layer in given:
+        found.update(_variables(layer))
+    return tuple(found.values())
+
+
+def _variables(layer: Layer) -> dict[str, Variable]:
+    return {name: Variable(name, value, layer.origin) for name, value in layer.variables.items()}
+
+
+def parse_variables(texts: Iterable[str]) -> dict[str, str]:
+    """``NAME=VALUE`` each. Raises UsageError with all that is wrong."""
+    variables: dict[str, str] = {}
+    problems = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            problems.append(f"'{text}' has no value; write NAME=VALUE")
+        elif name in variables and variables[name] != value:
+            problems.append(f"{name} is given twice")
+        variables[name] = value
+    problems.extend(problem for problem in variable_problems(variables) if problem not in problems)
+    if problems:
+        raise UsageError("--env cannot be used:\n" + "\n".join(f"  - {problem}" for problem in problems))
+    return variables
+
+
+def variable_problems(variables: Mapping[str, str]) -> Iterator[str]:
+    """Why variables cannot be written into a batch script."""
+    for name, value in variables.items():
+        if not NAME.fullmatch(name):
+            yield f"'{name}' is no name of a variable"
+        elif name in TAKEN or name in READ_ONLY or name.startswith(PREFIXES):
+            yield f"{name} is set by whoever starts the workers"
+        elif holds_secret(name, value):
+            yield (
+                f"{name} looks like a secret, and variables are written into the batch script; jobs need none:"
+                " prepare gated data before, where the secret stays in your shell"
+            )
+        if not value.isprintable():
+            yield f"{name} holds a character that does not print"

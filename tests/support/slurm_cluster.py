@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real Slurm of its own on this machine: a controller and two nodes with stand-ins for GPUs, all below one folder."""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol")
+HOW_TO_GET = "Slurm is not installed: apt-get install slurmctld slurmd slurm-client munge (as .ci/run does)"
+# Debian puts daemons where other users' PATH does not look.
+SEARCHED = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
+NODES = ("node1", "node2")
+GPUS = 8
+READY_S = 60
+
+# cred_expire is also how long a requeued job waits; MinJobAge keeps ended jobs known; too short an UnkillableStepTimeout
+# drains nodes when the controller restarts under a step. Memory and cores are posed, and nothing holds jobs to them.
+CONFIG = """ClusterName=llmbtest
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={root}/munge/socket,cred_expire=5
+SlurmUser={user}
+SlurmdUser={user}
+SlurmctldPidFile={root}/slurmctld.pid
+SlurmdPidFile={root}/%n.pid
+SlurmctldLogFile={root}/slurmctld.log
+SlurmdLogFile={root}/%n.log
+StateSaveLocation={root}/state
+SlurmdSpoolDir={root}/spool-%n
+PlugStackConfig={root}/plugstack.conf
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+GresTypes=gpu
+SlurmdParameters=config_overrides
+ReturnToService=2
+KillWait=10
+SlurmdTimeout=10
+SlurmctldTimeout=10
+InactiveLimit=0
+DefMemPerCPU=1000
+MinJobAge=3600
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
+UnkillableStepTimeout=120
+PropagateResourceLimits=NONE
+AccountingStorageType=accounting_storage/none
+NodeName=node1 NodeHostName=node1 NodeAddr=127.0.0.1 Port={ports[1]} CPUs=64 RealMemory=1000000 Gres=gpu:h100:{gpus}
+NodeName=node2 NodeHostName=node2 NodeAddr=127.0.0.1 Port={ports[2]} CPUs=64 RealMemory=1000000 Gres=gpu:h100:{gpus}
+PartitionName=gpu Nodes=node1,node2 Default=YES MaxTime=1-00:00:00 DefaultTime=01:00:00 State=UP
+PartitionName=debug Nodes=node1 MaxTime=00:30:00 State=UP
+"""
+
+
+def missing_programs() -> list[str]:
+    return [name for name in PROGRAMS if shutil.which(name, path=SEARCHED) is None]
+
+
+@dataclass
+class SlurmCluster:
+    """Starts and ends its own processes, by the ids it got when it started them; works as any user."""
+
+    root: Path
+    daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What Slurm's commands need to speak to this cluster; nothing of a job that the tests may run in."""
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH", "SRUN"))}
+        return {**own, "PATH": SEARCHED, "SLURM_CONF": str(self.root / "slurm.conf")}
+
+    def start(self) -> None:
+        self._configure()
+        self.spawn(
+            "munged",
+            f"--socket={self.root}/munge/socket",
+            f"--key-file={self.root}/munge/key",
+            f"--pid-file={self.root}/munge/pid",
+            f"--log-file={self.root}/munge/log",
+            f"--seed-file={self.root}/munge/seed",
+            "--num-threads=2",
+            "--foreground",
+            "--force",  # pytest's folders are closed to other users, who have no business with this socket
+        )
+        self.wait_for("munged", (self.root / "munge" / "socket").exists)
+        self.start_controller()
+        for node in NODES:
+            self.start_node(node)
+        self.wait_for("nodes", self._nodes_ready)
+
+    def start_controller(self) -> None:
+        self.spawn("slurmctld", "-D", "-f", str(self.root / "slurm.conf"))
+
+    def start_node(self, node: str) -> None:
+        self.spawn("slurmd", "-D", "-N", node, "-f", str(self.root / "slurm.conf"), name=node)
+
+    def stop(self) -> None:
+        """Cancels what runs, then ends the daemons; step daemons that are left are killed with what they lead."""
+        if "slurmctld" in self.daemons:
+            self.run("scancel", f"--user={os.geteuid()}")
+            self.wait_for("the end of jobs", lambda: not self.run("squeue", "-h").stdout.strip(), fails=False)
+        for name in [*NODES, "slurmctld", "munged"]:
+            self.end(name)
+        for pid in self._step_daemons():
+            _kill(pid)
+
+    def end(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
+        """Ends a daemon, or kills it."""
+        process = self.daemons.pop(name, None)
+        if process is None:
+            return
+        process.send_signal(number)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def run(self, *command: str, **options: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, env=self.environ, capture_output=True, text=True, timeout=60, check=False, **options
+        )
+
+    def spawn(self, program: str, *arguments: str, name: str | None = None) -> None:
+        path = shutil.which(program, path=SEARCHED)
+        assert path, HOW_TO_GET
+        with (self.root / f"{name or program}.out").open("ab") as talk:
+            self.daemons[name or program] = subprocess.Popen(
+                [path, *arguments],
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=talk,
+                stderr=talk,
+                start_new_session=True,
+            )
+
+    def wait_for(self, what: str, ready: Callable[[], bool], *, fails: bool = True, within_s: float = READY_S) -> None:
+        end = time.monotonic() + within_s
+        while not ready():
+            dead = [name for name, process in self.daemons.items() if process.poll() is not None]
+            if dead or time.monotonic() > end:
+                assert not fails, f"{what} not ready after {within_s} s, ended: {dead}\n{self.talk()}"
+                return
+            time.sleep(0.1)
+
+    def talk(self) -> str:
+        """What the daemons said last, for a test that fails."""
+        files = [*self.root.glob("*.log"), *self.root.glob("*.out")]
+        return "\n".join(f"== {file.name}\n" + "\n".join(file.read_text().splitlines()[-15:]) for file in files)
+
+    def _nodes_ready(self) -> bool:
+        lines = self.run("sinfo", "-h", "-N", "-p", "gpu", "-o", "%N %T").stdout.split("\n")
+        return sum(line.endswith((" idle", " mixed", " allocated", " completing")) for line in lines) == len(NODES)
+
+    def _configure(self) -> None:
+        for folder in ("munge", "state", "dev", *(f"spool-{node}" for node in NODES)):
+            (self.root / folder).mkdir(parents=True, exist_ok=True)
+        (self.root / "munge").chmod(0o755)
+        key = self.root / "munge" / "key"
+        key.touch(0o600)
+        key.write_bytes(secrets.token_bytes(128))
+        for number in range(GPUS):
+            # slurmd wants character devices.
+            (self.root / "dev" / f"gpu{number}").symlink_to("/dev/null")
+        user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
+        text = CONFIG.format(
+            host=socket.gethostname().split(".")[0], ports=_free_ports(3), root=self.root, user=user, gpus=GPUS
+        )
+        (self.root / "slurm.conf").write_text(text)
+        gres = f"NodeName={','.join(NODES)} Name=gpu Type=h100 File={self.root}/dev/gpu[0-{GPUS - 1}]\n"
+        (self.root / "gres.conf").write_text(gres)
+        (self.root / "plugstack.conf").write_text("")
+
+    def _step_daemons(self) -> list[int]:
+        """Processes of this cluster's steps: they hold their node's log open, whatever their command line says."""
+        found = []
+        for proc in Path("/proc").iterdir():
+            try:
+                if proc.name.isdigit() and (proc / "comm").read_text().strip() == "slurmstepd":
+                    if any(str(self.root) in os.readlink(handle) for handle in (proc / "fd").iterdir()):
+                        found.append(int(proc.name))
+            except OSError:
+                continue  # it ended while we looked, or is somebody else's
+        return found
+
+
+def _free_ports(count: int) -> Sequence[int]:
+    """Ports that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    for item in sockets:
+        item.bind(("127.0.0.1", 0))
+    ports = [item.getsockname()[1] for item in sockets]
+    for item in sockets:
+        item.close()
+    return ports
+
+
+def _kill(pid: int) -> None:
+    """A step daemon, and the tasks that it leads, each in a group of its own."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    try:
+        tasks = [int(child) for child in children.read_text().split()]
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        return
+    for task in tasks:
+        try:
+            os.killpg(task, signal.SIGKILL)
+        except OSError:
+            continue
