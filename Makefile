@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint bench layouts reference clean
+.PHONY: setup demo test lint bench layouts golden reference clean
 .DEFAULT_GOAL := help
 
 help:
@@ -12,6 +12,7 @@ help:
 	@echo "make lint       ruff, mypy --strict, import-linter"
 	@echo "make bench      the benchmarks of the tool itself"
 	@echo "make layouts    measure docs/reference/layouts.md anew (half an hour on 2 cores)"
+	@echo "make golden     write the batch scripts that tests compare with anew"
 	@echo "make reference  write the generated pages of docs/reference anew"
 
 setup: $(VENV)/.run
@@ -43,6 +44,9 @@ bench: $(VENV)/.dev
 
 layouts: $(VENV)/.dev
 	LLMB_LAYOUT_TABLE=1 $(BIN)/pytest tests/engine/test_layouts.py
+
+golden: $(VENV)/.dev
+	LLMB_GOLDEN=1 $(BIN)/pytest tests/launch/slurm/test_render.py
 
 reference: $(VENV)/.run
 	$(BIN)/python scripts/generate_reference.py

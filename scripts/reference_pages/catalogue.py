@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from llmb.catalogue.load import Catalogue, Figure, layout_of
-from llmb.catalogue.records import Document, Gpu, Model
+from llmb.catalogue.records import Document, Fabric, Gpu, Model
 from llmb.catalogue.resolve import sizes_of
-from llmb.catalogue.schema import LayoutTable, WorkloadFile
+from llmb.catalogue.schema import JobEntry, LayoutTable, WorkloadFile
 from llmb.metrics.parameters import parameter_count
 from reference_pages.markdown import bullets, page, table
 
@@ -17,7 +17,7 @@ figures come from and what is known to be wrong with them: [published figures](.
 [Workloads](#workloads), [documents](#documents), [models](#models), [layouts](#layouts),
 [published figures](#published-figures), [FLOPs as published](#flops-as-published),
 [packed sequences](#packed-sequences), [training](#training), [checkpoint sizes](#checkpoint-sizes),
-[hardware](#hardware)."""
+[jobs](#jobs), [fabrics](#fabrics), [hardware](#hardware)."""
 LAYOUTS = """`line` is that of the row in the document. DP and GA follow from the other columns. Where vocabulary or
 experts are empty, the model's own count."""
 ABOVE_LARGEST = {
@@ -42,6 +42,8 @@ def catalogue_page(catalogue: Catalogue) -> str:
         packing_section(workloads),
         training_section(workloads),
         checkpoint_section(workloads),
+        job_section(workloads),
+        fabric_section(catalogue.fabrics.values()),
         page("## Hardware", "Per GPU. Peaks are dense; NVLink adds both directions, the network is one way."),
         *map(gpu_section, catalogue.gpus.values()),
     )
@@ -175,6 +177,35 @@ def checkpoint_section(workloads: Iterable[WorkloadFile]) -> str:
             place = [item.document, item.line, " ".join(item.notes)]
             rows.append([workload.workload, size, item.size_gb, scales, item.min_load_scale, *place])
     return page("## Checkpoint sizes", "As printed.", table(columns, rows))
+
+
+def job_section(workloads: Iterable[WorkloadFile]) -> str:
+    """Time limits and variables; an empty cell is no condition."""
+    limits, variables = [], []
+    for workload in workloads:
+        for limit in workload.jobs.time_limits:
+            limits.append([*conditions(workload, limit), limit.minutes, limit.source])
+        for entry in workload.jobs.variables:
+            variables.append([*conditions(workload, entry), entry.variables, entry.source])
+    columns = ["workload", "release", "sizes", "dtypes", "GPU types", "from scale"]
+    return page(
+        "## Jobs",
+        "What a job on a cluster asks for, unless it is told otherwise. The first time limit that fits counts.",
+        table([*columns, "minutes", "source"], limits),
+        table([*columns, "variables", "source"], variables),
+    )
+
+
+def conditions(workload: WorkloadFile, entry: JobEntry) -> list[object]:
+    scale = entry.min_scale if entry.min_scale > 1 else None
+    return [workload.workload, entry.release, entry.sizes, entry.dtypes, entry.gpu_types, scale]
+
+
+def fabric_section(fabrics: Iterable[Fabric]) -> str:
+    columns = ["fabric", "title", "variables", "the site has to set", "profile", "source", "notes"]
+    rows = [[f.fabric, f.title, f.variables, f.needs, f.profile, f.source, " ".join(f.notes)] for f in fabrics]
+    intro = "Networks between nodes, for `fabric` in `cluster_config.yaml`: what NCCL needs to be told."
+    return page("## Fabrics", intro, table(columns, rows))
 
 
 def gpu_section(gpu: Gpu) -> str:

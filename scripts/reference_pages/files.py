@@ -12,9 +12,11 @@ import yaml
 from pydantic import BaseModel
 
 from llmb import errors
+from llmb.catalogue.jobs import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
+from llmb.launch.cluster_config import ClusterConfig, ContainerSettings, SlurmSettings
 from llmb.logs.files import ParsedFile
 from llmb.logs.outcome import LogOutcome
 from llmb.logs.step_line import format_step_line
@@ -25,23 +27,36 @@ from llmb.report.list_report import list_document
 from llmb.report.parse_report import parse_document, parse_report
 from llmb.report.recipe_report import recipe_document
 from llmb.report.run_report import run_document
+from llmb.report.submit_report import submit_document
 from llmb.runs.checkpoint import CheckpointRecord, SavedCheckpoint
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder, experiment_name
 from llmb.runs.plan import Plan, make_plan
-from llmb.runs.record import RunRecord
+from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
 from llmb.runs.result import conclude
 from llmb.runs.steps import ExpertLoad, Step
 from reference_pages.markdown import page, table, type_text
 
 FIELDS = Path(__file__).with_name("fields.yaml")
 
-FILES = ("log", "steps", "record", "expert_load", "environment", "stall")
+FILES = (
+    "log",
+    "steps",
+    "record",
+    "expert_load",
+    "environment",
+    "stall",
+    "batch_script",
+    "batch_output",
+    "job",
+    "job_end",
+)
 INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 
 [Run folder](#run-folder), [log line](#log-line), [metrics.jsonl](#metricsjsonl), [run.json](#runjson),
+[job.json](#jobjson), [job_end.json](#job_endjson), [cluster_config.yaml](#cluster_configyaml),
 [JSON of `llmb run`](#json-of-llmb-run), [of `metrics`](#json-of-llmb-metrics), [of `show`](#json-of-llmb-show),
-[of `list`](#json-of-llmb-list), [of `parse`](#json-of-llmb-parse),
+[of `submit`](#json-of-llmb-submit), [of `list`](#json-of-llmb-list), [of `parse`](#json-of-llmb-parse),
 [of `checkpoint show`](#json-of-llmb-checkpoint-show), [exit codes](#exit-codes)."""
 
 RUN_FOLDER = """Results are kept below `$LLMB_INSTALL`; without it below the nearest folder, at or above the current
@@ -53,6 +68,10 @@ workloads/<workload>/experiments/<experiment>/<experiment>_<seconds>/<experiment
   {steps:<24} every step in full precision
   {record:<24} everything that decided the run, and its result
   {expert_load:<24} of a model with experts: each one's share of its layer's tokens, by layer
+  {batch_script:<24} of a submitted run: its batch script
+  {batch_output:<24} likewise: what the script and the scheduler said
+  {job:<24} likewise: the job
+  {job_end:<24} likewise: how the script ended
 ```
 
 `<seconds>` is the start in Unix time. `<experiment>` carries the configuration, for example
@@ -74,6 +93,16 @@ such logs cut it off."""
 STEPS = """One JSON object per line, written as the step ends. JSON has no NaN: such a value is null, and `not_finite`
 then maps its name to `nan`, `inf` or `-inf`."""
 
+JOB = """Written as soon as the scheduler has taken the run. Runs of an array have one each, in folders whose names end
+in `.<index>`; the folder without an index holds their common batch script."""
+
+JOB_END = """Written by the batch script whatever ended it, but for the loss of its node. Where the workers failed, the
+exit code is theirs."""
+
+CLUSTER_CONFIG = (
+    """In `$LLMB_INSTALL`; every key may be left out. See [how to run on Slurm](../how-to/run-on-slurm.md)."""
+)
+
 ERRORS = """An error is written to stderr as `llmb: error: <what>`, followed by `where:`, `valid:` and `do:` as far as
 they apply. `llmb parse` ends with 4 where no log is of a successful run, whatever became of the others."""
 
@@ -93,9 +122,20 @@ def files_page(catalogue: Catalogue) -> str:
         page("## run.json", typed_table(records["record"], meanings["record"])),
         page("`plan`:", typed_table(records["plan"], meanings["plan"])),
         page("`plan.recipe`:", typed_table(records["recipe"], meanings["recipe"])),
+        page("## job.json", JOB, typed_table(annotations(SubmittedJob), meanings["job"])),
+        page("## job_end.json", JOB_END, typed_table(annotations(JobEnd), meanings["job_end"])),
+        *cluster_config(meanings),
         *(page(f"## JSON of llmb {name}", key_table(item, meanings[name])) for name, item in documents.items()),
         page("## Exit codes", exit_codes(), ERRORS),
     )
+
+
+def cluster_config(meanings: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    parts = {"cluster": ClusterConfig, "slurm": SlurmSettings, "container": ContainerSettings}
+    yield page("## cluster_config.yaml", CLUSTER_CONFIG)
+    for name, record in parts.items():
+        title = "" if name == "cluster" else f"`{name}`:"
+        yield page(title, typed_table(annotations(record), meanings[f"{name}_config"]))
 
 
 def run_folder(plan: Plan) -> str:
@@ -149,7 +189,8 @@ def json_documents(catalogue: Catalogue, plan: Plan, recipe: Recipe) -> dict[str
     return {
         "run": run_document(RunFolder(Path("run")), plan, conclude(plan, steps, 0, "")),
         "metrics": asdict(throughput(recipe, 17.2)),
-        "show": recipe_document(recipe),
+        "show": recipe_document(recipe, job_defaults(catalogue, recipe)),
+        "submit": submit_document({RunFolder(Path("run")): SubmittedJob(job_id="1", submitted_at="")}),
         "list": list_document(catalogue.workloads.values()),
         "parse": parse_document(parse_report(Path(), "last", [log], full_names=False)),
         "checkpoint show": checkpoint_document(sample_checkpoint(plan)),

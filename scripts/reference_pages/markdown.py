@@ -59,7 +59,7 @@ def type_text(annotation: Any) -> str:  # noqa: ANN401 (any type there is)
         return " or ".join(type_text(item) for item in get_args(annotation))
     if origin is Literal:
         return ", ".join(f"`{item}`" for item in get_args(annotation))
-    if origin is tuple:
+    if origin in (tuple, list):
         return "list"
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return ", ".join(f"`{item.value}`" for item in annotation)

@@ -36,6 +36,15 @@ def test_a_rank_that_left_without_a_word_comes_before_those_that_lost_it() -> No
     assert first_failure(log) == "rank 1 on node1 ended with exit code 3"
 
 
+def test_a_task_that_the_scheduler_saw_killed_comes_before_those_that_lost_it() -> None:
+    aborted = "srun: error: node1: task 0: Exited with exit code 1\nsrun: error: node2: tasks 2-3: Killed\n"
+    log = f"{failure_line(0, 'node1', LOST)}\n{aborted}"
+    assert first_failure(log) == "task 2-3 on node2 ended: Killed"
+    own = failure_line(1, "node1", ValueError("wrong shape"))
+    assert first_failure(f"{own}\n{aborted}") == "rank 1 on node1 failed: ValueError: wrong shape"
+    assert first_failure("srun: error: node1: task 0: Exited with exit code 1\n") is None
+
+
 def test_the_name_of_a_single_machine_is_told() -> None:
     log = entry(1, -9).replace("node1", "localhost")
     assert first_failure(log, "node7") == "rank 1 on node7 was killed by signal 9 (SIGKILL)"

@@ -20,8 +20,9 @@ NODES = ("node1", "node2")
 GPUS = 8
 READY_S = 60
 
-# cred_expire is also how long a requeued job waits; MinJobAge keeps ended jobs known; too short an UnkillableStepTimeout
-# drains nodes when the controller restarts under a step. Memory and cores are posed, and nothing holds jobs to them.
+# cred_expire is also how long a requeued job waits; MinJobAge keeps ended jobs known; too short an
+# UnkillableStepTimeout drains nodes when the controller restarts under a step. Memory and cores are posed, and nothing
+# holds jobs to them.
 CONFIG = """ClusterName=llmbtest
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
@@ -183,16 +184,17 @@ class SlurmCluster:
         (self.root / "plugstack.conf").write_text("")
 
     def _step_daemons(self) -> list[int]:
-        """Processes of this cluster's steps: they hold their node's log open, whatever their command line says."""
-        found = []
-        for proc in Path("/proc").iterdir():
-            try:
-                if proc.name.isdigit() and (proc / "comm").read_text().strip() == "slurmstepd":
-                    if any(str(self.root) in os.readlink(handle) for handle in (proc / "fd").iterdir()):
-                        found.append(int(proc.name))
-            except OSError:
-                continue  # it ended while we looked, or is somebody else's
-        return found
+        """Processes of this cluster's steps."""
+        return [int(proc.name) for proc in Path("/proc").iterdir() if proc.name.isdigit() and self._is_step(proc)]
+
+    def _is_step(self, proc: Path) -> bool:
+        """A step daemon holds its node's log open, whatever its command line says."""
+        try:
+            if (proc / "comm").read_text().strip() != "slurmstepd":
+                return False
+            return any(str(self.root) in str(handle.readlink()) for handle in (proc / "fd").iterdir())
+        except OSError:
+            return False  # it ended while we looked, or is somebody else's
 
 
 def _free_ports(count: int) -> Sequence[int]:

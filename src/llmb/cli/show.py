@@ -3,6 +3,7 @@
 
 import typer
 
+from llmb.catalogue.jobs import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.cli.options import Json, takes_recipe
@@ -18,7 +19,7 @@ def show(
     request: Request,
     json: Json = False,
 ) -> None:
-    """One recipe, fully resolved: model, layout, FLOPs and what is published of it.
+    """One recipe, fully resolved: model, layout, FLOPs, what is published of it and what a job of it asks for.
 
     Examples:
 
@@ -26,9 +27,11 @@ def show(
 
     - `llmb show -w pretrain_nemotron4 -s 15b --dtype fp8 --scale 64 --json`
     """
-    recipe = resolve(Catalogue(), request)
+    catalogue = Catalogue()
+    recipe = resolve(catalogue, request)
+    job = job_defaults(catalogue, recipe)
     if json:
-        print_json(recipe_document(recipe))
+        print_json(recipe_document(recipe, job))
     else:
-        for table in recipe_tables(recipe):
+        for table in recipe_tables(recipe, job):
             print_table(table)

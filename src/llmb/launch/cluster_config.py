@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from llmb.catalogue.records import Record
 from llmb.catalogue.source import CatalogueError, read_file
 from llmb.errors import UsageError
-from llmb.launch.slurm.flags import flag_problems
+from llmb.launch.slurm.flags import LEFT_OUT, flag_problems
 from llmb.launch.variables import variable_problems
 from llmb.runs.folder import CLUSTER_CONFIG
 
@@ -38,8 +38,12 @@ class SlurmSettings(Record):
 
     @field_validator("flags", "srun_flags", mode="before")
     @classmethod
-    def _numbers_are_text(cls, value: object) -> object:
-        return _texts(value)
+    def _values_are_text(cls, value: object) -> object:
+        """Numbers as text; true is a flag without a value, false leaves one out."""
+        texts = _texts(value)
+        if not isinstance(texts, dict):
+            return texts
+        return {key: {True: None, False: LEFT_OUT}[item] if type(item) is bool else item for key, item in texts.items()}
 
     @model_validator(mode="after")
     def _flags_can_be_given(self) -> Self:

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from llmb.catalogue.records import Convention, Expectation, Recipe
+from llmb.catalogue.records import Convention, Expectation, JobDefaults, Recipe
 from llmb.catalogue.stages import stage_layers
 from llmb.metrics.flops import flops_per_sequence
 from llmb.metrics.parameters import parameter_count
@@ -17,7 +17,7 @@ from llmb.report.output import result_table
 BILLION = 1e9
 
 
-def recipe_document(recipe: Recipe) -> dict[str, Any]:
+def recipe_document(recipe: Recipe, job: JobDefaults) -> dict[str, Any]:
     """The JSON form of a recipe; its keys are a contract."""
     layout = recipe.layout
     total, active = parameter_count(recipe.model)
@@ -38,14 +38,16 @@ def recipe_document(recipe: Recipe) -> dict[str, Any]:
         "checkpoint": recipe.checkpoint and recipe.checkpoint.model_dump(mode="json"),
         "expectations": [expectation.model_dump(mode="json") for expectation in recipe.expectations],
         "expectations_reason": recipe.expectations_reason,
+        "job": job.model_dump(mode="json"),
         "notes": list(recipe.notes),
     }
 
 
-def recipe_tables(recipe: Recipe) -> Iterator[Table]:
+def recipe_tables(recipe: Recipe, job: JobDefaults) -> Iterator[Table]:
     """What a person wants to know of a recipe, in a few tables."""
     yield _summary(recipe)
     yield _expectation_table(recipe.expectations, recipe.expectations_reason)
+    yield _job_table(job)
     notes = list(dict.fromkeys([*recipe.notes, *(note for item in recipe.expectations for note in item.notes)]))
     if recipe.published_flops:
         notes += [note for note in recipe.published_flops.notes if note not in notes]
@@ -95,6 +97,15 @@ def _expectation_table(expectations: Sequence[Expectation], reason: str | None) 
     if not expectations:
         table = result_table("Published", "")
         table.add_row(unknown(reason or "nothing is published"))
+    return table
+
+
+def _job_table(job: JobDefaults) -> Table:
+    """What a job on a cluster asks for, unless it is told otherwise."""
+    table = result_table("On a cluster", "", "", "source")
+    table.add_row("time limit", f"{job.time_limit_min} min", job.time_limit_source)
+    for variable in job.variables:
+        table.add_row("variable", f"{variable.name}={variable.value}", variable.source)
     return table
 
 

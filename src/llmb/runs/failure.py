@@ -17,6 +17,11 @@ _WORKER_LINE = re.compile(r"^llmb: rank (?P<rank>\d+) on (?P<host>\S+) failed: (
 # An entry of the report that torch.distributed.run ends a failed run with.
 _ENTRY = re.compile(r"host\s*: (?P<host>\S+)\s+rank\s*: (?P<rank>\d+) .*\s+exitcode\s*: (?P<code>-?\d+) ")
 
+# What srun says of a task that ended badly: a rank, or the launcher of a node's ranks.
+_TASK = re.compile(r"^srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)$", re.MULTILINE)
+_EXPECTED = ("Exited", "Terminated")
+"""Ends that leave better words elsewhere in the log, or that srun brought about itself."""
+
 # What comes after a rank that left without a word: traces of the others, and the launcher's own report.
 _AFTERMATH = re.compile(r"^(Traceback \(most recent|[WE]\d{4} \S+ \d+ torch/distributed/elastic)", re.MULTILINE)
 
@@ -56,8 +61,8 @@ class _Failure(NamedTuple):
 def _find(log: str) -> _Failure | None:
     """A run that stood still was ended for it: what follows is the ending.
 
-    Else a rank killed from outside comes first, then one that failed by itself, then one that ended silently, then one
-    that lost its connection: which of them the launcher saw first is a matter of chance.
+    Else a rank killed from outside comes first, then one that failed by itself, then a task that srun saw killed, then
+    a rank that ended silently, then one that lost its connection: which of them the launcher saw first is a matter of chance.
     """
     stalled = _STALL_LINE.search(log)
     if stalled:
@@ -70,6 +75,9 @@ def _find(log: str) -> _Failure | None:
             return _Failure(f"rank {entry['rank']} on {entry['host']} was killed by {name}")
     lines = sorted(_WORKER_LINE.finditer(log), key=lambda line: bool(VICTIM.search(line["error"])))
     own = [line for line in lines if not VICTIM.search(line["error"])]
+    killed = next((task for task in _TASK.finditer(log) if not task["how"].startswith(_EXPECTED)), None)
+    if killed and not own:
+        return _Failure(f"task {killed['tasks']} on {killed['host']} ended: {killed['how'].strip()}")
     spoke = {line["rank"] for line in lines}
     silent = [entry for entry in entries if int(entry["code"]) > 0 and entry["rank"] not in spoke]
     if silent and not own:

@@ -30,7 +30,6 @@ class SubmittedJob(Record):
     scheduler: Literal["slurm"] = "slurm"
     job_id: str
     cluster: str | None = None
-    array_index: int | None = None
     submitted_at: str
 
 

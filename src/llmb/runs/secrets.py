@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 
 # A part of the name, or its end: HF_TOKEN, OPENAI_API_KEY, MYPASSWORD, but not TOKENIZERS_PARALLELISM.
-_SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|APIKEY|KEY)S?(_|$)", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|APIKEY|(^|_)KEY)S?(_|$)", re.IGNORECASE)
 # Hugging Face, GitHub, GitLab, AWS, Slack; long enough that no setting looks like it.
 _SECRET_VALUE = re.compile(
     r"\b(hf_\w{20}|gh[pousr]_\w{20}|github_pat_\w{20}|glpat-[\w-]{16}|AKIA[0-9A-Z]{16}|xox[bp]-\w{8})"

@@ -17,8 +17,11 @@ def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
         nodes=environ["SLURM_JOB_NODELIST"],
         restarts=int(environ.get("SLURM_RESTART_COUNT", "0")),
     )
-    record = read_record(folder)
-    write_record(folder, record.model_copy(update={"status": "running", "started_at": now(), "job": job}))
+    # Of an attempt before this one nothing is left but its log.
+    fresh = {"reason": None, "exit_code": None, "ended_at": None, "environment": None, "result": None}
+    began = {"status": "running", "started_at": now(), "job": job}
+    write_record(folder, read_record(folder).model_copy(update=fresh | began))
+    folder.job_end.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

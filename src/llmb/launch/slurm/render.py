@@ -35,7 +35,7 @@ def engine_job(plan: Plan, defaults: JobDefaults, options: SlurmOptions, site: S
     gpu = plan.device == "cuda"
     start = options.start or settings.start
     placement = placement_of(plan, defaults, options, settings)
-    mounts = tuple(dict.fromkeys([*container.mounts, *_own_mounts(plan, site.install)]))
+    mounts = mounts_of(plan, site)
     step = worker_step(start, placement, WORKER, container, mounts, gpu=gpu, srun_flags=settings.srun_flags)
     tasks = 1 if start == "torchrun" else placement.processes_per_node
     flags = job_flags_of(plan, defaults, options, settings, placement, tasks, folder)
@@ -160,6 +160,18 @@ def job_variables(plan: Plan, defaults: JobDefaults, options: SlurmOptions, site
             what = f"the network {site.fabric.fabric} needs {', '.join(missing)}, which only this cluster knows"
             raise UsageError(what, do="set it under 'environment' in cluster_config.yaml")
     return variables
+
+
+def mounts_of(plan: Plan, site: Site) -> tuple[str, ...]:
+    """Of the container, if there is one. Raises UsageError for a folder that cannot be mounted by its name."""
+    container, own = site.config.container, list(_own_mounts(plan, site.install))
+    if container.runtime == "none":
+        return ()
+    odd = [path for path in own if "," in path or ":" in path]
+    if odd:
+        do = "give a folder whose name has no comma and no colon"
+        raise UsageError(f"{container.runtime} cannot mount {', '.join(map(repr, odd))}", do=do)
+    return tuple(dict.fromkeys([*container.mounts, *own]))
 
 
 def _own_mounts(plan: Plan, install: Path) -> Iterator[str]:

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conclusions about jobs that could not write their own result."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmb.launch.slurm.begin import begin
+from llmb.launch.slurm.finish import finish_job
+from llmb.launch.slurm.follow import conclude_job
+from llmb.launch.slurm.job_state import JobState, parse_sacct, parse_scontrol
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+from llmb.runs.record import queued_record, read_record, write_record
+from llmb.runs.steps import Step, step_to_json
+
+IN_A_JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_RESTART_COUNT": "1"}
+RUNNING = (
+    "JobId=12 JobName=x UserId=root(0) JobState=RUNNING Reason=None Dependency=(null) Requeue=0 Restarts=2"
+    " ExitCode=0:0 NodeList=node[1-2] WorkDir=/a"
+)
+ARRAY = (
+    "JobId=12 ArrayJobId=12 ArrayTaskId=2 JobName=x JobState=FAILED Reason=NonZeroExitCode Restarts=0 ExitCode=2:0\n"
+    "JobId=13 ArrayJobId=12 ArrayTaskId=1 JobName=x JobState=NODE_FAIL Reason=NodeDown Restarts=0 ExitCode=0:9"
+)
+
+
+def step_line(number: int) -> str:
+    fields = Step.__dataclass_fields__
+    values = dict.fromkeys(fields, 1.0) | {"step": number, "saving": False, "expert_load": None}
+    return step_to_json(Step(**values)) + "\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> RunFolder:
+    folder = RunFolder(tmp_path)
+    write_record(folder, queued_record(tiny_plan(steps=5), ("sbatch", "x")))
+    return folder
+
+
+def test_a_run_is_queued_then_running_then_ended(folder: RunFolder) -> None:
+    assert read_record(folder).status == "queued"
+    assert read_record(folder).started_at is None
+    folder.job_end.write_text("of an attempt before")
+    begin(folder, IN_A_JOB)
+    record = read_record(folder)
+    assert record.status == "running"
+    assert record.started_at
+    assert record.job
+    assert (record.job.job_id, record.job.nodes, record.job.restarts) == ("7", "node[1-2]", 1)
+    assert not folder.job_end.exists()
+    folder.steps.write_text("".join(map(step_line, range(5))))
+    assert finish_job(folder, 0).status == "success"
+    assert read_record(folder).result
+
+
+@pytest.mark.parametrize(
+    ("state", "marker", "status", "reason"),
+    [
+        ("NODE_FAIL", None, "failed", "interrupted by Slurm (NODE_FAIL) after 2 of 5 steps"),
+        ("OUT_OF_MEMORY", None, "failed", "interrupted by Slurm (OUT_OF_MEMORY) after 2 of 5 steps"),
+        ("UNKNOWN", (1, ""), "failed", "the workers ended with exit code 1, after 2 of 5 steps"),
+        ("UNKNOWN", (143, "TERM"), "failed", "interrupted by Slurm (TERM: cancelled, preempted, or out of time)"),
+    ],
+)
+def test_a_job_that_could_not_conclude_is_concluded(
+    folder: RunFolder, state: str, marker: tuple[int, str] | None, status: str, reason: str
+) -> None:
+    begin(folder, IN_A_JOB)
+    folder.steps.write_text("".join(map(step_line, range(2))))
+    if marker:
+        text = (
+            '{"job_id": "7", "restarts": 1, "exit_code": %d, "signal": "%s", "ended_at": "2026-01-01T00:00:00+00:00"}'
+        )
+        folder.job_end.write_text(text % marker)
+    result = conclude_job(folder, JobState(job_id="7", state=state))
+    assert result.status == status
+    assert reason in str(result.reason)
+    assert read_record(folder).reason == result.reason
+    again = conclude_job(folder, JobState(job_id="7", state="COMPLETED"))
+    assert (again.status, again.reason) == (result.status, result.reason), "what is concluded stays"
+
+
+def test_a_running_job_is_read_from_the_controller() -> None:
+    state = parse_scontrol(RUNNING, "12")
+    assert (state.state, state.nodes, state.restarts, state.reason) == ("RUNNING", "node[1-2]", 2, None)
+    assert (state.exit_code, state.ended) == (None, False)
+
+
+def test_the_last_task_of_an_array_has_the_id_of_the_array() -> None:
+    assert parse_scontrol(ARRAY, "12_2").exit_code == 2
+    other = parse_scontrol(ARRAY, "12_1")
+    assert (other.state, other.signal, other.reason, other.ended) == ("NODE_FAIL", 9, "NodeDown", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("", JobState(job_id="5")),
+        (
+            "5|CANCELLED by 0|0:15|node1|0\n",
+            JobState(job_id="5", state="CANCELLED", exit_code=0, signal=15, nodes="node1"),
+        ),
+        (
+            "5|REQUEUED|0:0|node1|0\n5|COMPLETED|0:0|node[1-2]|1\n",
+            JobState(job_id="5", state="COMPLETED", exit_code=0, signal=0, nodes="node[1-2]", restarts=1),
+        ),
+        ("5|PENDING|0:0|None assigned|0\n", JobState(job_id="5", state="PENDING")),
+    ],
+)
+def test_accounts_tell_the_last_state(text: str, state: JobState) -> None:
+    assert parse_sacct(text, "5") == state
