@@ -131,7 +131,11 @@ def files_page(catalogue: Catalogue) -> str:
 
 
 def cluster_config(meanings: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    parts = {"cluster": ClusterConfig, "slurm": SlurmSettings, "container": ContainerSettings}
+    parts: dict[str, type[BaseModel]] = {
+        "cluster": ClusterConfig,
+        "slurm": SlurmSettings,
+        "container": ContainerSettings,
+    }
     yield page("## cluster_config.yaml", CLUSTER_CONFIG)
     for name, record in parts.items():
         title = "" if name == "cluster" else f"`{name}`:"

@@ -62,7 +62,8 @@ def _find(log: str) -> _Failure | None:
     """A run that stood still was ended for it: what follows is the ending.
 
     Else a rank killed from outside comes first, then one that failed by itself, then a task that srun saw killed, then
-    a rank that ended silently, then one that lost its connection: which of them the launcher saw first is a matter of chance.
+    a rank that ended silently, then one that lost its connection: which of them the launcher saw first is a matter of
+    chance.
     """
     stalled = _STALL_LINE.search(log)
     if stalled:
