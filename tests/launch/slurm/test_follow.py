@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conclusions about jobs that could not write their own result."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from llmb.launch.slurm.begin import begin
 from llmb.launch.slurm.finish import finish_job
-from llmb.launch.slurm.follow import conclude_job
+from llmb.launch.slurm.follow import await_result, conclude_job
 from llmb.launch.slurm.job_state import JobState, parse_sacct, parse_scontrol
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -80,6 +81,16 @@ def test_a_job_that_could_not_conclude_is_concluded(
     assert read_record(folder).reason == result.reason
     again = conclude_job(folder, JobState(job_id="7", state="COMPLETED"))
     assert (again.status, again.reason) == (result.status, result.reason), "what is concluded stays"
+
+
+def test_a_result_that_comes_late_is_awaited(folder: RunFolder) -> None:
+    begin(folder, IN_A_JOB)
+    folder.steps.write_text("".join(map(step_line, range(5))))
+    late = threading.Timer(0.3, finish_job, (folder, 0))
+    late.start()
+    await_result(folder)
+    late.join()
+    assert conclude_job(folder, JobState(job_id="7", state="COMPLETED")).status == "success"
 
 
 def test_a_running_job_is_read_from_the_controller() -> None:

@@ -20,6 +20,7 @@ SHORTEST_ASK_S, LONGEST_ASK_S = 1.0, 15.0
 """Between two questions to the controller; longer the longer the job lasts."""
 PATIENCE_S = 600.0
 """How long Slurm may know nothing of a job, or not answer, before that is the result."""
+SETTLE_S = 10.0
 KILLED = 137
 
 
@@ -43,7 +44,15 @@ def follow_job(
     for step in steps.new():
         on_step(step)
     on_state(state)
+    await_result(folder)
     return conclude_job(folder, state)
+
+
+def await_result(folder: RunFolder) -> None:
+    """Returns when the job's own result is there, or will not come: nodes' files may be seen here a little later."""
+    end = time.monotonic() + SETTLE_S
+    while time.monotonic() < end and read_record(folder).status == "running" and not read_job_end(folder):
+        time.sleep(LOOK_EVERY_S)
 
 
 def conclude_job(folder: RunFolder, state: JobState) -> Result:
