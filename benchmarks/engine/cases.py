@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is compared: an engine, a one-GPU proxy from the catalogue, a dtype. Pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.engine.published import Target, as_published, find_target
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Dtype, Recipe
+from llmb.catalogue.resolve import Request
+from llmb.launch.machine import Machine, recipe_for
+
+GPU_MODELS = {
+    "8b": ("pretrain_llama3.1", "8b"),
+    "15b": ("pretrain_nemotron4", "15b"),
+    "70b": ("pretrain_llama3.1", "70b"),
+    "405b": ("pretrain_llama3.1", "405b"),
+    "340b": ("pretrain_nemotron4", "340b"),
+    "maverick": ("finetune_llama4-maverick", "400b"),
+}
+"""In the order of their importance, which is the order in which they are run."""
+TINY_MODELS = {
+    "llama3.1": ("pretrain_llama3.1", "tiny"),
+    "nemotron4": ("pretrain_nemotron4", "tiny"),
+    "maverick": ("finetune_llama4-maverick", "tiny"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model in a dtype, the same for all engines. The recipe counts FLOPs as the document of ``target`` does."""
+
+    name: str
+    recipe: Recipe
+    target: Target | None
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.recipe.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One process: an engine trains a subject, for the ``round``-th time (from 0)."""
+
+    engine: str
+    subject: Subject
+    round: int
+
+
+def find_subject(
+    catalogue: Catalogue,
+    name: str,
+    dtype: Dtype,
+    machine: Machine,
+    *,
+    gpu_type: str | None,
+    tiny: bool,
+    micro_batches: int | None,
+) -> Subject:
+    """Raises UsageError where the catalogue has no proxy of that name for the GPU type."""
+    workload, size = (TINY_MODELS if tiny else GPU_MODELS)[name]
+    request = Request(workload=workload, size=size, dtype=dtype, gpu_type=gpu_type, scale=1)
+    recipe = recipe_for(catalogue, request, machine)
+    if micro_batches is not None:
+        layout = recipe.layout.model_copy(update={"gbs": recipe.layout.mbs * micro_batches})
+        recipe = recipe.model_copy(update={"layout": layout})
+    target = find_target(catalogue, workload, size, dtype)
+    return Subject(name, as_published(recipe, target), target)
+
+
+def plan_cases(subjects: Sequence[Subject], engines: tuple[str, ...], rounds: int) -> Iterator[Case]:
+    """Engines take turns on each subject, so that what drifts with time hits all of them alike."""
+    for number in range(rounds):
+        for subject in subjects:
+            for engine in engines:
+                yield Case(engine, subject, number)

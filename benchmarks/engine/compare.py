@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The comparison: kernels first, then case after case, until everything is done or the budget is spent."""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.engine.budget import Budget, Clock
+from benchmarks.engine.cases import Subject, find_subject, plan_cases
+from benchmarks.engine.machine import describe_machine, gpu_state
+from benchmarks.engine.options import Options, read_options
+from benchmarks.engine.processes import failure_reason, run_limited
+from benchmarks.engine.records import CaseResult, Ceilings, Document, Published, Settings
+from benchmarks.engine.run_case import blank, run_case
+from benchmarks.engine.shapes import floor_of, request_of
+from benchmarks.engine.store import is_done, open_document, save, with_case
+from benchmarks.engine.tables import tables
+from benchmarks.engine.verdicts import judge
+from llmb.catalogue.load import Catalogue
+from llmb.errors import LlmbError, UsageError
+from llmb.launch.machine import Machine, this_machine
+
+CEILINGS_LIMIT_S = 150
+GPU_COPY_BYTES, CPU_COPY_BYTES = 2**31, 2**25
+NOTHING_DONE = 4
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str]) -> int:
+    machine = this_machine()
+    options = read_options(arguments, has_gpu=bool(machine.gpu_names))
+    clock = Clock(options.budget_s, time.monotonic())
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that an end from outside is cleaned up after too
+    try:
+        document = compare(options, machine, clock)
+    except LlmbError as error:
+        sys.stderr.write(f"{error.text()}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; what was done is in --out, if one was given\n")
+        return INTERRUPTED
+    if options.json:
+        sys.stdout.write(document.model_dump_json(indent=2) + "\n")
+    else:
+        Console(width=None if sys.stdout.isatty() else 190).print(tables(document))
+    return 0 if any(case.status == "done" for case in document.cases) else NOTHING_DONE
+
+
+def compare(options: Options, machine: Machine, clock: Clock) -> Document:
+    subjects = find_subjects(options, machine)
+    settings = settings_of(options, subjects, machine)
+    document = open_document(options.out, settings, fresh=options.fresh)
+    document = document.model_copy(
+        update={"environment": {**describe_machine(), "started_unix_s": time.time()}, "published": targets(subjects)}
+    )
+    with tempfile.TemporaryDirectory(prefix="compare-engines-") as temporary:
+        folder = options.logs or Path(temporary)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "compiled"))  # all engines may profit from it
+        if options.ceilings:
+            document = with_ceilings(document, subjects, folder, clock)
+            save(document, options.out)
+        document = run_cases(document, options, subjects, folder, clock)
+    environment = {**document.environment, "gpu_after": gpu_state()}
+    verdicts = tuple(judge(document.cases, document.published))
+    document = document.model_copy(update={"environment": environment, "verdicts": verdicts})
+    save(document, options.out)
+    return document
+
+
+def find_subjects(options: Options, machine: Machine) -> list[Subject]:
+    catalogue = Catalogue()
+    return [
+        find_subject(
+            catalogue, name, dtype, machine, gpu_type=options.gpu_type, tiny=options.tiny,
+            micro_batches=options.micro_batches,
+        )
+        for name in options.models
+        for dtype in options.dtypes
+    ]  # fmt: skip
+
+
+def targets(subjects: Sequence[Subject]) -> tuple[Published, ...]:
+    return tuple(
+        Published(model=subject.name, dtype=subject.recipe.dtype, **subject.target.model_dump())
+        for subject in subjects
+        if subject.target
+    )
+
+
+def settings_of(options: Options, subjects: Sequence[Subject], machine: Machine) -> Settings:
+    if not subjects:
+        raise UsageError("nothing to compare", do="see --help")
+    return Settings(
+        gpu_type=subjects[0].recipe.gpu_type,
+        device=machine.gpu_names[0] if machine.gpu_names else "cpu",
+        tiny=options.tiny,
+        warmup_steps=options.warmup_steps,
+        steps=options.steps,
+        micro_batches=options.micro_batches,
+        seed=options.seed,
+        compiled=options.compiled,
+        llmb_options=options.llmb_options,
+    )
+
+
+def with_ceilings(document: Document, subjects: Sequence[Subject], folder: Path, clock: Clock) -> Document:
+    """Measures the kernels, unless the document has those of all subjects already."""
+    known = document.ceilings
+    if known and all(known.floor(subject.name, subject.recipe.dtype) for subject in subjects):
+        clock.say("kernels: kept from before")
+        return document
+    clock.say("kernels: matrix products, attention, memory copy")
+    measured, reason = measure_ceilings(document.settings, subjects, folder, min(clock.left_s, CEILINGS_LIMIT_S))
+    floors = [floor_of(subject.name, subject.recipe, measured) for subject in subjects] if measured else []
+    return document.model_copy(update={"ceilings": Ceilings(measured=measured, floors=tuple(floors), reason=reason)})
+
+
+def measure_ceilings(
+    settings: Settings, subjects: Sequence[Subject], folder: Path, limit_s: float
+) -> tuple[dict[str, Any] | None, str | None]:
+    """In a process of its own, so that its memory is free again for the engines; or why it failed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    on_cpu = settings.gpu_type == "cpu"
+    copied = CPU_COPY_BYTES if on_cpu else GPU_COPY_BYTES
+    request = request_of([subject.recipe for subject in subjects], "cpu" if on_cpu else "cuda", copied)
+    asked, answered = folder / "ceilings-request.json", folder / "ceilings.json"
+    asked.write_text(json.dumps(request))
+    command = [sys.executable, "-m", "benchmarks.engine.ceilings", str(asked), str(answered)]
+    ended = run_limited(command, os.environ, folder / "ceilings.log", limit_s)
+    if ended.exit_code == 0:
+        return json.loads(answered.read_text()), None
+    reason = failure_reason(ended) if ended.exit_code else f"stopped after {ended.wall_s:.0f} s"
+    return None, reason
+
+
+def run_cases(
+    document: Document, options: Options, subjects: Sequence[Subject], folder: Path, clock: Clock
+) -> Document:
+    """The document with every case in it, saved after each."""
+    cases = list(plan_cases(subjects, options.engines, options.rounds))
+    budget = Budget(clock, document.settings)
+    for number, case in enumerate(cases):
+        label = f"{number + 1}/{len(cases)} {case.engine} {case.subject.label}"
+        known = blank(case)
+        if is_done(document, known):
+            clock.say(f"{label}: kept from before")
+            continue
+        reason = budget.obstacle(case)
+        if reason:
+            result = known.model_copy(update={"reason": reason})
+        else:
+            result = run_case(case, document.settings, document.ceilings, folder / f"case-{number}", clock.left_s)
+            budget.learn(result)
+        clock.say(f"{label}: {outcome(result)}")
+        document = with_case(document, result)
+        save(document, options.out)
+    return document
+
+
+def outcome(result: CaseResult) -> str:
+    if result.status != "done":
+        return f"{result.status.replace('_', ' ')}: {result.reason}"
+    mfu = (result.mfu_pct or {}).get("full")
+    assert result.step_time_s is not None
+    rate = f"{result.step_time_s['median']:.4g} s a step, {result.tokens_per_s:,.0f} tokens/s"
+    return rate if mfu is None else f"{rate}, MFU {mfu:.1f} % (full)"

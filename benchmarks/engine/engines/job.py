@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an adapter is told and what it answers; both are files between two processes."""
+
+from llmb.catalogue.records import Dtype, Model, Record, Training
+
+
+class Job(Record):
+    """A model and how to train it. A step is ``ga`` micro-batches of ``mbs`` sequences."""
+
+    engine: str
+    model: Model
+    training: Training
+    dtype: Dtype
+    mbs: int
+    ga: int
+    seq_len: int
+    warmup_steps: int
+    timed_steps: int
+    seed: int
+    device: str
+    compiled: bool
+
+
+class Measured(Record):
+    """``conventions`` say in which precisions the engine keeps and computes what."""
+
+    parameters: int
+    step_times_s: tuple[float, ...]
+    """Of the timed steps, in their order."""
+    losses: tuple[float, ...]
+    """Of all steps."""
+    peak_memory_bytes: int
+    versions: dict[str, str]
+    conventions: tuple[str, ...]

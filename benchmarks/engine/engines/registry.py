@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engines there are, what each can train, and whether it is installed here."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+from llmb import __version__
+from llmb.catalogue.records import Dtype, Model
+
+LLMB = "llmb"
+DENSE = ("llama", "nemotron4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """``modules`` have to be importable, ``fp8_modules`` too for FP8; ``install`` says how they come to be."""
+
+    program: str | None
+    """Module that trains a job; null for llmb, which is run by its own command."""
+    distribution: str
+    modules: tuple[str, ...]
+    install: str
+    architectures: tuple[str, ...] = ("llama", "nemotron4", "llama4")
+    fp8_modules: tuple[str, ...] = ()
+    needs_gpu: bool = False
+
+
+HUGGING_FACE = Engine(
+    program="benchmarks.engine.engines.huggingface",
+    distribution="transformers",
+    modules=("transformers",),
+    install="pip install transformers",
+    fp8_modules=("torchao.float8",),
+)
+ENGINES: dict[str, Engine] = {
+    LLMB: Engine(program=None, distribution="llmb", modules=("torch",), install="install torch 2.11 or newer"),
+    "huggingface": HUGGING_FACE,
+    "huggingface-whole": HUGGING_FACE,
+    "torchtitan": Engine(
+        program="benchmarks.engine.engines.torchtitan",
+        distribution="torchtitan",
+        modules=("torchtitan",),
+        install="pip install torchtitan==0.2.2",
+        architectures=("llama",),
+        fp8_modules=("torchao.float8",),
+    ),
+    "megatron-core": Engine(
+        program="benchmarks.engine.engines.megatron",
+        distribution="megatron-core",
+        modules=("megatron.core", "transformer_engine.pytorch"),
+        install='pip install "megatron-core[dev]"',
+        architectures=DENSE,
+        needs_gpu=True,
+    ),
+}
+DEFAULT_ENGINES = (LLMB, "huggingface", "torchtitan", "megatron-core")
+
+
+def obstacle(name: str, model: Model, dtype: Dtype, *, has_gpu: bool) -> str | None:
+    """Why an engine cannot train this model here, or null where nothing is known to be in the way."""
+    engine = ENGINES[name]
+    if missing := _missing(engine.modules):
+        return f"not installed: {missing} ({engine.install})"
+    if model.architecture not in engine.architectures:
+        return f"the adapter of {name} builds no {model.architecture} models"
+    if dtype is Dtype.FP8 and (missing := _missing(engine.fp8_modules)):
+        return f"not installed: {missing}, which {name} computes fp8 with (pip install torchao)"
+    if engine.needs_gpu and not has_gpu:
+        return f"{name} needs a GPU"
+    return None
+
+
+def _missing(modules: Iterable[str]) -> str | None:
+    return next((name for name in modules if not _importable(name)), None)
+
+
+def _importable(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # of the package that it is part of
+        return False
+
+
+def engine_version(name: str) -> str | None:
+    if name == LLMB:
+        return __version__
+    try:
+        return version(ENGINES[name].distribution)
+    except PackageNotFoundError:
+        return None

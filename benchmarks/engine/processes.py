@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one child process at a time, within a limit, and never leaves one behind."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+GRACE_S = 20
+"""An interrupted ``llmb run`` ends its workers itself within 8 s."""
+TAIL = 2000
+ERROR_LINE = re.compile(r"^(?:\[rank\d+\]: )?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a process ended; ``exit_code`` is null where the limit ended it."""
+
+    exit_code: int | None
+    stdout: str
+    stderr: str
+    wall_s: float
+
+
+def run_limited(command: Sequence[str], environ: Mapping[str, str], log: Path, limit_s: float) -> Ended:
+    """``log`` gets what the process says, its result lands beside it."""
+    began = time.monotonic()
+    results = log.with_suffix(".out")
+    with results.open("w") as out, log.open("w") as err:
+        process = subprocess.Popen(command, env=environ, stdout=out, stderr=err, start_new_session=True)
+        try:
+            exit_code: int | None = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            exit_code = None
+        finally:
+            end(process)
+    wall_s = time.monotonic() - began
+    return Ended(exit_code, results.read_text(errors="replace"), log.read_text(errors="replace"), wall_s)
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """Asks first; then ends the process with all that it started in its session."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def failure_reason(ended: Ended) -> str:
+    """The last error that a process named, or how it ended where it named none."""
+    errors: list[str] = ERROR_LINE.findall(ended.stderr)
+    if short := [error for error in errors if "OutOfMemoryError" in error]:
+        return f"out of memory: {short[0][:300]}"
+    if errors:
+        return errors[-1][:300]
+    code = ended.exit_code or 0
+    return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+def tail(ended: Ended) -> str:
+    return ended.stderr[-TAIL:]

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The comparison's document. docs/how-to/compare-engines.md says what its keys mean."""
+
+from typing import Any, Literal
+
+from benchmarks.engine.published import Target
+from benchmarks.engine.shapes import Floor
+from llmb.catalogue.records import Dtype, Record
+
+Status = Literal["done", "failed", "not_run"]
+
+
+class CaseResult(Record):
+    """One case as flat values. Figures are null where the case gave none; ``reason`` then says why."""
+
+    engine: str
+    engine_version: str | None
+    model: str
+    workload: str
+    size: str
+    dtype: Dtype
+    gpu_type: str
+    proxy: bool
+    layers: int
+    vocab_size: int
+    experts: int | None
+    parameters: int
+    mbs: int
+    ga: int
+    gbs: int
+    seq_len: int
+    round: int
+    status: Status
+    reason: str | None = None
+    log_tail: str | None = None
+    code: str
+    conventions: tuple[str, ...] = ()
+    started_at: str | None = None
+    wall_s: float | None = None
+    step_times_s: tuple[float, ...] = ()
+    step_time_s: dict[str, Any] | None = None
+    tokens_per_s: float | None = None
+    tflops: dict[str, float | None] | None = None
+    mfu_pct: dict[str, float | None] | None = None
+    peak_tflops: float | None = None
+    published_mfu_pct: float | None = None
+    product_share_pct: float | None = None
+    kernel_share_pct: float | None = None
+    peak_memory_gib: float | None = None
+    loss: dict[str, float] | None = None
+
+    @property
+    def key(self) -> tuple[str, str, Dtype, int]:
+        return self.engine, self.model, self.dtype, self.round
+
+
+class Published(Target):
+    """The figure that a model and dtype are held against."""
+
+    model: str
+    dtype: Dtype
+
+
+class Ceilings(Record):
+    """What the device's own kernels reach, and what that makes of each model. ``measured`` is raw."""
+
+    measured: dict[str, Any] | None
+    floors: tuple[Floor, ...] = ()
+    reason: str | None = None
+
+    def floor(self, model: str, dtype: Dtype) -> Floor | None:
+        return next((floor for floor in self.floors if (floor.name, floor.dtype) == (model, dtype)), None)
+
+
+class Verdict(Record):
+    """One thing to be shown, of one model and dtype. ``margin_pct`` is how far llmb lies above ``target``."""
+
+    model: str
+    dtype: Dtype
+    shows: Literal["published_mfu", "other_engine"]
+    against: str
+    verdict: Literal["reached", "not_reached", "not_measured"]
+    measured: float | None
+    target: float | None
+    margin_pct: float | None
+    reason: str | None
+
+
+class Settings(Record):
+    """What decides the figures beside the code; a document holds results of one set of settings."""
+
+    gpu_type: str
+    device: str
+    tiny: bool
+    warmup_steps: int
+    steps: int
+    micro_batches: int | None
+    seed: int
+    compiled: bool
+    llmb_options: str
+
+
+class Document(Record):
+    """Everything that one comparison knows."""
+
+    schema_version: Literal[1] = 1
+    kind: Literal["engine-comparison"] = "engine-comparison"
+    settings: Settings
+    environment: dict[str, Any]
+    ceilings: Ceilings | None = None
+    published: tuple[Published, ...] = ()
+    cases: tuple[CaseResult, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one case in a process of its own and turns what it left into a result."""
+
+import json
+import os
+import shlex
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine.cases import Case
+from benchmarks.engine.engines.job import Job, Measured
+from benchmarks.engine.engines.registry import ENGINES, LLMB, engine_version, obstacle
+from benchmarks.engine.processes import Ended, failure_reason, run_limited, tail
+from benchmarks.engine.records import CaseResult, Ceilings, Settings
+from benchmarks.engine.store import code_of
+from llmb.metrics.parameters import parameter_count
+from llmb.metrics.statistics import describe
+from llmb.metrics.throughput import throughput
+from llmb.runs.steps import read_steps
+
+GIB = 2**30
+REFUSED = (2, 3)
+"""Exit codes with which llmb says that it cannot train this, or not here."""
+LLMB_CONVENTIONS = (
+    "fp32 master weights and moments, blocks in bf16 or fp8",
+    "run by llmb run, step times as it logs them",
+)
+
+
+def blank(case: Case) -> CaseResult:
+    """What is known of a case before it ran."""
+    recipe, engine = case.subject.recipe, case.engine
+    layout, model = recipe.layout, recipe.model
+    return CaseResult(
+        engine=engine,
+        engine_version=engine_version(engine),
+        model=case.subject.name,
+        workload=recipe.workload,
+        size=recipe.size,
+        dtype=recipe.dtype,
+        gpu_type=recipe.gpu_type,
+        proxy=recipe.proxy,
+        layers=layout.layers,
+        vocab_size=model.vocab_size,
+        experts=model.moe.experts if model.moe else None,
+        parameters=parameter_count(model)[0],
+        mbs=layout.mbs,
+        ga=layout.ga,
+        gbs=layout.gbs,
+        seq_len=layout.seq_len,
+        round=case.round,
+        status="not_run",
+        code=code_of(engine),
+        peak_tflops=recipe.peak_tflops,
+        published_mfu_pct=case.subject.target.mfu_pct if case.subject.target else None,
+    )
+
+
+def run_case(case: Case, settings: Settings, ceilings: Ceilings | None, folder: Path, limit_s: float) -> CaseResult:
+    """``folder`` is where the process leaves its files; it is given ``limit_s`` seconds."""
+    known = blank(case)
+    has_gpu = settings.gpu_type != "cpu"
+    if reason := obstacle(case.engine, case.subject.recipe.model, known.dtype, has_gpu=has_gpu):
+        return known.model_copy(update={"reason": reason})
+    folder.mkdir(parents=True, exist_ok=True)
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    command = llmb_command(case, settings) if case.engine == LLMB else adapter_command(case, settings, folder)
+    environ = {**os.environ, "LLMB_INSTALL": str(folder / "install")}
+    ended = run_limited(command, environ, folder / "log.txt", limit_s)
+    known = known.model_copy(update={"started_at": started, "wall_s": ended.wall_s})
+    if ended.exit_code is None:
+        return known.model_copy(update={"reason": f"budget: stopped after {ended.wall_s:.0f} s"})
+    read = read_llmb if case.engine == LLMB else read_adapter
+    return read(case, known, ended, folder, ceilings)
+
+
+def llmb_command(case: Case, settings: Settings) -> list[str]:
+    """The command that a user would give, with the window over the timed steps."""
+    recipe = case.subject.recipe
+    steps = settings.warmup_steps + settings.steps
+    command = [sys.executable, "-m", "llmb.cli.main", "run", "--json"]
+    command += ["-w", recipe.workload, "-s", recipe.size, "--dtype", recipe.dtype, "--gpu-type", recipe.gpu_type]
+    command += ["--scale", "1", "--gbs", str(recipe.layout.gbs), "--seed", str(settings.seed)]
+    command += ["--steps", str(steps), "--window", f"{settings.warmup_steps}-{steps - 1}"]
+    return [*command, *(("--compile",) if settings.compiled else ()), *shlex.split(settings.llmb_options)]
+
+
+def adapter_command(case: Case, settings: Settings, folder: Path) -> list[str]:
+    recipe = case.subject.recipe
+    job = Job(
+        engine=case.engine,
+        model=recipe.model,
+        training=recipe.training,
+        dtype=recipe.dtype,
+        mbs=recipe.layout.mbs,
+        ga=recipe.layout.ga,
+        seq_len=recipe.layout.seq_len,
+        warmup_steps=settings.warmup_steps,
+        timed_steps=settings.steps,
+        seed=settings.seed,
+        device="cpu" if settings.gpu_type == "cpu" else "cuda",
+        compiled=settings.compiled,
+    )
+    (folder / "job.json").write_text(job.model_dump_json())
+    program = ENGINES[case.engine].program
+    assert program is not None
+    return [sys.executable, "-m", program, str(folder / "job.json"), str(folder / "result.json")]
+
+
+def read_llmb(case: Case, known: CaseResult, ended: Ended, folder: Path, ceilings: Ceilings | None) -> CaseResult:  # noqa: ARG001
+    document = _json(ended.stdout)
+    if ended.exit_code in REFUSED and document is None:
+        return known.model_copy(update={"reason": " ".join(ended.stderr.split())[:500]})
+    if document is None or document["status"] != "success":
+        reason = document["reason"] if document else failure_reason(ended)
+        return known.model_copy(update={"status": "failed", "reason": reason, "log_tail": tail(ended)})
+    window = range(document["window"]["first"], document["window"]["last"] + 1)
+    steps = read_steps(Path(document["run_dir"]) / "metrics.jsonl")
+    measured = Measured(
+        parameters=known.parameters,
+        step_times_s=tuple(step.step_time_s for step in steps if step.step in window),
+        losses=tuple(step.loss for step in steps),
+        peak_memory_bytes=max(step.peak_memory_bytes for step in steps),
+        versions={},
+        conventions=LLMB_CONVENTIONS,
+    )
+    return with_figures(case, known, measured, ceilings)
+
+
+def _json(text: str) -> dict[str, Any] | None:
+    """A document on standard output, or null where the command ended without one."""
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def read_adapter(case: Case, known: CaseResult, ended: Ended, folder: Path, ceilings: Ceilings | None) -> CaseResult:
+    result = folder / "result.json"
+    failed = {"status": "failed", "log_tail": tail(ended)}
+    if ended.exit_code != 0 or not result.exists():
+        return known.model_copy(update={**failed, "reason": failure_reason(ended)})
+    measured = Measured.model_validate_json(result.read_text())
+    if measured.parameters != known.parameters:
+        reason = f"trained another model: {measured.parameters:,} parameters instead of {known.parameters:,}"
+        return known.model_copy(update={**failed, "reason": reason})
+    return with_figures(case, known, measured, ceilings)
+
+
+def with_figures(case: Case, known: CaseResult, measured: Measured, ceilings: Ceilings | None) -> CaseResult:
+    """Rates are those of the median step."""
+    statistics = describe(measured.step_times_s)
+    metrics = throughput(case.subject.recipe, statistics.median)
+    versions = tuple(f"{name} {version}" for name, version in measured.versions.items())
+    return known.model_copy(
+        update={
+            "status": "done",
+            "conventions": (*measured.conventions, *versions),
+            "step_times_s": measured.step_times_s,
+            "step_time_s": asdict(statistics),
+            "tokens_per_s": metrics.tokens_per_s,
+            "tflops": metrics.tflops_per_gpu,
+            "mfu_pct": metrics.mfu_pct,
+            "peak_memory_gib": measured.peak_memory_bytes / GIB,
+            "loss": {"first": measured.losses[0], "last": measured.losses[-1]},
+            **shares(known, metrics.tflops_per_gpu["causal"], statistics.median, ceilings),
+        }
+    )
+
+
+def shares(known: CaseResult, tflops: float | None, step_time_s: float, ceilings: Ceilings | None) -> dict[str, float]:
+    """``product_share_pct``: what has to be computed (causal), over the rate of the model's products alone.
+
+    ``kernel_share_pct``: the time that products and attention alone would take, over the step's time.
+    """
+    floor = ceilings.floor(known.model, known.dtype) if ceilings else None
+    found = {}
+    if floor and floor.products_tflops and tflops:
+        found["product_share_pct"] = 100 * tflops / floor.products_tflops
+    if floor and floor.products_s and floor.attention_s:
+        found["kernel_share_pct"] = 100 * known.ga * (floor.products_s + floor.attention_s) / step_time_s
+    return found

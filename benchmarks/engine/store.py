@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The document on disk: what an earlier call has done is not done again."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from benchmarks.engine.engines.registry import LLMB
+from benchmarks.engine.records import CaseResult, Document, Settings
+from llmb.errors import UsageError
+from llmb.runs.folder import write_atomically
+
+ROOT = Path(__file__).parents[2]
+
+
+def open_document(path: Path | None, settings: Settings, *, fresh: bool) -> Document:
+    """The document to go on with. Raises UsageError where ``path`` holds one of other settings, or none at all."""
+    new = Document(settings=settings, environment={})
+    if path is None or fresh or not path.exists():
+        return new
+    advice = "give another --out, or add --fresh to begin it anew"
+    try:
+        known = Document.model_validate_json(path.read_text())
+    except ValidationError as error:
+        raise UsageError("this file holds no comparison of this version", where=str(path), do=advice) from error
+    if differences := list(_differences(known.settings, settings)):
+        raise UsageError(
+            f"this file holds results of other settings: {', '.join(differences)}", where=str(path), do=advice
+        )
+    return known
+
+
+def _differences(known: Settings, new: Settings) -> Iterable[str]:
+    before, after = known.model_dump(), new.model_dump()
+    return (f"{name} {before[name]} -> {after[name]}" for name in before if before[name] != after[name])
+
+
+def save(document: Document, path: Path | None) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, document.model_dump_json(indent=2) + "\n")
+
+
+def with_case(document: Document, result: CaseResult) -> Document:
+    """Replaces what is known of the same case."""
+    others = [case for case in document.cases if case.key != result.key]
+    return document.model_copy(update={"cases": (*others, result)})
+
+
+def is_done(document: Document, case: CaseResult) -> bool:
+    """Only figures of the same code count, of the same engine's version and of the same shape."""
+    same = {"key", "engine_version", "code", "layers", "vocab_size", "gbs", "seq_len"}
+    return any(
+        known.status == "done" and all(getattr(known, name) == getattr(case, name) for name in same)
+        for known in document.cases
+    )
+
+
+def code_of(engine: str) -> str:
+    """A digest of the code that decides an engine's figures, so that a changed engine is measured anew."""
+    folder = ROOT / "src" / "llmb" if engine == LLMB else ROOT / "benchmarks" / "engine" / "engines"
+    digest = hashlib.sha256()
+    for file in sorted([*folder.rglob("*.py"), *folder.rglob("*.yaml")]):
+        digest.update(str(file.relative_to(folder)).encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]

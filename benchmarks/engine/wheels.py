@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What llmb needs beside torch, where nothing can be installed: a folder of wheels, unpacked. Standard library only."""
+
+import os
+import sys
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+NEEDED = ("typer", "rich", "pydantic", "yaml", "scipy")
+ROOT = Path(__file__).parents[2]
+ADVICE = """the benchmark needs these Python packages, which are not installed: {missing}
+  do:    pip install typer rich pydantic PyYAML scipy
+  or:    where nothing can be installed, fill a folder on another machine, bring it along and add --wheels FOLDER:
+         pip download --only-binary :all: --python-version {version} --platform manylinux_2_28_x86_64 -d FOLDER \\
+             typer rich pydantic PyYAML scipy
+"""
+
+
+def prepare(wheels: Path | None) -> str | None:
+    """Makes llmb and what it needs importable, here and in child processes; what is missing, if anything is."""
+    if wheels is not None:
+        add_to_path(unpack(wheels))
+    if find_spec("llmb") is None:
+        add_to_path(ROOT / "src")
+    add_to_path(ROOT)
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    version = ".".join(map(str, sys.version_info[:2]))
+    return ADVICE.format(missing=", ".join(missing), version=version) if missing else None
+
+
+def unpack(wheels: Path) -> Path:
+    """Unpacks all wheels of a folder below it, once: a wheel is an archive of what lies in site-packages."""
+    target = wheels / "unpacked"
+    for wheel in sorted(wheels.glob("*.whl")):
+        with zipfile.ZipFile(wheel) as archive:
+            new = [name for name in archive.namelist() if not (target / name).exists()]
+            archive.extractall(target, members=new)
+    return target
+
+
+def add_to_path(folder: Path) -> None:
+    """Behind what is installed, so that a machine's own packages win."""
+    sys.path.append(str(folder))
+    known = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (known, str(folder)) if part)
