@@ -63,7 +63,6 @@ def compare(options: Options, machine: Machine, clock: Clock) -> Document:
     )
     with tempfile.TemporaryDirectory(prefix="compare-engines-") as temporary:
         folder = options.logs or Path(temporary)
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "compiled"))  # all engines may profit from it
         if options.ceilings:
             document = with_ceilings(document, subjects, folder, clock)
             save(document, options.out)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from benchmarks.engine.engines.registry import LLMB
+from benchmarks.engine.engines.registry import ENGINES
 from benchmarks.engine.records import CaseResult, Document, Settings
 from llmb.errors import UsageError
 from llmb.runs.folder import write_atomically
@@ -60,9 +60,17 @@ def is_done(document: Document, case: CaseResult) -> bool:
 
 def code_of(engine: str) -> str:
     """A digest of the code that decides an engine's figures, so that a changed engine is measured anew."""
-    folder = ROOT / "src" / "llmb" if engine == LLMB else ROOT / "benchmarks" / "engine" / "engines"
     digest = hashlib.sha256()
-    for file in sorted([*folder.rglob("*.py"), *folder.rglob("*.yaml")]):
-        digest.update(str(file.relative_to(folder)).encode())
+    for file in code_files(ENGINES[engine].program):
+        digest.update(str(file.relative_to(ROOT)).encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def code_files(program: str | None) -> list[Path]:
+    """llmb's sources with the catalogue, or an adapter with the loop that it runs in."""
+    if program is None:
+        sources = ROOT / "src" / "llmb"
+        return sorted([*sources.rglob("*.py"), *sources.rglob("*.yaml")])
+    adapter = ROOT / Path(*program.split(".")).with_suffix(".py")
+    return [adapter, adapter.with_name("loop.py"), adapter.with_name("job.py")]

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What llmb needs beside torch, where nothing can be installed: a folder of wheels, unpacked. Standard library only."""
 
+import hashlib
 import os
 import sys
+import tempfile
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,12 +32,15 @@ def prepare(wheels: Path | None) -> str | None:
 
 
 def unpack(wheels: Path) -> Path:
-    """Unpacks all wheels of a folder below it, once: a wheel is an archive of what lies in site-packages."""
-    target = wheels / "unpacked"
-    for wheel in sorted(wheels.glob("*.whl")):
-        with zipfile.ZipFile(wheel) as archive:
-            new = [name for name in archive.namelist() if not (target / name).exists()]
-            archive.extractall(target, members=new)
+    """Unpacks all wheels of a folder, once: a wheel is an archive of what lies in site-packages."""
+    files = sorted(wheels.glob("*.whl"))
+    names = " ".join(file.name for file in files)
+    target = Path(tempfile.gettempdir()) / f"llmb-wheels-{hashlib.sha256(names.encode()).hexdigest()[:12]}"
+    for file in files:
+        if not (target / file.name).exists():
+            with zipfile.ZipFile(file) as archive:
+                archive.extractall(target)
+            (target / file.name).touch()
     return target
 
 

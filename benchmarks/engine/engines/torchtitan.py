@@ -16,7 +16,7 @@ def build(job: Job) -> PlainTrainee:
     """What torchtitan's trainer sets up where there is one GPU: fp32 weights under autocast, blocks compiled."""
     llama: Any = import_module("torchtitan.models.llama3")
     parallelize: Any = import_module("torchtitan.models.llama3.infra.parallelize")
-    with torch.device(job.device):
+    with torch.device(job.device), torch.no_grad():
         model = llama.Transformer(model_arguments(job.model, job.seq_len))
         model.init_weights()
     versions = {}

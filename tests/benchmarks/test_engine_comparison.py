@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole comparison at tiny size, on a CPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmb.catalogue.load import Catalogue
+from llmb.metrics.parameters import parameter_count
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = ("llama3.1", "nemotron4")
+SETTINGS = ("--tiny", "--no-compile", "--steps", "2", "--warmup", "1", "--micro-batches", "2", "--json")
+BROKEN = 'raise RuntimeError("a broken install")\n'
+
+
+def compare(*options, python_path=()):
+    paths = os.pathsep.join(map(str, (*python_path, ROOT / "src")))
+    environ = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "benchmarks.engine", *SETTINGS, "--budget-s", "500", *options]
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+
+
+def by_case(document):
+    return {(case["engine"], case["model"], case["dtype"]): case for case in document["cases"]}
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """The document of a first call, and where it lies."""
+    path = tmp_path_factory.mktemp("comparison") / "out.json"
+    done = compare("--out", str(path))
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert json.loads(path.read_text()) == document
+    return document, path
+
+
+def test_every_engine_trained_the_catalogues_models(first) -> None:
+    cases, catalogue = by_case(first[0]), Catalogue()
+    for model in MODELS:
+        for engine in ("llmb", "huggingface"):
+            case = cases[engine, model, "bf16"]
+            assert case["status"] == "done", case
+            assert case["parameters"] == parameter_count(catalogue.models[model, "tiny"])[0]
+            assert (case["mbs"], case["ga"], case["seq_len"], case["layers"]) == (1, 2, 128, 4)
+            assert len(case["step_times_s"]) == case["step_time_s"]["count"] == 2
+            assert case["tokens_per_s"] == pytest.approx(2 * 128 / case["step_time_s"]["median"])
+            assert 6 < case["loss"]["first"] < 8, "the loss of random weights is about ln 1024"
+            assert case["mfu_pct"] == {"published": None, "full": None, "causal": None}, "a CPU has no known peak"
+            assert case["peak_memory_gib"] > 0
+            assert case["kernel_share_pct"] > 0 and case["product_share_pct"] > 0
+
+
+def test_engines_that_are_not_there_are_not_run_with_a_reason(first) -> None:
+    case = by_case(first[0])["megatron-core", "llama3.1", "bf16"]
+    assert case["status"] == "not_run" and case["step_time_s"] is None
+    assert "pip install" in case["reason"]
+
+
+def test_kernels_are_measured_in_the_same_call(first) -> None:
+    ceilings = first[0]["ceilings"]
+    assert {(floor["name"], floor["dtype"]) for floor in ceilings["floors"]} == {(model, "bf16") for model in MODELS}
+    assert all(floor["products_s"] > 0 and floor["attention_s"] > 0 for floor in ceilings["floors"])
+    products = ceilings["measured"]["products"]
+    assert {row["training_pass"] for row in products} == {"forward", "input_gradient", "weight_gradient"}
+    assert all(row["fastest"] <= row["seconds"] <= row["slowest"] for row in products)
+    assert ceilings["measured"]["copy"]["gb_s"] > 0
+
+
+def test_verdicts_name_what_was_not_measured(first) -> None:
+    verdicts = [verdict for verdict in first[0]["verdicts"] if verdict["model"] == "llama3.1"]
+    found = {verdict["against"]: verdict for verdict in verdicts}
+    assert found["published MFU"]["verdict"] == "not_measured"
+    assert found["tokens/s of huggingface"]["verdict"] in ("reached", "not_reached")
+    assert "not installed" in found["tokens/s of megatron-core"]["reason"]
+
+
+def test_a_second_call_keeps_what_is_done_and_records_a_crash(first, tmp_path) -> None:
+    """transformers is there, but cannot be imported; Maverick is new, and fp8 has kernels whatever the engines do."""
+    document, path = first
+    (tmp_path / "transformers").mkdir()
+    (tmp_path / "transformers" / "__init__.py").write_text(BROKEN)
+    done = compare(
+        "--out", str(path), "--models", "llama3.1,maverick", "--engines", "huggingface,llmb", python_path=(tmp_path,)
+    )
+    assert done.returncode == 0, done.stderr
+    assert "huggingface llama3.1 bf16: kept from before" in done.stderr
+    before, after = by_case(document), by_case(json.loads(done.stdout))
+    for key, case in before.items():
+        if case["status"] == "done":
+            assert after[key] == case
+    crashed = after["huggingface", "maverick", "bf16"]
+    assert (crashed["status"], crashed["reason"]) == ("failed", "RuntimeError: a broken install")
+    assert "Traceback" in crashed["log_tail"]
+    assert after["llmb", "maverick", "bf16"]["status"] == "done", "a crash of one engine does not end the others"
+
+
+def test_what_does_not_fit_is_listed(tmp_path) -> None:
+    done = compare("--models", "llama3.1", "--no-ceilings", "--engines", "huggingface", "--budget-s", "1")
+    (case,) = json.loads(done.stdout)["cases"]
+    assert done.returncode == 4
+    assert case["status"] == "not_run" and case["reason"].startswith("budget: ")
+
+
+@pytest.mark.gpu
+def test_one_proxy_on_a_gpu(needs, tmp_path) -> None:
+    import torch
+
+    needs("gpu", torch.cuda.is_available(), "no CUDA device")
+    command = [sys.executable, "-m", "benchmarks.engine", "--models", "8b", "--dtypes", "bf16", "--engines", "llmb",
+               "--steps", "2", "--json"]  # fmt: skip
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    document = json.loads(subprocess.check_output(command, cwd=ROOT, env=environ, text=True))
+    (case,) = document["cases"]
+    assert case["status"] == "done", case
+    assert 0 < case["kernel_share_pct"] <= 105

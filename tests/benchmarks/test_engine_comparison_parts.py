@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine comparison decides without running anything."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from benchmarks.engine.cases import GPU_MODELS, find_subject, plan_cases
+from benchmarks.engine.engines.registry import obstacle
+from benchmarks.engine.options import read_options
+from benchmarks.engine.processes import failure_reason, run_limited
+from benchmarks.engine.published import find_target
+from benchmarks.engine.records import CaseResult, Ceilings, Document, Published, Settings, Verdict
+from benchmarks.engine.run_case import shares
+from benchmarks.engine.shapes import Floor, floor_of, request_of, weights_of
+from benchmarks.engine.store import open_document
+from benchmarks.engine.verdicts import judge, merged
+from benchmarks.engine.wheels import unpack
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Dtype
+from llmb.errors import UsageError
+from llmb.launch.machine import Machine
+from llmb.metrics.flops import model_flops
+
+ROOT = Path(__file__).resolve().parents[2]
+CATALOGUE = Catalogue()
+H200 = Machine(("NVIDIA H200",), 16)
+SETTINGS = Settings(
+    gpu_type="h200",
+    device="NVIDIA H200",
+    tiny=False,
+    warmup_steps=2,
+    steps=4,
+    micro_batches=4,
+    seed=1,
+    compiled=True,
+    llmb_options="",
+)
+
+
+def subject(name, dtype=Dtype.BF16, machine=H200, micro_batches=4):
+    return find_subject(
+        CATALOGUE, name, dtype, machine, gpu_type=None, tiny=False, micro_batches=micro_batches
+    )  # fmt: skip
+
+
+def result(engine="llmb", *, status="done", times=(1.0,), tokens_per_s=100.0, mfu=50.0, number=0, dtype="bf16"):
+    return CaseResult(
+        engine=engine, engine_version="1", model="8b", workload="pretrain_llama3.1", size="8b", dtype=dtype,
+        gpu_type="h200", proxy=True, layers=20, vocab_size=80128, experts=None, parameters=1, mbs=1, ga=4, gbs=4,
+        seq_len=8192, round=number, status=status, reason=None if status == "done" else "boom", code="c",
+        step_times_s=times if status == "done" else (), tokens_per_s=tokens_per_s if status == "done" else None,
+        mfu_pct={"published": mfu} if status == "done" else None,
+    )  # fmt: skip
+
+
+def target(mfu_pct):
+    found = find_target(CATALOGUE, "pretrain_llama3.1", "8b", Dtype.BF16)
+    return Published(model="8b", dtype=Dtype.BF16, **{**found.model_dump(), "mfu_pct": mfu_pct})
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "mfu_pct", "scale", "gpu_type"),
+    [
+        ("8b", Dtype.BF16, 62.47, 8, "h100"),
+        ("8b", Dtype.FP8, 41.07, 8, "h100"),
+        ("15b", Dtype.BF16, 66.07, 16, "h100"),
+        ("405b", Dtype.BF16, 55.47, 512, "h100"),
+        ("405b", Dtype.FP8, 44.35, 512, "h100"),
+        ("maverick", Dtype.BF16, 10.47, 256, "b200"),
+    ],
+)
+def test_the_target_is_the_whole_models_at_its_smallest_published_scale(name, dtype, mfu_pct, scale, gpu_type) -> None:
+    found = subject(name, dtype).target
+    assert (found.mfu_pct, found.scale, found.gpu_type) == (mfu_pct, scale, gpu_type)
+
+
+def test_a_model_without_a_published_figure_has_no_target() -> None:
+    assert subject("maverick", Dtype.FP8).target is None
+
+
+@pytest.mark.parametrize("name", GPU_MODELS)
+def test_proxies_are_the_catalogues_with_as_many_micro_batches_as_asked_for(name) -> None:
+    own, asked = subject(name, micro_batches=None).recipe, subject(name, micro_batches=3).recipe
+    assert asked.model == own.model
+    assert asked.layout.ga == 3
+    assert own.proxy and own.scale == 1
+    assert asked.gpu_type == "h200"
+
+
+def test_a_proxys_flops_are_counted_with_the_slip_of_the_document() -> None:
+    recipe = subject("15b").recipe
+    assert recipe.published_flops.as_published == {"kv_heads": 48}
+    assert recipe.published_flops.printed_flops is None
+
+
+def test_engines_take_turns() -> None:
+    cases = list(plan_cases([subject("8b"), subject("15b")], ("a", "b"), 2))
+    order = [(case.round, case.subject.name, case.engine) for case in cases]
+    assert order[:4] == [(0, "8b", "a"), (0, "8b", "b"), (0, "15b", "a"), (0, "15b", "b")]
+    assert [number for number, *_ in order] == [0] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize("name", GPU_MODELS)
+def test_products_add_up_to_the_models_flops(name) -> None:
+    recipe = subject(name).recipe
+    tokens = recipe.layout.mbs * recipe.layout.seq_len
+    products = sum(
+        3 * 2 * weights.m * weights.k * weights.n * weights.count for weights in weights_of(recipe.model, tokens)
+    )
+    full, causal = (model_flops(recipe.model, recipe.layout.seq_len, causal=causal) for causal in (False, True))
+    without_attention = 2 * causal - full
+    assert products == pytest.approx(recipe.layout.mbs * without_attention, rel=1e-12)
+
+
+def test_the_floor_is_what_the_products_and_attention_take() -> None:
+    recipe = subject("8b", Dtype.FP8).recipe
+    request = request_of([recipe], "cuda", 1)
+    measured = {
+        "products": [
+            {**shape, "seconds": 2.0 if shape["dtype"] == "bf16" else 1.0, "reason": None}
+            for shape in request["products"]
+        ],
+        "attention": [
+            {**shape, "backend": backend, "backward": True, "seconds": seconds}
+            for shape in request["attention"]
+            for backend, seconds in (("flash", 0.5), ("cudnn", 0.25))
+        ],
+    }
+    floor = floor_of("8b", recipe, measured)
+    layers = recipe.layout.layers
+    assert floor.products_s == 3 * (4 * layers * 1.0 + 2.0), "three passes; the head alone stays in bf16"
+    assert (floor.attention_s, floor.attention_backend) == (0.25 * layers, "cudnn")
+
+
+def test_a_product_that_cannot_be_measured_leaves_the_floor_unknown() -> None:
+    recipe = subject("8b").recipe
+    request = request_of([recipe], "cuda", 1)
+    products = [{**shape, "seconds": None, "reason": "no such kernel"} for shape in request["products"]]
+    floor = floor_of("8b", recipe, {"products": products, "attention": []})
+    assert floor.products_s is None and "no such kernel" in floor.reason
+    assert shares(result(), 500.0, 1.0, None) == {}
+
+
+def test_published_figure_is_reached_from_its_value_on() -> None:
+    for mfu, verdict in ((50.1, "not_reached"), (50.0, "reached"), (49.0, "reached")):
+        (own,) = judge([result(mfu=50.0)], [target(mfu)])
+        assert (own.verdict, own.measured, own.target) == (verdict, 50.0, mfu)
+
+
+def test_another_engine_has_to_be_beaten() -> None:
+    for tokens_per_s, verdict in ((99.0, "reached"), (100.0, "not_reached"), (200.0, "not_reached")):
+        cases = [result(), result("huggingface", tokens_per_s=tokens_per_s)]
+        (_, other) = judge(cases, [target(60)])
+        assert (other.against, other.verdict) == ("tokens/s of huggingface", verdict)
+        assert other.margin_pct == pytest.approx(100 * (100.0 / tokens_per_s - 1))
+
+
+def test_what_did_not_run_is_not_judged() -> None:
+    cases = [result(), result("huggingface", status="not_run"), result(dtype="fp8", status="failed")]
+    found = {(verdict.dtype, verdict.shows): verdict for verdict in judge(cases, [target(40)])}
+    assert found["bf16", "other_engine"].reason == "huggingface not run: boom"
+    assert found["fp8", "published_mfu"].verdict == "not_measured"
+    assert found["bf16", "published_mfu"].verdict == "reached"
+
+
+def test_the_middle_round_counts() -> None:
+    rounds = [result(times=(time_s,), number=number) for number, time_s in enumerate((3.0, 1.0, 2.0))]
+    failed = result(status="failed", number=3)
+    assert [case.step_times_s for case in merged([*rounds, failed])] == [(2.0,)]
+
+
+def test_an_engine_that_is_not_there_says_how_to_get_it() -> None:
+    model = subject("8b").recipe.model
+    assert "pip install torchtitan==0.2.2" in obstacle("torchtitan", model, Dtype.BF16, has_gpu=True)
+    assert obstacle("llmb", model, Dtype.FP8, has_gpu=False) is None
+
+
+def test_results_of_other_settings_are_not_mixed(tmp_path) -> None:
+    path = tmp_path / "out.json"
+    path.write_text(open_document(None, SETTINGS, fresh=False).model_dump_json())
+    assert open_document(path, SETTINGS, fresh=False).settings == SETTINGS
+    other = SETTINGS.model_copy(update={"steps": 9})
+    with pytest.raises(UsageError, match="steps 4 -> 9"):
+        open_document(path, other, fresh=False)
+    assert open_document(path, other, fresh=True).settings == other
+    path.write_text("{}")
+    with pytest.raises(UsageError, match="no comparison"):
+        open_document(path, SETTINGS, fresh=False)
+
+
+def test_without_a_gpu_models_are_tiny(capsys) -> None:
+    options = read_options([], has_gpu=False)
+    assert (options.tiny, options.gpu_type, options.compiled) == (True, "cpu", False)
+    assert read_options([], has_gpu=True).models == tuple(GPU_MODELS)
+    with pytest.raises(SystemExit):
+        read_options(["--models", "9b"], has_gpu=True)
+    assert "unknown 9b; valid: 8b" in capsys.readouterr().err
+
+
+def test_a_process_over_its_limit_is_ended(tmp_path) -> None:
+    code = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(60)"
+    began = time.monotonic()
+    ended = run_limited([sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {code}"], os.environ,
+                        tmp_path / "log.txt", 3)  # fmt: skip
+    assert ended.exit_code is None
+    assert time.monotonic() - began < 15
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_the_reason_of_a_failure_is_the_error_that_was_named(tmp_path) -> None:
+    def reason(code):
+        return failure_reason(run_limited([sys.executable, "-c", code], os.environ, tmp_path / "log.txt", 60))
+
+    assert reason("raise ValueError('no such layer')") == "ValueError: no such layer"
+    memory = "class OutOfMemoryError(RuntimeError): pass\nraise OutOfMemoryError('tried to get 9 GiB')"
+    assert reason(memory).startswith("out of memory: ")
+    assert reason("import sys; sys.exit(7)") == "ended with exit code 7"
+    assert reason(f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})") == "killed by signal 9"
+
+
+def test_wheels_are_unpacked_where_nothing_can_be_installed(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "thing-1-py3-none-any.whl", "w") as archive:
+        archive.writestr("thing/__init__.py", "answer = 42\n")
+    folder = unpack(wheels)
+    assert unpack(wheels) == folder
+    printed = subprocess.check_output([sys.executable, "-c", "import thing; print(thing.answer)"], text=True,
+                                      env={**os.environ, "PYTHONPATH": str(folder)})  # fmt: skip
+    assert printed == "42\n"
+
+
+def test_what_is_missing_is_said_before_anything_is_imported() -> None:
+    bare = [sys.executable, "-S", "-m", "benchmarks.engine"]
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(bare, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert done.returncode == 3
+    assert "pydantic" in done.stderr and "--wheels FOLDER" in done.stderr
+
+
+def test_the_page_lists_the_targets() -> None:
+    """docs/explanation/engine-speed.md prints what is to be reached."""
+    page = (ROOT / "docs" / "explanation" / "engine-speed.md").read_text()
+    for name, (workload, size) in GPU_MODELS.items():
+        for dtype in (Dtype.BF16, Dtype.FP8):
+            found = find_target(CATALOGUE, workload, size, dtype)
+            row = f"| {name} | {dtype} | n/a | n/a | n/a | n/a | none is published |"
+            if found:
+                recounted = f"{found.mfu_pct_full:.2f} | {found.mfu_pct_causal:.2f}"
+                source = f"{found.source.split(' (')[0]} line {found.line}"
+                where = f"{found.scale} x {found.gpu_type}"
+                row = f"| {name} | {dtype} | {found.mfu_pct} | {recounted} | {where} | {source} |"
+            assert row in page
+
+
+def test_the_page_names_every_key_of_the_document() -> None:
+    page = (ROOT / "docs" / "how-to" / "compare-engines.md").read_text()
+    for record in (Document, CaseResult, Settings, Verdict, Floor, Ceilings):
+        missing = [name for name in record.model_fields if f"`{name}`" not in page]
+        assert not missing, record.__name__
