@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 WARM_UP = 2
 LEAST_REPEATS = 3
 MOST_REPEATS = 20
-ENOUGH_S = 0.15
+ENOUGH_S = 0.08
 """Repeats of one shape end here, but for the least number."""
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 

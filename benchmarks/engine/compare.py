@@ -1,26 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The comparison: kernels first, then case after case, until everything is done or the budget is spent."""
 
-import json
-import os
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from benchmarks.engine.budget import Budget, Clock
 from benchmarks.engine.cases import Subject, find_subject, plan_cases
+from benchmarks.engine.kernels import with_kernels, with_shares
 from benchmarks.engine.machine import describe_machine, gpu_state
 from benchmarks.engine.options import Options, read_options
-from benchmarks.engine.processes import failure_reason, run_limited
-from benchmarks.engine.records import CaseResult, Ceilings, Document, Published, Settings
+from benchmarks.engine.records import CaseResult, Document, Published, Settings
 from benchmarks.engine.run_case import blank, run_case
-from benchmarks.engine.shapes import floor_of, request_of
 from benchmarks.engine.store import is_done, open_document, save, with_case
 from benchmarks.engine.tables import tables
 from benchmarks.engine.verdicts import judge
@@ -28,8 +24,6 @@ from llmb.catalogue.load import Catalogue
 from llmb.errors import LlmbError, UsageError
 from llmb.launch.machine import Machine, this_machine
 
-CEILINGS_LIMIT_S = 150
-GPU_COPY_BYTES, CPU_COPY_BYTES = 2**31, 2**25
 NOTHING_DONE = 4
 INTERRUPTED = 130
 
@@ -59,17 +53,21 @@ def compare(options: Options, machine: Machine, clock: Clock) -> Document:
     settings = settings_of(options, subjects, machine)
     document = open_document(options.out, settings, fresh=options.fresh)
     document = document.model_copy(
-        update={"environment": {**describe_machine(), "started_unix_s": time.time()}, "published": targets(subjects)}
+        update={
+            "environment": {**describe_machine(), "started_unix_s": time.time()},
+            "published": targets(document, subjects),
+        }
     )
     with tempfile.TemporaryDirectory(prefix="compare-engines-") as temporary:
         folder = options.logs or Path(temporary)
         if options.ceilings:
-            document = with_ceilings(document, subjects, folder, clock)
+            document = with_kernels(document, subjects, folder, clock)
             save(document, options.out)
         document = run_cases(document, options, subjects, folder, clock)
     environment = {**document.environment, "gpu_after": gpu_state()}
-    verdicts = tuple(judge(document.cases, document.published))
-    document = document.model_copy(update={"environment": environment, "verdicts": verdicts})
+    cases = tuple(with_shares(case, document.ceilings) for case in document.cases)
+    verdicts = tuple(judge(cases, document.published))
+    document = document.model_copy(update={"environment": environment, "cases": cases, "verdicts": verdicts})
     save(document, options.out)
     return document
 
@@ -86,12 +84,14 @@ def find_subjects(options: Options, machine: Machine) -> list[Subject]:
     ]  # fmt: skip
 
 
-def targets(subjects: Sequence[Subject]) -> tuple[Published, ...]:
-    return tuple(
-        Published(model=subject.name, dtype=subject.recipe.dtype, **subject.target.model_dump())
-        for subject in subjects
-        if subject.target
-    )
+def targets(document: Document, subjects: Sequence[Subject]) -> tuple[Published, ...]:
+    """Those of the document's models too, which an earlier call may have run."""
+    found = {(target.model, target.dtype): target for target in document.published}
+    for subject in subjects:
+        if subject.target:
+            key = subject.name, subject.recipe.dtype
+            found[key] = Published(model=key[0], dtype=key[1], **subject.target.model_dump())
+    return tuple(found.values())
 
 
 def settings_of(options: Options, subjects: Sequence[Subject], machine: Machine) -> Settings:
@@ -110,36 +110,6 @@ def settings_of(options: Options, subjects: Sequence[Subject], machine: Machine)
     )
 
 
-def with_ceilings(document: Document, subjects: Sequence[Subject], folder: Path, clock: Clock) -> Document:
-    """Measures the kernels, unless the document has those of all subjects already."""
-    known = document.ceilings
-    if known and all(known.floor(subject.name, subject.recipe.dtype) for subject in subjects):
-        clock.say("kernels: kept from before")
-        return document
-    clock.say("kernels: matrix products, attention, memory copy")
-    measured, reason = measure_ceilings(document.settings, subjects, folder, min(clock.left_s, CEILINGS_LIMIT_S))
-    floors = [floor_of(subject.name, subject.recipe, measured) for subject in subjects] if measured else []
-    return document.model_copy(update={"ceilings": Ceilings(measured=measured, floors=tuple(floors), reason=reason)})
-
-
-def measure_ceilings(
-    settings: Settings, subjects: Sequence[Subject], folder: Path, limit_s: float
-) -> tuple[dict[str, Any] | None, str | None]:
-    """In a process of its own, so that its memory is free again for the engines; or why it failed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    on_cpu = settings.gpu_type == "cpu"
-    copied = CPU_COPY_BYTES if on_cpu else GPU_COPY_BYTES
-    request = request_of([subject.recipe for subject in subjects], "cpu" if on_cpu else "cuda", copied)
-    asked, answered = folder / "ceilings-request.json", folder / "ceilings.json"
-    asked.write_text(json.dumps(request))
-    command = [sys.executable, "-m", "benchmarks.engine.ceilings", str(asked), str(answered)]
-    ended = run_limited(command, os.environ, folder / "ceilings.log", limit_s)
-    if ended.exit_code == 0:
-        return json.loads(answered.read_text()), None
-    reason = failure_reason(ended) if ended.exit_code else f"stopped after {ended.wall_s:.0f} s"
-    return None, reason
-
-
 def run_cases(
     document: Document, options: Options, subjects: Sequence[Subject], folder: Path, clock: Clock
 ) -> Document:
@@ -156,7 +126,7 @@ def run_cases(
         if reason:
             result = known.model_copy(update={"reason": reason})
         else:
-            result = run_case(case, document.settings, document.ceilings, folder / f"case-{number}", clock.left_s)
+            result = run_case(case, document.settings, folder / f"case-{number}", clock.left_s)
             budget.learn(result)
         clock.say(f"{label}: {outcome(result)}")
         document = with_case(document, result)

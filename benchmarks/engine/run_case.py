@@ -14,7 +14,7 @@ from benchmarks.engine.cases import Case
 from benchmarks.engine.engines.job import Job, Measured
 from benchmarks.engine.engines.registry import ENGINES, LLMB, engine_version, obstacle
 from benchmarks.engine.processes import Ended, failure_reason, run_limited, tail
-from benchmarks.engine.records import CaseResult, Ceilings, Settings
+from benchmarks.engine.records import CaseResult, Settings
 from benchmarks.engine.store import code_of
 from llmb.metrics.parameters import parameter_count
 from llmb.metrics.statistics import describe
@@ -59,7 +59,7 @@ def blank(case: Case) -> CaseResult:
     )
 
 
-def run_case(case: Case, settings: Settings, ceilings: Ceilings | None, folder: Path, limit_s: float) -> CaseResult:
+def run_case(case: Case, settings: Settings, folder: Path, limit_s: float) -> CaseResult:
     """``folder`` is where the process leaves its files; it is given ``limit_s`` seconds."""
     known = blank(case)
     has_gpu = settings.gpu_type != "cpu"
@@ -74,7 +74,7 @@ def run_case(case: Case, settings: Settings, ceilings: Ceilings | None, folder: 
     if ended.exit_code is None:
         return known.model_copy(update={"reason": f"budget: stopped after {ended.wall_s:.0f} s"})
     read = read_llmb if case.engine == LLMB else read_adapter
-    return read(case, known, ended, folder, ceilings)
+    return read(case, known, ended, folder)
 
 
 def llmb_command(case: Case, settings: Settings) -> list[str]:
@@ -110,7 +110,7 @@ def adapter_command(case: Case, settings: Settings, folder: Path) -> list[str]:
     return [sys.executable, "-m", program, str(folder / "job.json"), str(folder / "result.json")]
 
 
-def read_llmb(case: Case, known: CaseResult, ended: Ended, folder: Path, ceilings: Ceilings | None) -> CaseResult:  # noqa: ARG001
+def read_llmb(case: Case, known: CaseResult, ended: Ended, folder: Path) -> CaseResult:  # noqa: ARG001
     document = _json(ended.stdout)
     if ended.exit_code in REFUSED and document is None:
         return known.model_copy(update={"reason": " ".join(ended.stderr.split())[:500]})
@@ -127,7 +127,7 @@ def read_llmb(case: Case, known: CaseResult, ended: Ended, folder: Path, ceiling
         versions={},
         conventions=LLMB_CONVENTIONS,
     )
-    return with_figures(case, known, measured, ceilings)
+    return with_figures(case, known, measured)
 
 
 def _json(text: str) -> dict[str, Any] | None:
@@ -139,7 +139,7 @@ def _json(text: str) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def read_adapter(case: Case, known: CaseResult, ended: Ended, folder: Path, ceilings: Ceilings | None) -> CaseResult:
+def read_adapter(case: Case, known: CaseResult, ended: Ended, folder: Path) -> CaseResult:
     result = folder / "result.json"
     failed = {"status": "failed", "log_tail": tail(ended)}
     if ended.exit_code != 0 or not result.exists():
@@ -148,10 +148,10 @@ def read_adapter(case: Case, known: CaseResult, ended: Ended, folder: Path, ceil
     if measured.parameters != known.parameters:
         reason = f"trained another model: {measured.parameters:,} parameters instead of {known.parameters:,}"
         return known.model_copy(update={**failed, "reason": reason})
-    return with_figures(case, known, measured, ceilings)
+    return with_figures(case, known, measured)
 
 
-def with_figures(case: Case, known: CaseResult, measured: Measured, ceilings: Ceilings | None) -> CaseResult:
+def with_figures(case: Case, known: CaseResult, measured: Measured) -> CaseResult:
     """Rates are those of the median step."""
     statistics = describe(measured.step_times_s)
     metrics = throughput(case.subject.recipe, statistics.median)
@@ -167,20 +167,5 @@ def with_figures(case: Case, known: CaseResult, measured: Measured, ceilings: Ce
             "mfu_pct": metrics.mfu_pct,
             "peak_memory_gib": measured.peak_memory_bytes / GIB,
             "loss": {"first": measured.losses[0], "last": measured.losses[-1]},
-            **shares(known, metrics.tflops_per_gpu["causal"], statistics.median, ceilings),
         }
     )
-
-
-def shares(known: CaseResult, tflops: float | None, step_time_s: float, ceilings: Ceilings | None) -> dict[str, float]:
-    """``product_share_pct``: what has to be computed (causal), over the rate of the model's products alone.
-
-    ``kernel_share_pct``: the time that products and attention alone would take, over the step's time.
-    """
-    floor = ceilings.floor(known.model, known.dtype) if ceilings else None
-    found = {}
-    if floor and floor.products_tflops and tflops:
-        found["product_share_pct"] = 100 * tflops / floor.products_tflops
-    if floor and floor.products_s and floor.attention_s:
-        found["kernel_share_pct"] = 100 * known.ga * (floor.products_s + floor.attention_s) / step_time_s
-    return found

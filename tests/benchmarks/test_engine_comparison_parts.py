@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 from benchmarks.engine.cases import GPU_MODELS, find_subject, plan_cases
+from benchmarks.engine.compare import targets
 from benchmarks.engine.engines.registry import obstacle
+from benchmarks.engine.kernels import with_shares
 from benchmarks.engine.options import read_options
 from benchmarks.engine.processes import failure_reason, run_limited
 from benchmarks.engine.published import find_target
 from benchmarks.engine.records import CaseResult, Ceilings, Document, Published, Settings, Verdict
-from benchmarks.engine.run_case import shares
 from benchmarks.engine.shapes import Floor, floor_of, request_of, weights_of
 from benchmarks.engine.store import open_document
 from benchmarks.engine.verdicts import judge, merged
@@ -60,7 +61,7 @@ def result(engine="llmb", *, status="done", times=(1.0,), tokens_per_s=100.0, mf
     )  # fmt: skip
 
 
-def target(mfu_pct):
+def target_of(mfu_pct):
     found = find_target(CATALOGUE, "pretrain_llama3.1", "8b", Dtype.BF16)
     return Published(model="8b", dtype=Dtype.BF16, **{**found.model_dump(), "mfu_pct": mfu_pct})
 
@@ -145,26 +146,35 @@ def test_a_product_that_cannot_be_measured_leaves_the_floor_unknown() -> None:
     products = [{**shape, "seconds": None, "reason": "no such kernel"} for shape in request["products"]]
     floor = floor_of("8b", recipe, {"products": products, "attention": []})
     assert floor.products_s is None and "no such kernel" in floor.reason
-    assert shares(result(), 500.0, 1.0, None) == {}
+    assert with_shares(result(), Ceilings(measured=None, floors=(floor,))).kernel_share_pct is None
+
+
+def test_shares_set_a_step_against_the_kernels() -> None:
+    floor = Floor(name="8b", dtype=Dtype.BF16, products_s=0.15, products_tflops=800.0, attention_s=0.05,
+                  attention_backend="cudnn", reason=None)  # fmt: skip
+    case = result(times=(0.9, 1.0, 1.1)).model_copy(update={"tflops": {"causal": 600.0}})
+    found = with_shares(case, Ceilings(measured=None, floors=(floor,)))
+    assert found.kernel_share_pct == pytest.approx(80), "4 micro-batches of 0.2 s in a step of 1 s"
+    assert found.product_share_pct == pytest.approx(75)
 
 
 def test_published_figure_is_reached_from_its_value_on() -> None:
     for mfu, verdict in ((50.1, "not_reached"), (50.0, "reached"), (49.0, "reached")):
-        (own,) = judge([result(mfu=50.0)], [target(mfu)])
+        (own,) = judge([result(mfu=50.0)], [target_of(mfu)])
         assert (own.verdict, own.measured, own.target) == (verdict, 50.0, mfu)
 
 
 def test_another_engine_has_to_be_beaten() -> None:
     for tokens_per_s, verdict in ((99.0, "reached"), (100.0, "not_reached"), (200.0, "not_reached")):
         cases = [result(), result("huggingface", tokens_per_s=tokens_per_s)]
-        (_, other) = judge(cases, [target(60)])
+        (_, other) = judge(cases, [target_of(60)])
         assert (other.against, other.verdict) == ("tokens/s of huggingface", verdict)
         assert other.margin_pct == pytest.approx(100 * (100.0 / tokens_per_s - 1))
 
 
 def test_what_did_not_run_is_not_judged() -> None:
     cases = [result(), result("huggingface", status="not_run"), result(dtype="fp8", status="failed")]
-    found = {(verdict.dtype, verdict.shows): verdict for verdict in judge(cases, [target(40)])}
+    found = {(verdict.dtype, verdict.shows): verdict for verdict in judge(cases, [target_of(40)])}
     assert found["bf16", "other_engine"].reason == "huggingface not run: boom"
     assert found["fp8", "published_mfu"].verdict == "not_measured"
     assert found["bf16", "published_mfu"].verdict == "reached"
@@ -193,6 +203,12 @@ def test_results_of_other_settings_are_not_mixed(tmp_path) -> None:
     path.write_text("{}")
     with pytest.raises(UsageError, match="no comparison"):
         open_document(path, SETTINGS, fresh=False)
+
+
+def test_a_second_call_for_other_models_keeps_the_targets_of_the_first() -> None:
+    first = open_document(None, SETTINGS, fresh=True)
+    first = first.model_copy(update={"published": targets(first, [subject("8b")])})
+    assert [found.model for found in targets(first, [subject("15b"), subject("maverick", Dtype.FP8)])] == ["8b", "15b"]
 
 
 def test_without_a_gpu_models_are_tiny(capsys) -> None:

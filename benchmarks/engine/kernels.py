@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Has the device's own kernels measured, and sets results against them."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.engine.budget import Clock
+from benchmarks.engine.cases import Subject
+from benchmarks.engine.processes import failure_reason, run_limited
+from benchmarks.engine.records import CaseResult, Ceilings, Document
+from benchmarks.engine.shapes import floor_of, request_of
+
+LIMIT_S = 150
+GPU_COPY_BYTES, CPU_COPY_BYTES = 2**31, 2**25
+LISTS = ("products", "attention")
+
+
+def with_kernels(document: Document, subjects: Sequence[Subject], folder: Path, clock: Clock) -> Document:
+    """Measures what the subjects need, but for those whose floor the document has."""
+    known = document.ceilings or Ceilings(measured=None)
+    new = [subject for subject in subjects if not known.floor(subject.name, subject.recipe.dtype)]
+    if not new:
+        clock.say("kernels: kept from before")
+        return document
+    clock.say("kernels: matrix products, attention, memory copy")
+    measured, reason = measure(new, folder, min(clock.left_s, LIMIT_S))
+    if measured is None:
+        return document.model_copy(update={"ceilings": known.model_copy(update={"reason": reason})})
+    floors = (*known.floors, *(floor_of(subject.name, subject.recipe, measured) for subject in new))
+    together = {**measured, **{name: (known.measured or {}).get(name, []) + measured[name] for name in LISTS}}
+    return document.model_copy(update={"ceilings": Ceilings(measured=together, floors=floors)})
+
+
+def measure(subjects: Sequence[Subject], folder: Path, limit_s: float) -> tuple[dict[str, Any] | None, str | None]:
+    """In a process of its own, so that its memory is free again for the engines; or why it failed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    recipes = [subject.recipe for subject in subjects]
+    on_cpu = recipes[0].gpu_type == "cpu"
+    copied = CPU_COPY_BYTES if on_cpu else GPU_COPY_BYTES
+    asked, answered = folder / "ceilings-request.json", folder / "ceilings.json"
+    asked.write_text(json.dumps(request_of(recipes, "cpu" if on_cpu else "cuda", copied)))
+    command = [sys.executable, "-m", "benchmarks.engine.ceilings", str(asked), str(answered)]
+    ended = run_limited(command, os.environ, folder / "ceilings.log", limit_s)
+    if ended.exit_code == 0:
+        return json.loads(answered.read_text()), None
+    return None, f"stopped after {ended.wall_s:.0f} s" if ended.exit_code is None else failure_reason(ended)
+
+
+def with_shares(case: CaseResult, ceilings: Ceilings | None) -> CaseResult:
+    """``product_share_pct``: what has to be computed (causal), over the rate of the model's products alone.
+
+    ``kernel_share_pct``: the time that products and attention alone would take, over the step's time.
+    """
+    floor = ceilings.floor(case.model, case.dtype) if ceilings else None
+    if case.status != "done" or floor is None or floor.products_s is None or floor.products_tflops is None:
+        return case
+    shares: dict[str, float] = {}
+    tflops = (case.tflops or {}).get("causal")
+    if tflops is not None:
+        shares["product_share_pct"] = 100 * tflops / floor.products_tflops
+    if floor.attention_s is not None:
+        alone = case.ga * (floor.products_s + floor.attention_s)
+        shares["kernel_share_pct"] = 100 * alone / median(case.step_times_s)
+    return case.model_copy(update=shares)
