@@ -37,12 +37,13 @@ class Accumulation:
         self.positions = positions
 
     def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor:
-        (model,) = self.stages
+        (model,), ga = self.stages, self.layout.ga
         # fp64, because the mean of a few fp32 losses would depend on their order in its last digit.
         total = torch.zeros((), device=self.positions.device, dtype=torch.float64)
         for index, (tokens, labels, starts) in enumerate(batches):
-            accumulate(model, last=index == self.layout.ga - 1, keep_whole=self.keep_whole)
-            loss = model(tokens[:, self.positions], labels[:, self.positions], self.positions, starts, count)
-            (loss / self.layout.ga).backward()
+            accumulate(model, last=index == ga - 1, keep_whole=self.keep_whole)
+            # Divided here, not after: gradients in bf16 would be rounded once more.
+            loss = model(tokens[:, self.positions], labels[:, self.positions], self.positions, starts, count * ga)
+            loss.backward()
             total += loss.detach()
-        return total / self.layout.ga
+        return total

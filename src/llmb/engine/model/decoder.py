@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from llmb.catalogue.records import Model
 from llmb.engine.model.attention import Attention, Masks, document_masks
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
-from llmb.engine.model.local import Linear
-from llmb.engine.model.loss import CrossEntropy
+from llmb.engine.model.loss import Head
 from llmb.engine.model.moe import MoELayer
 from llmb.engine.model.norms import LayerNorm1P, RMSNorm
 from llmb.engine.model.rotary import Rotary, rotary_tables
@@ -58,8 +57,7 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size) if embedding else None
         self.layers = nn.ModuleDict({str(layer): build_block(model, layer) for layer in layers})
         self.norm = build_norm(model) if head else None
-        self.lm_head = Linear(model.hidden_size, model.vocab_size) if head else None
-        self.loss = CrossEntropy() if head else None
+        self.lm_head = Head(model.hidden_size, model.vocab_size) if head else None
 
     def forward(
         self,
@@ -89,10 +87,10 @@ class Decoder(nn.Module):
         hidden = tokens if self.embed_tokens is None else self.embed_tokens(tokens)
         for block in self.layers.values():
             hidden = block(hidden, rotary, masks)
-        if self.norm is None or self.lm_head is None or self.loss is None:
+        if self.norm is None or self.lm_head is None:
             return hidden
-        logits: Tensor = self.lm_head(self.norm(hidden))
-        return logits if labels is None else self.loss(logits, labels, count)
+        result: Tensor = self.lm_head(self.norm(hidden), labels, count)
+        return result
 
 
 def build_model(model: Model) -> Decoder:

@@ -1,21 +1,148 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training loss."""
+"""The training loss: head and cross entropy in one, so that logits are never whole.
 
-from torch import Tensor, nn
-from torch.nn import functional
+Logits are computed, used and dropped in pieces. The forward pass takes them some rows at a time and makes the gradient
+of these rows' hidden states with them. The gradient of the weight is a sum over rows; to add it up piece by piece, in
+fp32, would take 4 x vocab x hidden bytes beside the gradient itself, which is half of what all logits take in fp32 for
+Llama 3.1 8b and twice as much for 405b. The backward pass computes the logits again instead, some columns at a time:
+each piece then gives its rows of that gradient at once. That is a fourth product of this size beside three. Where all
+logits fit into one piece, they are kept and the fourth product is left out.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from llmb.engine.model.local import Linear, local
+from llmb.engine.model.pieces import SMALLEST_BYTES, cut, piece_bytes, piece_length, slice_bytes
+from llmb.engine.model.softmax import Softmax
 
 IGNORED = -100
 """Label of a position that does not count."""
+Later = Callable[[Callable[[Tensor], Tensor]], None]
+"""Takes what makes a weight's gradient from the weight, to be called when there is time."""
 
 
-class CrossEntropy(nn.Module):
-    """Mean over the positions that count, from fp32 logits: [batch, seq, vocab] and [batch, seq] to a 0-d tensor."""
+class Vocabulary:
+    """The columns of the logits that this rank has: here all of them."""
 
-    def forward(self, logits: Tensor, labels: Tensor, count: Tensor | float | None = None) -> Tensor:
-        """With ``count``, divides by that instead of the number of labels that count here."""
-        return self.total(logits, labels) / ((labels != IGNORED).sum() if count is None else count)
+    first = 0
 
-    def total(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The sum instead of the mean."""
-        rows = logits.flatten(0, 1).float()
-        return functional.cross_entropy(rows, labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    def combine(self, log_sums: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        """``statistics`` of all columns from those of this rank's."""
+        return log_sums, label
+
+
+class Head(Linear):
+    """Logits of hidden states; with labels, the loss. The attributes say how it is computed.
+
+    smallest_bytes: logits that take no more than this are kept for the backward pass.
+    later: gets the weight's gradient to make, where the backward pass shall not make it.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.vocabulary = Vocabulary()
+        self.softmax = Softmax()
+        self.smallest_bytes = SMALLEST_BYTES
+        self.later: Later | None = None
+
+    def forward(self, hidden: Tensor, labels: Tensor | None = None, count: Tensor | float | None = None) -> Tensor:
+        """[batch, seq, hidden] to [batch, seq, vocab]; with labels, [batch, seq], to the loss, 0-d fp32.
+
+        That is the sum over the positions that count, divided by ``count`` or else by their number.
+        """
+        if labels is None:
+            return super().forward(hidden)
+        weight = local(self.weight)
+        shares = label_shares(labels, count).flatten()
+        places = labels.flatten() - self.vocabulary.first
+        loss: Tensor = _Loss.apply(  # type: ignore[no-untyped-call]
+            hidden.flatten(0, 1), weight.detach() if self.later else weight, places, shares, self
+        )
+        return loss
+
+
+def label_shares(labels: Tensor, count: Tensor | float | None) -> Tensor:
+    """What each label's cross entropy is multiplied with, in fp32: 1 / ``count``, or 0 where it does not count."""
+    counts = labels != IGNORED
+    return counts.float() / (counts.sum() if count is None else count)
+
+
+class _Context(FunctionCtx):
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    head: Head
+
+
+class _Loss(torch.autograd.Function):
+    """Of hidden [rows, hidden], weight [vocab, hidden], and places and shares of labels, [rows]."""
+
+    @staticmethod
+    def forward(ctx: _Context, hidden: Tensor, weight: Tensor, places: Tensor, shares: Tensor, head: Head) -> Tensor:
+        rows, columns = len(hidden), len(weight)
+        length = piece_length(rows, columns, hidden.itemsize, piece_bytes(rows, columns, head.smallest_bytes))
+        sliced = piece_length(length, columns, 4, slice_bytes(rows, columns))
+        gradient = torch.empty_like(hidden) if any(ctx.needs_input_grad) else None
+        log_sums, label = (torch.empty_like(shares) for _ in range(2))
+        own_places = within(places, columns)
+        kept: Tensor | None = None
+        for part in cut(rows, length):
+            logits = torch.mm(hidden[part], weight.T)
+            own = head.softmax.statistics(logits, own_places[part], sliced)
+            log_sums[part], label[part] = head.vocabulary.combine(*own)
+            if gradient is not None:
+                head.softmax.to_gradient(logits, own_places[part], log_sums[part], shares[part], sliced)
+                torch.mm(logits, weight, out=gradient[part])
+            kept = logits if length == rows else None
+            del logits  # before the next piece needs the memory
+        ctx.save_for_backward(hidden, weight, places, shares, log_sums, gradient, kept)
+        ctx.head = head
+        # In fp64, because the sum of a few thousand fp32 terms would depend on their order in its last digits.
+        return ((log_sums - label).double() * shares).sum().float()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, places, shares, log_sums, of_hidden, kept = ctx.saved_tensors
+        scaled = shares * gradient
+        if kept is not None:
+            make = partial(_from_kept, kept, hidden, gradient)
+        else:
+            make = partial(_from_columns, ctx.head, hidden, places, log_sums, scaled)
+        of_weight = make(weight) if ctx.needs_input_grad[1] else None
+        if ctx.head.later:
+            ctx.head.later(make)
+        return of_hidden.mul_(gradient), of_weight, None, None, None
+
+
+def within(places: Tensor, columns: int) -> Tensor:
+    """-1 for places that are not in these columns."""
+    return places.masked_fill((places < 0) | (places >= columns), -1)
+
+
+@torch.no_grad()
+def _from_kept(kept: Tensor, hidden: Tensor, gradient: Tensor, _weight: Tensor) -> Tensor:
+    """The weight's gradient from the logits', which is that for a ``gradient`` of 1."""
+    return torch.mm(kept.T, hidden).mul_(gradient)
+
+
+@torch.no_grad()
+def _from_columns(
+    head: Head, hidden: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor, weight: Tensor
+) -> Tensor:
+    """The weight's gradient from logits that are computed again, some columns at a time."""
+    rows, columns = len(hidden), len(weight)
+    length = piece_length(columns, rows, hidden.itemsize, piece_bytes(rows, columns, head.smallest_bytes))
+    sliced = piece_length(rows, length, 4, slice_bytes(rows, columns))
+    result = torch.empty_like(weight)
+    for part in cut(columns, length):
+        logits = torch.mm(hidden, weight[part].T)
+        own_places = within(places - part.start, len(weight[part]))
+        head.softmax.to_gradient(logits, own_places, log_sums, shares, sliced)
+        torch.mm(logits.T, hidden, out=result[part])
+        del logits  # before the next piece needs the memory
+    return result

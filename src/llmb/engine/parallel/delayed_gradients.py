@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.local import Linear, local
+from llmb.engine.model.loss import Head
 from llmb.engine.model.moe import Experts, grouped_matmul, grouped_outer
 from llmb.engine.parallel.data_parallel import add_up
 
@@ -44,6 +45,10 @@ class DelayedGradients:
         result: Tensor = _Multiply.apply(rows, weight().detach(), product, weight, self)  # type: ignore[no-untyped-call]
         return result
 
+    def leave(self, weight: Callable[[], Tensor], make: Callable[[Tensor], Tensor]) -> None:
+        """``make`` makes the gradient of ``weight`` from it."""
+        self.waiting.append(partial(_add, weight, make))
+
     def take(self) -> Callable[[], None]:
         """What is waiting now, as one task, which frees the rows and gradients that it holds as it goes."""
         taken, self.waiting = self.waiting, deque()
@@ -60,7 +65,9 @@ def delay_weight_gradients(stage: Decoder) -> Callable[[], Callable[[], None]]:
     delayed = DelayedGradients()
     for module in stage.modules():
         # The methods, not the modules, are replaced: parameters keep their names, and hooks stay where they are.
-        if isinstance(module, Linear):
+        if isinstance(module, Head):
+            module.later = partial(delayed.leave, partial(_matrix, module))
+        elif isinstance(module, Linear):
             module.forward = partial(delayed.multiply, LINEAR, partial(_matrix, module))  # type: ignore[method-assign]
         elif isinstance(module, Experts):
             module.multiply = partial(_multiply_grouped, delayed, module)  # type: ignore[method-assign]
@@ -122,10 +129,10 @@ class _Multiply(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
         rows, values = ctx.saved_tensors
-        ctx.delayed.waiting.append(partial(_add, ctx.product, ctx.weight, rows, gradient))
+        ctx.delayed.leave(ctx.weight, partial(ctx.product.weight_gradient, rows, gradient))
         return ctx.product.input_gradient(gradient, values), None, None, None, None
 
 
-def _add(product: Product, weight: Callable[[], Tensor], rows: Tensor, gradient: Tensor) -> None:
+def _add(weight: Callable[[], Tensor], make: Callable[[Tensor], Tensor]) -> None:
     part = weight()
-    torch.autograd.backward(part, product.weight_gradient(rows, gradient, part.detach()))
+    torch.autograd.backward(part, make(part.detach()))

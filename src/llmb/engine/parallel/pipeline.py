@@ -32,7 +32,6 @@ from llmb.catalogue.records import Layout, Model
 from llmb.catalogue.stages import rank_stages, stage_layers
 from llmb.engine.data.synthetic import MicroBatch
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.loss import CrossEntropy
 from llmb.engine.parallel.delayed_gradients import delay_weight_gradients
 from llmb.engine.parallel.mesh import Ranks
 from llmb.runs.parallelism import Parallelism, PipelineSchedule
@@ -78,7 +77,7 @@ class Pipeline:
         self.positions = positions
         for stage in stages:
             # The method, not the module, is replaced: FSDP looks at the module that a stage runs.
-            stage.forward = partial(stage.forward, positions=positions)  # type: ignore[method-assign]
+            stage.forward = partial(self._forward, stage.forward)  # type: ignore[method-assign]
         numbers = rank_stages(layout, ranks.pp_rank, v_shaped=parallelism.v_shaped)
         self.has_embedding = numbers[0] == 0
         self.has_loss = numbers[-1] == layout.pp * layout.vp - 1
@@ -94,10 +93,8 @@ class Pipeline:
             )
             for stage, number in zip(stages, numbers, strict=True)
         ]
-        # Ranks without a loss need a function all the same: a schedule without one has no backward pass.
-        self.loss = stages[-1].loss or CrossEntropy()
         self.count: Tensor | float = 1.0
-        self.schedule = _schedule(parallelism, placed, layout.ga, self._mean_loss)
+        self.schedule = _schedule(parallelism, placed, layout.ga)
 
     def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor | None:
         self.count = count
@@ -110,21 +107,25 @@ class Pipeline:
             return None
         losses: list[Tensor] = []
         target = torch.cat(labels)[:, self.positions]
-        self.schedule.step(*inputs, target=target, losses=losses, return_outputs=False, **packed)
+        self.schedule.step(*inputs, target=target, losses=losses, return_outputs=False, labels=target, **packed)
         return torch.stack([loss.detach().double() for loss in losses]).mean()
 
-    def _mean_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        mean: Tensor = self.loss(logits, labels, self.count)
-        return mean
+    def _forward(self, forward: Callable[..., Tensor], tokens: Tensor, **of_micro_batch: Tensor) -> Tensor:
+        return forward(tokens, positions=self.positions, count=self.count, **of_micro_batch)
+
+
+def of_last_stage(loss: Tensor, _labels: Tensor) -> Tensor:
+    """The loss: that stage computes it itself. A schedule without such a function has no backward pass."""
+    return loss
 
 
 def _schedule(
-    parallelism: Parallelism, placed: list[PipelineStage], micro_batches: int, loss: Callable[[Tensor, Tensor], Tensor]
+    parallelism: Parallelism, placed: list[PipelineStage], micro_batches: int
 ) -> PipelineScheduleSingle | _PipelineScheduleRuntime:
     name = parallelism.pipeline_schedule
     if name is None or name == "1f1b":
-        return Schedule1F1B(placed[0], micro_batches, loss_fn=loss)
-    schedule = SCHEDULES[name](list(placed), micro_batches, loss_fn=loss)
+        return Schedule1F1B(placed[0], micro_batches, loss_fn=of_last_stage)
+    schedule = SCHEDULES[name](list(placed), micro_batches, loss_fn=of_last_stage)
     if parallelism.keeps_parameters:
         orders = schedule.pipeline_order_with_comms
         schedule.pipeline_order_with_comms = {rank: gathered_once(order) for rank, order in orders.items()}
@@ -154,6 +155,6 @@ def _shapes(stage: Decoder, layout: Layout, dtype: torch.dtype, ranks: Ranks) ->
     seq = layout.seq_len // layout.cp
     float_like = partial(torch.empty, device=ranks.device, dtype=dtype, requires_grad=True)
     hidden = float_like(layout.mbs, seq // layout.tp if layout.sequence_parallel else seq, stage.model.hidden_size)
-    logits = float_like(layout.mbs, seq, stage.model.vocab_size // layout.tp)
+    loss = torch.empty((), device=ranks.device, requires_grad=True)
     tokens = torch.empty(layout.mbs, seq, dtype=torch.int64, device=ranks.device)
-    return hidden if stage.embed_tokens is None else tokens, hidden if stage.lm_head is None else logits
+    return hidden if stage.embed_tokens is None else tokens, hidden if stage.lm_head is None else loss

@@ -24,7 +24,7 @@ from llmb.engine.model.moe import Experts
 from llmb.engine.model.norms import Norm
 from llmb.engine.parallel.boundary import Boundary
 from llmb.engine.parallel.collectives import group_of
-from llmb.engine.parallel.vocab_parallel import VocabParallelCrossEntropy, VocabParallelEmbedding
+from llmb.engine.parallel.vocab_parallel import VocabParallelEmbedding, VocabularyShare
 
 OUTPUTS, INPUTS = 0, 1
 CUT = {
@@ -52,8 +52,8 @@ def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence_parallel
     boundary = Boundary(group_of(mesh), sequence_parallel)
     if model.embed_tokens is not None:
         model.embed_tokens = VocabParallelEmbedding(model.embed_tokens, boundary)
-    if model.loss is not None:
-        model.loss = VocabParallelCrossEntropy(boundary.group)
+    if model.lm_head is not None:
+        model.lm_head.vocabulary = VocabularyShare(boundary.group, model.model.vocab_size)
     for path, module in model.named_modules():
         if isinstance(module, Experts):
             continue

@@ -3,13 +3,12 @@
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
 from llmb.engine.model.local import local
-from llmb.engine.model.loss import IGNORED, CrossEntropy
+from llmb.engine.model.loss import Vocabulary
 from llmb.engine.parallel.boundary import Boundary
-from llmb.engine.parallel.collectives import Group, all_reduce
+from llmb.engine.parallel.collectives import Group, all_gather
 
 
 class VocabParallelEmbedding(nn.Embedding):
@@ -33,47 +32,14 @@ def held_rows(tokens: Tensor, size: int, group: Group) -> tuple[Tensor, Tensor]:
     return rows.clamp(0, size - 1), held
 
 
-class VocabParallelCrossEntropy(CrossEntropy):
-    """Takes the logits of this rank's part of the vocabulary and all labels; every rank returns the same."""
+class VocabularyShare(Vocabulary):
+    """This rank's part of ``size`` columns, which tensor parallelism cut into even parts."""
 
-    def __init__(self, group: Group) -> None:
-        super().__init__()
+    def __init__(self, group: Group, size: int) -> None:
         self.group = group
+        self.first = group.rank * size // group.size
 
-    def total(self, logits: Tensor, labels: Tensor) -> Tensor:
-        total: Tensor = _VocabParallelTotal.apply(logits, labels, self.group)  # type: ignore[no-untyped-call]
-        return total
-
-
-class _Context(FunctionCtx):
-    dtype: torch.dtype
-    saved_tensors: tuple[Tensor, ...]
-
-
-class _VocabParallelTotal(torch.autograd.Function):
-    """-log(softmax(logits)[label]), summed.
-
-    With m the largest logit it is log(sum(exp(logits - m))) - (logits[label] - m); every sum is one over the ranks.
-    """
-
-    @staticmethod
-    def forward(ctx: _Context, logits: Tensor, labels: Tensor, group: Group) -> Tensor:
-        largest = all_reduce(logits.amax(-1).float(), "max", group)
-        shifted = logits.float() - largest.unsqueeze(-1)
-        rows, held = held_rows(labels, logits.shape[-1], group)
-        label = shifted.gather(-1, rows.unsqueeze(-1)).squeeze(-1) * held
-        exponentials = shifted.exp_()
-        label, sums = all_reduce(torch.stack((label, exponentials.sum(-1))), "sum", group)
-        counts = labels != IGNORED
-        ctx.save_for_backward(exponentials.div_(sums.unsqueeze(-1)), rows, held, counts)
-        ctx.dtype = logits.dtype
-        total: Tensor = ((sums.log() - label) * counts).sum()
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None]:
-        probabilities, rows, held, counts = ctx.saved_tensors
-        # In place: a copy would take as much memory as all logits.
-        probabilities.scatter_add_(-1, rows.unsqueeze(-1), -held.to(probabilities.dtype).unsqueeze(-1))
-        return probabilities.mul_((gradient * counts).unsqueeze(-1)).to(ctx.dtype), None, None
+    def combine(self, log_sums: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        """One exchange. The label is in one rank's part; the others have 0 for its logit."""
+        gathered = all_gather(torch.stack((log_sums, label)).unsqueeze(0), 0, self.group)
+        return gathered[:, 0].logsumexp(0), gathered[:, 1].sum(0)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the loss does with a piece of logits between the matrix products, in fp32 whatever the dtype of the logits."""
+
+import torch
+from torch import Tensor
+
+from llmb.engine.model.pieces import cut
+
+
+def statistics(logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Of [rows, columns] logits: log(sum(exp(logits))) and the label's logit, [rows] fp32 each.
+
+    ``places`` are the labels' columns, -1 where a label is in another piece; its logit is then 0.
+    """
+    largest = logits.amax(-1, keepdim=True).float()
+    log_sums = (logits - largest).exp_().sum(-1).log_() + largest.squeeze(-1)
+    label = logits.gather(-1, places.clamp(min=0).unsqueeze(-1)).squeeze(-1).float()
+    return log_sums, label.masked_fill(places < 0, 0.0)
+
+
+def to_gradient(logits: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor) -> None:
+    """Puts the gradient of ``sum(shares * (log_sums - label))`` in place of the logits.
+
+    It is share * (softmax - one-hot of the label); ``log_sums`` are those of all columns.
+    """
+    gradient = (logits - log_sums.unsqueeze(-1)).exp_()
+    columns = torch.arange(logits.shape[-1], device=logits.device)
+    gradient.add_(columns == places.unsqueeze(-1), alpha=-1).mul_(shares.unsqueeze(-1))
+    logits.copy_(gradient)
+
+
+class Softmax:
+    """Both functions over some rows at a time, because their intermediate values are in memory.
+
+    Compiled, they take all rows at once: intermediate values then stay in registers.
+    """
+
+    def __init__(self, backend: str | None = None) -> None:
+        self.sliced = backend is None
+        self._statistics, self._to_gradient = statistics, to_gradient
+        if backend is not None:
+            self._statistics = torch.compile(statistics, dynamic=False, backend=backend)
+            self._to_gradient = torch.compile(to_gradient, dynamic=False, backend=backend)
+
+    def statistics(self, logits: Tensor, places: Tensor, slice_rows: int) -> tuple[Tensor, Tensor]:
+        parts = [self._statistics(logits[rows], places[rows]) for rows in self._slices(logits, slice_rows)]
+        log_sums, label = (torch.cat(each) for each in zip(*parts, strict=True))
+        return log_sums, label
+
+    def to_gradient(self, logits: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor, slice_rows: int) -> None:
+        for rows in self._slices(logits, slice_rows):
+            self._to_gradient(logits[rows], places[rows], log_sums[rows], shares[rows])
+
+    def _slices(self, logits: Tensor, slice_rows: int) -> list[slice]:
+        return list(cut(len(logits), slice_rows if self.sliced else len(logits)))
