@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -33,6 +34,18 @@ def steps(times: Sequence[float], **last: float) -> list[Step]:
             )
         )
     return made
+
+
+@pytest.mark.parametrize("spoiled", [{}, {"loss": NAN}, {"grad_norm": NAN}])
+def test_spoiled_and_skipped_steps_are_counted(tiny_plan: Callable[..., Plan], spoiled: dict[str, float]) -> None:
+    made = steps([1.0] * 13, **spoiled)
+    made[3] = replace(made[3], updated=False)
+    counters = conclude(tiny_plan(), made, 0, "").document()["counters"]
+    assert counters == {"non_finite_steps": len(spoiled), "skipped_steps": 1}
+
+
+def test_what_was_not_counted_is_not_zero(tiny_plan: Callable[..., Plan]) -> None:
+    assert conclude(tiny_plan(), [], 1, "").document()["counters"] is None
 
 
 def test_statistics_are_taken_over_the_window_alone(tiny_plan: Callable[..., Plan]) -> None:

@@ -87,6 +87,7 @@ def run_table(plan: Plan, result: Result) -> Table:
             "loss", f"{number(result.loss['first'])} -> {number(result.loss['last'])}", "", "first -> last step"
         )
     table.add_row("peak memory GiB", number(result.peak_memory_gib), "", _memory_note(plan))
+    _add_counters(table, result)
     _add_expert_load(table, result)
     _add_checkpoint(table, result)
     return table
@@ -125,6 +126,14 @@ def _add_throughput(table: Table, result: Result, expected: Expectation | None) 
     days = metrics.days_per_1t_tokens
     expected_days = number(expected.days_per_1t_tokens) if expected and expected.days_per_1t_tokens else "n/a"
     table.add_row("days per 1T tokens", number(days), expected_days, metrics.reasons.get("days_per_1t_tokens", ""))
+
+
+def _add_counters(table: Table, result: Result) -> None:
+    counters = result.counters
+    if counters is None:
+        return
+    table.add_row("non-finite steps", str(counters.non_finite_steps), "", "loss or gradient norm; the first ends a run")
+    table.add_row("skipped steps", str(counters.skipped_steps), "", "left the parameters as they were")
 
 
 def _add_expert_load(table: Table, result: Result) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.throughput import Throughput, throughput
 from llmb.runs.checkpoint_report import CheckpointReport
+from llmb.runs.counters import Counters, count
 from llmb.runs.failure import LOCALHOST, first_failure
 from llmb.runs.plan import Plan
 from llmb.runs.record import Status
@@ -51,6 +52,7 @@ class Result:
     peak_memory_gib: float | None
     checkpoint: CheckpointReport | None = None
     expert_load: ExpertLoadReport | None = None
+    counters: Counters | None = None
 
     def document(self) -> dict[str, Any]:
         """Plain values for JSON; the keys are a contract."""
@@ -92,6 +94,7 @@ def conclude(
         peak_memory_gib=max(step.peak_memory_bytes for step in steps) / GIB if steps else None,
         checkpoint=checkpoint,
         expert_load=_expert_load(plan, inside) if whole else None,
+        counters=count(steps),
     )
 
 

@@ -33,6 +33,8 @@ class Step:
     rank_step_time_s_min: float
     rank_step_time_s_max: float
     slowest_rank: int
+    updated: bool = True
+    """The parameters moved."""
     saving: bool = False
     """A checkpoint was being written meanwhile."""
     expert_load: ExpertLoad | None = None

@@ -99,7 +99,7 @@ class _Loss(torch.autograd.Function):
                 torch.mm(logits, weight, out=gradient[part])
             kept = logits if length == rows else None
             del logits  # before the next piece needs the memory
-        ctx.save_for_backward(hidden, weight, places, shares, log_sums, gradient, kept)
+        ctx.save_for_backward(hidden, weight, places, shares, log_sums, gradient, kept)  # type: ignore[arg-type]
         ctx.head = head
         # In fp64, because the sum of a few thousand fp32 terms would depend on their order in its last digits.
         return ((log_sums - label).double() * shares).sum().float()
