@@ -48,11 +48,20 @@ def test_one_adamw_step_equals_the_formula() -> None:
         torch.testing.assert_close(parameter.detach().double(), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_clipping_reports_the_norm_before_and_bounds_it_after() -> None:
-    model = nn.Linear(4, 4)
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, 3.0)
-    norm = clip_gradients([model], 1.0)
-    assert norm.item() == pytest.approx(3.0 * 20**0.5)
-    after = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm().item()
-    assert after == pytest.approx(1.0, rel=1e-4)
+@pytest.mark.parametrize("largest", [1.0, 100.0])
+def test_clipping_reports_the_norm_before_and_bounds_it_in_the_next_step(largest: float) -> None:
+    models = [nn.Linear(4, 4) for _ in range(2)]
+    clipped, plain = (build_optimizer(model, LLAMA) for model in models)
+    models[1].load_state_dict(models[0].state_dict())
+    true_norm = 3.0 * 20**0.5
+    for model, gradient in zip(models, (3.0, 3.0 * min(1.0, largest / true_norm)), strict=True):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, gradient)
+    norm = clip_gradients(models[:1], [clipped], largest)
+    assert norm.item() == pytest.approx(true_norm)
+    for optimizer in (clipped, plain):
+        optimizer.step()
+    for ours, theirs in zip(*(model.parameters() for model in models), strict=True):
+        for moment in ("exp_avg", "exp_avg_sq"):
+            torch.testing.assert_close(clipped.state[ours][moment], plain.state[theirs][moment])
+        torch.testing.assert_close(ours, theirs)

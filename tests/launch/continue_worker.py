@@ -11,9 +11,11 @@ from pathlib import Path
 
 from llmb.engine.checkpoint.load import load_checkpoint
 from llmb.engine.data.synthetic import SyntheticData
-from llmb.engine.loop import build_passes, prepare_stages, timed_step
+from llmb.engine.expert_load import ExpertLoadCounter
+from llmb.engine.loop import build_passes, do_step, prepare_stages
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import join_ranks, leave_ranks
+from llmb.engine.timing import StepReader
 from llmb.runs.plan import Plan
 
 plans = [Plan(**fields) for fields in json.loads(Path(sys.argv[1]).read_text())]
@@ -27,7 +29,11 @@ for plan in plans:
     load_checkpoint(Path(plan.start.path), stages, optimizers, ranks)
     passes = build_passes(stages, plan, ranks)
     numbers = range(plan.first_step, plan.last_step + 1)
-    losses.append([timed_step(number, plan, passes, optimizers, data, ranks).loss for number in numbers])
+    reader = StepReader(plan, ranks, ExpertLoadCounter(stages, ranks))
+    for number in numbers:
+        reader.begin(number, saving=False)
+        reader.end(*do_step(number, plan, passes, optimizers, data, ranks))
+    losses.append([step.loss for step, _ in reader.read(all_steps=True)])
 if ranks.is_first:
     Path(sys.argv[2]).write_text(json.dumps(losses))
 leave_ranks()

@@ -15,7 +15,6 @@ from llmb.engine.model.moe import Experts, MoELayer
 from llmb.engine.model.routing import BalancedRouter
 from llmb.engine.parallel.mesh import Ranks
 from llmb.runs.folder import write_atomically
-from llmb.runs.steps import ExpertLoad
 
 
 def force_load_balancing(model: Decoder, ranks: Ranks) -> None:
@@ -47,8 +46,8 @@ class ExpertLoadCounter:
         """Rows of this rank for each expert; those of activations that are computed again count twice, all of them."""
         self.counts[number] += inputs[1]
 
-    def of_step(self) -> ExpertLoad | None:
-        """The load since the last call, of all ranks together; null for a model without experts."""
+    def of_step(self) -> Tensor | None:
+        """``summary`` of the load since the last call, of all ranks together; null for a model without experts."""
         if not self.counts.numel():
             return None
         dist.all_reduce(self.counts)
@@ -63,10 +62,13 @@ class ExpertLoadCounter:
         write_atomically(path, json.dumps({"share_of_tokens": shares}) + "\n")
 
 
-def summary(counts: Tensor) -> ExpertLoad:
-    """Of tokens per expert, [layers, experts]; layers without any are left out."""
-    rows = counts[counts.any(-1)].double()
-    return ExpertLoad(
-        max_over_mean=(rows.amax(-1) / rows.mean(-1)).max().item(),
-        idle_experts=int((rows == 0).sum().item()),
-    )
+def summary(counts: Tensor) -> Tensor:
+    """The fields of ``ExpertLoad``, [2] fp64, from tokens per expert, [layers, experts].
+
+    Layers without any are left out. Stays on the device.
+    """
+    used = counts.any(-1)
+    rows = counts.double()
+    max_over_mean = (rows.amax(-1) / rows.mean(-1)).where(used, 0.0).max()
+    idle_experts = ((counts == 0) & used.unsqueeze(-1)).sum()
+    return torch.stack((max_over_mean, idle_experts.double()))

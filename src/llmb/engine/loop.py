@@ -3,28 +3,32 @@
 
 import gc
 import json
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim import AdamW
 
 from llmb.catalogue.records import Layout, Training
 from llmb.engine.checkpoint.load import load_checkpoint
 from llmb.engine.checkpoint.save import Saver
 from llmb.engine.compile import apply_compile
 from llmb.engine.data.synthetic import SyntheticData, micro_batches, rank_samples
-from llmb.engine.device import memory
+from llmb.engine.device import Memory
 from llmb.engine.environment import describe_environment
 from llmb.engine.expert_load import ExpertLoadCounter, force_load_balancing
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.initialise import initialise
-from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate, reproducible, set_learning_rate
+from llmb.engine.optimizer import (
+    FusedAdamW,
+    build_optimizer,
+    clip_gradients,
+    learning_rate,
+    reproducible,
+    set_learning_rate,
+)
 from llmb.engine.parallel.context_parallel import apply_context_parallel, rank_positions
 from llmb.engine.parallel.data_parallel import compute_dtype, precision_policy, shard
 from llmb.engine.parallel.expert_parallel import apply_expert_parallel
@@ -34,6 +38,7 @@ from llmb.engine.parallel.tensor_parallel import apply_tensor_parallel
 from llmb.engine.passes import Accumulation, Passes
 from llmb.engine.recompute import apply_recompute, hide_gathering
 from llmb.engine.reporter import Reporter
+from llmb.engine.timing import StepReader
 from llmb.engine.watch.progress import Progress
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import Plan
@@ -56,17 +61,19 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> No
         start = plan.start
         load_checkpoint(Path(start.path), stages, optimizers, ranks, optimizer_state=start.optimizer_state)
     load = ExpertLoadCounter(stages, ranks)
+    reader = StepReader(plan, ranks, load)
     saver = Saver(plan, folder, ranks, stages, optimizers)
     with ExitStack() as stack:
         reporter = stack.enter_context(Reporter(folder, plan)) if ranks.is_first else None
         for number in range(plan.first_step, plan.last_step + 1):
-            saving = saver.busy
-            step = timed_step(number, plan, passes, optimizers, data, ranks)
-            step = replace(step, saving=saving, expert_load=load.of_step())
-            if reporter:
-                reporter.report(step, memory(ranks.device))
+            collect_garbage(number)
+            reader.begin(number, saving=saver.busy)
+            reader.end(*do_step(number, plan, passes, optimizers, data, ranks))
+            # What is saved has to be known to be sound.
+            known = list(reader.read(all_steps=number == plan.last_step or plan.saves_after(number)))
+            spoiled = report_sound(known, reporter)
             progress.enter("checkpoint", number)
-            if not step.finite:
+            if spoiled:
                 break
             saver.after_step(number)
             progress.enter("step", number + 1)
@@ -136,8 +143,8 @@ def mean_count(data: SyntheticData, layout: Layout, first_sample: int, ranks: Ra
     if data.document_tokens is None:
         return layout.mbs * layout.seq_len / layout.cp
     own = sum(data.counted_labels(n) for numbers in rank_samples(layout, first_sample, ranks.dp_rank) for n in numbers)
-    # Stays on the device, as a host that waited for it would leave the device idle.
-    count = torch.tensor(own, dtype=torch.float64, device=ranks.device)
+    # Filled by the device: a copy from the host would wait for all that is queued. It stays there for the same reason.
+    count = torch.full((), own, dtype=torch.float64, device=ranks.device)
     dist.all_reduce(count, group=ranks.mesh.get_group("dp"))
     return (count / (layout.ga * layout.dp * layout.cp)).float()
 
@@ -149,9 +156,9 @@ def add_gradients(passes: Passes, plan: Plan, data: SyntheticData, number: int, 
     return passes.add_gradients(micro_batches(data, layout, first_sample, ranks.dp_rank, ranks.device), count)
 
 
-def update(stages: Sequence[Decoder], optimizers: Sequence[AdamW], training: Training, number: int) -> Tensor:
+def update(stages: Sequence[Decoder], optimizers: Sequence[FusedAdamW], training: Training, number: int) -> Tensor:
     """Clips the gradients, moves the parameters and forgets the gradients; the gradients' norm before."""
-    norm = clip_gradients(stages, training.clip_grad)
+    norm = clip_gradients(stages, optimizers, training.clip_grad)
     for optimizer in optimizers:
         set_learning_rate(optimizer, learning_rate(training, number))
         optimizer.step()
@@ -159,33 +166,22 @@ def update(stages: Sequence[Decoder], optimizers: Sequence[AdamW], training: Tra
     return norm
 
 
-def timed_step(
-    number: int, plan: Plan, passes: Passes, optimizers: list[AdamW], data: SyntheticData, ranks: Ranks
-) -> Step:
-    """One step as all ranks saw it. Its time ends when every rank knows every rank's loss."""
-    collect_garbage(number)
-    began = time.perf_counter()
+def do_step(
+    number: int, plan: Plan, passes: Passes, optimizers: Sequence[FusedAdamW], data: SyntheticData, ranks: Ranks
+) -> tuple[Tensor | None, Tensor]:
+    """This rank's loss, if it has one, and the gradients' norm. Nothing here waits for the device."""
     loss = add_gradients(passes, plan, data, number, ranks)
-    norm = update(passes.stages, optimizers, plan.recipe.training, number)
-    own_loss = [0.0, 0.0] if loss is None else [1.0, loss.item()]
-    local = [*own_loss, norm.item(), time.perf_counter() - began, float(memory(ranks.device).peak_bytes)]
-    mine = torch.tensor(local, dtype=torch.float64, device=ranks.device)
-    gathered = [torch.empty_like(mine) for _ in range(ranks.world_size)]
-    dist.all_gather(gathered, mine)
-    with_loss, losses, norms, times, peaks = torch.stack(gathered).T.tolist()
-    return Step(
-        step=number,
-        step_time_s=time.perf_counter() - began,
-        loss=sum(losses) / sum(with_loss),
-        grad_norm=norms[0],
-        lr=learning_rate(plan.recipe.training, number),
-        tokens=plan.recipe.layout.gbs * plan.recipe.layout.seq_len,
-        peak_memory_bytes=int(max(peaks)),
-        peak_memory_rank=peaks.index(max(peaks)),
-        rank_step_time_s_min=min(times),
-        rank_step_time_s_max=max(times),
-        slowest_rank=times.index(max(times)),
-    )
+    return loss, update(passes.stages, optimizers, plan.recipe.training, number)
+
+
+def report_sound(known: Sequence[tuple[Step, Memory]], reporter: Reporter | None) -> bool:
+    """Reports steps up to the first that is not finite; whether there is one."""
+    for step, memory in known:
+        if reporter:
+            reporter.report(step, memory)
+        if not step.finite:
+            return True
+    return False
 
 
 def collect_garbage(number: int) -> None:

@@ -17,16 +17,21 @@ SMALLEST_NORM = 1e-6
 """Added to a norm before dividing by it, as torch does."""
 
 
-def build_optimizer(model: nn.Module, training: Training) -> AdamW:
+class FusedAdamW(AdamW):
+    """AdamW in one pass over memory, which divides gradients by ``grad_scale``, 0-d fp32, where that is set."""
+
+    grad_scale: Tensor | None = None
+
+
+def build_optimizer(model: nn.Module, training: Training) -> FusedAdamW:
     """Weight decay on matrices only; norm weights and biases keep their scale."""
     parameters = list(model.parameters())
     groups = [
         {"params": list(group), "weight_decay": training.weight_decay if group[0].ndim > 1 else 0.0}
         for group in alike(parameters)
     ]
-    on_gpu = parameters[0].device.type == "cuda"
     betas = (training.beta1, training.beta2)
-    return AdamW(groups, lr=training.peak_lr, betas=betas, eps=training.eps, fused=on_gpu, foreach=not on_gpu)
+    return FusedAdamW(groups, lr=training.peak_lr, betas=betas, eps=training.eps, fused=True)
 
 
 def alike(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -52,12 +57,15 @@ def set_learning_rate(optimizer: AdamW, lr: float) -> None:
         group["lr"] = lr
 
 
-def clip_gradients(stages: Iterable[nn.Module], largest_norm: float) -> Tensor:
-    """Scales gradients down to ``largest_norm`` over all ranks; the 0-d fp64 norm before. A collective."""
-    gradients = [p.grad for stage in stages for p in stage.parameters() if p.grad is not None]
-    norm = gradient_norm(gradients)
-    scale = (largest_norm / (norm + SMALLEST_NORM)).clamp(max=1.0)
-    torch._foreach_mul_([this_ranks(gradient) for gradient in gradients], scale.float())
+def clip_gradients(stages: Iterable[nn.Module], optimizers: Iterable[FusedAdamW], largest_norm: float) -> Tensor:
+    """Makes the next step scale gradients down to ``largest_norm`` over all ranks. A collective.
+
+    Returns the norm before, 0-d fp64.
+    """
+    norm = gradient_norm([p.grad for stage in stages for p in stage.parameters() if p.grad is not None])
+    scale = ((norm + SMALLEST_NORM) / largest_norm).clamp(min=1.0).float()
+    for optimizer in optimizers:
+        optimizer.grad_scale = scale
     return norm
 
 
@@ -67,11 +75,12 @@ def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
     In fp64, because the sum of a large gradient's squares in fp32 depends on how it is cut in its fifth digit.
     """
     norms = torch._foreach_norm([this_ranks(gradient) for gradient in gradients], 2.0, torch.float64)
-    copies = torch.tensor([ranks_with_a_copy(gradient) for gradient in gradients], dtype=torch.float64)
-    squares = (torch.stack(norms).square() / copies.to(norms[0].device)).sum()
+    # As numbers, not as a tensor: that would have to be copied from the host, which waits for all that is queued.
+    squares = torch._foreach_div(torch._foreach_pow(norms, 2.0), [float(ranks_with_a_copy(g)) for g in gradients])
+    total = torch.stack(squares).sum()
     if dist.is_initialized():
-        dist.all_reduce(squares)
-    return squares.sqrt()
+        dist.all_reduce(total)
+    return total.sqrt()
 
 
 def this_ranks(tensor: Tensor) -> Tensor:

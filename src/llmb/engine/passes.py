@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from llmb.catalogue.records import Layout
-from llmb.engine.data.synthetic import MicroBatch
+from llmb.engine.data.batches import MicroBatch
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.data_parallel import accumulate
 

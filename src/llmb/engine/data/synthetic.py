@@ -5,25 +5,15 @@ import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from llmb.catalogue.records import Layout
+from llmb.engine.data.batches import MicroBatch, on_device
 from llmb.engine.model.loss import IGNORED
 from llmb.metrics.packing import longest_document
-
-
-class MicroBatch(NamedTuple):
-    """[MBS, seq] each, of whole sequences.
-
-    starts: where in its sequence the document of each token begins; null where a sequence is one text.
-    """
-
-    tokens: Tensor
-    labels: Tensor
-    starts: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +90,5 @@ def micro_batches(
     data: SyntheticData, layout: Layout, first_sample: int, dp_rank: int, device: torch.device
 ) -> Iterator[MicroBatch]:
     """Every micro-batch of this rank, on its device."""
-    for numbers in rank_samples(layout, first_sample, dp_rank):
-        batch = data.micro_batch(numbers)
-        if device.type == "cuda":
-            starts = None if batch.starts is None else _moved(batch.starts, device)
-            batch = MicroBatch(_moved(batch.tokens, device), _moved(batch.labels, device), starts)
-        yield batch
-
-
-def _moved(part: Tensor, device: torch.device) -> Tensor:
-    return part.pin_memory().to(device, non_blocking=True)
+    numbers = rank_samples(layout, first_sample, dp_rank)
+    return on_device((data.micro_batch(samples) for samples in numbers), device)

@@ -30,7 +30,7 @@ from torch.distributed.pipelining.schedules import (
 
 from llmb.catalogue.records import Layout, Model
 from llmb.catalogue.stages import rank_stages, stage_layers
-from llmb.engine.data.synthetic import MicroBatch
+from llmb.engine.data.batches import MicroBatch
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.delayed_gradients import delay_weight_gradients
 from llmb.engine.parallel.mesh import Ranks

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step's figures, read so late that the device need not wait for the host.
+
+A GPU works through a queue that the host fills. A host that waits for a loss leaves the queue empty, so that the
+figures of a step are read when the next one is queued. Without a queue they are read at once.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from llmb.engine.device import Memory, memory
+from llmb.engine.expert_load import ExpertLoadCounter
+from llmb.engine.optimizer import learning_rate
+from llmb.engine.parallel.mesh import Ranks
+from llmb.runs.plan import Plan
+from llmb.runs.steps import ExpertLoad, Step
+
+
+class Moment:
+    """When all that was queued on the device so far is done; without a queue, now."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.time_s = time.perf_counter()
+        self.event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self.event.record()
+
+    def wait(self) -> None:
+        if self.event:
+            self.event.synchronize()
+
+    def seconds_since(self, earlier: "Moment") -> float:
+        """Both moments have to be over."""
+        if self.event and earlier.event:
+            milliseconds: float = earlier.event.elapsed_time(self.event)
+            return milliseconds / 1000
+        return self.time_s - earlier.time_s
+
+
+@dataclass(slots=True)
+class PendingStep:
+    """A step that the device may still be at. ``values`` are valid once ``ended`` is over.
+
+    values: this rank's loss (0 without one), the gradients' norm and, where there are experts, their load.
+    """
+
+    number: int
+    saving: bool
+    began: Moment
+    ended: Moment
+    has_loss: bool
+    values: Tensor
+    memory: Memory
+
+
+class StepReader:
+    """Is told when a step begins and ends; gives it back when it is known. Every rank has one, and calls it alike."""
+
+    def __init__(self, plan: Plan, ranks: Ranks, load: ExpertLoadCounter) -> None:
+        self.plan = plan
+        self.ranks = ranks
+        self.load = load
+        self.queues = ranks.device.type == "cuda"
+        self.pending: deque[PendingStep] = deque()
+        # What hosts know they exchange among themselves: on the GPU it would queue up behind the next step.
+        self.group = dist.new_group(backend="gloo", group_desc="figures of steps") if self.queues else None
+
+    def begin(self, number: int, *, saving: bool) -> None:
+        """A step begins where the one before ends, if that is still under way. ``saving`` is as in ``Step``."""
+        self.number, self.saving = number, saving
+        self.began = self.pending[-1].ended if self.pending else Moment(self.ranks.device)
+
+    def end(self, loss: Tensor | None, norm: Tensor) -> None:
+        """All of the step is queued: this rank's loss, if it has one, and the norm, 0-d fp64."""
+        load = self.load.of_step()
+        parts = [torch.zeros_like(norm) if loss is None else loss, norm, *(() if load is None else load)]
+        values = torch.stack(parts).to("cpu", non_blocking=True)
+        ended, used = Moment(self.ranks.device), memory(self.ranks.device)
+        self.pending.append(PendingStep(self.number, self.saving, self.began, ended, loss is not None, values, used))
+
+    def read(self, *, all_steps: bool) -> Iterator[tuple[Step, Memory]]:
+        """The steps to be read now, with this rank's memory: ``all_steps``, or those that nothing has to wait for."""
+        left = 1 if self.queues and not all_steps else 0
+        while len(self.pending) > left:
+            step = self.pending.popleft()
+            yield self._read(step), step.memory
+
+    def _read(self, pending: PendingStep) -> Step:
+        """One step as all ranks saw it: all ranks get the same."""
+        pending.ended.wait()
+        loss, norm, *load = pending.values.tolist()
+        own_s = pending.ended.seconds_since(pending.began)
+        mine = [float(pending.has_loss), loss, norm, own_s, float(pending.memory.peak_bytes)]
+        with_loss, losses, norms, times, peaks = self._exchange(mine)
+        recipe = self.plan.recipe
+        return Step(
+            step=pending.number,
+            # Without a queue, the exchange is part of the step: nothing else is done meanwhile.
+            step_time_s=max(times) if self.queues else time.perf_counter() - pending.began.time_s,
+            loss=sum(losses) / sum(with_loss),
+            grad_norm=norms[0],
+            lr=learning_rate(recipe.training, pending.number),
+            tokens=recipe.layout.gbs * recipe.layout.seq_len,
+            peak_memory_bytes=int(max(peaks)),
+            peak_memory_rank=peaks.index(max(peaks)),
+            rank_step_time_s_min=min(times),
+            rank_step_time_s_max=max(times),
+            slowest_rank=times.index(max(times)),
+            saving=pending.saving,
+            expert_load=ExpertLoad(max_over_mean=load[0], idle_experts=int(load[1])) if load else None,
+        )
+
+    def _exchange(self, mine: list[float]) -> list[list[float]]:
+        """For each of these values, that of every rank."""
+        values = torch.tensor(mine, dtype=torch.float64)
+        gathered = [torch.empty_like(values) for _ in range(self.ranks.world_size)]
+        dist.all_gather(gathered, values, group=self.group)
+        by_value: list[list[float]] = torch.stack(gathered).T.tolist()
+        return by_value
