@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of a step are read at once, or one step late where a device has a queue; never are any lost."""
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from llmb.engine import loop
+from llmb.engine.data.batches import MicroBatch, on_device
+from llmb.engine.expert_load import ExpertLoadCounter
+from llmb.engine.loop import build_data, build_passes, do_step, prepare_stages
+from llmb.engine.optimizer import build_optimizer
+from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.engine.timing import StepReader
+from llmb.engine.watch.progress import Progress
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+from llmb.runs.steps import read_steps
+
+MakePlan = Callable[..., Plan]
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Starts this process as the only rank, with a backend."""
+    yield lambda backend: dist.init_process_group(backend, rank=0, world_size=1, init_method=f"file://{tmp_path}/store")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.enable()  # a training switches it off
+
+
+def ranks_of(plan: Plan, device: torch.device) -> Ranks:
+    return arrange(0, device, plan.recipe.layout, plan.parallelism.copies(plan.recipe.layout))
+
+
+def reader_of(plan: Plan, ranks: Ranks, *, queues: bool) -> StepReader:
+    reader = StepReader(plan, ranks, ExpertLoadCounter(prepare_stages(plan, ranks), ranks))
+    reader.queues = queues
+    return reader
+
+
+def do(reader: StepReader, number: int, loss: float, norm: float = 1.0) -> None:
+    reader.begin(number, saving=number == 1)
+    reader.end(torch.tensor(loss, dtype=torch.float64), torch.tensor(norm, dtype=torch.float64))
+
+
+def read(reader: StepReader, *, all_steps: bool) -> list[int]:
+    return [step.step for step, _ in reader.read(all_steps=all_steps)]
+
+
+def test_without_a_queue_each_step_is_read_at_once(tiny_plan: MakePlan, group: Callable[[str], None]) -> None:
+    group("gloo")
+    plan = tiny_plan(scale=1)
+    reader = reader_of(plan, ranks_of(plan, torch.device("cpu")), queues=False)
+    do(reader, 0, 6.0)
+    assert read(reader, all_steps=False) == [0]
+    do(reader, 1, 5.0, 3.0)
+    ((step, memory),) = reader.read(all_steps=False)
+    assert (step.step, step.loss, step.grad_norm, step.saving) == (1, 5.0, 3.0, True)
+    assert step.step_time_s >= step.rank_step_time_s_max > 0
+    assert step.peak_memory_bytes == memory.peak_bytes > 0
+    assert step.expert_load is None
+
+
+def test_with_a_queue_steps_are_read_one_late_or_all_where_it_matters(
+    tiny_plan: MakePlan, group: Callable[[str], None]
+) -> None:
+    group("gloo")
+    plan = tiny_plan(scale=1)
+    reader = reader_of(plan, ranks_of(plan, torch.device("cpu")), queues=True)
+    found = []
+    for number in range(5):
+        do(reader, number, 6.0)
+        found.append(read(reader, all_steps=number == 2))
+    assert found == [[], [0], [1, 2], [], [3]]
+    assert read(reader, all_steps=True) == [4]
+
+
+def test_with_a_queue_a_step_lasts_from_the_end_of_the_one_before(
+    tiny_plan: MakePlan, group: Callable[[str], None]
+) -> None:
+    """And from its own beginning where the queue was empty, as after a checkpoint."""
+    group("gloo")
+    plan = tiny_plan(scale=1)
+    reader = reader_of(plan, ranks_of(plan, torch.device("cpu")), queues=True)
+    for number in range(3):
+        do(reader, number, 6.0)
+    first, second, third = reader.pending
+    assert (second.began, third.began) == (first.ended, second.ended)
+    read(reader, all_steps=True)
+    do(reader, 3, 6.0)
+    assert reader.pending[0].began is not third.ended
+    ((step, _),) = reader.read(all_steps=True)
+    assert step.step_time_s == step.rank_step_time_s_max
+
+
+class LateReader(StepReader):
+    """Reads as with a queue, without one."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.queues = True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peak_lr", [1e-3, 1e38])
+def test_late_figures_are_all_reported_and_stop_a_spoiled_run(
+    tiny_plan: MakePlan,
+    group: Callable[[str], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    peak_lr: float,
+) -> None:
+    monkeypatch.setattr(loop, "StepReader", LateReader)
+    group("gloo")
+    plan = tiny_plan(scale=1, steps=9, peak_lr=peak_lr, checkpoint_interval=4, overrides={"gbs": 1, "layers": 1})
+    folder = RunFolder(tmp_path / "experiment" / "run")
+    folder.path.mkdir(parents=True)
+    loop.train(plan, folder, ranks_of(plan, torch.device("cpu")), Progress(0))
+    steps = read_steps(folder.steps)
+    assert [step.step for step in steps] == list(range(len(steps)))
+    assert capsys.readouterr().out.count("Training epoch 0, iteration ") == len(steps)
+    saved = sorted(path.name for path in folder.checkpoints.glob("*")) if folder.checkpoints.exists() else []
+    if peak_lr < 1:
+        assert (len(steps), len(saved)) == (9, 3)
+    else:
+        assert [step.finite for step in steps] == [True] * (len(steps) - 1) + [False]
+        assert 1 < len(steps) <= 4
+        assert saved == []
+
+
+def batches(count: int, made: list[int]) -> Iterator[MicroBatch]:
+    for number in range(count):
+        made.append(number)
+        yield MicroBatch(
+            torch.full((1, 4), number), torch.full((1, 4), number + 1), None if number % 2 else torch.ones(4)
+        )
+
+
+def test_on_a_cpu_batches_are_made_when_they_are_needed() -> None:
+    made: list[int] = []
+    taken = on_device(batches(3, made), torch.device("cpu"))
+    assert made == []
+    assert [(int(batch.tokens[0, 0]), list(made)) for batch in taken] == [(0, [0]), (1, [0, 1]), (2, [0, 1, 2])]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_on_a_gpu_batches_are_made_and_copied_one_ahead(needs: Callable[..., None], count: int) -> None:
+    needs("gpu", torch.cuda.is_available(), "no CUDA device is visible to torch")
+    made: list[int] = []
+    for number, batch in enumerate(on_device(batches(count, made), GPU)):
+        assert len(made) == min(number + 2, count)
+        assert batch.tokens.device == batch.labels.device == GPU
+        assert batch.tokens.tolist() == [[number] * 4]
+        assert batch.labels.tolist() == [[number + 1] * 4]
+        assert (batch.starts is None) == bool(number % 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("document_tokens", [None, 50])
+def test_on_a_gpu_the_host_never_waits_within_a_step(
+    needs: Callable[..., None], tiny_plan: MakePlan, group: Callable[[str], None], document_tokens: int | None
+) -> None:
+    needs("gpu", torch.cuda.is_available(), "no CUDA device is visible to torch")
+    group("nccl")
+    plan = tiny_plan(scale=1, dtype="bf16", document_tokens=document_tokens)
+    ranks = ranks_of(plan, GPU)
+    stages = prepare_stages(plan, ranks)
+    optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
+    passes, data = build_passes(stages, plan, ranks), build_data(plan)
+    reader = StepReader(plan, ranks, ExpertLoadCounter(stages, ranks))
+    losses = []
+    for number in range(4):
+        # The first step makes what is kept, such as the optimizer's state.
+        torch.cuda.set_sync_debug_mode("error" if number else "default")
+        reader.begin(number, saving=False)
+        reader.end(*do_step(number, plan, passes, optimizers, data, ranks))
+        torch.cuda.set_sync_debug_mode("default")
+        losses += [step.loss for step, _ in reader.read(all_steps=number == 3)]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
