@@ -16,9 +16,9 @@ from llmb.engine.data.synthetic import SyntheticData
 from llmb.engine.model import softmax
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.loss import IGNORED, Head
-from llmb.engine.model.pieces import LARGEST_PIECE, SMALLEST_BYTES, cut, piece_bytes, piece_length
+from llmb.engine.model.pieces import LARGEST_PIECE, cut, piece_bytes, piece_length
 
-IN_ONE, IN_PIECES = SMALLEST_BYTES, 0
+IN_ONE, IN_PIECES = math.inf, 0
 
 
 def plain_loss(logits: Tensor, labels: Tensor, count: Tensor | float | None = None) -> Tensor:
@@ -29,7 +29,7 @@ def plain_loss(logits: Tensor, labels: Tensor, count: Tensor | float | None = No
 
 
 def head_and_batch(
-    smallest_bytes: int, dtype: torch.dtype = torch.float32, vocab: int = 1000, rows: int = 150
+    smallest_bytes: float, dtype: torch.dtype = torch.float32, vocab: int = 1000, rows: int = 150
 ) -> tuple[Head, Tensor, Tensor]:
     torch.manual_seed(1)
     head = Head(48, vocab).to(dtype)
@@ -51,7 +51,7 @@ def error(ours: Tensor, theirs: Tensor) -> float:
 
 @pytest.mark.parametrize("smallest_bytes", [IN_ONE, IN_PIECES])
 @pytest.mark.parametrize("count", [None, 77.0, torch.tensor(77.0)])
-def test_loss_and_gradients_are_those_of_whole_logits(smallest_bytes: int, count: Tensor | float | None) -> None:
+def test_loss_and_gradients_are_those_of_whole_logits(smallest_bytes: float, count: Tensor | float | None) -> None:
     head, hidden, labels = head_and_batch(smallest_bytes)
     ours, theirs = head(hidden, labels, count), plain_loss(head(hidden), labels, count)
     assert abs(ours.item() - theirs.item()) <= 1e-6 * max(1.0, theirs.item())
@@ -74,7 +74,7 @@ def test_large_logits_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("smallest_bytes", [IN_ONE, IN_PIECES])
-def test_bf16_gradients_are_no_worse_than_those_of_whole_logits(smallest_bytes: int) -> None:
+def test_bf16_gradients_are_no_worse_than_those_of_whole_logits(smallest_bytes: float) -> None:
     head, hidden, labels = head_and_batch(smallest_bytes, torch.bfloat16, vocab=500, rows=1000)
     exact_weight, exact_hidden = (tensor.detach().double().requires_grad_() for tensor in (head.weight, hidden))
     exact_loss = plain_loss(functional.linear(exact_hidden, exact_weight), labels)
@@ -139,6 +139,7 @@ def test_pieces_cover_all_and_keep_to_their_bytes(length: int, width: int, items
 
 def test_small_logits_are_one_piece_and_large_ones_even_pieces() -> None:
     assert piece_length(128, 1024, 4, piece_bytes(128, 1024)) == 128
+    assert piece_length(8192, 128256, 2, piece_bytes(8192, 128256, math.inf)) == 8192
     assert piece_length(8192, 128256, 2, piece_bytes(8192, 128256)) == 1024
     # 9 pieces: an eighth is no multiple of 64.
     assert piece_length(128256, 8192, 2, piece_bytes(8192, 128256)) == 14272 == 223 * 64

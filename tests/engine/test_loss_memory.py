@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loss takes a fraction of the memory that whole logits take, at the shapes of the recipes."""
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from llmb.catalogue.load import Catalogue
 from llmb.engine.model.loss import Head
+from llmb.engine.model.pieces import SMALLEST_BYTES
 
 
 class StorageTracker(TorchDispatchMode):
@@ -87,10 +89,13 @@ def test_the_shapes_are_those_of_the_catalogue() -> None:
         assert model.vocab_size % shape.columns == 0, name
 
 
-def memory_of(shape: Shape, loss: Callable[[Head, Tensor, Tensor], Tensor]) -> int:
+def memory_of(
+    shape: Shape, loss: Callable[[Head, Tensor, Tensor], Tensor], smallest_bytes: float = SMALLEST_BYTES
+) -> int:
     """Bytes that the passes of the loss take at most, beyond hidden states, weight and the gradients of both."""
     with FakeTensorMode():
         head = Head(1, 1)
+        head.smallest_bytes = smallest_bytes
         head.weight = nn.Parameter(torch.empty(shape.columns, shape.hidden, dtype=torch.bfloat16))
         hidden = torch.empty(1, shape.rows, shape.hidden, dtype=torch.bfloat16, requires_grad=True)
         labels = torch.empty(1, shape.rows, dtype=torch.int64)
@@ -106,6 +111,12 @@ def test_the_loss_takes_less_than_an_eighth_of_the_whole_logits(name: str) -> No
     share = memory_of(shape, lambda head, hidden, labels: head(hidden, labels, float(shape.rows))) / whole
     print(f"{name}: {share * whole / 2**20:.1f} of {whole / 2**20:.1f} MiB, {share:.4f}")
     assert 1 / 16 < share < 1 / 8
+
+
+def test_kept_logits_take_half_of_the_whole_ones_and_little_more() -> None:
+    shape = SHAPES["llama3.1 8b, CP2"]
+    whole = 4 * shape.rows * shape.columns
+    assert 0.5 < memory_of(shape, lambda head, hidden, labels: head(hidden, labels, 1.0), math.inf) / whole < 0.53
 
 
 def test_whole_logits_are_seen_by_the_tracker() -> None:

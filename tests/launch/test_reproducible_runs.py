@@ -37,7 +37,15 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(losses: Losse
     assert [step["loss"] for step in first[:5]] != [step["loss"] for step in other]
 
 
-@pytest.mark.parametrize("options", [("--recompute", "full"), ("--recompute", "selective"), ("--mbs", "2")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--recompute", "full"),
+        ("--recompute", "selective"),
+        ("--mbs", "4"),  # enough for logits to be cut into pieces
+        ("--mbs", "4", "--keep-logits"),
+    ],
+)
 def test_how_a_step_is_computed_does_not_change_its_loss(losses: Losses, options: tuple[str, ...]) -> None:
     changed = losses(*LLAMA, "--scale", "2", "--steps", "5", *options)
     for plain, other in zip(losses(*LLAMA, *TWO)[:5], changed, strict=True):

@@ -37,6 +37,11 @@ OPTIONS: Mapping[str, OptionInfo] = MappingProxyType(
         ),
         "recompute": _training("--recompute", help="Activation checkpointing."),
         "compiled": _training("--compile", help="Compile the model's blocks with torch.compile."),
+        "keep_logits": _training(
+            "--keep-logits",
+            help="Keep a micro-batch's logits whole for the backward pass, which otherwise computes them again in"
+            " pieces: less work for more memory.",
+        ),
         "force_load_balancing": _training(
             "--force-load-balancing",
             help="Give every expert as many tokens as any other, whatever the router says.",

@@ -3,6 +3,7 @@
 
 import gc
 import json
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -99,6 +100,8 @@ def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
         shard(stage, ranks.fsdp, ranks.expert_fsdp, policy, keep_whole=keep_whole)
         if plan.recompute == "selective":
             hide_gathering(stage)
+        if plan.keep_logits and stage.lm_head is not None:
+            stage.lm_head.smallest_bytes = math.inf
         stage.to_empty(device=ranks.device)
         initialise(stage, model, plan.seed)
     return stages

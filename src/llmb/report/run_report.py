@@ -53,6 +53,7 @@ def plan_table(plan: Plan, command: tuple[str, ...], variables: dict[str, str]) 
     table.add_row("model", f"{layout.layers} layers" + (", a proxy" if plan.recipe.proxy else ""))
     table.add_row("seed", str(plan.seed))
     table.add_row("recompute", plan.recompute)
+    table.add_row("logits", "kept whole" if plan.keep_logits else "in pieces, computed twice unless small")
     table.add_row("compiled", "block by block" if plan.compiled else "no")
     if plan.start:
         fresh = "" if plan.start.optimizer_state else ", optimizer state begins anew"

@@ -28,6 +28,7 @@ class Choices(Record):
     grad_reduce_dtype: GradReduceDtype | None = None
     recompute: Recompute = "none"
     compiled: bool = False
+    keep_logits: bool = False
     force_load_balancing: bool = False
     parallelism: Parallelism = Parallelism()
     save_checkpoint: bool = False

@@ -34,6 +34,7 @@ class Plan(Record):
     seed: int
     recompute: Recompute
     compiled: bool = False
+    keep_logits: bool = False
     force_load_balancing: bool = False
     parallelism: Parallelism = Parallelism()
     save_checkpoint: bool = False
@@ -95,6 +96,7 @@ def make_plan(recipe: Recipe, choices: Choices, *, device: Device, checkpoint: S
         seed=next(given for given in (choices.seed, saved and saved.seed, DEFAULT_SEED) if given is not None),
         recompute=choices.recompute,
         compiled=choices.compiled,
+        keep_logits=choices.keep_logits,
         force_load_balancing=choices.force_load_balancing,
         parallelism=choices.parallelism.settled(recipe.layout),
         save_checkpoint=choices.saves,

@@ -3,10 +3,10 @@
 
 Logits are computed, used and dropped in pieces. The forward pass takes them some rows at a time and makes the gradient
 of these rows' hidden states with them. The gradient of the weight is a sum over rows; to add it up piece by piece, in
-fp32, would take 4 x vocab x hidden bytes beside the gradient itself, which is half of what all logits take in fp32 for
-Llama 3.1 8b and twice as much for 405b. The backward pass computes the logits again instead, some columns at a time:
-each piece then gives its rows of that gradient at once. That is a fourth product of this size beside three. Where all
-logits fit into one piece, they are kept and the fourth product is left out.
+fp32, would take 4 x vocab x hidden bytes beside the gradient itself: hidden / rows of what all logits take in fp32,
+which is as much for Llama 3.1 8b with 4,096 rows and four times as much for 405b. The backward pass computes the logits
+again instead, some columns at a time: each piece then gives its rows of that gradient at once. That is a fourth product of this size beside three. Where all
+logits are one piece, it is kept, as gradient of the logits, and the fourth product is left out.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class Vocabulary:
 class Head(Linear):
     """Logits of hidden states; with labels, the loss. The attributes say how it is computed.
 
-    smallest_bytes: logits that take no more than this are kept for the backward pass.
+    smallest_bytes: logits that take no more than this are one piece.
     later: gets the weight's gradient to make, where the backward pass shall not make it.
     """
 
@@ -47,7 +47,7 @@ class Head(Linear):
         super().__init__(inputs, outputs)
         self.vocabulary = Vocabulary()
         self.softmax = Softmax()
-        self.smallest_bytes = SMALLEST_BYTES
+        self.smallest_bytes: float = SMALLEST_BYTES
         self.later: Later | None = None
 
     def forward(self, hidden: Tensor, labels: Tensor | None = None, count: Tensor | float | None = None) -> Tensor:

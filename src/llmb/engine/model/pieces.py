@@ -13,7 +13,7 @@ ALIGNED = 64
 """Lengths of pieces are multiples of it where they can be, as matrix units like them."""
 
 
-def piece_bytes(rows: int, columns: int, at_least: int = SMALLEST_BYTES) -> float:
+def piece_bytes(rows: int, columns: int, at_least: float = SMALLEST_BYTES) -> float:
     """The most that a piece of [rows, columns] logits may take."""
     return max(LARGEST_PIECE * 4 * rows * columns, at_least)
 
@@ -28,7 +28,7 @@ def piece_length(length: int, width: int, itemsize: int, most_bytes: float) -> i
 
     Pieces are as even as alignment lets them. A piece takes 1 at least, whatever that has.
     """
-    longest = max(1, int(most_bytes / (width * itemsize)))
+    longest = max(1, int(min(length, most_bytes / (width * itemsize))))
     if longest >= length:
         return length
     if longest < ALIGNED:
