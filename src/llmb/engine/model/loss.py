@@ -5,8 +5,9 @@ Logits are computed, used and dropped in pieces. The forward pass takes them som
 of these rows' hidden states with them. The gradient of the weight is a sum over rows; to add it up piece by piece, in
 fp32, would take 4 x vocab x hidden bytes beside the gradient itself: hidden / rows of what all logits take in fp32,
 which is as much for Llama 3.1 8b with 4,096 rows and four times as much for 405b. The backward pass computes the logits
-again instead, some columns at a time: each piece then gives its rows of that gradient at once. That is a fourth product of this size beside three. Where all
-logits are one piece, it is kept, as gradient of the logits, and the fourth product is left out.
+again instead, some columns at a time: each piece then gives its rows of that gradient at once. That is a fourth product
+of this size beside three. Where all logits are one piece, it is kept, as gradient of the logits, and the fourth product
+is left out.
 """
 
 from collections.abc import Callable
