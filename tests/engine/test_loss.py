@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
@@ -126,6 +126,7 @@ def test_rows_of_a_piece_do_not_see_each_other() -> None:
 SIZES = st.integers(1, 5000)
 
 
+@settings(deadline=None)  # how long it takes is a matter of the machine
 @given(length=SIZES, width=SIZES, itemsize=st.sampled_from([2, 4]), most_bytes=st.integers(0, 2**24))
 def test_pieces_cover_all_and_keep_to_their_bytes(length: int, width: int, itemsize: int, most_bytes: int) -> None:
     piece = piece_length(length, width, itemsize, most_bytes)
