@@ -41,6 +41,7 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/parse_logs.py
+	$(BIN)/python benchmarks/nccl_logs.py
 	$(BIN)/python benchmarks/clean_ends.py
 
 # ENGINE_OPTIONS are those of python -m benchmarks.engine, such as "--models 8b --dtypes bf16".

@@ -59,4 +59,6 @@ def option_type(annotation: Any) -> str:  # noqa: ANN401
         return "flag"
     if get_origin(annotation) in (Union, types.UnionType):
         (annotation,) = (item for item in get_args(annotation) if item is not types.NoneType)
+    if get_origin(annotation) is list:
+        return f"{type_text(get_args(annotation)[0])}, several"
     return type_text(annotation)

@@ -24,10 +24,12 @@ from llmb.metrics.statistics import describe
 from llmb.metrics.throughput import throughput
 from llmb.report.checkpoint_report import checkpoint_document
 from llmb.report.list_report import list_document
+from llmb.report.nccl_report import nccl_document
 from llmb.report.parse_report import parse_document, parse_report
 from llmb.report.recipe_report import recipe_document
 from llmb.report.run_report import run_document
 from llmb.report.submit_report import submit_document
+from llmb.report.trace_report import trace_document
 from llmb.runs.checkpoint import CheckpointRecord, SavedCheckpoint
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder, experiment_name
@@ -35,6 +37,12 @@ from llmb.runs.plan import Plan, make_plan
 from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
 from llmb.runs.result import conclude
 from llmb.runs.steps import ExpertLoad, Step
+from llmb.traces.classify import Activity, Label
+from llmb.traces.nccl_log import Call, Calls, NcclLog
+from llmb.traces.nccl_summary import Codes, NcclSummary, summarize_nccl
+from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable
+from llmb.traces.summary import summarize
+from llmb.traces.timeline import Timeline, TracedStep
 from reference_pages.markdown import page, table, type_text
 
 FIELDS = Path(__file__).with_name("fields.yaml")
@@ -50,6 +58,10 @@ FILES = (
     "batch_output",
     "job",
     "job_end",
+    "torch_profile",
+    "nsys_profile",
+    "nccl_trace",
+    "breakdown",
 )
 INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 
@@ -57,7 +69,8 @@ INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 [job.json](#jobjson), [job_end.json](#job_endjson), [cluster_config.yaml](#cluster_configyaml),
 [JSON of `llmb run`](#json-of-llmb-run), [of `metrics`](#json-of-llmb-metrics), [of `show`](#json-of-llmb-show),
 [of `submit`](#json-of-llmb-submit), [of `list`](#json-of-llmb-list), [of `parse`](#json-of-llmb-parse),
-[of `checkpoint show`](#json-of-llmb-checkpoint-show), [exit codes](#exit-codes)."""
+[of `trace`](#json-of-llmb-trace),
+[of `nccl`](#json-of-llmb-nccl), [of `checkpoint show`](#json-of-llmb-checkpoint-show), [exit codes](#exit-codes)."""
 
 RUN_FOLDER = """Results are kept below `$LLMB_INSTALL`; without it below the nearest folder, at or above the current
 one, that holds a `cluster_config.yaml`; else below `~/.llmb`.
@@ -72,6 +85,10 @@ workloads/<workload>/experiments/<experiment>/<experiment>_<seconds>/<experiment
   {batch_output:<24} likewise: what the script and the scheduler said
   {job:<24} likewise: the job
   {job_end:<24} likewise: how the script ended
+  {torch_profile:<24} of a profiled run: traces of the PyTorch profiler, one a rank
+  {nsys_profile:<24} or reports of Nsight Systems, one a rank
+  {breakdown:<24} where the time of one profiled step went
+  {nccl_trace:<24} with --nccl-trace: NCCL's log, one a rank, and where in it steps begin
 ```
 
 `<seconds>` is the start in Unix time. `<experiment>` carries the configuration, for example
@@ -178,7 +195,7 @@ def key_paths(document: Mapping[str, Any], meanings: Mapping[str, str], above: s
             yield path
         elif isinstance(value, dict):
             yield from key_paths(value, meanings, f"{path}.")
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
+        elif isinstance(value, list | tuple) and value and isinstance(value[0], dict):
             yield from key_paths(value[0], meanings, f"{path}[].")
         else:
             yield path
@@ -188,7 +205,8 @@ def json_documents(catalogue: Catalogue, plan: Plan, recipe: Recipe) -> dict[str
     """A sample of each command's JSON, made by the code that makes the real one."""
     values: dict[str, Any] = {item.name: 1 for item in fields(Step)}
     load = ExpertLoad(max_over_mean=1.0, idle_experts=0)
-    steps = [Step(**{**values, "step": number, "expert_load": load}) for number in range(plan.steps)]
+    values |= {"expert_load": load, "profiled": False}
+    steps = [Step(**{**values, "step": number}) for number in range(plan.steps)]
     log = ParsedFile(Path("log.out"), LogOutcome("success", "", step_time_s=describe([17.2]), loss_first=12.81))
     return {
         "run": run_document(RunFolder(Path("run")), plan, conclude(plan, steps, 0, "")),
@@ -197,8 +215,26 @@ def json_documents(catalogue: Catalogue, plan: Plan, recipe: Recipe) -> dict[str
         "submit": submit_document({RunFolder(Path("run")): SubmittedJob(job_id="1", submitted_at="")}),
         "list": list_document(catalogue.workloads.values()),
         "parse": parse_document(parse_report(Path(), "last", [log], full_names=False)),
+        "trace": trace_document(summarize([sample_timeline()])),
+        "nccl": nccl_document(sample_nccl_summary(), [sample_test_table()]),
         "checkpoint show": checkpoint_document(sample_checkpoint(plan)),
     }
+
+
+def sample_timeline() -> Timeline:
+    label = Label(Activity.COMMUNICATION, "all_reduce")
+    return Timeline("trace.json", 0, "gpu", (TracedStep(0, 0, 1),), {label: [(0, 1)]}, {label: [0]}, ())
+
+
+def sample_nccl_summary() -> NcclSummary:
+    call = Call(operation="AllReduce", least=1, most=1, datatype=7, handle="0x1", ranks=1)
+    log = NcclLog(calls={call: Calls(1, 1)}, writers={"0x1": "node:1"})
+    return summarize_nccl(log, Codes())
+
+
+def sample_test_table() -> TestTable:
+    row = TestRow(8, 2, "float", "sum", None, Bandwidth(1.0, 1.0, 1.0, 0.0), None)
+    return TestTable("output.txt", "all_reduce", 2, (row,), 1.0)
 
 
 def sample_checkpoint(plan: Plan) -> SavedCheckpoint:

@@ -22,6 +22,8 @@ COMMANDS = {
     "single": ("llmb.cli.submit", "The same as submit."),
     "checkpoint": ("llmb.cli.checkpoint", "Show checkpoints; export and import weights for Hugging Face."),
     "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),
+    "trace": ("llmb.cli.trace", "Where the time of profiled steps went."),
+    "nccl": ("llmb.cli.nccl", "Collectives in NCCL's logs, and bandwidths from nccl-tests."),
 }
 
 EPILOG = """Examples:

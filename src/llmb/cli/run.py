@@ -16,12 +16,13 @@ from llmb.cli.training_options import takes_choices
 from llmb.launch.command import local_command, local_variables
 from llmb.launch.local_run import run_here
 from llmb.launch.machine import check_machine, recipe_for, this_machine
+from llmb.launch.nsys import with_profiler
 from llmb.report.output import print_json, print_table
 from llmb.report.run_report import plan_document, plan_table
 from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder, create_run_folder, experiment_name, install_root, run_parent
-from llmb.runs.plan import Plan, make_plan
+from llmb.runs.plan import Device, Plan, make_plan
 from llmb.runs.space import check_space
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -49,11 +50,14 @@ def run(
     - `llmb run -w pretrain_llama3.1 -s 8b --scale 1 --gpu-type h100 --dry-run`
 
     - `llmb run -w pretrain_llama3.1 -s tiny --save-checkpoint`
+
+    - `llmb run -w pretrain_llama3.1 -s tiny --profile`
     """
     catalogue, machine = Catalogue(), this_machine()
     recipe = recipe_for(catalogue, request, machine)
     checkpoint = read_checkpoint(Path(choices.load_checkpoint)) if choices.load_checkpoint else None
-    plan = make_plan(recipe, choices, device="cpu" if recipe.gpu_type == CPU else "cuda", checkpoint=checkpoint)
+    device: Device = "cpu" if recipe.gpu_type == CPU else "cuda"
+    plan = make_plan(recipe, with_profiler(choices, device), device=device, checkpoint=checkpoint)
     variables = local_variables(plan, machine.cores, os.environ)
     install = install_root(os.environ, Path.cwd())
     if dry_run:

@@ -15,10 +15,12 @@ from llmb.catalogue.records import Record
 from llmb.cli.options import recipe_options, takes
 from llmb.runs.choices import Choices
 from llmb.runs.parallelism import Parallelism
+from llmb.runs.profiling import Profiling
 
 _training = partial(typer.Option, rich_help_panel="Training")
 _checkpoint = partial(typer.Option, rich_help_panel="Checkpoints")
 _parallelism = partial(typer.Option, rich_help_panel="Parallelism")
+_profiling = partial(typer.Option, rich_help_panel="Profiling")
 
 OPTIONS: Mapping[str, OptionInfo] = MappingProxyType(
     {
@@ -82,6 +84,36 @@ OPTIONS: Mapping[str, OptionInfo] = MappingProxyType(
             help="Go on from a checkpoint, the folder above 'weights', on any number of processes.",
             envvar="LOAD_CHECKPOINT_PATH",
         ),
+        "profile": _profiling(
+            "--profile", help="Profile some steps, and tell where the time of one went.", envvar="ENABLE_PROFILE"
+        ),
+        "profiler": _profiling(
+            "--profiler",
+            help="nsys (Nsight Systems; GPUs only) or torch (PyTorch's profiler). auto: nsys where it is on the PATH.",
+        ),
+        "profile_start_step": _profiling(
+            "--profile-start-step",
+            help="First step profiled, from 0. Default: the last tenth of the steps, 45 of 50.",
+            envvar="PROFILE_START_STEP",
+        ),
+        "profile_stop_step": _profiling(
+            "--profile-stop-step",
+            help="First step profiled no more. Default: the end; without --steps also the number of steps.",
+            envvar="PROFILE_STOP_STEP",
+        ),
+        "profile_ranks": _profiling(
+            "--profile-ranks", help="Ranks profiled, such as 0,4-7. Default: the first 8.", envvar="PROFILE_RANKS"
+        ),
+        "profile_gpu_metrics": _profiling(
+            "--profile-gpu-metrics",
+            help="Nsight Systems also samples the GPU of the first rank profiled; drivers may allow this to root only.",
+            envvar="ENABLE_GPU_METRICS",
+        ),
+        "nccl_trace": _profiling(
+            "--nccl-trace",
+            help="Keep NCCL's log of every collective; 5 steps unless --steps says otherwise. GPUs only.",
+            envvar="ENABLE_NCCLTRACE",
+        ),
     }
 )
 
@@ -89,14 +121,15 @@ OPTIONS: Mapping[str, OptionInfo] = MappingProxyType(
 def training_options(**given: Any) -> Choices:  # noqa: ANN401 (whatever the options' types are)
     """The choices that the options make. Folders become absolute: workers may start elsewhere."""
     parallelism = Parallelism(**{name: given.pop(name) for name in Parallelism.model_fields})
+    profiling = Profiling(**{name: given.pop(name) for name in Profiling.model_fields})
     for name in ("checkpoint_dir", "load_checkpoint"):
         given[name] = str(Path(given[name]).absolute()) if given[name] else None
-    return Choices(**given, parallelism=parallelism)
+    return Choices(**given, parallelism=parallelism, profiling=profiling)
 
 
 def option_parameters() -> list[inspect.Parameter]:
     """One for each name of ``OPTIONS``, in that order, with type and default of its field."""
-    fields = fields_of(Choices) | fields_of(Parallelism)
+    fields = fields_of(Choices) | fields_of(Parallelism) | fields_of(Profiling)
     return [
         inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=fields[name][1], annotation=Annotated[fields[name][0], option]

@@ -37,6 +37,7 @@ from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import Pipeline, build_stages
 from llmb.engine.parallel.tensor_parallel import apply_tensor_parallel
 from llmb.engine.passes import Accumulation, Passes
+from llmb.engine.profile import StepProfiler
 from llmb.engine.recompute import apply_recompute, hide_gathering
 from llmb.engine.reporter import Reporter
 from llmb.engine.timing import StepReader
@@ -64,14 +65,16 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> No
     load = ExpertLoadCounter(stages, ranks)
     reader = StepReader(plan, ranks, load)
     saver = Saver(plan, folder, ranks, stages, optimizers)
+    profiler = StepProfiler(plan, folder, ranks)
     with ExitStack() as stack:
         reporter = stack.enter_context(Reporter(folder, plan)) if ranks.is_first else None
         for number in range(plan.first_step, plan.last_step + 1):
             collect_garbage(number)
-            reader.begin(number, saving=saver.busy)
-            reader.end(*do_step(number, plan, passes, optimizers, data, ranks))
-            # What is saved has to be known to be sound.
-            known = list(reader.read(all_steps=number == plan.last_step or plan.saves_after(number)))
+            with profiler.step(number):
+                reader.begin(number, saving=saver.busy)
+                reader.end(*do_step(number, plan, passes, optimizers, data, ranks))
+                # What is saved has to be known to be sound.
+                known = list(reader.read(all_steps=number == plan.last_step or plan.saves_after(number)))
             spoiled = report_sound(known, reporter)
             progress.enter("checkpoint", number)
             if spoiled:
@@ -79,6 +82,7 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> No
             saver.after_step(number)
             progress.enter("step", number + 1)
         saver.finish()
+    profiler.close()
     if ranks.is_first and plan.recipe.model.moe:
         load.write(folder.expert_load)
 

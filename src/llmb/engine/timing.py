@@ -114,6 +114,7 @@ class StepReader:
             rank_step_time_s_max=max(times),
             slowest_rank=times.index(max(times)),
             saving=pending.saving,
+            profiled=self.plan.slows_down(pending.number),
             expert_load=ExpertLoad(max_over_mean=load[0], idle_experts=int(load[1])) if load else None,
         )
 

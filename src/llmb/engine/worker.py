@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llmb.engine.loop import train
 from llmb.engine.parallel.mesh import join_ranks, leave_ranks
+from llmb.engine.profile import ask_for_nccl_log
 from llmb.engine.watch.progress import Progress
 from llmb.engine.watch.watch import watch
 from llmb.runs.failure import failure_line
@@ -20,6 +21,7 @@ def work(folder: RunFolder) -> None:
     plan = read_record(folder).plan
     progress = Progress(plan.first_step)
     watch(plan, folder, progress)
+    ask_for_nccl_log(plan, folder)
     ranks = join_ranks(plan)
     train(plan, folder, ranks, progress)
     progress.enter("end", plan.last_step)

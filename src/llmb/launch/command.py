@@ -4,6 +4,7 @@
 import sys
 from collections.abc import Mapping
 
+from llmb.launch.profiled_worker import worker_module
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 
@@ -17,7 +18,7 @@ def local_command(plan: Plan, folder: RunFolder) -> tuple[str, ...]:
         "--standalone",
         f"--nproc-per-node={plan.recipe.scale}",
         "-m",
-        "llmb.engine.worker",
+        worker_module(plan),
         str(folder.path),
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from llmb.errors import InvalidRun, RunFailed, UserInterrupt
 from llmb.launch.command import local_command
 from llmb.launch.local import Interrupted, run_workers
+from llmb.launch.nsys import export_report
 from llmb.runs.failure import last_lines
 from llmb.runs.finish import finish, tail
 from llmb.runs.folder import RunFolder, cannot_write
@@ -32,7 +33,7 @@ def run_here(plan: Plan, folder: RunFolder, variables: Mapping[str, str], on_ste
             exit_code, interrupted = run_workers(record.command, variables, folder, on_step, patience_s), None
         except Interrupted as signal:
             exit_code, interrupted = INTERRUPTED, str(signal)
-        result = finish(folder, record, exit_code, interrupted)
+        result = finish(folder, record, exit_code, interrupted, export_report(plan, folder))
     except OSError as error:
         raise cannot_write(folder.path, error) from error
     if interrupted:

@@ -13,6 +13,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Gpu, Recipe
 from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, resolve
 from llmb.errors import EnvironmentProblem
+from llmb.launch.nsys import NSYS
 from llmb.runs.plan import Plan
 
 QUERY = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
@@ -90,6 +91,11 @@ def check_machine(plan: Plan, machine: Machine) -> None:
         raise EnvironmentProblem(
             f"{recipe.workload} {recipe.size} at this scale needs {recipe.scale} GPUs; this machine has {gpus}",
             do="take a smaller --scale, '-s tiny --gpu-type cpu', or look at the plan with --dry-run",
+        )
+    if plan.profile and plan.profile.profiler == "nsys" and shutil.which(NSYS) is None:
+        raise EnvironmentProblem(
+            "Nsight Systems is asked for, but there is no 'nsys' on the PATH",
+            do="install it, put it on the PATH, or take --profiler torch",
         )
     if find_spec("torch") is None:
         raise EnvironmentProblem("training needs torch, which is not installed", do="pip install 'llmb[engine]'")

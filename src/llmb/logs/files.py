@@ -15,7 +15,7 @@ _NOT_A_RUN = (
     (re.compile(r"^sbatch_"), "output of the batch script; the run's own log is beside it"),
     (re.compile(r"^vboost"), "output of a helper job"),
     (re.compile(r"nccltrace"), "a traced run, which tracing slows down"),
-    (re.compile(r"_nsys(_|\.|$)"), "a profiled run, which profiling slows down"),
+    (re.compile(r"_(nsys|torchprofile)(_|\.|$)"), "a profiled run, which profiling slows down"),
     (re.compile(r"nsys_analysis"), "analysis of a profile"),
     (re.compile(r"prepare_squad_dataset_exp|import_ckpt_exp"), "preparation of data or of a checkpoint"),
 )

@@ -2,6 +2,7 @@
 """The one place that writes results to standard output."""
 
 import json
+import re
 import shutil
 import sys
 from io import StringIO
@@ -13,6 +14,7 @@ from rich.table import Table
 from llmb.errors import EnvironmentProblem
 
 WIDEST = 10_000
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def print_json(document: Any) -> None:  # noqa: ANN401 (any JSON value)
@@ -38,6 +40,11 @@ def print_text(text: str) -> None:
         raise
     except OSError as error:
         raise EnvironmentProblem(f"cannot write the result: {error.strerror}", where="standard output") from error
+
+
+def printable(text: object) -> str:
+    """What a file says, safe for a terminal: control characters become question marks."""
+    return CONTROL.sub("?", str(text))
 
 
 def result_table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:

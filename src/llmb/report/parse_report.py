@@ -18,10 +18,9 @@ from llmb.logs.files import ParsedFile
 from llmb.logs.outcome import LogOutcome, Status
 from llmb.metrics.statistics import Statistics
 from llmb.report.numbers import number
-from llmb.report.output import result_table
+from llmb.report.output import printable, result_table
 
 _ACCOUNT = re.compile(r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _REASON_WIDTH = 28
 
 CSV_COLUMNS = (
@@ -110,7 +109,7 @@ def parse_table(report: ParseReport) -> Table:
         outcome = file.outcome
         time, std, cv = _figures(outcome.step_time_s, "mean", "std", "cv")
         figures = [time, std, None if cv is None else 100 * cv, *_figures(outcome.tflops_per_gpu, "mean", "std")]
-        name = Text(_CONTROL.sub("?", report.names[file.path]))
+        name = Text(printable(report.names[file.path]))
         table.add_row(name, outcome.status, *map(number, figures), Text(outcome.reason))
     counts = report.counts
     other = len(report.files) - counts["success"] - counts["failed"] - counts["invalid"]

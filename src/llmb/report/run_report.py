@@ -9,9 +9,13 @@ from llmb.catalogue.records import Convention, Expectation
 from llmb.catalogue.stages import stage_layers
 from llmb.report.numbers import number
 from llmb.report.output import result_table
+from llmb.report.trace_report import PART_NAMES
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
+from llmb.runs.profiling import Profile
 from llmb.runs.result import Result
+from llmb.runs.stall import ranks_text
+from llmb.traces.summary import shares
 
 
 def plan_document(plan: Plan, command: tuple[str, ...], variables: dict[str, str]) -> dict[str, Any]:
@@ -32,7 +36,8 @@ def run_document(folder: RunFolder, plan: Plan, result: Result) -> dict[str, Any
 def plan_title(plan: Plan) -> str:
     recipe = plan.recipe
     forced = ", expert load forced to balance" if plan.force_load_balancing else ""
-    return f"{recipe.workload} {recipe.size} {recipe.dtype} on {recipe.scale} x {recipe.gpu_type}{forced}"
+    recorded = ", profiled" if plan.profile else ", NCCL traced" if plan.nccl_trace else ""
+    return f"{recipe.workload} {recipe.size} {recipe.dtype} on {recipe.scale} x {recipe.gpu_type}{forced}{recorded}"
 
 
 def plan_table(plan: Plan, command: tuple[str, ...], variables: dict[str, str]) -> Table:
@@ -61,10 +66,20 @@ def plan_table(plan: Plan, command: tuple[str, ...], variables: dict[str, str]) 
     if plan.save_checkpoint:
         every = f"every {plan.checkpoint_interval} steps and " if plan.checkpoint_interval else ""
         table.add_row("checkpoints", f"{every}at the end")
+    if plan.profile:
+        table.add_row("profile", profile_text(plan.profile))
+    if plan.nccl_trace:
+        table.add_row("NCCL's log", "of every collective, on each rank")
     for name, value in variables.items():
         table.add_row("variable", f"{name}={value}")
     table.add_row("command", " ".join(command))
     return table
+
+
+def profile_text(profile: Profile) -> str:
+    """What is profiled, with what."""
+    name = "Nsight Systems" if profile.profiler == "nsys" else "PyTorch's profiler"
+    return f"steps {profile.first_step}-{profile.stop_step - 1}, ranks {ranks_text(profile.ranks)}, {name}"
 
 
 def _sharing(plan: Plan) -> str:
@@ -91,12 +106,14 @@ def run_table(plan: Plan, result: Result) -> Table:
     _add_counters(table, result)
     _add_expert_load(table, result)
     _add_checkpoint(table, result)
+    _add_profile(table, result)
     return table
 
 
 def _add_step_time(table: Table, result: Result, expected: Expectation | None, reason: str | None) -> None:
     times = result.step_time_s
     if times is None:
+        table.add_row("step time s", "n/a", "", result.step_time_reason or "")
         return
     source = f"{expected.source} line {expected.line}" if expected else reason or "nothing is published"
     table.add_row("step time s, mean", number(times.mean), number(expected.step_time_s) if expected else "n/a", source)
@@ -160,6 +177,18 @@ def _add_checkpoint(table: Table, result: Result) -> None:
         table.add_row("steps slowed down", str(checkpoint.overlapped_steps), "", note)
     if checkpoint.size_bytes is not None:
         table.add_row("checkpoint size GB", number(checkpoint.size_bytes / 1e9))
+
+
+def _add_profile(table: Table, result: Result) -> None:
+    profile = result.profile
+    if profile is None:
+        return
+    if profile.breakdown:
+        step = profile.breakdown
+        for part, share in shares(step).items():
+            table.add_row(f"{PART_NAMES[part]} %", number(100 * share), "", f"of step {step.step}, rank {step.rank}")
+    for warning in profile.warnings:
+        table.add_row("profile", "n/a", "", warning)
 
 
 def _memory_note(plan: Plan) -> str:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from llmb.catalogue.records import Dtype, GradReduceDtype, Recipe, Record
 from llmb.runs.parallelism import Parallelism
+from llmb.runs.profiling import Profiling
 
 Recompute = Literal["none", "selective", "full"]
 DEFAULT_STEPS = 50
@@ -18,7 +19,7 @@ class Choices(Record):
     """Null leaves a choice to the recipe, or to the checkpoint that a run goes on from."""
 
     steps: int | None = None
-    """Null for the default, or for one step where a run goes on from a checkpoint."""
+    """Null for the default, for one step where a run goes on from a checkpoint, or for as many as recording takes."""
     window: str = "auto"
     seed: int | None = None
     peak_lr: float | None = None
@@ -31,6 +32,7 @@ class Choices(Record):
     keep_logits: bool = False
     force_load_balancing: bool = False
     parallelism: Parallelism = Parallelism()
+    profiling: Profiling = Profiling()
     save_checkpoint: bool = False
     checkpoint_interval: int | None = None
     checkpoint_dir: str | None = None
@@ -40,7 +42,8 @@ class Choices(Record):
     def steps_of(self, *, goes_on: bool) -> int:
         if self.steps is not None:
             return self.steps
-        return 1 if goes_on else DEFAULT_STEPS
+        recorded = None if goes_on else self.profiling.steps_of()
+        return recorded or (1 if goes_on else DEFAULT_STEPS)
 
     @property
     def saves(self) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from llmb.runs.checkpoint_report import report_checkpoints
 from llmb.runs.failure import LOCALHOST
 from llmb.runs.folder import RunFolder
+from llmb.runs.profile_report import keep_breakdown, report_profile
 from llmb.runs.record import RunRecord, now, write_record
 from llmb.runs.result import Result, conclude
 from llmb.runs.steps import read_steps
@@ -15,14 +16,23 @@ from llmb.runs.steps import read_steps
 TAIL_BYTES = 64 * 1024
 
 
-def finish(folder: RunFolder, record: RunRecord, exit_code: int, interrupted: str | None = None) -> Result:
+def finish(
+    folder: RunFolder,
+    record: RunRecord,
+    exit_code: int,
+    interrupted: str | None = None,
+    export_failure: str | None = None,
+) -> Result:
     """The result of a run that ended, which the record then holds too.
+
+    ``export_failure`` is why its profile cannot be read.
 
     Raises OSError where the record cannot be written.
     """
     environment = json.loads(folder.environment.read_text()) if folder.environment.exists() else record.environment
     known = record.model_copy(update={"environment": environment})
-    result = result_of(folder, known, exit_code, interrupted)
+    result = result_of(folder, known, exit_code, interrupted, export_failure)
+    keep_breakdown(folder, result.profile)
     ended = known.model_copy(
         update={
             "status": result.status,
@@ -38,12 +48,19 @@ def finish(folder: RunFolder, record: RunRecord, exit_code: int, interrupted: st
     return result
 
 
-def result_of(folder: RunFolder, record: RunRecord, exit_code: int, interrupted: str | None = None) -> Result:
+def result_of(
+    folder: RunFolder,
+    record: RunRecord,
+    exit_code: int,
+    interrupted: str | None = None,
+    export_failure: str | None = None,
+) -> Result:
     """What the files of a run that ended say; nothing is written."""
     steps = read_steps(folder.steps)
     checkpoint = report_checkpoints(folder, record.plan, steps)
     host = record.environment["nodes"][0] if record.environment else LOCALHOST
-    return conclude(record.plan, steps, exit_code, tail(folder.log), interrupted, checkpoint, host)
+    profile = report_profile(folder, record.plan, export_failure)
+    return conclude(record.plan, steps, exit_code, tail(folder.log), interrupted, checkpoint, profile, host)
 
 
 def finished_result(folder: RunFolder, record: RunRecord) -> Result:

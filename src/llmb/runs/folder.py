@@ -10,8 +10,10 @@ from pathlib import Path
 
 from llmb.errors import EnvironmentProblem
 from llmb.runs.plan import Plan
+from llmb.traces.folders import NCCL_FOLDER, NSYS_FOLDER, TORCH_FOLDER
 
 CLUSTER_CONFIG = "cluster_config.yaml"
+RECORDED_BY = {"nsys": "_nsys", "torch": "_torchprofile"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,26 @@ class RunFolder:
     def expert_load(self) -> Path:
         """Each expert's share of tokens over the whole run; of a model with experts."""
         return self.path / "expert_load.json"
+
+    @property
+    def torch_profile(self) -> Path:
+        """Traces of the PyTorch profiler, one a rank."""
+        return self.path / TORCH_FOLDER
+
+    @property
+    def nsys_profile(self) -> Path:
+        """Reports of Nsight Systems, one a rank."""
+        return self.path / NSYS_FOLDER
+
+    @property
+    def nccl_trace(self) -> Path:
+        """NCCL's own logs, one a process."""
+        return self.path / NCCL_FOLDER
+
+    @property
+    def breakdown(self) -> Path:
+        """Where the time of a profiled step went."""
+        return self.path / "breakdown.json"
 
     @property
     def checkpoints(self) -> Path:
@@ -92,11 +114,17 @@ def install_root(environ: Mapping[str, str], start: Path) -> Path:
 
 
 def experiment_name(plan: Plan) -> str:
-    """The name that log files and folders of equal runs share; it carries the whole configuration."""
+    """The name that log files and folders of equal runs share; it carries the whole configuration.
+
+    Of runs that were slowed down by what is recorded, the name says it: ``llmb parse`` leaves them out by it.
+    """
     recipe, layout = plan.recipe, plan.recipe.layout
+    recorded = "_nccltrace" if plan.nccl_trace else ""
+    if plan.profile:
+        recorded = RECORDED_BY[plan.profile.profiler]
     return (
         f"{recipe.task}_{recipe.model.model}_{recipe.size}_{recipe.dtype}_gpus{layout.gpus}"
-        f"_tp{layout.tp}_pp{layout.pp}_cp{layout.cp}_vp{layout.vp}_ep{layout.ep}_mbs{layout.mbs}_gbs{layout.gbs}"
+        f"_tp{layout.tp}_pp{layout.pp}_cp{layout.cp}_vp{layout.vp}_ep{layout.ep}_mbs{layout.mbs}_gbs{layout.gbs}{recorded}"
     )
 
 

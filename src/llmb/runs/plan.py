@@ -11,6 +11,7 @@ from llmb.runs.checkpoint import CheckpointRecord, SavedCheckpoint, model_differ
 from llmb.runs.choices import DEFAULT_SEED, DEFAULT_STALL_LIMIT_S, Choices, Recompute
 from llmb.runs.documents import document_problems, with_documents
 from llmb.runs.parallelism import Parallelism
+from llmb.runs.profiling import Profile
 
 Device = Literal["cpu", "cuda"]
 
@@ -43,6 +44,8 @@ class Plan(Record):
     """Absolute; the run saves in a folder of its own below. Null for the run's folder."""
     start: Start | None = None
     stall_limit_s: int = DEFAULT_STALL_LIMIT_S
+    profile: Profile | None = None
+    nccl_trace: bool = False
 
     @property
     def first_step(self) -> int:
@@ -57,6 +60,10 @@ class Plan(Record):
         """Samples that the training consumed before ``step``; earlier runs may have had another batch size."""
         consumed = self.start.consumed_samples if self.start else 0
         return consumed + (step - self.first_step) * self.recipe.layout.gbs
+
+    def slows_down(self, step: int) -> bool:
+        """Whether something is recorded of ``step`` that makes it slower, so that its time means nothing."""
+        return self.nccl_trace or (self.profile is not None and self.profile.covers(step))
 
     def saves_after(self, step: int) -> bool:
         """Whether a checkpoint is saved after ``step``: after the last one, and in between where an interval is set."""
@@ -84,15 +91,17 @@ def make_plan(recipe: Recipe, choices: Choices, *, device: Device, checkpoint: S
     if saved:
         problems.extend(_checkpoint_problems(recipe, choices.seed, saved))
     problems.extend(document_problems(training, recipe.layout.seq_len))
+    steps, first_step = choices.steps_of(goes_on=saved is not None), saved.step if saved else 0
+    recorded = (device, steps, first_step, recipe.scale)
+    problems.extend(choices.profiling.problems(*recorded))
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         raise UsageError(f"this run cannot be planned:\n{lines}", do="see 'llmb run --help'")
-    steps = choices.steps_of(goes_on=checkpoint is not None)
     return Plan(
         recipe=with_documents(recipe, training),
         device=device,
         steps=steps,
-        window=resolve_window(choices.window, steps, saved.step if saved else 0),
+        window=resolve_window(choices.window, steps, first_step),
         seed=next(given for given in (choices.seed, saved and saved.seed, DEFAULT_SEED) if given is not None),
         recompute=choices.recompute,
         compiled=choices.compiled,
@@ -104,6 +113,8 @@ def make_plan(recipe: Recipe, choices: Choices, *, device: Device, checkpoint: S
         checkpoint_dir=choices.checkpoint_dir,
         start=_start(checkpoint) if checkpoint else None,
         stall_limit_s=choices.stall_limit_s,
+        profile=choices.profiling.settled(*recorded),
+        nccl_trace=choices.profiling.nccl_trace,
     )
 
 

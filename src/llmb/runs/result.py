@@ -12,6 +12,7 @@ from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.counters import Counters, count
 from llmb.runs.failure import LOCALHOST, first_failure
 from llmb.runs.plan import Plan
+from llmb.runs.profile_report import ProfileReport
 from llmb.runs.record import Status
 from llmb.runs.steps import Step
 
@@ -26,6 +27,8 @@ METRICS = (
     "peak_tflops",
     "reasons",
 )
+MOST_PROFILED = 0.5
+"""Share of the window's steps that may be profiled, and thus left out, before the rest stand for nothing."""
 NO_VERDICT = "runs are not judged yet; the published figure stands beside the measured one"
 
 
@@ -50,7 +53,10 @@ class Result:
     throughput: Throughput | None
     loss: dict[str, float] | None
     peak_memory_gib: float | None
+    step_time_reason: str | None = None
+    """Why ``step_time_s`` is null."""
     checkpoint: CheckpointReport | None = None
+    profile: ProfileReport | None = None
     expert_load: ExpertLoadReport | None = None
     counters: Counters | None = None
 
@@ -68,6 +74,7 @@ def conclude(
     log_tail: str,
     interrupted: str | None = None,
     checkpoint: CheckpointReport | None = None,
+    profile: ProfileReport | None = None,
     host: str = LOCALHOST,
 ) -> Result:
     """The result of a run whose workers ended with ``exit_code`` and left ``steps`` and the end of their log.
@@ -82,8 +89,9 @@ def conclude(
         status, reason = _status(plan, steps, exit_code, log_tail, host)
     window = plan.window
     inside = [step for step in steps if window.first <= step.step <= window.last]
-    whole = status == "success" and len(inside) == window.last - window.first + 1
-    statistics = describe([step.step_time_s for step in inside]) if whole else None
+    no_statistics = _no_statistics(plan, status, inside)
+    inside = [step for step in inside if not step.profiled]
+    statistics = None if no_statistics else describe([step.step_time_s for step in inside])
     return Result(
         status=status,
         reason=reason,
@@ -92,10 +100,27 @@ def conclude(
         throughput=throughput(plan.recipe, statistics.mean) if statistics else None,
         loss={"first": steps[0].loss, "last": steps[-1].loss} if steps and status != "invalid" else None,
         peak_memory_gib=max(step.peak_memory_bytes for step in steps) / GIB if steps else None,
+        step_time_reason=no_statistics,
         checkpoint=checkpoint,
-        expert_load=_expert_load(plan, inside) if whole else None,
+        profile=profile,
+        expert_load=None if no_statistics else _expert_load(plan, inside),
         counters=count(steps),
     )
+
+
+def _no_statistics(plan: Plan, status: Status, inside: Sequence[Step]) -> str | None:
+    """Why the steps of the window give no statistics; null where they do."""
+    window = plan.window
+    size = window.last - window.first + 1
+    if status != "success":
+        return "the run is no success"
+    if len(inside) < size:
+        return f"only {len(inside)} of the {size} steps of the window were done"
+    profiled = sum(step.profiled for step in inside)
+    if profiled / size > MOST_PROFILED:
+        what = "traced" if plan.nccl_trace else "profiled"
+        return f"{profiled} of the {size} steps of the window were {what}, which slows them down"
+    return None
 
 
 def _expert_load(plan: Plan, steps: Sequence[Step]) -> ExpertLoadReport | None:

@@ -37,6 +37,8 @@ class Step:
     """The parameters moved."""
     saving: bool = False
     """A checkpoint was being written meanwhile."""
+    profiled: bool = False
+    """Slowed down by a profiler or by NCCL's log, so that statistics leave it out."""
     expert_load: ExpertLoad | None = None
     """Null for a model without experts."""
 

@@ -4,6 +4,7 @@
 import sys
 from pathlib import Path
 
+from llmb.launch.nsys import export_report
 from llmb.runs.finish import finish
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record
@@ -14,7 +15,8 @@ CAUSES = {"TERM": "Slurm (TERM: cancelled, preempted, or out of time)", "USR1": 
 
 def finish_job(folder: RunFolder, exit_code: int, signal: str = "") -> Result:
     """Writes the result of a job whose workers ended; the empty signal is none."""
-    return finish(folder, read_record(folder), exit_code, CAUSES.get(signal, signal) or None)
+    record = read_record(folder)
+    return finish(folder, record, exit_code, CAUSES.get(signal, signal) or None, export_report(record.plan, folder))
 
 
 if __name__ == "__main__":

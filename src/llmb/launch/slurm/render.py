@@ -8,6 +8,7 @@ from pathlib import Path
 from llmb.catalogue.records import JobDefaults
 from llmb.errors import UsageError
 from llmb.launch.cluster_config import SlurmSettings
+from llmb.launch.profiled_worker import worker_module
 from llmb.launch.site import Site
 from llmb.launch.slurm.flags import Flags, asked, duration, flag_problems, on_top
 from llmb.launch.slurm.options import SlurmOptions
@@ -19,7 +20,6 @@ from llmb.launch.variables import Layer, Variable, layered
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 
-WORKER = ("-m", "llmb.engine.worker", FOLDER)
 BEGIN = ("-m", "llmb.launch.slurm.begin", FOLDER)
 FINISH = ("-m", "llmb.launch.slurm.finish", FOLDER)
 
@@ -36,7 +36,15 @@ def engine_job(plan: Plan, defaults: JobDefaults, options: SlurmOptions, site: S
     start = options.start or settings.start
     placement = placement_of(plan, defaults, options, settings)
     mounts = mounts_of(plan, site)
-    step = worker_step(start, placement, WORKER, container, mounts, gpu=gpu, srun_flags=settings.srun_flags)
+    step = worker_step(
+        start,
+        placement,
+        ("-m", worker_module(plan), FOLDER),
+        container,
+        mounts,
+        gpu=gpu,
+        srun_flags=settings.srun_flags,
+    )
     tasks = 1 if start == "torchrun" else placement.processes_per_node
     flags = job_flags_of(plan, defaults, options, settings, placement, tasks, folder)
     return BatchJob(

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb nccl``."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmb.cli.options import Json
+from llmb.errors import UsageError
+from llmb.report.nccl_report import nccl_document, nccl_tables
+from llmb.report.output import print_json, print_table
+from llmb.traces.nccl_files import EXPECTED, find_nccl_files
+from llmb.traces.nccl_log import read_nccl_logs
+from llmb.traces.nccl_summary import Codes, summarize_nccl
+from llmb.traces.nccl_tests import read_test_tables
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
+@app.command()
+def nccl(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Logs, or folders of runs with --nccl-trace.", show_default=False),
+    ],
+    json: Json = False,
+) -> None:
+    """Collectives in NCCL's logs, and bandwidths from the tables of nccl-tests.
+
+    Logs of NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=COLL are read together, as those of one run: what was called, on how
+    many ranks, how large, how often, and how many bytes each step moved where steps can be told. Tables of nccl-tests
+    are found by their column headers; those of several files are compared.
+
+    Examples:
+
+    - `llmb nccl log-run.out`
+
+    - `llmb nccl nccl_trace/rank-0.log nccl_trace/rank-1.log --json`
+
+    - `llmb nccl all_reduce_before.txt all_reduce_after.txt`
+    """
+    files = find_nccl_files(paths)
+    tests = [table for path in files for table in read_test_tables(path)]
+    log = read_nccl_logs(files)
+    if not log.calls and not tests:
+        named = ", ".join(str(path) for path in files[:3]) + (", ..." if len(files) > 3 else "")
+        raise UsageError(
+            "nothing of NCCL in there",
+            where=named,
+            choices=EXPECTED,
+            do="set NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,COLL, or take 'llmb run --nccl-trace'",
+        )
+    summary = summarize_nccl(log, Codes()) if log.calls else None
+    if json:
+        print_json(nccl_document(summary, tests))
+        return
+    for index, table in enumerate(nccl_tables(summary, tests)):
+        if index:
+            sys.stdout.write("\n")
+        print_table(table)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records what a rank does in the steps that the plan wants profiled. In all other steps it does nothing."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from llmb.engine.parallel.mesh import Ranks
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+from llmb.runs.profile_report import nccl_log, profile_file
+from llmb.traces.folders import NCCL_STEPS_END
+
+
+class Recorder(Protocol):
+    """Started before the first profiled step and stopped after the last, once each."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class StepProfiler:
+    """Enter ``step`` around each training step."""
+
+    def __init__(self, plan: Plan, folder: RunFolder, ranks: Ranks) -> None:
+        self.plan = plan
+        self.ranks = ranks
+        self.recorder = _recorder(plan, folder, ranks)
+        self.nccl_log = NcclLog(nccl_log(folder, ranks.rank)) if plan.nccl_trace else None
+        self.recording = False
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """A step that raises leaves the recording open; the process ends then."""
+        if self.nccl_log:
+            self.nccl_log.begin(number)
+        wanted = self.plan.profile
+        if wanted is None or not wanted.covers(number):
+            yield
+            return
+        if not self.recording:
+            self._settle()
+            self.recording = True
+            if self.recorder:
+                self.recorder.start()
+        with record_function(f"ProfilerStep#{number}"), _nvtx_range(f"step {number}", self.ranks):
+            yield
+        if number == wanted.stop_step - 1:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the recording where there is one; all ranks wait, or the next step would be slow for some of them."""
+        if not self.recording:
+            return
+        self.recording = False
+        self._settle()
+        if self.recorder:
+            try:
+                self.recorder.stop()
+            except (OSError, RuntimeError) as error:
+                sys.stderr.write(f"llmb: rank {self.ranks.rank} could not write its profile: {error}\n")
+        dist.barrier()
+
+    def _settle(self) -> None:
+        """A GPU may still work on what the steps before have launched."""
+        if self.ranks.device.type == "cuda":
+            torch.cuda.synchronize(self.ranks.device)
+
+
+def _recorder(plan: Plan, folder: RunFolder, ranks: Ranks) -> Recorder | None:
+    if plan.profile is None or ranks.rank not in plan.profile.ranks:
+        return None
+    if plan.profile.profiler == "nsys":
+        return NsysRecorder()
+    return TorchRecorder(profile_file(folder, plan, ranks.rank), ranks.device)
+
+
+class TorchRecorder:
+    """Writes a trace of the PyTorch profiler, for chrome://tracing, Perfetto and ``llmb trace``."""
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        self.path = path
+        activities = [ProfilerActivity.CPU]
+        if device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self.profile = profile(activities=activities)
+
+    def start(self) -> None:
+        self.profile.start()
+
+    def stop(self) -> None:
+        self.profile.stop()
+        self.path.parent.mkdir(exist_ok=True)
+        partial = self.path.with_name(f".{self.path.name}")  # its end is what has it packed
+        self.profile.export_chrome_trace(str(partial))
+        partial.replace(self.path)
+
+
+class NsysRecorder:
+    """Tells Nsight Systems, which this process then runs under, when to record."""
+
+    def start(self) -> None:
+        torch.cuda.cudart().cudaProfilerStart()  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        torch.cuda.cudart().cudaProfilerStop()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _nvtx_range(name: str, ranks: Ranks) -> Iterator[None]:
+    if ranks.device.type == "cuda":
+        with torch.cuda.nvtx.range(name):
+            yield
+    else:
+        yield
+
+
+class NcclLog:
+    """NCCL's log of this rank, with a note of how long it was when each step began: NCCL itself knows no steps.
+
+    NCCL writes a collective's line when it is called, on the calling thread, and flushes each line.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.steps = log.with_suffix(NCCL_STEPS_END)
+
+    def begin(self, step: int) -> None:
+        size = self.log.stat().st_size if self.log.exists() else 0
+        with self.steps.open("a") as stream:
+            stream.write(f"{step} {size}\n")
+
+
+def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> None:
+    """Has NCCL, which reads its variables when it is first used, log all collectives and communicators of this rank.
+
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
+    """
+    if not plan.nccl_trace:
+        return
+    log = nccl_log(folder, int(os.environ["RANK"]))
+    log.parent.mkdir(exist_ok=True)
+    os.environ["NCCL_DEBUG"] = "INFO"
+    os.environ.setdefault("NCCL_DEBUG_SUBSYS", "INIT,COLL")
+    os.environ["NCCL_DEBUG_FILE"] = str(log).replace("%", "%%")

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nsight Systems around the workers of a run: which program, how it is called, and its reports exported."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from llmb.runs.choices import Choices
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Device, Plan
+from llmb.runs.profile_report import profile_file
+from llmb.traces.files import SQLITE_END
+
+NSYS = "nsys"
+EXPORT_LIMIT_S = 1800
+
+
+def with_profiler(choices: Choices, device: Device) -> Choices:
+    """Nsight Systems is taken on GPUs where it is on the PATH and nothing else is chosen."""
+    profiling = choices.profiling
+    if not profiling.profile or profiling.profiler != "auto" or device == "cpu" or not shutil.which(NSYS):
+        return choices
+    return choices.model_copy(update={"profiling": profiling.model_copy(update={"profiler": "nsys"})})
+
+
+def nsys_command(plan: Plan, folder: RunFolder, rank: int) -> tuple[str, ...]:
+    """What stands in front of the worker of ``rank``; nothing where it is not profiled.
+
+    Options: https://docs.nvidia.com/nsight-systems/UserGuide/index.html#cli-profile-command-switch-options. Only what
+    the worker marks is recorded, and the worker goes on when the recording stops.
+    """
+    wanted = plan.profile
+    if wanted is None or wanted.profiler != "nsys" or rank not in wanted.ranks:
+        return ()
+    metrics = ("--gpu-metrics-devices=cuda-visible",) if wanted.gpu_metrics and rank == wanted.ranks[0] else ()
+    return (
+        NSYS,
+        "profile",
+        "--sample=none",
+        "--trace=nvtx,cuda",
+        "--capture-range=cudaProfilerApi",
+        "--capture-range-end=stop",
+        "--cuda-graph-trace=node",
+        "--wait=primary",
+        "--force-overwrite=true",
+        *metrics,
+        f"--output={profile_file(folder, plan, rank).with_suffix('')}",
+    )
+
+
+def export_report(plan: Plan, folder: RunFolder) -> str | None:
+    """Exports the report of the first rank that has one, for its breakdown; why it could not be, null if it was."""
+    if plan.profile is None or plan.profile.profiler != "nsys":
+        return None
+    reports = [profile_file(folder, plan, rank) for rank in plan.profile.ranks]
+    report = next((path for path in reports if path.exists()), None)
+    return _export(report) if report else None
+
+
+def _export(report: Path) -> str | None:
+    target = report.with_suffix(SQLITE_END)
+    command = [NSYS, "export", "--type=sqlite", "--force-overwrite=true", f"--output={target}", str(report)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=EXPORT_LIMIT_S, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"{report.name} could not be exported: {error}"
+    if done.returncode:
+        return f"{report.name} could not be exported: {(done.stderr or done.stdout).strip() or done.returncode}"
+    return None

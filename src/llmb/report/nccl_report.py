@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What NCCL's logs and nccl-tests say, as tables and as a JSON document."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from llmb.report.numbers import number
+from llmb.report.output import result_table
+from llmb.traces.nccl_summary import Collective, NcclSummary
+from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable
+
+MOST_ROWS = 40
+MIB = 2**20
+Key = tuple[int, str, str | None]
+"""What lines of several files have in common: size, datatype and reduction."""
+
+
+def nccl_document(summary: NcclSummary | None, tests: Sequence[TestTable]) -> dict[str, Any]:
+    """The JSON document; ``log`` is null where no line is of NCCL's log."""
+    return {"log": summary and asdict(summary), "tests": [asdict(table) for table in tests]}
+
+
+def nccl_tables(summary: NcclSummary | None, tests: Sequence[TestTable]) -> Iterator[Table]:
+    if summary:
+        yield _collectives_table(summary)
+        if summary.steps:
+            yield _steps_table(summary)
+    names = {table.name for table in tests}
+    if len(tests) > 1 and len(names) == 1 and len({table.source for table in tests}) == len(tests):
+        yield _comparison(tests)
+    else:
+        yield from map(_test_table, tests)
+
+
+def _collectives_table(summary: NcclSummary) -> Table:
+    right = ("ranks", "communicators", "count", "MiB a call", "calls a rank", "MiB a rank")
+    title = f"Collectives: {summary.calls:,} calls of {summary.logged_ranks} ranks"
+    table = result_table(title, "operation", "datatype", *right, right=right)
+    for row in summary.collectives[:MOST_ROWS]:
+        table.add_row(
+            row.operation,
+            row.datatype,
+            str(row.ranks),
+            "n/a" if row.communicators is None else str(row.communicators),
+            _count(row),
+            _mib(row.bytes_per_call),
+            number(row.calls_per_rank),
+            _mib(row.bytes_per_rank),
+        )
+    hidden = len(summary.collectives) - MOST_ROWS
+    notes = [f"{hidden} more rows with less, see --json."] if hidden > 0 else []
+    if summary.coarse:
+        notes.append("There are very many sizes; they are told apart by powers of two.")
+    table.caption = " ".join(notes) or None
+    table.caption_justify = "left"
+    return table
+
+
+def _count(row: Collective) -> str:
+    return f"{row.count:,}" if row.count is not None else f"{row.count_least:,}-{row.count_most:,}"
+
+
+def _mib(size: float | None) -> str:
+    return "n/a" if size is None else number(size / MIB)
+
+
+def _steps_table(summary: NcclSummary) -> Table:
+    right = ("step", "calls a rank", "MiB a rank")
+    table = result_table("By step", *right, right=right)
+    for step in summary.steps:
+        table.add_row(str(step.step), number(step.calls_per_rank), _mib(step.bytes_per_rank))
+    return table
+
+
+def _test_table(test: TestTable) -> Table:
+    columns = ("time us", "algbw GB/s", "busbw GB/s", "wrong")
+    right = ("bytes", *columns, *(f"{name} " for name in columns))
+    table = result_table(_title(test), "bytes", "type", "redop", *right[1:], right=right)
+    for row in test.rows:
+        ways = [*_figures(row.out_of_place), *_figures(row.in_place)]
+        table.add_row(f"{row.size_bytes:,}", row.datatype, row.reduction or "", *ways)
+    table.caption = f"Left out of place, right in place. Average bus bandwidth: {number(test.average_bus_gb_s)} GB/s."
+    table.caption_justify = "left"
+    return table
+
+
+def _title(test: TestTable) -> str:
+    ranks = f" on {test.ranks} ranks" if test.ranks else ""
+    return f"{test.name or 'nccl-tests'}{ranks}, {test.source}"
+
+
+def _figures(way: Bandwidth | None) -> list[str]:
+    if way is None:
+        return ["n/a"] * 4
+    return [number(value) for value in (way.time_us, way.algorithm_gb_s, way.bus_gb_s, way.wrong)]
+
+
+def _comparison(tests: Sequence[TestTable]) -> Table:
+    """Bus bandwidth of the same sizes in several files, out of place, and each over the first."""
+    sources = [test.source for test in tests]
+    right = ("bytes", *sources, *(f"{source} / first" for source in sources[1:]))
+    title = f"{tests[0].name or 'nccl-tests'}: bus bandwidth in GB/s, out of place"
+    table = result_table(title, "bytes", "type", "redop", *right[1:], right=right)
+    by_key = [{_key(row): row for row in test.rows} for test in tests]
+    for key in sorted({key for rows in by_key for key in rows}, key=lambda key: (key[1], key[2] or "", key[0])):
+        values = [_bus(rows.get(key)) for rows in by_key]
+        ratios = [value / values[0] if value is not None and values[0] else None for value in values[1:]]
+        table.add_row(f"{key[0]:,}", key[1], key[2] or "", *map(number, values), *map(number, ratios))
+    averages = ", ".join(f"{test.source} {number(test.average_bus_gb_s)}" for test in tests)
+    wrong = [test.source for test in tests if _has_wrong(test)]
+    table.caption = f"Average bus bandwidth, GB/s: {averages}." + (
+        f" Wrong results in {', '.join(wrong)}." if wrong else ""
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _key(row: TestRow) -> Key:
+    return row.size_bytes, row.datatype, row.reduction
+
+
+def _bus(row: TestRow | None) -> float | None:
+    return row.out_of_place.bus_gb_s if row else None
+
+
+def _has_wrong(test: TestTable) -> bool:
+    return any(way and way.wrong for row in test.rows for way in (row.out_of_place, row.in_place))

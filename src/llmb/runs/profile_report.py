@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What became of a run's profile: are the files there, and where did the time of one step go."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from llmb.errors import UsageError
+from llmb.runs.folder import RunFolder, write_atomically
+from llmb.runs.plan import Plan
+from llmb.traces.breakdown import CollectiveTime, StepBreakdown
+from llmb.traces.files import SQLITE_END, read_traces
+from llmb.traces.folders import NCCL_LOG_END
+from llmb.traces.summary import summarize
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileReport:
+    """``breakdown`` is that of the first profiled rank, of its step whose duration is the median."""
+
+    profiler: str
+    files: tuple[str, ...]
+    breakdown: StepBreakdown | None
+    warnings: tuple[str, ...]
+    """What is missing, and why as far as it is known."""
+
+
+def profile_file(folder: RunFolder, plan: Plan, rank: int) -> Path:
+    """Where the profile of ``rank`` is written."""
+    if plan.profile and plan.profile.profiler == "nsys":
+        return folder.nsys_profile / f"profile_{rank}.nsys-rep"
+    return folder.torch_profile / f"rank-{rank}.json.gz"
+
+
+def nccl_log(folder: RunFolder, rank: int) -> Path:
+    """Where NCCL writes what ``rank`` does."""
+    return folder.nccl_trace / f"rank-{rank}{NCCL_LOG_END}"
+
+
+def report_profile(folder: RunFolder, plan: Plan, export_failure: str | None = None) -> ProfileReport | None:
+    """Null for a run that is not profiled. A breakdown that is kept already is taken as it is.
+
+    ``export_failure`` is why a report that is there cannot be read.
+    """
+    if plan.profile is None:
+        return None
+    wanted = [profile_file(folder, plan, rank) for rank in plan.profile.ranks]
+    there = [path for path in wanted if path.exists() and path.stat().st_size]
+    missing = [path.name for path in wanted if path not in there]
+    warnings = [f"profiles were not written: {', '.join(missing)}; the log may say why"] if missing else []
+    breakdown = kept_breakdown(folder)
+    if export_failure:
+        warnings.append(f"no breakdown of a step: {export_failure}")
+    elif there and breakdown is None:
+        source = there[0].with_suffix(SQLITE_END) if plan.profile.profiler == "nsys" else there[0]
+        try:
+            breakdown = summarize(read_traces([source])).ranks[0].typical
+        except UsageError as error:
+            warnings.append(f"no breakdown of a step: {error.what} ({source.name})")
+    files = tuple(str(path.relative_to(folder.path)) for path in there)
+    return ProfileReport(plan.profile.profiler, files, breakdown, tuple(warnings))
+
+
+def keep_breakdown(folder: RunFolder, profile: ProfileReport | None) -> None:
+    """Writes the breakdown of a step, if there is one, beside the run's record. Raises OSError where it cannot."""
+    if profile and profile.breakdown:
+        write_atomically(folder.breakdown, json.dumps(asdict(profile.breakdown), indent=2) + "\n")
+
+
+def kept_breakdown(folder: RunFolder) -> StepBreakdown | None:
+    """The breakdown that was written when the run ended, if it was."""
+    if not folder.breakdown.exists():
+        return None
+    values = json.loads(folder.breakdown.read_text())
+    collectives = tuple(CollectiveTime(**item) for item in values.pop("collectives"))
+    return StepBreakdown(**values, collectives=collectives)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds traces, and reads one of them whatever wrote it."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from llmb.errors import UsageError
+from llmb.traces.chrome import read_chrome
+from llmb.traces.classify import Rules
+from llmb.traces.folders import NSYS_FOLDER, TORCH_FOLDER
+from llmb.traces.nsys import read_nsys
+from llmb.traces.timeline import Timeline
+
+JSON_ENDS = (".json", ".json.gz")
+SQLITE_END, REPORT_END = ".sqlite", ".nsys-rep"
+SQLITE_MAGIC = b"SQLite format 3\x00"
+EXPECTED = ("PyTorch profiler: *.json, *.json.gz", "Nsight Systems: *.sqlite (nsys export --type sqlite)")
+
+
+def find_traces(paths: Iterable[Path]) -> list[Path]:
+    """The traces among ``paths`` and, of a folder, those that runs below left, else those that lie in it.
+
+    Raises UsageError where one of ``paths`` gives none.
+    """
+    return [trace for path in paths for trace in (_in_folder(path) if path.is_dir() else [path])]
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    homes = [*folder.rglob(TORCH_FOLDER), *folder.rglob(NSYS_FOLDER)] or [folder]
+    inside = [path for home in homes for path in sorted(home.iterdir(), key=_natural)]
+    traces = [path for path in inside if path.name.endswith((*JSON_ENDS, SQLITE_END)) and path.name[0] != "."]
+    if traces:
+        return traces
+    reports = [path for path in inside if path.name.endswith(REPORT_END)]
+    if reports:
+        raise _report(reports[0])
+    raise UsageError(
+        "no trace in this folder", where=str(folder), choices=EXPECTED, do="profile with 'llmb run --profile'"
+    )
+
+
+def _natural(path: Path) -> tuple[int, str]:
+    """Rank 2 comes before rank 10."""
+    return len(path.name), path.name
+
+
+def read_trace(path: Path, rules: Rules) -> list[Timeline]:
+    """One timeline a process. Raises UsageError for what is no trace, or one without training steps."""
+    if path.name.endswith(REPORT_END):
+        raise _report(path)
+    timelines = read_nsys(path, rules) if _is_sqlite(path) else [read_chrome(path, rules)]
+    with_steps = [timeline for timeline in timelines if timeline.steps]
+    if not with_steps:
+        raise UsageError(
+            "this trace has no training steps",
+            where=str(path),
+            choices=("annotations 'ProfilerStep#N' of the PyTorch profiler", "NVTX ranges 'step N'"),
+            do="annotate the steps, or profile with 'llmb run --profile', which does",
+        )
+    return with_steps
+
+
+def read_traces(paths: Iterable[Path]) -> Iterator[Timeline]:
+    """All processes of all files."""
+    rules = Rules()
+    for path in paths:
+        yield from read_trace(path, rules)
+
+
+def _is_sqlite(path: Path) -> bool:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
+    except FileNotFoundError as error:
+        raise UsageError(f"no such file or directory: '{path}'", choices=EXPECTED) from error
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def _report(path: Path) -> UsageError:
+    return UsageError(
+        "a report of Nsight Systems has to be exported before it can be read",
+        where=str(path),
+        do=f"nsys export --type sqlite '{path}', then give the .sqlite file",
+    )

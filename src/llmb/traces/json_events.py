@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The events of a trace in Chrome's JSON format, one after the other, in bounded memory."""
+
+import codecs
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from llmb.errors import UsageError
+
+CHUNK_BYTES = 1 << 20
+LONGEST_EVENT = 1 << 26
+"""Characters. What is longer is taken for a file that was cut off or is none of events."""
+GZIP_MAGIC = b"\x1f\x8b"
+_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
+_GAP = re.compile(r"[\s,]*")
+
+
+@dataclass(slots=True)
+class TraceFile:
+    """Iterate over ``events()`` once; then ``header`` holds all else that the file says, as far as it was read."""
+
+    path: Path
+    header: dict[str, Any] = field(default_factory=dict)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Raises UsageError for a file that is no trace, is cut off or cannot be read."""
+        try:
+            with self.path.open("rb") as raw:
+                if raw.peek(2)[:2] == GZIP_MAGIC:
+                    with gzip.open(raw) as unpacked:
+                        yield from self._parse(_text(cast(BinaryIO, unpacked)))
+                else:
+                    yield from self._parse(_text(raw))
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise self._broken(f"cannot be unpacked: {error}") from error
+        except OSError as error:
+            raise self._broken(f"cannot be read: {error.strerror}") from error
+
+    def _parse(self, chunks: Iterator[str]) -> Iterator[dict[str, Any]]:
+        decode = json.JSONDecoder(strict=False).raw_decode
+        text = self._skip_header(chunks)
+        at = 0
+        while True:
+            gap = _GAP.match(text, at)
+            at = gap.end() if gap else at
+            if text.startswith("]", at):
+                return
+            try:
+                event, at = decode(text, at)
+            except json.JSONDecodeError:
+                text, at = text[at:] + self._next(chunks, len(text) - at), 0
+                continue
+            if not isinstance(event, dict):
+                raise self._broken("its events are no JSON objects")
+            yield event
+
+    def _next(self, chunks: Iterator[str], pending: int) -> str:
+        more = next(chunks, None)
+        if more is None:
+            raise self._broken("ends within its events")
+        if pending > LONGEST_EVENT:
+            raise self._broken("is not valid JSON")
+        return more
+
+    def _skip_header(self, chunks: Iterator[str]) -> str:
+        """The text behind the bracket that opens the list of events."""
+        text = next(chunks, "").lstrip()
+        if text.startswith("["):
+            return text[1:]
+        if not text.startswith("{"):
+            raise self._broken("is not JSON")
+        while not (found := _EVENTS.search(text)):
+            more = next(chunks, None)
+            if more is None or len(text) > LONGEST_EVENT:
+                raise self._broken("has no 'traceEvents'")
+            text += more
+        try:
+            self.header = json.loads(text[: found.start()] + '"traceEvents": []}', strict=False)
+        except json.JSONDecodeError as error:
+            raise self._broken(f"is not valid JSON: {error.msg}") from error
+        return text[found.end() :]
+
+    def _broken(self, what: str) -> UsageError:
+        return UsageError(
+            f"no trace: the file {what}",
+            where=str(self.path),
+            do="give a trace of the PyTorch profiler (.json, .json.gz) or an export of Nsight Systems (.sqlite)",
+        )
+
+
+def _text(stream: BinaryIO) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    while chunk := stream.read(CHUNK_BYTES):
+        yield decoder.decode(chunk)
+    yield decoder.decode(b"", final=True)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What NCCL's logs say of a run's communication: who called what, how often, how much. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from llmb.catalogue.records import Record
+from llmb.catalogue.source import read_file
+from llmb.traces.nccl_log import Call, Calls, NcclLog
+
+CODES = Path(__file__).parent / "data" / "nccl.yaml"
+MOST_NAMED = 4
+
+
+class Datatype(Record):
+    name: str
+    bytes: int
+
+
+class CodesFile(Record):
+    """The content of ``nccl.yaml``."""
+
+    datatypes: dict[int, Datatype]
+    elements: dict[str, Literal["count", "count_times_ranks"]]
+
+
+class Codes:
+    """What the numbers in the log mean."""
+
+    def __init__(self, path: Path = CODES) -> None:
+        self.path = path
+
+    @cached_property
+    def file(self) -> CodesFile:
+        return read_file(self.path, CodesFile)
+
+    def datatype(self, code: int) -> str:
+        known = self.file.datatypes.get(code)
+        return known.name if known else f"code {code}"
+
+    def bytes(self, operation: str, elements: int, datatype: int, ranks: int) -> int | None:
+        """Algorithm bytes of calls with ``elements`` in all; null for a datatype that is not known."""
+        known = self.file.datatypes.get(datatype)
+        if known is None:
+            return None
+        times = ranks if self.file.elements.get(operation) == "count_times_ranks" else 1
+        return elements * known.bytes * times
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """Equal calls within communicators that all do the same."""
+
+    operation: str
+    datatype: str
+    ranks: int
+    """Of each communicator."""
+    communicators: int | None
+    """Null where the log does not tell."""
+    communicator_names: tuple[str, ...]
+    """The first of the identifiers that ranks share; empty where the log does not have them."""
+    logged_ranks: int
+    """Ranks whose calls these are, all communicators together."""
+    count: int | None
+    """Elements that each was called with; null where several sizes are told together."""
+    count_least: int
+    count_most: int
+    calls: int
+    calls_per_rank: float
+    bytes_per_call: float | None
+    """Algorithm bytes, as nccl-tests count them (S); a mean where several sizes are told together."""
+    bytes_per_rank: float | None
+    """Algorithm bytes of all calls of one rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTraffic:
+    """What one step called, all logged ranks together, and of the mean rank."""
+
+    step: int
+    calls: int
+    calls_per_rank: float
+    bytes_per_rank: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class NcclSummary:
+    calls: int
+    logged_ranks: int
+    collectives: tuple[Collective, ...]
+    """The most bytes first."""
+    steps: tuple[StepTraffic, ...]
+    """Empty where steps cannot be told."""
+    coarse: bool
+
+
+def summarize_nccl(log: NcclLog, codes: Codes) -> NcclSummary:
+    ranks = len(set(log.writers.values()))
+    found = [row for group in _groups(log) for row in _rows(group, codes)]
+    found.sort(key=lambda row: (-(row.bytes_per_rank or 0) * row.logged_ranks, row.operation, -row.count_least))
+    steps = tuple(_step(step, kinds, ranks, codes) for step, kinds in sorted(log.steps.items()))
+    return NcclSummary(sum(calls.number for calls in log.calls.values()), ranks, tuple(found), steps, log.coarse)
+
+
+Shape = tuple[str, int, int, int]
+"""A call without its communicator: operation, least and most elements, datatype."""
+
+
+@dataclass(slots=True)
+class _Communicator:
+    """All handles of one communicator that were logged; a handle alone where nothing says which belong together."""
+
+    ranks: int
+    name: str | None
+    handles: set[str]
+    shapes: dict[Shape, Calls]
+
+
+def _groups(log: NcclLog) -> Iterable[list[_Communicator]]:
+    """Communicators with the same calls: those of all tensor-parallel groups, for instance."""
+    by_name: dict[str, _Communicator] = {}
+    for call, calls in log.calls.items():
+        name = log.communicators.get(call.handle)
+        key = name or call.handle
+        communicator = by_name.setdefault(key, _Communicator(call.ranks, name, set(), {}))
+        communicator.handles.add(call.handle)
+        sums = communicator.shapes.setdefault(_shape(call), Calls())
+        sums.number += calls.number
+        sums.elements += calls.elements
+    groups: dict[object, list[_Communicator]] = defaultdict(list)
+    for communicator in by_name.values():
+        made = frozenset((shape, calls.number) for shape, calls in communicator.shapes.items())
+        groups[communicator.ranks, communicator.name is None, len(communicator.handles), made].append(communicator)
+    return groups.values()
+
+
+def _shape(call: Call) -> Shape:
+    return call.operation, call.least, call.most, call.datatype
+
+
+def _rows(group: list[_Communicator], codes: Codes) -> Iterable[Collective]:
+    first = group[0]
+    handles = sum(len(item.handles) for item in group)
+    named = [item.name for item in group if item.name]
+    known = len(group) if named else handles // first.ranks if handles % first.ranks == 0 else None
+    for shape in first.shapes:
+        operation, least, most, datatype = shape
+        number = sum(item.shapes[shape].number for item in group)
+        elements = sum(item.shapes[shape].elements for item in group)
+        size = codes.bytes(operation, elements, datatype, first.ranks)
+        yield Collective(
+            operation=operation,
+            datatype=codes.datatype(datatype),
+            ranks=first.ranks,
+            communicators=known,
+            communicator_names=tuple(sorted(named)[:MOST_NAMED]),
+            logged_ranks=handles,
+            count=least if least == most else None,
+            count_least=least,
+            count_most=most,
+            calls=number,
+            calls_per_rank=number / handles,
+            bytes_per_call=None if size is None else size / number,
+            bytes_per_rank=None if size is None else size / handles,
+        )
+
+
+def _step(step: int, kinds: Mapping[tuple[str, int, int], Calls], logged: int, codes: Codes) -> StepTraffic:
+    sizes = [codes.bytes(operation, calls.elements, code, ranks) for (operation, code, ranks), calls in kinds.items()]
+    known = [size for size in sizes if size is not None]
+    number = sum(calls.number for calls in kinds.values())
+    return StepTraffic(step, number, number / logged, sum(known) / logged if len(known) == len(sizes) else None)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501 (lines as other programs write them)
+"""``llmb trace`` and ``llmb nccl`` as their users call them."""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from llmb.cli.main import COMMANDS, load_command
+from llmb.errors import EnvironmentProblem, LlmbError, UsageError
+
+TABLE = """#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+        1024           256     float     sum      -1    18.46    0.06 {small:>7}      0    18.56    0.06    0.09      0
+     1048576        262144     float     sum      -1    30.00   34.95 {large:>7}      0    30.00   34.95   61.17      3
+# Avg bus bandwidth    : 62.7
+"""
+CALL = (
+    "node7:4001:4123 [0] NCCL INFO AllReduce: opCount 1f sendbuff 0x7f recvbuff 0x7f count 1048576 datatype 7 op 0 root 0"
+    " comm 0x55 [nranks=8] stream 0x56\n"
+)
+
+
+def call(name: str, *arguments: object) -> str:
+    """Stdout of a command; its error as it is raised."""
+    assert name in COMMANDS
+    done = CliRunner().invoke(import_module(f"llmb.cli.{name}").app, [str(argument) for argument in arguments])
+    if isinstance(done.exception, LlmbError):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    common = {"ph": "X", "pid": 0, "tid": 7}
+    kernels = [
+        ("a_gemm", 0, 60),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 40, 90),
+        ("<odd> & \x1b[31m name", 95, 96),
+    ]
+    events = [{**common, "cat": "user_annotation", "name": "ProfilerStep#3", "ts": 0, "dur": 100}]
+    events += [
+        {**common, "cat": "kernel", "name": name, "ts": start, "dur": end - start} for name, start, end in kernels
+    ]
+    path = tmp_path / "<a&b>.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def test_a_trace_as_a_table(trace: Path) -> None:
+    text = call("trace", trace)
+    assert re.search(r"<a&b>.json +3 +0.1 +0.0 +60.0 +1.0 +0.0 +30.0 +9.0 +0.02 +0.005\n", text)
+    assert re.search(r"all_reduce +n/a \(not in the trace\) +1 +0.05 +0.03 +0.02\n", text)
+    assert "Longest kernels of <a&b>.json" in text
+    assert "\x1b" not in text
+
+
+def test_a_trace_as_json(trace: Path) -> None:
+    document = json.loads(call("trace", trace, "--json"))
+    (rank,) = document["ranks"]
+    assert (rank["rank"], rank["device"], document["slowest_rank"]) == (None, "gpu", None)
+    (step,) = rank["steps"]
+    assert step["communication_exposed_s"] == pytest.approx(30e-6)
+    assert step["shares"] == pytest.approx(
+        {
+            "attention": 0,
+            "matrix_product": 0.6,
+            "other": 0.01,
+            "memory_copy": 0,
+            "communication_exposed": 0.3,
+            "idle": 0.09,
+        }
+    )
+
+
+def test_a_picture_is_drawn_to_scale(trace: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "steps.svg"
+    call("trace", trace, "--picture", picture)
+    root = ET.parse(picture).getroot()
+    names = {"svg": "http://www.w3.org/2000/svg"}
+    parts = {}
+    for bar in root.findall("svg:rect", names):
+        title = bar.find("svg:title", names)
+        if title is not None and title.text:
+            parts[title.text.partition(":")[0]] = float(bar.attrib["width"])
+    whole = sum(parts.values())
+    assert parts["matrix products"] / whole == pytest.approx(0.6, abs=1e-3)
+    assert parts["communication, exposed"] / whole == pytest.approx(0.3, abs=1e-3)
+    assert "<a&b>.json, step 3" in [text.text for text in root.findall("svg:text", names)]
+
+
+def test_a_picture_that_cannot_be_written_is_an_error(trace: Path, tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match="cannot write"):
+        call("trace", trace, "--picture", tmp_path / "missing" / "steps.svg")
+
+
+def test_several_tables_of_one_test_are_compared(tmp_path: Path) -> None:
+    for name, small, large in (("before.txt", "0.08", "60.00"), ("after.txt", "0.08", "45.00")):
+        (tmp_path / name).write_text(TABLE.format(small=small, large=large))
+    text = call("nccl", tmp_path / "before.txt", tmp_path / "after.txt")
+    assert re.search(r"1,048,576 +float +sum +60 +45 +0.75\n", text)
+    assert "Wrong results in before.txt, after.txt." in text
+    one = call("nccl", tmp_path / "before.txt")
+    assert re.search(r"1,048,576 +float +sum +30 +34.95 +60 +0 +30 +34.95 +61.17 +3\n", one)
+
+
+def test_a_log_and_a_table_may_be_in_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "output.txt"
+    path.write_text(CALL * 3 + TABLE.format(small="0.08", large="60.00"))
+    document = json.loads(call("nccl", path, "--json"))
+    assert (document["log"]["calls"], len(document["tests"][0]["rows"])) == (3, 2)
+    assert document["log"]["collectives"][0]["bytes_per_call"] == 4 * 1048576
+    text = call("nccl", path)
+    assert re.search(r"AllReduce +float32 +8 +n/a +1,048,576 +4 +3 +12\n", text)
+
+
+def test_nothing_of_nccl_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "log.out"
+    path.write_text("Training epoch 0, iteration 0/4 | train_step_timing in s: 1\n")
+    with pytest.raises(UsageError, match="nothing of NCCL in there") as raised:
+        call("nccl", path)
+    assert "NCCL_DEBUG_SUBSYS" in str(raised.value)
+    assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["trace", "nccl"])
+def test_commands_show_examples(name: str) -> None:
+    assert f"llmb {name}" in load_command(name).help

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces of the PyTorch profiler, made by hand so that every number is known."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmb.errors import UsageError
+from llmb.traces import json_events
+from llmb.traces.breakdown import PARTS, StepBreakdown, break_down
+from llmb.traces.chrome import read_chrome
+from llmb.traces.classify import Activity, Rules
+from llmb.traces.files import find_traces, read_trace, read_traces
+from llmb.traces.summary import shares, summarize
+
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+FLASH = "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>(flash::Flash_fwd_params)"
+
+
+def microseconds(step: StepBreakdown) -> dict[str, float]:
+    return {part.removesuffix("_s"): round(1e6 * getattr(step, part), 3) for part in (*PARTS, "communication_hidden_s")}
+
+
+@pytest.fixture
+def gpu_trace(write_trace: Callable[..., Path], span: Callable[..., dict]) -> Path:
+    """A step from 100 to 200 us on two streams, and a step from 200 to 260."""
+    group = {"Collective name": "allreduce", "Process Group Name": "7", "Process Group Description": "mesh_tp"}
+    return write_trace(
+        [
+            span("user_annotation", "ProfilerStep#45", 100, 200),
+            span("user_annotation", "ProfilerStep#46", 200, 260),
+            span("cpu_op", "aten::mm", 100, 190),
+            span("kernel", "nvjet_tst_256x128_64x4_2x1_v_bz_coopA_NNT", 110, 140, tid=7),
+            span("kernel", FLASH, 135, 150, tid=8),
+            span("kernel", "void at::native::vectorized_elementwise_kernel<4>(int)", 150, 160, tid=7),
+            span("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 158, 165, tid=8),
+            span("kernel", ALL_REDUCE, 145, 185, tid=20, **group),
+            span("kernel", ALL_REDUCE, 190, 195, tid=20, **{**group, "Process Group Description": "undefined"}),
+            span("kernel", ALL_REDUCE, 240, 250, tid=20, **group),
+            {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}},
+        ],
+        rank=3,
+    )
+
+
+def test_an_instant_counts_once_and_the_parts_add_up(gpu_trace: Path) -> None:
+    timeline = read_chrome(gpu_trace, Rules())
+    first, second = break_down(timeline)
+    assert (timeline.rank, timeline.device, first.step, second.step) == (3, "gpu", 45, 46)
+    assert microseconds(first) == {
+        "attention": 15,  # 135-150, also where the product runs beside it
+        "matrix_product": 25,  # 110-135
+        "other": 10,  # 150-160
+        "memory_copy": 5,  # 160-165; before, a kernel runs beside it
+        "communication_exposed": 25,  # 165-185 and 190-195
+        "idle": 20,  # 100-110, 185-190, 195-200
+        "communication_hidden": 20,  # 145-165
+    }
+    assert first.idle_longest_s == pytest.approx(10e-6)
+    assert sum(getattr(first, part) for part in PARTS) == pytest.approx(first.duration_s, abs=1e-12)
+    assert sum(shares(first).values()) == pytest.approx(1)
+    assert microseconds(second) == dict.fromkeys(microseconds(second), 0) | {"communication_exposed": 10, "idle": 50}
+
+
+def test_communication_is_told_by_kind_and_group(gpu_trace: Path) -> None:
+    first, _ = break_down(read_chrome(gpu_trace, Rules()))
+    found = [
+        (item.kind, item.group, item.calls, round(1e6 * item.total_s), round(1e6 * item.exposed_s))
+        for item in first.collectives
+    ]
+    assert found == [("all_reduce", "mesh_tp", 1, 40, 20), ("all_reduce", "7", 1, 5, 5)]
+    assert [round(1e6 * item.hidden_s) for item in first.collectives] == [20, 0]
+
+
+def test_kernels_are_named_by_their_time(gpu_trace: Path) -> None:
+    names = read_chrome(gpu_trace, Rules()).names
+    assert [(item.activity, item.calls, item.total_ns) for item in names[:2]] == [
+        (Activity.COMMUNICATION, 3, 55_000),
+        (Activity.MATRIX_PRODUCT, 1, 30_000),
+    ]
+
+
+def test_a_host_that_runs_ahead_does_not_move_steps(
+    write_trace: Callable[..., Path], span: Callable[..., dict]
+) -> None:
+    """The host launches step 1 while the GPU is still at step 0: the GPU's own ranges say where that one ends."""
+    path = write_trace(
+        [
+            span("user_annotation", "ProfilerStep#0", 0, 20),
+            span("user_annotation", "ProfilerStep#1", 20, 40),
+            span("gpu_user_annotation", "ProfilerStep#0", 5, 100, tid=7),
+            span("gpu_user_annotation", "ProfilerStep#1", 100, 190, tid=7),
+            span("kernel", "some_gemm", 5, 100, tid=7),
+            span("kernel", "some_gemm", 100, 190, tid=7),
+        ]
+    )
+    steps = read_chrome(path, Rules()).steps
+    assert [(step.start, step.end) for step in steps] == [(0, 100_000), (100_000, 190_000)]
+
+
+def test_operators_of_a_cpu_count_once(write_trace: Callable[..., Path], span: Callable[..., dict]) -> None:
+    path = write_trace(
+        [
+            span("user_annotation", "ProfilerStep#3", 0, 100),
+            span("user_annotation", "Optimizer.step#AdamW.step", 0, 100),
+            span("cpu_op", "aten::linear", 0, 20),
+            span("cpu_op", "aten::t", 1, 2),
+            span("cpu_op", "aten::addmm", 2, 18),
+            span("cpu_op", "aten::scaled_dot_product_attention", 20, 50),
+            span("cpu_op", "aten::bmm", 25, 45),
+            span("cpu_op", "autograd::engine::evaluate_function: AddBackward0", 50, 90),
+            span("cpu_op", "AddBackward0", 50, 90),
+            span("cpu_op", "aten::copy_", 80, 85),
+            span("user_annotation", "gloo:all_reduce", 40, 82, tid=2),
+        ]
+    )
+    (step,) = break_down(read_chrome(path, Rules()))
+    assert microseconds(step) == {
+        "attention": 30,  # the product within belongs to it
+        "matrix_product": 16,
+        "other": 4,  # aten::linear around the product
+        "memory_copy": 5,
+        "communication_exposed": 30,  # 50-80; a node of the graph that waits hides nothing
+        "idle": 15,  # 85-100
+        "communication_hidden": 12,  # 40-50 and 80-82
+    }
+    assert [(item.kind, item.calls) for item in step.collectives] == [("all_reduce", 1)]
+
+
+def test_the_slowest_rank_is_the_one_that_others_wait_for(
+    write_trace: Callable[..., Path], span: Callable[..., dict]
+) -> None:
+    for rank, compute in enumerate((30, 80, 40)):
+        write_trace(
+            [
+                span("user_annotation", "ProfilerStep#1", 0, 100),
+                span("kernel", "a_gemm", 0, compute),
+                span("kernel", ALL_REDUCE, compute, 100),
+            ],
+            name=f"rank-{rank}.json.gz",
+        )
+    traces = find_traces([write_trace([], name="ignored.txt").parent])
+    assert [path.name for path in traces] == ["rank-0.json.gz", "rank-1.json.gz", "rank-2.json.gz"]
+    summary = summarize(read_traces(traces))
+    assert [rank.rank for rank in summary.ranks] == [0, 1, 2]
+    assert summary.slowest
+    assert summary.slowest.label == "rank 1"
+    assert (summary.slowest.own_s, summary.slowest.others_own_s) == pytest.approx((80e-6, 35e-6))
+
+
+def test_events_may_end_anywhere_in_a_chunk(gpu_trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = break_down(read_chrome(gpu_trace, Rules()))
+    bare = tmp_path / "bare.json"
+    bare.write_text(json.dumps(json.loads(gpu_trace.read_text())["traceEvents"], indent=1))
+    for size in (1, 7, 64, 1000):
+        monkeypatch.setattr(json_events, "CHUNK_BYTES", size)
+        assert break_down(read_chrome(gpu_trace, Rules())) == whole
+        assert [step.duration_s for step in break_down(read_chrome(bare, Rules()))] == [100e-6, 60e-6]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is not JSON"),
+        (b"iteration 1/50", "is not JSON"),
+        (b'{"steps": []}', "has no 'traceEvents'"),
+        (b'{"traceEvents": [{"ph": "X"}, {"ph', "ends within its events"),
+        (b'{"traceEvents": [1, 2]}', "no JSON objects"),
+        (b"\x1f\x8b\x08\x00broken", "cannot be unpacked"),
+        (b"SQLite format 3\x00broken", "no SQLite database that can be read"),
+    ],
+)
+def test_what_is_no_trace_is_said(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=says) as raised:
+        read_trace(path, Rules())
+    assert "Nsight Systems" in str(raised.value) or "nsys export" in str(raised.value)
+
+
+def test_a_trace_without_steps_is_an_error(write_trace: Callable[..., Path], span: Callable[..., dict]) -> None:
+    path = write_trace([span("kernel", "a_gemm", 0, 1)])
+    with pytest.raises(UsageError, match="no training steps") as raised:
+        read_trace(path, Rules())
+    assert "ProfilerStep#N" in str(raised.value)
+
+
+def test_reports_and_empty_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no trace in this folder"):
+        find_traces([tmp_path])
+    (tmp_path / "nsys_profile").mkdir()
+    report = tmp_path / "nsys_profile" / "profile_0.nsys-rep"
+    report.write_bytes(b"report")
+    with pytest.raises(UsageError, match="has to be exported"):
+        find_traces([tmp_path])
+    with pytest.raises(UsageError, match="has to be exported"):
+        read_trace(report, Rules())
+    with pytest.raises(UsageError, match="no such file"):
+        read_trace(tmp_path / "missing.json", Rules())

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501 (lines and names as other programs write them)
+"""Tables as nccl-tests print them, from 2.0 to 2.19."""
+
+from pathlib import Path
+
+import pytest
+
+from llmb.traces.nccl_tests import Bandwidth, TestTable, read_test_tables
+
+START = """# nccl-tests version 2.19.6 nccl-headers=22905 nccl-library=22905
+# Collective test starting: {name}
+# nThread 1 nGpus 1 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 1 iters: 20 agg iters: 1 validation: 1 graph: 0
+#
+# Using devices
+#  Rank  0 Group  0 Pid 866559 on      node7 device  0 [0000:1b:00] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid 866560 on      node7 device  1 [0000:43:00] NVIDIA H100 80GB HBM3
+#
+"""
+TABLE = """#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+        1024           256     float     sum      -1    18.46    0.06    0.08      0    18.56    0.06    0.09      0
+node7:866559:866559 [0] NCCL INFO AllReduce: opCount 3 sendbuff 0x1 recvbuff 0x2 count 4 datatype 7 op 0 root 0 comm 0x3 [nranks=2] stream 0x4
+   134217728      33554432     float     sum      -1   2145.3   62.56  125.12      0   2138.1   62.78  125.56    N/A
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 62.7
+#
+"""
+END = "# Collective test concluded: all_reduce_perf\n"
+
+
+def tables(tmp_path: Path, text: str) -> list[TestTable]:
+    path = tmp_path / "output.txt"
+    path.write_text(text)
+    return read_test_tables(path)
+
+
+def test_columns_are_read_by_their_headers(tmp_path: Path) -> None:
+    (table,) = tables(tmp_path, START.format(name="all_reduce_perf") + TABLE + END)
+    assert (table.source, table.name, table.ranks, table.average_bus_gb_s) == ("output.txt", "all_reduce", 2, 62.7)
+    first, last = table.rows
+    assert (first.size_bytes, first.count, first.datatype, first.reduction, first.root) == (
+        1024,
+        256,
+        "float",
+        "sum",
+        None,
+    )
+    assert first.out_of_place == Bandwidth(18.46, 0.06, 0.08, 0)
+    assert first.in_place == Bandwidth(18.56, 0.06, 0.09, 0)
+    assert last.in_place == Bandwidth(2138.1, 62.78, 125.56, None)
+
+
+def test_several_tests_in_one_output_are_several_tables(tmp_path: Path) -> None:
+    text = "".join(START.format(name=name) + TABLE for name in ("all_reduce_perf", "all_gather_perf"))
+    assert [(table.name, len(table.rows), table.ranks) for table in tables(tmp_path, text)] == [
+        ("all_reduce", 2, 2),
+        ("all_gather", 2, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "expected"),
+    [
+        (  # before 2.12: an error in place of the number of wrong results, and no column for the root
+            "#       size         count      type   redop     time   algbw   busbw  error     time   algbw   busbw  error",
+            "  1073741824     268435456     float     sum    79531   13.50   26.58  2e-06    79371   13.53   26.63  2e-06",
+            ("sum", None, Bandwidth(79531, 13.5, 26.58, 2e-6), Bandwidth(79371, 13.53, 26.63, 2e-6)),
+        ),
+        (  # an all-gather of some versions leaves the reduction empty
+            "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong",
+            "        1024           256     float              -1    18.46    0.06    0.08      0    18.56    0.06    0.08      0",
+            (None, None, Bandwidth(18.46, 0.06, 0.08, 0), Bandwidth(18.56, 0.06, 0.08, 0)),
+        ),
+        (
+            "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong",
+            "        1024           256     uint8    none       3    18.46    0.06    0.08      0    18.56    0.06    0.08    N/A",
+            (None, 3, Bandwidth(18.46, 0.06, 0.08, 0), Bandwidth(18.56, 0.06, 0.08, None)),
+        ),
+        (  # with the distribution of single iterations (-I)
+            "#       size         count      type   redop    root     time   algbw   busbw #wrong   i_min   i_max   i_p99   i_cv%"
+            "     time   algbw   busbw #wrong   i_min   i_max   i_p99   i_cv%",
+            "        1024           256     float     sum      -1    18.46    0.06    0.08      0    17.1    19.9    19.8     2.1"
+            "    18.56    0.06    0.08      0    17.1    19.9    19.8     2.1",
+            ("sum", None, Bandwidth(18.46, 0.06, 0.08, 0), Bandwidth(18.56, 0.06, 0.08, 0)),
+        ),
+        (  # mpirun names the process, and a time stands at the end
+            "[1,0]<stdout>:#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw"
+            "   busbw #wrong           timestamp",
+            "[1,0]<stdout>:      262144         65536     float     sum      -1    195.0    1.34    1.34      0    194.0    1.35"
+            "    1.36      0  2026-05-13 18:01:41",
+            ("sum", None, Bandwidth(195, 1.34, 1.34, 0), Bandwidth(194, 1.35, 1.36, 0)),
+        ),
+    ],
+)
+def test_versions_and_wrappers(tmp_path: Path, header: str, row: str, expected: tuple[object, ...]) -> None:
+    (table,) = tables(tmp_path, f"{header}\n{row}\n")
+    (only,) = table.rows
+    assert (only.reduction, only.root, only.out_of_place, only.in_place) == expected
+    assert (table.name, table.ranks, table.average_bus_gb_s) == (None, None, None)
+
+
+def test_a_text_that_only_speaks_of_bandwidth_is_no_table(tmp_path: Path) -> None:
+    text = "busbw is what counts\n#  size count type redop root time\n        1024           256     float     sum\n"
+    assert tables(tmp_path, text) == []

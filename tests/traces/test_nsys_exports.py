@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SQLite exports of Nsight Systems, made with the tables and columns that its schema documents."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from llmb.errors import UsageError
+from llmb.traces.breakdown import break_down
+from llmb.traces.classify import Rules
+from llmb.traces.files import read_trace
+from llmb.traces.nsys import read_nsys
+
+TABLES = """
+CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL,
+  contextId INTEGER NOT NULL, streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER,
+  demangledName INTEGER NOT NULL, shortName INTEGER NOT NULL);
+CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER NOT NULL, end INTEGER NOT NULL, eventClass INTEGER NOT NULL,
+  globalTid INTEGER, correlationId INTEGER, nameId INTEGER NOT NULL, returnValue INTEGER NOT NULL);
+CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL,
+  streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER, bytes INTEGER NOT NULL, copyKind INTEGER);
+CREATE TABLE NVTX_EVENTS (start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL, rangeId INTEGER,
+  text TEXT, globalTid INTEGER, textId INTEGER, domainId INTEGER);
+"""
+PUSH_POP = 59
+GEMM, SHORT, REDUCE, STEP = 1, 2, 3, 4
+
+
+def pid_of(process: int) -> int:
+    return process << 24
+
+
+def export(path: Path, *processes: int) -> Path:
+    """Two steps a process: in the first, launched from 0 to 20, the GPU works till 100."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executescript(TABLES)
+        names = [(GEMM, "void gemm<bf16>(float)"), (SHORT, "Kernel2"), (STEP, "step 8")]
+        names.append((REDUCE, "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(args)"))
+        connection.executemany("INSERT INTO StringIds VALUES (?, ?)", names)
+        for process in processes:
+            pid, thread = pid_of(process), pid_of(process) + 5
+            kernels = [(5, 60, 11, GEMM), (50, 100, 12, REDUCE), (110, 150, 13, GEMM)]
+            launches = [(1, 11), (15, 12), (101, 13)]
+            connection.executemany(
+                "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, 1, 7, ?, ?, ?, ?)",
+                [(start, end, correlation, pid, name, SHORT) for start, end, correlation, name in kernels],
+            )
+            connection.executemany(
+                "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, 0, ?, ?, 0, 0)",
+                [(start, start + 1, thread, correlation) for start, correlation in launches],
+            )
+            connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (150, 155, 0, 7, 14, ?, 64, 1)", (pid,))
+            connection.execute(
+                "INSERT INTO NVTX_EVENTS VALUES (0, 20, ?, NULL, 'step 7', ?, NULL, 0)", (PUSH_POP, thread)
+            )
+            connection.execute(
+                "INSERT INTO NVTX_EVENTS VALUES (100, 160, ?, NULL, NULL, ?, ?, 0)", (PUSH_POP, thread, STEP)
+            )
+            connection.execute("INSERT INTO NVTX_EVENTS VALUES (2, NULL, 34, NULL, 'step 99', ?, NULL, 0)", (thread,))
+    return path
+
+
+def test_kernels_count_for_the_step_that_launched_them(tmp_path: Path) -> None:
+    (timeline,) = read_trace(export(tmp_path / "profile_6.sqlite", 4242), Rules())
+    first, second = break_down(timeline)
+    assert (timeline.rank, timeline.device) == (6, "gpu")
+    assert (first.step, second.step) == (7, 8)
+    nanoseconds = [
+        round(1e9 * value)
+        for value in (
+            first.duration_s,
+            first.matrix_product_s,
+            first.communication_exposed_s,
+            first.communication_hidden_s,
+            first.idle_s,
+        )
+    ]
+    assert nanoseconds == [100, 55, 40, 10, 5]
+    assert [round(1e9 * value) for value in (second.duration_s, second.matrix_product_s, second.memory_copy_s)] == [
+        60,
+        40,
+        5,
+    ]
+    (collective,) = first.collectives
+    assert (collective.kind, collective.group, collective.calls) == ("reduce_scatter", None, 1)
+
+
+def test_processes_of_one_report_are_told_apart(tmp_path: Path) -> None:
+    timelines = read_nsys(export(tmp_path / "node.sqlite", 4242, 4243), Rules())
+    assert [timeline.source for timeline in timelines] == ["node.sqlite process 4242", "node.sqlite process 4243"]
+    assert [timeline.rank for timeline in timelines] == [None, None]
+    assert [sum(item.calls for item in timeline.names) for timeline in timelines] == [4, 4]
+
+
+def test_older_exports_have_fewer_columns(tmp_path: Path) -> None:
+    path = tmp_path / "old.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executescript(
+            """CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT);
+            CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INT, end INT, shortName INT);
+            CREATE TABLE NVTX_EVENTS (start INT, end INT, text TEXT, globalTid INT);
+            INSERT INTO StringIds VALUES (1, 'a_gemm');
+            INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (10, 30, 1);
+            INSERT INTO NVTX_EVENTS VALUES (0, 40, 'step 1', 5);"""
+        )
+    (step,) = break_down(read_nsys(path, Rules())[0])
+    assert (round(1e9 * step.duration_s), round(1e9 * step.matrix_product_s)) == (40, 20)
+
+
+def test_an_export_without_kernels_says_what_to_trace(tmp_path: Path) -> None:
+    path = tmp_path / "empty.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
+    with pytest.raises(UsageError, match="holds no GPU kernels") as raised:
+        read_trace(path, Rules())
+    assert "nsys export --type sqlite" in str(raised.value)
