@@ -18,7 +18,7 @@ from llmb.errors import UsageError
 from llmb.logs.step_line import STEP_LINE_HEAD
 from llmb.traces.folders import NCCL_STEPS_END
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 22
 MOST_KEYS = 100_000
 """Different calls that are told apart exactly; then sizes are told apart by powers of two only."""
 # What tells calls apart is taken as a whole and read once for each: the greater part of the time goes into this search.
