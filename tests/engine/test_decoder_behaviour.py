@@ -4,11 +4,14 @@
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
+from torch._dynamo.utils import counters
 
+from llmb.engine.compile import apply_compile
 from llmb.engine.model.attention import Attention
 from llmb.engine.model.decoder import Decoder, build_model
 from llmb.engine.model.initialise import initialise
 from llmb.engine.model.rotary import rotary_tables
+from llmb.engine.recompute import apply_recompute
 
 ALL = ["llama", "llama-scaled", "nemotron4", "llama4"]
 
@@ -132,17 +135,30 @@ def test_a_forward_pass_on_the_meta_device_has_the_right_shape(name, models):
     assert decoder(tokens, tokens).shape == ()
 
 
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize(
-    ("name", "layer", "one"),
-    [("llama", 0, True), ("nemotron4", 0, True), ("llama4", 0, True), ("llama4", 1, False), ("llama4", 3, False)],
+    ("name", "layer", "graphs"),
+    [("llama", 0, 1), ("nemotron4", 0, 1), ("llama4", 0, 1), ("llama4", 1, 3), ("llama4", 3, 3)],
 )
-def test_each_kind_of_block_is_one_graph_for_the_compiler_but_for_experts(name, layer, one, models, randomised):
+def test_each_kind_of_block_is_one_graph_for_the_compiler_but_for_experts(
+    name, layer, graphs, recompute, models, randomised
+):
+    """Blocks with experts are three: before them, their activation, after them."""
+    torch.compiler.reset()
     model = models[name]
-    block = randomised(model).layers[str(layer)].to(torch.bfloat16)
+    decoder = randomised(model).to(torch.bfloat16)
+    decoder.layers = torch.nn.ModuleDict({str(layer): decoder.layers[str(layer)]})
+    block, counter = decoder.layers[str(layer)], CompileCounter()
     hidden = torch.randn(1, 96, model.hidden_size).to(torch.bfloat16)
     rotary = rotary_tables(model, torch.arange(96))
-    counter = CompileCounter()
-    compiled = torch.compile(block, fullgraph=one, backend=counter)
     with torch.no_grad():
-        torch.testing.assert_close(compiled(hidden, rotary), block(hidden, rotary))
-    assert (counter.frame_count == 1) is one
+        expected = block(hidden, rotary)
+        if recompute == "selective":
+            apply_recompute(decoder, recompute, by_part=True)
+        apply_compile(decoder, backend=counter)
+        if recompute == "full":
+            apply_recompute(decoder, recompute)
+        torch.testing.assert_close(block(hidden, rotary), expected)
+        block(hidden, rotary)
+    assert counter.frame_count == graphs
+    assert not counters["graph_break"]

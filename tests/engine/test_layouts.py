@@ -110,7 +110,7 @@ LAYOUTS = {
 }
 WAYS = {
     "FSDP2": Layout(2, {}, (OPTIMIZER, OPTIMIZER._replace(recompute="full"), SELECTIVE)),
-    "EP2": Layout(2, {"ep": 2}, (OPTIMIZER._replace(recompute="selective"),)),
+    "EP2": Layout(2, {"ep": 2}, (OPTIMIZER._replace(recompute="selective"), SELECTIVE._replace(compiled=True))),
     "PP2, 1 layer first": Layout(2, {"pp": 2, "first_stage_layers": 1}, (PLAIN,)),
     "PP2": Layout(2, {"pp": 2}, (ZERO_BUBBLE, ZERO_BUBBLE._replace(recompute="full"))),
     "PP2 x VP2": Layout(2, {"pp": 2, "vp": 2}, (ZERO_BUBBLE, ZERO_BUBBLE_V._replace(recompute="selective"))),

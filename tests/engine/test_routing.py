@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmb.engine.expert_load import summary
-from llmb.engine.model.routing import BalancedRouter, Router
+from llmb.engine.model.routing import BalancedRouter, Router, balanced_counts
 
 
 def router(experts: int, top_k: int) -> Router:
@@ -26,6 +26,16 @@ def test_forced_balance_gives_all_experts_the_same_number_of_tokens_over_all_ran
     counts = torch.stack(chosen).flatten().bincount(minlength=experts)
     assert counts.max() - counts.min() <= 1
     assert all(len(set(row)) == len(row) for row in torch.stack(chosen).flatten(0, 1).tolist())
+
+
+@given(tokens=st.integers(0, 40), experts=st.integers(1, 9), top_k=st.integers(1, 3), place=st.integers(0, 5))
+def test_how_many_tokens_each_expert_gets_is_known_where_balance_is_forced(
+    tokens: int, experts: int, top_k: int, place: int
+) -> None:
+    forced = BalancedRouter(router(experts, min(top_k, experts)), place)
+    _, chosen = forced(torch.randn(tokens, 16))
+    counts = balanced_counts(place, chosen.numel(), experts)
+    assert torch.equal(counts, chosen.flatten().bincount(minlength=experts))
 
 
 def test_forced_balance_keeps_each_chosen_experts_own_score_and_its_gradient() -> None:

@@ -38,11 +38,19 @@ OPTIONS: Mapping[str, OptionInfo] = MappingProxyType(
             help="What gradients of micro-batches and ranks are added up in. Default: as the recipe says.",
         ),
         "recompute": _training("--recompute", help="Activation checkpointing."),
-        "compiled": _training("--compile", help="Compile the model's blocks with torch.compile."),
+        "compiled": _training(
+            "--compile/--no-compile",
+            help="Compile the model's blocks with torch.compile. Default: on a GPU yes, but for zero-bubble schedules.",
+        ),
         "keep_logits": _training(
             "--keep-logits",
             help="Keep a micro-batch's logits whole for the backward pass, which otherwise computes them again in"
             " pieces: less work for more memory.",
+        ),
+        "attention_backend": _training(
+            "--attention-backend",
+            help="torch's attention kernel. 'auto': on a GPU the quickest at this run's shapes, timed before the first "
+            "step; on a CPU flash. 'cudnn' and 'efficient' need a GPU.",
         ),
         "force_load_balancing": _training(
             "--force-load-balancing",

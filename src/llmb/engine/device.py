@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from llmb.runs.plan import Device
+from llmb.runs.device import Device
 
 
 @dataclass(frozen=True, slots=True)

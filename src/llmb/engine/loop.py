@@ -7,12 +7,14 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from llmb.catalogue.records import Layout, Training
+from llmb.engine.attention_backend import attention_kernel, choose_attention
 from llmb.engine.checkpoint.load import load_checkpoint
 from llmb.engine.checkpoint.save import Saver
 from llmb.engine.compile import apply_compile
@@ -52,10 +54,11 @@ STEPS_BETWEEN_COLLECTIONS = 100
 def train(plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> None:
     """Trains ``plan.steps`` steps, or up to the first loss or gradient that is not finite."""
     environment = describe_environment(ranks)
-    if ranks.is_first:
-        write_atomically(folder.environment, json.dumps(environment, indent=2) + "\n")
+    record_environment(folder, ranks, environment)
     reproducible(plan.seed)
     stages = prepare_stages(plan, ranks)
+    attention = choose_attention(stages, plan, ranks)
+    record_environment(folder, ranks, {**environment, "attention": attention.model_dump(mode="json")})
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     passes = build_passes(stages, plan, ranks)
     data = build_data(plan)
@@ -67,6 +70,7 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> No
     saver = Saver(plan, folder, ranks, stages, optimizers)
     profiler = StepProfiler(plan, folder, ranks)
     with ExitStack() as stack:
+        stack.enter_context(attention_kernel(attention.backend))
         reporter = stack.enter_context(Reporter(folder, plan)) if ranks.is_first else None
         for number in range(plan.first_step, plan.last_step + 1):
             collect_garbage(number)
@@ -85,6 +89,11 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> No
     profiler.close()
     if ranks.is_first and plan.recipe.model.moe:
         load.write(folder.expert_load)
+
+
+def record_environment(folder: RunFolder, ranks: Ranks, environment: dict[str, Any]) -> None:
+    if ranks.is_first:
+        write_atomically(folder.environment, json.dumps(environment, indent=2) + "\n")
 
 
 def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
@@ -119,7 +128,7 @@ def wrap_blocks(stage: Decoder, plan: Plan) -> None:
     """
     inside = plan.recompute == "selective"
     if inside:
-        apply_recompute(stage, plan.recompute)
+        apply_recompute(stage, plan.recompute, by_part=plan.compiled)
     if plan.compiled:
         apply_compile(stage)
     if not inside:

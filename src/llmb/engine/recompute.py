@@ -17,7 +17,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.decoder import Decoder, MoEBlock
 
 aten = torch.ops.aten
 KEPT = frozenset(
@@ -26,23 +26,29 @@ KEPT = frozenset(
         aten._grouped_mm.default,
         aten._scaled_dot_product_flash_attention.default,
         aten._scaled_dot_product_efficient_attention.default,
+        aten._efficient_attention_forward.default,
         aten._scaled_dot_product_cudnn_attention.default,
         aten._scaled_dot_product_flash_attention_for_cpu.default,
     }
 )
 """What ``selective`` keeps: the results that cost most to compute for their size."""
+PARTS = ("before_experts", "run_experts", "after_experts")
 
 
-def apply_recompute(model: Decoder, mode: Literal["none", "selective", "full"]) -> None:
-    """Every block keeps its input only (``full``), or also the results of matrix products and attention."""
+def apply_recompute(model: Decoder, mode: Literal["none", "selective", "full"], *, by_part: bool = False) -> None:
+    """Every block keeps its input only (``full``), or also the results of matrix products and attention.
+
+    ``by_part`` treats the parts of a block that are compiled on their own as blocks.
+    """
     if mode == "none":
         return
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     if mode == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     for block in model.layers.values():
-        # The method, not the module, is replaced: parameters keep their names.
-        block.forward = partial(checkpoint, block.forward, **options)
+        # Methods, not modules, are replaced: parameters keep their names.
+        for part in PARTS if by_part and isinstance(block, MoEBlock) else ("forward",):
+            setattr(block, part, partial(checkpoint, getattr(block, part), **options))
 
 
 def hide_gathering(model: Decoder) -> None:

@@ -60,6 +60,7 @@ def plan_table(plan: Plan, command: tuple[str, ...], variables: dict[str, str]) 
     table.add_row("recompute", plan.recompute)
     table.add_row("logits", "kept whole" if plan.keep_logits else "in pieces, computed twice unless small")
     table.add_row("compiled", "block by block" if plan.compiled else "no")
+    table.add_row("attention backend", plan.attention_backend)
     if plan.start:
         fresh = "" if plan.start.optimizer_state else ", optimizer state begins anew"
         table.add_row("goes on from", f"step {plan.start.step}: {plan.start.path}{fresh}")
@@ -104,6 +105,8 @@ def run_table(plan: Plan, result: Result) -> Table:
         )
     table.add_row("peak memory GiB", number(result.peak_memory_gib), "", _memory_note(plan))
     _add_counters(table, result)
+    if result.attention_backend:
+        table.add_row("attention backend", result.attention_backend)
     _add_expert_load(table, result)
     _add_checkpoint(table, result)
     _add_profile(table, result)

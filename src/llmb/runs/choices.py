@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from llmb.catalogue.records import Dtype, GradReduceDtype, Recipe, Record
+from llmb.runs.attention import AttentionChoice, choice_problem
+from llmb.runs.device import Device
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.profiling import Profiling
 
@@ -28,7 +30,9 @@ class Choices(Record):
     """Sequences are packed from documents of so many tokens on average."""
     grad_reduce_dtype: GradReduceDtype | None = None
     recompute: Recompute = "none"
-    compiled: bool = False
+    compiled: bool | None = None
+    """Null for what is quicker on the device."""
+    attention_backend: AttentionChoice = "auto"
     keep_logits: bool = False
     force_load_balancing: bool = False
     parallelism: Parallelism = Parallelism()
@@ -45,21 +49,29 @@ class Choices(Record):
         recorded = None if goes_on else self.profiling.steps_of()
         return recorded or (1 if goes_on else DEFAULT_STEPS)
 
+    def compiles_on(self, device: Device) -> bool:
+        """Unless chosen, on a GPU, where it saves memory traffic; but for schedules that split the backward pass."""
+        if self.compiled is not None:
+            return self.compiled
+        return device == "cuda" and not self.parallelism.delays_weight_gradients
+
     @property
     def saves(self) -> bool:
         """An interval between checkpoints includes the one at the end."""
         return self.save_checkpoint or self.checkpoint_interval is not None
 
-    def problems(self, recipe: Recipe) -> Iterator[str]:
-        """Why ``recipe`` cannot be trained with these choices."""
+    def problems(self, recipe: Recipe, device: Device) -> Iterator[str]:
+        """Why ``recipe`` cannot be trained with these choices on ``device``."""
         yield from self._number_problems()
+        if problem := choice_problem(self.attention_backend, device):
+            yield problem
         if self.force_load_balancing and recipe.model.moe is None:
             yield f"--force-load-balancing is for models with experts; {recipe.model.model} has none"
         if self.checkpoint_dir and not self.saves:
             yield "--checkpoint-dir is given, but nothing is saved; add --save-checkpoint or --checkpoint-interval"
         if recipe.dtype is Dtype.FP32 and self.grad_reduce_dtype == "bf16":
             yield "--grad-reduce-dtype is bf16, but the run computes in fp32; leave it out or add --dtype bf16"
-        yield from self.parallelism.problems(recipe.layout, compiled=self.compiled)
+        yield from self.parallelism.problems(recipe.layout, compiled=self.compiles_on(device))
 
     def _number_problems(self) -> Iterator[str]:
         if self.steps is not None and self.steps < 1:

@@ -60,7 +60,9 @@ def result_of(
     checkpoint = report_checkpoints(folder, record.plan, steps)
     host = record.environment["nodes"][0] if record.environment else LOCALHOST
     profile = report_profile(folder, record.plan, export_failure)
-    return conclude(record.plan, steps, exit_code, tail(folder.log), interrupted, checkpoint, profile, host)
+    result = conclude(record.plan, steps, exit_code, tail(folder.log), interrupted, checkpoint, profile, host)
+    attention = record.environment and record.environment.get("attention")
+    return replace(result, attention_backend=attention["backend"]) if attention else result
 
 
 def finished_result(folder: RunFolder, record: RunRecord) -> Result:

@@ -2,18 +2,17 @@
 """A plan: a recipe and everything else that decides a run."""
 
 from collections.abc import Iterator
-from typing import Literal
 
 from llmb.catalogue.records import Dtype, GradReduceDtype, Recipe, Record, Training, Window
 from llmb.errors import UsageError
 from llmb.metrics.window import resolve_window
+from llmb.runs.attention import AttentionChoice
 from llmb.runs.checkpoint import CheckpointRecord, SavedCheckpoint, model_differences
 from llmb.runs.choices import DEFAULT_SEED, DEFAULT_STALL_LIMIT_S, Choices, Recompute
+from llmb.runs.device import Device
 from llmb.runs.documents import document_problems, with_documents
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.profiling import Profile
-
-Device = Literal["cpu", "cuda"]
 
 
 class Start(Record):
@@ -36,6 +35,7 @@ class Plan(Record):
     recompute: Recompute
     compiled: bool = False
     keep_logits: bool = False
+    attention_backend: AttentionChoice = "auto"
     force_load_balancing: bool = False
     parallelism: Parallelism = Parallelism()
     save_checkpoint: bool = False
@@ -87,7 +87,7 @@ def make_plan(recipe: Recipe, choices: Choices, *, device: Device, checkpoint: S
     """
     saved = checkpoint.record if checkpoint else None
     training = chosen_training(recipe, choices, saved)
-    problems = [*_engine_problems(recipe), *choices.problems(recipe)]
+    problems = [*_engine_problems(recipe), *choices.problems(recipe, device)]
     if saved:
         problems.extend(_checkpoint_problems(recipe, choices.seed, saved))
     problems.extend(document_problems(training, recipe.layout.seq_len))
@@ -104,7 +104,8 @@ def make_plan(recipe: Recipe, choices: Choices, *, device: Device, checkpoint: S
         window=resolve_window(choices.window, steps, first_step),
         seed=next(given for given in (choices.seed, saved and saved.seed, DEFAULT_SEED) if given is not None),
         recompute=choices.recompute,
-        compiled=choices.compiled,
+        compiled=choices.compiles_on(device),
+        attention_backend=choices.attention_backend,
         keep_logits=choices.keep_logits,
         force_load_balancing=choices.force_load_balancing,
         parallelism=choices.parallelism.settled(recipe.layout),

@@ -8,6 +8,7 @@ from typing import Any
 
 from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.throughput import Throughput, throughput
+from llmb.runs.attention import AttentionBackend
 from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.counters import Counters, count
 from llmb.runs.failure import LOCALHOST, first_failure
@@ -59,6 +60,7 @@ class Result:
     profile: ProfileReport | None = None
     expert_load: ExpertLoadReport | None = None
     counters: Counters | None = None
+    attention_backend: AttentionBackend | None = None
 
     def document(self) -> dict[str, Any]:
         """Plain values for JSON; the keys are a contract."""

@@ -39,25 +39,32 @@ def _between(first: Tensor, last: Tensor, keys: int) -> Tensor:
     return ((numbers >= first.unsqueeze(-1)) & (numbers <= last.unsqueeze(-1))).unsqueeze(1)
 
 
-def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """Each query sees the keys that ``mask`` says: [batch, queries or keys, heads, head_dim] in and out."""
-    # Repeated, as on CUDA no kernel takes grouped heads together with a mask but the one that keeps all scores.
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, repeats_heads: bool = False
+) -> Tensor:
+    """Each query sees the keys that ``mask`` says, or up to its own: [batch, queries or keys, heads, head_dim].
+
+    ``repeats_heads`` makes a key and value head for each query head, for kernels that do not take grouped ones.
+    """
     group = query.shape[2] // key.shape[2]
-    parts = (query, key.repeat_interleave(group, 2), value.repeat_interleave(group, 2))
-    query, key, value = (heads.transpose(1, 2) for heads in parts)
-    return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2)
+    if group > 1 and repeats_heads:
+        key, value = key.repeat_interleave(group, 2), value.repeat_interleave(group, 2)
+    grouped = query.shape[2] != key.shape[2]
+    query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
+    seen = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
+    )
+    return seen.transpose(1, 2)
 
 
 class CausalAttention(nn.Module):
     """Each query sees the keys up to its own position: [batch, seq, heads, head_dim] in and out."""
 
+    chunk_size: int | None = None
+    repeats_heads = False
+
     def forward(self, query: Tensor, key: Tensor, value: Tensor, masks: Masks | None = None) -> Tensor:
-        if masks is not None:
-            return masked_attention(query, key, value, masks.document)
-        grouped = query.shape[2] != key.shape[2]
-        query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
-        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
-        return seen.transpose(1, 2)
+        return attend(query, key, value, mask=masks and masks.document, repeats_heads=self.repeats_heads)
 
 
 class ChunkedCausalAttention(CausalAttention):
@@ -69,19 +76,22 @@ class ChunkedCausalAttention(CausalAttention):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, masks: Masks | None = None) -> Tensor:
         if masks is not None:
-            return masked_attention(query, key, value, masks.chunk)
+            return attend(query, key, value, mask=masks.chunk, repeats_heads=self.repeats_heads)
         batch, seq = query.shape[:2]
-        if seq <= self.chunk_size:
+        if self.chunk_size is None or seq <= self.chunk_size:
             return super().forward(query, key, value)
         # Chunks become sequences of their own, which needs no mask. Only the last chunk can be padded, and padding
         # at its end is seen by no query that is kept.
-        seen = super().forward(self._chunks(query), self._chunks(key), self._chunks(value))
+        padding = -seq % self.chunk_size
+        query, key, value = (as_chunks(heads, padding, self.chunk_size) for heads in (query, key, value))
+        seen = super().forward(query, key, value)
         return torch.unflatten(seen, 0, (batch, -1)).flatten(1, 2)[:, :seq]
 
-    def _chunks(self, heads: Tensor) -> Tensor:
-        padding = -heads.shape[1] % self.chunk_size
-        padded = functional.pad(heads, (0, 0, 0, 0, 0, padding)) if padding else heads
-        return torch.unflatten(padded, 1, (-1, self.chunk_size)).flatten(0, 1)
+
+def as_chunks(heads: Tensor, padding: int, size: int) -> Tensor:
+    """Chunks of [batch, seq, heads, head_dim], its end padded, in the place of the batch's sequences."""
+    padded = functional.pad(heads, (0, 0, 0, 0, 0, padding)) if padding else heads
+    return torch.unflatten(padded, 1, (-1, size)).flatten(0, 1)
 
 
 class RotaryPosition(nn.Module):

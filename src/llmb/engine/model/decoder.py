@@ -6,11 +6,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from llmb.catalogue.records import Model
+from llmb.catalogue.records import MixtureOfExperts, Model
 from llmb.engine.model.attention import Attention, Masks, document_masks
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.loss import Head
-from llmb.engine.model.moe import MoELayer
+from llmb.engine.model.moe import MoELayer, Routed
 from llmb.engine.model.norms import LayerNorm1P, RMSNorm
 from llmb.engine.model.rotary import Rotary, rotary_tables
 
@@ -32,20 +32,49 @@ class Block(nn.Module):
 
 
 class Llama4Block(nn.Module):
-    """``Block`` with the checkpoint's other name for the feed-forward layer, which may be a mixture of experts."""
+    """``Block`` with the checkpoint's other name for the feed-forward layer."""
 
     def __init__(self, model: Model, layer: int) -> None:
         super().__init__()
         self.input_layernorm = build_norm(model)
         self.self_attn = Attention(model, layer)
         self.post_attention_layernorm = build_norm(model)
-        experts = model.moe if model.is_moe_layer(layer) else None
-        self.feed_forward = MoELayer(model.hidden_size, experts) if experts else build_mlp(model)
+        self.feed_forward = build_mlp(model)
 
     def forward(self, hidden: Tensor, rotary: Rotary, masks: Masks | None = None) -> Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, masks)
         update: Tensor = self.feed_forward(self.post_attention_layernorm(hidden))
         return hidden + update
+
+
+class MoEBlock(nn.Module):
+    """``Llama4Block`` with a mixture of experts, in three parts.
+
+    Only the parts around the experts can be compiled: the experts' shapes depend on the tokens, and they gather their
+    parameters apart from their block.
+    """
+
+    def __init__(self, model: Model, layer: int, experts: MixtureOfExperts) -> None:
+        super().__init__()
+        self.input_layernorm = build_norm(model)
+        self.self_attn = Attention(model, layer)
+        self.post_attention_layernorm = build_norm(model)
+        self.feed_forward = MoELayer(model.hidden_size, experts)
+
+    def forward(self, hidden: Tensor, rotary: Rotary, masks: Masks | None = None) -> Tensor:
+        hidden, routed = self.before_experts(hidden, rotary, masks)
+        return self.after_experts(hidden, routed, self.run_experts(routed))
+
+    def before_experts(self, hidden: Tensor, rotary: Rotary, masks: Masks | None) -> tuple[Tensor, Routed]:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, masks)
+        return hidden, self.feed_forward.dispatch(self.post_attention_layernorm(hidden))
+
+    def run_experts(self, routed: Routed) -> Tensor:
+        outputs: Tensor = self.feed_forward.experts(routed.rows, routed.counts)
+        return outputs
+
+    def after_experts(self, hidden: Tensor, routed: Routed, outputs: Tensor) -> Tensor:
+        return hidden + self.feed_forward.combine(routed, outputs)
 
 
 class Decoder(nn.Module):
@@ -99,6 +128,8 @@ def build_model(model: Model) -> Decoder:
 
 
 def build_block(model: Model, layer: int) -> nn.Module:
+    if model.moe and model.is_moe_layer(layer):
+        return MoEBlock(model, layer, model.moe)
     return Llama4Block(model, layer) if model.architecture == "llama4" else Block(model, layer)
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixture of experts as in Llama 4: the router's score scales an expert's input, and no token is dropped."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -44,6 +46,12 @@ def grouped_outer(rows: Tensor, gradients: Tensor, weights: Tensor, counts: Tens
     return torch._grouped_mm(rows.T, gradients, offs=counts.cumsum(0, dtype=torch.int32))
 
 
+def swiglu(gate_up: Tensor) -> Tensor:
+    """[n, 2 * features] to [n, features]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
 class Experts(nn.Module):
     """Gated feed-forward layers, their matrices stacked. Takes rows [n, hidden] in the order of their experts.
 
@@ -54,10 +62,10 @@ class Experts(nn.Module):
         super().__init__()
         self.gate_up_proj = nn.Parameter(torch.empty(experts, hidden_size, 2, ffn_hidden_size))
         self.down_proj = nn.Parameter(torch.empty(experts, ffn_hidden_size, hidden_size))
+        self.activate = swiglu
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        gate, up = self.multiply("gate_up_proj", rows, counts).chunk(2, dim=-1)
-        return self.multiply("down_proj", functional.silu(gate) * up, counts)
+        return self.multiply("down_proj", self.activate(self.multiply("gate_up_proj", rows, counts)), counts)
 
     def multiply(self, name: str, rows: Tensor, counts: Tensor) -> Tensor:
         return grouped_matmul(rows, self.matrices(name), counts)
@@ -65,6 +73,19 @@ class Experts(nn.Module):
     def matrices(self, name: str) -> Tensor:
         """One matrix per expert of this rank: [experts, inputs, outputs]."""
         return local(self.get_parameter(name)).flatten(2)
+
+
+class Routed(NamedTuple):
+    """Tokens on their way to experts."""
+
+    hidden: Tensor
+    """What was routed: [batch, seq, hidden]."""
+    rows: Tensor
+    """Scaled tokens, once for each expert they go to, in the order of experts: [n, hidden]."""
+    counts: Tensor
+    """Rows for each expert."""
+    places: Tensor
+    """Which of the rows is the first, second, ... choice of the first, second, ... token: [tokens, top_k]."""
 
 
 class MoELayer(nn.Module):
@@ -78,23 +99,23 @@ class MoELayer(nn.Module):
         self.expert_count = moe.experts
 
     def forward(self, hidden: Tensor) -> Tensor:
-        output: Tensor = self.shared_expert(hidden) + self.routed(hidden.flatten(0, -2)).view_as(hidden)
-        return output
+        routed = self.dispatch(hidden)
+        return self.combine(routed, self.experts(routed.rows, routed.counts))
 
-    def routed(self, tokens: Tensor) -> Tensor:
-        """What the chosen experts add: [n, hidden] in and out."""
+    def dispatch(self, hidden: Tensor) -> Routed:
+        tokens = hidden.flatten(0, -2)
         scores, chosen = self.router(tokens)
         rows = (tokens.unsqueeze(1) * scores.unsqueeze(-1)).flatten(0, 1)
         order = chosen.flatten().argsort(stable=True)
-        outputs = self.run_experts(rows.index_select(0, order), self.counts(chosen))
-        # Back into the tokens' order by a gather: a scatter with repeated targets would not be reproducible.
-        return torch.unflatten(outputs.index_select(0, order.argsort()), 0, chosen.shape).sum(1)
+        return Routed(hidden, rows.index_select(0, order), self.counts(chosen), order.argsort().view_as(chosen))
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def run_experts(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """Not compiled: the shapes depend on the tokens, and experts gather their parameters apart from their block."""
-        outputs: Tensor = self.experts(rows, counts)
-        return outputs
+    def combine(self, routed: Routed, outputs: Tensor) -> Tensor:
+        """What the experts made of ``routed.rows``, summed up by token, beside the shared expert."""
+        # Back into the tokens' order by a gather: a scatter with repeated targets would not be reproducible.
+        rows = outputs.index_select(0, routed.places.flatten())
+        summed = torch.unflatten(rows, 0, routed.places.shape).sum(1)
+        output: Tensor = self.shared_expert(routed.hidden) + summed.view_as(routed.hidden)
+        return output
 
     def counts(self, chosen: Tensor) -> Tensor:
         """Rows for each expert. Unlike ``bincount``, its shape does not depend on the data."""

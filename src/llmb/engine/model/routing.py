@@ -40,7 +40,15 @@ class BalancedRouter(Router):
 
     def choose(self, logits: Tensor) -> Tensor:
         tokens, experts = logits.shape
-        choices = tokens * self.top_k
-        first = self.place * choices
-        turns = torch.arange(first, first + choices, device=logits.device)
-        return (turns % experts).view(tokens, self.top_k)
+        return turns(self.place, tokens * self.top_k, experts, logits.device).view(tokens, self.top_k)
+
+
+def turns(place: int, choices: int, experts: int, device: torch.device) -> Tensor:
+    """The experts that the rank at ``place`` takes one after the other, each rank as many: [choices]."""
+    first = place * choices
+    return torch.arange(first, first + choices, device=device) % experts
+
+
+def balanced_counts(place: int, choices: int, experts: int) -> Tensor:
+    """How often the rank at ``place`` takes each expert, on the host: [experts]."""
+    return turns(place, choices, experts, torch.device("cpu")).bincount(minlength=experts)

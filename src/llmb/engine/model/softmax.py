@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the loss does with a piece of logits between the matrix products, in fp32 whatever the dtype of the logits."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -35,7 +38,7 @@ class Softmax:
     Compiled, they take all rows at once: intermediate values then stay in registers.
     """
 
-    def __init__(self, backend: str | None = None) -> None:
+    def __init__(self, backend: str | Callable[..., Any] | None = None) -> None:
         self.sliced = backend is None
         self._statistics, self._to_gradient = statistics, to_gradient
         if backend is not None:

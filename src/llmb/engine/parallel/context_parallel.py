@@ -10,10 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 
-from llmb.engine.model.attention import Attention, ChunkedCausalAttention, Masks, masked_attention
+from llmb.engine.model.attention import Attention, CausalAttention, Masks, attend
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.collectives import Group, all_gather, group_of
 
@@ -24,8 +23,8 @@ def apply_context_parallel(model: Decoder, mesh: DeviceMesh, seq_len: int) -> No
         return
     group = group_of(mesh)
     for attention in [module for module in model.modules() if isinstance(module, Attention)]:
-        chunk_size = attention.core.chunk_size if isinstance(attention.core, ChunkedCausalAttention) else None
-        attention.core = ContextParallelAttention(group, seq_len, chunk_size)
+        assert isinstance(attention.core, CausalAttention)
+        attention.core = ContextParallelAttention(group, seq_len, attention.core.chunk_size)
 
 
 def rank_pieces(rank: int, ranks: int) -> tuple[int, int]:
@@ -61,19 +60,13 @@ class ContextParallelAttention(nn.Module):
     def __init__(self, group: Group, seq_len: int, chunk_size: int | None) -> None:
         super().__init__()
         self.group = group
-        self.chunked = chunk_size is not None
-        size = seq_len // (2 * group.size)
-        self.views: list[View] = []
-        for place, piece in enumerate(rank_pieces(group.rank, group.size)):
-            piece_spans = spans(piece * size, (piece + 1) * size, chunk_size)
-            self.views += [View(span, moved_by=(place - piece) * size) for span in piece_spans]
+        self.core = SpanAttention(group, seq_len, chunk_size)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, masks: Masks | None = None) -> Tensor:
         """[batch, seq_len / ranks, heads, head_dim] in and out."""
         keys, values = self._whole_sequence(torch.cat((key, value), dim=2)).chunk(2, dim=2)
-        if masks is not None:
-            return masked_attention(query, keys, values, masks.chunk if self.chunked else masks.document)
-        return torch.cat([view.attend(query, keys, values) for view in self.views], dim=1)
+        seen: Tensor = self.core(query, keys, values, masks)
+        return seen
 
     def _whole_sequence(self, part: Tensor) -> Tensor:
         """The parts of all ranks in the order of their positions."""
@@ -81,6 +74,27 @@ class ContextParallelAttention(nn.Module):
         ranks = range(self.group.size)
         order = [piece for rank in ranks for piece in rank_pieces(rank, self.group.size)]
         return torch.cat([gathered[order.index(piece)] for piece in range(len(order))], dim=1)
+
+
+class SpanAttention(CausalAttention):
+    """What a rank's queries see of the whole sequence, span by span. Talks to nobody."""
+
+    def __init__(self, group: Group, seq_len: int, chunk_size: int | None) -> None:
+        super().__init__()
+        self.chunk_size = chunk_size
+        size = seq_len // (2 * group.size)
+        self.views: list[View] = []
+        for place, piece in enumerate(rank_pieces(group.rank, group.size)):
+            piece_spans = spans(piece * size, (piece + 1) * size, chunk_size)
+            self.views += [View(span, moved_by=(place - piece) * size) for span in piece_spans]
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, masks: Masks | None = None) -> Tensor:
+        """query: [batch, seq_len / ranks, heads, head_dim], as the result; key, value: [batch, seq_len, ...]."""
+        if masks is not None:
+            mask = masks.document if self.chunk_size is None else masks.chunk
+            return attend(query, key, value, mask=mask, repeats_heads=self.repeats_heads)
+        parts = [view.attend(query, key, value, repeats_heads=self.repeats_heads) for view in self.views]
+        return torch.cat(parts, dim=1)
 
 
 class View:
@@ -92,9 +106,6 @@ class View:
         # The last query sees all keys, the one before it all but one, and so on. Made here, as no compiler can.
         self.bias = causal_lower_right(span.stop - span.first, span.stop - span.first_key)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        grouped = query.shape[2] != key.shape[2]
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, repeats_heads: bool) -> Tensor:
         parts = (query[:, self.queries], key[:, self.keys], value[:, self.keys])
-        query, key, value = (heads.transpose(1, 2) for heads in parts)
-        seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=self.bias, enable_gqa=grouped)
-        return seen.transpose(1, 2)
+        return attend(*parts, mask=self.bias, repeats_heads=repeats_heads)

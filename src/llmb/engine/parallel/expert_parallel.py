@@ -14,6 +14,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.moe import Experts, MoELayer
+from llmb.engine.model.routing import BalancedRouter, balanced_counts
 from llmb.engine.parallel.collectives import Group, all_gather, all_to_all, group_of
 
 EXPERT = 0
@@ -26,7 +27,14 @@ def apply_expert_parallel(model: Decoder, mesh: DeviceMesh) -> None:
     if mesh.size() == 1:
         return
     for layer in [module for module in model.modules() if isinstance(module, MoELayer)]:
-        layer.experts = ParallelExperts(layer.experts, mesh)
+        router = layer.router
+        places = rank_places(mesh, router.place) if isinstance(router, BalancedRouter) else None
+        layer.experts = ParallelExperts(layer.experts, mesh, layer.expert_count, places)
+
+
+def rank_places(mesh: DeviceMesh, own: int) -> Tensor:
+    """The places of the ranks of ``mesh`` among those of their pipeline stage, where this rank's is ``own``."""
+    return mesh.mesh.cpu() - (mesh.get_rank() - own)
 
 
 class Traffic(NamedTuple):
@@ -40,30 +48,55 @@ class Traffic(NamedTuple):
     """From the ranks of etp: what each of them received."""
     order: Tensor
     """Brings the gathered rows, which come by rank, into the order of experts."""
+    back: Tensor
+    """Brings them back."""
     counts: Tensor
     """Gathered rows of each expert of this rank."""
 
 
 class ParallelExperts(Experts):
-    """Takes rows of this rank for any expert, in the order of experts, and returns what those experts made of them."""
+    """Takes rows of this rank for any expert, in the order of experts, and returns what those experts made of them.
 
-    def __init__(self, whole: Experts, mesh: DeviceMesh) -> None:
+    ``places``, [ep, etp], are those of the ranks where all take the ``experts`` in turn: what goes where is then known,
+    and the host need not wait for the device to tell.
+    """
+
+    def __init__(self, whole: Experts, mesh: DeviceMesh, experts: int, places: Tensor | None = None) -> None:
         nn.Module.__init__(self)
         for name, parameter in whole.named_parameters(recurse=False):
             placements = [Shard(EXPERT), Shard(FEATURE[name])]
             self.register_parameter(
                 name, nn.Parameter(distribute_tensor(parameter, mesh, placements, src_data_rank=None))
             )
+        self.activate = whole.activate
         self.ep = group_of(mesh["ep"])
         self.etp = group_of(mesh["etp"])
+        self.experts = experts
+        self.places = places
+        self.known: dict[tuple[int, torch.device], Traffic] = {}
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        traffic = plan_traffic(counts, self.ep, self.etp)
+        traffic = self.traffic(counts) if self.places is None else self.known_traffic(self.places, rows)
         arrived = all_to_all(rows, traffic.sent, traffic.received, self.ep)
         gathered = self._gather(arrived, traffic)
         outputs = super().forward(gathered.index_select(0, traffic.order), traffic.counts)
-        summed = self._reduce(outputs.index_select(0, traffic.order.argsort()), traffic)
+        summed = self._reduce(outputs.index_select(0, traffic.back), traffic)
         return all_to_all(summed, traffic.received, traffic.sent, self.ep)
+
+    def traffic(self, counts: Tensor) -> Traffic:
+        """From the number of this rank's rows for each expert, [experts]; waits for those of the other ranks."""
+        by_etp = all_gather(all_gather(counts.unsqueeze(0), 0, self.ep).unsqueeze(0), 0, self.etp)
+        return plan_traffic(by_etp, self.ep, self.etp)
+
+    def known_traffic(self, places: Tensor, rows: Tensor) -> Traffic:
+        key = len(rows), rows.device
+        if key not in self.known:
+            by_place = [balanced_counts(place, len(rows), self.experts) for place in places.T.flatten().tolist()]
+            traffic = plan_traffic(torch.stack(by_place), self.ep, self.etp)
+            tensors = (traffic.order, traffic.back, traffic.counts)
+            order, back, counts = (tensor.to(rows.device) for tensor in tensors)
+            self.known[key] = traffic._replace(order=order, back=back, counts=counts)
+        return self.known[key]
 
     def _gather(self, arrived: Tensor, traffic: Traffic) -> Tensor:
         """What all ranks that share these experts received. Parts are uneven, so each sends its own to every other."""
@@ -81,17 +114,17 @@ class ParallelExperts(Experts):
         return parts.view(self.etp.size, copies[0], parts.shape[-1]).sum(0)
 
 
-def plan_traffic(counts: Tensor, ep: Group, etp: Group) -> Traffic:
-    """From the number of this rank's rows for each expert, [experts]; waits for those of the other ranks."""
-    by_etp = all_gather(all_gather(counts.unsqueeze(0), 0, ep).unsqueeze(0), 0, etp)
+def plan_traffic(by_etp: Tensor, ep: Group, etp: Group) -> Traffic:
+    """From the number of each rank's rows for each expert, [etp, ep, experts]; waits for the device that has them."""
     # [etp, ep, experts of all] -> [etp, ep, owner, experts of the owner]
     blocks = by_etp.view(etp.size, ep.size, ep.size, -1)
     mine = blocks[:, :, ep.rank]
     numbers = torch.cat((blocks[etp.rank, ep.rank].sum(-1), mine[etp.rank].sum(-1), mine.sum((1, 2))))
     sent, received, gathered = _split(numbers.tolist(), ep.size, ep.size)
-    expert = torch.arange(mine.shape[-1], device=counts.device).expand_as(mine)
+    expert = torch.arange(mine.shape[-1], device=by_etp.device).expand_as(mine)
     by_rank = torch.repeat_interleave(expert.flatten(), mine.flatten(), output_size=sum(gathered))
-    return Traffic(sent, received, gathered, by_rank.argsort(stable=True), mine.sum((0, 1)))
+    order = by_rank.argsort(stable=True)
+    return Traffic(sent, received, gathered, order, order.argsort(), mine.sum((0, 1)))
 
 
 def _split(numbers: list[int], first: int, second: int) -> tuple[list[int], list[int], list[int]]:

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chooses the attention kernel of a run: tries those of the device on the model's own attention, at its very shapes.
+
+The first rank tries, all ranks use what it found. Scores depend on nothing but shapes, so random inputs do.
+"""
+
+import statistics
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from llmb.engine.model.attention import CausalAttention, Masks, document_masks
+from llmb.engine.model.decoder import Decoder
+from llmb.engine.parallel.context_parallel import rank_positions
+from llmb.engine.parallel.data_parallel import compute_dtype
+from llmb.engine.parallel.mesh import Ranks
+from llmb.runs.attention import AttentionBackend, AttentionReport, Trial, problem_text, select, try_backends
+from llmb.runs.plan import Plan
+
+KERNELS: Mapping[AttentionBackend, SDPBackend] = MappingProxyType(
+    {
+        "flash": SDPBackend.FLASH_ATTENTION,
+        "cudnn": SDPBackend.CUDNN_ATTENTION,
+        "efficient": SDPBackend.EFFICIENT_ATTENTION,
+        "math": SDPBackend.MATH,
+    }
+)
+WARM_UPS, TIMED = 3, 10
+
+Pass = Callable[[], object]
+"""A forward and backward pass of one attention layer."""
+
+
+@contextmanager
+def attention_kernel(backend: AttentionBackend) -> Iterator[None]:
+    """All attention within is computed by ``backend``, or fails.
+
+    torch keeps compiled code between processes and takes no notice of the kernel when it looks for it there: without
+    the tag, a block would be found that was compiled for another one.
+    """
+    tag = f"{torch.compiler.config.cache_key_tag}attention={backend}"
+    with sdpa_kernel(KERNELS[backend]), torch.compiler.config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
+        yield
+
+
+def choose_attention(stages: Sequence[Decoder], plan: Plan, ranks: Ranks) -> AttentionReport:
+    """Sets up ``stages`` for the chosen backend. A collective. Raises UsageError on all ranks where there is none."""
+    cores = attention_cores(stages)
+    shared: list[Any] = [None]
+    if ranks.is_first:
+        shared = [try_backends(plan.attention_backend, plan.device, partial(attempt, cores, plan, ranks))]
+        forget_memory(ranks.device)
+    dist.broadcast_object_list(shared, src=0, device=ranks.device)
+    report = select(plan.attention_backend, shared[0])
+    for core in cores:
+        core.repeats_heads = report.repeats_heads
+    return report
+
+
+def attention_cores(stages: Sequence[Decoder]) -> list[CausalAttention]:
+    return [module for stage in stages for module in stage.modules() if isinstance(module, CausalAttention)]
+
+
+def attempt(
+    cores: Sequence[CausalAttention], plan: Plan, ranks: Ranks, backend: AttentionBackend, timed: bool
+) -> Trial:
+    """Tries ``backend`` with grouped heads, and where it does not take them with repeated ones."""
+    model = plan.recipe.model
+    trial = attempt_heads(cores, plan, ranks, backend, timed=timed, repeats_heads=False)
+    if trial.problem is None or model.attention_heads == model.kv_heads:
+        return trial
+    return attempt_heads(cores, plan, ranks, backend, timed=timed, repeats_heads=True)
+
+
+def attempt_heads(
+    cores: Sequence[CausalAttention],
+    plan: Plan,
+    ranks: Ranks,
+    backend: AttentionBackend,
+    *,
+    timed: bool,
+    repeats_heads: bool,
+) -> Trial:
+    """One layer of each kind does its passes; its time counts for all layers of its kind."""
+    kinds = {core.chunk_size: core for core in cores}
+    layers = Counter(core.chunk_size for core in cores)
+    milliseconds = 0.0
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            for kind, core in kinds.items():
+                core.repeats_heads = repeats_heads
+                with attention_kernel(backend):
+                    once = passes(core, *inputs(plan, ranks))
+                    once()
+                    milliseconds += layers[kind] * (pass_milliseconds(once, ranks.device) if timed else 0.0)
+            synchronise(ranks.device)
+        except RuntimeError as error:
+            problem = problem_text(str(error), [str(warning.message) for warning in told])
+            return Trial(backend=backend, repeats_heads=repeats_heads, problem=problem)
+    return Trial(backend=backend, repeats_heads=repeats_heads, milliseconds=milliseconds if timed else None)
+
+
+def inputs(plan: Plan, ranks: Ranks) -> tuple[tuple[Tensor, Tensor, Tensor], Masks | None]:
+    """Query, key and value as a layer's core gets them for one micro-batch, and masks where sequences are packed."""
+    model, layout, device = plan.recipe.model, plan.recipe.layout, ranks.device
+    generator = torch.Generator(device).manual_seed(plan.seed)
+
+    def heads(tokens: int, number: int) -> Tensor:
+        shape = (layout.mbs, tokens, number // layout.tp, model.head_dim)
+        values = torch.randn(shape, generator=generator, device=device, dtype=compute_dtype(plan.recipe.dtype))
+        return values.requires_grad_()
+
+    query = heads(layout.seq_len // layout.cp, model.attention_heads)
+    key, value = (heads(layout.seq_len, model.kv_heads) for _ in range(2))
+    document_tokens = plan.recipe.training.document_tokens
+    if document_tokens is None:
+        return (query, key, value), None
+    places = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, device)
+    positions = (places % document_tokens).expand(layout.mbs, -1)
+    return (query, key, value), document_masks(model, places, positions, layout.seq_len)
+
+
+def passes(core: nn.Module, heads: tuple[Tensor, Tensor, Tensor], masks: Masks | None) -> Pass:
+    gradient = torch.ones_like(heads[0])
+    return lambda: torch.autograd.grad(core(*heads, masks), heads, gradient)
+
+
+def pass_milliseconds(once: Pass, device: torch.device) -> float:
+    """Median over some passes, one after the other as the device does them, after some that warm it up."""
+    for _ in range(WARM_UPS):
+        once()
+    stamps = [stamp(device)]
+    for _ in range(TIMED):
+        once()
+        stamps.append(stamp(device))
+    synchronise(device)
+    return statistics.median(milliseconds_between(*pair) for pair in pairwise(stamps))
+
+
+def stamp(device: torch.device) -> torch.cuda.Event | float:
+    """A moment: of the device's work on a GPU, which the host does not wait for, or the host's."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def milliseconds_between(earlier: torch.cuda.Event | float, later: torch.cuda.Event | float) -> float:
+    if isinstance(earlier, float) or isinstance(later, float):
+        assert isinstance(earlier, float) and isinstance(later, float)
+        return 1e3 * (later - earlier)
+    return float(earlier.elapsed_time(later))
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def forget_memory(device: torch.device) -> None:
+    """What was tried is no part of what the run needs."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where balance is forced, ranks know what goes where without asking."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from llmb.engine.parallel.expert_parallel import rank_places
+
+WORKER = Path(__file__).parent / "traffic_worker.py"
+
+
+@pytest.mark.slow
+def test_known_traffic_gives_the_same_results_without_asking(tmp_path: Path) -> None:
+    workers = [
+        subprocess.Popen(
+            [sys.executable, WORKER, tmp_path, str(rank)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(4)
+    ]
+    try:
+        outputs = [worker.communicate(timeout=120) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    for worker, (_, complaints) in zip(workers, outputs, strict=True):
+        assert worker.returncode == 0, complaints
+    found = json.loads(outputs[0][0])
+    assert found["same"]
+    asked, known = found["collectives"]
+    assert known == asked - 2
+
+
+@pytest.mark.parametrize("rank", range(8))
+def test_places_are_those_of_the_pipeline_stage(rank: int) -> None:
+    """8 ranks, PP2 x EDP1 x EP2 x ETP2: each stage has the places 0 to 3."""
+    dist.init_process_group("fake", rank=rank, world_size=8, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (2, 1, 2, 2), mesh_dim_names=("pp", "edp", "ep", "etp"))
+        assert rank_places(mesh["ep", "etp"], rank % 4).tolist() == [[0, 1], [2, 3]]
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One of four ranks, EP2 x ETP2, that take experts in turn: what they compute with and without knowing it beforehand.
+
+Arguments: folder with room for the rendezvous, rank. The first rank prints, as JSON, how often it communicated without
+and with the knowledge, and whether results and gradients were the same bit for bit on all ranks.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
+
+from llmb.catalogue.records import MixtureOfExperts
+from llmb.engine.model.moe import MoELayer
+from llmb.engine.model.routing import BalancedRouter
+from llmb.engine.parallel.expert_parallel import ParallelExperts, rank_places
+
+MOE = MixtureOfExperts(experts=6, top_k=2, ffn_hidden_size=16, shared_ffn_hidden_size=16, interleave=1)
+
+
+def passes(layer: MoELayer, hidden: Tensor) -> tuple[int, list[Tensor]]:
+    """Collectives of a forward pass, its result and the gradients of the experts."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        result = layer(hidden)
+    result.square().sum().backward()
+    gradients = [parameter.grad for parameter in layer.experts.parameters()]
+    parts = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in gradients]
+    calls = sum(event.count for event in profiled.key_averages() if event.key.startswith("c10d::all"))
+    return calls, [result.detach(), *parts]
+
+
+def main(folder: Path, rank: int) -> None:
+    dist.init_process_group("gloo", rank=rank, world_size=4, init_method=f"file://{folder}/store")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "etp"))
+    torch.manual_seed(1)
+    layer = MoELayer(16, MOE)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    layer.router = BalancedRouter(layer.router, rank)
+    whole = layer.experts
+    hidden = torch.randn(4, 1, 25, 16)[rank]  # 25 x 2 rows for 6 experts: no rank sends the same as another
+    found = []
+    for places in (None, rank_places(mesh, rank)):
+        layer.experts = ParallelExperts(whole, mesh, MOE.experts, places)
+        passes(layer, hidden)
+        for parameter in layer.experts.parameters():
+            parameter.grad = None
+        found.append(passes(layer, hidden))
+    same = torch.tensor(all(torch.equal(*pair) for pair in zip(found[0][1], found[1][1], strict=True)))
+    dist.all_reduce(same, op=dist.ReduceOp.MIN)
+    if rank == 0:
+        print(json.dumps({"collectives": [calls for calls, _ in found], "same": bool(same)}))
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
+
+
+main(Path(sys.argv[1]), int(sys.argv[2]))
