@@ -2,9 +2,7 @@
 """Where balance is forced, ranks know what goes where without asking."""
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,25 +16,10 @@ WORKER = Path(__file__).parent / "traffic_worker.py"
 
 
 @pytest.mark.slow
-def test_known_traffic_gives_the_same_results_without_asking(tmp_path: Path) -> None:
-    workers = [
-        subprocess.Popen(
-            [sys.executable, WORKER, tmp_path, str(rank)],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(4)
-    ]
-    try:
-        outputs = [worker.communicate(timeout=120) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    for worker, (_, complaints) in zip(workers, outputs, strict=True):
-        assert worker.returncode == 0, complaints
-    found = json.loads(outputs[0][0])
+def test_known_traffic_gives_the_same_results_without_asking(
+    tmp_path: Path, run_ranks: Callable[..., list[str]]
+) -> None:
+    found = json.loads(run_ranks(WORKER, 4, tmp_path)[0])
     assert found["same"]
     asked, known = found["collectives"]
     assert known == asked - 2

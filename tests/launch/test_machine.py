@@ -13,6 +13,7 @@ from llmb.catalogue.resolve import Request
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.launch.command import local_command, local_variables
 from llmb.launch.machine import Machine, check_machine, gpu_type_of, recipe_for, this_machine
+from llmb.launch.worker_variables import worker_variables
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan
@@ -118,6 +119,25 @@ def test_workers_share_the_cores(tiny_plan: Callable[..., Plan]) -> None:
 def test_what_the_user_has_set_stays(tiny_plan: Callable[..., Plan]) -> None:
     environ = {"OMP_NUM_THREADS": "3", "GOMP_SPINCOUNT": "1"}
     assert local_variables(tiny_plan(scale=2), 8, environ) == {"PYTHONUNBUFFERED": "1"}
+
+
+def test_a_gpu_gets_memory_that_does_not_fall_apart_unless_the_user_configured_it() -> None:
+    plan = make_plan(recipe_for(CATALOGUE, large(scale=1), H100_NODE), Choices(steps=5), device="cuda")
+    chosen = local_variables(plan, 8, {})
+    assert chosen["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert "GOMP_SPINCOUNT" not in chosen
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        assert "PYTORCH_ALLOC_CONF" not in local_variables(plan, 8, {name: "max_split_size_mb:512"})
+
+
+def test_every_variable_is_explained_in_the_docs() -> None:
+    page = Path(__file__).parents[2] / "docs" / "explanation" / "gpu-settings.md"
+    rows = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| `")]
+    shown = {row[0].strip("| `"): row[1].strip("`") for row in rows}
+    for variable in worker_variables(4):
+        assert variable.why
+        assert variable.name in shown
+        assert variable.name == "OMP_NUM_THREADS" or shown[variable.name] == variable.value
 
 
 def test_the_command_names_the_folder_and_nothing_secret(tiny_plan: Callable[..., Plan]) -> None:

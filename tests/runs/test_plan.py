@@ -5,11 +5,12 @@ import pytest
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Convention, Dtype
-from llmb.catalogue.resolve import Request, resolve
+from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.errors import UsageError
 from llmb.metrics.flops import flops_per_sequence, model_flops
 from llmb.metrics.packing import synthetic_packing
 from llmb.runs.choices import Choices
+from llmb.runs.device import Device
 from llmb.runs.documents import with_documents
 from llmb.runs.folder import experiment_name
 from llmb.runs.parallelism import DpSharding, Parallelism, PipelineSchedule
@@ -129,6 +130,22 @@ def test_what_the_engine_cannot_do_is_refused_before_it_starts(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         tiny_plan(workload, **options)
+
+
+@pytest.mark.parametrize(
+    ("device", "choices", "compiled"),
+    [
+        ("cuda", Choices(), True),
+        ("cpu", Choices(), False),
+        ("cuda", Choices(compiled=False), False),
+        ("cpu", Choices(compiled=True), True),
+        ("cuda", Choices(parallelism=ordered("zero-bubble")), False),
+    ],
+)
+def test_blocks_are_compiled_on_a_gpu_unless_told_otherwise(device: Device, choices: Choices, compiled: bool) -> None:
+    overrides = Overrides(pp=2) if choices.parallelism.pipeline_schedule else Overrides()
+    request = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=2, overrides=overrides)
+    assert make_plan(resolve(Catalogue(), request), choices, device=device).compiled is compiled
 
 
 def test_a_plan_with_documents_counts_their_attention(tiny_plan: Callable[..., Plan]) -> None:

@@ -29,6 +29,11 @@ def local_device(kind: Device) -> torch.device:
     return device
 
 
+def exact_fp32() -> None:
+    """fp32 is computed as such, also by products on a GPU, which could round their inputs to 10 bits (TF32)."""
+    torch.set_float32_matmul_precision("highest")
+
+
 def backend(kind: Device) -> str:
     return "nccl" if kind == "cuda" else "gloo"
 

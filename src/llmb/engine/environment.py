@@ -28,6 +28,7 @@ def describe_environment(ranks: Ranks) -> dict[str, Any]:
         "cuda": torch.version.cuda if on_gpu else None,
         "nccl": _nccl_version() if on_gpu else None,
         "backend": dist.get_backend(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "system": platform.platform(),
         "device": device_name(ranks.device),
         "device_memory_gib": torch.cuda.get_device_properties(ranks.device).total_memory / 2**30 if on_gpu else None,

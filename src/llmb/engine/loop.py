@@ -19,7 +19,7 @@ from llmb.engine.checkpoint.load import load_checkpoint
 from llmb.engine.checkpoint.save import Saver
 from llmb.engine.compile import apply_compile
 from llmb.engine.data.synthetic import SyntheticData, micro_batches, rank_samples
-from llmb.engine.device import Memory
+from llmb.engine.device import Memory, exact_fp32
 from llmb.engine.environment import describe_environment
 from llmb.engine.expert_load import ExpertLoadCounter, force_load_balancing
 from llmb.engine.model.decoder import Decoder
@@ -53,6 +53,7 @@ STEPS_BETWEEN_COLLECTIONS = 100
 
 def train(plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> None:
     """Trains ``plan.steps`` steps, or up to the first loss or gradient that is not finite."""
+    exact_fp32()
     environment = describe_environment(ranks)
     record_environment(folder, ranks, environment)
     reproducible(plan.seed)
@@ -110,7 +111,8 @@ def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
         apply_tensor_parallel(stage, ranks.tp, sequence_parallel=layout.sequence_parallel)
         apply_expert_parallel(stage, ranks.expert_mesh["ep", "etp"])
         apply_context_parallel(stage, ranks.cp, layout.seq_len)
-        shard(stage, ranks.fsdp, ranks.expert_fsdp, policy, keep_whole=keep_whole)
+        if ranks.world_size > 1 or policy.param_dtype:  # Else nobody shares and nothing is cast, but it takes time.
+            shard(stage, ranks.fsdp, ranks.expert_fsdp, policy, keep_whole=keep_whole)
         if plan.recompute == "selective":
             hide_gathering(stage)
         if plan.keep_logits and stage.lm_head is not None:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 
 from llmb.launch.profiled_worker import worker_module
+from llmb.launch.worker_variables import worker_variables
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 
@@ -24,13 +25,7 @@ def local_command(plan: Plan, folder: RunFolder) -> tuple[str, ...]:
 
 
 def local_variables(plan: Plan, cores: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """What the workers' environment gets on top of ``environ``; what the user has set stays.
-
-    Cores are shared out, or each worker's thread pool would take them all. Threads that wait spin for some ten
-    microseconds only: with the default, a core that something else uses made a step 50 times as long.
-    """
+    """What the workers' environment gets on top of ``environ``; what the user has set stays."""
     threads = max(1, cores // plan.recipe.scale)
-    chosen = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-    if plan.device == "cpu":
-        chosen["GOMP_SPINCOUNT"] = "10000"
-    return {name: value for name, value in chosen.items() if name not in environ}
+    chosen = [variable for variable in worker_variables(threads) if variable.device in (None, plan.device)]
+    return {item.name: item.value for item in chosen if environ.keys().isdisjoint((item.name, *item.also))}

@@ -26,7 +26,7 @@ def run_here(plan: Plan, folder: RunFolder, variables: Mapping[str, str], on_ste
     Raises UserInterrupt once an interrupted run is ended and recorded, EnvironmentProblem where nothing can be written.
     """
     patience_s = time_to_notice(plan.stall_limit_s)
-    record = new_record(plan, local_command(plan, folder))
+    record = new_record(plan, local_command(plan, folder), variables)
     try:
         write_record(folder, record)
         try:

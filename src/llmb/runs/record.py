@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``run.json``: everything that decided a run, and what came of it."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
+
+from pydantic import Field
 
 from llmb import __version__
 from llmb.catalogue.records import Record
@@ -57,6 +60,8 @@ class RunRecord(Record):
     command: tuple[str, ...]
     job: Job | None = None
     """Null for a run without a scheduler, and for one that waits."""
+    variables: dict[str, str] = Field(default_factory=dict)
+    """What the workers' environment got beside the user's."""
     plan: Plan
     conventions: dict[str, str]
     environment: dict[str, Any] | None = None
@@ -76,8 +81,15 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def new_record(plan: Plan, command: tuple[str, ...]) -> RunRecord:
-    return RunRecord(status="running", started_at=now(), command=command, plan=plan, conventions=CONVENTIONS)
+def new_record(plan: Plan, command: tuple[str, ...], variables: Mapping[str, str] | None = None) -> RunRecord:
+    return RunRecord(
+        status="running",
+        started_at=now(),
+        command=command,
+        variables=dict(variables or {}),
+        plan=plan,
+        conventions=CONVENTIONS,
+    )
 
 
 def queued_record(plan: Plan, command: tuple[str, ...]) -> RunRecord:

@@ -104,9 +104,10 @@ def add_up(model: Decoder) -> None:
 def accumulate(model: Decoder, *, last: bool, keep_whole: bool) -> None:
     """Says whether the coming backward pass is a step's last: gradients are reduced once a step, not each time.
 
-    ``keep_whole`` keeps gathered parameters up to there too.
+    ``keep_whole`` keeps gathered parameters up to there too. Nothing to say to a model that no ranks share.
     """
-    assert isinstance(model, FSDPModule)
+    if not isinstance(model, FSDPModule):
+        return
     model.set_requires_gradient_sync(last)
     model.set_is_last_backward(last)
     model.set_reshard_after_backward(last or not keep_whole)

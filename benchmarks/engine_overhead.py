@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine costs beside the training itself: its steps against those of a bare training loop, in turn.
+
+Both train the same tiny model, from the same initial values, on as many tokens, on this machine's CPU. The bare loop is
+plain PyTorch: forward, backward, clipping, AdamW, on one batch that is ready. The engine's steps have all that they
+have in a run: data, record, log, watch. Target: less than 2 % more time.
+
+One thread computes, so that CPU time can stand in for time where other programs disturb the machine.
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import Overrides, Request, resolve
+from llmb.engine.loop import build_data, train
+from llmb.engine.model.decoder import build_model
+from llmb.engine.model.initialise import initialise
+from llmb.engine.parallel.mesh import join_ranks
+from llmb.engine.watch.progress import Progress
+from llmb.engine.watch.watch import watch
+from llmb.launch.command import local_variables
+from llmb.launch.machine import this_machine
+from llmb.runs.choices import Choices
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan, make_plan
+from llmb.runs.stall import Phase
+
+TARGET_PCT = 2.0
+LARGEST_SPREAD_PCT = 4.0
+"""Of the middle half of the pairs; above it, other programs decided the times."""
+WARM_UPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of one loop's steps; ``cpu_s`` is the median of the process's CPU time."""
+
+    median_s: float
+    quartiles_s: tuple[float, float]
+    min_s: float
+    max_s: float
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """What was measured. Percentages are of the bare step's time."""
+
+    model: str
+    parameters: int
+    tokens_per_step: int
+    threads: int
+    torch: str
+    pairs: int
+    engine: Times
+    bare: Times
+    step_pct: float
+    """Median over the pairs of what the engine's step took more."""
+    step_pct_quartiles: tuple[float, float]
+    cpu_pct: float
+    """The same of CPU time."""
+    judged_by: str
+    """``time``, or ``cpu time`` where the quartiles lie too far apart."""
+    watch_pct: float
+    """CPU time of the watch's threads, which run beside both loops, as if it were all lost."""
+    overhead_pct: float
+    target_pct: float = TARGET_PCT
+
+
+def main() -> None:
+    options = _options()
+    plan = make_run(options)
+    environ = {"OMP_NUM_THREADS": "1", **os.environ}
+    variables = local_variables(plan, this_machine().cores, environ)
+    if variables:  # libraries read some of them when they are loaded, which they are by now
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**environ, **variables})
+    with tempfile.TemporaryDirectory(prefix="engine-overhead-") as folder:
+        overhead = measure(plan, RunFolder(Path(folder)))
+    sys.stdout.write(json.dumps(asdict(overhead), indent=2) + "\n" if options.json else text(overhead))
+    sys.stdout.flush()
+    os._exit(0 if overhead.overhead_pct < TARGET_PCT else 1)  # as a worker ends
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=30, help="timings of each loop (default: %(default)s)")
+    parser.add_argument("--seq-len", type=int, default=512, help="tokens of a sequence (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=8, help="sequences of a step (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a few small steps: shows that it works, not how fast")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    options = parser.parse_args()
+    if options.quick:
+        options.pairs, options.seq_len, options.batch = 4, 64, 1
+    return options
+
+
+def make_run(options: argparse.Namespace) -> Plan:
+    overrides = Overrides(seq_len=options.seq_len, mbs=options.batch, gbs=options.batch)
+    request = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=1, overrides=overrides)
+    steps = WARM_UPS + options.pairs
+    return make_plan(resolve(Catalogue(), request), Choices(steps=steps, window="all"), device="cpu")
+
+
+def measure(plan: Plan, folder: RunFolder) -> Overhead:
+    """Runs the engine in this process as a worker does, with a step of the bare loop before each of its steps."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update(alone)
+    bare = BareLoop(plan)
+    turns = Turns(bare)
+    watch(plan, folder, turns)
+    ranks = join_ranks(plan)
+    log, sys.stdout = sys.stdout, folder.log.open("w")
+    try:
+        train(plan, folder, ranks, turns)
+    finally:
+        sys.stdout.close()
+        sys.stdout = log
+    return turns.overhead(plan, bare)
+
+
+class BareLoop:
+    """What a step costs without an engine."""
+
+    def __init__(self, plan: Plan) -> None:
+        recipe = plan.recipe
+        self.model = build_model(recipe.model)
+        initialise(self.model, recipe.model, plan.seed)
+        training = recipe.training
+        self.largest_norm = training.clip_grad
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=training.peak_lr,
+            betas=(training.beta1, training.beta2),
+            eps=training.eps,
+            weight_decay=training.weight_decay,
+            foreach=True,
+        )
+        self.tokens, self.labels, _ = build_data(plan).micro_batch(range(recipe.layout.gbs))
+
+    def step(self) -> None:
+        self.model(self.tokens, self.labels).backward()
+        clip_grad_norm_(self.model.parameters(), self.largest_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class Moment(NamedTuple):
+    """Of time and of the process's CPU time, in seconds."""
+
+    time_s: float
+    cpu_s: float
+
+    def since(self, earlier: "Moment") -> "Moment":
+        return Moment(self.time_s - earlier.time_s, self.cpu_s - earlier.cpu_s)
+
+
+def now() -> Moment:
+    return Moment(time.perf_counter(), time.process_time())
+
+
+class Turns(Progress):
+    """Lets the bare loop do a step whenever the engine is about to begin one, and times both."""
+
+    def __init__(self, bare: BareLoop) -> None:
+        self.bare = bare
+        self.engine_steps: list[Moment] = []
+        self.bare_steps: list[Moment] = []
+        self.resumed: Moment | None = None
+        self.began = now()
+        self.watched_s = 0.0
+        super().__init__(0)
+
+    def enter(self, phase: Phase, step: int) -> None:
+        super().enter(phase, step)
+        if phase != "step":
+            return
+        reached = now()
+        if self.resumed is None:
+            self.began, self.watched_s = reached, watch_seconds()
+        else:
+            self.engine_steps.append(reached.since(self.resumed))
+        began = now()
+        self.bare.step()
+        self.resumed = now()
+        self.bare_steps.append(self.resumed.since(began))
+
+    def overhead(self, plan: Plan, bare: BareLoop) -> Overhead:
+        watch_pct = 100 * (watch_seconds() - self.watched_s) / now().since(self.began).time_s
+        # Each step of the engine but the first comes after one of the bare loop.
+        pairs = list(zip(self.engine_steps, self.bare_steps, strict=False))[WARM_UPS - 1 :]
+        more = [100 * (ours.time_s / theirs.time_s - 1) for ours, theirs in pairs]
+        cpu_pct = statistics.median(100 * (ours.cpu_s / theirs.cpu_s - 1) for ours, theirs in pairs)
+        low, high = quartiles(more)
+        calm = high - low <= LARGEST_SPREAD_PCT
+        layout = plan.recipe.layout
+        return Overhead(
+            model=f"{plan.recipe.model.model} {plan.recipe.size}",
+            parameters=sum(parameter.numel() for parameter in bare.model.parameters()),
+            tokens_per_step=layout.gbs * layout.seq_len,
+            threads=torch.get_num_threads(),
+            torch=torch.__version__,
+            pairs=len(pairs),
+            engine=times_of([ours for ours, _ in pairs]),
+            bare=times_of([theirs for _, theirs in pairs]),
+            step_pct=statistics.median(more),
+            step_pct_quartiles=(low, high),
+            cpu_pct=cpu_pct,
+            judged_by="time" if calm else "cpu time",
+            watch_pct=watch_pct,
+            overhead_pct=(statistics.median(more) if calm else cpu_pct) + watch_pct,
+        )
+
+
+def watch_seconds() -> float:
+    """CPU time that the threads of the watch have had so far, as Linux counts it; 0 elsewhere."""
+    total = 0
+    for thread in threading.enumerate():
+        counted = Path(f"/proc/self/task/{thread.native_id}/schedstat")
+        if thread.name.startswith("watch") and counted.exists():
+            total += int(counted.read_text().split()[0])
+    return total / 1e9
+
+
+def times_of(steps: Sequence[Moment]) -> Times:
+    seconds = [step.time_s for step in steps]
+    cpu_s = statistics.median(step.cpu_s for step in steps)
+    return Times(statistics.median(seconds), quartiles(seconds), min(seconds), max(seconds), cpu_s)
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    first, _, third = statistics.quantiles(values, n=4)
+    return first, third
+
+
+def text(overhead: Overhead) -> str:
+    lines = [
+        f"{overhead.model}, {overhead.parameters / 1e6:.3g} M parameters, {overhead.tokens_per_step} tokens a step, "
+        f"{overhead.threads} threads, torch {overhead.torch}, {overhead.pairs} pairs in turn",
+        f"{'':<16}{'median s':>10}{'quartiles s':>20}{'min s':>9}{'max s':>9}{'cpu s':>9}",
+    ]
+    for name, times in (("engine", overhead.engine), ("bare loop", overhead.bare)):
+        between = "{:.4f} to {:.4f}".format(*times.quartiles_s)
+        ends = f"{times.min_s:>9.4f}{times.max_s:>9.4f}{times.cpu_s:>9.4f}"
+        lines.append(f"{name:<16}{times.median_s:>10.4f}{between:>20}{ends}")
+    between = "{:+.2f} to {:+.2f}".format(*overhead.step_pct_quartiles)
+    lines += [
+        f"step: {overhead.step_pct:+.2f} % (quartiles of the pairs {between}), cpu time {overhead.cpu_pct:+.2f} %",
+        f"watch, beside: {overhead.watch_pct:.3f} %",
+        f"engine's overhead, judged by {overhead.judged_by}: {overhead.overhead_pct:.2f} % "
+        f"(target: below {TARGET_PCT:g} %)",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

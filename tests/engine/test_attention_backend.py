@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention by every backend that a CPU has: the same code as on a GPU, with another clock."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._dynamo.utils import counters
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+
+from llmb.engine.attention_backend import (
+    KERNELS,
+    attempt,
+    attention_cores,
+    attention_kernel,
+    choose_attention,
+    inputs,
+)
+from llmb.engine.loop import prepare_stages
+from llmb.engine.model.attention import CausalAttention, ChunkedCausalAttention, attend
+from llmb.engine.parallel.collectives import Group
+from llmb.engine.parallel.context_parallel import SpanAttention
+from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.errors import UsageError
+from llmb.runs.plan import Plan
+
+OPERATORS = {
+    "flash": "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "math": "aten::_scaled_dot_product_attention_math",
+}
+Alone = Callable[..., tuple[Plan, Ranks]]
+
+
+@pytest.fixture
+def alone(tiny_plan: Callable[..., Plan]) -> Iterator[Alone]:
+    """A plan of one process, and its ranks."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+
+    def start(workload: str = "pretrain_llama3.1", **options: Any) -> tuple[Plan, Ranks]:
+        plan = tiny_plan(workload, scale=1, **options)
+        layout = plan.recipe.layout
+        return plan, arrange(0, torch.device("cpu"), layout, plan.parallelism.copies(layout))
+
+    yield start
+    dist.destroy_process_group()
+
+
+def operators_of(core: CausalAttention, plan: Plan, ranks: Ranks) -> set[str]:
+    heads, masks = inputs(plan, ranks)
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        core(*heads, masks).sum().backward()
+    return {event.key for event in profiled.key_averages()}
+
+
+@pytest.mark.parametrize("backend", OPERATORS)
+@pytest.mark.parametrize("document_tokens", [None, 40])
+@pytest.mark.parametrize(
+    "core",
+    [CausalAttention(), ChunkedCausalAttention(32), SpanAttention(Group("", 1, 0), 128, 32)],
+    ids=["causal", "chunked", "context-parallel"],
+)
+def test_every_kind_of_attention_is_computed_by_the_chosen_backend(
+    core: CausalAttention, document_tokens: int | None, backend: Any, alone: Alone
+) -> None:
+    plan, ranks = alone(document_tokens=document_tokens)
+    with attention_kernel(backend):
+        found = operators_of(core, plan, ranks)
+    assert OPERATORS[backend] in found
+    assert found.isdisjoint(set(OPERATORS.values()) - {OPERATORS[backend]})
+
+
+@pytest.mark.parametrize("workload", ["pretrain_llama3.1", "finetune_llama4-maverick"])
+def test_a_cpu_takes_flash_attention_unless_told_otherwise(workload: str, alone: Alone) -> None:
+    plan, ranks = alone(workload)
+    stages = prepare_stages(plan, ranks)
+    report = choose_attention(stages, plan, ranks)
+    assert (report.backend, report.repeats_heads) == ("flash", False)
+    told = choose_attention(stages, plan.model_copy(update={"attention_backend": "math"}), ranks)
+    assert (told.backend, told.why, len(told.trials)) == ("math", "chosen", 1)
+
+
+def test_a_trial_times_all_layers(alone: Alone) -> None:
+    plan, ranks = alone("finetune_llama4-maverick", overrides={"seq_len": 256})
+    cores = attention_cores(prepare_stages(plan, ranks))
+    assert {core.chunk_size for core in cores} == {None, plan.recipe.model.chunked_attention.chunk_size}
+    for backend in OPERATORS:
+        trial = attempt(cores, plan, ranks, backend, True)
+        assert trial.problem is None
+        assert trial.milliseconds > 0
+    assert attempt(cores, plan, ranks, "math", False).milliseconds is None
+
+
+def test_a_backend_that_is_not_there_says_so_before_training(alone: Alone) -> None:
+    plan, ranks = alone()
+    with pytest.raises(UsageError, match=r"(?s)--attention-backend cudnn cannot compute .*No viable backend"):
+        choose_attention(prepare_stages(plan, ranks), plan.model_copy(update={"attention_backend": "cudnn"}), ranks)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_repeated_heads_see_what_grouped_ones_see(masked: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    query, key, value = (torch.randn(2, 24, heads, 8, generator=generator, requires_grad=True) for heads in (6, 2, 2))
+    mask = torch.rand(2, 1, 24, 24, generator=generator) < 0.5 if masked else None
+    results = []
+    for backend in OPERATORS:
+        for repeats_heads in (False, True):
+            with attention_kernel(backend):
+                seen = attend(query, key, value, mask=mask, repeats_heads=repeats_heads)
+                results.append((seen, *torch.autograd.grad(seen.nan_to_num().square().sum(), (query, key, value))))
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], equal_nan=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's own, when it compiles
+def test_compiled_code_is_kept_apart_by_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flash alone is compiled in a second or two; what differs from its second use is the tag alone."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    heads = [torch.randn(1, 16, 2, 8) for _ in range(3)]
+    found = []
+    for kernel in (attention_kernel("flash"), attention_kernel("flash"), sdpa_kernel(SDPBackend.FLASH_ATTENTION)):
+        torch.compiler.reset()
+        counters.clear()
+        with kernel:
+            torch.compile(CausalAttention())(*heads)
+        found.append(counters["aot_autograd"]["autograd_cache_hit"])
+    assert found == [0, 1, 0]
+
+
+def test_every_backend_has_a_tag_of_its_own() -> None:
+    tags = set()
+    for backend in KERNELS:
+        with attention_kernel(backend):
+            tags.add(torch.compiler.config.cache_key_tag)
+    assert len(tags) == len(KERNELS)
+    assert torch.compiler.config.cache_key_tag not in tags

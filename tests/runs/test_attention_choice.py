@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which attention backend is taken of those that were tried."""
+
+from collections.abc import Callable
+
+import pytest
+
+from llmb.errors import UsageError
+from llmb.runs.attention import AttentionBackend, Trial, problem_text, select, try_backends
+from llmb.runs.plan import Plan
+
+MILLISECONDS: dict[AttentionBackend, float] = {"flash": 3.0, "cudnn": 2.0, "efficient": 5.0, "math": 90.0}
+
+
+def attempts(*unable: AttentionBackend) -> Callable[[AttentionBackend, bool], Trial]:
+    def attempt(backend: AttentionBackend, timed: bool) -> Trial:
+        if backend in unable:
+            return Trial(backend=backend, problem=f"{backend} is too old")
+        return Trial(backend=backend, milliseconds=MILLISECONDS[backend] if timed else None)
+
+    return attempt
+
+
+@pytest.mark.parametrize(
+    ("unable", "taken", "tried", "why"),
+    [
+        ((), "cudnn", ["flash", "cudnn", "efficient"], "the quickest of 3 that were timed"),
+        (("cudnn",), "flash", ["flash", "cudnn", "efficient"], "the quickest of 2 that were timed"),
+        (("cudnn", "flash"), "efficient", ["flash", "cudnn", "efficient"], "the only fused one that can be used"),
+        (
+            ("cudnn", "flash", "efficient"),
+            "math",
+            ["flash", "cudnn", "efficient", "math"],
+            "the only one that computes this run's attention",
+        ),
+    ],
+)
+def test_auto_takes_the_quickest_fused_backend_of_a_gpu(
+    unable: tuple[AttentionBackend, ...], taken: str, tried: list[str], why: str
+) -> None:
+    report = select("auto", try_backends("auto", "cuda", attempts(*unable)))
+    assert (report.backend, report.why) == (taken, why)
+    assert [trial.backend for trial in report.trials] == tried
+    assert [trial.backend for trial in report.trials if trial.problem] == [name for name in tried if name in unable]
+
+
+def test_auto_times_nothing_on_a_cpu() -> None:
+    report = select("auto", try_backends("auto", "cpu", attempts()))
+    assert (report.backend, report.why) == ("flash", "the only fused one")
+    assert report.trials == (Trial(backend="flash"),)
+    assert select("auto", try_backends("auto", "cpu", attempts("flash"))).backend == "math"
+
+
+def test_what_is_asked_for_is_taken_or_refused_with_the_reason() -> None:
+    trials = try_backends("efficient", "cuda", attempts("flash"))
+    assert trials == [Trial(backend="efficient")]
+    assert select("efficient", trials).why == "chosen"
+    with pytest.raises(UsageError, match=r"(?s)--attention-backend cudnn cannot compute.*cudnn: cudnn is too old"):
+        select("cudnn", try_backends("cudnn", "cuda", attempts("cudnn")))
+
+
+def test_a_backend_that_needs_repeated_heads_keeps_that() -> None:
+    trials = [Trial(backend="flash", milliseconds=2.0), Trial(backend="cudnn", repeats_heads=True, milliseconds=1.0)]
+    assert select("auto", trials).repeats_heads
+    assert not select("auto", trials[:1]).repeats_heads
+
+
+def test_the_problem_is_what_torch_warns_of_the_backend_that_was_tried() -> None:
+    warnings = [
+        "Flash attention kernel not used because: (Triggered internally at sdp_utils.cpp:1.)",
+        "Flash attention has been runtime disabled. (Triggered internally at sdp_utils.cpp:2.)",
+        "cuDNN attention kernel not used because: (Triggered internally at sdp_utils.cpp:3.)",
+        "head_dim should be no more than 128 (Triggered internally at sdp_utils.cpp:4.)",
+        "head_dim should be no more than 128 (Triggered internally at sdp_utils.cpp:4.)",
+    ]
+    assert problem_text("No available kernel.", warnings) == "head_dim should be no more than 128"
+    assert problem_text("out of memory\nat ...", warnings[:3]) == "out of memory"
+
+
+@pytest.mark.parametrize("choice", ["cudnn", "efficient"])
+def test_what_needs_a_gpu_is_refused_on_a_cpu(tiny_plan: Callable[..., Plan], choice: str) -> None:
+    with pytest.raises(UsageError, match=f"--attention-backend {choice} needs a GPU; .* valid are auto, flash, math"):
+        tiny_plan(attention_backend=choice)
+    assert tiny_plan(attention_backend="math").attention_backend == "math"
