@@ -51,7 +51,7 @@ def alone(tiny_plan: Callable[..., Plan]) -> Iterator[Alone]:
 
 def operators_of(core: CausalAttention, plan: Plan, ranks: Ranks) -> set[str]:
     heads, masks = inputs(plan, ranks)
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
         core(*heads, masks).sum().backward()
     return {event.key for event in profiled.key_averages()}
 

@@ -27,7 +27,7 @@ MOE = MixtureOfExperts(experts=6, top_k=2, ffn_hidden_size=16, shared_ffn_hidden
 
 def passes(layer: MoELayer, hidden: Tensor) -> tuple[int, list[Tensor]]:
     """Collectives of a forward pass, its result and the gradients of the experts."""
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
         result = layer(hidden)
     result.square().sum().backward()
     gradients = [parameter.grad for parameter in layer.experts.parameters()]

@@ -21,8 +21,9 @@ from llmb.report.output import print_json, print_table
 from llmb.report.run_report import plan_document, plan_table
 from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.choices import Choices
+from llmb.runs.device import Device
 from llmb.runs.folder import RunFolder, create_run_folder, experiment_name, install_root, run_parent
-from llmb.runs.plan import Device, Plan, make_plan
+from llmb.runs.plan import Plan, make_plan
 from llmb.runs.space import check_space
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

@@ -6,8 +6,9 @@ import subprocess
 from pathlib import Path
 
 from llmb.runs.choices import Choices
+from llmb.runs.device import Device
 from llmb.runs.folder import RunFolder
-from llmb.runs.plan import Device, Plan
+from llmb.runs.plan import Plan
 from llmb.runs.profile_report import profile_file
 from llmb.traces.files import SQLITE_END
 
