@@ -4,6 +4,7 @@
 import hashlib
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -30,3 +31,14 @@ def error(ours: Tensor, theirs: Tensor) -> float:
     """Relative; an expert without tokens has a gradient of zero."""
     size = float(theirs.norm())
     return float((ours - theirs).norm()) / (size or 1.0)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def mean_loss(own: Tensor | None) -> float:
+    """Of all ranks that have one."""
+    losses = torch.tensor([0.0, 0.0] if own is None else [1.0, own.item()], dtype=torch.float64)
+    dist.all_reduce(losses)
+    return (losses[1] / losses[0]).item()

@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from layout_values import error, spread
+from layout_values import error, mean_loss, spread, whole
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from llmb.engine import loop
 from llmb.engine.compile import apply_compile
@@ -28,10 +27,6 @@ from llmb.engine.parallel.mesh import Ranks, arrange
 from llmb.runs.plan import Plan
 
 CPU = torch.device("cpu")
-
-
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def compare(plan: Plan, ranks: Ranks, expected: dict[str, Any]) -> dict[str, float]:
@@ -59,13 +54,6 @@ def differences(kind: str, stages: list[Decoder], expected: dict[str, Tensor]) -
     parameters = [item for stage in stages for item in stage.named_parameters()]
     ours = {name: parameter.grad if kind == "gradient" else parameter.detach() for name, parameter in parameters}
     return {f"{kind} of {name}": error(whole(tensor), expected[name]) for name, tensor in ours.items()}
-
-
-def mean_loss(own: Tensor | None) -> float:
-    """Of all ranks that have one."""
-    losses = torch.tensor([0.0, 0.0] if own is None else [1.0, own.item()], dtype=torch.float64)
-    dist.all_reduce(losses)
-    return (losses[1] / losses[0]).item()
 
 
 def everybody(found: dict[str, float], ranks: Ranks) -> dict[str, float]:

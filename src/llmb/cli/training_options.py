@@ -37,6 +37,14 @@ OPTIONS: Mapping[str, OptionInfo] = MappingProxyType(
             "--grad-reduce-dtype",
             help="What gradients of micro-batches and ranks are added up in. Default: as the recipe says.",
         ),
+        "fp8_recipe": _training(
+            "--fp8-recipe",
+            help="Where FP8 tensors' scales come from: 'delayed' the largest values of earlier steps, 'current' the "
+            "tensor itself, with the first and last layer in bf16. Default with --dtype fp8: delayed.",
+        ),
+        "emulate_fp8": _training(
+            "--emulate-fp8", help="Cast to FP8, but multiply in bf16: for GPUs without FP8. Says nothing of its speed."
+        ),
         "recompute": _training("--recompute", help="Activation checkpointing."),
         "compiled": _training(
             "--compile/--no-compile",

@@ -41,6 +41,7 @@ from llmb.engine.parallel.tensor_parallel import apply_tensor_parallel
 from llmb.engine.passes import Accumulation, Passes
 from llmb.engine.profile import StepProfiler
 from llmb.engine.recompute import apply_recompute, hide_gathering
+from llmb.engine.precision.apply import apply_fp8, fp8_step
 from llmb.engine.reporter import Reporter
 from llmb.engine.timing import StepReader
 from llmb.engine.watch.progress import Progress
@@ -104,6 +105,7 @@ def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
     with torch.device("meta"):
         stages = build_stages(model, layout, ranks.pp_rank, v_shaped=plan.parallelism.v_shaped)
     keep_whole = plan.parallelism.keeps_parameters or layout.pp > 1
+    apply_fp8(stages, plan, ranks, keep_weights=keep_whole)
     for stage in stages:
         wrap_blocks(stage, plan)
         if plan.force_load_balancing:
@@ -171,7 +173,8 @@ def add_gradients(passes: Passes, plan: Plan, data: SyntheticData, number: int, 
     """Adds the gradients of a step's micro-batches; this rank's mean loss, if it has one."""
     layout, first_sample = plan.recipe.layout, plan.samples_before(number)
     count = mean_count(data, layout, first_sample, ranks)
-    return passes.add_gradients(micro_batches(data, layout, first_sample, ranks.dp_rank, ranks.device), count)
+    with fp8_step(passes.stages, number):
+        return passes.add_gradients(micro_batches(data, layout, first_sample, ranks.dp_rank, ranks.device), count)
 
 
 def update(stages: Sequence[Decoder], optimizers: Sequence[FusedAdamW], training: Training, number: int) -> Tensor:

@@ -23,6 +23,7 @@ aten = torch.ops.aten
 KEPT = frozenset(
     {
         aten.mm.default,
+        aten._scaled_mm.default,
         aten._grouped_mm.default,
         aten._scaled_dot_product_flash_attention.default,
         aten._scaled_dot_product_efficient_attention.default,

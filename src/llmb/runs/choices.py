@@ -11,6 +11,7 @@ from llmb.runs.parallelism import Parallelism
 from llmb.runs.profiling import Profiling
 
 Recompute = Literal["none", "selective", "full"]
+Fp8Recipe = Literal["delayed", "current"]
 DEFAULT_STEPS = 50
 DEFAULT_SEED = 1234
 DEFAULT_STALL_LIMIT_S = 300
@@ -29,6 +30,9 @@ class Choices(Record):
     document_tokens: int | None = None
     """Sequences are packed from documents of so many tokens on average."""
     grad_reduce_dtype: GradReduceDtype | None = None
+    fp8_recipe: Fp8Recipe | None = None
+    """Where an FP8 tensor's scale comes from: the steps before, or the tensor itself. Null for the recipes' own."""
+    emulate_fp8: bool = False
     recompute: Recompute = "none"
     compiled: bool | None = None
     """Null for what is quicker on the device."""
@@ -55,6 +59,10 @@ class Choices(Record):
             return self.compiled
         return device == "cuda" and not self.parallelism.delays_weight_gradients
 
+    def fp8_recipe_of(self, recipe: Recipe) -> Fp8Recipe | None:
+        """Null for a run that does not compute in FP8."""
+        return (self.fp8_recipe or "delayed") if recipe.dtype is Dtype.FP8 else None
+
     @property
     def saves(self) -> bool:
         """An interval between checkpoints includes the one at the end."""
@@ -72,6 +80,20 @@ class Choices(Record):
         if recipe.dtype is Dtype.FP32 and self.grad_reduce_dtype == "bf16":
             yield "--grad-reduce-dtype is bf16, but the run computes in fp32; leave it out or add --dtype bf16"
         yield from self.parallelism.problems(recipe.layout, compiled=self.compiles_on(device))
+        yield from self._fp8_problems(recipe)
+
+    def _fp8_problems(self, recipe: Recipe) -> Iterator[str]:
+        if recipe.dtype is Dtype.FP8:
+            if self.parallelism.delays_weight_gradients:
+                yield (
+                    f"--pipeline-schedule {self.parallelism.pipeline_schedule} splits products that FP8 does as one; "
+                    "choose another, or --dtype bf16"
+                )
+            return
+        if self.fp8_recipe:
+            yield f"--fp8-recipe is {self.fp8_recipe}, but the run computes in {recipe.dtype}; add --dtype fp8"
+        if self.emulate_fp8:
+            yield f"--emulate-fp8 is given, but the run computes in {recipe.dtype}; add --dtype fp8"
 
     def _number_problems(self) -> Iterator[str]:
         if self.steps is not None and self.steps < 1:

@@ -8,8 +8,8 @@ from llmb.errors import UsageError
 from llmb.metrics.window import resolve_window
 from llmb.runs.attention import AttentionChoice
 from llmb.runs.checkpoint import CheckpointRecord, SavedCheckpoint, model_differences
-from llmb.runs.choices import DEFAULT_SEED, DEFAULT_STALL_LIMIT_S, Choices, Recompute
 from llmb.runs.device import Device
+from llmb.runs.choices import DEFAULT_SEED, DEFAULT_STALL_LIMIT_S, Choices, Fp8Recipe, Recompute
 from llmb.runs.documents import document_problems, with_documents
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.profiling import Profile
@@ -32,6 +32,9 @@ class Plan(Record):
     steps: int
     window: Window
     seed: int
+    fp8_recipe: Fp8Recipe | None = None
+    """Null for a run that does not compute in FP8."""
+    emulate_fp8: bool = False
     recompute: Recompute
     compiled: bool = False
     keep_logits: bool = False
@@ -103,6 +106,8 @@ def make_plan(recipe: Recipe, choices: Choices, *, device: Device, checkpoint: S
         steps=steps,
         window=resolve_window(choices.window, steps, first_step),
         seed=next(given for given in (choices.seed, saved and saved.seed, DEFAULT_SEED) if given is not None),
+        fp8_recipe=choices.fp8_recipe_of(recipe),
+        emulate_fp8=choices.emulate_fp8,
         recompute=choices.recompute,
         compiled=choices.compiles_on(device),
         attention_backend=choices.attention_backend,
@@ -139,8 +144,6 @@ def reduction(recipe: Recipe, given: GradReduceDtype | None) -> GradReduceDtype:
 def _engine_problems(recipe: Recipe) -> Iterator[str]:
     if recipe.task == "lora":
         yield "the engine trains all weights; it has no LoRA adapters yet"
-    if recipe.dtype is Dtype.FP8:
-        yield "the engine computes in fp32 and bf16; it has no fp8 yet"
 
 
 def _checkpoint_problems(recipe: Recipe, seed: int | None, record: CheckpointRecord) -> Iterator[str]:

@@ -19,6 +19,7 @@ from torch.optim import AdamW
 from llmb.engine.checkpoint.failures import said_by_torch
 from llmb.engine.checkpoint.state import RANDOM, allocate_optimizer_state, restore_random, training_state
 from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.precision.state import FP8
 from llmb.errors import UsageError
 from llmb.logs.checkpoint_line import LoadLine, format_load_line
 from llmb.runs.checkpoint import WEIGHTS
@@ -64,8 +65,9 @@ def load_checkpoint(
     reader = TensorReader(path / WEIGHTS)
     saved = reader.read_metadata().state_dict_metadata
     wanted = training_state(stages, optimizers, ranks.device)
-    # A generator that the saving run did not have, because it ran on another kind of device, keeps its seed.
-    state = {name: tensor for name, tensor in wanted.items() if name in saved or not name.startswith(RANDOM)}
+    # A generator that the saving run did not have, because it ran on another kind of device, keeps its seed; where it
+    # did not compute in FP8 with delayed scaling, that begins anew.
+    state = {name: tensor for name, tensor in wanted.items() if name in saved or not name.startswith((RANDOM, FP8))}
     if missing := sorted(state.keys() - saved.keys()):
         raise UsageError(f"the checkpoint lacks {missing[0]}, one of {len(missing)} tensors", where=str(path))
     try:

@@ -11,14 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from llmb.engine.precision.state import scale_state
+
 MODEL = "model."
 RANDOM = "random."
 
 
 def training_state(stages: Sequence[nn.Module], optimizers: Sequence[AdamW], device: torch.device) -> dict[str, Tensor]:
-    """This rank's share: fp32 weights, AdamW's moments and step counts, and the states of random number generators.
+    """This rank's share: fp32 weights, AdamW's moments and step counts, FP8 scales, and the states of random numbers.
 
-    Weights and optimizer state are the live ones, so that reading into them restores them.
+    Weights, optimizer state and scales are the live ones, so that reading into them restores them.
     """
     state = {}
     for stage, optimizer in zip(stages, optimizers, strict=True):
@@ -26,6 +28,7 @@ def training_state(stages: Sequence[nn.Module], optimizers: Sequence[AdamW], dev
             state[f"{MODEL}{name}"] = parameter.detach()
             for kind, value in optimizer.state[parameter].items():
                 state[f"optimizer.{name}.{kind}"] = value
+        state |= scale_state(stage)
     state[f"{RANDOM}cpu"] = torch.get_rng_state()
     if device.type == "cuda":
         state[f"{RANDOM}cuda"] = torch.cuda.get_rng_state(device)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A linear layer whose three products are in FP8."""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from llmb.engine.model.local import Linear, local
+from llmb.engine.precision.product import Scaled, cast, largest_value, multiply
+from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, LARGEST, WEIGHT, Scales, scale_from
+
+
+class Place:
+    """A layer's own part of ``Scales``, and how it gets there what it finds in its tensors.
+
+    ``probe`` takes part in the layer's product without changing it. What comes as its "gradient", once for every
+    backward pass, are the largest values of input and gradient: so nothing is written within the passes, which may be
+    compiled, and are computed again by recomputation.
+    """
+
+    def __init__(self, scales: Scales, number: int) -> None:
+        self.scales = scales
+        self.scale = scales.scale[number]
+        self.history = scales.history[number]
+        self.probe = torch.zeros(2, device=scales.amax.device, requires_grad=True)
+        self.probe.register_post_accumulate_grad_hook(partial(_record, scales.amax[number, INPUT : GRADIENT + 1 : 2]))
+
+
+def _record(amax: Tensor, probe: Tensor) -> None:
+    assert probe.grad is not None
+    torch.maximum(amax, probe.grad, out=amax)
+    probe.grad = None
+
+
+class Fp8Linear(Linear):
+    """A matrix without bias; computes in FP8 what ``whole`` would, [..., inputs] to [..., outputs], bf16.
+
+    kept: the weight in FP8 and its transpose, where it is kept over the micro-batches of a step; else it is cast
+    whenever it is used, and lives as long as the weight does.
+    """
+
+    def __init__(self, whole: Linear, place: Place, *, emulated: bool) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = whole.in_features, whole.out_features
+        self.weight = whole.weight
+        self.register_parameter("bias", None)
+        self.place = place
+        self.scale, self.probe = place.scale, place.probe
+        self.delayed, self.emulated = place.scales.delayed, emulated
+        self.kept: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        weight = local(self.weight)
+        kept = self.kept or (None, None)
+        product: Tensor = _Fp8Product.apply(  # type: ignore[no-untyped-call]
+            hidden.flatten(0, -2), weight, *kept, self.scale, self.probe, self.delayed, self.emulated
+        )
+        return product.view(*hidden.shape[:-1], product.shape[-1])
+
+    @torch.no_grad()
+    def keep_weight(self) -> None:
+        """Casts the weight, which has to be whole, once for many products."""
+        if self.kept is None:
+            weight = cast(local(self.weight), self.scale[WEIGHT], FORMATS[WEIGHT])
+            self.kept = weight, weight.t().contiguous()
+
+
+class _Context(FunctionCtx):
+    saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+    keeps: bool
+    delayed: bool
+    emulated: bool
+
+
+class _Fp8Product(torch.autograd.Function):
+    """y = x w^T, dx = dy w, dw = dy^T x; a copy of each FP8 matrix for either side of a product (see ``multiply``)."""
+
+    @staticmethod
+    def forward(
+        ctx: _Context,
+        rows: Tensor,
+        weight: Tensor,
+        kept: Tensor | None,
+        kept_transposed: Tensor | None,
+        scale: Tensor,
+        probe: Tensor,  # noqa: ARG004 (takes part for its gradient alone)
+        delayed: bool,
+        emulated: bool,
+    ) -> Tensor:
+        amax = largest_value(rows)
+        input_scale = scale[INPUT] if delayed else scale_from(amax, LARGEST[INPUT], 1.0)
+        cast_rows = Scaled(cast(rows, input_scale, FORMATS[INPUT]), input_scale)
+        values = cast(weight, scale[WEIGHT], FORMATS[WEIGHT]) if kept is None else kept
+        ctx.keeps, ctx.delayed, ctx.emulated = kept is not None, delayed, emulated
+        held = weight if kept_transposed is None else kept_transposed
+        ctx.save_for_backward(cast_rows.values.t().contiguous(), held, scale, input_scale, amax)
+        return multiply(cast_rows, Scaled(values, scale[WEIGHT]).mT, fast=True, emulated=emulated)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: _Context, gradient: Tensor
+    ) -> tuple[Tensor, Tensor, None, None, None, Tensor, None, None]:
+        rows, held, scale, input_scale, input_amax = ctx.saved_tensors
+        amax = largest_value(gradient)
+        gradient_scale = scale[GRADIENT] if ctx.delayed else scale_from(amax, LARGEST[GRADIENT], 1.0)
+        values = cast(gradient, gradient_scale, FORMATS[GRADIENT])
+        weight = held if ctx.keeps else cast(held, scale[WEIGHT], FORMATS[WEIGHT]).t().contiguous()
+        product = partial(multiply, fast=False, emulated=ctx.emulated)
+        to_input = product(Scaled(values, gradient_scale), Scaled(weight, scale[WEIGHT]).mT)
+        to_weight = product(Scaled(values.t().contiguous(), gradient_scale), Scaled(rows, input_scale).mT)
+        return to_input, to_weight, None, None, None, torch.stack((input_amax, amax)), None, None

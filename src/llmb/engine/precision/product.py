@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Casts to FP8 and products of FP8 matrices."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+ALIGNED = 16
+"""Values: what the GPU's product wants a row's length to be a multiple of."""
+
+
+def largest_value(values: Tensor) -> Tensor:
+    """Of the absolute values; 0-d fp32, not a number where one of them is not."""
+    return values.abs().amax().float() if values.numel() else values.new_zeros((), dtype=torch.float32)
+
+
+def cast(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """``values`` times ``scale``. What is larger than the largest value of ``dtype`` becomes that value."""
+    largest = torch.finfo(dtype).max
+    # Versions and devices of torch do not agree on what a cast does with larger values.
+    return (values.float() * scale).clamp(-largest, largest).to(dtype)
+
+
+class Scaled(NamedTuple):
+    """An FP8 matrix, and the scale that it was multiplied by before the cast, 0-d fp32."""
+
+    values: Tensor
+    scale: Tensor
+
+    @property
+    def mT(self) -> "Scaled":  # noqa: N802 (torch's name)
+        return Scaled(self.values.mT, self.scale)
+
+
+def multiply(left: Scaled, right: Scaled, *, fast: bool, emulated: bool) -> Tensor:
+    """The product in bf16 of what the two stand for, [m, k] and [k, n], added up in fp32.
+
+    left: row by row in memory. right: column by column; a GPU of compute capability 9 takes no others.
+    fast: adds up with fewer bits where the device can. emulated: as a product in bf16 of what the casts made.
+    """
+    rows, columns = left.values.shape[0], right.values.shape[1]
+    if not left.values.numel() or not right.values.numel():
+        return left.values.new_zeros(rows, columns, dtype=torch.bfloat16)
+    if emulated:
+        product = left.values.bfloat16() @ right.values.bfloat16()
+        return (product.float() / left.scale / right.scale).bfloat16()
+    product = torch._scaled_mm(
+        _padded(left.values),
+        _padded(right.values.t(), rows=columns).t(),
+        scale_a=left.scale.reciprocal(),
+        scale_b=right.scale.reciprocal(),
+        out_dtype=torch.bfloat16,
+        use_fast_accum=fast,
+    )
+    return product[:, :columns]
+
+
+def _padded(matrix: Tensor, *, rows: int = 0) -> Tensor:
+    """With zeros up to sizes that are multiples of ``ALIGNED``: its columns, and its rows where they are given."""
+    missing = (-matrix.shape[1] % ALIGNED, -rows % ALIGNED)
+    if not any(missing):
+        return matrix
+    # As bytes, as torch pads no FP8; a zero is a byte of zeros.
+    return functional.pad(matrix.view(torch.uint8), (0, missing[0], 0, missing[1])).view(matrix.dtype)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scales of FP8 tensors: what a tensor is multiplied by before it is cast.
+
+Delayed scaling takes them from the largest values of earlier steps (Micikevicius et al., 2022, as TransformerEngine
+has it), current scaling from the tensor itself.
+"""
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+INPUT, WEIGHT, GRADIENT = range(3)
+"""The tensors of a layer that are cast; the last is the gradient of its output."""
+FORMATS = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2)
+"""Of these tensors: precision for the forward pass, range for gradients (the hybrid format)."""
+LARGEST = (448.0, 448.0, 57344.0)
+"""The largest values of these formats."""
+OVERFLOW = (464.0, 464.0, 61440.0)
+"""Half a step above: what is rounded to the largest value lies below."""
+HISTORY_LENGTH = 1024
+LARGEST_SCALE = torch.finfo(torch.float32).max
+
+
+def scale_from(amax: Tensor, largest: Tensor | float, otherwise: Tensor | float) -> Tensor:
+    """The scale that brings the largest absolute value to the format's largest, with margin 0; all fp32.
+
+    A tensor of zeros and one that is not finite have no such scale: they get the one given ``otherwise``.
+    """
+    scale = (largest / amax).clamp(max=LARGEST_SCALE)
+    return torch.where((amax > 0) & amax.isfinite(), scale, otherwise)
+
+
+class Scales:
+    """Scales and largest absolute values of the tensors of some layers, as [layers, 3]; all fp32.
+
+    amax: of the step under way. history: of the latest steps, [layers, 3, ``length``], in no order that matters.
+    counts: tensors that the last step saturated, and tensors in which it met what is not finite, [2] int64.
+    group: the ranks whose parts of these tensors have one scale.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        device: torch.device,
+        group: ProcessGroup | None,
+        *,
+        delayed: bool,
+        length: int = HISTORY_LENGTH,
+    ) -> None:
+        self.group, self.delayed = group, delayed
+        self.scale = torch.ones(layers, 3, device=device)
+        self.amax = torch.zeros(layers, 3, device=device)
+        self.history = torch.zeros(layers, 3, length if delayed else 0, device=device)
+        self.counts = torch.zeros(2, dtype=torch.int64, device=device)
+        self.largest, self.overflow = (torch.tensor(values, device=device) for values in (LARGEST, OVERFLOW))
+
+    def finish(self, step: int) -> None:
+        """After a step, whose ``amax`` are those of all ranks: counts, and the next step's scales if delayed.
+
+        The largest value of the history decides. A step takes the place of the one a history's length before.
+        """
+        finite = self.amax.isfinite()
+        self.counts[1] = (~finite).sum()
+        if self.delayed:
+            self.counts[0] = (finite & (self.amax * self.scale > self.overflow)).sum()
+            self.history[:, :, step % self.history.shape[-1]] = self.amax
+            self.scale.copy_(scale_from(self.history.amax(-1), self.largest, self.scale))
+        self.amax.zero_()

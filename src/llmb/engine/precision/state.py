@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint keeps of FP8: delayed scaling goes on where it stopped, on any layout."""
+
+from torch import Tensor, nn
+
+from llmb.engine.precision.linear import Fp8Linear
+
+FP8 = "fp8."
+
+
+def scale_state(stage: nn.Module) -> dict[str, Tensor]:
+    """The live scales and histories of a stage's layers, the same on all its ranks; none with current scaling."""
+    return {
+        f"{FP8}{name}.{kind}": tensor
+        for name, layer in stage.named_modules()
+        if isinstance(layer, Fp8Linear) and layer.delayed
+        for kind, tensor in (("scale", layer.place.scale), ("history", layer.place.history))
+    }

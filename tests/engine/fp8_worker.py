@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank that trains as plans say, one after the other, and writes what it found.
+
+Arguments: folder with plans.json and room for the rendezvous, rank, number of ranks. For the plan number N the first
+rank writes N.pt, with losses, gradient norms and counts of every step, the first step's gradients and the last scales.
+"""
+
+import json
+import os
+import sys
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from layout_values import mean_loss, whole
+
+from llmb.engine import loop
+from llmb.engine.checkpoint.load import load_checkpoint
+from llmb.engine.checkpoint.save import Saver
+from llmb.engine.compile import apply_compile
+from llmb.engine.loop import add_gradients, build_data, build_passes, prepare_stages, update
+from llmb.engine.optimizer import build_optimizer
+from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.engine.precision.apply import counts_of_step
+from llmb.engine.precision.state import scale_state
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+
+
+def train(plan: Plan, ranks: Ranks, folder: Path) -> dict[str, Any]:
+    stages = prepare_stages(plan, ranks)
+    passes, data = build_passes(stages, plan, ranks), build_data(plan)
+    optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
+    if plan.start:
+        load_checkpoint(Path(plan.start.path), stages, optimizers, ranks)
+    saver = Saver(plan, RunFolder(folder), ranks, stages, optimizers)
+    gradients: dict[str, torch.Tensor] = {}
+    losses, norms, counts = [], [], []
+    for number in range(plan.first_step, plan.last_step + 1):
+        losses.append(mean_loss(add_gradients(passes, plan, data, number, ranks)))
+        named = [item for stage in stages for item in stage.named_parameters()]
+        gradients = gradients or {name: whole(parameter.grad).clone() for name, parameter in named}
+        norms.append(update(stages, optimizers, plan.recipe.training, number).item())
+        counts.append(counts_of_step(stages, ranks))
+        saver.after_step(number)
+    saver.finish()
+    scales = {name: tensor.clone() for stage in stages for name, tensor in scale_state(stage).items()}
+    found = everybody({"gradients": gradients, "scales": scales}, ranks)
+    return {"losses": losses, "norms": norms, "counts": counts, **found}
+
+
+def everybody(found: dict[str, dict[str, Any]], ranks: Ranks) -> dict[str, dict[str, Any]]:
+    """What the ranks found together: pipeline ranks hold different layers."""
+    gathered: list[dict[str, dict[str, Any]]] = [{} for _ in range(ranks.world_size)]
+    dist.all_gather_object(gathered, found)
+    return {kind: {name: value for each in gathered for name, value in each[kind].items()} for kind in found}
+
+
+def main(folder: Path, rank: int, world_size: int) -> None:
+    plans = [Plan(**fields) for fields in json.loads((folder / "plans.json").read_text())]
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, init_method=f"file://{folder}/store")
+    for number, plan in enumerate(plans):
+        layout = plan.recipe.layout
+        ranks = arrange(rank, torch.device("cpu"), layout, plan.parallelism.copies(layout))
+        found = train(plan, ranks, folder / str(number))
+        if rank == 0:
+            torch.save(found, folder / f"{number}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
+
+
+warnings.simplefilter("ignore")
+if backend := os.environ.get("FP8_TEST_BACKEND"):
+    loop.apply_compile = partial(apply_compile, backend=backend)
+main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
