@@ -39,9 +39,10 @@ from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import Pipeline, build_stages
 from llmb.engine.parallel.tensor_parallel import apply_tensor_parallel
 from llmb.engine.passes import Accumulation, Passes
+from llmb.engine.precision.apply import apply_fp8
+from llmb.engine.precision.step import fp8_counts, fp8_step
 from llmb.engine.profile import StepProfiler
 from llmb.engine.recompute import apply_recompute, hide_gathering
-from llmb.engine.precision.apply import apply_fp8, fp8_step
 from llmb.engine.reporter import Reporter
 from llmb.engine.timing import StepReader
 from llmb.engine.watch.progress import Progress
@@ -78,7 +79,7 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> No
             collect_garbage(number)
             with profiler.step(number):
                 reader.begin(number, saving=saver.busy)
-                reader.end(*do_step(number, plan, passes, optimizers, data, ranks))
+                reader.end(*do_step(number, plan, passes, optimizers, data, ranks), fp8_counts(plan, stages, ranks))
                 # What is saved has to be known to be sound.
                 known = list(reader.read(all_steps=number == plan.last_step or plan.saves_after(number)))
             spoiled = report_sound(known, reporter)
@@ -105,13 +106,14 @@ def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
     with torch.device("meta"):
         stages = build_stages(model, layout, ranks.pp_rank, v_shaped=plan.parallelism.v_shaped)
     keep_whole = plan.parallelism.keeps_parameters or layout.pp > 1
-    apply_fp8(stages, plan, ranks, keep_weights=keep_whole)
     for stage in stages:
         wrap_blocks(stage, plan)
         if plan.force_load_balancing:
             force_load_balancing(stage, ranks)
-        apply_tensor_parallel(stage, ranks.tp, sequence_parallel=layout.sequence_parallel)
         apply_expert_parallel(stage, ranks.expert_mesh["ep", "etp"])
+    apply_fp8(stages, plan, ranks, keep_weights=keep_whole)
+    for stage in stages:
+        apply_tensor_parallel(stage, ranks.tp, sequence_parallel=layout.sequence_parallel)
         apply_context_parallel(stage, ranks.cp, layout.seq_len)
         if ranks.world_size > 1 or policy.param_dtype:  # Else nobody shares and nothing is cast, but it takes time.
             shard(stage, ranks.fsdp, ranks.expert_fsdp, policy, keep_whole=keep_whole)

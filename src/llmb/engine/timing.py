@@ -19,7 +19,7 @@ from llmb.engine.expert_load import ExpertLoadCounter
 from llmb.engine.optimizer import learning_rate
 from llmb.engine.parallel.mesh import Ranks
 from llmb.runs.plan import Plan
-from llmb.runs.steps import ExpertLoad, Step
+from llmb.runs.steps import ExpertLoad, Fp8Counts, Step
 
 
 class Moment:
@@ -48,7 +48,8 @@ class Moment:
 class PendingStep:
     """A step that the device may still be at. ``values`` are valid once ``ended`` is over.
 
-    values: this rank's loss (0 without one), the gradients' norm and, where there are experts, their load.
+    values: this rank's loss (0 without one) and the gradients' norm, then, where there are such, the load of experts
+    and the counts of FP8.
     """
 
     number: int
@@ -77,10 +78,11 @@ class StepReader:
         self.number, self.saving = number, saving
         self.began = self.pending[-1].ended if self.pending else Moment(self.ranks.device)
 
-    def end(self, loss: Tensor | None, norm: Tensor) -> None:
-        """All of the step is queued: this rank's loss, if it has one, and the norm, 0-d fp64."""
+    def end(self, loss: Tensor | None, norm: Tensor, fp8: Tensor | None) -> None:
+        """All of the step is queued: this rank's loss, if it has one, the norm, 0-d fp64, and the counts of FP8, [2]."""
         load = self.load.of_step()
-        parts = [torch.zeros_like(norm) if loss is None else loss, norm, *(() if load is None else load)]
+        parts = [torch.zeros_like(norm) if loss is None else loss, norm]
+        parts += [value for values in (load, fp8) if values is not None for value in values]
         values = torch.stack(parts).to("cpu", non_blocking=True)
         ended, used = Moment(self.ranks.device), memory(self.ranks.device)
         self.pending.append(PendingStep(self.number, self.saving, self.began, ended, loss is not None, values, used))
@@ -95,7 +97,8 @@ class StepReader:
     def _read(self, pending: PendingStep) -> Step:
         """One step as all ranks saw it: all ranks get the same."""
         pending.ended.wait()
-        loss, norm, *load = pending.values.tolist()
+        loss, norm, *others = pending.values.tolist()
+        load, fp8 = (others[:-2], others[-2:]) if self.plan.fp8_recipe else (others, None)
         own_s = pending.ended.seconds_since(pending.began)
         mine = [float(pending.has_loss), loss, norm, own_s, float(pending.memory.peak_bytes)]
         with_loss, losses, norms, times, peaks = self._exchange(mine)
@@ -116,6 +119,7 @@ class StepReader:
             saving=pending.saving,
             profiled=self.plan.slows_down(pending.number),
             expert_load=ExpertLoad(max_over_mean=load[0], idle_experts=int(load[1])) if load else None,
+            fp8=Fp8Counts(saturated_tensors=int(fp8[0]), not_finite_tensors=int(fp8[1])) if fp8 else None,
         )
 
     def _exchange(self, mine: list[float]) -> list[list[float]]:

@@ -37,7 +37,14 @@ def plan_title(plan: Plan) -> str:
     recipe = plan.recipe
     forced = ", expert load forced to balance" if plan.force_load_balancing else ""
     recorded = ", profiled" if plan.profile else ", NCCL traced" if plan.nccl_trace else ""
-    return f"{recipe.workload} {recipe.size} {recipe.dtype} on {recipe.scale} x {recipe.gpu_type}{forced}{recorded}"
+    return f"{recipe.workload} {recipe.size} {_dtype(plan)} on {recipe.scale} x {recipe.gpu_type}{forced}{recorded}"
+
+
+def _dtype(plan: Plan) -> str:
+    if plan.fp8_recipe is None:
+        return plan.recipe.dtype
+    emulated = ", emulated: the products are bf16" if plan.emulate_fp8 else ""
+    return f"{plan.recipe.dtype} ({plan.fp8_recipe} scaling{emulated})"
 
 
 def plan_table(plan: Plan, command: tuple[str, ...], variables: dict[str, str]) -> Table:
@@ -108,6 +115,7 @@ def run_table(plan: Plan, result: Result) -> Table:
     if result.attention_backend:
         table.add_row("attention backend", result.attention_backend)
     _add_expert_load(table, result)
+    _add_fp8(table, result)
     _add_checkpoint(table, result)
     _add_profile(table, result)
     return table
@@ -164,6 +172,14 @@ def _add_expert_load(table: Table, result: Result) -> None:
     forced = "forced to balance" if load.forced else "as the routers chose"
     table.add_row("busiest expert / mean", number(load.max_over_mean), "", f"tokens of a step, worst layer; {forced}")
     table.add_row("experts without tokens", number(load.idle_experts), "", "of all layers, mean of the steps")
+
+
+def _add_fp8(table: Table, result: Result) -> None:
+    fp8 = result.fp8
+    if fp8 is None:
+        return
+    table.add_row("FP8 tensors saturated", number(fp8.saturated_tensors), "", "beyond their scale, mean of the steps")
+    table.add_row("FP8 tensors not finite", number(fp8.not_finite_tensors), "", "mean of the steps")
 
 
 def _add_checkpoint(table: Table, result: Result) -> None:

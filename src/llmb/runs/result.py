@@ -10,6 +10,7 @@ from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.throughput import Throughput, throughput
 from llmb.runs.attention import AttentionBackend
 from llmb.runs.checkpoint_report import CheckpointReport
+from llmb.runs.choices import Fp8Recipe
 from llmb.runs.counters import Counters, count
 from llmb.runs.failure import LOCALHOST, first_failure
 from llmb.runs.plan import Plan
@@ -44,6 +45,16 @@ class ExpertLoadReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Fp8Report:
+    """How FP8 was computed; means over the steps of the window, of the figures that each step has."""
+
+    recipe: Fp8Recipe
+    emulated: bool
+    saturated_tensors: float
+    not_finite_tensors: float
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """Status, reason and numbers of a run; the numbers are null where the run gave none."""
 
@@ -61,6 +72,7 @@ class Result:
     expert_load: ExpertLoadReport | None = None
     counters: Counters | None = None
     attention_backend: AttentionBackend | None = None
+    fp8: Fp8Report | None = None
 
     def document(self) -> dict[str, Any]:
         """Plain values for JSON; the keys are a contract."""
@@ -107,6 +119,7 @@ def conclude(
         profile=profile,
         expert_load=None if no_statistics else _expert_load(plan, inside),
         counters=count(steps),
+        fp8=None if no_statistics else _fp8(plan, inside),
     )
 
 
@@ -133,6 +146,18 @@ def _expert_load(plan: Plan, steps: Sequence[Step]) -> ExpertLoadReport | None:
         max_over_mean=fmean(load.max_over_mean for load in loads),
         idle_experts=fmean(load.idle_experts for load in loads),
         forced=plan.force_load_balancing,
+    )
+
+
+def _fp8(plan: Plan, steps: Sequence[Step]) -> Fp8Report | None:
+    counts = [step.fp8 for step in steps if step.fp8]
+    if not counts or plan.fp8_recipe is None:
+        return None
+    return Fp8Report(
+        recipe=plan.fp8_recipe,
+        emulated=plan.emulate_fp8,
+        saturated_tensors=fmean(count.saturated_tensors for count in counts),
+        not_finite_tensors=fmean(count.not_finite_tensors for count in counts),
     )
 
 

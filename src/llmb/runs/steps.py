@@ -19,6 +19,16 @@ class ExpertLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Counts:
+    """Tensors that were cast to FP8 in a step, of all layers together, and did not come out as they should."""
+
+    saturated_tensors: int
+    """Held values beyond the largest that their scale allows, which became that largest value."""
+    not_finite_tensors: int
+    """Held values that were infinite or not a number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One training step. Memory is of the rank that needs most; times of ranks differ by what they wait for."""
 
@@ -41,6 +51,8 @@ class Step:
     """Slowed down by a profiler or by NCCL's log, so that statistics leave it out."""
     expert_load: ExpertLoad | None = None
     """Null for a model without experts."""
+    fp8: Fp8Counts | None = None
+    """Null for a run that does not compute in FP8."""
 
     @property
     def finite(self) -> bool:
@@ -70,7 +82,8 @@ def step_from_json(line: str) -> Step:
     spoiled = values.pop("not_finite", {})
     values.update({name: float(text) for name, text in spoiled.items()})
     load = values.pop("expert_load", None)
-    return Step(**values, expert_load=load and ExpertLoad(**load))
+    fp8 = values.pop("fp8", None)
+    return Step(**values, expert_load=load and ExpertLoad(**load), fp8=fp8 and Fp8Counts(**fp8))
 
 
 def read_steps(path: Path) -> list[Step]:

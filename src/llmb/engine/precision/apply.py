@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts a model's layers into FP8, and brings their scales from step to step."""
+"""Puts the layers of a model into FP8."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.local import Linear
+from llmb.engine.model.moe import Experts
 from llmb.engine.parallel.mesh import Ranks
-from llmb.engine.precision.linear import Fp8Linear, Place
-from llmb.engine.precision.scaling import LARGEST, WEIGHT, Scales, scale_from
+from llmb.engine.precision.experts import Fp8Stack
+from llmb.engine.precision.linear import Fp8Linear
+from llmb.engine.precision.place import Place
+from llmb.engine.precision.scaling import Scales
 from llmb.errors import EnvironmentProblem
 from llmb.runs.plan import Plan
 
@@ -22,7 +24,7 @@ CAPABILITY = (8, 9)
 
 
 def apply_fp8(stages: Sequence[Decoder], plan: Plan, ranks: Ranks, *, keep_weights: bool) -> None:
-    """Replaces, in place, the matrices of attention and feed-forward layers, before anything else cuts them.
+    """Changes attention and feed-forward layers in place, after experts were spread and before layers are cut.
 
     ``keep_weights`` keeps cast weights over a step: for parameters that stay whole as long. Raises EnvironmentProblem
     where the device has no FP8 and emulation was not asked for.
@@ -32,14 +34,12 @@ def apply_fp8(stages: Sequence[Decoder], plan: Plan, ranks: Ranks, *, keep_weigh
     if not plan.emulate_fp8:
         check_device(ranks.device)
     group = ranks.mesh["dp", "cp", "tp"]._flatten("stage").get_group()
-    found = [(block, name) for stage in stages for block in fp8_blocks(stage, plan) for name in linears(block)]
+    found = [layer for stage in stages for block in fp8_blocks(stage, plan) for layer in layers_of(block)]
     scales = Scales(len(found), ranks.device, group, delayed=plan.fp8_recipe == "delayed")
-    for number, (block, name) in enumerate(found):
-        whole = block.get_submodule(name)
-        assert isinstance(whole, Linear)
-        block.set_submodule(name, Fp8Linear(whole, Place(scales, number), emulated=plan.emulate_fp8))
-    for block in {id(block): block for block, _ in found}.values() if keep_weights else ():
-        block.register_forward_pre_hook(_keep_weights)
+    for number, layer in enumerate(found):
+        replaced = layer.replace(Place(scales, number), plan.emulate_fp8)
+        if keep_weights:
+            layer.gathered.register_forward_pre_hook(partial(_keep_weight, replaced))
 
 
 def check_device(device: torch.device) -> None:
@@ -58,63 +58,47 @@ def fp8_blocks(stage: Decoder, plan: Plan) -> list[nn.Module]:
     return [block for number, block in stage.layers.items() if int(number) not in ends]
 
 
-def linears(block: nn.Module) -> list[str]:
-    return [name for name, module in block.named_modules() if isinstance(module, Linear)]
+class Layer(NamedTuple):
+    """One matrix, or one stack of them, that is to compute in FP8."""
+
+    gathered: nn.Module
+    """Before this one runs, the matrix has been gathered."""
+    replace: Callable[[Place, bool], Fp8Linear | Fp8Stack]
 
 
-def _keep_weights(block: nn.Module, _inputs: object) -> None:
-    """Before a block, whose parameters have been gathered by then, and outside of what is compiled."""
-    for layer in fp8_layers([block]):
-        layer.keep_weight()
+def layers_of(block: nn.Module) -> Iterator[Layer]:
+    for module in block.modules():
+        if isinstance(module, Experts):
+            for name, _ in module.named_parameters(recurse=False):
+                yield Layer(module, partial(_replace_stack, module, name))
+        else:
+            for name, child in module.named_children():
+                if isinstance(child, Linear):
+                    yield Layer(block, partial(_replace_linear, module, name, child))
 
 
-def fp8_layers(modules: Iterable[nn.Module]) -> list[Fp8Linear]:
-    return [layer for module in modules for layer in module.modules() if isinstance(layer, Fp8Linear)]
+def _replace_linear(owner: nn.Module, name: str, whole: Linear, place: Place, emulated: bool) -> Fp8Linear:
+    layer = Fp8Linear(whole, place, emulated=emulated)
+    owner.add_module(name, layer)
+    return layer
 
 
-@contextmanager
-def fp8_step(stages: Sequence[Decoder], number: int) -> Iterator[None]:
-    """Around the passes of a step: weights' largest values before, everybody's scales after."""
-    layers = fp8_layers(stages)
-    if not layers:
-        yield
-        return
-    scales = layers[0].place.scales
-    scales.amax[:, WEIGHT] = weight_amax(layers)
-    if not scales.delayed:
-        amax = scales.amax[:, WEIGHT].contiguous()
-        everybodys_largest(amax, scales.group)
-        scales.scale[:, WEIGHT] = scale_from(amax, LARGEST[WEIGHT], 1.0)
-    yield
-    for layer in layers:
-        layer.kept = None
-    everybodys_largest(scales.amax, scales.group)
-    scales.finish(number)
+def _replace_stack(experts: Experts, name: str, place: Place, emulated: bool) -> Fp8Stack:
+    stack = Fp8Stack(experts, name, place, emulated=emulated)
+    experts.add_module(f"{name}_product", stack)
+    experts.multiply = partial(_multiply, experts)  # type: ignore[method-assign]
+    return stack
 
 
-def everybodys_largest(amax: Tensor, group: dist.ProcessGroup) -> None:
-    """In place, over the ranks of a group. What is not a number becomes infinite: it is the largest for nobody."""
-    amax.nan_to_num_(nan=torch.inf, posinf=torch.inf)
-    dist.all_reduce(amax, dist.ReduceOp.MAX, group)
+def _multiply(experts: Experts, name: str, rows: Tensor, counts: Tensor) -> Tensor:
+    product: Tensor = experts.get_submodule(f"{name}_product")(rows, counts)
+    return product
 
 
-@torch.no_grad()
-def weight_amax(layers: Sequence[Fp8Linear]) -> Tensor:
-    """Largest absolute values of this rank's parts of the weights as they are computed with, [layers] fp32."""
-    parts = [part.to_local() if isinstance(part := layer.weight, DTensor) else part for layer in layers]
-    # A rank may have no part of a small weight.
-    parts = [part if part.numel() else part.new_zeros(1) for part in parts]
-    # Rounding keeps the order, so that the largest of the rounded is the largest one rounded.
-    return torch.stack(torch._foreach_norm(parts, torch.inf)).bfloat16().float()
+def _keep_weight(layer: Fp8Linear | Fp8Stack, _module: nn.Module, _inputs: object) -> None:
+    """Outside of what is compiled."""
+    layer.keep_weight()
 
 
-def counts_of_step(stages: Sequence[Decoder], ranks: Ranks) -> tuple[int, int]:
-    """Tensors of the whole model that the last step saturated, and in which it met what is not finite.
-
-    A collective, which ranks of all pipeline stages have to call.
-    """
-    layers = fp8_layers(stages)
-    counts = layers[0].place.scales.counts.clone() if layers else torch.zeros(2, dtype=torch.int64, device=ranks.device)
-    dist.all_reduce(counts)
-    saturated, not_finite = (counts // (ranks.world_size // ranks.pp.size())).tolist()
-    return saturated, not_finite
+def fp8_layers(modules: Iterable[nn.Module]) -> list[Fp8Linear | Fp8Stack]:
+    return [layer for module in modules for layer in module.modules() if isinstance(layer, Fp8Linear | Fp8Stack)]

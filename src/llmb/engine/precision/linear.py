@@ -8,30 +8,9 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from llmb.engine.model.local import Linear, local
-from llmb.engine.precision.product import Scaled, cast, largest_value, multiply
-from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, LARGEST, WEIGHT, Scales, scale_from
-
-
-class Place:
-    """A layer's own part of ``Scales``, and how it gets there what it finds in its tensors.
-
-    ``probe`` takes part in the layer's product without changing it. What comes as its "gradient", once for every
-    backward pass, are the largest values of input and gradient: so nothing is written within the passes, which may be
-    compiled, and are computed again by recomputation.
-    """
-
-    def __init__(self, scales: Scales, number: int) -> None:
-        self.scales = scales
-        self.scale = scales.scale[number]
-        self.history = scales.history[number]
-        self.probe = torch.zeros(2, device=scales.amax.device, requires_grad=True)
-        self.probe.register_post_accumulate_grad_hook(partial(_record, scales.amax[number, INPUT : GRADIENT + 1 : 2]))
-
-
-def _record(amax: Tensor, probe: Tensor) -> None:
-    assert probe.grad is not None
-    torch.maximum(amax, probe.grad, out=amax)
-    probe.grad = None
+from llmb.engine.precision.place import Place
+from llmb.engine.precision.product import Scaled, cast, cast_with_amax, multiply
+from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
 
 
 class Fp8Linear(Linear):
@@ -89,26 +68,20 @@ class _Fp8Product(torch.autograd.Function):
         delayed: bool,
         emulated: bool,
     ) -> Tensor:
-        amax = largest_value(rows)
-        input_scale = scale[INPUT] if delayed else scale_from(amax, LARGEST[INPUT], 1.0)
-        cast_rows = Scaled(cast(rows, input_scale, FORMATS[INPUT]), input_scale)
+        taken, amax = cast_with_amax(rows, INPUT, scale, delayed=delayed)
         values = cast(weight, scale[WEIGHT], FORMATS[WEIGHT]) if kept is None else kept
         ctx.keeps, ctx.delayed, ctx.emulated = kept is not None, delayed, emulated
         held = weight if kept_transposed is None else kept_transposed
-        ctx.save_for_backward(cast_rows.values.t().contiguous(), held, scale, input_scale, amax)
-        return multiply(cast_rows, Scaled(values, scale[WEIGHT]).mT, fast=True, emulated=emulated)
+        ctx.save_for_backward(taken.values.t().contiguous(), held, scale, taken.scale, amax)
+        return multiply(taken, Scaled(values, scale[WEIGHT]).mT, fast=True, emulated=emulated)
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: _Context, gradient: Tensor
-    ) -> tuple[Tensor, Tensor, None, None, None, Tensor, None, None]:
-        rows, held, scale, input_scale, input_amax = ctx.saved_tensors
-        amax = largest_value(gradient)
-        gradient_scale = scale[GRADIENT] if ctx.delayed else scale_from(amax, LARGEST[GRADIENT], 1.0)
-        values = cast(gradient, gradient_scale, FORMATS[GRADIENT])
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None, Tensor, None, None]:
+        rows, held, scale, rows_scale, rows_amax = ctx.saved_tensors
+        given, amax = cast_with_amax(gradient, GRADIENT, scale, delayed=ctx.delayed)
         weight = held if ctx.keeps else cast(held, scale[WEIGHT], FORMATS[WEIGHT]).t().contiguous()
         product = partial(multiply, fast=False, emulated=ctx.emulated)
-        to_input = product(Scaled(values, gradient_scale), Scaled(weight, scale[WEIGHT]).mT)
-        to_weight = product(Scaled(values.t().contiguous(), gradient_scale), Scaled(rows, input_scale).mT)
-        return to_input, to_weight, None, None, None, torch.stack((input_amax, amax)), None, None
+        to_rows = product(given, Scaled(weight, scale[WEIGHT]).mT)
+        to_weight = product(Scaled(given.values.t().contiguous(), given.scale), Scaled(rows, rows_scale).mT)
+        return to_rows, to_weight, None, None, None, torch.stack((rows_amax, amax)), None, None

@@ -7,8 +7,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from llmb.engine.precision.scaling import FORMATS, LARGEST, scale_from
+
 ALIGNED = 16
 """Values: what the GPU's product wants a row's length to be a multiple of."""
+
+
+class Scaled(NamedTuple):
+    """An FP8 matrix, and the scale that it was multiplied by before the cast, 0-d fp32."""
+
+    values: Tensor
+    scale: Tensor
+
+    @property
+    def mT(self) -> "Scaled":  # noqa: N802 (torch's name)
+        return Scaled(self.values.mT, self.scale)
 
 
 def largest_value(values: Tensor) -> Tensor:
@@ -23,15 +36,14 @@ def cast(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return (values.float() * scale).clamp(-largest, largest).to(dtype)
 
 
-class Scaled(NamedTuple):
-    """An FP8 matrix, and the scale that it was multiplied by before the cast, 0-d fp32."""
+def cast_with_amax(values: Tensor, which: int, scale: Tensor, *, delayed: bool) -> tuple[Scaled, Tensor]:
+    """A layer's input or gradient in its format, and its largest absolute value.
 
-    values: Tensor
-    scale: Tensor
-
-    @property
-    def mT(self) -> "Scaled":  # noqa: N802 (torch's name)
-        return Scaled(self.values.mT, self.scale)
+    scale: of the layer's tensors, [3]; with current scaling the tensor's own largest value decides.
+    """
+    amax = largest_value(values)
+    own = scale[which] if delayed else scale_from(amax, LARGEST[which], 1.0)
+    return Scaled(cast(values, own, FORMATS[which]), own), amax
 
 
 def multiply(left: Scaled, right: Scaled, *, fast: bool, emulated: bool) -> Tensor:

@@ -42,7 +42,7 @@ class Scales:
         self,
         layers: int,
         device: torch.device,
-        group: ProcessGroup | None,
+        group: ProcessGroup,
         *,
         delayed: bool,
         length: int = HISTORY_LENGTH,

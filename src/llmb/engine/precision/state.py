@@ -3,6 +3,7 @@
 
 from torch import Tensor, nn
 
+from llmb.engine.precision.experts import Fp8Stack
 from llmb.engine.precision.linear import Fp8Linear
 
 FP8 = "fp8."
@@ -13,6 +14,6 @@ def scale_state(stage: nn.Module) -> dict[str, Tensor]:
     return {
         f"{FP8}{name}.{kind}": tensor
         for name, layer in stage.named_modules()
-        if isinstance(layer, Fp8Linear) and layer.delayed
+        if isinstance(layer, Fp8Linear | Fp8Stack) and layer.place.scales.delayed
         for kind, tensor in (("scale", layer.place.scale), ("history", layer.place.history))
     }

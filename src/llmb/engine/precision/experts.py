@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Routed experts whose products are in FP8: one product for each expert, all of a layer's matrices with one scale."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from llmb.engine.model.moe import Experts
+from llmb.engine.precision.place import Place
+from llmb.engine.precision.product import Scaled, cast, cast_with_amax, multiply
+from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
+
+
+class Fp8Stack(nn.Module):
+    """Computes in FP8 the products of one of the stacked matrices of ``experts``; see ``Fp8Linear``.
+
+    torch's grouped FP8 product takes no gradients in e5m2, so that experts are multiplied one after the other; their
+    numbers of rows have to be known to the host.
+    """
+
+    def __init__(self, experts: Experts, name: str, place: Place, *, emulated: bool) -> None:
+        super().__init__()
+        # Not as attributes: the experts have this as a part of theirs.
+        self.matrices = partial(experts.matrices, name)
+        self.parameter = partial(experts.get_parameter, name)
+        self.place, self.emulated = place, emulated
+        self.kept: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        return self.parameter()
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """[n, inputs] of all experts, one's after the other's, to [n, outputs]."""
+        product: Tensor = _Fp8GroupedProduct.apply(  # type: ignore[no-untyped-call]
+            rows, self.matrices(), self.kept, self.place, self.place.probe, counts.tolist(), self.emulated
+        )
+        return product
+
+    @torch.no_grad()
+    def keep_weight(self) -> None:
+        """Casts the matrices, which have to be whole, once for many products."""
+        if self.kept is None:
+            self.kept = cast_both_ways(self.matrices(), self.place.scale)
+
+
+def cast_both_ways(weights: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Stacked matrices in FP8, and each of them transposed."""
+    values = cast(weights, scale[WEIGHT], FORMATS[WEIGHT])
+    return values, values.mT.contiguous()
+
+
+class _Context(FunctionCtx):
+    saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor]
+    kept: tuple[Tensor, Tensor] | None
+    place: Place
+    counts: list[int]
+    emulated: bool
+
+
+class _Fp8GroupedProduct(torch.autograd.Function):
+    """y = x w, dx = dy w^T, dw = x^T dy for the rows of each expert."""
+
+    @staticmethod
+    def forward(
+        ctx: _Context,
+        rows: Tensor,
+        weights: Tensor,
+        kept: tuple[Tensor, Tensor] | None,
+        place: Place,
+        probe: Tensor,  # noqa: ARG004 (takes part for its gradient alone)
+        counts: list[int],
+        emulated: bool,
+    ) -> Tensor:
+        taken, amax = cast_with_amax(rows, INPUT, place.scale, delayed=place.scales.delayed)
+        _, transposed = kept or cast_both_ways(weights, place.scale)
+        ctx.kept, ctx.place, ctx.counts, ctx.emulated = kept, place, counts, emulated
+        ctx.save_for_backward(taken.values, weights, taken.scale, amax)
+        columns = [Scaled(matrix, place.scale[WEIGHT]).mT for matrix in transposed]
+        return torch.cat(each_product(parts(taken, counts), columns, fast=True, emulated=emulated))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, Tensor, None, None]:
+        rows, weights, rows_scale, rows_amax = ctx.saved_tensors
+        scale, delayed = ctx.place.scale, ctx.place.scales.delayed
+        given, amax = cast_with_amax(gradient, GRADIENT, scale, delayed=delayed)
+        values, _ = ctx.kept or cast_both_ways(weights, scale)
+        product = partial(each_product, fast=False, emulated=ctx.emulated)
+        gradients = parts(given, ctx.counts)
+        to_rows = product(gradients, [Scaled(matrix, scale[WEIGHT]).mT for matrix in values])
+        to_weights = product(
+            [turned(part).mT for part in parts(Scaled(rows, rows_scale), ctx.counts)],
+            [turned(part) for part in gradients],
+        )
+        return torch.cat(to_rows), torch.stack(to_weights), None, None, torch.stack((rows_amax, amax)), None, None
+
+
+def parts(rows: Scaled, counts: list[int]) -> list[Scaled]:
+    """The rows of each expert."""
+    return [Scaled(part, rows.scale) for part in torch.split(rows.values, counts)]
+
+
+def turned(matrix: Scaled) -> Scaled:
+    """The same matrix, column by column in memory."""
+    return Scaled(matrix.values.t().contiguous().t(), matrix.scale)
+
+
+def each_product(lefts: Sequence[Scaled], rights: Sequence[Scaled], *, fast: bool, emulated: bool) -> list[Tensor]:
+    return [multiply(left, right, fast=fast, emulated=emulated) for left, right in zip(lefts, rights, strict=True)]

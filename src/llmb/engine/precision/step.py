@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brings the scales of FP8 layers from step to step."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.precision.apply import fp8_layers
+from llmb.engine.precision.scaling import LARGEST, WEIGHT, scale_from
+from llmb.runs.plan import Plan
+
+
+@contextmanager
+def fp8_step(stages: Sequence[nn.Module], number: int) -> Iterator[None]:
+    """Around the passes of a step: weights' largest values before, everybody's scales after."""
+    layers = fp8_layers(stages)
+    if not layers:
+        yield
+        return
+    scales = layers[0].place.scales
+    scales.amax[:, WEIGHT] = weight_amax([layer.weight for layer in layers])
+    if not scales.delayed:
+        amax = scales.amax[:, WEIGHT].contiguous()
+        everybodys_largest(amax, scales.group)
+        scales.scale[:, WEIGHT] = scale_from(amax, LARGEST[WEIGHT], 1.0)
+    yield
+    for layer in layers:
+        layer.kept = None
+    everybodys_largest(scales.amax, scales.group)
+    scales.finish(number)
+
+
+@torch.no_grad()
+def weight_amax(weights: Sequence[Tensor]) -> Tensor:
+    """Largest absolute values of this rank's parts of fp32 weights, as bf16 products see them: [weights] fp32."""
+    parts = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
+    # A rank may have no part of a small weight.
+    parts = [part if part.numel() else part.new_zeros(1) for part in parts]
+    # Rounding keeps the order, so that the largest of the rounded is the largest one rounded.
+    return torch.stack(torch._foreach_norm(parts, torch.inf)).bfloat16().float()
+
+
+def everybodys_largest(amax: Tensor, group: dist.ProcessGroup) -> None:
+    """In place, over the ranks of a group. What is not a number becomes infinite: it is the largest for nobody."""
+    amax.nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    dist.all_reduce(amax, dist.ReduceOp.MAX, group)
+
+
+def fp8_counts(plan: Plan, stages: Sequence[nn.Module], ranks: Ranks) -> Tensor | None:
+    """The fields of ``Fp8Counts`` of the last step and the whole model, [2] fp64; null for a run without FP8.
+
+    A collective of all ranks. Stays on the device.
+    """
+    if plan.fp8_recipe is None:
+        return None
+    layers = fp8_layers(stages)
+    counts = layers[0].place.scales.counts.clone() if layers else torch.zeros(2, dtype=torch.int64, device=ranks.device)
+    dist.all_reduce(counts)
+    # The ranks of a pipeline stage have counted the same.
+    return (counts // (ranks.world_size // ranks.pp.size())).double()
