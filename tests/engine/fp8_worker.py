@@ -54,9 +54,11 @@ def train(plan: Plan, ranks: Ranks, folder: Path) -> dict[str, Any]:
 
 
 def everybody(found: dict[str, dict[str, Any]], ranks: Ranks) -> dict[str, dict[str, Any]]:
-    """What the ranks found together: pipeline ranks hold different layers."""
+    """What the ranks found together: pipeline ranks hold different layers, and others have to agree on the scales."""
     gathered: list[dict[str, dict[str, Any]]] = [{} for _ in range(ranks.world_size)]
     dist.all_gather_object(gathered, found)
+    for name, scale in found["scales"].items():
+        assert all(torch.equal(each["scales"].get(name, scale), scale) for each in gathered), name
     return {kind: {name: value for each in gathered for name, value in each[kind].items()} for kind in found}
 
 

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers in FP8 multiply what the casts made of their tensors, and lose no more than the formats do."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from llmb.engine.model.local import Linear
+from llmb.engine.model.moe import Experts
+from llmb.engine.precision.experts import Fp8Stack
+from llmb.engine.precision.linear import Fp8Linear
+from llmb.engine.precision.place import Place
+from llmb.engine.precision.product import cast
+from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, LARGEST, WEIGHT, Scales, scale_from
+
+ROUNDED = 2**-8
+"""Relative: the results are bf16."""
+
+
+def place(*, delayed: bool) -> Place:
+    torch.manual_seed(3)
+    return Place(Scales(1, torch.device("cpu"), None, delayed=delayed), 0)
+
+
+def stands_for(values: Tensor, which: int, scales: Tensor, *, delayed: bool = True) -> Tensor:
+    """What a tensor is after its cast, in fp64."""
+    own = scales[which]
+    if not delayed and which != WEIGHT:
+        own = scale_from(values.abs().amax().float(), LARGEST[which], 1.0)
+    return cast(values, own, FORMATS[which]).double() / own.double()
+
+
+def assert_close(ours: Tensor, theirs: Tensor) -> None:
+    size = theirs.abs().amax().item()
+    torch.testing.assert_close(ours.double(), theirs, rtol=ROUNDED, atol=ROUNDED * size)
+
+
+@pytest.mark.parametrize("delayed", [True, False])
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("emulated", [True, False])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(32, 64, 48), (7, 40, 20)])
+def test_a_linear_layer_and_its_gradients(
+    delayed: bool, keeps: bool, emulated: bool, rows: int, inputs: int, outputs: int
+) -> None:
+    where = place(delayed=delayed)
+    where.scale.copy_(torch.tensor([100.0, 400.0, 3000.0]))
+    layer = Fp8Linear(Linear(inputs, outputs).bfloat16(), where, emulated=emulated)
+    if keeps:
+        layer.keep_weight()
+    hidden = torch.randn(1, rows, inputs, dtype=torch.bfloat16, requires_grad=True)
+    gradient = torch.randn(1, rows, outputs, dtype=torch.bfloat16)
+    output = layer(hidden)
+    output.backward(gradient)
+    x = stands_for(hidden.detach()[0], INPUT, where.scale, delayed=delayed)
+    w = stands_for(layer.weight.detach(), WEIGHT, where.scale)
+    dy = stands_for(gradient[0], GRADIENT, where.scale, delayed=delayed)
+    assert output.dtype is torch.bfloat16
+    assert_close(output.detach()[0], x @ w.T)
+    assert_close(hidden.grad[0], dy @ w)
+    assert_close(layer.weight.grad, dy.T @ x)
+    assert where.scales.amax[0].tolist() == [hidden.abs().max().item(), 0.0, gradient.abs().max().item()]
+
+
+@pytest.mark.parametrize(("which", "error"), [(INPUT, 2**-4), (GRADIENT, 2**-3)])
+def test_a_cast_rounds_to_nearest_and_keeps_the_largest(which: int, error: float) -> None:
+    values = torch.cat([torch.linspace(-3, 3, 10001), torch.tensor([1e30, -math.inf])])
+    scale = torch.tensor(LARGEST[which] / 3)
+    found = cast(values, scale, FORMATS[which]).double() / scale
+    inside = values[:-2].double()
+    normal = inside.abs() > 3 * 2**-10
+    assert ((found[:-2] - inside).abs() <= error * inside.abs() * (1 + 1e-6))[normal].all()
+    torch.testing.assert_close(found[-2:], torch.tensor([3.0, -3.0], dtype=torch.float64))
+    assert cast(torch.tensor([math.nan]), scale, FORMATS[which]).float().isnan().all()
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("counts", [[5, 0, 11], [0, 0, 0]])
+def test_experts_and_their_gradients(keeps: bool, counts: list[int]) -> None:
+    where = place(delayed=True)
+    where.scale.copy_(torch.tensor([100.0, 400.0, 3000.0]))
+    experts = Experts(32, 24, len(counts)).bfloat16()
+    torch.nn.init.normal_(experts.down_proj)
+    stack = Fp8Stack(experts, "down_proj", where, emulated=False)
+    if keeps:
+        stack.keep_weight()
+    rows = torch.randn(sum(counts), 24, dtype=torch.bfloat16, requires_grad=True)
+    gradient = torch.randn(sum(counts), 32, dtype=torch.bfloat16)
+    output = stack(rows, torch.tensor(counts))
+    output.backward(gradient)
+    w = stands_for(experts.down_proj.detach(), WEIGHT, where.scale)
+    assert experts.down_proj.grad is not None
+    groups = zip(*(part.split(counts) for part in (rows.detach(), gradient, output.detach(), rows.grad)), strict=True)
+    for number, (taken, given, made, back) in enumerate(groups):
+        x, dy = stands_for(taken, INPUT, where.scale), stands_for(given, GRADIENT, where.scale)
+        if len(x):
+            assert_close(made, x @ w[number])
+            assert_close(back, dy @ w[number].T)
+        assert_close(experts.down_proj.grad[number], x.T @ dy)
+
+
+def test_largest_values_of_several_passes_are_not_added_up() -> None:
+    where = place(delayed=True)
+    layer = Fp8Linear(Linear(16, 16).bfloat16(), where, emulated=False)
+    for size in (2.0, 3.0, 1.0):
+        hidden = torch.full((16, 16), size, dtype=torch.bfloat16, requires_grad=True)
+        layer(hidden).backward(torch.full((16, 16), -size, dtype=torch.bfloat16))
+    assert where.scales.amax[0].tolist() == [3.0, 0.0, 3.0]
+    assert where.probe.grad is None
+
+
+@pytest.mark.gpu
+def test_a_gpu_multiplies_as_the_cpu_does(needs: Callable[[str, bool, str], None]) -> None:
+    needs("gpu", torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9), "a GPU with FP8")
+    torch.manual_seed(5)
+    whole = Linear(96, 80).bfloat16()
+    hidden, gradient = torch.randn(48, 96).bfloat16(), torch.randn(48, 80).bfloat16()
+    found = []
+    for device in (torch.device("cpu"), torch.device("cuda")):
+        copy = Linear(96, 80).bfloat16().to(device)
+        copy.load_state_dict(whole.state_dict())
+        layer = Fp8Linear(copy, Place(Scales(1, device, None, delayed=False), 0), emulated=False)
+        rows = hidden.to(device, copy=True).requires_grad_()
+        output = layer(rows)
+        output.backward(gradient.to(device))
+        found.append([tensor.detach().cpu() for tensor in (output, rows.grad, layer.weight.grad)])
+    for ours, theirs in zip(*found, strict=True):
+        assert_close(ours, theirs.double())

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""However a model that computes in FP8 is spread, recomputed, compiled or continued, it trains as on one process.
+
+Exactly, where the same is computed. Where rounding in bf16 differs, a value may be cast to the next FP8 number, which
+lies up to an eighth away, so that the bounds are those of FP8 and not of bf16.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from llmb.engine.precision import scaling
+from llmb.runs.parallelism import Parallelism
+from llmb.runs.plan import Plan, Start
+
+WORKER = Path(__file__).parent / "fp8_worker.py"
+LIMIT_S = 600
+STEPS, FEW, SAVED = 20, 4, 2
+SIZES = {"gbs": 4, "seq_len": 64}
+LLAMA, NEMOTRON, MAVERICK = "pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick"
+OPTIMIZER = Parallelism(dp_sharding="optimizer")
+LOSS, MEAN_LOSS = 0.04, 0.008
+"""Largest differences of the loss of any of 20 steps, in which it falls by more than one, and of their mean."""
+SCALE = 1.4
+"""Largest ratio of a scale of inputs and weights to that of one process, after as many steps."""
+INPUT, GRADIENT = 1.05, 1.3
+"""Largest ratio of the largest value of inputs in the first step, where tensor-parallel sums are rounded otherwise, and
+of gradients."""
+BF16_LOSS = 0.05
+
+Found = dict[str, Any]
+Trains = Callable[..., list[Found]]
+
+
+@pytest.fixture(scope="module")
+def train(tiny_plan: Callable[..., Plan], tmp_path_factory: pytest.TempPathFactory) -> Trains:
+    """What plans on the same number of ranks found; options are those of ``tiny_plan``."""
+
+    def run(ranks: int, *cases: dict[str, Any], backend: str = "aot_eager") -> list[Found]:
+        folder = tmp_path_factory.mktemp("fp8")
+        plans = [make(tiny_plan, ranks, **case) for case in cases]
+        (folder / "plans.json").write_text(json.dumps([plan.model_dump(mode="json") for plan in plans]))
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "FP8_TEST_BACKEND": backend}
+        workers = [
+            subprocess.Popen(
+                [sys.executable, WORKER, folder, str(rank), str(ranks)],
+                env=environment,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            complaints = [worker.communicate(timeout=LIMIT_S)[1] for worker in workers]
+        finally:
+            for worker in workers:
+                worker.kill()
+        assert [worker.returncode for worker in workers] == [0] * ranks, complaints
+        return [torch.load(folder / f"{number}.pt", weights_only=True) for number in range(len(plans))]
+
+    return run
+
+
+def make(tiny_plan: Callable[..., Plan], ranks: int, start: Start | None = None, **options: Any) -> Plan:
+    overrides = SIZES | options.pop("overrides", {})
+    plan = tiny_plan(scale=ranks, **{"dtype": "fp8", "overrides": overrides, **options})
+    return plan.model_copy(update={"start": start})
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def alone(train: Trains, saved: Path) -> dict[str, Found]:
+    """What one process finds, by workload and recipe; its Llama saves a checkpoint on its way."""
+    saves = {"save_checkpoint": True, "checkpoint_interval": SAVED, "checkpoint_dir": str(saved)}
+    cases = {
+        LLAMA: {"workload": LLAMA, **saves},
+        NEMOTRON: {"workload": NEMOTRON},
+        MAVERICK: {"workload": MAVERICK},
+        "current": {"workload": LLAMA, "fp8_recipe": "current"},
+        "bf16": {"workload": LLAMA, "dtype": "bf16"},
+    }
+    found = train(1, *({"steps": STEPS, **case} for case in cases.values()))
+    return dict(zip(cases, found, strict=True))
+
+
+def checkpoint(saved: Path) -> Start:
+    (path,) = saved.glob(f"*/step={SAVED}-*")
+    return Start(path=str(path), step=SAVED, consumed_samples=SAVED * SIZES["gbs"])
+
+
+def assert_same(found: Found, reference: Found, first: int = 0) -> None:
+    """Bit by bit, for as many steps as it went."""
+    steps = slice(first, first + len(found["losses"]))
+    for name in ("losses", "norms", "counts"):
+        assert found[name] == reference[name][steps], name
+    if first == 0:
+        for name, gradient in reference["gradients"].items():
+            assert torch.equal(found["gradients"][name], gradient), name
+
+
+def assert_close(found: Found, reference: Found) -> None:
+    differences = [abs(a - b) for a, b in zip(found["losses"], reference["losses"], strict=False)]
+    assert max(differences) <= LOSS
+    assert sum(differences) / len(differences) <= MEAN_LOSS
+    assert found["gradients"].keys() == reference["gradients"].keys()
+    assert found["scales"].keys() == reference["scales"].keys()
+
+
+def ratios(found: Found, reference: Found, kind: str, which: int) -> Tensor:
+    """Of scales, or of the largest values of the first step: found to those of one process, layer by layer."""
+    names = [name for name in reference["scales"] if name.endswith(kind)]
+    ours, theirs = (
+        torch.stack([one["scales"][name][which].flatten()[0] for name in names]) for one in (found, reference)
+    )
+    return ours / theirs
+
+
+def within(values: Tensor, bound: float) -> bool:
+    return bool(((values <= bound) & (values >= 1 / bound)).all())
+
+
+def assert_same_scales(found: Found, reference: Found, *, inputs: float = 1.0, gradients: float = 1.0) -> None:
+    """``gradients``: how much larger they are, as a mean over micro-batches or ranks is taken before or after."""
+    assert (ratios(found, reference, "history", scaling.WEIGHT) == 1.0).all()
+    assert within(ratios(found, reference, "history", scaling.INPUT), inputs)
+    assert within(ratios(found, reference, "history", scaling.GRADIENT) / gradients, GRADIENT)
+    if len(found["losses"]) == len(reference["losses"]):
+        for which in (scaling.INPUT, scaling.WEIGHT):
+            assert within(ratios(found, reference, "scale", which), SCALE)
+
+
+@pytest.mark.slow
+def test_fp8_learns_as_bf16_does(alone: dict[str, Found]) -> None:
+    for name in (LLAMA, "current"):
+        for ours, theirs in zip(alone[name]["losses"], alone["bf16"]["losses"], strict=True):
+            assert abs(ours - theirs) <= BF16_LOSS
+    assert alone[LLAMA]["losses"][-1] < alone[LLAMA]["losses"][0] - 1
+    assert any(count["saturated_tensors"] for count in alone[LLAMA]["counts"])
+    assert not any(count["saturated_tensors"] for count in alone["current"]["counts"])
+
+
+@pytest.mark.slow
+def test_recomputed_kept_and_compiled_it_is_the_same(train: Trains, alone: dict[str, Found]) -> None:
+    cases = [
+        {"recompute": "full", "parallelism": OPTIMIZER},
+        {"recompute": "selective"},
+        {"compiled": True},
+        {"compiled": True, "recompute": "selective", "parallelism": OPTIMIZER},
+        {"workload": MAVERICK, "recompute": "selective", "parallelism": OPTIMIZER},
+        {"compiled": True, "recompute": "full", "fp8_recipe": "current"},
+    ]
+    found = train(1, *({"steps": FEW, **case} for case in cases))
+    for case, one in zip(cases, found, strict=True):
+        assert_same(one, alone[case.get("fp8_recipe", case.get("workload", LLAMA))])
+
+
+@pytest.mark.slow
+def test_made_into_machine_code_it_is_nearly_the_same(train: Trains, alone: dict[str, Found]) -> None:
+    (found,) = train(1, {"steps": SAVED, "compiled": True}, backend="inductor")
+    for ours, theirs in zip(found["losses"], alone[LLAMA]["losses"][:SAVED], strict=True):
+        assert abs(ours - theirs) <= MEAN_LOSS
+
+
+@pytest.mark.slow
+def test_a_continued_run_repeats_the_uninterrupted_one(train: Trains, alone: dict[str, Found], saved: Path) -> None:
+    (found,) = train(1, {"steps": FEW, "start": checkpoint(saved)})
+    assert_same(found, alone[LLAMA], first=SAVED)
+
+
+@pytest.mark.slow
+def test_ranks_train_as_one_process_does(train: Trains, alone: dict[str, Found], saved: Path) -> None:
+    long, tp = {"steps": STEPS}, {"tp": 2}
+    fsdp, sp, nemotron, experts, pp, current, on = train(
+        2,
+        {**long, "workload": LLAMA},
+        {**long, "workload": LLAMA, "overrides": tp, "parallelism": OPTIMIZER},
+        {**long, "workload": NEMOTRON, "overrides": {**tp, "sequence_parallel": False}},
+        {**long, "workload": MAVERICK, "overrides": {"ep": 2}},
+        {"steps": FEW, "workload": LLAMA, "overrides": {"pp": 2, "vp": 2}},
+        {"steps": FEW, "workload": LLAMA, "overrides": tp, "fp8_recipe": "current"},
+        {"steps": FEW, "start": checkpoint(saved), "overrides": tp},
+    )
+    references = [LLAMA, LLAMA, NEMOTRON, MAVERICK, LLAMA, "current"]
+    for found, reference in zip((fsdp, sp, nemotron, experts, pp, current), references, strict=True):
+        assert_close(found, alone[reference])
+    # Of 4 micro-batches a rank of FSDP or EP takes 2 and their mean; a pipeline takes the mean after its passes.
+    assert_same_scales(fsdp, alone[LLAMA], gradients=2.0)
+    assert_same_scales(experts, alone[MAVERICK], gradients=2.0)
+    assert_same_scales(pp, alone[LLAMA], gradients=4.0)
+    assert_same_scales(sp, alone[LLAMA], inputs=INPUT)
+    assert_same_scales(nemotron, alone[NEMOTRON], inputs=INPUT)
+    for ours, theirs in zip(on["losses"], alone[LLAMA]["losses"][SAVED:], strict=False):
+        assert abs(ours - theirs) <= MEAN_LOSS
+    for name, gradient in alone["current"]["gradients"].items():
+        assert (current["gradients"][name] - gradient).norm() <= 0.1 * gradient.norm(), name
