@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank that trains as plans say, one after the other, and writes what it found.
 
-Arguments: folder with plans.json and room for the rendezvous, rank, number of ranks. For the plan number N the first
-rank writes N.pt, with losses, gradient norms and counts of every step, the first step's gradients and the last scales.
+Arguments: folder with plans.json and room for the rendezvous, number of ranks, compiler, rank. For the plan
+number N the first rank writes N.pt, with losses, gradient norms and counts of every step, the first step's gradients
+and the last scales.
 """
 
 import json
@@ -78,6 +79,5 @@ def main(folder: Path, rank: int, world_size: int) -> None:
 
 
 warnings.simplefilter("ignore")
-if backend := os.environ.get("FP8_TEST_BACKEND"):
-    loop.apply_compile = partial(apply_compile, backend=backend)
-main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+loop.apply_compile = partial(apply_compile, backend=sys.argv[3])
+main(Path(sys.argv[1]), rank=int(sys.argv[4]), world_size=int(sys.argv[2]))

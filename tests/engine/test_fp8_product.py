@@ -10,11 +10,13 @@ from torch import Tensor
 
 from llmb.engine.model.local import Linear
 from llmb.engine.model.moe import Experts
+from llmb.engine.precision.apply import check_device
 from llmb.engine.precision.experts import Fp8Stack
 from llmb.engine.precision.linear import Fp8Linear
 from llmb.engine.precision.place import Place
 from llmb.engine.precision.product import cast
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, LARGEST, WEIGHT, Scales, scale_from
+from llmb.errors import EnvironmentProblem
 
 ROUNDED = 2**-8
 """Relative: the results are bf16."""
@@ -109,6 +111,16 @@ def test_largest_values_of_several_passes_are_not_added_up() -> None:
         layer(hidden).backward(torch.full((16, 16), -size, dtype=torch.bfloat16))
     assert where.scales.amax[0].tolist() == [3.0, 0.0, 3.0]
     assert where.probe.grad is None
+
+
+def test_a_gpu_without_fp8_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100")
+    with pytest.raises(EnvironmentProblem, match=r"A100 has no FP8: its compute capability is 8\.0") as raised:
+        check_device(torch.device("cuda"))
+    assert "--emulate-fp8" in raised.value.text()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    check_device(torch.device("cuda"))
 
 
 @pytest.mark.gpu

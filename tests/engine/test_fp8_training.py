@@ -6,9 +6,6 @@ lies up to an eighth away, so that the bounds are those of FP8 and not of bf16.
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ from llmb.runs.plan import Plan, Start
 
 WORKER = Path(__file__).parent / "fp8_worker.py"
 LIMIT_S = 600
-STEPS, FEW, SAVED = 20, 4, 2
+STEPS, FEW, SAVED = 20, 4, 10
 SIZES = {"gbs": 4, "seq_len": 64}
 LLAMA, NEMOTRON, MAVERICK = "pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick"
 OPTIMIZER = Parallelism(dp_sharding="optimizer")
@@ -41,29 +38,16 @@ Trains = Callable[..., list[Found]]
 
 
 @pytest.fixture(scope="module")
-def train(tiny_plan: Callable[..., Plan], tmp_path_factory: pytest.TempPathFactory) -> Trains:
+def train(
+    tiny_plan: Callable[..., Plan], run_ranks: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> Trains:
     """What plans on the same number of ranks found; options are those of ``tiny_plan``."""
 
     def run(ranks: int, *cases: dict[str, Any], backend: str = "aot_eager") -> list[Found]:
         folder = tmp_path_factory.mktemp("fp8")
         plans = [make(tiny_plan, ranks, **case) for case in cases]
         (folder / "plans.json").write_text(json.dumps([plan.model_dump(mode="json") for plan in plans]))
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "FP8_TEST_BACKEND": backend}
-        workers = [
-            subprocess.Popen(
-                [sys.executable, WORKER, folder, str(rank), str(ranks)],
-                env=environment,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(ranks)
-        ]
-        try:
-            complaints = [worker.communicate(timeout=LIMIT_S)[1] for worker in workers]
-        finally:
-            for worker in workers:
-                worker.kill()
-        assert [worker.returncode for worker in workers] == [0] * ranks, complaints
+        run_ranks(WORKER, ranks, folder, ranks, backend, limit_s=LIMIT_S)
         return [torch.load(folder / f"{number}.pt", weights_only=True) for number in range(len(plans))]
 
     return run
@@ -83,20 +67,20 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(train: Trains, saved: Path) -> dict[str, Found]:
     """What one process finds, by workload and recipe; its Llama saves a checkpoint on its way."""
-    saves = {"save_checkpoint": True, "checkpoint_interval": SAVED, "checkpoint_dir": str(saved)}
+    saves = {"save_checkpoint": True, "checkpoint_interval": SAVED}
     cases = {
-        LLAMA: {"workload": LLAMA, **saves},
+        LLAMA: {"workload": LLAMA, "checkpoint_dir": str(saved / "fp8"), **saves},
         NEMOTRON: {"workload": NEMOTRON},
         MAVERICK: {"workload": MAVERICK},
         "current": {"workload": LLAMA, "fp8_recipe": "current"},
-        "bf16": {"workload": LLAMA, "dtype": "bf16"},
+        "bf16": {"workload": LLAMA, "dtype": "bf16", "checkpoint_dir": str(saved / "bf16"), **saves},
     }
     found = train(1, *({"steps": STEPS, **case} for case in cases.values()))
     return dict(zip(cases, found, strict=True))
 
 
-def checkpoint(saved: Path) -> Start:
-    (path,) = saved.glob(f"*/step={SAVED}-*")
+def checkpoint(saved: Path, dtype: str = "fp8") -> Start:
+    (path,) = (saved / dtype).glob(f"*/step={SAVED}-*")
     return Start(path=str(path), step=SAVED, consumed_samples=SAVED * SIZES["gbs"])
 
 
@@ -168,15 +152,22 @@ def test_recomputed_kept_and_compiled_it_is_the_same(train: Trains, alone: dict[
 
 @pytest.mark.slow
 def test_made_into_machine_code_it_is_nearly_the_same(train: Trains, alone: dict[str, Found]) -> None:
-    (found,) = train(1, {"steps": SAVED, "compiled": True}, backend="inductor")
-    for ours, theirs in zip(found["losses"], alone[LLAMA]["losses"][:SAVED], strict=True):
+    (found,) = train(1, {"steps": FEW, "compiled": True}, backend="inductor")
+    for ours, theirs in zip(found["losses"], alone[LLAMA]["losses"][:FEW], strict=True):
         assert abs(ours - theirs) <= MEAN_LOSS
 
 
 @pytest.mark.slow
 def test_a_continued_run_repeats_the_uninterrupted_one(train: Trains, alone: dict[str, Found], saved: Path) -> None:
-    (found,) = train(1, {"steps": FEW, "start": checkpoint(saved)})
+    found, to_bf16, from_bf16 = train(
+        1,
+        {"steps": FEW, "start": checkpoint(saved)},
+        {"steps": 1, "start": checkpoint(saved), "dtype": "bf16"},
+        {"steps": 1, "start": checkpoint(saved, "bf16")},
+    )
     assert_same(found, alone[LLAMA], first=SAVED)
+    assert abs(to_bf16["losses"][0] - alone[LLAMA]["losses"][SAVED]) <= MEAN_LOSS
+    assert abs(from_bf16["losses"][0] - alone["bf16"]["losses"][SAVED]) <= MEAN_LOSS
 
 
 @pytest.mark.slow

@@ -67,7 +67,13 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Plan]
 @pytest.mark.parametrize(
     ("workload", "options", "said"),
     [
-        ("pretrain_llama3.1", {"dtype": "fp8"}, "no fp8"),
+        ("pretrain_llama3.1", {"fp8_recipe": "current"}, "--fp8-recipe is current, but the run computes in fp32"),
+        ("pretrain_llama3.1", {"emulate_fp8": True}, "--emulate-fp8 is given, but the run computes in fp32"),
+        (
+            "pretrain_llama3.1",
+            {"dtype": "fp8", "parallelism": ordered("zero-bubble"), "overrides": {"pp": 2}},
+            "--pipeline-schedule zero-bubble splits products that FP8 does as one",
+        ),
         ("pretrain_llama3.1", {"checkpoint_dir": "/scratch"}, "--checkpoint-dir is given, but nothing is saved"),
         ("finetune_llama3", {}, "no LoRA"),
         ("pretrain_llama3.1", {"grad_reduce_dtype": "bf16"}, "the run computes in fp32"),
