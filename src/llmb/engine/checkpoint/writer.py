@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
@@ -13,13 +14,20 @@ from llmb.errors import EnvironmentProblem
 
 
 class Writer(FileSystemWriter):
-    """Fails with what the system said: torch.save hides a full disk behind an error about its own file positions."""
+    """Fails with what the system said: torch.save hides a full disk behind an error about its own file positions.
+
+    What it wrote stands in the metadata that a save returns: torch 2.11 enters it in a copy.
+    """
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         try:
             return super().write_data(plan, planner)
         except RuntimeError as error:
             raise next((cause for cause in causes(error) if isinstance(cause, OSError)), error) from error
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        super().finish(metadata, results)
+        metadata.storage_data = {result.index: result.storage_data for written in results for result in written}
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
