@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import warnings
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from llmb.engine.loop import add_gradients, build_data, build_passes, prepare_st
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks, arrange
 from llmb.engine.precision.state import scale_state
-from llmb.engine.precision.step import counts_of_step
+from llmb.engine.precision.step import fp8_counts
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 
@@ -46,12 +45,13 @@ def train(plan: Plan, ranks: Ranks, folder: Path) -> dict[str, Any]:
         named = [item for stage in stages for item in stage.named_parameters()]
         gradients = gradients or {name: whole(parameter.grad).clone() for name, parameter in named}
         norms.append(update(stages, optimizers, plan.recipe.training, number).item())
-        counts.append(counts_of_step(plan, stages, ranks))
+        of_step = fp8_counts(plan, stages, ranks)
+        counts += [] if of_step is None else [of_step.int().tolist()]
         saver.after_step(number)
     saver.finish()
     scales = {name: tensor.clone() for stage in stages for name, tensor in scale_state(stage).items()}
     found = everybody({"gradients": gradients, "scales": scales}, ranks)
-    return {"losses": losses, "norms": norms, "counts": [asdict(count) for count in counts if count], **found}
+    return {"losses": losses, "norms": norms, "counts": counts, **found}
 
 
 def everybody(found: dict[str, dict[str, Any]], ranks: Ranks) -> dict[str, dict[str, Any]]:

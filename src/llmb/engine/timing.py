@@ -78,8 +78,8 @@ class StepReader:
         self.number, self.saving = number, saving
         self.began = self.pending[-1].ended if self.pending else Moment(self.ranks.device)
 
-    def end(self, loss: Tensor | None, norm: Tensor, fp8: Tensor | None) -> None:
-        """All of the step is queued: this rank's loss, if it has one, the norm, 0-d fp64, and the counts of FP8, [2]."""
+    def end(self, loss: Tensor | None, norm: Tensor, fp8: Tensor | None = None) -> None:
+        """All of the step is queued: this rank's loss, if any, the norm, 0-d fp64, and the counts of FP8, [2]."""
         load = self.load.of_step()
         parts = [torch.zeros_like(norm) if loss is None else loss, norm]
         parts += [value for values in (load, fp8) if values is not None for value in values]
