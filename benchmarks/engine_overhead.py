@@ -150,7 +150,7 @@ class BareLoop:
             betas=(training.beta1, training.beta2),
             eps=training.eps,
             weight_decay=training.weight_decay,
-            foreach=True,
+            fused=True,
         )
         self.tokens, self.labels, _ = build_data(plan).micro_batch(range(recipe.layout.gbs))
 
