@@ -29,7 +29,7 @@ ARRAY = (
 
 def step_line(number: int) -> str:
     fields = Step.__dataclass_fields__
-    values = dict.fromkeys(fields, 1.0) | {"step": number, "saving": False, "expert_load": None}
+    values = dict.fromkeys(fields, 1.0) | {"step": number, "saving": False, "expert_load": None, "fp8": None}
     return step_to_json(Step(**values)) + "\n"
 
 
