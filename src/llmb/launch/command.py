@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 
 from llmb.launch.profiled_worker import worker_module
-from llmb.launch.worker_variables import worker_variables
+from llmb.launch.worker_variables import THREADS, shipped_variables
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 
@@ -27,5 +27,5 @@ def local_command(plan: Plan, folder: RunFolder) -> tuple[str, ...]:
 def local_variables(plan: Plan, cores: int, environ: Mapping[str, str]) -> dict[str, str]:
     """What the workers' environment gets on top of ``environ``; what the user has set stays."""
     threads = max(1, cores // plan.recipe.scale)
-    chosen = [variable for variable in worker_variables(threads) if variable.device in (None, plan.device)]
-    return {item.name: item.value for item in chosen if environ.keys().isdisjoint((item.name, *item.also))}
+    shipped = {THREADS: str(threads), **shipped_variables(plan.device, environ)}
+    return {name: value for name, value in shipped.items() if name not in environ}

@@ -17,6 +17,7 @@ from llmb.launch.slurm.script import BatchJob, batch_script
 from llmb.launch.slurm.steps import ADDRESS, FOLDER, PORT, single_step, worker_step
 from llmb.launch.slurm.words import Shell, Word
 from llmb.launch.variables import Layer, Variable, layered
+from llmb.launch.worker_variables import shipped_variables
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 
@@ -148,18 +149,15 @@ def run_folder_word(folder: RunFolder, flags: Flags) -> Word:
 def job_variables(plan: Plan, defaults: JobDefaults, options: SlurmOptions, site: Site) -> tuple[Variable, ...]:
     """Raises UsageError where the network needs a variable that nobody has set."""
     config, workload = site.config, plan.recipe.workload
-    # Threads that wait spin for some ten microseconds only: with the default, a core that something else uses makes a
-    # step many times as long.
-    engine = {"PYTHONUNBUFFERED": "1", **({"GOMP_SPINCOUNT": "10000"} if plan.device == "cpu" else {})}
-    shipped = [Layer("engine", engine)]
+    own = (config.environment, config.environment_of(workload), options.variables)
+    shipped = [
+        Layer("engine", shipped_variables(plan.device, {name for names in (site.shell, *own) for name in names}))
+    ]
     if plan.device == "cuda" and site.fabric:
         shipped.append(Layer(f"fabric {site.fabric.fabric}", site.fabric.variables))
     shipped.append(Layer("recipe", {variable.name: variable.value for variable in defaults.variables}))
-    given = [
-        Layer("cluster_config.yaml", config.environment),
-        Layer("cluster_config.yaml, workload", config.environment_of(workload)),
-        Layer("--env", options.variables),
-    ]
+    origins = ("cluster_config.yaml", "cluster_config.yaml, workload", "--env")
+    given = [Layer(origin, variables) for origin, variables in zip(origins, own, strict=True)]
     variables = layered(shipped, site.shell, given)
     if plan.device == "cuda" and site.fabric:
         known = {variable.name for variable in variables} | set(site.shell)

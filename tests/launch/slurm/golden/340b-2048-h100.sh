@@ -15,6 +15,7 @@
 #SBATCH --chdir=/lustre/bench/workloads/pretrain_nemotron4/experiments/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_1700000000/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512
 
 export PYTHONUNBUFFERED=1  # engine
+export PYTORCH_ALLOC_CONF=expandable_segments:True  # engine
 export NCCL_NVLS_ENABLE=0  # recipe
 llmb_threads=$((${SLURM_CPUS_ON_NODE:-1} / 8))
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((llmb_threads > 1 ? llmb_threads : 1))}"

@@ -16,6 +16,7 @@
 #SBATCH --chdir=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256/lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256_1700000000/lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256
 
 export PYTHONUNBUFFERED=1  # engine
+export PYTORCH_ALLOC_CONF=expandable_segments:True  # engine
 export NCCL_NET=IB  # fabric infiniband
 export NCCL_NVLS_ENABLE=0  # recipe
 export NCCL_NET_GDR_LEVEL=PHB  # recipe

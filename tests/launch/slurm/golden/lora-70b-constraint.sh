@@ -16,6 +16,7 @@
 #SBATCH --chdir=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_1700000000/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32
 
 export PYTHONUNBUFFERED=1  # engine
+export PYTORCH_ALLOC_CONF=expandable_segments:True  # engine
 export NCCL_NVLS_ENABLE=0  # recipe
 llmb_threads=$((${SLURM_CPUS_ON_NODE:-1} / 8))
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((llmb_threads > 1 ? llmb_threads : 1))}"

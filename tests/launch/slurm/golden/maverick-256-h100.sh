@@ -15,6 +15,7 @@
 #SBATCH --chdir=/lustre/bench/workloads/finetune_llama4-maverick/experiments/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_mbs1_gbs32/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_mbs1_gbs32_1700000000/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_mbs1_gbs32
 
 export PYTHONUNBUFFERED=1  # engine
+export PYTORCH_ALLOC_CONF=expandable_segments:True  # engine
 export NCCL_NVLS_ENABLE=0  # recipe
 llmb_threads=$((${SLURM_CPUS_ON_NODE:-1} / 8))
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((llmb_threads > 1 ? llmb_threads : 1))}"
