@@ -22,6 +22,7 @@ from llmb.catalogue.schema import (
     WorkloadFile,
 )
 from llmb.catalogue.source import CatalogueError, located, read_file, schema_problems
+from llmb.catalogue.variables import Variable, VariablesFile
 
 DATA = Path(__file__).parent / "data"
 
@@ -57,6 +58,11 @@ class Catalogue:
     def fabrics(self) -> Mapping[str, Fabric]:
         listed = read_file(self.root / "fabrics.yaml", FabricsFile, wrap="fabrics").fabrics
         return {fabric.fabric: fabric for fabric in listed}
+
+    @cached_property
+    def variables(self) -> tuple[Variable, ...]:
+        """The environment variables that the documents know."""
+        return read_file(self.root / "variables.yaml", VariablesFile, wrap="variables").variables
 
     @cached_property
     def documents(self) -> Mapping[str, Document]:
