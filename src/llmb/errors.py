@@ -67,6 +67,10 @@ class UserInterrupt(LlmbError):
 def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | None = None) -> UsageError:
     """An error for a value outside a closed set, with the closest valid spelling when there is one."""
     names = [str(choice) for choice in choices]
-    near = difflib.get_close_matches(str(value).lower(), names, n=1, cutoff=0.5)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    return UsageError(f"unknown {kind} '{value}'{hint}", choices=names, do=do)
+    return UsageError(f"unknown {kind} '{value}'{did_you_mean(value, names)}", choices=names, do=do)
+
+
+def did_you_mean(value: object, names: Iterable[str]) -> str:
+    """A question with the closest of ``names``, or nothing."""
+    near = difflib.get_close_matches(str(value).lower(), list(names), n=1, cutoff=0.5)
+    return f"; did you mean '{near[0]}'?" if near else ""

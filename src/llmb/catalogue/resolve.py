@@ -4,6 +4,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Literal, NamedTuple
 
 from llmb.catalogue.check import check_layout
 from llmb.catalogue.load import Catalogue, layout_of, model_of
@@ -48,6 +49,14 @@ class Request:
     overrides: Overrides = field(default_factory=Overrides)
 
 
+class Scales(NamedTuple):
+    """Scales that are listed, and what becomes of those above the largest."""
+
+    full: tuple[int, ...]
+    proxies: tuple[int, ...]
+    above_largest: Literal["double", "refuse", "any"]
+
+
 @dataclass(frozen=True, slots=True)
 class _Choice:
     """A layout table of the right size, dtype and GPU type; borrowed when it was published for another type."""
@@ -82,6 +91,27 @@ def resolve(catalogue: Catalogue, request: Request) -> Recipe:
     choices = [choice for choice in choices if dtype in choice.table.dtypes]
     pick = _pick_row(workload, choices, request, release)
     return _recipe(catalogue, workload, request, gpu_type, dtype, pick)
+
+
+def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, Scales]:
+    """What is listed of a workload's size on a GPU type, by dtype; the request's dtype and scale do not matter.
+
+    Raises UsageError for an unknown name.
+    """
+    workload = find_workload(catalogue, request.workload)
+    if request.size not in sizes_of(workload):
+        raise unknown("size", request.size, sizes_of(workload))
+    release = _release(workload, request)
+    found: dict[str, Scales] = {}
+    for choice in _choices(workload, request.size, _gpu_type(catalogue, workload, request), release):
+        for dtype in choice.table.dtypes:
+            before = found.get(dtype, Scales((), (), "refuse"))
+            full = {*before.full, *(row.gpus for row in choice.table.rows if not row.proxy)}
+            proxies = {*before.proxies, *(row.gpus for row in choice.table.rows if row.proxy)}
+            largest = max(row.gpus for row in choice.table.rows) == max(full | proxies)
+            above = choice.table.above_largest if largest else before.above_largest
+            found[dtype] = Scales(tuple(sorted(full)), tuple(sorted(proxies)), above)
+    return found
 
 
 def find_workload(catalogue: Catalogue, name: str) -> WorkloadFile:

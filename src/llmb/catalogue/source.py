@@ -59,7 +59,11 @@ def located(path: Path, keys: tuple[Key, ...], what: str) -> str:
 
 def line_of(path: Path, keys: tuple[Key, ...]) -> int:
     """Line (from 1) of a value in a YAML file. Read again on purpose: only errors need it."""
-    node = yaml.compose(path.read_text(), Loader=yaml.SafeLoader)
+    return line_in(yaml.compose(path.read_text(), Loader=yaml.SafeLoader), keys)
+
+
+def line_in(node: Any, keys: tuple[Key, ...]) -> int:  # noqa: ANN401 (yaml's nodes are untyped)
+    """The same in a file that is composed already."""
     for key in keys:
         child = _child(node, key)
         if child is None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError
@@ -41,6 +41,8 @@ class VariableUse(Record):
     workloads: tuple[str, ...] = ()
     sets: str | None = None
     """The option, by its parameter's name, that takes the value."""
+    adds: dict[str, str] = Field(default_factory=dict)
+    """Options that go with it, unless the value is false."""
     install: bool = False
     """The value is the install root."""
     shell: bool = False
@@ -164,7 +166,9 @@ class _Readings:
             return _not_accepted(variable, use, value)
         if use.shell:
             return None
-        return self._take("install" if use.install else str(use.sets), variable.name, value)
+        taken = {"install" if use.install else str(use.sets): value, **(use.adds if value is not False else {})}
+        problems = (self._take(option, variable.name, item) for option, item in taken.items())
+        return next(filter(None, problems), None)
 
     def _take(self, option: str, name: str, value: Value) -> str | None:
         before = self.install if option == "install" else self.options.get(option)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the command line, or one part of a file, asks for before it is spelled out. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Values = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which recipes; an empty field leaves nothing out."""
+
+    workloads: Values = ()
+    """Workloads, or a workload and a size in one word, as in ``pretrain_llama3.1_8b``."""
+    sizes: Values = ()
+    dtypes: Values = ()
+    scales: tuple[int, ...] = ()
+    max_scale: int | None = None
+    """Doublings of the largest published scale are taken up to here too."""
+    min_scale: bool = False
+    """Only the smallest scale of each recipe."""
+    exact_scales: bool = False
+    """Published scales only, no doublings."""
+    proxy: bool = False
+    """Proxies, at their own scales, and nothing else."""
+    everything: bool = False
+    """What one recipe alone leaves empty is all of it, as where several are meant, and not its default."""
+    gpu_type: str | None = None
+    release: str | None = None
+
+    @property
+    def names_one(self) -> bool:
+        """One recipe is meant; dtype and scale, where they are left out, are its defaults."""
+        limits = (self.max_scale, self.min_scale, self.exact_scales, self.proxy, self.everything)
+        lists = (self.workloads, self.sizes, self.dtypes, self.scales)
+        return bool(self.workloads) and all(len(items) <= 1 for items in lists) and not any(limits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Recipes and how they are run. ``options`` are those of ``llmb submit`` by name; several values are swept."""
+
+    where: str
+    """File and line, or the command line."""
+    selection: Selection
+    options: Mapping[str, Values] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of the workers' environment."""
+    repeats: int = 1
+    profile: bool = False
+    """Every run is profiled."""
+    add_profile: bool = False
+    """One more run is, beside the others."""
+    repeatable: frozenset[str] = frozenset()
+    """Options whose values a job gets all of: they are not swept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One job, spelled out."""
+
+    where: str
+    workload: str
+    size: str
+    dtype: str
+    gpu_type: str
+    scale: int
+    release: str | None
+    proxy: bool
+    options: Mapping[str, Values] = field(default_factory=dict)
+    """Several values only where an option takes them at once."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    repeat: int = 1
+    profiled: bool = False
+
+    @property
+    def recipe(self) -> str:
+        return f"{self.workload} {self.size} {self.dtype} on {self.scale} {self.gpu_type}"

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what was asked for to single jobs, largest first. Pure."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import NamedTuple
+
+from llmb.campaigns.entry import Entry, Job, Selection, Values
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import (
+    CPU,
+    Request,
+    Scales,
+    find_workload,
+    gpu_types_of,
+    listed_scales,
+    sizes_of,
+)
+from llmb.errors import UsageError, unknown
+
+TINY = "tiny"
+MOST_JOBS = 10_000
+
+
+@dataclass(slots=True)
+class Expansion:
+    """``problems`` are errors with their places; ``left_out`` is told of and no error."""
+
+    jobs: list[Job] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+class _Recipe(NamedTuple):
+    """What is listed of a size in one dtype, and whether the entry means this one model and no other."""
+
+    request: Request
+    listed: Scales
+    alone: bool
+
+
+def expand(catalogue: Catalogue, entries: Iterable[Entry], gpu_type: str | None) -> Expansion:
+    """Every job of ``entries``, the largest scale first and otherwise in their order; whether each has a layout is for
+    the plan to find out.
+
+    ``gpu_type`` is the cluster's. Where an entry means several models, those whose smallest scale is above one that is
+    asked for are left out of it.
+    """
+    expansion = Expansion()
+    for entry in entries:
+        before = len(expansion.jobs) + len(expansion.left_out)
+        try:
+            _check(entry)
+            for recipe in _recipes(catalogue, entry, gpu_type):
+                _add_jobs(entry, recipe, expansion)
+            if len(expansion.jobs) + len(expansion.left_out) == before:
+                raise UsageError("no recipe fits what is asked for")
+            if len(expansion.jobs) > MOST_JOBS:
+                raise UsageError(f"these are more than {MOST_JOBS:,} jobs")
+        except UsageError as error:
+            expansion.problems.append(f"{entry.where}: {told(error)}")
+    expansion.jobs.sort(key=lambda job: -job.scale)
+    return expansion
+
+
+def told(error: UsageError) -> str:
+    """On one line, what is wrong and what is valid."""
+    parts = [error.what.replace("\n", " "), f"valid: {', '.join(error.choices)}" if error.choices else "", error.do]
+    return "; ".join(part for part in parts if part)
+
+
+def _check(entry: Entry) -> None:
+    if entry.repeats < 1:
+        raise UsageError(f"repeats is {entry.repeats}; it must be at least 1")
+    if entry.profile and entry.add_profile:
+        raise UsageError("profile and add_profile exclude each other")
+
+
+def _recipes(catalogue: Catalogue, entry: Entry, site_gpu_type: str | None) -> Iterator[_Recipe]:
+    """Raises UsageError for a name that does not exist."""
+    selection = entry.selection
+    gpu_type = selection.gpu_type or site_gpu_type
+    models = list(_models(catalogue, selection, gpu_type))
+    for workload, size in models:
+        request = Request(workload=workload, size=size, gpu_type=gpu_type, release=selection.release)
+        listed = listed_scales(catalogue, request)
+        alone = len(models) == 1
+        types = gpu_types_of(catalogue.workloads[workload], size)
+        for dtype in _dtypes(selection, listed, gpu_type, alone=alone):
+            yield _Recipe(
+                Request(
+                    workload=workload,
+                    size=size,
+                    dtype=dtype,
+                    gpu_type=gpu_type or types[0],
+                    release=selection.release,
+                ),
+                listed[dtype],
+                alone,
+            )
+
+
+def _models(catalogue: Catalogue, selection: Selection, gpu_type: str | None) -> Iterator[tuple[str, str]]:
+    """The sizes that are meant. Without a size those that the GPU type has; ``tiny`` only on a CPU."""
+    named = [split_model(catalogue, name) for name in selection.workloads]
+    workloads: list[tuple[str, str | None]] = named or [(name, None) for name in catalogue.workloads]
+    every_size = dict.fromkeys(size for name, _ in workloads for size in sizes_of(find_workload(catalogue, name)))
+    for size in selection.sizes:
+        if size not in every_size:
+            raise unknown("size", size, every_size)
+    for name, own_size in workloads:
+        workload = catalogue.workloads[name]
+        for size in sizes_of(workload):
+            asked = size == own_size if own_size else size in selection.sizes
+            wanted = asked and size in (selection.sizes or (size,))
+            fits = gpu_type is None or gpu_type in gpu_types_of(workload, size)
+            if wanted or (not own_size and not selection.sizes and fits and (size == TINY) == (gpu_type == CPU)):
+                yield name, size
+
+
+def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
+    """A workload, with the size where ``name`` ends in one. Raises UsageError with the closest name."""
+    if name in catalogue.workloads:
+        return name, None
+    for workload in catalogue.workloads.values():
+        size = name.removeprefix(f"{workload.workload}_")
+        if size != name:
+            if size not in sizes_of(workload):
+                raise unknown(f"size of {workload.workload}", size, sizes_of(workload))
+            return workload.workload, size
+    both = (f"{workload.workload}_{size}" for workload in catalogue.workloads.values() for size in sizes_of(workload))
+    raise unknown("workload", name, [*catalogue.workloads, *(both if "_" in name.partition("_")[2] else ())])
+
+
+def _dtypes(
+    selection: Selection, listed: Mapping[str, Scales], gpu_type: str | None, *, alone: bool
+) -> Sequence[str]:
+    for dtype in selection.dtypes:
+        if dtype not in listed:
+            raise unknown("dtype", dtype, listed)
+    if selection.dtypes:
+        return selection.dtypes
+    if gpu_type == CPU:
+        return ["fp32"]
+    return ["bf16"] if alone and selection.names_one else list(listed)
+
+
+def _add_jobs(entry: Entry, recipe: _Recipe, expansion: Expansion) -> None:
+    listed, request = recipe.listed, recipe.request
+    smallest = min(listed.full or listed.proxies)
+    for scale in scales_of(entry.selection, listed, alone=recipe.alone):
+        name = f"{request.workload} {request.size} {request.dtype}"
+        if not recipe.alone and scale < smallest and scale not in listed.proxies:
+            expansion.left_out.append(f"{entry.where}: {name} has no layout below {smallest} GPUs")
+        elif entry.selection.proxy and scale not in listed.proxies:
+            proxies = ", ".join(map(str, listed.proxies)) or "none"
+            expansion.problems.append(f"{entry.where}: {name} has no proxy for {scale} GPUs; valid: {proxies}")
+        else:
+            proxy = scale in listed.proxies and scale not in listed.full
+            expansion.jobs.extend(_jobs(entry, request, scale, proxy=proxy))
+
+
+def scales_of(selection: Selection, listed: Scales, *, alone: bool = False) -> list[int]:
+    """The scales that a selection takes of a recipe, smallest first, whether or not it has them."""
+    limit = selection.max_scale
+    if selection.scales:
+        return sorted({scale for scale in selection.scales if limit is None or scale <= limit})
+    offered = list(listed.proxies if selection.proxy else listed.full)
+    if limit is not None:
+        doubles = not (selection.proxy or selection.exact_scales or listed.above_largest == "refuse")
+        while doubles and offered and offered[-1] * 2 <= limit:
+            offered.append(offered[-1] * 2)
+        offered = [scale for scale in offered if scale <= limit]
+    return offered[:1] if selection.min_scale or (alone and selection.names_one) else offered
+
+
+def swept(options: Mapping[str, Values], repeatable: Collection[str] = ()) -> Iterator[dict[str, Values]]:
+    """Every combination of the options' values, the last option's changing fastest."""
+    lists = [[values] if name in repeatable else [(value,) for value in values] for name, values in options.items()]
+    for combination in product(*lists):
+        yield dict(zip(options, combination, strict=True))
+
+
+def _jobs(entry: Entry, request: Request, scale: int, *, proxy: bool) -> Iterator[Job]:
+    repeats = [(number, entry.profile) for number in range(1, entry.repeats + 1)]
+    if entry.add_profile:
+        repeats.append((entry.repeats + 1, True))
+    for options in swept(entry.options, entry.repeatable):
+        for number, profiled in repeats:
+            yield Job(
+                where=entry.where,
+                workload=request.workload,
+                size=request.size,
+                dtype=str(request.dtype),
+                gpu_type=str(request.gpu_type),
+                scale=scale,
+                release=request.release,
+                proxy=proxy,
+                options=options,
+                variables=entry.variables,
+                repeat=number,
+                profiled=profiled,
+            )

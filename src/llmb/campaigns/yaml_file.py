@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Campaign files in YAML: for each recipe defaults, tasks, sweeps and overrides."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from llmb.campaigns.entry import Entry, Values
+from llmb.campaigns.expansion import told
+from llmb.campaigns.text_file import SplitModel
+from llmb.campaigns.words import ENVIRONMENT, Draft, Words
+from llmb.catalogue.records import Record
+from llmb.catalogue.source import CatalogueError, Key, line_in, read_file
+from llmb.errors import UsageError
+
+Keys = tuple[Key, ...]
+Setting = tuple[Keys, str, Values]
+"""Where a key stands, the key and its values."""
+
+
+def _text(value: object) -> object:
+    """A scalar of YAML as a command line has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _texts(value: object) -> object:
+    return [_text(item) for item in value] if isinstance(value, list) else [_text(value)]
+
+
+_PARTS = frozenset({"sweep", "overrides", "defaults", "tasks", "env", "params"})
+
+Text = Annotated[str, BeforeValidator(_text)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
+
+
+class Settings(Record):
+    """Options and variables of jobs; options stand below ``params`` or right here."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Texts] = Field(init=False)
+
+    env: dict[str, Text] = Field(default_factory=dict)
+    params: dict[str, Texts] = Field(default_factory=dict)
+
+    def settings(self) -> Iterator[Setting]:
+        yield from ((("env", name), f"{ENVIRONMENT}{name}", (value,)) for name, value in self.env.items())
+        yield from ((("params", key), key, values) for key, values in self.params.items())
+        yield from (((key,), key, values) for key, values in (self.__pydantic_extra__ or {}).items())
+
+
+class Task(Record):
+    """Jobs of one recipe. What is left out is taken from the recipe, and then from the file's defaults."""
+
+    dtypes: Texts | None = None
+    scales: Texts | None = None
+    max_scale: Text | None = None
+    min_scale: Text | None = None
+    exact_scales: Text | None = None
+    proxy: Text | None = None
+    gpu_type: Text | None = None
+    release: Text | None = None
+    repeats: Text | None = None
+    profile: Text | None = None
+    add_profile: Text | None = None
+    sweep: dict[str, Texts] = Field(default_factory=dict)
+    overrides: Settings = Settings()
+
+    def own(self) -> Iterator[Setting]:
+        """What is given here of the selection, the repeats and the profile."""
+        for name in type(self).model_fields:
+            if name in _PARTS:
+                continue
+            if (value := getattr(self, name, None)) is not None:
+                yield (name,), name, (value,) if isinstance(value, str) else value
+
+    def settings(self) -> Iterator[Setting]:
+        yield from ((("sweep", key), key, values) for key, values in self.sweep.items())
+        yield from _below("overrides", self.overrides)
+
+
+class RecipeTasks(Task):
+    """All of one recipe: a workload and a size, or several sizes."""
+
+    sizes: Texts | None = None
+    defaults: Settings = Settings()
+    tasks: tuple[Task, ...] = ()
+
+
+class FileDefaults(Task):
+    """What holds for every recipe of the file, unless it says otherwise."""
+
+    env: dict[str, Text] = Field(default_factory=dict)
+    params: dict[str, Texts] = Field(default_factory=dict)
+
+    def settings(self) -> Iterator[Setting]:
+        yield from Settings(env=self.env, params=self.params).settings()
+        yield from super().settings()
+
+
+class CampaignFile(Record):
+    """A whole file; every other key than these three is a recipe."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, RecipeTasks] = Field(init=False)
+
+    defaults: FileDefaults = FileDefaults()
+    sweep: dict[str, Texts] = Field(default_factory=dict)
+    overrides: Settings = Settings()
+
+
+def _below(key: str, settings: Settings) -> Iterator[Setting]:
+    yield from (((key, *keys), name, values) for keys, name, values in settings.settings())
+
+
+class YamlReader:
+    """Entries of a file, and what is wrong with it as ``file:line: what``."""
+
+    def __init__(self, path: Path, words: Words, split_model: SplitModel) -> None:
+        self.path = path
+        self.words = words
+        self.split_model = split_model
+        self.entries: list[Entry] = []
+        self.problems: list[str] = []
+
+    def read(self) -> None:
+        """Raises UsageError where the file cannot be read at all."""
+        try:
+            file = read_file(self.path, CampaignFile)
+            root = yaml.compose(self.path.read_text(), Loader=yaml.SafeLoader)
+        except CatalogueError as error:
+            self.problems.extend(error.problems)
+            return
+        self.problems.extend(f"{self.path}:{line}: '{key}' is there twice" for line, key in _twice(root))
+        for name, recipe in (file.__pydantic_extra__ or {}).items():
+            try:
+                workload, size = self.split_model(name)
+            except UsageError as error:
+                self.problems.append(f"{self._where(root, (name,))}: {told(error)}")
+                continue
+            for keys, task in _tasks(name, recipe):
+                draft = Draft(words=self.words, where=self._where(root, keys), workloads=(workload,))
+                draft.fields.update({"sizes": (size,)} if size else {})
+                self._fill(draft, root, _layers(file, name, recipe, keys, task))
+                self.entries.append(draft.entry())
+        self.problems = list(dict.fromkeys(self.problems))
+
+    def _fill(self, draft: Draft, root: yaml.Node, settings: Iterator[Setting]) -> None:
+        for keys, key, values in settings:
+            try:
+                draft.set(key, values)
+            except UsageError as error:
+                self.problems.append(f"{self._where(root, keys)}: {'.'.join(map(str, keys))}: {told(error)}")
+
+    def _where(self, root: yaml.Node, keys: Keys) -> str:
+        return f"{self.path}:{line_in(root, keys)}"
+
+
+def _tasks(name: str, recipe: RecipeTasks) -> Iterator[tuple[Keys, Task | None]]:
+    """Each task with its place; a recipe without any is one itself."""
+    if not recipe.tasks:
+        yield (name,), None
+    yield from (((name, "tasks", number), task) for number, task in enumerate(recipe.tasks))
+
+
+def _layers(file: CampaignFile, name: str, recipe: RecipeTasks, keys: Keys, task: Task | None) -> Iterator[Setting]:
+    """What holds for a task, the strongest last."""
+    for layer in (file.defaults.own(), file.defaults.settings()):
+        yield from ((("defaults", *place), key, values) for place, key, values in layer)
+    yield from ((("sweep", key), key, values) for key, values in file.sweep.items())
+    below_recipe = [_below("defaults", recipe.defaults), recipe.own(), recipe.settings()]
+    for layer in below_recipe:
+        yield from (((name, *place), key, values) for place, key, values in layer)
+    for layer in (task.own(), task.settings()) if task else ():
+        yield from (((*keys, *place), key, values) for place, key, values in layer)
+    yield from _below("overrides", file.overrides)
+
+
+def _twice(node: yaml.Node) -> Iterator[tuple[int, str]]:
+    """Line and name of each key that a mapping has already: YAML would drop what stands there first."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _twice(item)
+    elif isinstance(node, yaml.MappingNode):
+        seen = set()
+        for key, value in node.value:
+            if key.value in seen:
+                yield key.start_mark.line + 1, key.value
+            seen.add(key.value)
+            yield from _twice(value)
