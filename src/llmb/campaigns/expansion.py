@@ -31,6 +31,10 @@ class Expansion:
     left_out: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def size(self) -> int:
+        return len(self.jobs) + len(self.left_out) + len(self.problems)
+
 
 class _Recipe(NamedTuple):
     """What is listed of a size in one dtype, and whether the entry means this one model and no other."""
@@ -49,12 +53,12 @@ def expand(catalogue: Catalogue, entries: Iterable[Entry], gpu_type: str | None)
     """
     expansion = Expansion()
     for entry in entries:
-        before = len(expansion.jobs) + len(expansion.left_out)
+        before = expansion.size
         try:
             _check(entry)
             for recipe in _recipes(catalogue, entry, gpu_type):
                 _add_jobs(entry, recipe, expansion)
-            if len(expansion.jobs) + len(expansion.left_out) == before:
+            if expansion.size == before:
                 raise UsageError("no recipe fits what is asked for")
             if len(expansion.jobs) > MOST_JOBS:
                 raise UsageError(f"these are more than {MOST_JOBS:,} jobs")
@@ -133,9 +137,7 @@ def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
     raise unknown("workload", name, [*catalogue.workloads, *(both if "_" in name.partition("_")[2] else ())])
 
 
-def _dtypes(
-    selection: Selection, listed: Mapping[str, Scales], gpu_type: str | None, *, alone: bool
-) -> Sequence[str]:
+def _dtypes(selection: Selection, listed: Mapping[str, Scales], gpu_type: str | None, *, alone: bool) -> Sequence[str]:
     for dtype in selection.dtypes:
         if dtype not in listed:
             raise unknown("dtype", dtype, listed)

@@ -84,7 +84,9 @@ class TextReader:
         workload, size = self._model(plain[0]) if plain else (None, None)
         fields = _FIELDS if size is None else _FIELDS[1:]
         if workload is None or len(plain) != 1 + len(fields):
-            raise _Wrong(1, f"a job is 'WORKLOAD SIZE DTYPE SCALE [KEY=VALUE ...]', not {len(plain)} words and the pairs")
+            raise _Wrong(
+                1, f"a job is 'WORKLOAD SIZE DTYPE SCALE [KEY=VALUE ...]', not {len(plain)} words and the pairs"
+            )
         draft = self._draft(where, workload, size)
         for name, cell in zip(fields, plain[1:], strict=True):
             self._set(draft, name, _Cell(unquoted(cell.text), cell.column), listed=True)
@@ -147,7 +149,7 @@ def _read_items(line: str, column: int) -> list[list[_Cell]]:
     except yaml.MarkedYAMLError as error:
         place = column + (error.problem_mark.column if error.problem_mark else 0)
         raise _Wrong(place, "this is no tuple; a quote, a bracket or a comma may be missing") from error
-    return [_values(item, column) for item in node.value]
+    return [_values(item, column) for item in node.value] if isinstance(node, yaml.SequenceNode) else []
 
 
 def _values(node: yaml.Node, column: int) -> list[_Cell]:

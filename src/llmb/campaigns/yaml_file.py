@@ -13,7 +13,7 @@ from llmb.campaigns.expansion import told
 from llmb.campaigns.text_file import SplitModel
 from llmb.campaigns.words import ENVIRONMENT, Draft, Words
 from llmb.catalogue.records import Record
-from llmb.catalogue.source import CatalogueError, Key, line_in, read_file
+from llmb.catalogue.source import CatalogueError, Key, compose_file, line_in, read_file
 from llmb.errors import UsageError
 
 Keys = tuple[Key, ...]
@@ -29,7 +29,7 @@ def _text(value: object) -> object:
 
 
 def _texts(value: object) -> object:
-    return [_text(item) for item in value] if isinstance(value, list) else [_text(value)]
+    return [_text(item) for item in value] if isinstance(value, list | tuple) else [_text(value)]
 
 
 _PARTS = frozenset({"sweep", "overrides", "defaults", "tasks", "env", "params"})
@@ -131,7 +131,7 @@ class YamlReader:
         """Raises UsageError where the file cannot be read at all."""
         try:
             file = read_file(self.path, CampaignFile)
-            root = yaml.compose(self.path.read_text(), Loader=yaml.SafeLoader)
+            root = compose_file(self.path)
         except CatalogueError as error:
             self.problems.extend(error.problems)
             return

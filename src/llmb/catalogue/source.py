@@ -12,6 +12,8 @@ from llmb.errors import UsageError
 
 Shape = TypeVar("Shape", bound=BaseModel)
 Key = str | int
+# One for all: the two loaders do not accept the very same files.
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class CatalogueError(UsageError):
@@ -31,12 +33,14 @@ def read_file(path: Path, shape: type[Shape], wrap: str | None = None) -> Shape:
     """
     try:
         with path.open("rb") as stream:
-            data = yaml.load(stream, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (safe loaders)
+            data = yaml.load(stream, Loader=_LOADER)  # noqa: S506 (a safe loader)
     except OSError as error:
         raise CatalogueError([f"{path}: {error.strerror}"]) from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise CatalogueError([f"{path}:{line}: not valid YAML: {error.problem}"]) from error
+    except (yaml.YAMLError, ValueError) as error:  # a character or a date that cannot be
+        raise CatalogueError([f"{path}: not valid YAML: {str(error).splitlines()[0]}"]) from error
     try:
         return shape.model_validate({wrap: data} if wrap else data)
     except ValidationError as error:
@@ -59,7 +63,13 @@ def located(path: Path, keys: tuple[Key, ...], what: str) -> str:
 
 def line_of(path: Path, keys: tuple[Key, ...]) -> int:
     """Line (from 1) of a value in a YAML file. Read again on purpose: only errors need it."""
-    return line_in(yaml.compose(path.read_text(), Loader=yaml.SafeLoader), keys)
+    return line_in(compose_file(path), keys)
+
+
+def compose_file(path: Path) -> Any:  # noqa: ANN401 (yaml's nodes are untyped)
+    """The nodes of a YAML file, which know their lines."""
+    with path.open("rb") as stream:
+        return yaml.compose(stream, Loader=_LOADER)
 
 
 def line_in(node: Any, keys: tuple[Key, ...]) -> int:  # noqa: ANN401 (yaml's nodes are untyped)
@@ -76,5 +86,5 @@ def _child(node: Any, key: Key) -> Any:  # noqa: ANN401 (yaml's nodes are untype
     if isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
         return node.value[key]
     if isinstance(node, yaml.MappingNode):
-        return next((value for name, value in node.value if name.value == str(key)), None)
+        return next((value for name, value in reversed(node.value) if name.value == str(key)), None)
     return None

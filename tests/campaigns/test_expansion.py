@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmb.campaigns.entry import Entry, Selection
+from llmb.campaigns.expansion import Expansion, expand, scales_of, split_model, swept
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import Request, Scales, resolve, sizes_of
+from llmb.errors import UsageError
+
+LLAMA, NEMOTRON, LORA, MAVERICK = (
+    "pretrain_llama3.1",
+    "pretrain_nemotron4",
+    "finetune_llama3",
+    "finetune_llama4-maverick",
+)
+
+
+def expanded(catalogue: Catalogue, gpu_type: str | None = "h100", *entries: Entry, **selection: object) -> Expansion:
+    asked = entries or (Entry(where="-", selection=Selection(**selection)),)
+    return expand(catalogue, asked, gpu_type)
+
+
+def briefly(expansion: Expansion) -> list[tuple[str, str, str, int]]:
+    return [(job.workload, job.size, job.dtype, job.scale) for job in expansion.jobs]
+
+
+def test_lists_are_combined_largest_first(catalogue: Catalogue) -> None:
+    found = expanded(catalogue, workloads=(LLAMA,), sizes=("8b", "70b"), dtypes=("bf16", "fp8"), scales=(64, 128))
+    assert not found.problems
+    assert briefly(found) == [
+        (LLAMA, size, dtype, scale) for scale in (128, 64) for size in ("8b", "70b") for dtype in ("bf16", "fp8")
+    ]
+
+
+def test_one_recipe_alone_takes_its_defaults(catalogue: Catalogue) -> None:
+    assert briefly(expanded(catalogue, workloads=(LLAMA,), sizes=("8b",))) == [(LLAMA, "8b", "bf16", 8)]
+    assert briefly(expanded(catalogue, workloads=(f"{LLAMA}_8b",), dtypes=("fp8",))) == [(LLAMA, "8b", "fp8", 8)]
+
+
+def test_what_a_list_leaves_out_is_all_of_it(catalogue: Catalogue) -> None:
+    found = expanded(catalogue, workloads=(f"{LLAMA}_8b", f"{NEMOTRON}_340b"))
+    llama = [(LLAMA, "8b", dtype, scale) for dtype in ("bf16", "fp8") for scale in (8, 16, 32, 64, 128)]
+    nemotron = [(NEMOTRON, "340b", dtype, scale) for dtype in ("bf16", "fp8") for scale in (256, 512, 1024, 2048)]
+    assert sorted(briefly(found)) == sorted(llama + nemotron)
+
+
+def test_everything_that_the_cluster_has_is_found(catalogue: Catalogue) -> None:
+    found = expanded(catalogue, max_scale=256)
+    assert {(job.workload, job.size) for job in found.jobs} == {
+        (LLAMA, "8b"),
+        (LLAMA, "70b"),
+        (NEMOTRON, "15b"),
+        (NEMOTRON, "340b"),
+        (LORA, "70b"),
+        (MAVERICK, "400b"),
+    }
+    assert all(job.scale <= 256 and job.gpu_type == "h100" and not job.proxy for job in found.jobs)
+    scales = [job.scale for job in found.jobs]
+    assert scales == sorted(scales, reverse=True)
+
+
+def test_every_job_that_is_found_is_a_recipe(catalogue: Catalogue) -> None:
+    for gpu_type in ("h100", "gb200"):
+        found = expanded(catalogue, gpu_type, max_scale=4096)
+        assert len(found.jobs) > 50
+        for job in found.jobs:
+            request = Request(
+                workload=job.workload, size=job.size, dtype=job.dtype, gpu_type=job.gpu_type, scale=job.scale
+            )
+            assert resolve(catalogue, request).proxy == job.proxy
+
+
+def test_on_a_cpu_there_is_tiny(catalogue: Catalogue) -> None:
+    found = expanded(catalogue, "cpu", max_scale=2)
+    assert briefly(found) == [(name, "tiny", "fp32", scale) for scale in (2, 1) for name in catalogue.workloads]
+
+
+def test_a_scale_below_the_smallest_is_left_out_of_a_list_only(catalogue: Catalogue) -> None:
+    found = expanded(catalogue, workloads=(LLAMA,), sizes=("8b", "70b"), dtypes=("bf16",), scales=(8, 64))
+    assert briefly(found) == [(LLAMA, "8b", "bf16", 64), (LLAMA, "70b", "bf16", 64), (LLAMA, "8b", "bf16", 8)]
+    assert found.left_out == ["-: pretrain_llama3.1 70b bf16 has no layout below 64 GPUs"]
+    alone = expanded(catalogue, workloads=(f"{LLAMA}_70b",), dtypes=("bf16",), scales=(8,))
+    assert briefly(alone) == [(LLAMA, "70b", "bf16", 8)]  # which the plan refuses, with the scales that there are
+
+
+def test_proxies_are_taken_where_they_are_asked_for(catalogue: Catalogue) -> None:
+    found = expanded(catalogue, workloads=(LLAMA,), sizes=("405b",), dtypes=("fp8",), proxy=True, max_scale=64)
+    assert [(job.scale, job.proxy) for job in found.jobs] == [(64, True), (32, True), (1, True)]
+    one = expanded(catalogue, workloads=(LLAMA,), sizes=("405b",), scales=(512,), dtypes=("fp8",), proxy=True)
+    assert one.problems == ["-: pretrain_llama3.1 405b fp8 has no proxy for 512 GPUs; valid: 1, 32, 64, 128"]
+
+
+def test_repeats_and_a_profiled_run_more(catalogue: Catalogue) -> None:
+    selection = Selection(workloads=(f"{LLAMA}_8b",), dtypes=("bf16",), scales=(8, 16))
+    entry = Entry(where="-", selection=selection, repeats=2, add_profile=True)
+    found = expanded(catalogue, "h100", entry)
+    assert [(job.scale, job.repeat, job.profiled) for job in found.jobs] == [
+        (scale, repeat, repeat == 3) for scale in (16, 8) for repeat in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("selection", "words"),
+    [
+        ({"workloads": ("pretrain_lama3.1",)}, "unknown workload 'pretrain_lama3.1'; did you mean 'pretrain_llama3.1'"),
+        ({"workloads": (f"{LLAMA}_80b",)}, "unknown size of pretrain_llama3.1 '80b'; did you mean '8b'?"),
+        ({"sizes": ("8B",)}, "unknown size '8B'; did you mean '8b'?"),
+        ({"dtypes": ("bf61",)}, "unknown dtype 'bf61'; did you mean 'bf16'?"),
+        ({"workloads": (f"{LLAMA}_8b",), "gpu_type": "h1000"}, "unknown GPU type 'h1000'; did you mean 'h100'?"),
+        ({"workloads": (LLAMA,), "sizes": ("8b",), "release": "25.4"}, "unknown release '25.4'"),
+        ({"max_scale": 4}, "no recipe fits"),
+    ],
+)
+def test_wrong_names_are_told_with_the_closest(catalogue: Catalogue, selection: dict[str, object], words: str) -> None:
+    found = expanded(catalogue, **selection)
+    assert not found.jobs
+    assert words in found.problems[0]
+
+
+def test_every_name_of_a_model_is_split(catalogue: Catalogue) -> None:
+    for name, workload in catalogue.workloads.items():
+        assert split_model(catalogue, name) == (name, None)
+        for size in sizes_of(workload):
+            assert split_model(catalogue, f"{name}_{size}") == (name, size)
+    with pytest.raises(UsageError):
+        split_model(catalogue, "")
+
+
+LISTED = Scales((8, 16, 64), (1, 2), "double")
+
+
+def test_scales_within_limits() -> None:
+    assert scales_of(Selection(max_scale=300), LISTED) == [8, 16, 64, 128, 256]
+    assert scales_of(Selection(max_scale=300, exact_scales=True), LISTED) == [8, 16, 64]
+    assert scales_of(Selection(max_scale=300), LISTED._replace(above_largest="refuse")) == [8, 16, 64]
+    assert scales_of(Selection(max_scale=16, min_scale=True), LISTED) == [8]
+    assert scales_of(Selection(min_scale=True, proxy=True), LISTED) == [1]
+    assert scales_of(Selection(scales=(64, 8, 64), max_scale=32), LISTED) == [8]
+    assert scales_of(Selection(max_scale=4), LISTED) == []
+
+
+@given(
+    st.sets(st.integers(1, 4096), min_size=1, max_size=6),
+    st.integers(1, 10_000),
+    st.booleans(),
+    st.sampled_from(["double", "refuse", "any"]),
+)
+def test_no_scale_is_above_the_limit_and_none_is_lost(full: set[int], limit: int, exact: bool, above: str) -> None:
+    found = scales_of(Selection(max_scale=limit, exact_scales=exact), Scales(tuple(sorted(full)), (), above))
+    assert all(scale <= limit for scale in found)
+    assert found == sorted(set(found))
+    assert set(found) >= {scale for scale in full if scale <= limit}
+    extra = set(found) - full
+    assert all(scale % max(full) == 0 and not exact and above != "refuse" for scale in extra)
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcd"), st.lists(st.text("xyz", min_size=1), min_size=1, max_size=3, unique=True))
+)
+def test_a_sweep_is_every_combination_once(options: dict[str, list[str]]) -> None:
+    found = list(swept({name: tuple(values) for name, values in options.items()}))
+    expected = 1
+    for values in options.values():
+        expected *= len(values)
+    assert len(found) == len({tuple(item.items()) for item in found}) == expected
+    assert all(len(values) == 1 and values[0] in options[name] for item in found for name, values in item.items())
+
+
+def test_options_that_take_several_values_are_not_swept() -> None:
+    assert list(swept({"a": ("1", "2"), "b": ("x",)}, {"a"})) == [{"a": ("1", "2"), "b": ("x",)}]
