@@ -36,6 +36,12 @@ class Selection:
         lists = (self.workloads, self.sizes, self.dtypes, self.scales)
         return bool(self.workloads) and all(len(items) <= 1 for items in lists) and not any(limits)
 
+    @property
+    def names_recipes(self) -> bool:
+        """Workloads, sizes and dtypes are all asked for by name, so that none may be missing."""
+        sized = bool(self.sizes) or all("_" in name.partition("_")[2] for name in self.workloads)
+        return self.names_one or (bool(self.workloads) and sized and bool(self.dtypes))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
@@ -68,6 +74,8 @@ class Job:
     scale: int
     release: str | None
     proxy: bool
+    named: bool = True
+    """Asked for by name, and not because it is there."""
     options: Mapping[str, Values] = field(default_factory=dict)
     """Several values only where an option takes them at once."""
     variables: Mapping[str, str] = field(default_factory=dict)

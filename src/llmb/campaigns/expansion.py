@@ -21,6 +21,8 @@ from llmb.errors import UsageError, unknown
 
 TINY = "tiny"
 MOST_JOBS = 10_000
+MOST_RECIPES = 3
+"""That are told of with one reason."""
 
 
 @dataclass(slots=True)
@@ -44,7 +46,7 @@ class _Recipe(NamedTuple):
     alone: bool
 
 
-def expand(catalogue: Catalogue, entries: Iterable[Entry], gpu_type: str | None) -> Expansion:
+def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None) -> Expansion:
     """Every job of ``entries``, the largest scale first and otherwise in their order; whether each has a layout is for
     the plan to find out.
 
@@ -64,14 +66,38 @@ def expand(catalogue: Catalogue, entries: Iterable[Entry], gpu_type: str | None)
                 raise UsageError(f"these are more than {MOST_JOBS:,} jobs")
         except UsageError as error:
             expansion.problems.append(f"{entry.where}: {told(error)}")
+    types = dict.fromkeys(job.gpu_type for job in expansion.jobs)
+    if gpu_type is None and len(types) > 1 and not all(entry.selection.gpu_type for entry in entries):
+        do = "give --gpu-type, or set gpu_type in cluster_config.yaml"
+        expansion.problems.append(f"which GPUs the cluster has is not said: {' or '.join(types)}; {do}")
     expansion.jobs.sort(key=lambda job: -job.scale)
     return expansion
 
 
 def told(error: UsageError) -> str:
     """On one line, what is wrong and what is valid."""
-    parts = [error.what.replace("\n", " "), f"valid: {', '.join(error.choices)}" if error.choices else "", error.do]
+    head, *items = (line.strip().removeprefix("- ") for line in error.what.splitlines())
+    parts = [
+        " ".join([head, "; ".join(items)]).strip(),
+        error.choices and f"valid: {', '.join(error.choices)}",
+        error.do,
+    ]
     return "; ".join(part for part in parts if part)
+
+
+def grouped(refusals: Iterable[tuple[Job, str]]) -> list[str]:
+    """One line for each reason why jobs cannot be, with their place and recipes."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for job, reason in refusals:
+        recipes = groups.setdefault((job.where, reason), [])
+        if job.recipe not in recipes:
+            recipes.append(job.recipe)
+    return [f"{where}: {_few(recipes)}: {reason}" for (where, reason), recipes in groups.items()]
+
+
+def _few(recipes: Sequence[str]) -> str:
+    shown, more = recipes[:MOST_RECIPES], len(recipes) - MOST_RECIPES
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 def _check(entry: Entry) -> None:
@@ -199,8 +225,38 @@ def _jobs(entry: Entry, request: Request, scale: int, *, proxy: bool) -> Iterato
                 scale=scale,
                 release=request.release,
                 proxy=proxy,
+                named=entry.selection.names_recipes,
                 options=options,
                 variables=entry.variables,
                 repeat=number,
                 profiled=profiled,
             )
+
+
+def narrowed(catalogue: Catalogue, jobs: Iterable[Job], selection: Selection) -> list[Job]:
+    """Those of a file's jobs that a selection leaves. Raises UsageError for a workload that does not exist."""
+    models = [split_model(catalogue, name) for name in selection.workloads]
+    kept = [job for job in jobs if _is_meant(job, selection, models)]
+    if selection.exact_scales:
+        kept = [job for job in kept if _is_published(catalogue, job)]
+    if not selection.min_scale:
+        return kept
+    smallest: dict[tuple[str, str, str], int] = {}
+    for job in kept:
+        model = (job.workload, job.size, job.dtype)
+        smallest[model] = min(job.scale, smallest.get(model, job.scale))
+    return [job for job in kept if job.scale == smallest[(job.workload, job.size, job.dtype)]]
+
+
+def _is_meant(job: Job, selection: Selection, models: Sequence[tuple[str, str | None]]) -> bool:
+    named = not models or any(job.workload == name and size in (None, job.size) for name, size in models)
+    lists = ((selection.sizes, job.size), (selection.dtypes, job.dtype), (selection.scales, job.scale))
+    listed = all(not wanted or value in wanted for wanted, value in lists)
+    small = selection.max_scale is None or job.scale <= selection.max_scale
+    return named and listed and small and (job.proxy or not selection.proxy)
+
+
+def _is_published(catalogue: Catalogue, job: Job) -> bool:
+    request = Request(workload=job.workload, size=job.size, gpu_type=job.gpu_type, release=job.release)
+    listed = listed_scales(catalogue, request)[job.dtype]
+    return job.scale in (*listed.full, *listed.proxies)

@@ -2,7 +2,7 @@
 """The environment variables of the source documents, and what they ask of llmb. Pure."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -76,6 +76,8 @@ class Variable(Record):
     """What a word such as null stands for, where ``none_is`` is given at all."""
     releases: tuple[str, ...]
     uses: tuple[VariableUse, ...]
+    excludes: tuple[str, ...] = ()
+    """Variables that ask for what does not go with this."""
     quiet: bool = False
     """Other programs read it too: nothing is said of a value that llmb has no need of."""
 
@@ -115,7 +117,7 @@ class Reading:
 
 
 def read_variables(
-    variables: Iterable[Variable], environ: Mapping[str, str], workload: str, given: Collection[str] = ()
+    variables: Sequence[Variable], environ: Mapping[str, str], workload: str, given: Collection[str] = ()
 ) -> Reading:
     """What ``environ`` says about a launch of ``workload``. An empty value is none, as in the documents' scripts.
 
@@ -131,6 +133,7 @@ def read_variables(
         problem = reading.add(variable, use, text) if use else _does_not_apply(variable, workload)
         if problem:
             problems.append(problem)
+    problems.extend(_exclusions(variables, reading.heeded))
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         raise UsageError(
@@ -149,6 +152,8 @@ class _Readings:
         self.origins: dict[str, str] = {}
         self.install: str | None = None
         self.notes: list[str] = []
+        self.heeded: dict[str, Value] = {}
+        """Values by variable, of those that set something."""
 
     def add(self, variable: Variable, use: VariableUse, text: str) -> str | None:
         """Takes the value up; returns what is wrong with it."""
@@ -166,6 +171,7 @@ class _Readings:
             return _not_accepted(variable, use, value)
         if use.shell:
             return None
+        self.heeded[variable.name] = value
         taken = {"install" if use.install else str(use.sets): value, **(use.adds if value is not False else {})}
         problems = (self._take(option, variable.name, item) for option, item in taken.items())
         return next(filter(None, problems), None)
@@ -180,6 +186,14 @@ class _Readings:
         else:
             self.options[option] = value
         return None
+
+
+def _exclusions(variables: Iterable[Variable], heeded: Mapping[str, Value]) -> Iterator[str]:
+    """Of flags that are set: one that is false excludes nothing."""
+    for variable in variables:
+        for other in variable.excludes:
+            if heeded.get(variable.name) and heeded.get(other):
+                yield f"{variable.name} and {other} exclude each other; unset one of them"
 
 
 def _not_accepted(variable: Variable, use: VariableUse, value: Value) -> str | None:

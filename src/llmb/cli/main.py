@@ -20,6 +20,8 @@ COMMANDS = {
     "run": ("llmb.cli.run", "Train on this machine, now, and print the result."),
     "submit": ("llmb.cli.submit", "Queue a run on a Slurm cluster."),
     "single": ("llmb.cli.submit", "The same as submit."),
+    "bulk": ("llmb.cli.bulk", "Queue the jobs of a file on a Slurm cluster."),
+    "launch": ("llmb.cli.launch", "Queue a run that the documents' environment variables describe."),
     "checkpoint": ("llmb.cli.checkpoint", "Show checkpoints; export and import weights for Hugging Face."),
     "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),
     "trace": ("llmb.cli.trace", "Where the time of profiled steps went."),

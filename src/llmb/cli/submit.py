@@ -3,28 +3,29 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from llmb.campaigns.campaign import JobRequest
+from llmb.campaigns.expansion import split_model
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.resolve import Request
-from llmb.cli.options import Json, recipe_options, takes
+from llmb.cli.campaign_run import Anew, DryRun, Modes, Resume, Wanted, Yes, run_campaign
+from llmb.cli.job_options import JOB, given_of, job_request
+from llmb.cli.options import Json, takes
 from llmb.cli.progress import JobProgress
 from llmb.cli.result import print_result
-from llmb.cli.slurm_options import slurm_options
-from llmb.cli.training_options import training_options
+from llmb.cli.selection_options import COMMAND_LINE, Asked, selection_options
 from llmb.errors import UsageError, UserInterrupt
 from llmb.launch.site import read_site
 from llmb.launch.slurm.follow import follow_job
-from llmb.launch.slurm.options import SlurmOptions
 from llmb.launch.slurm.script import batch_script
 from llmb.launch.slurm.submission import Order, Queued, make_order, queue
 from llmb.report.output import print_json, print_text
 from llmb.report.run_report import plan_title
 from llmb.report.submit_report import flags_text, submit_document, submit_text
-from llmb.runs.choices import Choices
 from llmb.runs.folder import install_root
 from llmb.runs.result import Result
 
@@ -32,20 +33,28 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 @app.command()
-@takes(recipe_options, training_options, slurm_options)
+@takes(selection_options, JOB)
 def submit(
-    request: Request,
-    choices: Choices,
-    options: SlurmOptions,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script, queue nothing.")] = False,
+    asked: Asked,
+    values: dict[str, Any],
+    ctx: typer.Context,
+    dry_run: DryRun = False,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end and print the result.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before queueing.")] = False,
+    yes: Yes = False,
+    resume: Resume = False,
+    anew: Anew = False,
     json: Json = False,
 ) -> None:
-    """Queue a run on a Slurm cluster, with the same options as `llmb run`.
+    """Queue runs on a Slurm cluster, with the same options as `llmb run`.
 
-    The plan is checked here and now. The run folder is made at once: it holds the batch script and, later, the results.
-    Options come before variables of the shell (SBATCH_ACCOUNT, SBATCH_PARTITION, TIME_LIMIT, GPUS_PER_NODE,
+    One recipe is one job; `--dry-run` prints its batch script. Lists with commas, limits of the scale and repeats make
+    a campaign: all combinations, the largest first, and where workloads, sizes, dtypes or scales are left out, all
+    that the cluster's GPU type has. A campaign is shown and confirmed. A client that is killed loses nothing: the same
+    command goes on where it was, and no job is queued twice. With `--profile` a campaign has one profiled run of each
+    recipe beside the others.
+
+    Every plan is checked here and now. The run folder is made at once: it holds the batch script and, later, the
+    results. Options come before variables of the shell (SBATCH_ACCOUNT, SBATCH_PARTITION, TIME_LIMIT, GPUS_PER_NODE,
     ADDITIONAL_SLURM_PARAMS), those before cluster_config.yaml in $LLMB_INSTALL, and that before the recipe's defaults.
 
     Examples:
@@ -55,16 +64,51 @@ def submit(
     - `llmb submit -w pretrain_nemotron4 -s 340b --scale 2048 --account research --partition batch`
 
     - `llmb submit -w pretrain_llama3.1 -s 8b --scale 16 --wait --slurm-arg comment=weekly --env NCCL_DEBUG=INFO`
+
+    - `llmb submit -w pretrain_llama3.1,pretrain_nemotron4 --dtype bf16,fp8 --max-scale 512 --repeats 3`
     """
-    catalogue, install = Catalogue(), install_root(os.environ, Path.cwd())
-    order = make_order(catalogue, request, choices, options, read_site(catalogue, install, os.environ))
+    model = _single_model(asked)
+    if model:
+        workload, size = model
+        own = {"dtype": next(iter(asked.selection.dtypes), None), "scale": next(iter(asked.selection.scales), None)}
+        chosen = {"gpu_type": asked.selection.gpu_type, "release": asked.selection.release}
+        wanted = job_request({**values, "workload": workload, "size": size, **own, **chosen})
+        queue_one(wanted, os.environ, dry_run=dry_run, wait=wait, yes=yes, json=json)
+        return
+    if wait:
+        raise UsageError("--wait follows one job, and this is a campaign", do="leave it out, or name one recipe")
+    campaign = Wanted(
+        source=COMMAND_LINE,
+        entries=[asked.entry(add_profile=bool(values.get("profile")))],
+        values={**values, "profile": False},
+        given={name: value for name, value in given_of(ctx, values).items() if name != "profile"},
+    )
+    run_campaign(campaign, Modes(dry_run=dry_run, yes=yes, json=json, resume=resume, anew=anew))
+
+
+def _single_model(asked: Asked) -> tuple[str, str] | None:
+    """Workload and size where one job is meant, and no campaign. Raises UsageError for an unknown name."""
+    if not asked.selection.names_one or asked.repeats not in (None, 1):
+        return None
+    workload, own_size = split_model(Catalogue(), asked.selection.workloads[0])
+    sizes = (own_size, *asked.selection.sizes) if own_size else asked.selection.sizes
+    return (workload, sizes[0]) if len(sizes) == 1 else None
+
+
+def queue_one(
+    wanted: JobRequest, environ: Mapping[str, str], *, dry_run: bool, wait: bool, yes: bool, json: bool
+) -> None:
+    """One job, from its plan to its end if that is waited for."""
+    catalogue, install = Catalogue(), install_root(environ, Path.cwd())
+    site = read_site(catalogue, install, environ)
+    order = make_order(catalogue, wanted.request, wanted.choices, wanted.options, site)
     if dry_run:
         print_text(batch_script(order.sample()))
         return
     if wait and order.indices():
         raise UsageError("--wait follows one job, and --array makes several", do="leave one of them out")
     _confirm(order, yes=yes)
-    queued = queue(order, os.environ)
+    queued = queue(order, environ)
     if wait:
         (run,) = queued
         sys.stderr.write(submit_text({run.folder: run.job}))

@@ -21,13 +21,13 @@ SACCT_FIELDS = "JobIDRaw,State,ExitCode,NodeList,Restarts"
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT")
 
 
-def submit(script: Path, environ: Mapping[str, str]) -> tuple[str, str | None]:
-    """Id of the new job, and its cluster where there are several.
+def submit(script: Path, environ: Mapping[str, str], held: Sequence[int] = ()) -> tuple[str, str | None]:
+    """Id of the new job, and its cluster where there are several; sbatch inherits the descriptors ``held``.
 
     Raises UsageError where Slurm refuses the script, InfrastructureError where it does not answer: then the job may
     have been queued all the same.
     """
-    done = call(["sbatch", "--parsable", str(script)], submitting_environment(environ))
+    done = call(["sbatch", "--parsable", str(script)], submitting_environment(environ), held=held)
     if done.returncode:
         raise UsageError(f"Slurm refuses the job: {_message(done)}", where=str(script))
     job_id, _, cluster = done.stdout.strip().splitlines()[-1].partition(";")
@@ -49,6 +49,24 @@ def job_state(job_id: str) -> JobState:
     return parse_sacct(done.stdout, job_id) if done.returncode == 0 else JobState(job_id=job_id)
 
 
+def job_of_script(script: Path) -> str | None:
+    """Id of this user's job that was submitted with a batch script; null where Slurm knows of none.
+
+    Raises InfrastructureError where Slurm does not answer.
+    """
+    done = call(["squeue", "--me", "-h", "-t", "all", "-o", "%A|%o"])
+    if done.returncode:
+        raise InfrastructureError(f"Slurm does not tell of its jobs: {_message(done)}")
+    listed = (line.partition("|") for line in done.stdout.splitlines())
+    found = next((job_id for job_id, _, command in listed if command == str(script)), None)
+    if found:
+        return found
+    # The controller forgets ended jobs; accounts, where there are any, know the folder that a job works in.
+    done = call(["sacct", "-X", "-n", "-P", "-S", "now-30days", "-o", "JobIDRaw,WorkDir"])
+    lines = (line.partition("|") for line in done.stdout.splitlines()) if done.returncode == 0 else ()
+    return next((job_id for job_id, _, folder in lines if folder == str(script.parent)), None)
+
+
 def cancel(job_id: str) -> None:
     """Ends a job, or takes it from the queue; one that has ended already is no error.
 
@@ -60,7 +78,10 @@ def cancel(job_id: str) -> None:
 
 
 def call(
-    command: Sequence[str], environ: Mapping[str, str] | None = None, time_out_s: float = TIME_OUT_S
+    command: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    time_out_s: float = TIME_OUT_S,
+    held: Sequence[int] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Runs one of Slurm's commands.
 
@@ -75,6 +96,7 @@ def call(
             text=True,
             errors="replace",
             timeout=time_out_s,
+            pass_fds=held,
             check=False,
         )
     except FileNotFoundError as error:

@@ -2,7 +2,7 @@
 """From a request to a queued job: the plan is checked, the run folder written, the script queued."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from llmb.catalogue.records import JobDefaults
 from llmb.catalogue.resolve import CPU, Request, resolve
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.launch.site import Site
-from llmb.launch.slurm.client import submit
+from llmb.launch.slurm.client import job_of_script, submit
 from llmb.launch.slurm.options import SlurmOptions, array_indices
 from llmb.launch.slurm.render import engine_job
 from llmb.launch.slurm.script import BatchJob, batch_script
@@ -27,7 +27,7 @@ from llmb.runs.folder import (
     write_atomically,
 )
 from llmb.runs.plan import Plan, make_plan
-from llmb.runs.record import SubmittedJob, now, queued_record, write_record
+from llmb.runs.record import SubmittedJob, now, queued_record, read_job, read_record, write_record
 from llmb.runs.space import check_space
 
 
@@ -72,8 +72,14 @@ def make_order(catalogue: Catalogue, request: Request, choices: Choices, options
     return order
 
 
-def queue(order: Order, environ: Mapping[str, str]) -> list[Queued]:
-    """Submits ``order``: one run, or those of an array.
+def queue(
+    order: Order,
+    environ: Mapping[str, str],
+    before: Callable[[RunFolder], None] | None = None,
+    held: Sequence[int] = (),
+) -> list[Queued]:
+    """Submits ``order``: one run, or those of an array. ``before`` hears of the folder with the batch script before
+    Slurm does, and sbatch inherits the descriptors ``held``.
 
     Everything that the job needs is in the run folders before it is queued. Where Slurm refuses it they are removed
     again; where Slurm does not answer they stay, since the job may be queued: its working directory tells which run it
@@ -88,20 +94,42 @@ def queue(order: Order, environ: Mapping[str, str]) -> list[Queued]:
     folders = folders or {None: base}
     try:
         _write(order, base, folders)
-        job_id, cluster = submit(base.batch_script, environ)
+        if before:
+            before(base)
+        job_id, cluster = submit(base.batch_script, environ, held)
     except (UsageError, EnvironmentProblem):
         for folder in {base, *folders.values()}:
             shutil.rmtree(folder.path.parent, ignore_errors=True)
         raise
     except OSError as error:
         raise cannot_write(base.path, error) from error
-    queued = []
-    for index, folder in folders.items():
-        own_id = job_id if index is None else f"{job_id}_{index}"
-        job = SubmittedJob(job_id=own_id, cluster=cluster, submitted_at=now())
-        write_atomically(folder.job, job.model_dump_json(indent=2) + "\n")
-        queued.append(Queued(folder, job))
-    return queued
+    return [
+        _handed_over(folder, job_id if index is None else f"{job_id}_{index}", cluster)
+        for index, folder in folders.items()
+    ]
+
+
+def queue_folder(folder: RunFolder, environ: Mapping[str, str], held: Sequence[int] = ()) -> Queued:
+    """Submits the batch script of a run folder that Slurm never got. Raises as ``queue`` does; the folder stays."""
+    job_id, cluster = submit(folder.batch_script, environ, held)
+    return _handed_over(folder, job_id, cluster)
+
+
+def submitted_job(folder: RunFolder) -> str | None:
+    """Id of the job of a run folder that was to be submitted, wherever the client that did so was killed; null where
+    Slurm never got it. Raises InfrastructureError where Slurm does not answer."""
+    job = read_job(folder)
+    if job:
+        return job.job_id
+    if folder.record.is_file() and (begun := read_record(folder).job):
+        return begun.job_id
+    return job_of_script(folder.batch_script)
+
+
+def _handed_over(folder: RunFolder, job_id: str, cluster: str | None) -> Queued:
+    job = SubmittedJob(job_id=job_id, cluster=cluster, submitted_at=now())
+    write_atomically(folder.job, job.model_dump_json(indent=2) + "\n")
+    return Queued(folder, job)
 
 
 def _write(order: Order, base: RunFolder, folders: Mapping[int | None, RunFolder]) -> None:

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a campaign: every job, and how far each has come. It is what a killed client leaves to the next one."""
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from llmb.catalogue.records import Record
+from llmb.catalogue.resolve import Request
+from llmb.errors import EnvironmentProblem, unknown
+from llmb.launch.slurm.options import SlurmOptions
+from llmb.runs.choices import Choices
+from llmb.runs.folder import cannot_write, write_atomically
+
+FOLDER = Path(".llmb") / "campaigns"
+State = Literal["planned", "submitting", "submitted", "refused"]
+
+
+class JobRequest(Record):
+    """All that decides one job beside the cluster's settings."""
+
+    request: Request
+    choices: Choices
+    options: SlurmOptions
+
+
+class CampaignJob(Record):
+    """One job of a campaign. ``submitting`` is written down before Slurm is asked: it may have the job or not."""
+
+    key: str
+    """Of the submission; no job is submitted twice under it."""
+    where: str
+    """File and line that ask for the job."""
+    repeat: int
+    profiled: bool
+    wanted: JobRequest
+    state: State = "planned"
+    folder: str | None = None
+    job_id: str | None = None
+    reason: str | None = None
+
+
+class Campaign(Record):
+    """The content of ``<campaign>.json``, jobs in the order of their submission."""
+
+    schema_version: int = 1
+    campaign: str
+    source: str
+    """The file, or the command line."""
+    fingerprint: str
+    """Of what was asked for: the same command makes the same."""
+    created_at: str
+    jobs: tuple[CampaignJob, ...]
+
+    @property
+    def unfinished(self) -> bool:
+        return any(job.state != "submitted" for job in self.jobs)
+
+    def with_job(self, job: CampaignJob) -> "Campaign":
+        """With ``job`` in place of the one that has its key."""
+        jobs = tuple(job if job.key == other.key else other for other in self.jobs)
+        return self.model_copy(update={"jobs": jobs})
+
+
+def new_campaign(source: str, jobs: Iterable[CampaignJob], created_at: str) -> Campaign:
+    """A name that sorts by time, and keys that no other campaign has; the jobs' own keys are numbers so far."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+    listed = tuple(jobs)
+    keyed = tuple(job.model_copy(update={"key": f"{name}-{number:04d}"}) for number, job in enumerate(listed, start=1))
+    return Campaign(campaign=name, source=source, fingerprint=fingerprint(listed), created_at=created_at, jobs=keyed)
+
+
+def fingerprint(jobs: Iterable[CampaignJob]) -> str:
+    """Of what the jobs are, not of how far they have come, nor of where they stand in their file."""
+    asked = [(job.wanted.model_dump(mode="json"), job.repeat, job.profiled) for job in jobs]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def campaigns_folder(install: Path) -> Path:
+    return install / FOLDER
+
+
+def write_campaign(install: Path, campaign: Campaign) -> None:
+    """Raises EnvironmentProblem where nothing can be written."""
+    folder = campaigns_folder(install)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / f"{campaign.campaign}.json", campaign.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+
+
+def read_campaigns(install: Path) -> list[Campaign]:
+    """All of an install root, the oldest first. Raises EnvironmentProblem for one that cannot be read."""
+    return [_read(path) for path in sorted(campaigns_folder(install).glob("*.json"))]
+
+
+def read_campaign(install: Path, name: str) -> Campaign:
+    """Raises UsageError for a name that does not exist."""
+    path = campaigns_folder(install) / f"{name}.json"
+    if not path.is_file():
+        raise unknown("campaign", name, (found.stem for found in campaigns_folder(install).glob("*.json")))
+    return _read(path)
+
+
+def unfinished_campaign(campaigns: Iterable[Campaign], asked: str, source: str, *, any_jobs: bool) -> Campaign | None:
+    """The newest one with jobs to submit that was asked for alike, or, with ``any_jobs``, from the same source."""
+    found = [item for item in campaigns if item.unfinished and (item.fingerprint == asked or any_jobs)]
+    return next((item for item in reversed(found) if item.source == source or item.fingerprint == asked), None)
+
+
+def _read(path: Path) -> Campaign:
+    try:
+        return Campaign.model_validate_json(path.read_text())
+    except (OSError, ValidationError) as error:
+        what = error.strerror if isinstance(error, OSError) else "it is no record of a campaign"
+        do = "move the file away; 'squeue --me' shows which of its jobs are queued"
+        raise EnvironmentProblem(f"the campaign cannot be read: {what}", where=str(path), do=do) from error

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a campaign file, whichever kind it is."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmb.campaigns.entry import Entry
+from llmb.campaigns.text_file import SplitModel, TextReader
+from llmb.campaigns.words import Words
+from llmb.campaigns.yaml_file import YamlReader
+from llmb.errors import UsageError
+
+YAML_SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntries:
+    """What a file asks for, and what is wrong with it, with places."""
+
+    entries: tuple[Entry, ...]
+    problems: tuple[str, ...]
+
+
+def read_campaign_file(path: Path, words: Words, split_model: SplitModel) -> FileEntries:
+    """Raises UsageError where the file cannot be read or asks for nothing."""
+    reader: YamlReader | TextReader
+    try:
+        if path.suffix.lower() in YAML_SUFFIXES:
+            reader = YamlReader(path, words, split_model)
+            reader.read()
+        else:
+            reader = TextReader(str(path), words, split_model)
+            reader.read(path.read_text())
+    except OSError as error:
+        raise UsageError(f"cannot read the file: {error.strerror}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise UsageError("this is no text", where=str(path)) from error
+    if not reader.entries and not reader.problems:
+        do = "see docs/how-to/run-many-recipes.md for what a file may hold"
+        raise UsageError("the file asks for no job", where=str(path), do=do)
+    return FileEntries(tuple(reader.entries), tuple(reader.problems))

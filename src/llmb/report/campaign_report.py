@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A campaign, before and after it is queued, as a table and a JSON document."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from llmb.campaigns.campaign import Campaign
+from llmb.campaigns.plan import PlannedJob, total_gpu_hours
+from llmb.report.numbers import number
+from llmb.report.output import result_table
+
+
+def campaign_table(jobs: Sequence[PlannedJob]) -> Table:
+    """One row a job, in the order of their submission, and what they ask for together."""
+    columns = ("", "workload", "size", "dtype", "GPUs", "type", "nodes", "time limit", "GPU-hours", "run", "asked by")
+    table = result_table("Campaign", *columns, right=("", "GPUs", "nodes", "time limit", "GPU-hours"))
+    for place, item in enumerate(jobs, start=1):
+        kind = f"{item.job.repeat}, profiled" if item.job.profiled else str(item.job.repeat)
+        size = f"{item.size} proxy" if item.proxy else item.size
+        table.add_row(
+            str(place),
+            item.workload,
+            size,
+            item.dtype,
+            str(item.gpus),
+            item.gpu_type,
+            str(item.nodes),
+            limit_text(item.time_limit_min),
+            hours_text(item.gpu_hours),
+            kind,
+            item.job.where,
+        )
+    table.add_section()
+    table.add_row("", total_text(jobs), *[""] * 6, hours_text(total_gpu_hours(jobs)), "", "")
+    return table
+
+
+def total_text(jobs: Sequence[PlannedJob]) -> str:
+    return f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'}"
+
+
+def hours_text(hours: float | None) -> str:
+    """At most so many: jobs may end before their limit."""
+    return number(hours)
+
+
+def limit_text(minutes: float | None) -> str:
+    return "none" if minutes is None else f"{minutes:g} min"
+
+
+def campaign_document(campaign: Campaign, jobs: Sequence[PlannedJob]) -> dict[str, Any]:
+    """The JSON of a campaign; its keys are a contract."""
+    by_key = {job.key: job for job in campaign.jobs}
+    return {
+        "campaign": campaign.campaign,
+        "source": campaign.source,
+        "gpu_hours": total_gpu_hours(jobs),
+        "jobs": [_job_document(item, by_key[item.job.key]) for item in jobs],
+    }
+
+
+def _job_document(item: PlannedJob, job: Any) -> dict[str, Any]:  # noqa: ANN401
+    return {
+        "key": job.key,
+        "workload": item.workload,
+        "size": item.size,
+        "dtype": item.dtype,
+        "gpu_type": item.gpu_type,
+        "scale": item.gpus,
+        "proxy": item.proxy,
+        "repeat": job.repeat,
+        "profiled": job.profiled,
+        "nodes": item.nodes,
+        "time_limit_min": item.time_limit_min,
+        "gpu_hours": item.gpu_hours,
+        "asked_by": job.where,
+        "state": job.state,
+        "job_id": job.job_id,
+        "run_dir": job.folder,
+        "reason": job.reason,
+    }
