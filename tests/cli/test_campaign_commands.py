@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""llmb submit with lists, bulk and launch, as far as they go without a cluster."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner, Result
+
+from llmb.catalogue.load import Catalogue
+from llmb.cli import bulk, launch, submit
+from llmb.cli.job_options import JOB, job_words, parameters
+from llmb.errors import LlmbError, UsageError
+
+# Options that profile a run; the documents' variables set them.
+PROFILING = {"profile", "profiler", "profile_start_step", "profile_stop_step", "profile_ranks", "profile_gpu_metrics"}
+PROFILING |= {"nccl_trace"}
+CONTAINER = {"image", "mounts"}
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Path:
+    folder = tmp_path / "install"
+    folder.mkdir()
+    (folder / "cluster_config.yaml").write_text("gpu_type: h100\n")
+    return folder
+
+
+@pytest.fixture
+def environ(install: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Nothing of the shell that the tests run in."""
+    for variable in Catalogue().variables:
+        monkeypatch.delenv(variable.name, raising=False)
+    return {"LLMB_INSTALL": str(install)}
+
+
+def call(module: Any, environ: dict[str, str], *arguments: str) -> Result:
+    return CliRunner().invoke(module.app, arguments, env=environ)
+
+
+def shown(module: Any, environ: dict[str, str], *arguments: str) -> list[dict[str, Any]]:
+    """The jobs that a campaign would queue."""
+    result = call(module, environ, *arguments, "--dry-run", "--json")
+    assert result.exception is None, result.output
+    return json.loads(result.stdout)["jobs"]
+
+
+def refused(module: Any, environ: dict[str, str], *arguments: str) -> LlmbError:
+    error = call(module, environ, *arguments).exception
+    assert isinstance(error, UsageError), error
+    return error
+
+
+def test_lists_make_a_campaign(environ: dict[str, str]) -> None:
+    jobs = shown(submit, environ, "-w", "pretrain_llama3.1", "-s", "8b,70b", "--dtype", "bf16", "--max-scale", "128")
+    assert [(job["size"], job["scale"], job["nodes"], job["gpu_hours"]) for job in jobs] == [
+        ("8b", 128, 16, 64.0),
+        ("70b", 128, 16, 64.0),
+        ("8b", 64, 8, 32.0),
+        ("70b", 64, 8, 32.0),
+        ("8b", 32, 4, 16.0),
+        ("8b", 16, 2, 8.0),
+        ("8b", 8, 1, 4.0),
+    ]
+    assert {job["state"] for job in jobs} == {"planned"}
+
+
+def test_one_recipe_is_a_job_and_its_script_is_printed(environ: dict[str, str]) -> None:
+    options = ("-w", "pretrain_llama3.1", "-s", "8b", "--dtype", "bf16", "--scale", "8", "--dry-run")
+    script = call(submit, environ, *options)
+    assert script.stdout.startswith("#!/bin/bash\n# pretrain_llama3.1 8b bf16 on 8 x h100")
+    assert call(submit, environ, "-w", "pretrain_llama3.1_8b", "--dry-run").stdout == script.stdout
+    assert len(shown(submit, environ, *options, "--repeats", "3")) == 3
+
+
+def test_everything_that_the_engine_can_run_is_found(environ: dict[str, str]) -> None:
+    result = call(submit, environ, "--max-scale", "64", "--dtype", "bf16", "--dry-run")
+    assert {"pretrain_llama3.1", "pretrain_nemotron4"} <= set(result.stdout.split())
+    assert "GPU-hours" in result.stdout
+
+
+def test_a_campaign_has_one_gpu_type(environ: dict[str, str], install: Path) -> None:
+    (install / "cluster_config.yaml").unlink()
+    error = refused(submit, environ, "--max-scale", "64", "--dry-run")
+    assert "which GPUs the cluster has is not said" in error.what
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--scale", "8", "--max-scale", "64"), "--scale names the scales"),
+        (("--scale", "eight"), "--scale is 'eight'"),
+        (("-w", "pretrain_llama3.1,"), "--workload is 'pretrain_llama3.1,'"),
+        (("-w", "pretrain_llama3.1,pretrain_nemotron5"), "did you mean 'pretrain_nemotron4'"),
+        (("-w", "pretrain_llama3.1", "-s", "8b", "--dtype", "bf16,fp9"), "unknown dtype 'fp9'"),
+        (("-w", "pretrain_llama3.1", "-s", "8b", "--dtype", "bf16", "--scale", "24,48"), "has no layout for 48 GPUs"),
+        (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--wait"), "--wait follows one job"),
+        (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--array", "0-3"), "--array does not go"),
+        (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--tp", "3"), "TP 3 does not divide"),
+        (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--resume"), "no campaign from here is unfinished"),
+    ],
+)
+def test_what_cannot_be_queued_is_refused(environ: dict[str, str], options: tuple[str, ...], words: str) -> None:
+    assert words in str(refused(submit, environ, *options))
+
+
+def test_nobody_is_asked_without_a_terminal(environ: dict[str, str]) -> None:
+    error = refused(submit, environ, "-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2")
+    assert "2 jobs, 8 GPU-hours at most" in error.what
+    assert "--yes" in str(error.do)
+
+
+FILE = """\
+# two recipes, one of them twice
+pretrain_llama3.1 8b bf16 8,16 steps=20 env.NCCL_DEBUG=INFO partition=batch
+pretrain_nemotron4_15b bf16 16 repeats=2 seq-len=2048
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "jobs.txt"
+    path.write_text(FILE)
+    return path
+
+
+def briefly(jobs: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
+    return [(job["size"], job["scale"], job["repeat"]) for job in jobs]
+
+
+def test_a_file_is_a_campaign(environ: dict[str, str], file: Path) -> None:
+    jobs = shown(bulk, environ, str(file))
+    assert briefly(jobs) == [("8b", 16, 1), ("15b", 16, 1), ("15b", 16, 2), ("8b", 8, 1)]
+    assert jobs[0]["asked_by"] == f"{file}:2"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--repeats", "2", "-s", "8b"), [("8b", 16, 1), ("8b", 16, 2), ("8b", 8, 1), ("8b", 8, 2)]),
+        (("-w", "pretrain_nemotron4"), [("15b", 16, 1), ("15b", 16, 2)]),
+        (("--max-scale", "8"), [("8b", 8, 1)]),
+        (("--scale", "16", "--repeats", "1"), [("8b", 16, 1), ("15b", 16, 1)]),
+        (("--min-scale",), [("15b", 16, 1), ("15b", 16, 2), ("8b", 8, 1)]),
+    ],
+)
+def test_options_leave_some_of_a_file(
+    environ: dict[str, str], file: Path, options: tuple[str, ...], expected: list[tuple[str, int, int]]
+) -> None:
+    assert briefly(shown(bulk, environ, str(file), *options)) == expected
+
+
+def test_options_come_before_the_file(environ: dict[str, str], file: Path, install: Path) -> None:
+    command = ("--yes", "--gbs", "64", "--env", "NCCL_DEBUG=WARN", "--time-limit", "5", "--scale", "16")
+    result = call(bulk, environ, str(file), *command)
+    assert "sbatch is not on this machine" in str(result.exception) or "Slurm" in str(result.exception)
+    (campaign,) = (install / ".llmb" / "campaigns").glob("*.json")
+    wanted = [job["wanted"] for job in json.loads(campaign.read_text())["jobs"]]
+    assert [item["request"]["overrides"]["gbs"] for item in wanted] == [64, 64, 64]
+    assert [item["choices"]["steps"] for item in wanted] == [20, None, None]
+    assert [item["options"]["variables"] for item in wanted] == [{"NCCL_DEBUG": "WARN"}] * 3
+    assert [item["options"]["flags"] for item in wanted] == [
+        {"time": "5", "partition": "batch"},
+        {"time": "5"},
+        {"time": "5"},
+    ]
+
+
+def test_all_that_is_wrong_with_a_file_is_told(environ: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "jobs.yaml"
+    path.write_text("""\
+pretrain_llama3.1_8b:
+  dtypes: bf16
+  scales: [8, 24]
+  sweep: {tp: [1, two]}
+pretrain_lama3.1_8b: {scales: 8}
+""")
+    what = refused(bulk, environ, str(path), "--dry-run").what
+    assert f"{path}:5: unknown workload 'pretrain_lama3.1_8b'; did you mean" in what
+    assert f"{path}:2: pretrain_llama3.1 8b bf16 on 24 h100: pretrain_llama3.1 8b has no layout for 24 GPUs" in what
+    assert "tp is 'two'; it must be a whole number" in what
+
+
+@pytest.mark.parametrize("content", [None, b"", b"# nothing\n", b"\xff\xfe\x00"])
+def test_a_file_that_asks_for_nothing(environ: dict[str, str], tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "jobs.txt"
+    if content is not None:
+        path.write_bytes(content)
+    assert str(path) in str(refused(bulk, environ, str(path), "--dry-run"))
+
+
+def test_a_launch_is_what_its_variables_say(environ: dict[str, str], install: Path) -> None:
+    variables = {"JOB_TOTAL_GPUS": "16", "MODEL_SIZE": "8b", "DTYPE": "bf16", "GPU_TYPE": "h100", "MAX_STEPS": "20"}
+    launched = call(launch, environ | variables, "pretrain_llama3.1", "--dry-run")
+    assert launched.exception is None, launched.output
+    same = ("-w", "pretrain_llama3.1", "-s", "8b", "--scale", "16", "--dry-run")
+    assert launched.stdout == call(submit, environ, *same).stdout
+    stage = install / "stage"
+    staged = call(launch, variables | {"STAGE_PATH": str(stage), "LLMB_INSTALL": ""}, "pretrain_llama3.1", "--dry-run")
+    assert f"--chdir={stage}/workloads/pretrain_llama3.1/" in staged.stdout
+
+
+def test_options_of_a_launch_come_before_variables(environ: dict[str, str]) -> None:
+    variables = {"JOB_TOTAL_GPUS": "16", "MODEL_SIZE": "8b", "TIME_LIMIT": "00:05:00", "GBS": "wrong"}
+    result = call(launch, environ | variables, "pretrain_llama3.1", "--scale", "8", "--gbs", "256", "--dry-run")
+    assert "_gpus8_" in result.stdout
+    assert "_gbs256" in result.stdout
+    assert "#SBATCH --time=00:05:00" in result.stdout
+
+
+def test_a_launch_tells_of_names_that_are_almost_right(environ: dict[str, str]) -> None:
+    variables = {"JOB_TOTAL_GPUS": "8", "MODEL_SIZE": "8b", "JOB_TOTAL_GPU": "16", "NEMO_HOME": "/nemo"}
+    result = call(launch, environ | variables, "pretrain_llama3.1", "--dry-run")
+    assert "warning: JOB_TOTAL_GPU is no variable that llmb reads; did you mean JOB_TOTAL_GPUS?" in result.stderr
+    assert "note: NEMO_HOME is not needed" in result.stderr
+
+
+def test_a_launch_that_cannot_be_is_refused(environ: dict[str, str]) -> None:
+    assert "how many GPUs" in refused(launch, environ | {"MODEL_SIZE": "8b"}, "pretrain_llama3.1").what
+    assert "which size" in refused(launch, environ | {"JOB_TOTAL_GPUS": "8"}, "pretrain_llama3.1").what
+    wrong = refused(launch, environ | {"EP": "4", "ENABLE_CHECKPOINT": "perhaps"}, "pretrain_llama3.1").what
+    assert "EP does not apply to pretrain_llama3.1" in wrong
+    assert "ENABLE_CHECKPOINT is 'perhaps'; it must be true or false" in wrong
+    both = {"ENABLE_PROFILE": "1", "ENABLE_NCCLTRACE": "1"}
+    assert "exclude each other" in refused(launch, environ | both, "pretrain_llama3.1").what
+
+
+def test_every_variable_sets_an_option_of_launch() -> None:
+    options = {*parameters(), *PROFILING, *CONTAINER}
+    named = {use.sets for variable in Catalogue().variables for use in variable.uses if use.sets}
+    named |= {option for variable in Catalogue().variables for use in variable.uses for option in use.adds}
+    assert named <= options
+
+
+def test_every_option_of_a_job_is_a_key_of_files() -> None:
+    words = job_words(())
+    spelled = {
+        spelled.lstrip("-").replace("-", "_")
+        for option in get_command(submit.app).params
+        if option.name in JOB.__signature__.parameters
+        for spelled in option.opts
+    }
+    assert spelled
+    assert {words.options[name] for name in spelled} == set(JOB.__signature__.parameters)
