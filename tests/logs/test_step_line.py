@@ -45,7 +45,7 @@ def test_the_written_line_is_that_of_the_seeds_but_for_finer_tflops():
 
 
 def test_the_seeds_own_line_is_read():
-    assert read(SEED_LINE) == [(49, 49, 2.693, 12.81, 610.0)]
+    assert read(SEED_LINE) == [(49, 49, 2.693, 12.81, 610.0, None)]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_unknown_fields_are_left_out():
     line = written(tflops_per_gpu=None, peak_memory_bytes=None, memory_allocated_bytes=None)
     assert "TFLOPS" not in line
     assert "memory" not in line
-    assert read(line) == [(49, 49, 2.693, 12.81, None)]
+    assert read(line) == [(49, 49, 2.693, 12.81, None, None)]
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
@@ -90,7 +90,7 @@ def test_what_is_written_is_read_back(step, more, time, loss, tflops):
 
 @given(st.permutations([*SEED_LINE.split(" | ")[1:], "val_loss: 11.2", "max_memory_reserved: 7.5e10"]))
 def test_fields_may_come_in_any_order(fields):
-    assert read(" | ".join(["Training epoch 0, iteration 49/49", *fields])) == [(49, 49, 2.693, 12.81, 610.0)]
+    assert read(" | ".join(["Training epoch 0, iteration 49/49", *fields])) == [(49, 49, 2.693, 12.81, 610.0, None)]
 
 
 @pytest.mark.parametrize("prefix", ["0: ", "[rank0]: ", "\x1b[32mINFO\x1b[0m ", "Epoch 0: 10%|# |\r"])
@@ -128,7 +128,7 @@ def test_other_lines_are_none(line):
 
 
 def test_a_line_cut_by_the_next_attempt_does_not_take_its_values():
-    assert read(SEED_LINE[:120] + SEED_LINE.replace("49/49", "0/49")) == [(0, 49, 2.693, 12.81, 610.0)]
+    assert read(SEED_LINE[:120] + SEED_LINE.replace("49/49", "0/49")) == [(0, 49, 2.693, 12.81, 610.0, None)]
 
 
 def test_the_line_end_tells_that_the_last_of_joined_lines_is_whole():
@@ -140,7 +140,7 @@ def test_whole_lines_without_a_line_end_between_them_all_count():
 
 
 def test_an_unended_line_counts_when_all_of_it_is_there():
-    assert find_unended_steps(SEED_LINE.encode()) == ([(49, 49, 2.693, 12.81, 610.0)], False)
+    assert find_unended_steps(SEED_LINE.encode()) == ([(49, 49, 2.693, 12.81, 610.0, None)], False)
     assert find_unended_steps(b"the end") == ([], False)
 
 

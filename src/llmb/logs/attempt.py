@@ -47,6 +47,8 @@ class Attempt:
     bad_loss_step: int | None = None
     """The first step whose loss is logged and not finite."""
     bad_loss: float = math.nan
+    bad_grad_norm_step: int | None = None
+    """The first step whose gradient norm is logged and not finite."""
     step: "array[int]" = field(default_factory=_integers)
     step_time_s: "array[float]" = field(default_factory=_floats)
     tflops_per_gpu: "array[float]" = field(default_factory=_floats)
@@ -58,6 +60,8 @@ class Attempt:
             self._enter(line)
             if self.bad_loss_step is None and line.loss is not None and not math.isfinite(line.loss):
                 self.bad_loss_step, self.bad_loss = line.step, line.loss
+            if self.bad_grad_norm_step is None and line.grad_norm is not None and not math.isfinite(line.grad_norm):
+                self.bad_grad_norm_step = line.step
             if self.window and self.window.first <= line.step <= self.window.last:
                 self.step.append(line.step)
                 self.step_time_s.append(line.step_time_s)
@@ -99,7 +103,7 @@ class Attempt:
         self.steps, self.max_step = 0, -1
         self.first_step = line.step if self.continued else 0
         self.loss_first = _or_nan(line.loss)
-        self.bad_loss_step, self.bad_loss = None, math.nan
+        self.bad_loss_step, self.bad_loss, self.bad_grad_norm_step = None, math.nan, None
         for column in (self.step, self.step_time_s, self.tflops_per_gpu):
             del column[:]
         self.window_last = line.last if self.foreseen_last is None else self.foreseen_last

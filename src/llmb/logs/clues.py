@@ -15,7 +15,6 @@ _LONGEST_QUOTE = 160
 _CONTENTS = (
     (re.compile(rb"\0"), "binary data, or text in another encoding"),
     (re.compile(rb"train_step_timing in s="), "a NeMo 1 progress bar, which is not read here"),
-    (re.compile(rb"elapsed time per iteration \(ms\)"), "a Megatron log, which is not read here"),
     (re.compile(rb"(?i)iteration|training|model|experiment"), "a run that ended before its first step"),
 )
 

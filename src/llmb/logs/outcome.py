@@ -113,6 +113,8 @@ def _why_invalid(log: RunLog, window: Window) -> str | None:
     attempt = log.attempt
     if attempt.bad_loss_step is not None:
         return f"loss is {attempt.bad_loss} from step {attempt.bad_loss_step}"
+    if attempt.bad_grad_norm_step is not None:
+        return f"the gradient norm is not finite from step {attempt.bad_grad_norm_step}"
     if not np.isfinite(attempt.step_time_s).all():
         return f"a step time in {_steps_text(window.first, window.last)} is not finite"
     return find_invalid_line(log.tail)

@@ -9,8 +9,8 @@ from typing import BinaryIO
 
 from llmb.logs.attempt import Attempt
 from llmb.logs.block import StepBlock, find_block
-from llmb.logs.checkpoint_line import LOAD_HEAD
-from llmb.logs.step_line import MAX_LINE_BYTES, STEP_LINE_HEAD, find_steps, find_unended_steps
+from llmb.logs.finder import StepFinder, loads_checkpoint
+from llmb.logs.step_line import MAX_LINE_BYTES, STEP_LINE_HEAD
 
 CHUNK_BYTES = 1 << 19  # stays in a core's cache between reading and searching
 _HEAD_BYTES = 1 << 16
@@ -58,11 +58,12 @@ def read_log(stream: BinaryIO, rule: str, chunk_bytes: int = CHUNK_BYTES) -> Run
 
 def _read(stream: BinaryIO, attempt: Attempt, chunk_bytes: int) -> RunLog:
     size, head, tail, rest = 0, b"", b"", b""
+    finder = StepFinder()
     for chunk in _chunks(stream, chunk_bytes):
         text = chunk.text
         size += len(text)
         if not attempt.number:
-            attempt.continued |= LOAD_HEAD in (rest + text).partition(STEP_LINE_HEAD)[0]
+            attempt.continued |= loads_checkpoint(rest + text)
         if len(head) < _HEAD_BYTES:
             head = (head + text)[:_HEAD_BYTES]
         tail = (tail + text)[-_TAIL_BYTES:] if len(text) < _TAIL_BYTES else text[-_TAIL_BYTES:]
@@ -70,12 +71,12 @@ def _read(stream: BinaryIO, attempt: Attempt, chunk_bytes: int) -> RunLog:
             rest = (rest + text)[-MAX_LINE_BYTES:]
             continue
         # Only the chunk's first line is joined with what was left: copying all of it would cost as much as the search.
-        attempt.add_lines(find_steps(rest + text[: chunk.first]))
+        attempt.add_lines(finder.find(rest + text[: chunk.first]))
         block = chunk.block.result() if chunk.block else None
-        if not (block and attempt.add_block(block)):
-            attempt.add_lines(find_steps(text, chunk.first, chunk.end))
+        if not (block and finder.format == "nemo" and attempt.add_block(block)):
+            attempt.add_lines(finder.find(text, chunk.first, chunk.end))
         rest = text[chunk.end :][-MAX_LINE_BYTES:]
-    unended, truncated_line = find_unended_steps(rest)
+    unended, truncated_line = finder.find_unended(rest)
     attempt.add_lines(unended)
     return RunLog(size, head, tail, truncated_line, attempt)
 

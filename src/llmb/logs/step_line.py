@@ -38,6 +38,7 @@ class StepLine(NamedTuple):
     step_time_s: float
     loss: float | None
     tflops_per_gpu: float | None
+    grad_norm: float | None = None
 
 
 def format_step_line(

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logs of Megatron-LM and Megatron-Bridge."""
+
+import io
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmb.logs.files import parse_file
+from llmb.logs.outcome import judge_log
+from llmb.logs.reader import CHUNK_BYTES, read_log
+from llmb.logs.step_line import format_step_line
+
+# As Megatron-Bridge v0.4 prints them: two lines an iteration, by the first and by the last rank.
+BRIDGE = """\
+Step Time : {s:.2f}s GPU utilization: {tflops:.1f}MODEL_TFLOP/s/GPU
+ [2025-12-19 10:49:15] iteration {n:8d}/{last:8d} | consumed samples: {samples:12d} | elapsed time per iteration (ms): \
+{ms:.1f} | learning rate: 4.500000E-08 | global batch size:    32 | lm loss: {loss} | loss scale: 1.0 | grad norm: \
+{norm} | number of skipped iterations:   0 | number of nan iterations:   0 |
+"""
+# As Megatron-LM prints it, with the throughput in the line.
+MEGATRON_LM = " | ".join(
+    [
+        " [2024-05-01 10:00:00.123456] iteration {n:8d}/{last:8d}",
+        "consumed samples: {samples:12d}",
+        "elapsed time per iteration (ms): {ms:.1f}",
+        "throughput per GPU (TFLOP/s/GPU): {tflops:.1f}",
+        "learning rate: 4.5E-08",
+        "global batch size:    32",
+        "lm loss: {loss}",
+        "loss scale: 1.0",
+        "grad norm: {norm}",
+        "number of skipped iterations:   0",
+        "number of nan iterations:   0 |\n",
+    ]
+)
+
+
+def iteration(n, last=50, *, form=BRIDGE, s=2.0, tflops=650.5, loss="1.170000E+01", norm="10.275"):
+    text = form.format(n=n, last=last, s=s, ms=1000 * s, tflops=tflops, loss=loss, norm=norm, samples=32 * n)
+    return text.encode()
+
+
+def read(text, chunk_bytes=CHUNK_BYTES, rule="all"):
+    return read_log(io.BytesIO(text), rule, chunk_bytes)
+
+
+def judged(text, rule="auto"):
+    return judge_log(read(text, rule=rule))
+
+
+@pytest.mark.parametrize("form", [BRIDGE, MEGATRON_LM])
+def test_iterations_are_steps(form):
+    text = b"".join(iteration(n, form=form, s=2 + n / 100, tflops=600 + n) for n in range(1, 51))
+    found = judged(b"setting up\n" + text)
+    assert (found.status, found.steps, found.max_step) == ("success", 50, 49)
+    assert (found.window.first, found.window.last) == (35, 44)
+    assert found.step_time_s.mean == pytest.approx(2 + 40.5 / 100)
+    assert found.tflops_per_gpu.mean == pytest.approx(640.5)
+    assert (found.loss_first, found.loss_last) == (11.7, 11.7)
+
+
+def test_a_prefix_of_the_launcher_does_not_matter():
+    lines = b"".join(iteration(n, 3) for n in range(1, 4)).splitlines(keepends=True)
+    assert judged(b"".join(b"ain_fp8_mx/0 " + line for line in lines), "all").status == "success"
+
+
+def test_a_run_that_died_says_where():
+    found = judged(b"".join(iteration(n) for n in range(1, 21)) + b"torch.OutOfMemoryError: CUDA out of memory\n")
+    assert found.status == "failed"
+    assert found.reason.startswith("died after step 19 of 50; torch.OutOfMemoryError")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"norm": "nan"}, "the gradient norm is not finite from step 20"),
+        ({"loss": "NAN"}, "loss is nan from step 20"),
+    ],
+)
+def test_numbers_that_are_none_make_a_run_invalid(fields, reason):
+    text = b"".join(iteration(n, **(fields if n == 21 else {})) for n in range(1, 51))
+    found = judged(text)
+    assert (found.status, found.reason) == ("invalid", reason)
+
+
+def test_throughput_that_is_not_logged_is_unknown():
+    line = iteration(1, 1).splitlines(keepends=True)[1]
+    found = judged(line, "all")
+    assert (found.status, found.tflops_per_gpu) == ("success", None)
+
+
+def test_a_run_that_goes_on_begins_where_its_checkpoint_ends():
+    loaded = b" successfully loaded checkpoint from /ckpt [ t 1/8, p 1/4 ] at iteration 50\n"
+    found = judged(loaded + b"".join(iteration(n, 60) for n in range(51, 61)), "all")
+    assert (found.status, found.window.first, found.window.last) == ("success", 50, 59)
+    assert judged(b"".join(iteration(n, 60) for n in range(51, 61)), "all").status == "failed"
+
+
+def test_a_last_line_without_its_end():
+    text = b"".join(iteration(n, 3) for n in range(1, 4))
+    assert judged(text.rstrip(b"\n"), "all").status == "success"
+    cut = judged(text[:-60], "all")
+    assert cut.status == "failed"
+    assert cut.reason.startswith("died after step 1 of 3, while it logged the next")
+
+
+def test_a_file_is_parsed(tmp_path: Path):
+    path = tmp_path / "log-account.lora_llama3_70b_123_0.out"
+    path.write_bytes(b"".join(iteration(n) for n in range(1, 51)))
+    assert parse_file(path, "auto").outcome.status == "success"
+
+
+NEMO = format_step_line(
+    step=3,
+    steps=50,
+    lr=1e-4,
+    global_batch_size=8,
+    peak_memory_bytes=1,
+    memory_allocated_bytes=1,
+    loss=1.5,
+    step_time_s=2.5,
+    tflops_per_gpu=9.0,
+    consumed_samples=8,
+).encode()
+PIECES = st.sampled_from(
+    [
+        b"\n",
+        b"\r",
+        b"noise",
+        NEMO + b"\n",
+        iteration(1),
+        iteration(2),
+        iteration(3)[:-1],
+        iteration(4).splitlines()[1],
+        iteration(5, form=MEGATRON_LM),
+        b"GPU utilization: 12.5MODEL_TFLOP/s/GPU\n",
+        b" iteration 7/ 50 | elapsed",
+        b"successfully loaded checkpoint from x\n",
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(PIECES | st.binary(max_size=20), max_size=12).map(b"".join), st.integers(1, 3000))
+def test_chunks_do_not_change_what_is_read(text, chunk_bytes):
+    assert repr(asdict(read(text, chunk_bytes))) == repr(asdict(read(text)))
+
+
+@given(st.lists(st.floats(0.001, 1e5), min_size=1, max_size=20))
+def test_a_run_is_read_back(times):
+    log = read(b"".join(iteration(n, len(times), s=time) for n, time in enumerate(times, start=1)))
+    assert list(log.attempt.step) == list(range(len(times)))
+    assert list(log.attempt.step_time_s) == pytest.approx(times, abs=1e-4)
+
+
+def test_text_without_ends_takes_no_longer_than_its_length():
+    """A quadratic search would take minutes."""
+    text = b"iteration 1/ 2 |" * 100_000
+    assert math.isnan(read(text).attempt.loss_last)
