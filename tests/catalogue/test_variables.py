@@ -90,6 +90,12 @@ def test_what_excludes_each_other_is_refused() -> None:
     assert reading(ENABLE_PYTORCH_PROFILE="0") == {"profile": False}
 
 
+def test_images_are_for_frameworks() -> None:
+    environ = {"RUN_CONF_IMAGE": "/nemo.sqsh"}
+    assert read_variables(VARIABLES, environ, LLAMA).options == {}
+    assert read_variables(VARIABLES, environ, LLAMA, framework=True).options == {"image": "/nemo.sqsh"}
+
+
 def test_an_empty_value_is_none() -> None:
     assert reading(TP="", ENABLE_PROFILE=" ") == {}
 

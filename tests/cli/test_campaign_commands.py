@@ -17,7 +17,6 @@ from llmb.errors import LlmbError, UsageError
 # Options that profile a run; the documents' variables set them.
 PROFILING = {"profile", "profiler", "profile_start_step", "profile_stop_step", "profile_ranks", "profile_gpu_metrics"}
 PROFILING |= {"nccl_trace"}
-CONTAINER = {"image", "mounts"}
 
 
 @pytest.fixture
@@ -228,7 +227,7 @@ def test_a_launch_that_cannot_be_is_refused(environ: dict[str, str]) -> None:
 
 
 def test_every_variable_sets_an_option_of_launch() -> None:
-    options = {*parameters(), *PROFILING, *CONTAINER}
+    options = {*parameters(), *PROFILING}
     named = {use.sets for variable in Catalogue().variables for use in variable.uses if use.sets}
     named |= {option for variable in Catalogue().variables for use in variable.uses for option in use.adds}
     assert named <= options

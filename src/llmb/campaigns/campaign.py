@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import Request
 from llmb.errors import EnvironmentProblem, unknown
+from llmb.launch.frameworks.options import FrameworkOptions
 from llmb.launch.slurm.options import SlurmOptions
 from llmb.runs.choices import Choices
 from llmb.runs.folder import cannot_write, write_atomically
@@ -28,6 +29,7 @@ class JobRequest(Record):
     request: Request
     choices: Choices
     options: SlurmOptions
+    framework: FrameworkOptions = FrameworkOptions()
 
 
 class CampaignJob(Record):

@@ -39,6 +39,8 @@ class VariableUse(Record):
     """What llmb makes of a variable, for some workloads or for all."""
 
     workloads: tuple[str, ...] = ()
+    framework: bool = False
+    """Only where a framework runs the recipe in its container, and not llmb's engine."""
     sets: str | None = None
     """The option, by its parameter's name, that takes the value."""
     adds: dict[str, str] = Field(default_factory=dict)
@@ -62,8 +64,8 @@ class VariableUse(Record):
             raise ValueError("accepts needs a reason in because")
         return self
 
-    def fits(self, workload: str) -> bool:
-        return not self.workloads or workload in self.workloads
+    def fits(self, workload: str, *, framework: bool) -> bool:
+        return (not self.workloads or workload in self.workloads) and (framework or not self.framework)
 
 
 class Variable(Record):
@@ -81,8 +83,8 @@ class Variable(Record):
     quiet: bool = False
     """Other programs read it too: nothing is said of a value that llmb has no need of."""
 
-    def use_for(self, workload: str) -> VariableUse | None:
-        return next((use for use in self.uses if use.fits(workload)), None)
+    def use_for(self, workload: str, *, framework: bool = False) -> VariableUse | None:
+        return next((use for use in self.uses if use.fits(workload, framework=framework)), None)
 
     def value(self, text: str) -> Value:
         """Raises ValueError with what is valid."""
@@ -117,7 +119,12 @@ class Reading:
 
 
 def read_variables(
-    variables: Sequence[Variable], environ: Mapping[str, str], workload: str, given: Collection[str] = ()
+    variables: Sequence[Variable],
+    environ: Mapping[str, str],
+    workload: str,
+    given: Collection[str] = (),
+    *,
+    framework: bool = False,
 ) -> Reading:
     """What ``environ`` says about a launch of ``workload``. An empty value is none, as in the documents' scripts.
 
@@ -127,7 +134,7 @@ def read_variables(
     reading, problems = _Readings(), list[str]()
     for variable in variables:
         text = environ.get(variable.name, "").strip()
-        use = variable.use_for(workload)
+        use = variable.use_for(workload, framework=framework)
         if not text or (use and use.sets in given and use.sets is not None):
             continue
         problem = reading.add(variable, use, text) if use else _does_not_apply(variable, workload)

@@ -145,7 +145,7 @@ def _own_options(job: Job) -> dict[str, Any]:
 
 def _order(catalogue: Catalogue, site: Site, job: CampaignJob) -> Order:
     wanted: JobRequest = job.wanted
-    order = make_order(catalogue, wanted.request, wanted.choices, wanted.options, site)
+    order = make_order(catalogue, wanted.request, wanted.choices, wanted.options, site, wanted.framework)
     if order.indices():
         raise UsageError("--array does not go with a campaign", do="use --repeats")
     return order

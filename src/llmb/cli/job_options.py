@@ -15,6 +15,7 @@ from llmb.campaigns.campaign import JobRequest
 from llmb.campaigns.entry import Values
 from llmb.campaigns.words import Words, single
 from llmb.catalogue.variables import FLAGS, Variable
+from llmb.cli.framework_options import framework_options
 from llmb.cli.options import recipe_options
 from llmb.cli.slurm_options import slurm_options
 from llmb.cli.training_options import training_options
@@ -23,7 +24,7 @@ from llmb.errors import UsageError
 Maker = Callable[..., Any]
 SELECTING = ("workload", "size", "dtype", "scale", "gpu_type", "release")
 """Options that name a recipe."""
-_MAKERS: tuple[Maker, ...] = (recipe_options, training_options, slurm_options)
+_MAKERS: tuple[Maker, ...] = (recipe_options, training_options, slurm_options, framework_options)
 _NUMBERS: Mapping[type, tuple[re.Pattern[str], str]] = {
     int: (re.compile(r"-?\d{1,12}", re.ASCII), "a whole number"),
     float: (re.compile(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?", re.ASCII | re.IGNORECASE), "a number"),
@@ -81,8 +82,8 @@ def job_request(options: Mapping[str, Any]) -> JobRequest:
         own = inspect.signature(maker).parameters
         given = {name: options.get(name, option.default) for name, option in own.items()}
         made.append(maker(**given))
-    request, choices, slurm = made
-    return JobRequest(request=request, choices=choices, options=slurm)
+    request, choices, slurm, framework = made
+    return JobRequest(request=request, choices=choices, options=slurm, framework=framework)
 
 
 def values_of(*makers: Maker, without: Sequence[str] = (), plain: bool = False) -> Callable[..., dict[str, Any]]:

@@ -12,6 +12,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import find_workload, releases_of, sizes_of
 from llmb.catalogue.variables import Reading, near_misses, read_variables
 from llmb.cli.campaign_run import DryRun, Yes
+from llmb.cli.framework_options import framework_options
 from llmb.cli.job_options import converted, given_of, job_request, values_of
 from llmb.cli.options import Json, recipe_options, takes
 from llmb.cli.slurm_options import slurm_options
@@ -21,7 +22,9 @@ from llmb.errors import UsageError
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
-OPTIONS = values_of(recipe_options, training_options, slurm_options, without=("workload", "size"), plain=True)
+OPTIONS = values_of(
+    recipe_options, training_options, slurm_options, framework_options, without=("workload", "size"), plain=True
+)
 
 
 @app.command()
@@ -54,7 +57,7 @@ def launch(
     catalogue = Catalogue()
     name, own_size = split_model(catalogue, workload)
     given = {**given_of(ctx, values), **({"size": size or own_size} if size or own_size else {})}
-    reading = read_variables(catalogue.variables, os.environ, name, given)
+    reading = read_variables(catalogue.variables, os.environ, name, given, framework=bool(values["framework"]))
     for warning in near_misses(catalogue.variables, os.environ):
         sys.stderr.write(f"llmb: warning: {warning}\n")
     for note in reading.notes:

@@ -101,10 +101,12 @@ def queue_one(
     """One job, from its plan to its end if that is waited for."""
     catalogue, install = Catalogue(), install_root(environ, Path.cwd())
     site = read_site(catalogue, install, environ)
-    order = make_order(catalogue, wanted.request, wanted.choices, wanted.options, site)
+    order = make_order(catalogue, wanted.request, wanted.choices, wanted.options, site, wanted.framework)
     if dry_run:
         print_text(batch_script(order.sample()))
         return
+    if wait and order.framework:
+        raise UsageError("--wait shows steps as llmb's engine logs them", do="leave it out; 'llmb parse' reads the log")
     if wait and order.indices():
         raise UsageError("--wait follows one job, and --array makes several", do="leave one of them out")
     _confirm(order, yes=yes)

@@ -3,6 +3,7 @@
 
 import re
 
+from llmb.logs.megatron_line import MARK as MEGATRON_MARK
 from llmb.logs.step_line import STEP_LINE_HEAD
 
 _ERROR = re.compile(
@@ -29,7 +30,7 @@ def describe_content(head: bytes, tail: bytes) -> str:
 
 def last_words(tail: bytes) -> str:
     """The last exception after the last step line, else the last line; '' where there is neither."""
-    step_line = tail.rfind(STEP_LINE_HEAD)
+    step_line = max(tail.rfind(STEP_LINE_HEAD), tail.rfind(MEGATRON_MARK))
     text = tail if step_line < 0 else tail[step_line:].partition(b"\n")[2]
     if errors := _ERROR.findall(text):
         return _printable(errors[-1])

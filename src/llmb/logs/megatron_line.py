@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from llmb.logs.step_line import StepLine
 
 LOADED = b"successfully loaded checkpoint from"
+MARK = b"elapsed time per iteration (ms): "
+"""Of a line that logs an iteration."""
 LAST_FIELD = b"number of nan iterations:"
 
 _NUMBER = rb"(\d{1,12}(?:\.\d{1,9})?)"

@@ -11,6 +11,9 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import JobDefaults
 from llmb.catalogue.resolve import CPU, Request, resolve
 from llmb.errors import EnvironmentProblem, UsageError
+from llmb.launch.frameworks.job import Framework, framework_job
+from llmb.launch.frameworks.megatron_bridge import bridge_plan
+from llmb.launch.frameworks.options import FrameworkOptions
 from llmb.launch.site import Site
 from llmb.launch.slurm.client import job_of_script, submit
 from llmb.launch.slurm.options import SlurmOptions, array_indices
@@ -39,8 +42,12 @@ class Order:
     defaults: JobDefaults
     options: SlurmOptions
     site: Site
+    framework: Framework | None = None
+    """Null for llmb's engine."""
 
     def job(self, folder: RunFolder) -> BatchJob:
+        if self.framework:
+            return framework_job(self.framework, self.plan, self.defaults, self.options, self.site, folder)
         return engine_job(self.plan, self.defaults, self.options, self.site, folder)
 
     def sample(self) -> BatchJob:
@@ -62,12 +69,25 @@ class Queued:
     job: SubmittedJob
 
 
-def make_order(catalogue: Catalogue, request: Request, choices: Choices, options: SlurmOptions, site: Site) -> Order:
+def make_order(
+    catalogue: Catalogue,
+    request: Request,
+    choices: Choices,
+    options: SlurmOptions,
+    site: Site,
+    framework: FrameworkOptions | None = None,
+) -> Order:
     """Checks everything that can be checked without the cluster. Raises UsageError."""
     recipe = resolve(catalogue, replace(request, gpu_type=request.gpu_type or site.config.gpu_type))
-    checkpoint = read_checkpoint(Path(choices.load_checkpoint)) if choices.load_checkpoint else None
-    plan = make_plan(recipe, choices, device="cpu" if recipe.gpu_type == CPU else "cuda", checkpoint=checkpoint)
-    order = Order(plan=plan, defaults=job_defaults(catalogue, recipe), options=options, site=site)
+    asked = framework or FrameworkOptions()
+    if asked.framework:
+        plan = bridge_plan(catalogue, recipe, choices)
+        own = Framework(name=asked.framework, choices=choices, options=asked)
+    else:
+        checkpoint = read_checkpoint(Path(choices.load_checkpoint)) if choices.load_checkpoint else None
+        plan = make_plan(recipe, choices, device="cpu" if recipe.gpu_type == CPU else "cuda", checkpoint=checkpoint)
+        own, site = None, asked.engine_site(site)
+    order = Order(plan=plan, defaults=job_defaults(catalogue, recipe), options=options, site=site, framework=own)
     order.indices()
     return order
 
