@@ -7,6 +7,7 @@ from pathlib import Path
 
 from reference_pages.catalogue import catalogue_page
 from reference_pages.commands import commands_page
+from reference_pages.environment import environment_page
 from reference_pages.files import files_page
 
 from llmb.catalogue.load import Catalogue
@@ -41,6 +42,7 @@ def pages() -> dict[Path, str]:
         "cli.md": commands_page(),
         "catalogue.md": catalogue_page(catalogue),
         "files.md": files_page(catalogue),
+        "environment.md": environment_page(catalogue),
     }
     return {REFERENCE / name: f"{HEADER}\n\n{text.strip()}\n" for name, text in texts.items()}
 

@@ -12,16 +12,22 @@ import yaml
 from pydantic import BaseModel
 
 from llmb import errors
+from llmb.campaigns.campaign import Campaign, CampaignJob, JobRequest, new_campaign
+from llmb.campaigns.plan import planned
 from llmb.catalogue.jobs import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
 from llmb.launch.cluster_config import ClusterConfig, ContainerSettings, SlurmSettings
+from llmb.launch.site import Site
+from llmb.launch.slurm.options import SlurmOptions
+from llmb.launch.slurm.submission import make_order
 from llmb.logs.files import ParsedFile
 from llmb.logs.outcome import LogOutcome
 from llmb.logs.step_line import format_step_line
 from llmb.metrics.statistics import describe
 from llmb.metrics.throughput import throughput
+from llmb.report.campaign_report import campaign_document
 from llmb.report.checkpoint_report import checkpoint_document
 from llmb.report.list_report import list_document
 from llmb.report.nccl_report import nccl_document
@@ -66,11 +72,12 @@ FILES = (
 INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 
 [Run folder](#run-folder), [log line](#log-line), [metrics.jsonl](#metricsjsonl), [run.json](#runjson),
-[job.json](#jobjson), [job_end.json](#job_endjson), [cluster_config.yaml](#cluster_configyaml),
+[job.json](#jobjson), [job_end.json](#job_endjson), [campaigns](#campaigns),
+[cluster_config.yaml](#cluster_configyaml),
 [JSON of `llmb run`](#json-of-llmb-run), [of `metrics`](#json-of-llmb-metrics), [of `show`](#json-of-llmb-show),
-[of `submit`](#json-of-llmb-submit), [of `list`](#json-of-llmb-list), [of `parse`](#json-of-llmb-parse),
-[of `trace`](#json-of-llmb-trace),
-[of `nccl`](#json-of-llmb-nccl), [of `checkpoint show`](#json-of-llmb-checkpoint-show), [exit codes](#exit-codes)."""
+[of `submit`](#json-of-llmb-submit), [of a campaign](#json-of-llmb-bulk), [of `list`](#json-of-llmb-list),
+[of `parse`](#json-of-llmb-parse), [of `trace`](#json-of-llmb-trace), [of `nccl`](#json-of-llmb-nccl),
+[of `checkpoint show`](#json-of-llmb-checkpoint-show), [exit codes](#exit-codes)."""
 
 RUN_FOLDER = """Results are kept below `$LLMB_INSTALL`; without it below the nearest folder, at or above the current
 one, that holds a `cluster_config.yaml`; else below `~/.llmb`.
@@ -120,6 +127,10 @@ CLUSTER_CONFIG = (
     """In `$LLMB_INSTALL`; every key may be left out. See [how to run on Slurm](../how-to/run-on-slurm.md)."""
 )
 
+CAMPAIGN = """`.llmb/campaigns/<campaign>.json` below `$LLMB_INSTALL` holds every job of a campaign and how far it has
+come. It is replaced as a whole before and after each submission. A client that finds a campaign unfinished goes on with
+it ([how to run many recipes](../how-to/run-many-recipes.md)); one that is finished is kept as a record."""
+
 ERRORS = """An error is written to stderr as `llmb: error: <what>`, followed by `where:`, `valid:` and `do:` as far as
 they apply. `llmb parse` ends with 4 where no log is of a successful run, whatever became of the others."""
 
@@ -141,10 +152,16 @@ def files_page(catalogue: Catalogue) -> str:
         page("`plan.recipe`:", typed_table(records["recipe"], meanings["recipe"])),
         page("## job.json", JOB, typed_table(annotations(SubmittedJob), meanings["job"])),
         page("## job_end.json", JOB_END, typed_table(annotations(JobEnd), meanings["job_end"])),
+        *campaign_file(meanings),
         *cluster_config(meanings),
         *(page(f"## JSON of llmb {name}", key_table(item, meanings[name])) for name, item in documents.items()),
         page("## Exit codes", exit_codes(), ERRORS),
     )
+
+
+def campaign_file(meanings: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    yield page("## Campaigns", CAMPAIGN, typed_table(annotations(Campaign), meanings["campaign"]))
+    yield page("`jobs[]`:", typed_table(annotations(CampaignJob), meanings["campaign_job"]))
 
 
 def cluster_config(meanings: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
@@ -213,6 +230,7 @@ def json_documents(catalogue: Catalogue, plan: Plan, recipe: Recipe) -> dict[str
         "metrics": asdict(throughput(recipe, 17.2)),
         "show": recipe_document(recipe, job_defaults(catalogue, recipe)),
         "submit": submit_document({RunFolder(Path("run")): SubmittedJob(job_id="1", submitted_at="")}),
+        "bulk": sample_campaign(catalogue),
         "list": list_document(catalogue.workloads.values()),
         "parse": parse_document(parse_report(Path(), "last", [log], full_names=False)),
         "trace": trace_document(summarize([sample_timeline()])),
@@ -235,6 +253,15 @@ def sample_nccl_summary() -> NcclSummary:
 def sample_test_table() -> TestTable:
     row = TestRow(8, 2, "float", "sum", None, Bandwidth(1.0, 1.0, 1.0, 0.0), None)
     return TestTable("output.txt", "all_reduce", 2, (row,), 1.0)
+
+
+def sample_campaign(catalogue: Catalogue) -> Mapping[str, Any]:
+    request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=8)
+    wanted = JobRequest(request=request, choices=Choices(), options=SlurmOptions())
+    job = CampaignJob(key="", where="", repeat=1, profiled=False, wanted=wanted)
+    campaign = new_campaign("", [job], "")
+    order = make_order(catalogue, request, Choices(), SlurmOptions(), Site(install=Path("/install")))
+    return campaign_document(campaign, [planned(item, order) for item in campaign.jobs])
 
 
 def sample_checkpoint(plan: Plan) -> SavedCheckpoint:

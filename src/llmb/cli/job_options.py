@@ -47,6 +47,12 @@ def job_words(variables: Sequence[Variable]) -> Words:
     return Words(options=options, repeatable=repeatable, variables=variables)
 
 
+def option_name(name: str) -> str:
+    """As the command line spells an option."""
+    known = parameters()
+    return _spellings(known[name])[-1] if name in known else f"--{name.replace('_', '-')}"
+
+
 def converted(name: str, values: Values) -> object:
     """What the command line would make of ``values``. Raises UsageError."""
     known = parameters()
@@ -114,7 +120,8 @@ def _info(parameter: inspect.Parameter) -> OptionInfo:
 
 def _spellings(parameter: inspect.Parameter) -> list[str]:
     info = _info(parameter)
-    return [text for text in (info.default, *(info.param_decls or ())) if isinstance(text, str) and text[:1] == "-"]
+    written = [text for text in (info.default, *(info.param_decls or ())) if isinstance(text, str) and text[:1] == "-"]
+    return written or [f"--{parameter.name.replace('_', '-')}"]
 
 
 def _type_of(parameter: inspect.Parameter) -> Any:  # noqa: ANN401
