@@ -16,6 +16,18 @@ class StepFinder:
     def __init__(self) -> None:
         self.format: Literal["nemo", "megatron"] | None = None
         self.megatron = MegatronLines()
+        self.loaded = False
+        """A checkpoint was loaded before the first step line."""
+        self._began = False
+
+    def look_for_load(self, text: bytes) -> None:
+        """Looks at the next part, with as much before it as may hold the beginning of a line."""
+        if self._began:
+            return
+        before, head, _ = text.partition(STEP_LINE_HEAD)
+        megatron = first_step(before)
+        self._began = bool(head) or megatron is not None
+        self.loaded |= LOAD_HEAD in before[:megatron] or LOADED in before[:megatron]
 
     def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterable[StepLine]:
         """The steps in ``text[start:end]``, which consists of whole lines."""
@@ -42,10 +54,3 @@ class StepFinder:
             self.format = "nemo"
         elif megatron is not None:
             self.format = "megatron"
-
-
-def loads_checkpoint(text: bytes) -> bool:
-    """Whether ``text`` tells of a loaded checkpoint before its first step line."""
-    before = text.partition(STEP_LINE_HEAD)[0]
-    megatron = first_step(before)
-    return LOAD_HEAD in before[:megatron] or LOADED in before[:megatron]

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from llmb.logs.attempt import Attempt
 from llmb.logs.block import StepBlock, find_block
-from llmb.logs.finder import StepFinder, loads_checkpoint
+from llmb.logs.finder import StepFinder
 from llmb.logs.step_line import MAX_LINE_BYTES, STEP_LINE_HEAD
 
 CHUNK_BYTES = 1 << 19  # stays in a core's cache between reading and searching
@@ -63,7 +63,8 @@ def _read(stream: BinaryIO, attempt: Attempt, chunk_bytes: int) -> RunLog:
         text = chunk.text
         size += len(text)
         if not attempt.number:
-            attempt.continued |= loads_checkpoint(rest + text)
+            finder.look_for_load(rest + text)
+            attempt.continued = finder.loaded
         if len(head) < _HEAD_BYTES:
             head = (head + text)[:_HEAD_BYTES]
         tail = (tail + text)[-_TAIL_BYTES:] if len(text) < _TAIL_BYTES else text[-_TAIL_BYTES:]
