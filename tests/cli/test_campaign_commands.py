@@ -14,10 +14,6 @@ from llmb.cli import bulk, launch, submit
 from llmb.cli.job_options import JOB, job_words, parameters
 from llmb.errors import LlmbError, UsageError
 
-# Options that profile a run; the documents' variables set them.
-PROFILING = {"profile", "profiler", "profile_start_step", "profile_stop_step", "profile_ranks", "profile_gpu_metrics"}
-PROFILING |= {"nccl_trace"}
-
 
 @pytest.fixture
 def install(tmp_path: Path) -> Path:
@@ -72,6 +68,17 @@ def test_one_recipe_is_a_job_and_its_script_is_printed(environ: dict[str, str]) 
     assert script.stdout.startswith("#!/bin/bash\n# pretrain_llama3.1 8b bf16 on 8 x h100")
     assert call(submit, environ, "-w", "pretrain_llama3.1_8b", "--dry-run").stdout == script.stdout
     assert len(shown(submit, environ, *options, "--repeats", "3")) == 3
+
+
+def test_a_profile_is_a_run_beside_the_others(environ: dict[str, str], file: Path) -> None:
+    one = ("-w", "pretrain_llama3.1", "-s", "8b", "--scale", "8")
+    assert call(submit, environ, *one, "--profile", "--dry-run").stdout.startswith("#!/bin/bash")
+    jobs = shown(submit, environ, *one, "--repeats", "2", "--profile")
+    assert [(job["repeat"], job["profiled"]) for job in jobs] == [(1, False), (2, False), (3, True)]
+    jobs = shown(bulk, environ, str(file), "-s", "15b", "--profile")
+    assert [(job["repeat"], job["profiled"]) for job in jobs] == [(1, False), (2, False), (3, True)]
+    error = refused(submit, environ, *one, "--repeats", "2", "--profile", "--nccl-trace", "--dry-run")
+    assert "exclude each other" in error.what
 
 
 def test_everything_that_the_engine_can_run_is_found(environ: dict[str, str]) -> None:
@@ -227,10 +234,9 @@ def test_a_launch_that_cannot_be_is_refused(environ: dict[str, str]) -> None:
 
 
 def test_every_variable_sets_an_option_of_launch() -> None:
-    options = {*parameters(), *PROFILING}
     named = {use.sets for variable in Catalogue().variables for use in variable.uses if use.sets}
     named |= {option for variable in Catalogue().variables for use in variable.uses for option in use.adds}
-    assert named <= options
+    assert named <= set(parameters())
 
 
 def test_every_option_of_a_job_is_a_key_of_files() -> None:
