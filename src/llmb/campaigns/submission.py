@@ -9,10 +9,11 @@ lock is held by sbatch too. Only a job that Slurm never got is submitted again, 
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from llmb.campaigns.campaign import (
     Campaign,
@@ -24,12 +25,28 @@ from llmb.campaigns.campaign import (
     write_campaign,
 )
 from llmb.errors import EnvironmentProblem, LlmbError, UsageError
-from llmb.launch.slurm.submission import Order, queue, queue_folder, submitted_job
 from llmb.runs.folder import RunFolder, cannot_write
 
 PATIENCE_S = 120.0
 """How long to wait for another client, or for what a killed one left: sbatch gives up earlier."""
 POLL_S = 0.05
+
+
+class Sender(Protocol):
+    """Hands jobs to the scheduler. A job is sent under its key, and found again by its key or its run folder."""
+
+    def find(self, job: CampaignJob) -> CampaignJob | None:
+        """The job as submitted, where an earlier client got as far as the scheduler; null where it never did.
+
+        Raises InfrastructureError where the scheduler does not answer.
+        """
+
+    def send(self, job: CampaignJob, before: Callable[[RunFolder], None], lock: int) -> CampaignJob:
+        """The job as submitted. ``before`` hears of its run folder before the scheduler does; the program that asks the
+        scheduler inherits the descriptor ``lock``.
+
+        Raises UsageError where the scheduler refuses it, InfrastructureError where it does not answer.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +79,7 @@ def begin_campaign(install: Path, wanted: Campaign, *, anew: bool) -> Campaign:
         return found or wanted
 
 
-def submit_campaign(
-    install: Path,
-    name: str,
-    order_of: Callable[[CampaignJob], Order],
-    environ: Mapping[str, str],
-    on_job: Callable[[CampaignJob], None],
-) -> Outcome:
+def submit_campaign(install: Path, name: str, sender: Sender, on_job: Callable[[CampaignJob], None]) -> Outcome:
     """Submits what is left of a campaign, in its order; ``on_job`` hears of each job that is done with.
 
     A job that Slurm refuses is left for the next call, and the others go on. Raises EnvironmentProblem where nothing
@@ -83,7 +94,8 @@ def submit_campaign(
                 continue
             writer = _Writer(install, campaign, job)
             try:
-                done = _found(job) or _submit(writer, order_of, environ, lock)
+                found = sender.find(job) if job.state == "submitting" else None
+                done = found or sender.send(job, writer.submitting, lock)
             except UsageError as error:
                 refusals[error.what] = error
                 done = job.model_copy(update={"state": "refused", "reason": error.what, "folder": None})
@@ -104,33 +116,6 @@ class _Writer:
     def submitting(self, folder: RunFolder) -> None:
         job = self.job.model_copy(update={"state": "submitting", "folder": str(folder.path), "reason": None})
         write_campaign(self.install, self.campaign.with_job(job))
-
-
-def _found(job: CampaignJob) -> CampaignJob | None:
-    """The job as Slurm or its run folder know it, where an earlier client had got as far as Slurm."""
-    if job.state != "submitting" or not job.folder:
-        return None
-    job_id = submitted_job(RunFolder(Path(job.folder)))
-    return job.model_copy(update={"state": "submitted", "job_id": job_id}) if job_id else None
-
-
-def _submit(
-    writer: _Writer, order_of: Callable[[CampaignJob], Order], environ: Mapping[str, str], lock: int
-) -> CampaignJob:
-    job = writer.job
-    if job.state == "submitting" and job.folder and RunFolder(Path(job.folder)).batch_script.is_file():
-        queued = [queue_folder(RunFolder(Path(job.folder)), environ, held=(lock,))]
-    else:
-        queued = queue(order_of(job), environ, before=writer.submitting, held=(lock,))
-    first = queued[0]
-    return job.model_copy(
-        update={
-            "state": "submitted",
-            "folder": str(first.folder.path),
-            "job_id": first.job.job_id.partition("_")[0],
-            "reason": None,
-        }
-    )
 
 
 @contextmanager

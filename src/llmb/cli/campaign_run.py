@@ -14,6 +14,7 @@ from llmb.campaigns.campaign import Campaign, CampaignJob, JobRequest, new_campa
 from llmb.campaigns.entry import Entry, Job, Selection
 from llmb.campaigns.expansion import expand, grouped, narrowed, told
 from llmb.campaigns.plan import PlannedJob, planned, total_gpu_hours
+from llmb.campaigns.slurm_sender import SlurmSender
 from llmb.campaigns.submission import begin_campaign, find_campaign, submit_campaign
 from llmb.catalogue.load import Catalogue
 from llmb.cli.job_options import converted, job_request
@@ -72,9 +73,8 @@ def run_campaign(wanted: Wanted, modes: Modes) -> None:
         return
     _confirm(shown, jobs, goes_on=unfinished is not None, yes=modes.yes)
     begun = unfinished or begin_campaign(install, campaign, anew=modes.anew)
-    outcome = submit_campaign(
-        install, begun.campaign, lambda job: _order(catalogue, site, job), os.environ, _teller(len(begun.jobs))
-    )
+    sender = SlurmSender(lambda job: _order(catalogue, site, job), os.environ)
+    outcome = submit_campaign(install, begun.campaign, sender, _teller(len(begun.jobs)))
     if modes.json:
         print_json(campaign_document(outcome.campaign, jobs))
     if outcome.refusals:
