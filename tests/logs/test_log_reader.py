@@ -72,6 +72,7 @@ def test_the_longest_lines_are_read_whatever_the_chunks():
         assert list(read(b"noise\n" + longest + b"\nnoise", chunk_bytes).attempt.step) == [7]
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(1e-5, 1e5), min_size=1, max_size=30), st.sampled_from([b"\n", b"\r\n", b"\nnoise\n"]))
 def test_a_run_is_read_back(times, end):
     lines = [line(step, len(times), time=time, loss=time) for step, time in enumerate(times)]

@@ -121,7 +121,8 @@ def _info(parameter: inspect.Parameter) -> OptionInfo:
 def _spellings(parameter: inspect.Parameter) -> list[str]:
     info = _info(parameter)
     written = [text for text in (info.default, *(info.param_decls or ())) if isinstance(text, str) and text[:1] == "-"]
-    return written or [f"--{parameter.name.replace('_', '-')}"]
+    # Of a pair such as --compile/--no-compile the first is the option, and false the other.
+    return [text.partition("/")[0] for text in written] or [f"--{parameter.name.replace('_', '-')}"]
 
 
 def _type_of(parameter: inspect.Parameter) -> Any:  # noqa: ANN401
