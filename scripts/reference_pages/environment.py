@@ -62,7 +62,8 @@ def uses_of(variable: Variable) -> Iterator[str]:
 def use_text(use: VariableUse) -> str:
     if use.sets:
         added = "".join(f" and `{option_name(name)} {value}`" for name, value in use.adds.items())
-        return f"sets `{option_name(use.sets)}`{added}"
+        words = "".join(f" {value} for {name}" for name, value in use.values.items())
+        return f"sets `{option_name(use.sets)}`{words}{added}"
     if use.install:
         return "the folder below which everything is kept"
     if use.shell:

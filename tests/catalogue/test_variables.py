@@ -96,6 +96,10 @@ def test_images_are_for_frameworks() -> None:
     assert read_variables(VARIABLES, environ, LLAMA, framework=True).options == {"image": "/nemo.sqsh"}
 
 
+def test_values_have_the_options_names() -> None:
+    assert reading(LORA, FP8_RECIPE="CS") == {"fp8_recipe": "current"}
+
+
 def test_an_empty_value_is_none() -> None:
     assert reading(TP="", ENABLE_PROFILE=" ") == {}
 
@@ -121,7 +125,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         (LLAMA, "CUDA_GRAPH", "true", "does not apply to pretrain_llama3.1; it is for finetune_llama3"),
         (LLAMA, "OPTIMIZATION_CODE", "x", "NeMo's launcher"),
         (LLAMA, "ENABLE_VBOOST", "1", "leaves clocks as it finds them"),
-        (LORA, "FP8_RECIPE", "mx", "can only be cs"),
+        (LORA, "FP8_RECIPE", "mx", "must be cs"),
     ],
 )
 def test_what_does_not_apply_is_refused(workload: str, name: str, value: str, words: str) -> None:

@@ -43,6 +43,8 @@ class VariableUse(Record):
     """Only where a framework runs the recipe in its container, and not llmb's engine."""
     sets: str | None = None
     """The option, by its parameter's name, that takes the value."""
+    values: dict[str, str] = Field(default_factory=dict)
+    """The values that are possible, and what the option calls them; empty where they are the option's own."""
     adds: dict[str, str] = Field(default_factory=dict)
     """Options that go with it, unless the value is false."""
     install: bool = False
@@ -178,6 +180,10 @@ class _Readings:
             return _not_accepted(variable, use, value)
         if use.shell:
             return None
+        if use.values:
+            if value not in use.values:
+                return f"{variable.name} is '{value}'; it must be {' or '.join(use.values)}"
+            value = use.values[str(value)]
         self.heeded[variable.name] = value
         taken = {"install" if use.install else str(use.sets): value, **(use.adds if value is not False else {})}
         problems = (self._take(option, variable.name, item) for option, item in taken.items())

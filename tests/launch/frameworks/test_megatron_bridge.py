@@ -88,11 +88,17 @@ def test_what_the_script_does_not_know_is_refused(gpu_type: str) -> None:
 
 
 def test_everything_that_cannot_be_is_told_at_once() -> None:
-    choices = Choices(recompute="full", load_checkpoint="/old")
+    choices = Choices(recompute="full", load_checkpoint="/old", fp8_recipe="delayed")
     with pytest.raises(UsageError) as caught:
         order_of(Request(**LLAMA, size="8b", gpu_type="h200", scale=1), choices)
     told = caught.value.what
-    for words in ("not tuned for h200", "cut vocabulary", "recompute is chosen", "load checkpoint is chosen"):
+    for words in (
+        "not tuned for h200",
+        "cut vocabulary",
+        "recompute is chosen",
+        "load checkpoint is chosen",
+        "--fp8-recipe is delayed",
+    ):
         assert words in told
     with pytest.raises(UsageError, match="it does not compute in fp32"):
         order_of(Request(**LLAMA, size="tiny", gpu_type="h100", dtype="fp32", scale=1))

@@ -18,7 +18,17 @@ from llmb.runs.plan import Plan
 DATA = Path(__file__).with_name("megatron_bridge.yaml")
 # Choices that the script can be told; any other has to be left at its default.
 SUPPORTED = frozenset(
-    {"steps", "window", "seed", "peak_lr", "warmup_steps", "save_checkpoint", "checkpoint_interval", "checkpoint_dir"}
+    {
+        "steps",
+        "window",
+        "seed",
+        "peak_lr",
+        "warmup_steps",
+        "fp8_recipe",
+        "save_checkpoint",
+        "checkpoint_interval",
+        "checkpoint_dir",
+    }
 )
 
 
@@ -54,6 +64,8 @@ class BridgeFile(Record):
     gpu_types: tuple[str, ...]
     recipes: tuple[BridgeRecipe, ...]
     dtypes: dict[Dtype, str]
+    fp8_recipe: str
+    """What llmb's engine calls the scaling that FP8 has there."""
     gpus_per_numa_node: dict[str, int]
     variables: tuple[BridgeVariables, ...]
 
@@ -184,7 +196,9 @@ def _recipe_problems(catalogue: Catalogue, recipe: Recipe) -> Iterator[str]:
 
 
 def _choice_problems(choices: Choices) -> Iterator[str]:
-    default = Choices()
+    default, scaling = Choices(), bridge_data().fp8_recipe
+    if choices.fp8_recipe not in (None, scaling):
+        yield f"--fp8-recipe is {choices.fp8_recipe}; the script is told {scaling}"
     for name in Choices.model_fields:
         if name not in SUPPORTED and getattr(choices, name) != getattr(default, name):
             yield f"{name.replace('_', ' ')} is chosen, which is for llmb's engine"
