@@ -3,7 +3,6 @@
 
 import os
 import platform
-import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch.distributed as dist
 
 from llmb.engine.device import device_name
 from llmb.engine.parallel.mesh import Ranks
+from llmb.runs.host import host_name
 
 RECORDED = ("NCCL_", "CUDA_", "TORCH_", "OMP_", "GOMP_", "MKL_", "GLOO_", "LLMB_", "SLURM_", "PYTORCH_", "NVIDIA_")
 SECRET = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "KEY")
@@ -20,7 +20,7 @@ SECRET = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "KEY")
 def describe_environment(ranks: Ranks) -> dict[str, Any]:
     """Versions, devices, nodes and the settings that change speed. A collective: every rank has to call it."""
     nodes: list[str] = [""] * ranks.world_size
-    dist.all_gather_object(nodes, socket.gethostname())
+    dist.all_gather_object(nodes, host_name())
     on_gpu = ranks.device.type == "cuda"
     return {
         "python": platform.python_version(),

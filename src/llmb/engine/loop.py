@@ -90,7 +90,7 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> No
             progress.enter("step", number + 1)
         saver.finish()
     profiler.close()
-    if ranks.is_first and plan.recipe.model.moe:
+    if ranks.is_first and plan.recipe.model.moe and plan.steps:  # none where the last attempt had done them all
         load.write(folder.expert_load)
 
 

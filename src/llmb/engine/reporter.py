@@ -19,7 +19,8 @@ class Reporter:
 
     def __init__(self, folder: RunFolder, plan: Plan) -> None:
         self.plan = plan
-        self.stream = folder.steps.open("w", buffering=1)
+        # A run that is started again has its earlier steps there.
+        self.stream = folder.steps.open("a", buffering=1)
 
     def __enter__(self) -> Self:
         return self

@@ -2,7 +2,6 @@
 """The program that torch.distributed.run starts once per rank: ``python -m llmb.engine.worker RUN_FOLDER``."""
 
 import os
-import socket
 import sys
 import traceback
 from pathlib import Path
@@ -12,13 +11,15 @@ from llmb.engine.parallel.mesh import join_ranks, leave_ranks
 from llmb.engine.profile import ask_for_nccl_log
 from llmb.engine.watch.progress import Progress
 from llmb.engine.watch.watch import watch
+from llmb.runs.attempts import attempt_plan
 from llmb.runs.failure import failure_line
 from llmb.runs.folder import RunFolder
+from llmb.runs.host import host_name
 from llmb.runs.record import read_record
 
 
 def work(folder: RunFolder) -> None:
-    plan = read_record(folder).plan
+    plan = attempt_plan(read_record(folder))
     progress = Progress(plan.first_step)
     watch(plan, folder, progress)
     ask_for_nccl_log(plan, folder)
@@ -36,7 +37,7 @@ def main() -> None:
         exit_code = 0
     except Exception as error:  # noqa: BLE001 (the edge of the process: whatever it was, it ends this rank)
         traceback.print_exc()
-        sys.stderr.write(failure_line(int(os.environ.get("RANK", "0")), socket.gethostname(), error) + "\n")
+        sys.stderr.write(failure_line(int(os.environ.get("RANK", "0")), host_name(), error) + "\n")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)

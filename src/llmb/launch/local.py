@@ -76,16 +76,23 @@ def run_workers(
 
 
 class StepFollower:
-    """Reads the whole lines that were added to ``metrics.jsonl`` since the last call."""
+    """Reads the whole lines that were added to ``metrics.jsonl`` since the last call.
+
+    A run that is started again gets a new file, with the steps that it keeps; they are read again.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offset = 0
+        self.inode: int | None = None
 
     def new(self) -> Iterator[Step]:
         if not self.path.exists():
             return
         with self.path.open("rb") as stream:
+            inode = os.fstat(stream.fileno()).st_ino
+            if inode != self.inode:
+                self.inode, self.offset = inode, 0
             stream.seek(self.offset)
             for line in stream:
                 if not line.endswith(b"\n"):

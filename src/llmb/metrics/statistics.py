@@ -5,8 +5,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.special import stdtrit
-
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
@@ -50,5 +48,7 @@ def describe(values: Sequence[float]) -> Statistics:
 
 
 def _ci95(mean: float, std: float, count: int) -> tuple[float, float]:
+    from scipy.special import stdtrit  # takes longer to load than most commands take
+
     half_width = float(stdtrit(count - 1, 0.975)) * std / math.sqrt(count)
     return mean - half_width, mean + half_width

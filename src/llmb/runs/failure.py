@@ -8,6 +8,8 @@ from typing import NamedTuple
 from llmb.runs.stall import STALL
 
 LOCALHOST = "localhost"
+ATTEMPT = "llmb: attempt "
+"""What the line begins with that separates a run's attempts in its log."""
 LONGEST_MESSAGE = 300
 # What ranks say whose peer went away: they are victims, not the cause.
 VICTIM = re.compile(r"Connection (closed|reset) by|Broken pipe|Socket Timeout|remote process exited|NCCL.*abort", re.I)
@@ -21,6 +23,7 @@ _ENTRY = re.compile(r"host\s*: (?P<host>\S+)\s+rank\s*: (?P<rank>\d+) .*\s+exitc
 _TASK = re.compile(r"^srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)$", re.MULTILINE)
 _EXPECTED = ("Exited", "Terminated")
 """Ends that leave better words elsewhere in the log, or that srun brought about itself."""
+_RANK_ON_HOST = re.compile(r"(?:rank|task)s? [\d, -]+ on (?P<host>[\w.-]+) ")
 
 # What comes after a rank that left without a word: traces of the others, and the launcher's own report.
 _AFTERMATH = re.compile(r"^(Traceback \(most recent|[WE]\d{4} \S+ \d+ torch/distributed/elastic)", re.MULTILINE)
@@ -39,6 +42,19 @@ def first_failure(log: str, host: str = LOCALHOST) -> str | None:
     """
     found = _find(log)
     return found.what.replace(f" on {LOCALHOST} ", f" on {host} ") if found else None
+
+
+def failed_host(log: str) -> str | None:
+    """The node of the rank that failed first; null where only its victims are known."""
+    found = _find(log)
+    named = _RANK_ON_HOST.match(found.what) if found and not VICTIM.search(found.what) else None
+    return named["host"] if named and named["host"] != LOCALHOST else None
+
+
+def latest_attempt(log: str) -> str:
+    """The part of a log that the run's latest attempt wrote."""
+    began = log.rfind(f"\n{ATTEMPT}")
+    return log if began < 0 else log[began + 1 :]
 
 
 def last_lines(log: str, most: int) -> list[str]:

@@ -5,8 +5,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from llmb.runs.attempts import cut, is_done
 from llmb.runs.checkpoint_report import report_checkpoints
-from llmb.runs.failure import LOCALHOST
+from llmb.runs.failure import LOCALHOST, latest_attempt
 from llmb.runs.folder import RunFolder
 from llmb.runs.profile_report import keep_breakdown, report_profile
 from llmb.runs.record import RunRecord, now, write_record
@@ -48,6 +49,15 @@ def finish(
     return result
 
 
+def finish_from_outside(
+    folder: RunFolder, record: RunRecord, exit_code: int, cause: str, export_failure: str | None = None
+) -> Result:
+    """The same for a run that ``cause`` ended: it is a success where everything was done by then."""
+    if is_done(folder, record.plan):
+        return finish(folder, record, 0, None, export_failure)
+    return finish(folder, record, exit_code, cause, export_failure)
+
+
 def result_of(
     folder: RunFolder,
     record: RunRecord,
@@ -60,7 +70,9 @@ def result_of(
     checkpoint = report_checkpoints(folder, record.plan, steps)
     host = record.environment["nodes"][0] if record.environment else LOCALHOST
     profile = report_profile(folder, record.plan, export_failure)
-    result = conclude(record.plan, steps, exit_code, tail(folder.log), interrupted, checkpoint, profile, host)
+    result = conclude(
+        record.plan, steps, exit_code, tail(folder.log), interrupted, checkpoint, profile, host, cut(record)
+    )
     attention = record.environment and record.environment.get("attention")
     return replace(result, attention_backend=attention["backend"]) if attention else result
 
@@ -74,9 +86,9 @@ def finished_result(folder: RunFolder, record: RunRecord) -> Result:
 
 
 def tail(path: Path, size: int = TAIL_BYTES) -> str:
-    """The last ``size`` bytes of a text file; empty when there is none."""
+    """The last ``size`` bytes of a log, of the latest attempt alone; empty when there is none."""
     if not path.exists():
         return ""
     with path.open("rb") as stream:
         stream.seek(max(0, path.stat().st_size - size))
-        return stream.read().decode(errors="replace")
+        return latest_attempt(stream.read().decode(errors="replace"))

@@ -38,6 +38,10 @@ class RunFolder:
     def steps(self) -> Path:
         return self.path / "metrics.jsonl"
 
+    def steps_of_attempt(self, number: int) -> Path:
+        """All steps that an attempt had behind it when it was followed by another one."""
+        return self.path / f"metrics-attempt{number}.jsonl"
+
     @property
     def expert_load(self) -> Path:
         """Each expert's share of tokens over the whole run; of a model with experts."""

@@ -26,6 +26,20 @@ class Job(Record):
     restarts: int = 0
 
 
+class Attempt(Record):
+    """One start of a run by a scheduler. Its end is null while it lasts, and where it left no mark of it."""
+
+    number: int
+    started_at: str
+    job: Job
+    first_step: int
+    checkpoint: str | None
+    """What it goes on from; null for the run's own start."""
+    ended_at: str | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+
+
 class SubmittedJob(Record):
     """The content of ``job.json``: a run's handle in a scheduler."""
 
@@ -34,6 +48,15 @@ class SubmittedJob(Record):
     job_id: str
     cluster: str | None = None
     submitted_at: str
+    key: str = ""
+    """In the history of jobs."""
+    campaign: str | None = None
+    retries: int = 0
+    """How often the run may be submitted again."""
+    retry_of: str | None = None
+    """Key of the job that this one repeats."""
+    earlier: tuple["SubmittedJob", ...] = ()
+    """The jobs that the run had before."""
 
 
 class JobEnd(Record):
@@ -62,6 +85,10 @@ class RunRecord(Record):
     """Null for a run without a scheduler, and for one that waits."""
     variables: dict[str, str] = Field(default_factory=dict)
     """What the workers' environment got beside the user's."""
+    retries: int = 0
+    """How often a scheduler may start the run again; 0 leaves that to the scheduler."""
+    attempts: tuple[Attempt, ...] = ()
+    """Of a run of a scheduler."""
     plan: Plan
     conventions: dict[str, str]
     environment: dict[str, Any] | None = None
@@ -92,9 +119,11 @@ def new_record(plan: Plan, command: tuple[str, ...], variables: Mapping[str, str
     )
 
 
-def queued_record(plan: Plan, command: tuple[str, ...]) -> RunRecord:
+def queued_record(plan: Plan, command: tuple[str, ...], retries: int = 0) -> RunRecord:
     """Of a run that a scheduler will start."""
-    return RunRecord(status="queued", started_at=None, command=command, plan=plan, conventions=CONVENTIONS)
+    return RunRecord(
+        status="queued", started_at=None, command=command, retries=retries, plan=plan, conventions=CONVENTIONS
+    )
 
 
 def write_record(folder: RunFolder, record: RunRecord) -> None:

@@ -90,10 +90,12 @@ def conclude(
     checkpoint: CheckpointReport | None = None,
     profile: ProfileReport | None = None,
     host: str = LOCALHOST,
+    cut: str | None = None,
 ) -> Result:
     """The result of a run whose workers ended with ``exit_code`` and left ``steps`` and the end of their log.
 
-    ``host`` is the name of the machine, where a run has but one.
+    ``host`` is the name of the machine, where a run has but one. ``cut`` says why the steps of the window do not belong
+    together.
     """
     status: Status
     reason: str | None
@@ -103,7 +105,7 @@ def conclude(
         status, reason = _status(plan, steps, exit_code, log_tail, host)
     window = plan.window
     inside = [step for step in steps if window.first <= step.step <= window.last]
-    no_statistics = _no_statistics(plan, status, inside)
+    no_statistics = _no_statistics(plan, status, inside) or cut
     inside = [step for step in inside if not step.profiled]
     statistics = None if no_statistics else describe([step.step_time_s for step in inside])
     return Result(

@@ -3,7 +3,6 @@
 
 import os
 import select
-import socket
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from llmb.engine.watch.link import LONGEST_TICK_S, Link
 from llmb.engine.watch.progress import Position, Progress
 from llmb.engine.watch.traffic import Traffic, place, traffic
 from llmb.runs.folder import RunFolder
+from llmb.runs.host import host_name
 from llmb.runs.plan import Plan
 from llmb.runs.stall import PHASE_LIMITS, STALL, Beat, find_stall, overdue, see, time_to_notice
 
@@ -44,7 +44,7 @@ class Watch:
 
     def __init__(self, plan: Plan, folder: RunFolder, progress: Progress, launcher: int) -> None:
         self.rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.host = socket.gethostname()
+        self.host = host_name()
         self.limit_s = time_to_notice(plan.stall_limit_s)
         self.interval_s = min(max(self.limit_s / 20, SHORTEST_INTERVAL_S), LONGEST_INTERVAL_S)
         self.patience_s = max(4 * self.interval_s, SHORTEST_PATIENCE_S)

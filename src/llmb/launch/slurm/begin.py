@@ -6,23 +6,38 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from llmb.errors import InfrastructureError
+from llmb.runs.attempts import begin_attempt
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import Job, now, read_record, write_record
 
 
 def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
-    """Writes down that the run has begun, in which job and on which nodes."""
+    """Writes down that the run begins, or begins again, in which job and on which nodes.
+
+    Raises InfrastructureError, and ends the run's record, where it was started as often as it may be.
+    """
     job = Job(
         job_id=environ["SLURM_JOB_ID"],
         nodes=environ["SLURM_JOB_NODELIST"],
         restarts=int(environ.get("SLURM_RESTART_COUNT", "0")),
     )
-    # Of an attempt before this one nothing is left but its log.
-    fresh = {"reason": None, "exit_code": None, "ended_at": None, "environment": None, "result": None}
-    began = {"status": "running", "started_at": now(), "job": job}
-    write_record(folder, read_record(folder).model_copy(update=fresh | began))
-    folder.job_end.unlink(missing_ok=True)
+    record = read_record(folder)
+    try:
+        begin_attempt(folder, record, job)
+    except InfrastructureError as error:
+        over = {"status": "failed", "reason": error.what, "exit_code": error.exit_code, "ended_at": now()}
+        write_record(folder, record.model_copy(update=over))
+        raise
+
+
+def main() -> None:
+    try:
+        begin(RunFolder(Path(sys.argv[1])), os.environ)
+    except InfrastructureError as error:
+        sys.stderr.write(f"llmb: error: {error}\n")
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":
-    begin(RunFolder(Path(sys.argv[1])), os.environ)
+    main()

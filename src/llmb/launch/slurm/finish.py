@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from llmb.launch.nsys import export_report
-from llmb.runs.finish import finish
+from llmb.runs.finish import finish, finish_from_outside
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record
 from llmb.runs.result import Result
@@ -16,7 +16,10 @@ CAUSES = {"TERM": "Slurm (TERM: cancelled, preempted, or out of time)", "USR1": 
 def finish_job(folder: RunFolder, exit_code: int, signal: str = "") -> Result:
     """Writes the result of a job whose workers ended; the empty signal is none."""
     record = read_record(folder)
-    return finish(folder, record, exit_code, CAUSES.get(signal, signal) or None, export_report(record.plan, folder))
+    failure = export_report(record.plan, folder)
+    if signal:
+        return finish_from_outside(folder, record, exit_code, CAUSES.get(signal, signal), failure)
+    return finish(folder, record, exit_code, None, failure)
 
 
 if __name__ == "__main__":

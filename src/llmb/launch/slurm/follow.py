@@ -9,7 +9,7 @@ from llmb.launch.local import StepFollower
 from llmb.launch.slurm.client import job_state
 from llmb.launch.slurm.finish import finish_job
 from llmb.launch.slurm.job_state import UNKNOWN, JobState
-from llmb.runs.finish import finish, finished_result
+from llmb.runs.finish import finish_from_outside, finished_result
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import SubmittedJob, read_job_end, read_record
 from llmb.runs.result import Result
@@ -64,7 +64,7 @@ def conclude_job(folder: RunFolder, state: JobState) -> Result:
     if end and state.state in (UNKNOWN, "COMPLETED", "FAILED"):
         return finish_job(folder, end.exit_code, end.signal)
     cause = f"Slurm ({state.state}{f': {state.reason}' if state.reason else ''})"
-    return finish(folder, record, end.exit_code if end else state.exit_code or KILLED, cause)
+    return finish_from_outside(folder, record, end.exit_code if end else state.exit_code or KILLED, cause)
 
 
 class Asker:

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts of one run: a scheduler may start its job again, and it then goes on from its last checkpoint.
+
+Nothing of an earlier attempt is lost: its steps stay in a file of its own, its log in the run's log, its nodes and its
+end in the record. ``metrics.jsonl`` has every step of the run once, from the attempt that got beyond it.
+"""
+
+from pathlib import Path
+
+from llmb.errors import InfrastructureError, UsageError
+from llmb.metrics.window import resolve_window
+from llmb.runs.checkpoint import RECORD, SavedCheckpoint, checkpoint_name, saved_checkpoints
+from llmb.runs.failure import ATTEMPT
+from llmb.runs.folder import RunFolder, write_atomically
+from llmb.runs.plan import Plan, Start
+from llmb.runs.record import Attempt, Job, JobEnd, RunRecord, now, read_job_end, write_record
+from llmb.runs.steps import read_steps, step_to_json
+
+
+def begin_attempt(folder: RunFolder, record: RunRecord, job: Job) -> RunRecord:
+    """Makes the run ready for its next start by ``job``, and writes the record that the workers will read.
+
+    Raises InfrastructureError where the run was started as often as it may be, OSError where nothing can be written.
+    """
+    number = len(record.attempts) + 1
+    if record.retries and number > record.retries + 1:
+        raise InfrastructureError(
+            f"the run was started {number - 1} times, and may be tried again {record.retries} times only",
+            where=str(folder.path),
+            do="look for what its nodes have in common: 'llmb jobs nodes'; then submit it anew",
+        )
+    if number == 1:
+        first_step, checkpoint = record.plan.first_step, None
+    else:
+        newest = newest_checkpoint(folder, record.plan)
+        checkpoint = newest.path if newest else None
+        first_step = newest.record.step if newest else record.plan.first_step
+        _keep_steps(folder, number - 1, first_step)
+    attempt = Attempt(number=number, started_at=now(), job=job, first_step=first_step, checkpoint=_text(checkpoint))
+    begun = record.model_copy(
+        update={
+            "status": "running",
+            "reason": None,
+            "exit_code": None,
+            "started_at": record.started_at or attempt.started_at,
+            "ended_at": None,
+            "environment": None,
+            "result": None,
+            "job": job,
+            "plan": with_window(record.plan, first_step),
+            "attempts": (*_ended(record.attempts, _left_end(folder)), attempt),
+        }
+    )
+    write_record(folder, begun)
+    folder.job_end.unlink(missing_ok=True)
+    if number > 1:
+        folder.stall.unlink(missing_ok=True)
+        folder.environment.unlink(missing_ok=True)
+        with folder.log.open("a") as log:
+            log.write(attempt_line(attempt) + "\n")
+    return begun
+
+
+def newest_checkpoint(folder: RunFolder, plan: Plan) -> SavedCheckpoint | None:
+    """The last whole checkpoint that this run has saved."""
+    found = saved_checkpoints(folder.checkpoints_of(plan))
+    return found[-1] if found else None
+
+
+def attempt_plan(record: RunRecord) -> Plan:
+    """What the workers of the latest attempt have to do: the run's plan, or what a checkpoint has left of it."""
+    plan, attempt = record.plan, record.attempts[-1] if record.attempts else None
+    if attempt is None or attempt.checkpoint is None:
+        return plan
+    consumed = plan.samples_before(attempt.first_step)
+    start = Start(path=attempt.checkpoint, step=attempt.first_step, consumed_samples=consumed)
+    return plan.model_copy(update={"start": start, "steps": plan.last_step - attempt.first_step + 1})
+
+
+def with_window(plan: Plan, first_step: int) -> Plan:
+    """Statistics are of one attempt: one that begins before the window's end has a warm-up and a window of its own.
+
+    A window that is given by its steps stays: it is for the result to say that it was cut.
+    """
+    if not plan.first_step < first_step <= plan.window.last:
+        return plan
+    try:
+        window = resolve_window(plan.window.rule, plan.last_step - first_step + 1, first_step)
+    except UsageError:
+        return plan
+    return plan.model_copy(update={"window": window})
+
+
+def cut(record: RunRecord) -> str | None:
+    """Why the window holds steps of more than one attempt; null where it does not."""
+    window = record.plan.window
+    for attempt in record.attempts[1:]:
+        if window.first < attempt.first_step <= window.last:
+            steps = f"{window.first}-{window.last}"
+            return f"attempt {attempt.number} began at step {attempt.first_step}, in the window {steps}"
+    return None
+
+
+def is_done(folder: RunFolder, plan: Plan) -> bool:
+    """Whether every step is done, and saved where that is wanted: what ends the run now takes nothing away from it."""
+    if len(read_steps(folder.steps)) < plan.steps:
+        return False
+    last = checkpoint_name(plan.last_step + 1, plan.samples_before(plan.last_step + 1))
+    return not plan.save_checkpoint or (folder.checkpoints_of(plan) / last / RECORD).is_file()
+
+
+def attempt_line(attempt: Attempt) -> str:
+    """What an attempt's part of the log begins with."""
+    where = f"from {attempt.checkpoint}" if attempt.checkpoint else "no checkpoint was saved before"
+    return f"{ATTEMPT}{attempt.number} begins at step {attempt.first_step} on {attempt.job.nodes}, {where}"
+
+
+def _keep_steps(folder: RunFolder, number: int, first_step: int) -> None:
+    """Puts the steps of attempt ``number`` aside, and leaves those that the next one does not do again."""
+    if not folder.steps.exists():
+        return
+    kept = folder.steps_of_attempt(number)
+    if not kept.exists():  # else this start was itself interrupted here, and the steps were kept before
+        write_atomically(kept, folder.steps.read_text())
+    lines = [step_to_json(step) for step in read_steps(kept) if step.step < first_step]
+    write_atomically(folder.steps, "".join(f"{line}\n" for line in lines))
+
+
+def _left_end(folder: RunFolder) -> JobEnd | None:
+    """A mark that was not written whole is none."""
+    try:
+        return read_job_end(folder)
+    except ValueError:
+        return None
+
+
+def _ended(attempts: tuple[Attempt, ...], end: JobEnd | None) -> tuple[Attempt, ...]:
+    """The attempts so far, the last one with its end, if it could leave a mark of it."""
+    if (
+        end is None
+        or not attempts
+        or (end.job_id, end.restarts) != (attempts[-1].job.job_id, attempts[-1].job.restarts)
+    ):
+        return attempts
+    last = attempts[-1].model_copy(
+        update={"ended_at": end.ended_at, "exit_code": end.exit_code, "signal": end.signal or None}
+    )
+    return (*attempts[:-1], last)
+
+
+def _text(path: Path | None) -> str | None:
+    return str(path) if path else None

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that go the whole way through Slurm, with a line of shell in place of the workers."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llmb.launch.slurm.script import BatchJob
+from llmb.launch.slurm.steps import FOLDER
+from llmb.launch.slurm.submission import Order
+from llmb.runs.folder import RunFolder
+from llmb.runs.steps import Step, step_to_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuickOrder(Order):
+    """``shell`` runs in place of the workers; it finds the run folder in $0 and ten steps' lines in $1."""
+
+    shell: str
+    steps_file: str
+
+    def job(self, folder: RunFolder) -> BatchJob:
+        work = ("srun", "--ntasks=1", "--nodes=1", "sh", "-c", self.shell, FOLDER, self.steps_file)
+        return replace(Order.job(self, folder), work=work)
+
+
+def quick_order(template: Order, shell: str, folder: Path, **changes: object) -> QuickOrder:
+    """``changes`` are those of SlurmOptions."""
+    steps_file = folder / "ten_steps.jsonl"
+    steps_file.write_text("".join(f"{step_to_json(step(number))}\n" for number in range(10)))
+    return QuickOrder(
+        plan=template.plan,
+        defaults=template.defaults,
+        options=replace(template.options, **changes),
+        site=template.site,
+        shell=shell,
+        steps_file=str(steps_file),
+    )
+
+
+def step(number: int, step_time_s: float = 0.5) -> Step:
+    values = {"grad_norm": 1.0, "lr": 0.1, "tokens": 8, "peak_memory_bytes": 1, "peak_memory_rank": 0}
+    ranks = {"rank_step_time_s_min": step_time_s, "rank_step_time_s_max": step_time_s, "slowest_rank": 0}
+    return Step(step=number, step_time_s=step_time_s, loss=5.0 - number / 10, **values, **ranks)
