@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from slurm_cluster import HOW_TO_GET, SlurmCluster, missing_programs
@@ -51,3 +54,22 @@ def slurm(needs: Callable[[str, bool, str], None], tmp_path_factory: pytest.Temp
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, needs: Callable[..., None]) -> Callable[[str], list[str]]:
+    """Makes a command prefix that runs what follows with a file system of a given size at ``tmp_path``/disk.
+
+    The file system is gone when the command ends; what was on it is then in ``tmp_path``/kept.
+    """
+    probe = ["unshare", "--mount", "--map-root-user", "sh", "-c", 'mount -t tmpfs tmpfs "$0"', str(tmp_path)]
+    possible = shutil.which("unshare") is not None and subprocess.run(probe, check=False).returncode == 0
+    needs("mount", possible, "unshare (util-linux) must be allowed to mount a small file system")
+
+    def prefix(size: str) -> list[str]:
+        (tmp_path / "disk").mkdir()
+        mount = f'mount -t tmpfs -o size={size} tmpfs "$0/disk" || exit 99'
+        script = f'{mount}; "$@" & trap "kill $!" TERM; wait $!; code=$?; cp -r "$0/disk" "$0/kept"; exit $code'
+        return ["unshare", "--mount", "--map-root-user", "sh", "-c", script, str(tmp_path)]
+
+    return prefix

@@ -2,7 +2,6 @@
 import functools
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -133,22 +132,3 @@ def read_steps(run_dir: str) -> list[dict[str, Any]]:
 def losses(finished: Callable[..., dict[str, Any]]) -> Callable[..., list[dict[str, Any]]]:
     """The steps of a finished run of a tiny model; runs with the same options are done once."""
     return lambda *options: read_steps(finished(*options)["run_dir"])
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path, needs: Callable[..., None]) -> Callable[[str], list[str]]:
-    """Makes a command prefix that runs what follows with a file system of a given size at ``tmp_path``/disk.
-
-    The file system is gone when the command ends; what was on it is then in ``tmp_path``/kept.
-    """
-    probe = ["unshare", "--mount", "--map-root-user", "sh", "-c", 'mount -t tmpfs tmpfs "$0"', str(tmp_path)]
-    possible = shutil.which("unshare") is not None and subprocess.run(probe, check=False).returncode == 0
-    needs("mount", possible, "unshare (util-linux) must be allowed to mount a small file system")
-
-    def prefix(size: str) -> list[str]:
-        (tmp_path / "disk").mkdir()
-        mount = f'mount -t tmpfs -o size={size} tmpfs "$0/disk" || exit 99'
-        script = f'{mount}; "$@" & trap "kill $!" TERM; wait $!; code=$?; cp -r "$0/disk" "$0/kept"; exit $code'
-        return ["unshare", "--mount", "--map-root-user", "sh", "-c", script, str(tmp_path)]
-
-    return prefix

@@ -18,7 +18,9 @@ from llmb.campaigns.slurm_sender import SlurmSender
 from llmb.campaigns.submission import begin_campaign, find_campaign, submit_campaign
 from llmb.catalogue.load import Catalogue
 from llmb.cli.job_options import converted, job_request
+from llmb.cli.said import say
 from llmb.errors import UsageError, UserInterrupt
+from llmb.jobs.history import open_history
 from llmb.launch.site import Site, read_site
 from llmb.launch.slurm.submission import Order, make_order
 from llmb.report.campaign_report import campaign_document, campaign_table, hours_text, total_text
@@ -73,8 +75,9 @@ def run_campaign(wanted: Wanted, modes: Modes) -> None:
         return
     _confirm(shown, jobs, goes_on=unfinished is not None, yes=modes.yes)
     begun = unfinished or begin_campaign(install, campaign, anew=modes.anew)
-    sender = SlurmSender(lambda job: _order(catalogue, site, job), os.environ)
-    outcome = submit_campaign(install, begun.campaign, sender, _teller(len(begun.jobs)))
+    with open_history(install, say) as history:
+        sender = SlurmSender(lambda job: _order(catalogue, site, job), os.environ, history)
+        outcome = submit_campaign(install, begun.campaign, sender, _teller(len(begun.jobs)))
     if modes.json:
         print_json(campaign_document(outcome.campaign, jobs))
     if outcome.refusals:

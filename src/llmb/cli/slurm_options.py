@@ -40,6 +40,15 @@ def slurm_options(
         str | None, _slurm("--array", help="Runs of the same recipe, such as 0-3, or 0-9%2 for two at a time.")
     ] = None,
     requeue: Annotated[bool, _slurm("--requeue", help="Queue again after preemption or the loss of a node.")] = False,
+    retries: Annotated[
+        int | None,
+        _slurm(
+            "--retries",
+            min=0,
+            help="Start again, from the last checkpoint, so many times after preemption, the loss of a node and other "
+            "failures of the infrastructure. Default: cluster_config.yaml, else 0.",
+        ),
+    ] = None,
     signal_before: Annotated[
         int | None, _slurm("--signal-before", help="End the workers N seconds before the time limit.", min=1)
     ] = None,
@@ -81,5 +90,6 @@ def slurm_options(
         variables=parse_variables(env or ()),
         gpus_per_node=gpus_per_node or shell_gpus_per_node(os.environ),
         start=start,
+        retries=retries,
         python=sys.executable,
     )

@@ -17,12 +17,15 @@ from llmb.cli.job_options import JOB, given_of, job_request
 from llmb.cli.options import Json, takes
 from llmb.cli.progress import JobProgress
 from llmb.cli.result import print_result
+from llmb.cli.said import say
 from llmb.cli.selection_options import COMMAND_LINE, Asked, selection_options
 from llmb.errors import UsageError, UserInterrupt
+from llmb.jobs.history import open_history
+from llmb.jobs.submit import new_key, submit_order
 from llmb.launch.site import read_site
 from llmb.launch.slurm.follow import follow_job
 from llmb.launch.slurm.script import batch_script
-from llmb.launch.slurm.submission import Order, Queued, make_order, queue
+from llmb.launch.slurm.submission import Order, Queued, make_order
 from llmb.report.output import print_json, print_text
 from llmb.report.run_report import plan_title
 from llmb.report.submit_report import flags_text, submit_document, submit_text
@@ -110,7 +113,8 @@ def queue_one(
     if wait and order.indices():
         raise UsageError("--wait follows one job, and --array makes several", do="leave one of them out")
     _confirm(order, yes=yes)
-    queued = queue(order, environ)
+    with open_history(install, say) as store:
+        queued = submit_order(store, order, environ, key=new_key())
     if wait:
         (run,) = queued
         sys.stderr.write(submit_text({run.folder: run.job}))

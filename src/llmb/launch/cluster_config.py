@@ -31,6 +31,8 @@ class SlurmSettings(Record):
     gres_type: str | None = None
     """The type in ``--gres=gpu:TYPE:N``; null leaves it out."""
     start: StartMode = "torchrun"
+    retries: int = Field(default=0, ge=0)
+    """How often a run may be started again after failures that are not its own, where a command does not say."""
     flags: dict[str, str | None] = Field(default_factory=dict)
     """Any other flag of sbatch by its long name; null for one without a value."""
     srun_flags: dict[str, str | None] = Field(default_factory=dict)

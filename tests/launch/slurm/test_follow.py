@@ -110,14 +110,35 @@ def test_the_last_task_of_an_array_has_the_id_of_the_array() -> None:
     [
         ("", JobState(job_id="5")),
         (
-            "5|CANCELLED by 0|0:15|node1|0\n",
-            JobState(job_id="5", state="CANCELLED", exit_code=0, signal=15, nodes="node1"),
+            "5|CANCELLED by 0|0:15|node1|None|1|2|3|sbatch x.sh\n",
+            JobState(
+                job_id="5",
+                state="CANCELLED",
+                exit_code=0,
+                signal=15,
+                nodes="node1",
+                command="sbatch x.sh",
+                submitted_s=1,
+                started_s=2,
+                ended_s=3,
+                cancelled_by="0",
+            ),
         ),
         (
-            "5|REQUEUED|0:0|node1|0\n5|COMPLETED|0:0|node[1-2]|1\n",
-            JobState(job_id="5", state="COMPLETED", exit_code=0, signal=0, nodes="node[1-2]", restarts=1),
+            "5|REQUEUED|0:0|node1|None|1|2|3|\n5|COMPLETED|0:0|node[1-2]|None|1|2|3|\n",
+            JobState(
+                job_id="5",
+                state="COMPLETED",
+                exit_code=0,
+                signal=0,
+                nodes="node[1-2]",
+                restarts=1,
+                submitted_s=1,
+                started_s=2,
+                ended_s=3,
+            ),
         ),
-        ("5|PENDING|0:0|None assigned|0\n", JobState(job_id="5", state="PENDING")),
+        ("5|PENDING|0:0|None assigned|None|1|Unknown|Unknown|\n", JobState(job_id="5", state="PENDING", submitted_s=1)),
     ],
 )
 def test_accounts_tell_the_last_state(text: str, state: JobState) -> None:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slurm's own commands, called with argument lists and read in their text formats."""
 
+import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
-from llmb.launch.slurm.job_state import JobState, parse_sacct, parse_scontrol
+from llmb.launch.slurm.job_state import SACCT_FIELDS, TIME_FORMAT, JobState, parse_sacct, parse_scontrol
 from llmb.runs.secrets import without_secrets
 
 TIME_OUT_S = 60
@@ -16,20 +17,24 @@ DOWN = re.compile(
     r"Unable to contact|Zero Bytes|timed out|Connection refused|connection failure|Munge|authentication error", re.I
 )
 NO_JOB = "Invalid job id"
-SACCT_FIELDS = "JobIDRaw,State,ExitCode,NodeList,Restarts"
 # sbatch reads SBATCH_ before the script, and a job inherits what the submitting one was given.
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT")
 
 
-def submit(script: Path, environ: Mapping[str, str], held: Sequence[int] = ()) -> tuple[str, str | None]:
+def submit(
+    script: Path, environ: Mapping[str, str], held: Sequence[int] = (), arguments: Sequence[str] = ()
+) -> tuple[str, str | None]:
     """Id of the new job, and its cluster where there are several; sbatch inherits the descriptors ``held``.
+
+    ``arguments`` are preferred to the script's own flags.
 
     Raises UsageError where Slurm refuses the script, InfrastructureError where it does not answer: then the job may
     have been queued all the same.
     """
-    done = call(["sbatch", "--parsable", str(script)], submitting_environment(environ), held=held)
+    command = ["sbatch", "--parsable", *arguments, str(script)]
+    done = call(command, submitting_environment(environ), held=held)
     if done.returncode:
-        raise UsageError(f"Slurm refuses the job: {_message(done)}", where=str(script))
+        raise UsageError(f"Slurm refuses the job: {message(done)}", where=str(script))
     job_id, _, cluster = done.stdout.strip().splitlines()[-1].partition(";")
     return job_id, cluster or None
 
@@ -43,8 +48,8 @@ def job_state(job_id: str) -> JobState:
     if done.returncode == 0:
         return parse_scontrol(done.stdout, job_id)
     if NO_JOB not in done.stderr:
-        raise InfrastructureError(f"Slurm does not tell of job {job_id}: {_message(done)}")
-    done = call(["sacct", "-X", "-n", "-P", "-j", job_id, "-o", SACCT_FIELDS])
+        raise InfrastructureError(f"Slurm does not tell of job {job_id}: {message(done)}")
+    done = call(["sacct", "-X", "-D", "-n", "-P", "-j", job_id, "-o", SACCT_FIELDS], {**os.environ, **TIME_FORMAT})
     # Without accounts sacct fails; an unknown job is an empty answer.
     return parse_sacct(done.stdout, job_id) if done.returncode == 0 else JobState(job_id=job_id)
 
@@ -56,7 +61,7 @@ def job_of_script(script: Path) -> str | None:
     """
     done = call(["squeue", "--me", "-h", "-t", "all", "-o", "%A|%o"])
     if done.returncode:
-        raise InfrastructureError(f"Slurm does not tell of its jobs: {_message(done)}")
+        raise InfrastructureError(f"Slurm does not tell of its jobs: {message(done)}")
     listed = (line.partition("|") for line in done.stdout.splitlines())
     found = next((job_id for job_id, _, command in listed if command == str(script)), None)
     if found:
@@ -74,7 +79,7 @@ def cancel(job_id: str) -> None:
     """
     done = call(["scancel", job_id])
     if done.returncode and NO_JOB not in done.stderr:
-        raise UsageError(f"Slurm does not cancel job {job_id}: {_message(done)}")
+        raise UsageError(f"Slurm does not cancel job {job_id}: {message(done)}")
 
 
 def call(
@@ -105,7 +110,7 @@ def call(
     except subprocess.TimeoutExpired as error:
         raise InfrastructureError(f"{command[0]} did not answer within {time_out_s:.0f} s", do="try again") from error
     if done.returncode and DOWN.search(done.stderr):
-        raise InfrastructureError(f"Slurm does not answer: {_message(done)}", do="try again, or see 'scontrol ping'")
+        raise InfrastructureError(f"Slurm does not answer: {message(done)}", do="try again, or see 'scontrol ping'")
     return done
 
 
@@ -118,6 +123,6 @@ def submitting_environment(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _message(done: "subprocess.CompletedProcess[str]") -> str:
+def message(done: "subprocess.CompletedProcess[str]") -> str:
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     return "; ".join(lines[-3:]) or f"exit code {done.returncode} without a word"

@@ -25,6 +25,12 @@ LIVE = frozenset(
         "RESV_DEL_HOLD",
     }
 )
+# Times are asked for as seconds since 1970. What may hold the separator comes last.
+TIME_FORMAT = {"SLURM_TIME_FORMAT": "%s"}
+SACCT_FIELDS = "JobID,State,ExitCode,NodeList,Reason,Submit,Start,End,SubmitLine"
+SQUEUE_FIELDS = (
+    "JobArrayID:|,State:|,exit_code:|,RestartCnt:|,Reason:|,NodeList:|,SubmitTime:|,StartTime:|,EndTime:|,Command:|"
+)
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z:/]+)=(\S*)")
 
 
@@ -38,6 +44,14 @@ class JobState(Record):
     reason: str | None = None
     nodes: str | None = None
     restarts: int = 0
+    command: str | None = None
+    """What was submitted; it ends with the path of the batch script, as it was given."""
+    submitted_s: float | None = None
+    """Seconds since 1970, as all times."""
+    started_s: float | None = None
+    ended_s: float | None = None
+    cancelled_by: str | None = None
+    """Id of the user who did that."""
 
     @property
     def ended(self) -> bool:
@@ -64,22 +78,70 @@ def parse_scontrol(text: str, job_id: str) -> JobState:
 
 def parse_sacct(text: str, job_id: str) -> JobState:
     """From ``sacct -X -n -P``, the last line that is there; unknown where there is none."""
-    rows = [line.split("|") for line in text.splitlines() if line.count("|") >= 4]
-    if not rows:
-        return JobState(job_id=job_id)
-    _, state, exit_text, nodes, restarts = rows[-1][:5]
-    code, signal = _exit(exit_text)
-    # Such as "CANCELLED by 1000".
-    name = state.split()[0] if state.split() else UNKNOWN
-    ended = name not in LIVE
-    return JobState(
-        job_id=job_id,
-        state=name,
-        exit_code=code if ended else None,
-        signal=signal if ended else None,
-        nodes=_known(nodes),
-        restarts=int(restarts) if restarts.isdigit() else 0,
-    )
+    return parse_accounts(text).get(job_id, JobState(job_id=job_id))
+
+
+def parse_accounts(text: str) -> dict[str, JobState]:
+    """From ``sacct -X -D -n -P`` with SACCT_FIELDS, by job id. Each start of a job has a line; the last one counts."""
+    found: dict[str, JobState] = {}
+    for line in text.splitlines():
+        if line.count("|") < SACCT_FIELDS.count(","):
+            continue
+        job_id, state, exit_text, nodes, reason, submitted, started, ended, command = line.split("|", 8)
+        name, _, who = state.partition(" by ")  # such as "CANCELLED by 1000"
+        code, signal = _exit(exit_text)
+        over = name not in LIVE
+        found[job_id] = JobState(
+            job_id=job_id,
+            state=name or UNKNOWN,
+            exit_code=code if over else None,
+            signal=signal if over else None,
+            reason=_known(reason),
+            nodes=_known(nodes),
+            restarts=found[job_id].restarts + 1 if job_id in found else 0,
+            command=command or None,
+            submitted_s=_seconds(submitted),
+            started_s=_seconds(started),
+            ended_s=_seconds(ended) if over else None,
+            cancelled_by=who or None,
+        )
+    return found
+
+
+def parse_queue(text: str) -> dict[str, JobState]:
+    """From ``squeue -h -r -t all`` with SQUEUE_FIELDS, by job id, where a task of an array is ``<job>_<task>``."""
+    found: dict[str, JobState] = {}
+    for line in text.splitlines():
+        if line.count("|") < SQUEUE_FIELDS.count(","):
+            continue
+        job_id, state, status, restarts, reason, nodes, submitted, started, ended, command = line.split("|", 9)
+        code, signal = _wait_status(status)
+        over = state not in LIVE
+        found[job_id] = JobState(
+            job_id=job_id,
+            state=state,
+            exit_code=code if over else None,
+            signal=signal if over else None,
+            reason=_known(reason),
+            nodes=_known(nodes),
+            restarts=int(restarts) if restarts.isdigit() else 0,
+            command=command.removesuffix("|") or None,
+            submitted_s=_seconds(submitted),
+            started_s=None if state == "PENDING" else _seconds(started),  # of a job that waits, when it may start
+            ended_s=_seconds(ended) if over else None,
+        )
+    return found
+
+
+def _seconds(text: str) -> float | None:
+    return float(text) if text.isdigit() else None
+
+
+def _wait_status(text: str) -> tuple[int | None, int | None]:
+    """Squeue gives the status of wait(2) as one number, unlike Slurm's other commands."""
+    if ":" in text:
+        return _exit(text)
+    return (int(text) >> 8, int(text) & 0x7F) if text.isdigit() else (None, None)
 
 
 def _names(fields: dict[str, str]) -> set[str]:

@@ -35,6 +35,8 @@ class SlurmOptions:
     variables: Mapping[str, str] = field(default_factory=dict)
     gpus_per_node: int | None = None
     start: StartMode | None = None
+    retries: int | None = None
+    """How often the run may be started again after failures that are not its own."""
     python: str = "python3"
     """The interpreter on the nodes, where the cluster's settings name none."""
 

@@ -80,9 +80,10 @@ def job_flags_of(
     folder: RunFolder,
 ) -> dict[str, str | None]:
     """All flags in the order of the script: what llmb decides, and its defaults below the site's and the user's."""
+    retries = retries_of(options, settings)
     own = {"account": settings.account, "partition": settings.partition}
     site = {**{name: value for name, value in own.items() if value}, **settings.flags}
-    chosen = on_top(dict(_defaults(plan, defaults, placement, tasks_per_node, folder)), site, options.flags)
+    chosen = on_top(dict(_defaults(plan, defaults, placement, tasks_per_node, folder, retries)), site, options.flags)
     if chosen.get("dependency"):
         # Or a job whose dependency can never be satisfied waits for ever.
         chosen = on_top({"kill-on-invalid-dep": "yes"}, chosen)
@@ -99,8 +100,12 @@ def job_flags_of(
     return dict(flags)
 
 
+def retries_of(options: SlurmOptions, settings: SlurmSettings) -> int:
+    return settings.retries if options.retries is None else options.retries
+
+
 def _defaults(
-    plan: Plan, defaults: JobDefaults, placement: Placement, tasks_per_node: int, folder: RunFolder
+    plan: Plan, defaults: JobDefaults, placement: Placement, tasks_per_node: int, folder: RunFolder, retries: int
 ) -> Iterator[tuple[str, str | None]]:
     yield "job-name", folder.name
     yield "time", duration(defaults.time_limit_min)
@@ -111,7 +116,7 @@ def _defaults(
         yield "mem", "0"
         if defaults.nvlink_domain_nodes > 1:
             yield "segment", str(segment(placement.nodes, defaults.nvlink_domain_nodes))
-    yield "no-requeue", None
+    yield ("requeue" if retries else "no-requeue"), None
 
 
 def _gpu_request(settings: SlurmSettings, placement: Placement) -> Flags:

@@ -2,7 +2,8 @@
 """From a request to a queued job: the plan is checked, the run folder written, the script queued."""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from llmb.launch.frameworks.options import FrameworkOptions
 from llmb.launch.site import Site
 from llmb.launch.slurm.client import job_of_script, submit
 from llmb.launch.slurm.options import SlurmOptions, array_indices
-from llmb.launch.slurm.render import engine_job
+from llmb.launch.slurm.render import engine_job, retries_of
 from llmb.launch.slurm.script import BatchJob, batch_script
 from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.choices import Choices
@@ -54,6 +55,10 @@ class Order:
         """The job in a folder that need not exist. Raises UsageError where it cannot be asked for."""
         name = experiment_name(self.plan)
         return self.job(RunFolder(run_parent(self.site.install, self.plan) / f"{name}_SECONDS" / name))
+
+    @property
+    def retries(self) -> int:
+        return retries_of(self.options, self.site.config.slurm)
 
     def indices(self) -> list[int]:
         """Of an array; empty for a single job."""
@@ -92,47 +97,78 @@ def make_order(
     return order
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A job whose files are all there; only Slurm does not know of it. Of an array, the run folders are by index."""
+
+    base: RunFolder
+    """Holds the batch script."""
+    folders: Mapping[int | None, RunFolder]
+
+
 def queue(
     order: Order,
     environ: Mapping[str, str],
     before: Callable[[RunFolder], None] | None = None,
     held: Sequence[int] = (),
 ) -> list[Queued]:
-    """Submits ``order``: one run, or those of an array. ``before`` hears of the folder with the batch script before
-    Slurm does, and sbatch inherits the descriptors ``held``.
+    """Submits ``order``: one run, or those of an array. Raises as ``prepare`` and ``send`` do.
 
-    Everything that the job needs is in the run folders before it is queued. Where Slurm refuses it they are removed
-    again; where Slurm does not answer they stay, since the job may be queued: its working directory tells which run it
-    is (``squeue -o %Z``).
-
-    Raises UsageError, InfrastructureError, EnvironmentProblem.
+    ``before`` hears of the folder with the batch script before Slurm does; sbatch inherits the descriptors ``held``.
     """
+    prepared = prepare(order)
+    with removed_if_refused(prepared):
+        if before:
+            before(prepared.base)
+        queued = send(prepared, environ, held)
+    for run in queued:
+        write_job(run)
+    return queued
+
+
+def prepare(order: Order) -> Prepared:
+    """Writes everything that the job needs into its run folders. Raises UsageError, EnvironmentProblem."""
     plan, indices = order.plan, order.indices()
     check_space(plan, Path(plan.checkpoint_dir) if plan.checkpoint_dir else run_parent(order.site.install, plan))
     base = create_run_folder(order.site.install, plan)
     folders: dict[int | None, RunFolder] = {index: array_folder(base, index) for index in indices}
-    folders = folders or {None: base}
-    try:
-        _write(order, base, folders)
-        if before:
-            before(base)
-        job_id, cluster = submit(base.batch_script, environ, held)
-    except (UsageError, EnvironmentProblem):
-        for folder in {base, *folders.values()}:
-            shutil.rmtree(folder.path.parent, ignore_errors=True)
-        raise
-    except OSError as error:
-        raise cannot_write(base.path, error) from error
+    prepared = Prepared(base, folders or {None: base})
+    with removed_if_refused(prepared):
+        try:
+            _write(order, base, prepared.folders)
+        except OSError as error:
+            raise cannot_write(base.path, error) from error
+    return prepared
+
+
+def send(
+    prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = (), arguments: Sequence[str] = ()
+) -> list[Queued]:
+    """Hands the job to Slurm. sbatch inherits the descriptors ``held``, and thus the locks on them.
+
+    Raises UsageError and EnvironmentProblem where the job was refused, InfrastructureError where Slurm did not answer.
+    """
+    job_id, cluster = submit(prepared.base.batch_script, environ, held, arguments)
+    ids = {index: job_id if index is None else f"{job_id}_{index}" for index in prepared.folders}
     return [
-        _handed_over(folder, job_id if index is None else f"{job_id}_{index}", cluster)
-        for index, folder in folders.items()
+        Queued(folder, SubmittedJob(job_id=ids[index], cluster=cluster, submitted_at=now()))
+        for index, folder in prepared.folders.items()
     ]
 
 
+def write_job(run: Queued) -> None:
+    """Keeps the handle of a run in its folder. Raises EnvironmentProblem."""
+    try:
+        write_atomically(run.folder.job, run.job.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise cannot_write(run.folder.path, error) from error
+
+
 def queue_folder(folder: RunFolder, environ: Mapping[str, str], held: Sequence[int] = ()) -> Queued:
-    """Submits the batch script of a run folder that Slurm never got. Raises as ``queue`` does; the folder stays."""
-    job_id, cluster = submit(folder.batch_script, environ, held)
-    return _handed_over(folder, job_id, cluster)
+    """Submits the batch script of a run folder that Slurm never got. Raises as ``send`` does; the folder stays."""
+    (run,) = send(Prepared(folder, {None: folder}), environ, held)
+    write_job(run)
+    return run
 
 
 def submitted_job(folder: RunFolder) -> str | None:
@@ -146,14 +182,27 @@ def submitted_job(folder: RunFolder) -> str | None:
     return job_of_script(folder.batch_script)
 
 
-def _handed_over(folder: RunFolder, job_id: str, cluster: str | None) -> Queued:
-    job = SubmittedJob(job_id=job_id, cluster=cluster, submitted_at=now())
-    write_atomically(folder.job, job.model_dump_json(indent=2) + "\n")
-    return Queued(folder, job)
+@contextmanager
+def removed_if_refused(prepared: Prepared) -> Iterator[None]:
+    """Removes the run folders of a job that Slurm refuses.
+
+    Where Slurm does not answer they stay, since the job may be queued: its batch script tells which run it is.
+    """
+    try:
+        yield
+    except (UsageError, EnvironmentProblem):
+        _remove(prepared)
+        raise
+
+
+def _remove(prepared: Prepared) -> None:
+    for folder in {prepared.base, *prepared.folders.values()}:
+        shutil.rmtree(folder.path.parent, ignore_errors=True)
 
 
 def _write(order: Order, base: RunFolder, folders: Mapping[int | None, RunFolder]) -> None:
-    record = queued_record(order.plan, ("sbatch", "--parsable", str(base.batch_script)))
+    command = ("sbatch", "--parsable", str(base.batch_script))
+    record = queued_record(order.plan, command, order.retries)
     for folder in folders.values():
         folder.path.mkdir(parents=True, exist_ok=True)
         write_record(folder, record)

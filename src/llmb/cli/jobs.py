@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb jobs``."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmb.cli.options import Json
+from llmb.cli.said import say
+from llmb.errors import EnvironmentProblem, InfrastructureError
+from llmb.jobs.details import read_details
+from llmb.jobs.find import find_job, find_jobs
+from llmb.jobs.follow import follow_log, job_log
+from llmb.jobs.history import open_history
+from llmb.jobs.job import Job
+from llmb.jobs.nodes import node_records
+from llmb.jobs.rebuild import jobs_of_folders
+from llmb.jobs.refresh import refresh as refresh_jobs
+from llmb.jobs.refresh import stale
+from llmb.jobs.since import parse_since
+from llmb.jobs.store import Filter, Store, check_states
+from llmb.jobs.wait import exit_code, refresh_and_retry, wait_for
+from llmb.launch.slurm.queries import cancel_jobs
+from llmb.report.jobs_report import job_document, job_table, jobs_document, jobs_table, nodes_document, nodes_table
+from llmb.report.output import print_json, print_table
+from llmb.runs.folder import install_root
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+DEFAULT_LIMIT = 50
+FRESH_S = 10.0
+"""States that were asked for so lately are shown as they are."""
+PATIENCE_S = 5.0
+"""How long a list may wait for Slurm; without an answer it shows what is known."""
+
+JobId = Annotated[
+    str, typer.Argument(metavar="ID", help="Job id in Slurm, or how the name of the run's folder begins.")
+]
+JobIds = Annotated[list[str], typer.Argument(metavar="ID...", help="As for show; an array's id means all its tasks.")]
+
+
+@app.callback(invoke_without_command=True)
+def jobs(context: typer.Context) -> None:
+    """What was submitted, and what became of it. Without a command: list."""
+    if context.invoked_subcommand is None:
+        list_()
+
+
+@app.command("list")
+def list_(
+    state: Annotated[
+        list[str] | None, typer.Option("--state", help="State of the job or status of the run. Repeatable.")
+    ] = None,
+    workload: Annotated[str | None, typer.Option("-w", "--workload", help="Only this workload.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", help="Submitted since: 30m, 12h, 7d, 2026-11-21, 2026-11-21T14:00.")
+    ] = None,
+    campaign: Annotated[str | None, typer.Option("--campaign", help="Only jobs of this campaign.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="At most so many, the newest; 0: all.")] = DEFAULT_LIMIT,
+    no_refresh: Annotated[bool, typer.Option("--no-refresh", help="Show what is known, do not ask Slurm.")] = False,
+    json: Json = False,
+) -> None:
+    """The jobs of this install root, the newest last.
+
+    Slurm is asked first for jobs that have not ended; where it does not answer within 5 s, what is known is shown.
+
+    Examples:
+
+    - `llmb jobs list`
+
+    - `llmb jobs list --state failed --state TIMEOUT --since 7d`
+
+    - `llmb jobs list -w pretrain_llama3.1 --limit 0 --json`
+    """
+    wanted = Filter(
+        states=check_states(state or ()),
+        workload=workload,
+        campaign=campaign,
+        since_s=parse_since(since, time.time()) if since else None,
+        limit=limit or None,
+    )
+    with _history() as store:
+        if not no_refresh:
+            _bring_up_to_date(store)
+        found, total = store.jobs(wanted), store.count(wanted)
+    if json:
+        print_json(jobs_document(found, total))
+    else:
+        print_table(jobs_table(found, total))
+
+
+@app.command()
+def show(job_id: JobId, json: Json = False) -> None:
+    """One job: its state, why, where it ran, its attempts, its files, and the last lines of a failed run.
+
+    Examples:
+
+    - `llmb jobs show 4711`
+
+    - `llmb jobs show pretrain_llama3.1_8b_bf16_gpus8_tp1 --json`
+    """
+    with _history() as store:
+        _bring_up_to_date(store)
+        job = find_job(store, job_id)
+    details = read_details(job)
+    if json:
+        print_json(job_document(job, details))
+        return
+    print_table(job_table(job, details))
+    for line in details.last_lines:
+        sys.stdout.write(f"  | {line}\n")
+
+
+@app.command()
+def log(
+    job_id: JobId,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
+    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last N lines. Default: all.")] = None,
+) -> None:
+    """The log of a job's run; where its workers never began, what the batch script said.
+
+    Examples:
+
+    - `llmb jobs log 4711 --tail 20`
+
+    - `llmb jobs log 4711 --follow`
+    """
+    with _history() as store:
+        job = find_job(store, job_id)
+        if follow:
+            follow_log(store, _install(), job, sys.stdout.buffer, say, tail)
+        else:
+            for chunk in job_log(job, tail):
+                sys.stdout.buffer.write(chunk)
+    sys.stdout.buffer.flush()
+
+
+@app.command()
+def wait(
+    job_ids: JobIds,
+    timeout: Annotated[float | None, typer.Option("--timeout", min=0, help="Give up after so many seconds.")] = None,
+    json: Json = False,
+) -> None:
+    """Wait for jobs to end; the exit code is that of the worst.
+
+    4 failed, 7 failed by the infrastructure, 6 invalid or not ended in time, 130 cancelled, 0 success. Jobs that were
+    submitted with --retries are tried again meanwhile, and the last try counts. A controller that does not answer is
+    borne with for ten minutes.
+
+    Examples:
+
+    - `llmb jobs wait 4711 4712`
+
+    - `llmb jobs wait 4711 --timeout 3600 --json`
+    """
+    with _history() as store:
+        keys = [job.key for job in find_jobs(store, job_ids)]
+        found = wait_for(store, _install(), keys, dict(os.environ), say, timeout)
+    _print_jobs(found, json=json)
+    raise typer.Exit(exit_code(found))
+
+
+@app.command()
+def cancel(job_ids: JobIds, json: Json = False) -> None:
+    """End jobs, or take them from the queue. One that has ended already is left alone.
+
+    Example:
+
+    - `llmb jobs cancel 4711 4712`
+    """
+    with _history() as store:
+        refresh_jobs(store, _install())
+        found = find_jobs(store, job_ids)
+        ids = [job.job_id for job in found if job.live and job.job_id]
+        if ids:
+            cancel_jobs(ids)
+            refresh_jobs(store, _install())
+        found = [again for job in found if (again := store.by_key(job.key))]
+    _print_jobs(found, json=json)
+
+
+@app.command()
+def refresh(json: Json = False) -> None:
+    """Ask Slurm what became of all jobs, and submit failed ones again that have retries left.
+
+    Only jobs that the infrastructure failed are submitted again. Exit code 7 where Slurm does not answer: every state
+    then stays as it was.
+
+    Example:
+
+    - `llmb jobs refresh --json`
+    """
+    with _history() as store:
+        for line in refresh_and_retry(store, _install(), dict(os.environ)):
+            say(line)
+        found = store.live()
+    _print_jobs(found, json=json)
+
+
+@app.command()
+def rebuild(json: Json = False) -> None:
+    """Read the run folders again, and add the jobs that the history lacks.
+
+    Nothing that the history has is changed or removed.
+
+    Example:
+
+    - `llmb jobs rebuild`
+    """
+    with _history() as store:
+        added = store.restore(jobs_of_folders(_install()))
+        say(f"{added} jobs were added from run folders")
+        _bring_up_to_date(store)
+        found = store.jobs()
+    _print_jobs(found, json=json)
+
+
+@app.command()
+def nodes(
+    workload: Annotated[str | None, typer.Option("-w", "--workload", help="Only jobs of this workload.")] = None,
+    since: Annotated[str | None, typer.Option("--since", help="Only jobs submitted since, as for list.")] = None,
+    json: Json = False,
+) -> None:
+    """How nodes did: their runs, failures, and how slow runs with them were.
+
+    The slowdown compares step times of runs with a node with those of the same recipe and layout elsewhere.
+
+    Example:
+
+    - `llmb jobs nodes --since 30d`
+    """
+    since_s = parse_since(since, time.time()) if since else None
+    with _history() as store:
+        records = node_records(store.jobs(Filter(workload=workload, since_s=since_s)))
+    if json:
+        print_json(nodes_document(records))
+    else:
+        print_table(nodes_table(records))
+
+
+def _install() -> Path:
+    return install_root(os.environ, Path.cwd())
+
+
+def _history() -> Store:
+    return open_history(_install(), say)
+
+
+def _bring_up_to_date(store: Store) -> None:
+    """Asks Slurm, where somebody wants to look; without an answer people are told how old the states are."""
+    live = store.live()
+    if not stale(live, time.time(), FRESH_S) and not store.unresolved():
+        return
+    try:
+        for line in refresh_jobs(store, _install(), PATIENCE_S).warnings:
+            say(line)
+    except (InfrastructureError, EnvironmentProblem) as error:
+        say(f"states are as of the last answer, because {error.what}")
+
+
+def _print_jobs(found: list[Job], *, json: bool) -> None:
+    if json:
+        print_json(jobs_document(found, len(found)))
+    else:
+        print_table(jobs_table(found, len(found)))

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run folder tells of a job beside its row."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmb.jobs.job import Job
+from llmb.runs.failure import last_lines
+from llmb.runs.finish import tail
+from llmb.runs.folder import RunFolder
+from llmb.runs.record import Attempt, read_record
+
+MOST_LINES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetails:
+    """``last_lines`` are of a failed run's log, up to the failure, or what its batch script said."""
+
+    attempts: tuple[Attempt, ...] = ()
+    last_lines: tuple[str, ...] = ()
+
+
+def read_details(job: Job) -> JobDetails:
+    """What can be read of them."""
+    folder = RunFolder(Path(job.run_dir))
+    try:
+        attempts = read_record(folder).attempts
+        lines = last_lines(tail(folder.log) or tail(folder.batch_output), MOST_LINES) if job.status == "failed" else []
+    except (OSError, ValueError):
+        return JobDetails()
+    return JobDetails(attempts, tuple(lines))

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which jobs people mean."""
+
+import difflib
+from collections.abc import Iterable
+
+from llmb.errors import UsageError
+from llmb.jobs.job import Job
+from llmb.jobs.store import Filter, Store
+
+NEAR = 5
+
+
+def find_jobs(store: Store, texts: Iterable[str]) -> list[Job]:
+    """Of each text the job in Slurm with that id, every task of an array, or the run whose folder's name begins so.
+
+    Of a run that was submitted several times, and of an id that Slurm gave twice, the latest job. Raises UsageError.
+    """
+    found = [job for text in texts for job in _find(store, text)]
+    return list({job.key: job for job in found}.values())
+
+
+def find_job(store: Store, text: str) -> Job:
+    """The same for one job."""
+    found = _find(store, text)
+    if len(found) > 1:
+        raise _ambiguous(text, found, "give the id of one of its tasks, such as")
+    return found[0]
+
+
+def _find(store: Store, text: str) -> list[Job]:
+    jobs = store.named(text) if text else []
+    same_id = [job for job in jobs if job.job_id == text]
+    if same_id:
+        return same_id[-1:]
+    latest = {job.name: job for job in jobs}
+    if not latest:
+        raise _unknown(store, text)
+    bases = {name.removesuffix(_task(job)) for name, job in latest.items()}
+    if len(bases) > 1:
+        exact = [job for name, job in latest.items() if name == text]
+        if exact:
+            return exact
+        raise _ambiguous(text, list(latest.values()), "give more of the name, or an id, such as")
+    return list(latest.values())
+
+
+def _task(job: Job) -> str:
+    """What the names of an array's tasks have behind the common name."""
+    index = (job.job_id or "").partition("_")[2]
+    return f".{index}" if index else "\0"
+
+
+def _ambiguous(text: str, jobs: list[Job], do: str) -> UsageError:
+    choices = [f"{job.name} ({job.job_id})" for job in jobs[-NEAR:]]
+    return UsageError(f"'{text}' means {len(jobs)} jobs", choices=choices, do=f"{do} '{jobs[-1].job_id}'")
+
+
+def _unknown(store: Store, text: str) -> UsageError:
+    names = {name: job for job in store.jobs(Filter(limit=1000)) for name in (job.job_id, job.name) if name}
+    near = difflib.get_close_matches(text, names, n=NEAR, cutoff=0.6)
+    return UsageError(
+        f"there is no job '{text}' in the history",
+        where=str(store.path),
+        choices=near,
+        do="see 'llmb jobs list'; 'llmb jobs rebuild' reads the run folders again",
+    )

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The log of a job's run, as it is and as it grows."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from llmb.errors import InfrastructureError, UsageError
+from llmb.jobs.job import Job
+from llmb.jobs.refresh import refresh
+from llmb.jobs.store import Store
+from llmb.runs.folder import RunFolder
+
+CHUNK_BYTES = 1 << 16
+LOOK_EVERY_S = 0.2
+ASK_EVERY_S = 5.0
+
+
+def job_log(job: Job, lines: int | None) -> Iterator[bytes]:
+    """The whole log, or its last ``lines``, piece by piece. Raises UsageError where there is none yet."""
+    path = log_of(job)
+    if path is None:
+        why = f": {job.reason}" if job.reason else ""
+        do = "'--follow' waits for it" if job.live else None
+        raise UsageError(f"the run has no log; the job is {job.state}{why}", where=job.run_dir, do=do)
+    with path.open("rb") as stream:
+        stream.seek(0 if lines is None else start_of_last(stream, lines))
+        while chunk := stream.read(CHUNK_BYTES):
+            yield chunk
+
+
+def log_of(job: Job) -> Path | None:
+    """What the workers wrote, else what the batch script said; null where there is neither."""
+    folder = RunFolder(Path(job.run_dir))
+    return next((path for path in (folder.log, folder.batch_output) if path.exists() and path.stat().st_size), None)
+
+
+def start_of_last(stream: BinaryIO, lines: int) -> int:
+    """Where the last ``lines`` lines begin; reads from the end, so that a long log takes no longer."""
+    end = position = stream.seek(0, 2)
+    wanted = lines + 1 if lines and _ends_with_newline(stream, end) else lines
+    found = 0
+    while position > 0 and lines:
+        begin = max(0, position - CHUNK_BYTES)
+        stream.seek(begin)
+        chunk = stream.read(position - begin)
+        while (at := chunk.rfind(b"\n")) >= 0:
+            found += 1
+            if found == wanted:
+                return begin + at + 1
+            chunk = chunk[:at]
+        position = begin
+    return 0 if lines else end
+
+
+def _ends_with_newline(stream: BinaryIO, end: int) -> bool:
+    if not end:
+        return False
+    stream.seek(end - 1)
+    return stream.read(1) == b"\n"
+
+
+def follow_log(
+    store: Store, install: Path, job: Job, output: BinaryIO, say: Callable[[str], None], lines: int | None
+) -> None:
+    """Writes the log of ``job`` to ``output`` as it grows, until the job has ended."""
+    reader: _Follower | None = None
+    asked = 0.0
+    while True:
+        now = time.monotonic()
+        if job.live and now - asked > ASK_EVERY_S:
+            asked = now
+            job = _current(store, install, job, say)
+        reader = _next_reader(reader, job, lines)
+        wrote = reader.copy(output) if reader else False
+        if not job.live and not wrote:
+            return
+        if not wrote:
+            time.sleep(LOOK_EVERY_S)
+
+
+class _Follower:
+    """Hands on what is added to a file."""
+
+    def __init__(self, path: Path, lines: int | None) -> None:
+        self.path = path
+        with path.open("rb") as stream:
+            self.offset = 0 if lines is None else start_of_last(stream, lines)
+
+    def copy(self, output: BinaryIO) -> bool:
+        with self.path.open("rb") as stream:
+            stream.seek(self.offset)
+            chunk = stream.read(CHUNK_BYTES)
+        output.write(chunk)
+        output.flush()
+        self.offset += len(chunk)
+        return bool(chunk)
+
+
+def _next_reader(reader: _Follower | None, job: Job, lines: int | None) -> _Follower | None:
+    """The workers' log takes the place of the batch script's words once it is there."""
+    path = log_of(job)
+    if path is None or (reader and reader.path == path):
+        return reader
+    return _Follower(path, lines if reader is None else None)
+
+
+def _current(store: Store, install: Path, job: Job, say: Callable[[str], None]) -> Job:
+    try:
+        refresh(store, install)
+    except InfrastructureError as error:
+        say(error.what)
+    return store.by_key(job.key) or job

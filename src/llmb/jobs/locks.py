@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Locks between processes, which the system lets go of when their holders are gone, however they went."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from llmb.errors import EnvironmentProblem
+
+POLL_S = 0.02
+
+
+@contextmanager
+def file_lock(path: Path, patience_s: float, what: str) -> Iterator[int]:
+    """Holds the lock on ``path``; gives its descriptor.
+
+    A child that inherits the descriptor holds the lock, too, also when its parent is gone. Raises EnvironmentProblem
+    after ``patience_s``, or where the file system has no locks.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot lock: {error.strerror}", where=str(path)) from error
+    try:
+        _acquire(descriptor, path, patience_s, what)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, path: Path, patience_s: float, what: str) -> None:
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                do = "try again; if it stays so, end the process that holds the file (lsof tells which)"
+                raise EnvironmentProblem(
+                    f"another process has been {what} for {patience_s:.0f} s", where=str(path), do=do
+                ) from None
+            time.sleep(POLL_S)
+        except OSError as error:
+            do = "set LLMB_INSTALL to a folder on a file system with locks"
+            raise EnvironmentProblem(f"cannot lock: {error.strerror}", where=str(path), do=do) from error
+        else:
+            return

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of the history, version by version: step n leads from version n to n + 1."""
+
+MIGRATIONS = (
+    """
+    CREATE TABLE jobs (
+      key TEXT PRIMARY KEY,
+      cluster TEXT,
+      job_id TEXT,
+      run_dir TEXT NOT NULL,
+      experiment TEXT NOT NULL,
+      workload TEXT NOT NULL,
+      size TEXT NOT NULL,
+      dtype TEXT NOT NULL,
+      gpu_type TEXT NOT NULL,
+      scale INTEGER NOT NULL,
+      campaign TEXT,
+      submitted_s REAL NOT NULL,
+      state TEXT NOT NULL,
+      status TEXT NOT NULL,
+      reason TEXT,
+      exit_code INTEGER,
+      signal INTEGER,
+      nodes TEXT,
+      restarts INTEGER NOT NULL,
+      started_s REAL,
+      ended_s REAL,
+      checked_s REAL
+    );
+    CREATE INDEX jobs_by_time ON jobs (submitted_s);
+    CREATE INDEX jobs_by_id ON jobs (job_id);
+    """,
+    # What is needed to submit a job again that failed through no fault of its own, and to compare nodes.
+    """
+    ALTER TABLE jobs ADD COLUMN retries INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE jobs ADD COLUMN retry_of TEXT;
+    ALTER TABLE jobs ADD COLUMN fault TEXT;
+    ALTER TABLE jobs ADD COLUMN bad_nodes TEXT;
+    ALTER TABLE jobs ADD COLUMN step_time_s REAL;
+    CREATE UNIQUE INDEX jobs_by_repeated ON jobs (retry_of);
+    """,
+)
+SCHEMA_VERSION = len(MIGRATIONS)

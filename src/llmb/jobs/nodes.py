@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How nodes did in the jobs of the history. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from llmb.jobs.hostlist import expand
+from llmb.jobs.job import Job
+
+Recipe = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """What is known of one node."""
+
+    node: str
+    runs: int
+    """Jobs that ran on it, among others."""
+    failures: int
+    """Those of them that failed."""
+    blamed: int
+    """Those in which it was the node at fault."""
+    slowdown: float | None
+    """Median, over the recipes it ran, of its median step time over that of the same recipe elsewhere; 1 is as fast.
+    Null where no recipe ran both with and without it."""
+
+
+def node_records(jobs: Iterable[Job]) -> list[NodeRecord]:
+    """Every node that a job ran on, the slowest first."""
+    ran: dict[str, list[Job]] = defaultdict(list)
+    times: dict[Recipe, list[tuple[frozenset[str], float]]] = defaultdict(list)
+    for job in jobs:
+        nodes = frozenset(expand(job.nodes))
+        for node in nodes:
+            ran[node].append(job)
+        if job.step_time_s is not None:
+            times[_recipe(job)].append((nodes, job.step_time_s))
+    records = [_record(node, own, times) for node, own in ran.items()]
+    return sorted(records, key=lambda record: (-(record.slowdown or 0), -record.blamed, record.node))
+
+
+def _recipe(job: Job) -> Recipe:
+    """Runs whose step times may be compared: the experiment's name carries the whole layout."""
+    return job.experiment, job.gpu_type
+
+
+def _record(node: str, jobs: Sequence[Job], times: dict[Recipe, list[tuple[frozenset[str], float]]]) -> NodeRecord:
+    ratios = []
+    for recipe in {_recipe(job) for job in jobs}:
+        here = [time for nodes, time in times[recipe] if node in nodes]
+        elsewhere = [time for nodes, time in times[recipe] if node not in nodes]
+        if here and elsewhere:
+            ratios.append(median(here) / median(elsewhere))
+    return NodeRecord(
+        node=node,
+        runs=len(jobs),
+        failures=sum(job.status == "failed" for job in jobs),
+        blamed=sum(node in (job.bad_nodes or "").split(",") for job in jobs),
+        slowdown=median(ratios) if ratios else None,
+    )

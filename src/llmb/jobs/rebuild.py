@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the history of jobs back from the run folders."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from llmb.jobs.job import Job
+from llmb.runs.folder import RunFolder
+from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record
+
+PATTERN = "workloads/*/experiments/*/*/*/job.json"
+
+
+def jobs_of_folders(install: Path) -> Iterator[Job]:
+    """The jobs of every run folder that was submitted, as they were when they were queued."""
+    for path in sorted(install.glob(PATTERN)):
+        folder = RunFolder(path.parent)
+        try:
+            submitted, record = read_job(folder), read_record(folder)
+        except (OSError, ValueError):
+            continue  # a folder that cannot be read is no reason to lose the others
+        for one in (*submitted.earlier, submitted) if submitted else ():
+            yield _job(folder, record, one)
+
+
+def _job(folder: RunFolder, record: RunRecord, submitted: SubmittedJob) -> Job:
+    recipe = record.plan.recipe
+    return Job(
+        key=submitted.key or folder.path.parent.name,
+        cluster=submitted.cluster,
+        job_id=submitted.job_id,
+        run_dir=str(folder.path),
+        experiment=folder.name,
+        workload=recipe.workload,
+        size=recipe.size,
+        dtype=recipe.dtype,
+        gpu_type=recipe.gpu_type,
+        scale=recipe.scale,
+        campaign=submitted.campaign,
+        submitted_s=datetime.fromisoformat(submitted.submitted_at).timestamp(),
+        state="PENDING",
+        reason="as of its submission: the history was made again from the run folders",
+        retries=submitted.retries,
+        retry_of=submitted.retry_of,
+    )

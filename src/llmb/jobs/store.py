@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The history of jobs in SQLite.
+
+Any number of processes may use it at once. Every change is one transaction, which is on disk when the call returns; a
+process that dies leaves the state before it or after it. What was seen later is never replaced by what was seen before.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self, get_args
+
+from llmb.errors import EnvironmentProblem, UsageError, unknown
+from llmb.jobs.filesystem import is_shared
+from llmb.jobs.job import COLUMNS, LIVE, NOT_SUBMITTED, SUBMITTING, Change, Job, Status
+from llmb.jobs.migrations import MIGRATIONS, SCHEMA_VERSION
+from llmb.jobs.states import STATES
+
+BUSY_S = 20.0
+"""How long to wait for another process that writes."""
+APPLICATION_ID = 0x6C6C6D62  # 'llmb', in the file's header
+UNLESS_KNOWN = "WHERE NOT EXISTS (SELECT 1 FROM jobs WHERE run_dir = :run_dir AND job_id = :job_id)"
+_SELECT = f"SELECT {', '.join(COLUMNS)} FROM jobs"  # noqa: S608 (names of columns)
+
+
+class Damaged(EnvironmentProblem):
+    """The history of jobs is no database, or not a whole one."""
+
+    def __init__(self, what: str, path: Path) -> None:
+        do = "call the command again: the file is then put aside, and made again from the run folders"
+        super().__init__(f"the history of jobs is damaged: {what}", where=str(path), do=do)
+
+
+class KeyTaken(UsageError):
+    """A job with this key is in the history already: it was submitted, or is being submitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which jobs are wanted; null and empty leave a question open. ``states`` are states or statuses, in any case."""
+
+    states: tuple[str, ...] = ()
+    workload: str | None = None
+    campaign: str | None = None
+    since_s: float | None = None
+    limit: int | None = None
+    """At most so many, the newest."""
+
+
+def check_states(states: Iterable[str]) -> tuple[str, ...]:
+    """Raises UsageError where one is no state of a job and no status of a run."""
+    known = sorted({*STATES, *get_args(Status)})
+    for state in states:
+        if state.upper() not in {name.upper() for name in known}:
+            raise unknown("state", state, known)
+    return tuple(states)
+
+
+class Store:
+    """An open history. Raises EnvironmentProblem where it cannot be read or written, Damaged where it is broken."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._problems():
+            self.db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+            self.db.row_factory = _job
+            try:
+                self._prepare()
+            except BaseException:
+                self.db.close()
+                raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.db.close()
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Raises KeyTaken, and adds none, where one of them is there already, unless it never reached Slurm."""
+        rows = [asdict(job) for job in jobs]
+        try:
+            with self._transaction():
+                self.db.executemany(f"DELETE FROM jobs WHERE key = :key AND state = '{NOT_SUBMITTED}'", rows)  # noqa: S608
+                self.db.executemany(_insert("INSERT"), rows)
+        except sqlite3.IntegrityError as error:
+            raise KeyTaken(f"this was submitted before: {error}", where=str(self.path)) from error
+
+    def restore(self, jobs: Iterable[Job]) -> int:
+        """Adds those that are missing, by their key and by their run's id in Slurm; how many that were."""
+        rows = [asdict(job) for job in jobs]
+        with self._transaction():
+            before = self.db.total_changes
+            self.db.executemany(_insert("INSERT OR IGNORE", UNLESS_KNOWN), rows)
+            return self.db.total_changes - before
+
+    def submitted(self, job_ids: Mapping[str, str]) -> None:
+        """Slurm has taken the jobs of these keys, and calls them so. A job keeps the id that it got first."""
+        with self._transaction():
+            self.db.executemany(
+                "UPDATE jobs SET job_id = ?, state = 'PENDING', status = 'queued', reason = NULL"
+                " WHERE key = ? AND job_id IS NULL",
+                [(job_id, key) for key, job_id in job_ids.items()],
+            )
+
+    def withdraw(self, keys: Iterable[str]) -> None:
+        """Slurm has refused the jobs of these keys: it is as if nobody had tried."""
+        with self._transaction():
+            self.db.executemany("DELETE FROM jobs WHERE key = ? AND job_id IS NULL", [(key,) for key in keys])
+
+    def not_submitted(self, key: str, reason: str) -> None:
+        """The job of ``key`` never reached Slurm."""
+        with self._transaction():
+            self.db.execute(
+                "UPDATE jobs SET state = ?, status = 'failed', reason = ? WHERE key = ? AND job_id IS NULL",
+                (NOT_SUBMITTED, reason, key),
+            )
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Writes what was found, but where somebody has looked later."""
+        rows = [asdict(change) for change in changes]
+        if not rows:
+            return
+        values = ", ".join(f"{name} = :{name}" for name in rows[0] if name != "key")
+        with self._transaction():
+            self.db.executemany(
+                f"UPDATE jobs SET {values} WHERE key = :key AND coalesce(checked_s, 0) <= :checked_s",  # noqa: S608
+                rows,
+            )
+
+    def jobs(self, wanted: Filter = Filter()) -> list[Job]:
+        """Those that are wanted, in the order of their submission."""
+        where, values = _where(wanted)
+        limit = "" if wanted.limit is None else " LIMIT ?"
+        values += [] if wanted.limit is None else [wanted.limit]
+        with self._problems():
+            found = self.db.execute(f"{_SELECT}{where} ORDER BY submitted_s DESC, rowid DESC{limit}", values)
+            return found.fetchall()[::-1]
+
+    def count(self, wanted: Filter) -> int:
+        """How many there are without the limit."""
+        where, values = _where(wanted)
+        return self._single(f"SELECT count(*) FROM jobs{where}", values)  # noqa: S608
+
+    def live(self) -> list[Job]:
+        return self.jobs(Filter(states=LIVE))
+
+    def changeable(self, since_s: float) -> list[Job]:
+        """Jobs that live, and those that ended since then: they may be put back into the queue."""
+        return self._select("WHERE status IN ('queued', 'running') OR ended_s >= ? ORDER BY submitted_s", since_s)
+
+    def unresolved(self) -> list[Job]:
+        """Submissions of which nobody knows whether they reached Slurm."""
+        return self._select("WHERE job_id IS NULL AND state = ? ORDER BY submitted_s", SUBMITTING)
+
+    def failed_with_retries(self, since_s: float) -> list[Job]:
+        """Failed jobs with a known cause that may be, and have not been, submitted again."""
+        return self._select(
+            "AS failed WHERE status = 'failed' AND retries > 0 AND fault IS NOT NULL AND ended_s >= ? AND NOT EXISTS"
+            " (SELECT 1 FROM jobs AS next WHERE next.retry_of = failed.key AND next.state != ?) ORDER BY submitted_s",
+            since_s,
+            NOT_SUBMITTED,
+        )
+
+    def job_ids(self) -> set[str]:
+        return {job.job_id for job in self._select("WHERE job_id IS NOT NULL") if job.job_id}
+
+    def named(self, text: str) -> list[Job]:
+        """Jobs with this id in Slurm, tasks of this array, and runs whose folder's name begins so."""
+        prefix = _escaped(text)
+        return self._select(
+            "WHERE job_id = ? OR job_id LIKE ? ESCAPE '!' OR run_dir LIKE ? ESCAPE '!' ORDER BY submitted_s",
+            text,
+            f"{prefix}!_%",
+            f"%/{prefix}%/%",
+        )
+
+    def _select(self, rest: str, *values: object) -> list[Job]:
+        with self._problems():
+            found: list[Job] = self.db.execute(f"{_SELECT} {rest}", values).fetchall()
+            return found
+
+    def next_try(self, key: str) -> Job | None:
+        """The job that was submitted because that of ``key`` had failed."""
+        return next(iter(self._select("WHERE retry_of = ? AND state != ?", key, NOT_SUBMITTED)), None)
+
+    def by_key(self, key: str) -> Job | None:
+        return next(iter(self._select("WHERE key = ?", key)), None)
+
+    def check(self) -> None:
+        """Raises Damaged where the file's pages contradict each other."""
+        with self._problems():
+            cursor = self.db.cursor()
+            cursor.row_factory = None
+            (said,) = cursor.execute("PRAGMA quick_check(1)").fetchone()
+        if said != "ok":
+            raise Damaged(said, self.path)
+
+    def _prepare(self) -> None:
+        # Write-ahead logging lets people read while others write, but only on one machine.
+        mode = "DELETE" if is_shared(self.path.parent) else "WAL"
+        self.db.execute(f"PRAGMA journal_mode = {mode}")
+        self.db.execute("PRAGMA synchronous = FULL")
+        if self._version() == SCHEMA_VERSION:
+            return
+        with self._transaction():
+            version = self._version()  # another process may have come first
+            if version > SCHEMA_VERSION:
+                raise EnvironmentProblem(
+                    f"the history of jobs has version {version}; this llmb reads versions up to {SCHEMA_VERSION}",
+                    where=str(self.path),
+                    do="use the newer llmb that wrote it",
+                )
+            for number in range(version, SCHEMA_VERSION):
+                for statement in MIGRATIONS[number].split(";"):
+                    self.db.execute(statement)
+            self.db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            self.db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _version(self) -> int:
+        return self._single("PRAGMA user_version", ())
+
+    def _single(self, query: str, values: Sequence[object]) -> int:
+        with self._problems():
+            cursor = self.db.cursor()
+            cursor.row_factory = None
+            (value,) = cursor.execute(query, values).fetchone()
+            return int(value)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._problems():
+            self.db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self.db.execute("COMMIT")
+            except BaseException:
+                if self.db.in_transaction:
+                    self.db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _problems(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise _environment_problem(error, self.path) from error
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.DatabaseError as error:
+            raise Damaged(str(error), self.path) from error
+
+
+def _job(cursor: sqlite3.Cursor, row: tuple[object, ...]) -> Job:  # noqa: ARG001 (as sqlite3 calls it)
+    return Job(**dict(zip(COLUMNS, row, strict=True)))  # type: ignore[arg-type]
+
+
+def _insert(verb: str, where: str = "") -> str:
+    return f"{verb} INTO jobs ({', '.join(COLUMNS)}) SELECT {', '.join(f':{name}' for name in COLUMNS)} {where}"
+
+
+def _where(wanted: Filter) -> tuple[str, list[object]]:
+    parts: list[str] = []
+    values: list[object] = []
+    if wanted.states:
+        marks = ", ".join("?" * len(wanted.states))
+        parts.append(f"(upper(state) IN ({marks}) OR upper(status) IN ({marks}))")
+        values += [state.upper() for state in wanted.states] * 2
+    for column, operator, value in (
+        ("workload", "=", wanted.workload),
+        ("campaign", "=", wanted.campaign),
+        ("submitted_s", ">=", wanted.since_s),
+    ):
+        if value is not None:
+            parts.append(f"{column} {operator} ?")
+            values.append(value)
+    return (f" WHERE {' AND '.join(parts)}" if parts else ""), values
+
+
+def _escaped(text: str) -> str:
+    """For LIKE with ``!`` to escape."""
+    return "".join(f"!{letter}" if letter in "!%_" else letter for letter in text)
+
+
+def _environment_problem(error: sqlite3.OperationalError, path: Path) -> EnvironmentProblem:
+    said = str(error)
+    if "locked" in said or "busy" in said:
+        return EnvironmentProblem(
+            f"another process has been writing to the history of jobs for {BUSY_S:.0f} s",
+            where=str(path),
+            do="try again; if it stays so, end the process that holds it (lsof tells which)",
+        )
+    do = "free some space" if "full" in said else "check the folder and its rights"
+    return EnvironmentProblem(f"the history of jobs cannot be used: {said}", where=str(path), do=do)

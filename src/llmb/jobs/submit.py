@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Submits jobs that the history knows of before Slurm does, so that a client may die at any moment.
+
+One submission at a time: the row is written, sbatch called, the id written down. The lock that this happens under is
+held by sbatch, too. Whoever gets it next knows that of every row without an id Slurm has been told, or will never be.
+"""
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from llmb.errors import EnvironmentProblem, UsageError
+from llmb.jobs.history import FOLDER
+from llmb.jobs.job import Job
+from llmb.jobs.locks import file_lock
+from llmb.jobs.store import Store
+from llmb.launch.slurm.submission import Order, Prepared, Queued, prepare, removed_if_refused, send, write_job
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+from llmb.runs.record import read_job
+
+PATIENCE_S = 300.0
+
+
+def new_key() -> str:
+    return secrets.token_hex(8)
+
+
+@contextmanager
+def submission_lock(install: Path) -> Iterator[int]:
+    """Nobody else submits below ``install`` meanwhile, and nobody's sbatch is under way."""
+    with file_lock(install / FOLDER / "submit.lock", PATIENCE_S, "submitting jobs") as descriptor:
+        yield descriptor
+
+
+def submit_order(
+    store: Store, order: Order, environ: Mapping[str, str], *, key: str, campaign: str | None = None
+) -> list[Queued]:
+    """Queues ``order`` under ``key``: one job, or those of an array, whose keys have the index behind.
+
+    Raises KeyTaken where that was done before; UsageError and EnvironmentProblem where Slurm refuses, and the history
+    then knows nothing of it; InfrastructureError where Slurm does not answer: the job may be queued, and the next
+    refresh finds out.
+    """
+    with submission_lock(order.site.install) as descriptor:
+        prepared = prepare(order)
+        jobs = {
+            folder: new_job(folder, order.plan, key if index is None else f"{key}.{index}", campaign, order.retries)
+            for index, folder in prepared.folders.items()
+        }
+        with removed_if_refused(prepared):
+            store.add(jobs.values())
+            return hand_over(store, prepared, jobs, environ, descriptor)
+
+
+def adopt(store: Store, order: Order, run: Queued, *, key: str, campaign: str | None = None) -> None:
+    """Enters a run that is queued already, by a client that keeps account of its submissions itself."""
+    job = replace(new_job(run.folder, order.plan, key, campaign, order.retries), job_id=run.job.job_id, state="PENDING")
+    if store.restore([job]):
+        own = {"key": key, "campaign": campaign, "retries": order.retries}
+        write_job(Queued(run.folder, run.job.model_copy(update=own)))
+
+
+def hand_over(
+    store: Store,
+    prepared: Prepared,
+    jobs: Mapping[RunFolder, Job],
+    environ: Mapping[str, str],
+    descriptor: int,
+    arguments: Sequence[str] = (),
+) -> list[Queued]:
+    """Calls sbatch for jobs that the history has, and writes down their ids."""
+    try:
+        queued = send(prepared, environ, [descriptor], arguments)
+    except (UsageError, EnvironmentProblem):
+        store.withdraw(job.key for job in jobs.values())
+        raise
+    known = [with_handle(run, jobs[run.folder]) for run in queued]
+    store.submitted({jobs[run.folder].key: run.job.job_id for run in known})
+    for run in known:
+        write_job(run)
+    return known
+
+
+def with_handle(run: Queued, job: Job) -> Queued:
+    """What the run folder keeps of a job and of those that it repeats, so that the history can be made again."""
+    before = read_job(run.folder)
+    earlier = (*before.earlier, before.model_copy(update={"earlier": ()})) if before else ()
+    own = {"key": job.key, "campaign": job.campaign, "retries": job.retries, "retry_of": job.retry_of}
+    handle = {**own, "earlier": earlier}
+    return Queued(run.folder, run.job.model_copy(update=handle))
+
+
+def new_job(folder: RunFolder, plan: Plan, key: str, campaign: str | None, retries: int) -> Job:
+    recipe = plan.recipe
+    return Job(
+        key=key,
+        run_dir=str(folder.path),
+        experiment=folder.name,
+        workload=recipe.workload,
+        size=recipe.size,
+        dtype=recipe.dtype,
+        gpu_type=recipe.gpu_type,
+        scale=recipe.scale,
+        campaign=campaign,
+        submitted_s=time.time(),
+        retries=retries,
+    )

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waits for jobs to end."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from llmb.errors import InfrastructureError, InvalidRun, RunFailed, UserInterrupt
+from llmb.jobs.faults import read_faults, worth_a_retry
+from llmb.jobs.job import Job
+from llmb.jobs.refresh import refresh
+from llmb.jobs.retry import retry_failed
+from llmb.jobs.store import Store
+
+SHORTEST_S, LONGEST_S = 1.0, 15.0
+"""Between two questions to Slurm; longer the longer it takes."""
+PATIENCE_S = 600.0
+"""How long Slurm may not answer."""
+WORST_FIRST = (
+    RunFailed.exit_code,
+    InfrastructureError.exit_code,
+    InvalidRun.exit_code,
+    UserInterrupt.exit_code,
+    0,
+)
+
+
+def wait_for(
+    store: Store,
+    install: Path,
+    keys: Sequence[str],
+    environ: dict[str, str],
+    say: Callable[[str], None],
+    time_out_s: float | None = None,
+) -> list[Job]:
+    """The jobs of ``keys`` once all have ended, or ``time_out_s`` is over; of one that was tried again, its last try.
+
+    Raises InfrastructureError where Slurm does not answer for ten minutes.
+    """
+    began = heard = time.monotonic()
+    while True:
+        now = time.monotonic()
+        try:
+            for line in refresh_and_retry(store, install, environ):
+                say(line)
+            heard = now
+        except InfrastructureError as error:
+            if now - heard > PATIENCE_S:
+                raise
+            say(error.what)
+        jobs = [last_try(store, key) for key in keys]
+        over = time_out_s is not None and now - began >= time_out_s
+        if over or not any(job.live for job in jobs):
+            return jobs
+        pause = min(max((now - began) / 20, SHORTEST_S), LONGEST_S)
+        time.sleep(pause if time_out_s is None else min(pause, time_out_s - (now - began)))
+
+
+def refresh_and_retry(store: Store, install: Path, environ: dict[str, str]) -> list[str]:
+    """Brings all jobs up to date, and submits again what may be; gives what people should know."""
+    found = refresh(store, install)
+    return [*found.warnings, *retry_failed(store, install, environ, time.time())]
+
+
+def last_try(store: Store, key: str) -> Job:
+    """The job of ``key``, or the last of those that were submitted because it failed."""
+    job = store.by_key(key)
+    assert job, f"no job has the key {key}"
+    while again := store.next_try(job.key):
+        job = again
+    return job
+
+
+def exit_code(jobs: Sequence[Job]) -> int:
+    """Of the job that ended worst; a job that has not ended is inconclusive."""
+    table = read_faults()
+    codes = {_exit_code(job, worth_a_retry(table, job.fault)) for job in jobs}
+    return next(code for code in WORST_FIRST if code in codes or code == 0)
+
+
+def _exit_code(job: Job, infrastructure: bool) -> int:
+    if job.status == "failed":
+        return InfrastructureError.exit_code if infrastructure else RunFailed.exit_code
+    by_status = {"success": 0, "cancelled": UserInterrupt.exit_code}
+    return by_status.get(job.status, InvalidRun.exit_code)

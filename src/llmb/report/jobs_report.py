@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs and nodes as tables and JSON documents."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from llmb.jobs.details import JobDetails
+from llmb.jobs.job import Job
+from llmb.jobs.nodes import NodeRecord
+from llmb.report.numbers import number
+from llmb.report.output import result_table
+from llmb.runs.folder import RunFolder
+from llmb.runs.record import Attempt
+
+LONGEST_REASON = 100
+
+
+def jobs_document(jobs: Sequence[Job], total: int) -> dict[str, Any]:
+    """The JSON of ``llmb jobs list``; its keys are a contract. ``total`` counts those that a limit left out, too."""
+    return {"jobs": [job.document() for job in jobs], "total": total}
+
+
+def jobs_table(jobs: Sequence[Job], total: int) -> Table:
+    shown = f"the last {len(jobs)} of {total:,}" if len(jobs) < total else f"{total:,}"
+    table = result_table(
+        f"Jobs: {shown}", "job", "state", "run", "workload", "scale", "submitted", "nodes", "step s", "reason",
+        right=("scale", "step s"),
+    )  # fmt: skip
+    for job in jobs:
+        table.add_row(
+            job.job_id or "",
+            job.state,
+            job.status,
+            f"{job.workload} {job.size} {job.dtype}",
+            f"{job.scale} x {job.gpu_type}",
+            local_time(job.submitted_s),
+            job.nodes or "",
+            "" if job.step_time_s is None else number(job.step_time_s),
+            shortened(job.reason or ""),
+        )
+    return table
+
+
+def job_document(job: Job, details: JobDetails) -> dict[str, Any]:
+    """The JSON of ``llmb jobs show``; its keys are a contract."""
+    return {
+        **job.document(),
+        "files": {name: str(path) for name, path in _files(job).items()},
+        "attempts": [attempt.model_dump(mode="json") for attempt in details.attempts],
+        "last_lines": list(details.last_lines),
+    }
+
+
+def job_table(job: Job, details: JobDetails) -> Table:
+    table = result_table(f"Job {job.job_id or 'without an id'}: {job.name}", "", "")
+    table.add_row("state", job.state)
+    table.add_row("run", job.status + (f": {job.reason}" if job.reason else ""))
+    table.add_row("as of", local_time(job.checked_s) if job.checked_s else "its submission")
+    table.add_row("recipe", f"{job.workload} {job.size} {job.dtype} on {job.scale} x {job.gpu_type}")
+    times = {"submitted": job.submitted_s, "started": job.started_s, "ended": job.ended_s}
+    for name, time_s in times.items():
+        if time_s is not None:
+            table.add_row(name, local_time(time_s))
+    values = {
+        "cluster": job.cluster,
+        "campaign": job.campaign,
+        "nodes": job.nodes,
+        "exit code": job.exit_code,
+        "signal": job.signal,
+        "restarts": job.restarts or None,
+        "step time s": None if job.step_time_s is None else number(job.step_time_s),
+        "cause": job.fault,
+        "nodes at fault": job.bad_nodes,
+        "retries left": job.retries or None,
+        "repeats": job.retry_of,
+    }
+    for name, value in values.items():
+        if value is not None:
+            table.add_row(name, str(value))
+    if len(details.attempts) > 1:
+        for attempt in details.attempts:
+            table.add_row(f"attempt {attempt.number}", attempt_text(attempt))
+    for name, path in _files(job).items():
+        table.add_row(name.replace("_", " "), str(path))
+    return table
+
+
+def attempt_text(attempt: Attempt) -> str:
+    end = "" if attempt.exit_code is None else f", ended with exit code {attempt.exit_code}"
+    return f"from step {attempt.first_step} on {attempt.job.nodes} in job {attempt.job.job_id}{end}"
+
+
+def nodes_document(records: Sequence[NodeRecord]) -> dict[str, Any]:
+    """The JSON of ``llmb jobs nodes``; its keys are a contract."""
+    return {"nodes": [asdict(record) for record in records]}
+
+
+def nodes_table(records: Sequence[NodeRecord]) -> Table:
+    columns = ("node", "runs", "failures", "at fault", "slowdown")
+    table = result_table(f"Nodes: {len(records)}", *columns, right=columns[1:])
+    for record in records:
+        slowdown = "n/a" if record.slowdown is None else f"{record.slowdown:.3f}"
+        table.add_row(record.node, str(record.runs), str(record.failures), str(record.blamed), slowdown)
+    return table
+
+
+def local_time(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def shortened(reason: str) -> str:
+    """For a row of a table; 'show' has the whole."""
+    return reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 3]}..."
+
+
+def _files(job: Job) -> dict[str, Path]:
+    folder = RunFolder(Path(job.run_dir))
+    return {"run_dir": folder.path, "log": folder.log, "batch_output": folder.batch_output}

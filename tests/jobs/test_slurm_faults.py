@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node is lost under a real run on a real Slurm, and the run goes on from its checkpoint."""
+
+import json
+from pathlib import Path
+
+import pytest
+from slurm_client import Client
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+OPTIONS = ("--steps", "24", "--checkpoint-interval", "6", "--gpus-per-node", "1")
+
+
+def losses(path: Path) -> dict[int, float]:
+    return {step["step"]: step["loss"] for step in map(json.loads, path.read_text().splitlines())}
+
+
+def test_a_run_whose_node_is_lost_goes_on_from_its_checkpoint(client: Client) -> None:
+    job = client.submit(*OPTIONS, "--retries", "2")
+    client.wait_for_steps(job["run_dir"], 9)
+    client.cluster.run("scontrol", "update", "nodename=node2", "state=down", "reason=test")
+    (ended,) = client.json("jobs", "wait", job["job_id"])["jobs"]
+    assert (ended["state"], ended["status"], ended["restarts"]) == ("COMPLETED", "success", 1)
+    run = Path(job["run_dir"])
+    record = json.loads((run / "run.json").read_text())
+    first, second = record["attempts"]
+    assert (first["number"], second["number"], second["job"]["restarts"]) == (1, 2, 1)
+    assert second["first_step"] in (6, 12, 18)
+    assert sorted(record["environment"]["nodes"]) == ["node1", "node2"]
+    after, before = losses(run / "metrics.jsonl"), losses(run / "metrics-attempt1.jsonl")
+    assert list(after) == list(range(24))
+    assert max(before) >= second["first_step"], "something was done twice"
+    assert {number: after[number] for number in before} == before
+    log = (run / f"log-{run.name}.out").read_text()
+    assert log.count("iteration 0/23") == 1
+    assert f"llmb: attempt 2 begins at step {second['first_step']} on node[1-2]" in log
+    uninterrupted = client.submit(*OPTIONS)
+    client.json("jobs", "wait", uninterrupted["job_id"])
+    assert losses(Path(uninterrupted["run_dir"]) / "metrics.jsonl") == after

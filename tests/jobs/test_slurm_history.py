@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The history of jobs beside a real Slurm, with a line of shell in place of the workers."""
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from quick_order import QuickOrder
+from slurm_client import LLMB, Client, wait_until
+
+from llmb.errors import InfrastructureError, UsageError
+from llmb.jobs.history import database_path, open_history
+from llmb.jobs.job import Job
+from llmb.jobs.refresh import refresh
+from llmb.jobs.retry import retry_failed
+from llmb.jobs.store import KeyTaken, Store
+from llmb.jobs.submit import new_job, submit_order
+from llmb.jobs.wait import last_try, wait_for
+from llmb.launch.slurm.submission import prepare, send
+from llmb.runs.folder import RunFolder
+from llmb.runs.record import read_job, read_record
+
+pytestmark = pytest.mark.slurm
+Submit = Callable[..., Job]
+ALL_STEPS = 'cat "$1" >> "$0/metrics.jsonl"'
+HALF = 'head -n 5 "$1" >> "$0/metrics.jsonl"'
+WAIT = "echo up; exec sleep 300"
+
+
+def after(store: Store, client: Client, job: Job) -> Job:
+    """The job once it has ended; retries are left alone."""
+
+    def ended() -> bool:
+        refresh(store, client.install)
+        found = store.by_key(job.key)
+        return found is not None and not found.live
+
+    wait_until(ended, f"the end of {job.job_id}\n{client.cluster.talk()}")
+    found = store.by_key(job.key)
+    assert found
+    return found
+
+
+def up(job: Job) -> None:
+    log = RunFolder(Path(job.run_dir)).log
+    wait_until(lambda: log.exists() and "up" in log.read_text(), job.run_dir)
+
+
+def test_a_run_that_gets_through_is_a_success_with_its_numbers(submit: Submit, store: Store, shell: Client) -> None:
+    job = submit(ALL_STEPS)
+    assert (job.state, job.status) == ("PENDING", "queued")
+    assert job.job_id
+    found = after(store, shell, job)
+    assert (found.state, found.status, found.reason, found.exit_code) == ("COMPLETED", "success", None, 0)
+    assert (found.step_time_s, found.nodes, found.restarts) == (0.5, "node1", 0)
+    assert found.submitted_s - 1 <= (found.started_s or 0) <= (found.ended_s or 0) <= time.time()
+    (shown,) = shell.json("jobs", "list", "--state", "success")["jobs"]
+    assert shown == found.document()
+    details = shell.json("jobs", "show", job.job_id)
+    assert details["attempts"][0]["job"] == {
+        "scheduler": "slurm", "job_id": job.job_id, "nodes": "node1", "restarts": 0
+    }  # fmt: skip
+
+
+def test_a_run_that_fails_says_why_in_its_last_lines(submit: Submit, store: Store, shell: Client) -> None:
+    job = submit(f"{HALF}; echo first; echo 'ValueError: bad shapes'; exit 3")
+    found = after(store, shell, job)
+    assert (found.state, found.status, found.exit_code) == ("FAILED", "failed", 3)
+    assert found.reason == "the workers ended with exit code 3, after 5 of 10 steps"
+    assert found.fault is None
+    details = shell.json("jobs", "show", job.name[:-2])
+    assert {"first", "ValueError: bad shapes"} <= set(details["last_lines"])
+    assert shell.run("jobs", "wait", str(job.job_id), code=4)
+    whole = RunFolder(Path(job.run_dir)).log.read_text().splitlines()
+    assert shell.run("jobs", "log", str(job.job_id)).stdout.splitlines() == whole
+    assert shell.run("jobs", "log", str(job.job_id), "--tail", "2").stdout.splitlines() == whole[-2:]
+
+
+def test_jobs_are_cancelled_by_their_ids(submit: Submit, store: Store, shell: Client) -> None:
+    running, waiting = submit(f"{HALF}; {WAIT}"), submit(ALL_STEPS, "b", flags={"hold": None})
+    up(running)
+    refresh(store, shell.install)
+    held = store.by_key("b")
+    assert held and held.reason and held.reason.startswith("held;")
+    shell.run("jobs", "cancel", str(running.job_id), waiting.name)
+    for job, steps in ((running, 5), (waiting, 0)):
+        found = after(store, shell, job)
+        assert (found.state, found.status) == ("CANCELLED", "cancelled")
+        assert found.reason == f"cancelled, after {steps} of 10 steps"
+        assert read_record(RunFolder(Path(job.run_dir))).status == "failed"
+    shell.run("jobs", "cancel", str(running.job_id))
+    shell.run("jobs", "wait", str(running.job_id), code=130)
+
+
+def test_log_follows_a_job_to_its_end(submit: Submit, shell: Client) -> None:
+    job = submit('for n in 1 2 3; do echo "line $n"; sleep 0.5; done; ' + ALL_STEPS)
+    assert shell.run("jobs", "log", "--follow", str(job.job_id)).stdout == "line 1\nline 2\nline 3\n"
+
+
+@pytest.mark.slow
+def test_a_time_limit_after_the_last_step_is_a_success(submit: Submit, store: Store, shell: Client) -> None:
+    through = submit(f"{ALL_STEPS}; {WAIT}")
+    half = submit(f"{HALF}; {WAIT}", "b")
+    for job in (through, half):
+        up(job)
+        # Slurm looks for jobs that are out of time twice a minute.
+        shell.cluster.run("scontrol", "update", f"jobid={job.job_id}", "EndTime=now")
+    found = after(store, shell, through)
+    assert (found.state, found.status) == ("TIMEOUT", "success")
+    assert found.reason == "ended at its time limit, after its last step"
+    assert found.step_time_s == 0.5
+    assert read_record(RunFolder(Path(through.run_dir))).status == "success"
+    found = after(store, shell, half)
+    assert (found.state, found.status) == ("TIMEOUT", "failed")
+    assert found.reason == "ended at its time limit, after 5 of 10 steps"
+    assert shell.run("jobs", "wait", str(through.job_id), code=0)
+
+
+@pytest.mark.slow
+def test_a_controller_that_is_down_leaves_what_is_known(
+    submit: Submit, store: Store, shell: Client, tmp_path: Path
+) -> None:
+    job = submit(f'up=1; {HALF}; echo up; sleep 12; tail -n 5 "$1" >> "$0/metrics.jsonl"')
+    up(job)
+    refresh(store, shell.install)
+    shell.cluster.end("slurmctld")
+    down = time.monotonic()
+    try:
+        with pytest.raises(InfrastructureError):
+            refresh(store, shell.install)
+        done = shell.run("jobs", "list", "--json")
+        assert json.loads(done.stdout)["jobs"][0]["state"] == "RUNNING"
+        shell.run("jobs", "refresh", code=7)
+        complaints = tmp_path / "complaints"
+        with complaints.open("w") as stream:
+            waiting = subprocess.Popen(
+                [*LLMB, "jobs", "wait", str(job.job_id)],
+                env={**shell.cluster.environ, "LLMB_INSTALL": str(shell.install)},
+                stdout=subprocess.DEVNULL,
+                stderr=stream,
+            )
+        wait_until(lambda: "Slurm does not answer" in complaints.read_text(), "a complaint")
+        assert waiting.poll() is None
+        assert time.monotonic() - down > 20
+    finally:
+        shell.cluster.start_controller()
+    assert waiting.wait(60) == 0, complaints.read_text()
+    found = after(store, shell, job)
+    assert (found.state, found.status) == ("COMPLETED", "success")
+
+
+def test_jobs_that_slurm_has_forgotten_are_read_from_their_marks(
+    submit: Submit, store: Store, shell: Client, order: Callable[..., QuickOrder]
+) -> None:
+    through, failed = submit(ALL_STEPS), submit("exit 3", "b")
+    killed = submit(f"{HALF}; {WAIT}", "c")
+    for job in (through, failed):
+        after(store, shell, job)
+    up(killed)
+    refresh(store, shell.install)
+    assert {job.status for job in store.jobs()} == {"success", "failed", "running"}
+    shell.cluster.run("scancel", "--signal=KILL", "--full", str(killed.job_id))
+    wait_until(lambda: not shell.cluster.run("squeue", "-h").stdout.strip(), "the end of all jobs")
+    RunFolder(Path(killed.run_dir)).job_end.unlink()  # as where its node was lost with it
+    forget(shell)
+    # The history is lost with it: both are made again from the run folders.
+    for part in database_path(shell.install).parent.glob("jobs.sqlite*"):
+        part.unlink()
+    with open_history(shell.install, lambda _: None) as again:
+        assert {job.key: job.job_id for job in again.jobs()} == {job.key: job.job_id for job in store.jobs()}
+        (new,) = submit_order(again, order(WAIT), shell.cluster.environ, key="new")
+        refresh(again, shell.install)
+        found = {job.key: job for job in again.jobs()}
+    assert (found["a"].state, found["a"].status, found["a"].step_time_s) == ("COMPLETED", "success", 0.5)
+    assert (found["b"].state, found["b"].status) == ("FAILED", "failed")
+    assert (found["c"].state, found["c"].status) == ("LOST", "failed")
+    assert "left no mark of its end" in str(found["c"].reason)
+    assert new.job.job_id == "1", "ids began anew, and the first job's row is not this one's"
+    assert found["new"].state != "LOST"
+
+
+def forget(client: Client) -> None:
+    """Slurm loses its state: it knows of no job any more, and gives ids from 1 on."""
+    client.cluster.end("slurmctld")
+    shutil.rmtree(client.cluster.root / "state")
+    (client.cluster.root / "state").mkdir()
+    client.cluster.start_controller()
+    client.cluster.wait_for("nodes", client.cluster._nodes_ready)
+
+
+def test_a_submission_that_was_interrupted_is_found_and_not_made_twice(
+    store: Store, shell: Client, order: Callable[..., QuickOrder]
+) -> None:
+    """As a client leaves it that dies after sbatch, and one that dies before."""
+    prepared = [prepare(order(WAIT)) for _ in range(2)]
+    for number, one in enumerate(prepared):
+        store.add([new_job(one.base, order(WAIT).plan, f"k{number}", "c", 0)])
+    (queued,) = send(prepared[0], shell.cluster.environ)
+    store.db.execute("UPDATE jobs SET submitted_s = submitted_s - 60")
+    found = refresh(store, shell.install)
+    first, second = store.jobs()
+    assert (first.job_id, first.live) == (queued.job.job_id, True)
+    assert (second.job_id, second.state, second.status) == (None, "NOT_SUBMITTED", "failed")
+    assert len(found.warnings) == 1
+    handle = read_job(prepared[0].base)
+    assert handle and (handle.job_id, handle.key, handle.campaign) == (queued.job.job_id, "k0", "c")
+    with pytest.raises(KeyTaken):
+        store.add([first])
+    store.add([new_job(prepared[1].base, order(WAIT).plan, "k1", "c", 0)])
+    assert len(shell.cluster.run("squeue", "-h", "-o", "%i").stdout.split()) == 1
+
+
+def test_the_jobs_of_a_campaign_are_in_the_history(client: Client) -> None:
+    lists = ("-w", "pretrain_llama3.1", "-s", "tiny", "--scale", "1,2", "--slurm-arg", "hold")
+    client.run("submit", *lists, "--yes")
+    queued = client.json("jobs", "list")["jobs"]
+    assert sorted(job["scale"] for job in queued) == [1, 2]
+    (campaign,) = {job["campaign"] for job in queued}
+    assert client.json("jobs", "list", "--campaign", campaign)["total"] == 2
+    handles = [json.loads((Path(job["run_dir"]) / "job.json").read_text()) for job in queued]
+    assert [(handle["key"], handle["campaign"]) for handle in handles] == [(job["key"], campaign) for job in queued]
+    client.run("jobs", "rebuild")
+    assert client.json("jobs", "list")["total"] == 2
+    client.run("jobs", "cancel", *(job["job_id"] for job in queued))
+
+
+def test_a_refused_job_leaves_nothing_in_the_history(store: Store, submit: Submit, shell: Client) -> None:
+    with pytest.raises(UsageError, match="invalid partition"):
+        submit(WAIT, flags={"partition": "nowhere"})
+    assert store.jobs() == []
+    assert not list(shell.install.rglob("run.json"))
+
+
+NCCL = "llmb: rank 0 on $SLURMD_NODENAME failed: DistBackendError: NCCL error in: x.cpp:4, unhandled system error"
+
+
+def test_a_fault_of_the_infrastructure_is_tried_again_elsewhere(submit: Submit, store: Store, shell: Client) -> None:
+    once = f'if [ ! -e "$0/tried" ]; then touch "$0/tried"; {HALF}; echo "{NCCL}"; exit 1; fi; {ALL_STEPS}'
+    job = submit(once, retries=2)
+    (found,) = wait_for(store, shell.install, ["a"], shell.cluster.environ, lambda _: None)
+    assert (found.status, found.nodes, found.retries, found.retry_of) == ("success", "node2", 1, "a")
+    first = store.by_key("a")
+    assert first and (first.status, first.fault, first.bad_nodes) == ("failed", "nccl_system_error", "node1")
+    assert found.run_dir == job.run_dir
+    record = read_record(RunFolder(Path(job.run_dir)))
+    assert [attempt.job.nodes for attempt in record.attempts] == ["node1", "node2"]
+    assert [attempt.exit_code for attempt in record.attempts] == [1, None]
+    handle = read_job(RunFolder(Path(job.run_dir)))
+    assert handle and [one.job_id for one in (*handle.earlier, handle)] == [first.job_id, found.job_id]
+    blamed = {node["node"]: node["blamed"] for node in shell.json("jobs", "nodes")["nodes"]}
+    assert blamed == {"node1": 1, "node2": 0}
+
+
+def test_retries_have_an_end_and_happen_once(submit: Submit, store: Store, shell: Client) -> None:
+    submit(f'echo "{NCCL}"; exit 1', retries=1)
+    found = after(store, shell, last_try(store, "a"))
+    assert found.fault == "nccl_system_error"
+    # Two clients that see the failure at the same time.
+    with open_history(shell.install, lambda _: None) as other:
+        both = [[*retry_failed(one, shell.install, shell.cluster.environ, time.time())] for one in (store, other)]
+    assert sorted(map(len, both)) == [0, 1]
+    (last,) = wait_for(store, shell.install, ["a"], shell.cluster.environ, lambda _: None)
+    assert (last.key, last.retries, last.status, last.nodes) == ("a#2", 0, "failed", "node2")
+    assert list(retry_failed(store, shell.install, shell.cluster.environ, time.time())) == []
+    shell.run("jobs", "wait", "a"[:0] + str(last.job_id), code=7)
+
+
+def test_the_tasks_of_an_array_are_jobs_of_their_own(submit: Submit, store: Store, shell: Client) -> None:
+    with pytest.raises(AssertionError):
+        submit(f'case "$SLURM_ARRAY_TASK_ID" in 1) exit 3;; esac; {ALL_STEPS}', flags={"array": "0-2"})
+    jobs = store.jobs()
+    assert [job.key for job in jobs] == ["a.0", "a.1", "a.2"]
+    array = str(jobs[0].job_id).partition("_")[0]
+    assert shell.run("jobs", "wait", array, code=4)
+    assert [job.status for job in store.jobs()] == ["success", "failed", "success"]
+    shutil.rmtree(jobs[0].run_dir)
+    assert shell.json("jobs", "show", f"{array}_0")["status"] == "success"
+    assert shell.json("jobs", "show", f"{array}_0")["attempts"] == []
+    shell.run("jobs", "show", array, code=2)

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What became of a job: every state of Slurm, with what the job left in its folder and without it."""
+
+from dataclasses import replace
+
+import pytest
+
+from llmb.jobs.job import Change, Job
+from llmb.jobs.states import STATES, Left, decide, is_same
+from llmb.launch.slurm.job_state import JobState
+
+NOW = 1000.0
+JOB = Job(
+    key="k",
+    job_id="7",
+    run_dir="/runs/e/e_1/e",
+    experiment="e",
+    workload="w",
+    size="tiny",
+    dtype="fp32",
+    gpu_type="cpu",
+    scale=2,
+    submitted_s=1.0,
+    state="RUNNING",
+    status="running",
+    nodes="n[1-2]",
+)
+NOTHING = Left()
+HALF = Left(begun=True, run_status="running", steps=5, planned=10)
+WHOLE = Left(begun=True, run_status="success", steps=10, planned=10, done=True)
+ENDED = {"job_id": "7", "ended_s": 900.0}
+OVER = ("TIMEOUT", "NODE_FAIL", "PREEMPTED", "DEADLINE", "BOOT_FAIL", "CANCELLED")
+
+
+def seen(state: str, **values: object) -> JobState:
+    return JobState(job_id="7", state=state, nodes="n[1-2]", started_s=10.0, ended_s=20.0, **values)
+
+
+def found(state: JobState, left: Left = NOTHING, job: Job = JOB) -> Change:
+    return decide(job, state, left, NOW)
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        ("PENDING", "queued"),
+        ("CONFIGURING", "queued"),
+        ("REQUEUED", "queued"),
+        ("REQUEUE_HOLD", "queued"),
+        ("RUNNING", "running"),
+        ("COMPLETING", "running"),
+        ("SUSPENDED", "running"),
+        ("STOPPED", "running"),
+        ("A_NEW_STATE_THAT_IS_LIVE", "failed"),
+    ],
+)
+def test_jobs_that_live(state: str, status: str) -> None:
+    change = found(seen(state))
+    assert (change.state, change.status) == (state, status)
+    assert (change.ended_s is None) == (status != "failed")
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("Resources", "the nodes are busy (Resources)"),
+        ("DependencyNeverSatisfied", "will never start; cancel it (DependencyNeverSatisfied)"),
+        ("ReqNodeNotAvail, UnavailableNodes:node2", "is not available (ReqNodeNotAvail, UnavailableNodes:node2)"),
+        ("QOSMaxJobsPerUserLimit", "QOSMaxJobsPerUserLimit"),
+    ],
+)
+def test_why_a_job_waits(reason: str, said: str) -> None:
+    assert str(found(seen("PENDING", reason=reason)).reason).endswith(said)
+
+
+def test_a_job_that_was_put_back_waits_with_its_restarts() -> None:
+    change = found(seen("PENDING", reason="BeginTime", restarts=1), HALF)
+    assert (change.status, change.restarts) == ("queued", 1)
+    assert change.reason == "starts again (restart 1): may not start yet (BeginTime)"
+
+
+def test_restarts_never_fall() -> None:
+    assert found(seen("RUNNING", restarts=0), job=replace(JOB, restarts=2)).restarts == 2
+
+
+@pytest.mark.parametrize("state", OVER)
+def test_an_end_from_outside_takes_nothing_from_a_run_that_was_through(state: str) -> None:
+    change = found(seen(state, exit_code=0, signal=15), WHOLE)
+    assert (change.state, change.status, change.signal) == (state, "success", 15)
+    assert str(change.reason).endswith(", after its last step")
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "reason"),
+    [
+        ("TIMEOUT", "failed", "ended at its time limit, after 5 of 10 steps"),
+        ("DEADLINE", "failed", "ended at its deadline, after 5 of 10 steps"),
+        ("NODE_FAIL", "failed", "a node failed (n[1-2]), after 5 of 10 steps"),
+        ("BOOT_FAIL", "failed", "a node could not be booted (n[1-2]), after 5 of 10 steps"),
+        ("PREEMPTED", "failed", "preempted by another job, after 5 of 10 steps"),
+        ("OUT_OF_MEMORY", "failed", "ended by the kernel for want of host memory (n[1-2]), after 5 of 10 steps"),
+        ("CANCELLED", "cancelled", "cancelled, after 5 of 10 steps"),
+        ("REVOKED", "cancelled", "revoked: another cluster runs it, after 5 of 10 steps"),
+    ],
+)
+def test_an_end_before_the_last_step(state: str, status: str, reason: str) -> None:
+    change = found(seen(state), HALF)
+    assert (change.state, change.status, change.reason, change.ended_s) == (state, status, reason, 20.0)
+
+
+def test_out_of_memory_after_the_last_step_is_no_success() -> None:
+    assert found(seen("OUT_OF_MEMORY"), WHOLE).status == "failed"
+
+
+def test_who_cancelled_is_said_where_the_accounts_know() -> None:
+    assert found(seen("CANCELLED", cancelled_by="0")).reason == "cancelled by user 0"
+    assert found(seen("CANCELLED")).reason == "cancelled"
+
+
+def test_a_completed_job_is_what_its_run_is() -> None:
+    done = seen("COMPLETED", exit_code=0)
+    assert (found(done, WHOLE).status, found(done, WHOLE).reason) == ("success", None)
+    assert found(done, NOTHING).status == "success"
+    spoiled = replace(WHOLE, run_status="invalid", run_reason="step 3: loss nan")
+    assert (found(done, spoiled).status, found(done, spoiled).reason) == ("invalid", "step 3: loss nan")
+    failed = replace(HALF, run_status="failed", run_reason="the workers ended after 5 of 10 steps")
+    assert (found(done, failed).status, found(done, failed).reason) == ("failed", failed.run_reason)
+    assert found(done, HALF).reason == "the job completed, but the run did not, after 5 of 10 steps"
+
+
+def test_a_failed_job_says_what_its_run_says_of_itself() -> None:
+    said = replace(HALF, run_status="failed", run_reason="rank 1 on n2 failed: ValueError", exit_code=1, **ENDED)
+    assert found(seen("FAILED", exit_code=1), said).reason == "rank 1 on n2 failed: ValueError"
+    assert found(seen("FAILED", exit_code=1, restarts=1), said).reason == (
+        "the batch script ended with exit code 1, after 5 of 10 steps"
+    ), "that was the attempt before"
+    unmarked = replace(HALF, run_status="failed", run_reason="rank 1 on n2 failed: ValueError", run_of=("7", 0))
+    assert found(seen("FAILED", exit_code=1), unmarked).reason == "rank 1 on n2 failed: ValueError"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"exit_code": 3, "reason": "NonZeroExitCode"}, "the batch script ended with exit code 3"),
+        ({"exit_code": 0, "signal": 9}, "the batch script was killed or could not be started (signal 9)"),
+        ({"reason": "JobLaunchFailure"}, "the batch script was killed or could not be started (JobLaunchFailure)"),
+        ({"reason": "something else"}, "failed (something else)"),
+    ],
+)
+def test_a_failed_job_whose_run_says_nothing(values: dict[str, object], said: str) -> None:
+    assert found(seen("FAILED", **values)).reason == said
+
+
+UNKNOWN = JobState(job_id="7")
+
+
+@pytest.mark.parametrize(
+    ("left", "state", "status", "said"),
+    [
+        (replace(WHOLE, exit_code=0, **ENDED), "COMPLETED", "success", None),
+        (replace(HALF, exit_code=0, **ENDED), "COMPLETED", "failed", "the run did not, after 5 of 10 steps"),
+        (replace(HALF, exit_code=1, **ENDED), "FAILED", "failed", "exit code 1, after 5 of 10 steps"),
+        (
+            replace(HALF, exit_code=1, run_status="failed", run_reason="rank 1 failed", **ENDED),
+            "FAILED",
+            "failed",
+            "rank 1 failed",
+        ),
+        (replace(HALF, exit_code=143, signal="TERM", **ENDED), "LOST", "failed", "ended by TERM, after 5 of 10 steps"),
+        (replace(WHOLE, exit_code=143, signal="TERM", **ENDED), "LOST", "success", "TERM, after its last step"),
+        (replace(WHOLE, run_status="invalid", run_reason="nan", exit_code=0, **ENDED), "COMPLETED", "invalid", "nan"),
+        (WHOLE, "LOST", "success", "every step is done"),
+        (HALF, "LOST", "failed", "left no mark of its end: killed, or lost with its node, after 5 of 10 steps"),
+        (NOTHING, "LOST", "failed", "never began: most likely cancelled while it waited"),
+    ],
+)
+def test_a_job_that_slurm_has_forgotten(left: Left, state: str, status: str, said: str | None) -> None:
+    change = found(UNKNOWN, left)
+    assert (change.state, change.status, change.nodes) == (state, status, "n[1-2]")
+    assert change.reason is None if said is None else said in str(change.reason)
+
+
+def test_the_mark_of_an_earlier_start_or_another_job_does_not_count() -> None:
+    old = replace(HALF, exit_code=0, restarts=0, **ENDED)
+    assert found(UNKNOWN, old, replace(JOB, restarts=1)).state == "LOST"
+    assert found(UNKNOWN, replace(old, job_id="8")).state == "LOST"
+    # A task of an array has another id for the batch script than for people.
+    assert found(UNKNOWN, replace(old, job_id="9"), replace(JOB, job_id="7_1")).state == "COMPLETED"
+
+
+@pytest.mark.parametrize("state", sorted(STATES))
+def test_every_state_has_an_answer(state: str) -> None:
+    for left in (NOTHING, HALF, WHOLE):
+        change = found(seen(state), left)
+        assert change.state == state
+        assert change.checked_s == NOW
+        assert change.status in ("queued", "running", "success") or change.reason
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "same"),
+    [
+        ("/my runs/e/e_1/e/sbatch_e.sh", "e_1", True),
+        ("sbatch --parsable --exclude=n1 /my runs/e/e_1/e/sbatch_e.sh", "e_1", True),
+        ("/my runs/e/e_1/e/sbatch_e.sh", "e_1.3", True),
+        ("/my runs/e/e_1/e/sbatch_e.sh", "e_17", False),
+        ("/elsewhere/e/e_1/e/sbatch_e.sh", "e_1", False),
+        ("/home/x/job.sh", "e_1", False),
+        (None, "e_1", True),
+    ],
+)
+def test_a_job_id_that_slurm_gave_again_is_noticed(command: str | None, name: str, same: bool) -> None:
+    job = replace(JOB, run_dir=f"/my runs/e/{name}/e")
+    assert is_same(job, JobState(job_id="7", state="RUNNING", command=command)) is same

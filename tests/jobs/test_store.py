@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The history of jobs: what two processes, a kill, a full disk and an older version do to it."""
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llmb.errors import EnvironmentProblem
+from llmb.jobs.filesystem import shared_in
+from llmb.jobs.job import COLUMNS, Change, Job
+from llmb.jobs.migrations import MIGRATIONS, SCHEMA_VERSION
+from llmb.jobs.store import Damaged, Filter, KeyTaken, Store
+
+WRITER = Path(__file__).with_name("store_writer.py")
+
+
+def job(key: str = "a", **changes: object) -> Job:
+    values = {
+        "key": key,
+        "cluster": "test",
+        "run_dir": "/runs/e/e_1/e",
+        "experiment": "e",
+        "workload": "pretrain_llama3.1",
+        "size": "tiny",
+        "dtype": "fp32",
+        "gpu_type": "cpu",
+        "scale": 2,
+        "submitted_s": 1.0,
+    }
+    return Job(**{**values, **changes})
+
+
+def change(key: str = "a", **changes: object) -> Change:
+    values = {"key": key, "state": "RUNNING", "status": "running", "reason": None, "checked_s": 10.0}
+    return Change(**{**values, **changes})
+
+
+def writer(*arguments: str, prefix: list[str] | None = None) -> subprocess.Popen[str]:
+    command = [*(prefix or []), sys.executable, str(WRITER), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "jobs.sqlite"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    with Store(path) as opened:
+        yield opened
+
+
+def test_what_was_written_is_read_by_the_next_process(path: Path, store: Store) -> None:
+    ended = {"exit_code": 3, "signal": 9, "nodes": "n[1-2]", "restarts": 2, "started_s": 2.5, "ended_s": 3.5}
+    again = {"retries": 1, "retry_of": "a", "fault": "f", "bad_nodes": "n1", "step_time_s": 0.5}
+    whole = job("b", job_id="7", campaign="c", reason="r", checked_s=4.5, **ended, **again)
+    store.add([job(), whole])
+    with Store(path) as other:
+        assert other.jobs() == [job(), whole]
+        assert other.by_key("b") == whole
+        assert other.by_key("c") is None
+
+
+def test_a_key_is_taken_once_and_a_group_is_added_whole_or_not_at_all(store: Store) -> None:
+    store.add([job()])
+    with pytest.raises(KeyTaken):
+        store.add([job("new"), job()])
+    assert [found.key for found in store.jobs()] == ["a"]
+
+
+def test_a_job_is_repeated_by_one_other_alone(store: Store) -> None:
+    store.add([job(), job("again", retry_of="a")])
+    with pytest.raises(KeyTaken):
+        store.add([job("and again", retry_of="a")])
+
+
+def test_an_id_is_given_once(store: Store) -> None:
+    store.add([job(), job("refused")])
+    store.submitted({"a": "7"})
+    store.submitted({"a": "8"})
+    store.not_submitted("a", "late news")
+    store.not_submitted("refused", "no such partition")
+    first, second = store.jobs()
+    assert (first.job_id, first.state, first.status) == ("7", "PENDING", "queued")
+    assert (second.state, second.status, second.reason) == ("NOT_SUBMITTED", "failed", "no such partition")
+    assert store.live() == [first]
+
+
+def test_what_never_reached_slurm_may_be_tried_again(store: Store) -> None:
+    store.add([job(), job("refused"), job("lost")])
+    store.submitted({"a": "7"})
+    store.withdraw(["a", "refused"])
+    store.not_submitted("lost", "the client died")
+    assert [found.key for found in store.jobs()] == ["a", "lost"]
+    store.add([job("lost"), job("refused")])
+    assert {found.key for found in store.live()} == {"a", "lost", "refused"}
+
+
+def test_what_was_seen_later_stays(store: Store) -> None:
+    store.add([job()])
+    store.apply([change(checked_s=20.0, state="COMPLETED", status="success", ended_s=19.0)])
+    store.apply([change(checked_s=15.0)])
+    assert store.jobs()[0].state == "COMPLETED"
+    store.apply([change(checked_s=21.0, restarts=1)])  # Slurm put it back
+    assert (store.jobs()[0].state, store.jobs()[0].ended_s, store.jobs()[0].restarts) == ("RUNNING", None, 1)
+
+
+def test_filters(store: Store) -> None:
+    store.add(
+        [
+            job("a", submitted_s=1, workload="w"),
+            job("b", submitted_s=2, campaign="c"),
+            job("c", submitted_s=3, state="TIMEOUT", status="success"),
+            job("d", submitted_s=4, state="TIMEOUT", status="failed"),
+        ]
+    )
+
+    def keys(**wanted: object) -> str:
+        return "".join(found.key for found in store.jobs(Filter(**wanted)))
+
+    assert keys() == "abcd"
+    assert keys(limit=2) == "cd"
+    assert keys(workload="w") == "a"
+    assert keys(campaign="c") == "b"
+    assert keys(since_s=2.0) == "bcd"
+    assert keys(states=("timeout",)) == "cd"
+    assert keys(states=("SUCCESS", "submitting")) == "abc"
+    assert keys(states=("timeout",), limit=1) == "d"
+    assert store.count(Filter(states=("timeout",), limit=1)) == 2
+
+
+def test_two_processes_hammer_it_and_nothing_is_lost_or_taken_twice(path: Path) -> None:
+    both = [writer("hammer", str(path), name) for name in ("one", "two")]
+    outputs = [process.communicate(timeout=120) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    won = [int(number) for out, _ in outputs for number in out.split()]
+    assert sorted(won) == list(range(40))
+    with Store(path) as store:
+        store.check()
+        found = {one.key: one for one in store.jobs()}
+        assert len(found) == 120
+        assert {one.state for one in found.values()} == {"RUNNING"}
+        assert all(found[f"{name}-{n}"].job_id == f"{name}{n}" for name in ("one", "two") for n in range(40))
+
+
+def test_a_process_killed_in_a_transaction_leaves_the_state_before_it(path: Path, store: Store) -> None:
+    store.add([job()])
+    process = writer("die", str(path))
+    process.communicate(timeout=60)
+    assert process.returncode == -9
+    assert store.jobs() == [job()]
+    store.close()
+    with Store(path) as again:
+        again.check()
+        assert again.jobs() == [job()]
+        again.submitted({"a": "7"})
+
+
+def test_a_full_disk_is_said_and_loses_nothing(tmp_path: Path, small_disk: Callable[[str], list[str]]) -> None:
+    process = writer("fill", str(tmp_path / "disk" / "jobs.sqlite"), prefix=small_disk("512k"))
+    out, err = process.communicate(timeout=60)
+    taken, kind, said = out.strip().split("|")
+    assert (kind, said) == ("EnvironmentProblem", "the history of jobs cannot be used: database or disk is full"), err
+    with Store(tmp_path / "kept" / "jobs.sqlite") as store:
+        store.check()
+        assert len(store.jobs()) == int(taken) > 10
+
+
+@pytest.mark.parametrize("content", [b"no database at all " * 100, b"SQLite format 3\0" + b"\xff" * 5000])
+def test_a_file_that_is_no_database_is_known_as_damaged(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(Damaged):
+        Store(path)
+
+
+def test_a_broken_page_is_found(path: Path) -> None:
+    with Store(path) as store:
+        store.add([job(f"{number}", run_dir="/runs" * 50) for number in range(200)])
+    content = bytearray(path.read_bytes())
+    content[20_000:30_000] = b"\x5a" * 10_000
+    path.write_bytes(content)
+    with Store(path) as store, pytest.raises(Damaged):
+        store.check()
+
+
+def test_a_history_of_the_first_version_keeps_its_jobs(path: Path) -> None:
+    old = sqlite3.connect(path)
+    old.executescript(MIGRATIONS[0])
+    old.execute("PRAGMA user_version = 1")
+    row = {name: value for name, value in vars_of(job(job_id="7", state="RUNNING", status="running")).items()
+           if name not in ("retries", "retry_of", "fault", "bad_nodes", "step_time_s")}  # fmt: skip
+    old.execute(f"INSERT INTO jobs ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", list(row.values()))
+    old.commit()
+    old.close()
+    with Store(path) as store:
+        assert store.jobs() == [job(job_id="7", state="RUNNING", status="running")]
+        store.add([job("again", retry_of="a")])
+    raw = sqlite3.connect(path)
+    assert raw.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+    assert tuple(sorted(name for _, name, *_ in raw.execute("PRAGMA table_info(jobs)"))) == tuple(sorted(COLUMNS))
+    raw.close()
+
+
+def vars_of(one: Job) -> dict[str, object]:
+    return {name: getattr(one, name) for name in COLUMNS}
+
+
+def test_a_migration_that_fails_leaves_the_old_version(path: Path) -> None:
+    old = sqlite3.connect(path)
+    old.executescript(f"{MIGRATIONS[0]} ALTER TABLE jobs ADD COLUMN fault TEXT; PRAGMA user_version = 1")
+    old.close()
+    with pytest.raises(EnvironmentProblem, match="duplicate column"):
+        Store(path)
+    raw = sqlite3.connect(path)
+    assert raw.execute("PRAGMA user_version").fetchone() == (1,)
+    assert "retries" not in {name for _, name, *_ in raw.execute("PRAGMA table_info(jobs)")}
+    raw.close()
+
+
+def test_a_history_of_a_later_version_is_left_alone(path: Path) -> None:
+    with Store(path) as store:
+        store.add([job()])
+    raw = sqlite3.connect(path)
+    raw.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    raw.close()
+    before = path.read_bytes()
+    with pytest.raises(EnvironmentProblem, match=f"reads versions up to {SCHEMA_VERSION}"):
+        Store(path)
+    assert path.read_bytes() == before
+
+
+def test_what_cannot_be_opened_is_said(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match="unable to open"):
+        Store(tmp_path / "nowhere" / "jobs.sqlite")
+
+
+def test_people_may_read_while_somebody_writes(path: Path, store: Store) -> None:
+    store.add([job()])
+    with Store(path) as other:
+        other.db.execute("BEGIN IMMEDIATE")
+        other.db.execute("UPDATE jobs SET state = 'RUNNING'")
+        assert store.jobs() == [job()]
+        other.db.execute("ROLLBACK")
+    assert replace(job(), state="x") != job()
+
+
+MOUNTS = """\
+22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
+30 22 0:40 / /home rw - nfs4 server:/home rw
+31 30 0:41 / /home/me/my\\040disk rw shared:1 - xfs /dev/sdb rw
+32 22 0:42 / /lustre rw - lustre x@o2ib:/fs rw
+33 22 0:43 / /remote rw - fuse.sshfs x:/ rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "shared"),
+    [("/tmp", False), ("/home/me", True), ("/home/me/my disk/x", False), ("/lustre/a", True), ("/homes", False),
+     ("/remote/x", True)],
+)  # fmt: skip
+def test_file_systems_that_machines_share_are_known(folder: str, shared: bool) -> None:
+    assert shared_in(MOUNTS, Path(folder)) is shared

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb`` as a user of a cluster calls it."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_cluster import SlurmCluster
+
+LLMB = [sys.executable, "-m", "llmb.cli.main"]
+SETTINGS = """\
+gpu_type: cpu
+environment: {GLOO_SOCKET_IFNAME: lo, OMP_NUM_THREADS: 1}
+slurm: {partition: gpu, gpus_per_node: 2}
+"""
+WITHIN_S = 120
+
+
+@dataclass
+class Client:
+    """``llmb`` as a user of the test cluster calls it, with an install root of the test's own."""
+
+    cluster: SlurmCluster
+    install: Path
+
+    def run(self, *command: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [*LLMB, *command],
+            env={**self.cluster.environ, "LLMB_INSTALL": str(self.install)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert code in (None, done.returncode), (done.returncode, done.stdout, done.stderr)
+        return done
+
+    def json(self, *command: str, code: int | None = 0) -> Any:
+        return json.loads(self.run(*command, "--json", code=code).stdout)
+
+    def submit(self, *options: str, scale: int = 2) -> dict[str, Any]:
+        """The only job of ``llmb submit`` for a tiny model on CPU processes."""
+        (job,) = self.json("submit", "-w", "pretrain_llama3.1", "-s", "tiny", "--scale", str(scale), *options)["jobs"]
+        return job
+
+    def wait_for_steps(self, run_dir: str, count: int) -> None:
+        steps = Path(run_dir) / "metrics.jsonl"
+        wait_until(lambda: steps.exists() and steps.read_text().count("\n") >= count, f"{count} steps in {run_dir}")
+
+
+def wait_until(true: Callable[[], bool], what: str, within_s: float = WITHIN_S) -> None:
+    end = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.1)
