@@ -43,6 +43,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/parse_logs.py
 	$(BIN)/python benchmarks/nccl_logs.py
 	$(BIN)/python benchmarks/clean_ends.py
+	$(BIN)/python benchmarks/jobs.py
 	$(BIN)/python benchmarks/engine_overhead.py
 
 # ENGINE_OPTIONS are those of python -m benchmarks.engine, such as "--models 8b --dtypes bf16".

@@ -4,9 +4,9 @@
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 from pydantic import BaseModel
@@ -18,6 +18,10 @@ from llmb.catalogue.jobs import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
+from llmb.jobs.details import JobDetails
+from llmb.jobs.job import Job
+from llmb.jobs.nodes import node_records
+from llmb.jobs.submit import new_job
 from llmb.launch.cluster_config import ClusterConfig, ContainerSettings, SlurmSettings
 from llmb.launch.site import Site
 from llmb.launch.slurm.options import SlurmOptions
@@ -29,6 +33,7 @@ from llmb.metrics.statistics import describe
 from llmb.metrics.throughput import throughput
 from llmb.report.campaign_report import campaign_document
 from llmb.report.checkpoint_report import checkpoint_document
+from llmb.report.jobs_report import job_document, jobs_document, nodes_document
 from llmb.report.list_report import list_document
 from llmb.report.nccl_report import nccl_document
 from llmb.report.parse_report import parse_document, parse_report
@@ -75,7 +80,9 @@ INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 [job.json](#jobjson), [job_end.json](#job_endjson), [campaigns](#campaigns),
 [cluster_config.yaml](#cluster_configyaml),
 [JSON of `llmb run`](#json-of-llmb-run), [of `metrics`](#json-of-llmb-metrics), [of `show`](#json-of-llmb-show),
-[of `submit`](#json-of-llmb-submit), [of a campaign](#json-of-llmb-bulk), [of `list`](#json-of-llmb-list),
+[of `submit`](#json-of-llmb-submit), [of a campaign](#json-of-llmb-bulk), [of a job](#json-of-a-job),
+[of `jobs list`](#json-of-llmb-jobs-list), [of `jobs show`](#json-of-llmb-jobs-show),
+[of `jobs nodes`](#json-of-llmb-jobs-nodes), [of `list`](#json-of-llmb-list),
 [of `parse`](#json-of-llmb-parse), [of `trace`](#json-of-llmb-trace), [of `nccl`](#json-of-llmb-nccl),
 [of `checkpoint show`](#json-of-llmb-checkpoint-show), [exit codes](#exit-codes)."""
 
@@ -86,6 +93,7 @@ one, that holds a `cluster_config.yaml`; else below `~/.llmb`.
 workloads/<workload>/experiments/<experiment>/<experiment>_<seconds>/<experiment>/
   {log:<24} all that the workers wrote, with one line a step
   {steps:<24} every step in full precision
+  {steps_of_attempt:<24} of a run that was started again: the steps that an attempt had behind it
   {record:<24} everything that decided the run, and its result
   {expert_load:<24} of a model with experts: each one's share of its layer's tokens, by layer
   {batch_script:<24} of a submitted run: its batch script
@@ -123,6 +131,9 @@ in `.<index>`; the folder without an index holds their common batch script."""
 JOB_END = """Written by the batch script whatever ended it, but for the loss of its node. Where the workers failed, the
 exit code is theirs."""
 
+JOB_ROW = """What the commands of `llmb jobs` say of each job; `jobs show` has [more](#json-of-llmb-jobs-show).
+What states there are, and what becomes of them: [states of jobs](../explanation/job-states.md)."""
+
 CLUSTER_CONFIG = (
     """In `$LLMB_INSTALL`; every key may be left out. See [how to run on Slurm](../how-to/run-on-slurm.md)."""
 )
@@ -153,6 +164,7 @@ def files_page(catalogue: Catalogue) -> str:
         page("## job.json", JOB, typed_table(annotations(SubmittedJob), meanings["job"])),
         page("## job_end.json", JOB_END, typed_table(annotations(JobEnd), meanings["job_end"])),
         *campaign_file(meanings),
+        page("## JSON of a job", JOB_ROW, typed_table(job_row(), meanings["job_row"])),
         *cluster_config(meanings),
         *(page(f"## JSON of llmb {name}", key_table(item, meanings[name])) for name, item in documents.items()),
         page("## Exit codes", exit_codes(), ERRORS),
@@ -179,7 +191,13 @@ def cluster_config(meanings: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
 def run_folder(plan: Plan) -> str:
     folder = RunFolder(Path("<experiment>"))
     files = {name: getattr(folder, name).name for name in FILES}
-    return RUN_FOLDER.format(experiment=experiment_name(plan), **files)
+    attempt = folder.steps_of_attempt(1).name.replace("1", "<n>")
+    return RUN_FOLDER.format(experiment=experiment_name(plan), steps_of_attempt=attempt, **files)
+
+
+def job_row() -> dict[str, Any]:
+    kinds = get_type_hints(Job)
+    return {item.name: kinds[item.name] for item in fields(Job)} | {"name": str}
 
 
 def annotations(model: type[BaseModel]) -> dict[str, Any]:
@@ -225,12 +243,18 @@ def json_documents(catalogue: Catalogue, plan: Plan, recipe: Recipe) -> dict[str
     values |= {"expert_load": load, "profiled": False}
     steps = [Step(**{**values, "step": number}) for number in range(plan.steps)]
     log = ParsedFile(Path("log.out"), LogOutcome("success", "", step_time_s=describe([17.2]), loss_first=12.81))
+    job = new_job(RunFolder(Path("run")), plan, "", None, 0)
+    job = replace(job, nodes="node1")
+    shown = job_document(job, JobDetails())
     return {
         "run": run_document(RunFolder(Path("run")), plan, conclude(plan, steps, 0, "")),
         "metrics": asdict(throughput(recipe, 17.2)),
         "show": recipe_document(recipe, job_defaults(catalogue, recipe)),
         "submit": submit_document({RunFolder(Path("run")): SubmittedJob(job_id="1", submitted_at="")}),
         "bulk": sample_campaign(catalogue),
+        "jobs list": jobs_document([job], 1),
+        "jobs show": {key: value for key, value in shown.items() if key not in job.document()},
+        "jobs nodes": nodes_document(node_records([job])),
         "list": list_document(catalogue.workloads.values()),
         "parse": parse_document(parse_report(Path(), "last", [log], full_names=False)),
         "trace": trace_document(summarize([sample_timeline()])),
