@@ -50,6 +50,18 @@ def test_a_plan_says_its_schedule(tiny_plan: Callable[..., Plan]) -> None:
     assert schedule({"pp": 2, "vp": 2}, parallelism=ordered("zero-bubble")) == "zero-bubble"
 
 
+def test_what_nobody_shares_is_kept_through_a_step(tiny_plan: Callable[..., Plan]) -> None:
+    def sharding(*arguments: object, **options: object) -> str | None:
+        return tiny_plan(*arguments, **options).parallelism.dp_sharding
+
+    maverick = "finetune_llama4-maverick"
+    assert sharding(scale=1) == sharding(scale=2, overrides={"tp": 2}) == sharding(maverick, scale=1) == "optimizer"
+    assert sharding(scale=2) == sharding(scale=2, overrides={"cp": 2}) == "full"
+    # Experts are whole on each of two ranks, which can share them out.
+    assert sharding(maverick, scale=2, overrides={"tp": 2}) == "full"
+    assert sharding(scale=1, parallelism=by(1, "full")) == "full"
+
+
 def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Plan]) -> None:
     recipe = resolve(Catalogue(), Request(workload="pretrain_llama3.1", size="8b"))
 

@@ -72,7 +72,8 @@ OPTIONS: Mapping[str, OptionInfo] = MappingProxyType(
         "dp_sharding": _parallelism(
             "--dp-sharding",
             help="What data-parallel ranks share out: 'full' parameters, gradients and optimizer state (ZeRO-3), "
-            "'optimizer' all but the parameters within a step (ZeRO-1), 'none' nothing (DDP).",
+            "'optimizer' all but the parameters within a step (ZeRO-1), 'none' nothing (DDP). Default: full; optimizer "
+            "where there is nobody to share with.",
         ),
         "dp_shard_size": _parallelism(
             "--dp-shard-size",

@@ -93,9 +93,10 @@ def profile_text(profile: Profile) -> str:
 def _sharing(plan: Plan) -> str:
     parallelism = plan.parallelism
     copies = parallelism.copies(plan.recipe.layout).dense
+    sharing = parallelism.dp_sharding or "full"
     shared = {"full": "parameters and optimizer state", "optimizer": "optimizer state", "none": "nothing"}
     kept = f", {copies} copies" if copies > 1 else ""
-    return f"{parallelism.dp_sharding}: ranks share out {shared[parallelism.dp_sharding]}{kept}"
+    return f"{sharing}: ranks share out {shared[sharing]}{kept}"
 
 
 def run_table(plan: Plan, result: Result) -> Table:

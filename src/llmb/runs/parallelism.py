@@ -20,9 +20,10 @@ class Copies(NamedTuple):
 class Parallelism(Record):
     """What a run chooses beside its layout."""
 
-    dp_sharding: DpSharding = "full"
+    dp_sharding: DpSharding | None = None
     """What the ranks of DP x CP share out: parameters, gradients and optimizer state, or those but for the parameters
-    within a step, or nothing."""
+    within a step, or nothing. Null for ``full``; where there is nobody to share with, for ``optimizer``, which then
+    differs only in that bf16 or FP8 copies of parameters are made once a step instead of twice a micro-batch."""
     dp_shard_size: int | None = None
     """Ranks that share one copy out; null for all."""
 
@@ -41,7 +42,7 @@ class Parallelism(Record):
     @property
     def keeps_parameters(self) -> bool:
         """Whether parameters stay whole on every rank through a step."""
-        return self.dp_sharding != "full"
+        return self.dp_sharding in ("optimizer", "none")
 
     def copies(self, layout: Layout) -> Copies:
         """Copies of dense parameters over the ranks of DP x CP, and of routed experts over those of EDP.
@@ -55,17 +56,27 @@ class Parallelism(Record):
             return Copies()
         return Copies(replicas // self.dp_shard_size, replicas // self.dp_shard_size)
 
-    def settled(self, layout: Layout) -> Self:
-        """With the schedule that is used where none was chosen."""
+    def settled(self, layout: Layout, *, experts: bool) -> Self:
+        """With what is used where nothing was chosen."""
+        shared = layout.dp * layout.cp > 1 or (experts and layout.edp > 1)
+        return self.model_copy(
+            update={
+                "dp_sharding": self.dp_sharding or ("full" if shared else "optimizer"),
+                "pipeline_schedule": self.schedule_of(layout),
+            }
+        )
+
+    def schedule_of(self, layout: Layout) -> PipelineSchedule | None:
+        """The chosen one, or the usual one of the layout."""
         if self.pipeline_schedule or layout.pp == 1:
-            return self
-        return self.model_copy(update={"pipeline_schedule": "1f1b" if layout.vp == 1 else "interleaved"})
+            return self.pipeline_schedule
+        return "1f1b" if layout.vp == 1 else "interleaved"
 
     def problems(self, layout: Layout, *, compiled: bool) -> Iterator[str]:
         """Why ``layout`` cannot run this way, with the valid choices."""
         if self.dp_shard_size is not None:
-            yield from _shard_size_problems(layout, self.dp_sharding, self.dp_shard_size)
-        schedule = self.settled(layout).pipeline_schedule
+            yield from _shard_size_problems(layout, self.dp_sharding or "full", self.dp_shard_size)
+        schedule = self.schedule_of(layout)
         if schedule is not None:
             yield from _schedule_problems(layout, schedule)
         if self.delays_weight_gradients and compiled:

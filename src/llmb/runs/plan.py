@@ -113,7 +113,7 @@ def make_plan(recipe: Recipe, choices: Choices, *, device: Device, checkpoint: S
         attention_backend=choices.attention_backend,
         keep_logits=choices.keep_logits,
         force_load_balancing=choices.force_load_balancing,
-        parallelism=choices.parallelism.settled(recipe.layout),
+        parallelism=choices.parallelism.settled(recipe.layout, experts=recipe.model.moe is not None),
         save_checkpoint=choices.saves,
         checkpoint_interval=choices.checkpoint_interval,
         checkpoint_dir=choices.checkpoint_dir,
