@@ -18,7 +18,7 @@ from llmb.engine.precision import scaling
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.plan import Plan, Start
 
-WORKER = Path(__file__).parent / "fp8_worker.py"
+WORKER = Path(__file__).parent / "training_worker.py"
 LIMIT_S = 600
 STEPS, FEW, SAVED = 20, 4, 10
 SIZES = {"gbs": 4, "seq_len": 64}

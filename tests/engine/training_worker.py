@@ -2,8 +2,8 @@
 """One rank that trains as plans say, one after the other, and writes what it found.
 
 Arguments: folder with plans.json and room for the rendezvous, number of ranks, compiler, rank. For the plan
-number N the first rank writes N.pt, with losses, gradient norms and counts of every step, the first step's gradients
-and the last scales.
+number N the first rank writes N.pt, with losses, gradient norms and counts of every step, the first and the
+last step's gradients, and the last scales.
 """
 
 import json
@@ -19,10 +19,12 @@ import torch.distributed as dist
 from layout_values import mean_loss, whole
 
 from llmb.engine import loop
+from llmb.engine.attention_backend import attention_kernel, choose_attention
 from llmb.engine.checkpoint.load import load_checkpoint
 from llmb.engine.checkpoint.save import Saver
 from llmb.engine.compile import apply_compile
 from llmb.engine.loop import add_gradients, build_data, build_passes, prepare_stages, update
+from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks, arrange
 from llmb.engine.precision.state import scale_state
@@ -33,6 +35,11 @@ from llmb.runs.plan import Plan
 
 def train(plan: Plan, ranks: Ranks, folder: Path) -> dict[str, Any]:
     stages = prepare_stages(plan, ranks)
+    with attention_kernel(choose_attention(stages, plan, ranks).backend):
+        return train_stages(stages, plan, ranks, folder)
+
+
+def train_stages(stages: list[Decoder], plan: Plan, ranks: Ranks, folder: Path) -> dict[str, Any]:
     passes, data = build_passes(stages, plan, ranks), build_data(plan)
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     if plan.start:
@@ -43,14 +50,16 @@ def train(plan: Plan, ranks: Ranks, folder: Path) -> dict[str, Any]:
     for number in range(plan.first_step, plan.last_step + 1):
         losses.append(mean_loss(add_gradients(passes, plan, data, number, ranks)))
         named = [item for stage in stages for item in stage.named_parameters()]
-        gradients = gradients or {name: whole(parameter.grad).clone() for name, parameter in named}
+        if number in (plan.first_step, plan.last_step):
+            last = {name: whole(parameter.grad).clone() for name, parameter in named}
+            gradients = gradients or last
         norms.append(update(stages, optimizers, plan.recipe.training, number).item())
         of_step = fp8_counts(plan, stages, ranks)
         counts += [] if of_step is None else [of_step.int().tolist()]
         saver.after_step(number)
     saver.finish()
     scales = {name: tensor.clone() for stage in stages for name, tensor in scale_state(stage).items()}
-    found = everybody({"gradients": gradients, "scales": scales}, ranks)
+    found = everybody({"gradients": gradients, "last_gradients": last, "scales": scales}, ranks)
     return {"losses": losses, "norms": norms, "counts": counts, **found}
 
 
