@@ -85,7 +85,8 @@ def llmb_command(case: Case, settings: Settings) -> list[str]:
     command += ["-w", recipe.workload, "-s", recipe.size, "--dtype", recipe.dtype, "--gpu-type", recipe.gpu_type]
     command += ["--scale", "1", "--gbs", str(recipe.layout.gbs), "--seed", str(settings.seed)]
     command += ["--steps", str(steps), "--window", f"{settings.warmup_steps}-{steps - 1}"]
-    return [*command, *(("--compile",) if settings.compiled else ()), *shlex.split(settings.llmb_options)]
+    command += ["--compile" if settings.compiled else "--no-compile"]
+    return [*command, *shlex.split(settings.llmb_options)]
 
 
 def adapter_command(case: Case, settings: Settings, folder: Path) -> list[str]:

@@ -18,6 +18,7 @@ from benchmarks.engine.options import read_options
 from benchmarks.engine.processes import failure_reason, run_limited
 from benchmarks.engine.published import find_target
 from benchmarks.engine.records import CaseResult, Ceilings, Document, Published, Settings, Verdict
+from benchmarks.engine.run_case import llmb_command
 from benchmarks.engine.shapes import Floor, floor_of, request_of, weights_of
 from benchmarks.engine.store import open_document
 from benchmarks.engine.verdicts import judge, merged
@@ -106,6 +107,14 @@ def test_engines_take_turns() -> None:
     order = [(case.round, case.subject.name, case.engine) for case in cases]
     assert order[:4] == [(0, "8b", "a"), (0, "8b", "b"), (0, "15b", "a"), (0, "15b", "b")]
     assert [number for number, *_ in order] == [0] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize(("compiled", "option"), [(True, "--compile"), (False, "--no-compile")])
+def test_llmb_compiles_only_where_the_others_do(compiled, option) -> None:
+    """On a GPU it would without being asked."""
+    (case,) = plan_cases([subject("8b")], ("llmb",), 1)
+    command = llmb_command(case, SETTINGS.model_copy(update={"compiled": compiled}))
+    assert [word for word in command if word.endswith("compile")] == [option]
 
 
 @pytest.mark.parametrize("name", GPU_MODELS)

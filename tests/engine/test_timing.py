@@ -2,6 +2,7 @@
 """Figures of a step are read at once, or one step late where a device has a queue; never are any lost."""
 
 import gc
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,18 @@ from llmb.engine.expert_load import ExpertLoadCounter
 from llmb.engine.loop import build_data, build_passes, do_step, prepare_stages
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.engine.profile import TorchRecorder
 from llmb.engine.timing import StepReader
 from llmb.engine.watch.progress import Progress
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
+from llmb.runs.profiling import Profiling
 from llmb.runs.steps import read_steps
 
 MakePlan = Callable[..., Plan]
 GPU = torch.device("cuda", 0)
+WRITING_S = 1.0
+"""Much longer than a step of the smallest model."""
 
 
 @pytest.fixture
@@ -134,6 +139,26 @@ def test_late_figures_are_all_reported_and_stop_a_spoiled_run(
         assert [step.finite for step in steps] == [True] * (len(steps) - 1) + [False]
         assert 1 < len(steps) <= 4
         assert saved == []
+
+
+def test_writing_a_profile_is_no_part_of_the_step_after_it(
+    tiny_plan: MakePlan, group: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(_recorder: TorchRecorder) -> None:
+        time.sleep(WRITING_S)
+
+    monkeypatch.setattr(loop, "StepReader", LateReader)
+    monkeypatch.setattr(TorchRecorder, "start", lambda _recorder: None)
+    monkeypatch.setattr(TorchRecorder, "stop", stop)
+    group("gloo")
+    profiling = Profiling(profile=True, profile_start_step=2, profile_stop_step=4)
+    plan = tiny_plan(scale=1, steps=6, profiling=profiling, overrides={"gbs": 1, "layers": 1, "seq_len": 16})
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    loop.train(plan, folder, ranks_of(plan, torch.device("cpu")), Progress(0))
+    steps = read_steps(folder.steps)
+    assert [step.step for step in steps if step.profiled] == [2, 3]
+    assert steps[4].step_time_s < WRITING_S
 
 
 def batches(count: int, made: list[int]) -> Iterator[MicroBatch]:

@@ -86,6 +86,11 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Plan]
             {"dtype": "fp8", "parallelism": ordered("zero-bubble"), "overrides": {"pp": 2}},
             "--pipeline-schedule zero-bubble splits products that FP8 does as one",
         ),
+        (
+            "pretrain_llama3.1",
+            {"dtype": "fp8", "fp8_recipe": "current", "overrides": {"layers": 2}},
+            "with 2 layers nothing is in FP8; choose delayed, or more --layers",
+        ),
         ("pretrain_llama3.1", {"checkpoint_dir": "/scratch"}, "--checkpoint-dir is given, but nothing is saved"),
         ("finetune_llama3", {}, "no LoRA"),
         ("pretrain_llama3.1", {"grad_reduce_dtype": "bf16"}, "the run computes in fp32"),

@@ -80,8 +80,7 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> No
             with profiler.step(number):
                 reader.begin(number, saving=saver.busy)
                 reader.end(*do_step(number, plan, passes, optimizers, data, ranks), fp8_counts(plan, stages, ranks))
-                # What is saved has to be known to be sound.
-                known = list(reader.read(all_steps=number == plan.last_step or plan.saves_after(number)))
+                known = list(reader.read(all_steps=pauses_after(plan, number)))
             spoiled = report_sound(known, reporter)
             progress.enter("checkpoint", number)
             if spoiled:
@@ -92,6 +91,15 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> No
     profiler.close()
     if ranks.is_first and plan.recipe.model.moe and plan.steps:  # none where the last attempt had done them all
         load.write(folder.expert_load)
+
+
+def pauses_after(plan: Plan, number: int) -> bool:
+    """Whether a step's figures have to be known before anything else is done.
+
+    What is saved has to be sound, and the step after a profile begins when that is written.
+    """
+    profile_ends = plan.profile is not None and number == plan.profile.stop_step - 1
+    return number == plan.last_step or plan.saves_after(number) or profile_ends
 
 
 def record_environment(folder: RunFolder, ranks: Ranks, environment: dict[str, Any]) -> None:

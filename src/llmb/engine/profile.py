@@ -100,8 +100,11 @@ class TorchRecorder:
         self.profile.stop()
         self.path.parent.mkdir(exist_ok=True)
         partial = self.path.with_name(f".{self.path.name}")  # its end is what has it packed
-        self.profile.export_chrome_trace(str(partial))
-        partial.replace(self.path)
+        try:
+            self.profile.export_chrome_trace(str(partial))
+            partial.replace(self.path)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 class NsysRecorder:

@@ -89,6 +89,11 @@ class Choices(Record):
                     f"--pipeline-schedule {self.parallelism.pipeline_schedule} splits products that FP8 does as one; "
                     "choose another, or --dtype bf16"
                 )
+            if self.fp8_recipe == "current" and recipe.model.layers <= 2:
+                yield (
+                    "--fp8-recipe current leaves the first and the last layer in bf16, and with "
+                    f"{recipe.model.layers} layers nothing is in FP8; choose delayed, or more --layers"
+                )
             return
         if self.fp8_recipe:
             yield f"--fp8-recipe is {self.fp8_recipe}, but the run computes in {recipe.dtype}; add --dtype fp8"
