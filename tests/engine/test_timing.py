@@ -145,7 +145,10 @@ def test_writing_a_profile_is_no_part_of_the_step_after_it(
     tiny_plan: MakePlan, group: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(_recorder: TorchRecorder) -> None:
+        phases.append(progress.position.phase)
         time.sleep(WRITING_S)
+
+    progress, phases = Progress(0), []
 
     monkeypatch.setattr(loop, "StepReader", LateReader)
     monkeypatch.setattr(TorchRecorder, "start", lambda _recorder: None)
@@ -155,8 +158,9 @@ def test_writing_a_profile_is_no_part_of_the_step_after_it(
     plan = tiny_plan(scale=1, steps=6, profiling=profiling, overrides={"gbs": 1, "layers": 1, "seq_len": 16})
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    loop.train(plan, folder, ranks_of(plan, torch.device("cpu")), Progress(0))
+    loop.train(plan, folder, ranks_of(plan, torch.device("cpu")), progress)
     steps = read_steps(folder.steps)
+    assert phases == ["profile"], "which may take longer than a step before the run is taken to stand still"
     assert [step.step for step in steps if step.profiled] == [2, 3]
     assert steps[4].step_time_s < WRITING_S
 

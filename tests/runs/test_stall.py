@@ -64,7 +64,15 @@ def test_what_cannot_be_told_is_not_guessed() -> None:
 
 @pytest.mark.parametrize(
     ("phase", "idle_s", "stalled"),
-    [("step", 99, False), ("start", 399, False), ("start", 401, True), ("checkpoint", 1199, False), ("end", 101, True)],
+    [
+        ("step", 99, False),
+        ("start", 399, False),
+        ("start", 401, True),
+        ("checkpoint", 1199, False),
+        ("profile", 1199, False),
+        ("profile", 1201, True),
+        ("end", 101, True),
+    ],
 )
 def test_loading_and_saving_may_take_longer(phase: str, idle_s: float, stalled: bool) -> None:
     assert bool(find(seen(beat(0, phase=phase, idle_s=idle_s), beat(1, wait(), idle_s=2000)))) is stalled

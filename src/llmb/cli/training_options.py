@@ -67,7 +67,7 @@ OPTIONS: Mapping[str, OptionInfo] = MappingProxyType(
         "stall_limit_s": _training(
             "--stall-limit",
             help="Seconds within which a run without progress is ended; 4 times as many before the first step, 12"
-            " times while saving. 0: never.",
+            " times while saving or writing a profile. 0: never.",
         ),
         "dp_sharding": _parallelism(
             "--dp-sharding",

@@ -71,7 +71,7 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> No
     load = ExpertLoadCounter(stages, ranks)
     reader = StepReader(plan, ranks, load)
     saver = Saver(plan, folder, ranks, stages, optimizers)
-    profiler = StepProfiler(plan, folder, ranks)
+    profiler = StepProfiler(plan, folder, ranks, progress)
     with ExitStack() as stack:
         stack.enter_context(attention_kernel(attention.backend))
         reporter = stack.enter_context(Reporter(folder, plan)) if ranks.is_first else None

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records what a rank does in the steps that the plan wants profiled. In all other steps it does nothing."""
 
+import errno
+import gzip
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Protocol
 
 import torch
@@ -13,6 +17,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.watch.progress import Progress
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import nccl_log, profile_file
@@ -30,9 +35,10 @@ class Recorder(Protocol):
 class StepProfiler:
     """Enter ``step`` around each training step."""
 
-    def __init__(self, plan: Plan, folder: RunFolder, ranks: Ranks) -> None:
+    def __init__(self, plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> None:
         self.plan = plan
         self.ranks = ranks
+        self.progress = progress
         self.recorder = _recorder(plan, folder, ranks)
         self.nccl_log = NcclLog(nccl_log(folder, ranks.rank)) if plan.nccl_trace else None
         self.recording = False
@@ -61,6 +67,7 @@ class StepProfiler:
         if not self.recording:
             return
         self.recording = False
+        self.progress.enter("profile", self.progress.position.step)
         self._settle()
         if self.recorder:
             try:
@@ -99,12 +106,24 @@ class TorchRecorder:
     def stop(self) -> None:
         self.profile.stop()
         self.path.parent.mkdir(exist_ok=True)
-        partial = self.path.with_name(f".{self.path.name}")  # its end is what has it packed
+        partial = self.path.with_name(f".{self.path.name}")
         try:
-            self.profile.export_chrome_trace(str(partial))
+            # torch could pack it too, but takes a full disk for an empty trace, and leaves there what it wrote.
+            with TemporaryDirectory(prefix="llmb-profile-") as folder:
+                whole = Path(folder) / "trace.json"
+                self.profile.export_chrome_trace(str(whole))
+                pack(whole, partial)
             partial.replace(self.path)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def pack(whole: Path, packed: Path) -> None:
+    """Raises OSError where there is nothing to pack: torch says nothing of a trace that it could not write."""
+    if not whole.exists() or not whole.stat().st_size:
+        raise OSError(errno.EIO, "torch wrote no trace; is its disk full? TMPDIR can be another", str(whole.parent))
+    with whole.open("rb") as source, gzip.open(packed, "wb") as target:
+        shutil.copyfileobj(source, target)
 
 
 class NsysRecorder:

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from llmb.catalogue.records import Record
 
-Phase = Literal["start", "step", "checkpoint", "end"]
-PHASE_LIMITS: dict[Phase, int] = {"start": 4, "step": 1, "checkpoint": 12, "end": 1}
+Phase = Literal["start", "step", "profile", "checkpoint", "end"]
+PHASE_LIMITS: dict[Phase, int] = {"start": 4, "step": 1, "profile": 12, "checkpoint": 12, "end": 1}
 """How often the limit a phase may take: loading and compiling before the first step, and disks, are slow."""
 STALL = "llmb: stall: "
 """What the line begins with that names the cause in a run's log."""
