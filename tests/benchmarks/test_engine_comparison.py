@@ -82,13 +82,14 @@ def test_verdicts_name_what_was_not_measured(first) -> None:
 
 
 def test_a_second_call_keeps_what_is_done_and_records_a_crash(first, tmp_path) -> None:
-    """transformers is there, but cannot be imported; Maverick is new, and fp8 has kernels whatever the engines do."""
+    """transformers is there, but cannot be imported; Maverick and fp8 are new."""
     document, path = first
     (tmp_path / "transformers").mkdir()
     (tmp_path / "transformers" / "__init__.py").write_text(BROKEN)
     done = compare(
-        "--out", str(path), "--models", "llama3.1,maverick", "--engines", "huggingface,llmb", python_path=(tmp_path,)
-    )
+        "--out", str(path), "--models", "llama3.1,maverick", "--dtypes", "bf16,fp8", "--engines", "huggingface,llmb",
+        python_path=(tmp_path,),
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "huggingface llama3.1 bf16: kept from before" in done.stderr
     before, after = by_case(document), by_case(json.loads(done.stdout))
@@ -99,6 +100,10 @@ def test_a_second_call_keeps_what_is_done_and_records_a_crash(first, tmp_path) -
     assert (crashed["status"], crashed["reason"]) == ("failed", "RuntimeError: a broken install")
     assert "Traceback" in crashed["log_tail"]
     assert after["llmb", "maverick", "bf16"]["status"] == "done", "a crash of one engine does not end the others"
+    for model in ("llama3.1", "maverick"):
+        case = after["llmb", model, "fp8"]
+        assert case["status"] == "done", case
+        assert 6 < case["loss"]["first"] < 8
 
 
 def test_what_does_not_fit_is_listed(tmp_path) -> None:
