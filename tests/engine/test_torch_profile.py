@@ -11,6 +11,9 @@ import torch
 
 from llmb.engine.profile import TorchRecorder, pack
 
+# What torch 2.11 says of every recording, also of one with a single cycle.
+pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
+
 
 def record(path: Path) -> None:
     recorder = TorchRecorder(path, torch.device("cpu"))

@@ -5,7 +5,6 @@ The first rank tries, all ranks use what it found. Scores depend on nothing but 
 """
 
 import statistics
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from llmb.engine.device import Moment, synchronise
 from llmb.engine.model.attention import CausalAttention, Masks, document_masks
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.context_parallel import rank_positions
@@ -141,33 +141,12 @@ def pass_milliseconds(once: Pass, device: torch.device) -> float:
     """Median over some passes, one after the other as the device does them, after some that warm it up."""
     for _ in range(WARM_UPS):
         once()
-    stamps = [stamp(device)]
+    moments = [Moment(device)]
     for _ in range(TIMED):
         once()
-        stamps.append(stamp(device))
+        moments.append(Moment(device))
     synchronise(device)
-    return statistics.median(milliseconds_between(*pair) for pair in pairwise(stamps))
-
-
-def stamp(device: torch.device) -> torch.cuda.Event | float:
-    """A moment: of the device's work on a GPU, which the host does not wait for, or the host's."""
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
-
-
-def milliseconds_between(earlier: torch.cuda.Event | float, later: torch.cuda.Event | float) -> float:
-    if isinstance(earlier, float) or isinstance(later, float):
-        assert isinstance(earlier, float) and isinstance(later, float)
-        return 1e3 * (later - earlier)
-    return float(earlier.elapsed_time(later))
-
-
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return 1e3 * statistics.median(later.seconds_since(earlier) for earlier, later in pairwise(moments))
 
 
 def forget_memory(device: torch.device) -> None:

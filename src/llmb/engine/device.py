@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between a CPU and a GPU: backend, memory, identity."""
+"""What differs between a CPU and a GPU: backend, clock, memory, identity."""
 
 import os
 import platform
 import resource
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,34 @@ class Memory:
 
     allocated_bytes: int
     peak_bytes: int
+
+
+class Moment:
+    """When all that was queued on the device so far is done; without a queue, now."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.time_s = time.perf_counter()
+        self.event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self.event.record()
+
+    def wait(self) -> None:
+        if self.event:
+            self.event.synchronize()
+
+    def seconds_since(self, earlier: "Moment") -> float:
+        """Both moments have to be over."""
+        if self.event and earlier.event:
+            milliseconds: float = earlier.event.elapsed_time(self.event)
+            return milliseconds / 1000
+        return self.time_s - earlier.time_s
+
+
+def synchronise(device: torch.device) -> None:
+    """Waits until all that was queued is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def local_device(kind: Device) -> torch.device:

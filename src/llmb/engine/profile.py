@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from llmb.engine.device import synchronise
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.watch.progress import Progress
 from llmb.runs.folder import RunFolder
@@ -53,7 +54,8 @@ class StepProfiler:
             yield
             return
         if not self.recording:
-            self._settle()
+            # A GPU may still work on what the steps before have launched.
+            synchronise(self.ranks.device)
             self.recording = True
             if self.recorder:
                 self.recorder.start()
@@ -68,18 +70,13 @@ class StepProfiler:
             return
         self.recording = False
         self.progress.enter("profile", self.progress.position.step)
-        self._settle()
+        synchronise(self.ranks.device)
         if self.recorder:
             try:
                 self.recorder.stop()
             except (OSError, RuntimeError) as error:
                 sys.stderr.write(f"llmb: rank {self.ranks.rank} could not write its profile: {error}\n")
         dist.barrier()
-
-    def _settle(self) -> None:
-        """A GPU may still work on what the steps before have launched."""
-        if self.ranks.device.type == "cuda":
-            torch.cuda.synchronize(self.ranks.device)
 
 
 def _recorder(plan: Plan, folder: RunFolder, ranks: Ranks) -> Recorder | None:

@@ -14,34 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from llmb.engine.device import Memory, memory
+from llmb.engine.device import Memory, Moment, memory
 from llmb.engine.expert_load import ExpertLoadCounter
 from llmb.engine.optimizer import learning_rate
 from llmb.engine.parallel.mesh import Ranks
 from llmb.runs.plan import Plan
 from llmb.runs.steps import ExpertLoad, Fp8Counts, Step
-
-
-class Moment:
-    """When all that was queued on the device so far is done; without a queue, now."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.time_s = time.perf_counter()
-        self.event: torch.cuda.Event | None = None
-        if device.type == "cuda":
-            self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            self.event.record()
-
-    def wait(self) -> None:
-        if self.event:
-            self.event.synchronize()
-
-    def seconds_since(self, earlier: "Moment") -> float:
-        """Both moments have to be over."""
-        if self.event and earlier.event:
-            milliseconds: float = earlier.event.elapsed_time(self.event)
-            return milliseconds / 1000
-        return self.time_s - earlier.time_s
 
 
 @dataclass(slots=True)
