@@ -17,6 +17,8 @@ from llmb.engine.expert_load import ExpertLoadCounter
 from llmb.engine.loop import build_data, build_passes, do_step, prepare_stages
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.engine.precision.apply import CAPABILITY
+from llmb.engine.precision.step import fp8_counts
 from llmb.engine.profile import TorchRecorder
 from llmb.engine.timing import StepReader
 from llmb.engine.watch.progress import Progress
@@ -195,13 +197,18 @@ def test_on_a_gpu_batches_are_made_and_copied_one_ahead(needs: Callable[..., Non
 
 @pytest.mark.gpu
 @pytest.mark.slow
-@pytest.mark.parametrize("document_tokens", [None, 50])
+@pytest.mark.parametrize(("dtype", "document_tokens"), [("bf16", None), ("bf16", 50), ("fp8", None)])
 def test_on_a_gpu_the_host_never_waits_within_a_step(
-    needs: Callable[..., None], tiny_plan: MakePlan, group: Callable[[str], None], document_tokens: int | None
+    needs: Callable[..., None],
+    tiny_plan: MakePlan,
+    group: Callable[[str], None],
+    dtype: str,
+    document_tokens: int | None,
 ) -> None:
     needs("gpu", torch.cuda.is_available(), "no CUDA device is visible to torch")
     group("nccl")
-    plan = tiny_plan(scale=1, dtype="bf16", document_tokens=document_tokens)
+    emulated = dtype == "fp8" and torch.cuda.get_device_capability(GPU) < CAPABILITY
+    plan = tiny_plan(scale=1, dtype=dtype, document_tokens=document_tokens, emulate_fp8=emulated)
     ranks = ranks_of(plan, GPU)
     stages = prepare_stages(plan, ranks)
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
@@ -212,7 +219,7 @@ def test_on_a_gpu_the_host_never_waits_within_a_step(
         # The first step makes what is kept, such as the optimizer's state.
         torch.cuda.set_sync_debug_mode("error" if number else "default")
         reader.begin(number, saving=False)
-        reader.end(*do_step(number, plan, passes, optimizers, data, ranks))
+        reader.end(*do_step(number, plan, passes, optimizers, data, ranks), fp8_counts(plan, stages, ranks))
         torch.cuda.set_sync_debug_mode("default")
         losses += [step.loss for step, _ in reader.read(all_steps=number == 3)]
     assert len(losses) == 4
