@@ -282,7 +282,7 @@ def test_an_interrupt_ends_all_processes_quietly(tmp_path):
     deadline = time.monotonic() + 60
     while len(_session(process.pid)) < 5 and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(0.5)
+    time.sleep(1.5)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (130, b"")

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem
@@ -39,7 +40,9 @@ def _parse_in_pool(paths: Sequence[Path], rule: str, workers: int) -> Iterator[P
     context.set_forkserver_preload([__name__])
     pool = ProcessPoolExecutor(workers, context, initializer=_end_quietly_on_interrupt)
     try:
-        for done in as_completed([pool.submit(_parse_batch, batch, rule) for batch in _batches(paths, workers)]):
+        with _interrupts_held_back():
+            batches = [pool.submit(_parse_batch, batch, rule) for batch in _batches(paths, workers)]
+        for done in as_completed(batches):
             yield from done.result()
     except (KeyboardInterrupt, GeneratorExit):
         for worker in multiprocessing.active_children():
@@ -53,8 +56,19 @@ def _parse_in_pool(paths: Sequence[Path], rule: str, workers: int) -> Iterator[P
         pool.shutdown(cancel_futures=True)
 
 
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Processes that are started within begin like this: an interrupt would find them in the middle of an import."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _end_quietly_on_interrupt() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _batches(paths: Sequence[Path], workers: int) -> list[Sequence[Path]]:
