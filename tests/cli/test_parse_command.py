@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -278,7 +279,14 @@ def test_an_interrupt_ends_all_processes_quietly(tmp_path):
         with (tmp_path / f"{number}.out").open("wb") as file:
             file.truncate(200 << 30)
     command = [sys.executable, "-m", "llmb.cli.main", "parse", str(tmp_path), "--jobs", "2"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        # What runs the tests in the background ignores interrupts, and so would all that it starts.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler),
+    )
     deadline = time.monotonic() + 60
     while len(_session(process.pid)) < 5 and time.monotonic() < deadline:
         time.sleep(0.05)
