@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from llmb.errors import UsageError
 from llmb.launch.slurm.begin import begin
 from llmb.launch.slurm.finish import finish_job
 from llmb.launch.slurm.follow import await_result, conclude_job
@@ -54,6 +55,25 @@ def test_a_run_is_queued_then_running_then_ended(folder: RunFolder) -> None:
     folder.steps.write_text("".join(map(step_line, range(5))))
     assert finish_job(folder, 0).status == "success"
     assert read_record(folder).result
+
+
+def test_a_second_job_does_not_take_a_run_over(folder: RunFolder) -> None:
+    begin(folder, IN_A_JOB)
+    before = folder.record.read_bytes()
+    with pytest.raises(UsageError, match=r"job 7 has this run \(running\), and job 8 would write"):
+        begin(folder, {**IN_A_JOB, "SLURM_JOB_ID": "8"})
+    assert folder.record.read_bytes() == before
+    begin(folder, {**IN_A_JOB, "SLURM_RESTART_COUNT": "2"})
+    finish_job(folder, 1)
+    with pytest.raises(UsageError, match=r"job 7 has this run \(failed\)"):
+        begin(folder, {**IN_A_JOB, "SLURM_JOB_ID": "8"})
+
+
+def test_a_run_that_is_queued_again_begins_in_a_job_of_another_id(folder: RunFolder) -> None:
+    begin(folder, IN_A_JOB)
+    write_record(folder, read_record(folder).model_copy(update={"status": "queued"}))
+    begin(folder, {**IN_A_JOB, "SLURM_JOB_ID": "8"})
+    assert [attempt.job.job_id for attempt in read_record(folder).attempts] == ["7", "8"]
 
 
 @pytest.mark.parametrize(

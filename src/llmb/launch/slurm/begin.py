@@ -6,16 +6,17 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from llmb.errors import InfrastructureError
+from llmb.errors import InfrastructureError, LlmbError, UsageError
 from llmb.runs.attempts import begin_attempt
 from llmb.runs.folder import RunFolder
-from llmb.runs.record import Job, now, read_record, write_record
+from llmb.runs.record import Job, RunRecord, now, read_record, write_record
 
 
 def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
     """Writes down that the run begins, or begins again, in which job and on which nodes.
 
-    Raises InfrastructureError, and ends the run's record, where it was started as often as it may be.
+    Raises UsageError where another job has this run; InfrastructureError, and ends the run's record, where it was
+    started as often as it may be.
     """
     job = Job(
         job_id=environ["SLURM_JOB_ID"],
@@ -23,6 +24,7 @@ def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
         restarts=int(environ.get("SLURM_RESTART_COUNT", "0")),
     )
     record = read_record(folder)
+    check_single(folder, record, job)
     try:
         begin_attempt(folder, record, job)
     except InfrastructureError as error:
@@ -31,10 +33,24 @@ def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
         raise
 
 
+def check_single(folder: RunFolder, record: RunRecord, job: Job) -> None:
+    """Raises UsageError where another job began the run, unless it was queued again since.
+
+    A requeued job keeps its id; a submission of the run in a new job sets its status back to queued.
+    """
+    if record.job is None or record.job.job_id == job.job_id or record.status == "queued":
+        return
+    raise UsageError(
+        f"job {record.job.job_id} has this run ({record.status}), and job {job.job_id} would write into the same files",
+        where=str(folder.path),
+        do="submit the recipe again with 'llmb submit': each job needs a run folder of its own",
+    )
+
+
 def main() -> None:
     try:
         begin(RunFolder(Path(sys.argv[1])), os.environ)
-    except InfrastructureError as error:
+    except LlmbError as error:
         sys.stderr.write(f"llmb: error: {error}\n")
         sys.exit(error.exit_code)
 
