@@ -190,8 +190,11 @@ pretrain_nemotron4_15b: {scales: 32, proxy: perhaps}
     ("content", "words"),
     [
         ("pretrain_llama3.1_8b: {scale: [1}\n", "jobs.yaml:1: not valid YAML"),
-        ("- pretrain_llama3.1_8b\n", "jobs.yaml:1: : Input should be"),
-        ("pretrain_llama3.1_8b: {profle: true}\n", "jobs.yaml:1: pretrain_llama3.1_8b.profle: Extra inputs"),
+        ("- pretrain_llama3.1_8b\n", "jobs.yaml:1: it must be a mapping"),
+        (
+            "pretrain_llama3.1_8b: {profle: true}\n",
+            "jobs.yaml:1: pretrain_llama3.1_8b.profle: there is no such key here",
+        ),
         (
             "pretrain_llama3.1_8b: {tasks: [{sweep: {tp: {a: 1}}}]}\n",
             "jobs.yaml:1: pretrain_llama3.1_8b.tasks.0.sweep.tp",

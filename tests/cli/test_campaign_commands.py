@@ -189,9 +189,12 @@ pretrain_lama3.1_8b: {scales: 8}
     assert "tp is 'two'; it must be a whole number" in what
 
 
+@pytest.mark.parametrize("name", ["jobs.txt", "jobs.yaml"])
 @pytest.mark.parametrize("content", [None, b"", b"# nothing\n", b"\xff\xfe\x00"])
-def test_a_file_that_asks_for_nothing(environ: dict[str, str], tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "jobs.txt"
+def test_a_file_that_asks_for_nothing(
+    environ: dict[str, str], tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
     assert str(path) in str(refused(bulk, environ, str(path), "--dry-run"))
@@ -218,9 +221,13 @@ def test_options_of_a_launch_come_before_variables(environ: dict[str, str]) -> N
 
 def test_a_launch_tells_of_names_that_are_almost_right(environ: dict[str, str]) -> None:
     variables = {"JOB_TOTAL_GPUS": "8", "MODEL_SIZE": "8b", "JOB_TOTAL_GPU": "16", "NEMO_HOME": "/nemo"}
+    warning = "warning: JOB_TOTAL_GPU is no variable that llmb reads; did you mean JOB_TOTAL_GPUS?"
     result = call(launch, environ | variables, "pretrain_llama3.1", "--dry-run")
-    assert "warning: JOB_TOTAL_GPU is no variable that llmb reads; did you mean JOB_TOTAL_GPUS?" in result.stderr
+    assert warning in result.stderr
     assert "note: NEMO_HOME is not needed" in result.stderr
+    result = call(launch, environ | variables | {"TP": "two"}, "pretrain_llama3.1", "--dry-run")
+    assert isinstance(result.exception, UsageError)
+    assert warning in result.stderr
 
 
 def test_a_launch_that_cannot_be_is_refused(environ: dict[str, str]) -> None:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host lists, points in time, faults, retries, nodes: pure parts of the history."""
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from llmb.catalogue.source import CatalogueError
 from llmb.errors import UsageError
@@ -16,6 +18,7 @@ from llmb.jobs.retry import excluded, repeated
 from llmb.jobs.since import parse_since
 from llmb.jobs.wait import exit_code
 from llmb.launch.slurm.job_state import JobState, parse_accounts, parse_queue
+from llmb.report.jobs_report import jobs_table
 from llmb.runs.failure import failure_line
 
 
@@ -241,3 +244,19 @@ def test_the_queue_as_a_real_controller_prints_it() -> None:
     assert (found["2"].exit_code, found["2"].signal, found["2"].command) == (3, 0, "/tmp/w/a|b.sh")
     assert (found["3"].exit_code, found["3"].signal) == (0, 15)
     assert (found["5_0"].state, found["5_0"].restarts, found["5_0"].ended_s) == ("COMPLETED", 1, 1795277439)
+
+
+def test_a_row_of_a_narrow_terminal_has_id_state_and_reason() -> None:
+    """Slurm's state is named where it says more than the run's status."""
+    values = {"workload": "pretrain_llama3.1", "nodes": "node[1-12]", "step_time_s": 12.3456}
+    ended = [
+        job(job_id="1234567", state="COMPLETED", status="success", **values),
+        job(job_id="1234568", state="TIMEOUT", status="success", reason="after the last step", **values),
+    ]
+    text = StringIO()
+    Console(file=text, width=80).print(jobs_table(ended, 2))
+    rows = [line for line in text.getvalue().splitlines() if line.startswith("12345")]
+    assert [row.split()[:2] for row in rows] == [["1234567", "success"], ["1234568", "success:"]]
+    assert "TIMEOUT" in text.getvalue()
+    assert "COMPLETED" not in text.getvalue()
+    assert "last step" in text.getvalue()

@@ -16,6 +16,15 @@ Key = str | int
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+# pydantic's own words for these speak of its classes.
+_MESSAGES = {
+    "extra_forbidden": "there is no such key here",
+    "missing": "it is missing",
+    "model_type": "it must be a mapping, that is lines of 'key: value'",
+    "dict_type": "it must be a mapping, that is lines of 'key: value'",
+}
+
+
 class CatalogueError(UsageError):
     """A data file contradicts itself or its schema; lists every problem as ``file:line: what``."""
 
@@ -42,7 +51,7 @@ def read_file(path: Path, shape: type[Shape], wrap: str | None = None) -> Shape:
     except (yaml.YAMLError, ValueError) as error:  # a character or a date that cannot be
         raise CatalogueError([f"{path}: not valid YAML: {str(error).splitlines()[0]}"]) from error
     try:
-        return shape.model_validate({wrap: data} if wrap else data)
+        return shape.model_validate({wrap: data} if wrap else {} if data is None else data)
     except ValidationError as error:
         raise CatalogueError(schema_problems(path, error, skip=1 if wrap else 0)) from error
 
@@ -52,7 +61,9 @@ def schema_problems(path: Path, error: ValidationError, skip: int = 0, below: tu
     problems = []
     for item in error.errors(include_url=False):
         keys = (*below, *item["loc"][skip:])
-        problems.append(located(path, keys, f"{'.'.join(map(str, keys))}: {item['msg']}"))
+        name = ".".join(map(str, keys))
+        what = _MESSAGES.get(item["type"], item["msg"])
+        problems.append(located(path, keys, f"{name}: {what}" if name else what))
     return problems
 
 

@@ -57,9 +57,9 @@ def launch(
     catalogue = Catalogue()
     name, own_size = split_model(catalogue, workload)
     given = {**given_of(ctx, values), **({"size": size or own_size} if size or own_size else {})}
-    reading = read_variables(catalogue.variables, os.environ, name, given, framework=bool(values["framework"]))
     for warning in near_misses(catalogue.variables, os.environ):
         sys.stderr.write(f"llmb: warning: {warning}\n")
+    reading = read_variables(catalogue.variables, os.environ, name, given, framework=bool(values["framework"]))
     for note in reading.notes:
         sys.stderr.write(f"llmb: note: {note}\n")
     options = {**values, **_options_of(reading), **given, "workload": name}

@@ -18,6 +18,15 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.record import Attempt
 
 LONGEST_REASON = 100
+_LEAST_WIDTHS = {"state": 9}
+# Slurm's states that say no more than the status of the run does.
+_IMPLIED = {
+    "queued": "PENDING",
+    "running": "RUNNING",
+    "success": "COMPLETED",
+    "failed": "FAILED",
+    "cancelled": "CANCELLED",
+}
 
 
 def jobs_document(jobs: Sequence[Job], total: int) -> dict[str, Any]:
@@ -28,17 +37,20 @@ def jobs_document(jobs: Sequence[Job], total: int) -> dict[str, Any]:
 def jobs_table(jobs: Sequence[Job], total: int) -> Table:
     shown = f"the last {len(jobs)} of {total:,}" if len(jobs) < total else f"{total:,}"
     table = result_table(
-        f"Jobs: {shown}", "job", "state", "run", "workload", "scale", "submitted", "nodes", "step s", "reason",
+        f"Jobs: {shown}", "job", "state", "workload", "scale", "submitted", "nodes", "step s", "reason",
         right=("scale", "step s"),
     )  # fmt: skip
+    for column in table.columns:
+        # On a narrow terminal the others give way: a row has to be found by its id and state.
+        column.no_wrap = column.header in ("job", "submitted", "step s")
+        column.min_width = _LEAST_WIDTHS.get(str(column.header))
     for job in jobs:
         table.add_row(
             job.job_id or "",
-            job.state,
-            job.status,
+            job.status if _IMPLIED.get(job.status) == job.state else f"{job.status}: {job.state}",
             f"{job.workload} {job.size} {job.dtype}",
             f"{job.scale} x {job.gpu_type}",
-            local_time(job.submitted_s),
+            short_time(job.submitted_s),
             job.nodes or "",
             "" if job.step_time_s is None else number(job.step_time_s),
             shortened(job.reason or ""),
@@ -111,6 +123,12 @@ def nodes_table(records: Sequence[NodeRecord]) -> Table:
 
 def local_time(time_s: float) -> str:
     return datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def short_time(time_s: float) -> str:
+    """For a row of a table: without the year if it is this one, without the hour if it is not."""
+    at = datetime.fromtimestamp(time_s)
+    return at.strftime("%m-%d %H:%M" if at.year == datetime.now().year else "%Y-%m-%d")
 
 
 def shortened(reason: str) -> str:
