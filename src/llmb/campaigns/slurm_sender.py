@@ -1,46 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hands the jobs of campaigns to Slurm, which knows them by the batch scripts in their run folders."""
+"""Hands the jobs of campaigns to Slurm by way of the history of jobs, which submits no key twice."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmb.campaigns.campaign import CampaignJob
+from llmb.jobs.job import NOT_SUBMITTED
+from llmb.jobs.resolve import resolve_submissions
 from llmb.jobs.store import Store
-from llmb.jobs.submit import adopt
-from llmb.launch.slurm.submission import Order, Queued, queue, queue_folder, submitted_job
-from llmb.runs.folder import RunFolder
-from llmb.runs.record import SubmittedJob, now
+from llmb.jobs.submit import submit_order
+from llmb.launch.slurm.client import TIME_OUT_S
+from llmb.launch.slurm.submission import Order
+
+POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmSender:
-    """``order_of`` plans a job; ``environ`` is what sbatch gets; ``history`` hears of every job that is queued."""
+    """``order_of`` plans a job; ``environ`` is what sbatch gets; ``say`` hears of submissions that came to nothing."""
 
     order_of: Callable[[CampaignJob], Order]
+    install: Path
     environ: Mapping[str, str]
     history: Store
+    say: Callable[[str], None]
 
     def find(self, job: CampaignJob) -> CampaignJob | None:
-        folder = _folder(job)
-        job_id = submitted_job(folder) if folder else None
-        if folder is None or job_id is None:
-            return None
-        return self._submitted(job, Queued(folder, SubmittedJob(job_id=job_id, submitted_at=now())))
+        row = self.history.by_key(job.key)
+        while row and row.job_id is None and row.state != NOT_SUBMITTED:
+            # A submission is given up only after a while, since Slurm may be busy with it.
+            for line in resolve_submissions(self.history, self.install, TIME_OUT_S):
+                self.say(line)
+            row = self.history.by_key(job.key)
+            if row and row.job_id is None and row.state != NOT_SUBMITTED:
+                time.sleep(POLL_S)
+        return _submitted(job, row.job_id, row.run_dir) if row and row.job_id else None
 
-    def send(self, job: CampaignJob, before: Callable[[RunFolder], None], lock: int) -> CampaignJob:
-        folder = _folder(job)
-        if folder and folder.batch_script.is_file():
-            return self._submitted(job, queue_folder(folder, self.environ, held=(lock,)))
-        (queued,) = queue(self.order_of(job), self.environ, before=before, held=(lock,))
-        return self._submitted(job, queued)
-
-    def _submitted(self, job: CampaignJob, queued: Queued) -> CampaignJob:
-        adopt(self.history, self.order_of(job), queued, key=job.key, campaign=job.key.rpartition("-")[0])
-        done = {"state": "submitted", "folder": str(queued.folder.path), "job_id": queued.job.job_id, "reason": None}
-        return job.model_copy(update=done)
+    def send(self, job: CampaignJob) -> CampaignJob:
+        campaign = job.key.rpartition("-")[0]
+        (queued,) = submit_order(self.history, self.order_of(job), self.environ, key=job.key, campaign=campaign)
+        return _submitted(job, queued.job.job_id, str(queued.folder.path))
 
 
-def _folder(job: CampaignJob) -> RunFolder | None:
-    """Of a job that an earlier client was about to submit."""
-    return RunFolder(Path(job.folder)) if job.state == "submitting" and job.folder else None
+def _submitted(job: CampaignJob, job_id: str, folder: str) -> CampaignJob:
+    return job.model_copy(update={"state": "submitted", "folder": folder, "job_id": job_id, "reason": None})

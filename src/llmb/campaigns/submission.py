@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queues the jobs of a campaign, each of them once, however often the client is killed and called again.
 
-Before Slurm is asked, the campaign's file says that the job is being submitted, and with which run folder. A client
-that finds this asks Slurm for a job with that folder's batch script, once whatever the last client started is gone: the
-lock is held by sbatch too. Only a job that Slurm never got is submitted again, with the same script.
+Before a job is sent, the campaign's file says so. A client that finds this asks the sender, who keeps account of the
+keys, whether the job got as far as the scheduler; only one that never did is sent again.
 """
 
-import fcntl
-import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,16 +19,16 @@ from llmb.campaigns.campaign import (
     unfinished_campaign,
     write_campaign,
 )
-from llmb.errors import EnvironmentProblem, LlmbError, UsageError
-from llmb.runs.folder import RunFolder, cannot_write
+from llmb.errors import LlmbError, UsageError
+from llmb.jobs.locks import file_lock
 
 PATIENCE_S = 120.0
-"""How long to wait for another client, or for what a killed one left: sbatch gives up earlier."""
-POLL_S = 0.05
+"""How long to wait for another client."""
+BUSY = "submitting this campaign"
 
 
 class Sender(Protocol):
-    """Hands jobs to the scheduler. A job is sent under its key, and found again by its key or its run folder."""
+    """Hands jobs to the scheduler. A job is sent under its key, and found again by it."""
 
     def find(self, job: CampaignJob) -> CampaignJob | None:
         """The job as submitted, where an earlier client got as far as the scheduler; null where it never did.
@@ -41,9 +36,8 @@ class Sender(Protocol):
         Raises InfrastructureError where the scheduler does not answer.
         """
 
-    def send(self, job: CampaignJob, before: Callable[[RunFolder], None], lock: int) -> CampaignJob:
-        """The job as submitted. ``before`` hears of its run folder before the scheduler does; the program that asks the
-        scheduler inherits the descriptor ``lock``.
+    def send(self, job: CampaignJob) -> CampaignJob:
+        """The job as submitted.
 
         Raises UsageError where the scheduler refuses it, InfrastructureError where it does not answer.
         """
@@ -72,7 +66,7 @@ def find_campaign(install: Path, wanted: Campaign, *, resume: bool, anew: bool) 
 
 def begin_campaign(install: Path, wanted: Campaign, *, anew: bool) -> Campaign:
     """Writes ``wanted`` down, unless another client has just begun the same: then that one."""
-    with _lock(campaigns_folder(install) / "campaigns.lock"):
+    with file_lock(campaigns_folder(install) / "campaigns.lock", PATIENCE_S, BUSY):
         found = find_campaign(install, wanted, resume=False, anew=anew)
         if found is None:
             write_campaign(install, wanted)
@@ -87,63 +81,21 @@ def submit_campaign(install: Path, name: str, sender: Sender, on_job: Callable[[
     goes on later.
     """
     refusals: dict[str, LlmbError] = {}
-    with _lock(campaigns_folder(install) / f"{name}.lock") as lock:
+    with file_lock(campaigns_folder(install) / f"{name}.lock", PATIENCE_S, BUSY):
         campaign = read_campaign(install, name)
         for job in campaign.jobs:
             if job.state == "submitted":
                 continue
-            writer = _Writer(install, campaign, job)
             try:
-                found = sender.find(job) if job.state == "submitting" else None
-                done = found or sender.send(job, writer.submitting, lock)
+                done = sender.find(job) if job.state == "submitting" else None
+                if done is None:
+                    sending = job.model_copy(update={"state": "submitting", "reason": None})
+                    write_campaign(install, campaign.with_job(sending))
+                    done = sender.send(job)
             except UsageError as error:
                 refusals[error.what] = error
-                done = job.model_copy(update={"state": "refused", "reason": error.what, "folder": None})
+                done = job.model_copy(update={"state": "refused", "reason": error.what})
             campaign = campaign.with_job(done)
             on_job(done)
         write_campaign(install, campaign)
     return Outcome(campaign, tuple(refusals.values()))
-
-
-@dataclass(frozen=True, slots=True)
-class _Writer:
-    """Writes down what a job is about to be, before it is."""
-
-    install: Path
-    campaign: Campaign
-    job: CampaignJob
-
-    def submitting(self, folder: RunFolder) -> None:
-        job = self.job.model_copy(update={"state": "submitting", "folder": str(folder.path), "reason": None})
-        write_campaign(self.install, self.campaign.with_job(job))
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[int]:
-    """Holds the lock of a campaign and gives its descriptor; a child that inherits that holds the lock, too."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    try:
-        end = time.monotonic() + PATIENCE_S
-        while not _taken(descriptor, path):
-            if time.monotonic() > end:
-                do = "wait for the other client; 'lsof' tells which process it is"
-                raise EnvironmentProblem("another client is submitting this campaign", where=str(path), do=do)
-            time.sleep(POLL_S)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _taken(descriptor: int, path: Path) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        do = "set LLMB_INSTALL to a folder on a file system with locks"
-        raise EnvironmentProblem(f"cannot lock: {error.strerror}", where=str(path), do=do) from error
-    return True

@@ -76,7 +76,7 @@ def run_campaign(wanted: Wanted, modes: Modes) -> None:
     _confirm(shown, jobs, goes_on=unfinished is not None, yes=modes.yes)
     begun = unfinished or begin_campaign(install, campaign, anew=modes.anew)
     with open_history(install, say) as history:
-        sender = SlurmSender(lambda job: _order(catalogue, site, job), os.environ, history)
+        sender = SlurmSender(lambda job: _order(catalogue, site, job), install, os.environ, history, say)
         outcome = submit_campaign(install, begun.campaign, sender, _teller(len(begun.jobs)))
     if modes.json:
         print_json(campaign_document(outcome.campaign, jobs))
@@ -102,7 +102,8 @@ def _checked(catalogue: Catalogue, site: Site, wanted: Wanted) -> list[CampaignJ
     problems = [*wanted.problems, *expansion.problems, *grouped(item for item in refused if item[0].named)]
     left_out = [*expansion.left_out, *grouped(item for item in refused if not item[0].named)]
     if problems:
-        raise UsageError(_listed("the campaign cannot be queued", problems))
+        do = "docs/how-to/run-many-recipes.md tells what a file may hold" if wanted.problems else None
+        raise UsageError(_listed("the campaign cannot be queued", problems), do=do)
     if not jobs:
         raise UsageError(_listed("nothing is left to queue", left_out), do="see 'llmb list'")
     if left_out:

@@ -136,5 +136,6 @@ def _follow(order: Order, run: Queued) -> Result:
         try:
             return follow_job(run.folder, run.job, progress.state, progress.step)
         except KeyboardInterrupt as error:
-            do = f"'scancel {run.job.job_id}' ends the job"
+            job_id = run.job.job_id
+            do = f"'llmb jobs wait {job_id}' waits again, 'llmb jobs cancel {job_id}' ends the job"
             raise UserInterrupt("not waiting any more; the job goes on", where=str(run.folder.path), do=do) from error

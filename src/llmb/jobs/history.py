@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from llmb.errors import EnvironmentProblem
 from llmb.jobs.locks import file_lock
 from llmb.jobs.rebuild import jobs_of_folders
 from llmb.jobs.store import Damaged, Store
@@ -27,11 +26,6 @@ def open_history(install: Path, say: Callable[[str], None]) -> Store:
     it is made again from the run folders. Raises EnvironmentProblem.
     """
     path = database_path(install)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        do = "set LLMB_INSTALL to a folder that you may write to"
-        raise EnvironmentProblem(f"cannot write: {error.strerror}", where=str(path.parent), do=do) from error
     # Whoever comes second must find the history whole, and must not put aside the new one.
     with file_lock(path.with_name("open.lock"), PATIENCE_S, "making the history of jobs"):
         if path.exists() and path.stat().st_size:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem
+from llmb.runs.folder import cannot_write
 
 POLL_S = 0.02
 
@@ -21,9 +22,10 @@ def file_lock(path: Path, patience_s: float, what: str) -> Iterator[int]:
     after ``patience_s``, or where the file system has no locks.
     """
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot lock: {error.strerror}", where=str(path)) from error
+        raise cannot_write(path, error) from error
     try:
         _acquire(descriptor, path, patience_s, what)
         yield descriptor

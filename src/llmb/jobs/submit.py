@@ -9,7 +9,6 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem, UsageError
@@ -54,14 +53,6 @@ def submit_order(
         with removed_if_refused(prepared):
             store.add(jobs.values())
             return hand_over(store, prepared, jobs, environ, descriptor)
-
-
-def adopt(store: Store, order: Order, run: Queued, *, key: str, campaign: str | None = None) -> None:
-    """Enters a run that is queued already, by a client that keeps account of its submissions itself."""
-    job = replace(new_job(run.folder, order.plan, key, campaign, order.retries), job_id=run.job.job_id, state="PENDING")
-    if store.restore([job]):
-        own = {"key": key, "campaign": campaign, "retries": order.retries}
-        write_job(Queued(run.folder, run.job.model_copy(update=own)))
 
 
 def hand_over(

@@ -15,7 +15,8 @@ from slurm_values import folder_of, order_of
 
 from llmb.catalogue.resolve import Request
 from llmb.errors import InfrastructureError, UsageError
-from llmb.launch.slurm.client import cancel, job_state, submit
+from llmb.launch.slurm.client import job_state, submit
+from llmb.launch.slurm.queries import cancel_jobs
 from llmb.launch.slurm.script import BatchJob, batch_script
 from llmb.launch.slurm.steps import FOLDER
 from llmb.launch.slurm.submission import Order, array_folder
@@ -53,7 +54,7 @@ def queue(shell: SlurmCluster) -> Iterator[Queue]:
 
     yield submitter
     for job_id in jobs:
-        cancel(job_id)
+        cancel_jobs([job_id])
 
 
 def ended(job_id: str) -> str:
@@ -166,7 +167,7 @@ def test_what_the_shell_says_to_sbatch_does_not_replace_the_script(shell: SlurmC
         assert kept
         assert not [path for path in kept if b"HF_TOKEN" in path.read_bytes()]
     finally:
-        cancel(job_id)
+        cancel_jobs([job_id])
 
 
 def test_a_job_that_slurm_refuses_is_a_usage_error(shell: SlurmCluster, queue: Queue, tmp_path: Path) -> None:
@@ -176,7 +177,7 @@ def test_a_job_that_slurm_refuses_is_a_usage_error(shell: SlurmCluster, queue: Q
 
 def test_an_unknown_job_has_an_unknown_state(shell: SlurmCluster) -> None:
     assert job_state("999999").state == "UNKNOWN"
-    cancel("999999")
+    cancel_jobs(["999999"])
 
 
 @pytest.mark.slow

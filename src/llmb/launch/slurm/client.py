@@ -17,6 +17,7 @@ DOWN = re.compile(
     r"Unable to contact|Zero Bytes|timed out|Connection refused|connection failure|Munge|authentication error", re.I
 )
 NO_JOB = "Invalid job id"
+SPEAKER = re.compile(r"^\w+: (error: )?")
 # sbatch reads SBATCH_ before the script, and a job inherits what the submitting one was given.
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT")
 
@@ -34,7 +35,8 @@ def submit(
     command = ["sbatch", "--parsable", *arguments, str(script)]
     done = call(command, submitting_environment(environ), held=held)
     if done.returncode:
-        raise UsageError(f"Slurm refuses the job: {message(done)}", where=str(script))
+        do = "correct the options or cluster_config.yaml; --dry-run prints the batch script"
+        raise UsageError(f"Slurm refuses the job: {message(done)}", do=do)
     job_id, _, cluster = done.stdout.strip().splitlines()[-1].partition(";")
     return job_id, cluster or None
 
@@ -52,34 +54,6 @@ def job_state(job_id: str) -> JobState:
     done = call(["sacct", "-X", "-D", "-n", "-P", "-j", job_id, "-o", SACCT_FIELDS], {**os.environ, **TIME_FORMAT})
     # Without accounts sacct fails; an unknown job is an empty answer.
     return parse_sacct(done.stdout, job_id) if done.returncode == 0 else JobState(job_id=job_id)
-
-
-def job_of_script(script: Path) -> str | None:
-    """Id of this user's job that was submitted with a batch script; null where Slurm knows of none.
-
-    Raises InfrastructureError where Slurm does not answer.
-    """
-    done = call(["squeue", "--me", "-h", "-t", "all", "-o", "%A|%o"])
-    if done.returncode:
-        raise InfrastructureError(f"Slurm does not tell of its jobs: {message(done)}")
-    listed = (line.partition("|") for line in done.stdout.splitlines())
-    found = next((job_id for job_id, _, command in listed if command == str(script)), None)
-    if found:
-        return found
-    # The controller forgets ended jobs; accounts, where there are any, know the folder that a job works in.
-    done = call(["sacct", "-X", "-n", "-P", "-S", "now-30days", "-o", "JobIDRaw,WorkDir"])
-    lines = (line.partition("|") for line in done.stdout.splitlines()) if done.returncode == 0 else ()
-    return next((job_id for job_id, _, folder in lines if folder == str(script.parent)), None)
-
-
-def cancel(job_id: str) -> None:
-    """Ends a job, or takes it from the queue; one that has ended already is no error.
-
-    Raises InfrastructureError where Slurm does not answer, UsageError where it refuses.
-    """
-    done = call(["scancel", job_id])
-    if done.returncode and NO_JOB not in done.stderr:
-        raise UsageError(f"Slurm does not cancel job {job_id}: {message(done)}")
 
 
 def call(
@@ -124,5 +98,5 @@ def submitting_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def message(done: "subprocess.CompletedProcess[str]") -> str:
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    lines = [SPEAKER.sub("", line.strip()) for line in done.stderr.splitlines() if line.strip()]
     return "; ".join(lines[-3:]) or f"exit code {done.returncode} without a word"

@@ -2,7 +2,7 @@
 """From a request to a queued job: the plan is checked, the run folder written, the script queued."""
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from llmb.launch.frameworks.job import Framework, framework_job
 from llmb.launch.frameworks.megatron_bridge import bridge_plan
 from llmb.launch.frameworks.options import FrameworkOptions
 from llmb.launch.site import Site
-from llmb.launch.slurm.client import job_of_script, submit
+from llmb.launch.slurm.client import submit
 from llmb.launch.slurm.options import SlurmOptions, array_indices
 from llmb.launch.slurm.render import engine_job, retries_of
 from llmb.launch.slurm.script import BatchJob, batch_script
@@ -31,7 +31,7 @@ from llmb.runs.folder import (
     write_atomically,
 )
 from llmb.runs.plan import Plan, make_plan
-from llmb.runs.record import SubmittedJob, now, queued_record, read_job, read_record, write_record
+from llmb.runs.record import SubmittedJob, now, queued_record, write_record
 from llmb.runs.space import check_space
 
 
@@ -106,26 +106,6 @@ class Prepared:
     folders: Mapping[int | None, RunFolder]
 
 
-def queue(
-    order: Order,
-    environ: Mapping[str, str],
-    before: Callable[[RunFolder], None] | None = None,
-    held: Sequence[int] = (),
-) -> list[Queued]:
-    """Submits ``order``: one run, or those of an array. Raises as ``prepare`` and ``send`` do.
-
-    ``before`` hears of the folder with the batch script before Slurm does; sbatch inherits the descriptors ``held``.
-    """
-    prepared = prepare(order)
-    with removed_if_refused(prepared):
-        if before:
-            before(prepared.base)
-        queued = send(prepared, environ, held)
-    for run in queued:
-        write_job(run)
-    return queued
-
-
 def prepare(order: Order) -> Prepared:
     """Writes everything that the job needs into its run folders. Raises UsageError, EnvironmentProblem."""
     plan, indices = order.plan, order.indices()
@@ -162,24 +142,6 @@ def write_job(run: Queued) -> None:
         write_atomically(run.folder.job, run.job.model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise cannot_write(run.folder.path, error) from error
-
-
-def queue_folder(folder: RunFolder, environ: Mapping[str, str], held: Sequence[int] = ()) -> Queued:
-    """Submits the batch script of a run folder that Slurm never got. Raises as ``send`` does; the folder stays."""
-    (run,) = send(Prepared(folder, {None: folder}), environ, held)
-    write_job(run)
-    return run
-
-
-def submitted_job(folder: RunFolder) -> str | None:
-    """Id of the job of a run folder that was to be submitted, wherever the client that did so was killed; null where
-    Slurm never got it. Raises InfrastructureError where Slurm does not answer."""
-    job = read_job(folder)
-    if job:
-        return job.job_id
-    if folder.record.is_file() and (begun := read_record(folder).job):
-        return begun.job_id
-    return job_of_script(folder.batch_script)
 
 
 @contextmanager
