@@ -2,6 +2,7 @@
 """llmb submit with lists, bulk and launch, as far as they go without a cluster."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from typer.testing import CliRunner, Result
 from llmb.catalogue.load import Catalogue
 from llmb.cli import bulk, launch, submit
 from llmb.cli.job_options import JOB, job_words, parameters
-from llmb.errors import LlmbError, UsageError
+from llmb.errors import InfrastructureError, LlmbError, UsageError, UserInterrupt
 
 
 @pytest.fixture
@@ -256,3 +257,33 @@ def test_every_option_of_a_job_is_a_key_of_files() -> None:
     }
     assert spelled
     assert {words.options[name] for name in spelled} == set(JOB.__signature__.parameters)
+
+
+SAID = "echo 'sbatch: error: Batch job submission failed: {}' >&2; exit 1"
+
+
+@pytest.mark.parametrize(
+    ("sbatch", "kind", "what"),
+    [
+        (
+            SAID.format("Invalid account"),
+            UsageError,
+            "Slurm refuses the job: Batch job submission failed: Invalid account",
+        ),
+        (SAID.format("Socket timed out"), InfrastructureError, "the job may be queued all the same"),
+        ("kill -INT $PPID", UserInterrupt, "interrupted; the job may be queued all the same"),
+    ],
+)
+def test_what_becomes_of_a_job_that_is_not_submitted_is_said(
+    environ: dict[str, str], install: Path, sbatch: str, kind: type[LlmbError], what: str
+) -> None:
+    program = install / "bin" / "sbatch"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{sbatch}\n")
+    program.chmod(0o755)
+    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+    tiny = ("-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--scale", "1")
+    error = call(submit, environ | {"PATH": path}, *tiny).exception
+    assert isinstance(error, kind), error
+    assert what in error.what
+    assert str(install) not in str(error)

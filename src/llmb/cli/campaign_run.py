@@ -77,7 +77,11 @@ def run_campaign(wanted: Wanted, modes: Modes) -> None:
     begun = unfinished or begin_campaign(install, campaign, anew=modes.anew)
     with open_history(install, say) as history:
         sender = SlurmSender(lambda job: _order(catalogue, site, job), install, os.environ, history, say)
-        outcome = submit_campaign(install, begun.campaign, sender, _teller(len(begun.jobs)))
+        try:
+            outcome = submit_campaign(install, begun.campaign, sender, _teller(len(begun.jobs)))
+        except KeyboardInterrupt as error:
+            do = "call the same again: it goes on where it was; 'llmb jobs list' shows what is queued"
+            raise UserInterrupt(f"campaign {begun.campaign} was interrupted", do=do) from error
     if modes.json:
         print_json(campaign_document(outcome.campaign, jobs))
     if outcome.refusals:

@@ -19,8 +19,9 @@ from llmb.cli.progress import JobProgress
 from llmb.cli.result import print_result
 from llmb.cli.said import say
 from llmb.cli.selection_options import COMMAND_LINE, Asked, selection_options
-from llmb.errors import UsageError, UserInterrupt
+from llmb.errors import InfrastructureError, UsageError, UserInterrupt
 from llmb.jobs.history import open_history
+from llmb.jobs.store import Store
 from llmb.jobs.submit import new_key, submit_order
 from llmb.launch.site import read_site
 from llmb.launch.slurm.follow import follow_job
@@ -114,7 +115,7 @@ def queue_one(
         raise UsageError("--wait follows one job, and --array makes several", do="leave one of them out")
     _confirm(order, yes=yes)
     with open_history(install, say) as store:
-        queued = submit_order(store, order, environ, key=new_key())
+        queued = _submit(store, order, environ)
     if wait:
         (run,) = queued
         sys.stderr.write(submit_text({run.folder: run.job}))
@@ -129,6 +130,17 @@ def _confirm(order: Order, *, yes: bool) -> None:
     sys.stderr.write(f"{plan_title(order.plan)}: {flags_text(order.sample().flags)}\n")
     if not yes and sys.stdin.isatty() and not typer.confirm("Queue it?", default=True, err=True):
         raise UserInterrupt("nothing was queued")
+
+
+def _submit(store: Store, order: Order, environ: Mapping[str, str]) -> list[Queued]:
+    """Says what is unknown where sbatch gave no answer: calling the same again could queue the job twice."""
+    do = "'llmb jobs refresh' finds out, and 'llmb jobs list' then shows it; do not submit it again before"
+    try:
+        return submit_order(store, order, environ, key=new_key())
+    except InfrastructureError as error:
+        raise InfrastructureError(f"{error.what}; the job may be queued all the same", do=do) from error
+    except KeyboardInterrupt as error:
+        raise UserInterrupt("interrupted; the job may be queued all the same", do=do) from error
 
 
 def _follow(order: Order, run: Queued) -> Result:

@@ -295,5 +295,5 @@ def _environment_problem(error: sqlite3.OperationalError, path: Path) -> Environ
             where=str(path),
             do="try again; if it stays so, end the process that holds it (lsof tells which)",
         )
-    do = "free some space" if "full" in said else "check the folder and its rights"
+    do = "free some space" if "full" in said else "check the folder, its rights and its free space"
     return EnvironmentProblem(f"the history of jobs cannot be used: {said}", where=str(path), do=do)
