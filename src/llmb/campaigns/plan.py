@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a campaign will ask the cluster for. Pure."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llmb.campaigns.campaign import CampaignJob
+from llmb.launch.slurm.flags import minutes
 from llmb.launch.slurm.submission import Order
-
-_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +42,6 @@ def planned(job: CampaignJob, order: Order) -> PlannedJob:
         nodes=int(flags["nodes"] or 1),
         time_limit_min=minutes(flags.get("time") or ""),
     )
-
-
-def minutes(text: str) -> float | None:
-    """Slurm's forms of a time: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
-    match = _TIME.fullmatch(text)
-    if not match:
-        return None
-    days, first, second, third = (int(part) if part else None for part in match.groups())
-    head = first or 0
-    if days is not None:
-        return (days * 24 + head) * 60 + (second or 0) + (third or 0) / 60
-    if third is not None:
-        return head * 60 + (second or 0) + third / 60
-    return head + (second or 0) / 60
 
 
 def total_gpu_hours(jobs: Iterable[PlannedJob]) -> float | None:

@@ -11,7 +11,7 @@ import typer
 
 from llmb.cli.options import Json
 from llmb.cli.said import say
-from llmb.errors import EnvironmentProblem, InfrastructureError
+from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
 from llmb.jobs.details import read_details
 from llmb.jobs.find import find_job, find_jobs
 from llmb.jobs.follow import follow_log, job_log
@@ -159,7 +159,11 @@ def wait(
     """
     with _history() as store:
         keys = [job.key for job in find_jobs(store, job_ids)]
-        found = wait_for(store, _install(), keys, dict(os.environ), say, timeout)
+        try:
+            found = wait_for(store, _install(), keys, dict(os.environ), say, timeout)
+        except KeyboardInterrupt as error:
+            do = "'llmb jobs wait' waits again, 'llmb jobs cancel' ends them"
+            raise UserInterrupt("not waiting any more; the jobs go on", do=do) from error
     _print_jobs(found, json=json)
     raise typer.Exit(exit_code(found))
 

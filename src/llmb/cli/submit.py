@@ -107,7 +107,11 @@ def queue_one(
     site = read_site(catalogue, install, environ)
     order = make_order(catalogue, wanted.request, wanted.choices, wanted.options, site, wanted.framework)
     if dry_run:
-        print_text(batch_script(order.sample()))
+        script = batch_script(order.sample())
+        if json:
+            print_json({"script": script})
+        else:
+            print_text(script)
         return
     if wait and order.framework:
         raise UsageError("--wait shows steps as llmb's engine logs them", do="leave it out; 'llmb parse' reads the log")

@@ -34,7 +34,7 @@ EXCLUDING = (("requeue", "no-requeue"),)
 
 NAME = re.compile(r"[a-z][a-z0-9-]*")
 # Slurm's forms of a time: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
-TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE")
+TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?|UNLIMITED|INFINITE")
 PLAIN = re.compile(r"[\w@%+=:,./&|()\[\]*^-]+", re.ASCII)
 LONGEST_VALUE = 4096
 _NEXT_PAIR = re.compile(r",\s*[a-z-]+=")
@@ -113,6 +113,20 @@ def directive(name: str, value: str | None) -> str:
 
 def duration(minutes: int) -> str:
     return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
+
+
+def minutes(text: str) -> float | None:
+    """Of a time in one of Slurm's forms; null where it is none, or has no end."""
+    match = TIME.fullmatch(text)
+    if not match or match[2] is None:
+        return None
+    days, first, second, third = (int(part) if part else None for part in match.groups())
+    head = first or 0
+    if days is not None:
+        return (days * 24 + head) * 60 + (second or 0) + (third or 0) / 60
+    if third is not None:
+        return head * 60 + (second or 0) + third / 60
+    return head + (second or 0) / 60
 
 
 def _shown(value: str | None) -> str:
