@@ -288,3 +288,13 @@ def test_what_becomes_of_a_job_that_is_not_submitted_is_said(
     assert isinstance(error, kind), error
     assert what in error.what
     assert str(install) not in str(error)
+
+
+def test_jobs_of_a_sweep_are_told_apart(environ: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text("pretrain_llama3.1_8b: {dtypes: bf16, scales: 8, sweep: {seed: [1, 2]}}\n")
+    swept = call(bulk, environ, str(path), "--dry-run").stdout
+    assert swept.count("seed=1\n") == swept.count("seed=2\n") == 1
+    assert "asked by" not in swept
+    repeated = call(submit, environ, "-w", "pretrain_llama3.1_8b", "--repeats", "2", "--scale", "8", "--dry-run").stdout
+    assert "with" not in repeated

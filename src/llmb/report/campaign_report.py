@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A campaign, before and after it is queued, as a table and a JSON document."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -11,12 +11,23 @@ from llmb.campaigns.plan import PlannedJob, total_gpu_hours
 from llmb.report.numbers import number
 from llmb.report.output import result_table
 
+_SHOWN = (
+    *(f"request.{name}" for name in ("workload", "size", "dtype", "gpu_type", "scale", "proxy")),
+    "choices.profiling",
+    "options.flags.time",
+)
+"""Settings that the other columns tell."""
+
 
 def campaign_table(jobs: Sequence[PlannedJob]) -> Table:
     """One row a job, in the order of their submission, and what they ask for together."""
-    columns = ("", "workload", "size", "dtype", "GPUs", "type", "nodes", "time limit", "GPU-hours", "run", "asked by")
-    table = result_table("Campaign", *columns, right=("", "GPUs", "nodes", "time limit", "GPU-hours"))
-    for place, item in enumerate(jobs, start=1):
+    columns = ("", "workload", "size", "dtype", "GPUs", "type", "nodes", "time limit", "GPU-hours", "run")
+    # What is the same of all jobs needs no column.
+    asked_by = len({item.job.where for item in jobs}) > 1
+    differing = different_settings(jobs)
+    more = (*(["with"] if any(differing) else []), *(["asked by"] if asked_by else []))
+    table = result_table("Campaign", *columns, *more, right=("", "GPUs", "nodes", "time limit", "GPU-hours"))
+    for place, (item, own) in enumerate(zip(jobs, differing, strict=True), start=1):
         kind = f"{item.job.repeat}, profiled" if item.job.profiled else str(item.job.repeat)
         size = f"{item.size} proxy" if item.proxy else item.size
         table.add_row(
@@ -30,11 +41,31 @@ def campaign_table(jobs: Sequence[PlannedJob]) -> Table:
             limit_text(item.time_limit_min),
             hours_text(item.gpu_hours),
             kind,
-            item.job.where,
+            *([own] if any(differing) else []),
+            *([item.job.where] if asked_by else []),
         )
     table.add_section()
-    table.add_row("", total_text(jobs), *[""] * 6, hours_text(total_gpu_hours(jobs)), "", "")
+    table.add_row("", total_text(jobs), *[""] * 6, hours_text(total_gpu_hours(jobs)))
     return table
+
+
+def different_settings(jobs: Sequence[PlannedJob]) -> list[str]:
+    """Of each job the settings without a column of their own that are not the same of all, such as ``seed=2``."""
+    found = [dict(_settings(item.job.wanted.model_dump(mode="json"))) for item in jobs]
+    names = [name for name in dict.fromkeys(name for own in found for name in own) if not name.startswith(_SHOWN)]
+    kept = [name for name in names if len({str(own.get(name)) for own in found}) > 1]
+    return [
+        ", ".join(f"{name.rpartition('.')[2]}={own[name]}" for name in kept if own.get(name) is not None)
+        for own in found
+    ]
+
+
+def _settings(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _settings(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
 
 
 def total_text(jobs: Sequence[PlannedJob]) -> str:
