@@ -103,6 +103,15 @@ def test_a_job_that_could_not_conclude_is_concluded(
     assert (again.status, again.reason) == (result.status, result.reason), "what is concluded stays"
 
 
+def test_the_mark_of_a_job_that_was_not_let_in_says_nothing_of_the_run(folder: RunFolder) -> None:
+    begin(folder, IN_A_JOB)
+    mark = '{"job_id": "8", "restarts": 0, "exit_code": 2, "signal": "", "ended_at": "2026-01-01T00:00:00+00:00"}'
+    folder.job_end.write_text(mark)
+    result = conclude_job(folder, JobState(job_id="7", state="FAILED", exit_code=9))
+    assert "Slurm (FAILED)" in str(result.reason)
+    assert read_record(folder).exit_code == 9
+
+
 def test_a_result_that_comes_late_is_awaited(folder: RunFolder) -> None:
     begin(folder, IN_A_JOB)
     folder.steps.write_text("".join(map(step_line, range(5))))

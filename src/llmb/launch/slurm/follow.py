@@ -61,6 +61,8 @@ def conclude_job(folder: RunFolder, state: JobState) -> Result:
     if record.status not in ("queued", "running"):
         return finished_result(folder, record)
     end = read_job_end(folder)
+    if end and record.job and end.job_id != record.job.job_id:
+        end = None  # of a second job, which was not let into the run
     if end and state.state in (UNKNOWN, "COMPLETED", "FAILED"):
         return finish_job(folder, end.exit_code, end.signal)
     cause = f"Slurm ({state.state}{f': {state.reason}' if state.reason else ''})"
