@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import slurm_accounts
 from slurm_cluster import HOW_TO_GET, SlurmCluster, missing_programs
 
 from llmb.catalogue.load import Catalogue
@@ -49,6 +50,21 @@ def slurm(needs: Callable[[str, bool, str], None], tmp_path_factory: pytest.Temp
     """A running Slurm of this test process's own."""
     needs("slurm", not missing_programs(), HOW_TO_GET)
     cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def slurm_with_accounts(
+    needs: Callable[[str, bool, str], None], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[slurm_accounts.ClusterWithAccounts]:
+    """A running Slurm that keeps accounts, and soon forgets jobs that have ended."""
+    needs("slurm", not missing_programs(), HOW_TO_GET)
+    needs("slurmdbd", not slurm_accounts.missing_programs(), slurm_accounts.HOW_TO_GET)
+    cluster = slurm_accounts.ClusterWithAccounts(tmp_path_factory.mktemp("slurm"))
     try:
         cluster.start()
         yield cluster

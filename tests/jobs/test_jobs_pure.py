@@ -209,6 +209,7 @@ ACCOUNTS = """\
 2|FAILED|3:0|node[1-2]|NonZeroExitCode|1795277429|1795277429|1795277429|sbatch --parsable /runs/a.sh
 4|CANCELLED by 0|0:0|node[1-2]|None|1795277429|1795277432|1795277438|sbatch -J 'odd|name' --comment=a=b c=d /x/a.sh
 5_1|COMPLETED|0:0|node2|None|1795277429|1795277438|1795277439|sbatch --parsable --array=0-2 -N1 a.sh
+8|COMPLETED|0:0|node[1-2]|None|1795277300|1795277301|1795277302|sbatch --parsable of_a_controller_before.sh
 8|NODE_FAIL|0:0|node[1-2]|None|1795277468|1795277469|1795277470|sbatch --parsable --requeue a.sh
 8|RUNNING|0:0|node[1-2]|BeginTime|1795277470|1795277477|Unknown|sbatch --parsable --requeue a.sh
 """

@@ -18,6 +18,8 @@ HOW_TO_GET = "Slurm is not installed: apt-get install slurmctld slurmd slurm-cli
 SEARCHED = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 NODES = ("node1", "node2")
 GPUS = 8
+STOPPED = (*NODES, "slurmctld", "slurmdbd", "mariadbd", "munged")
+"""Daemons in the order in which they are ended."""
 READY_S = 60
 
 # cred_expire is also how long a requeued job waits; MinJobAge keeps ended jobs known; too short an
@@ -52,11 +54,11 @@ SlurmdTimeout=10
 SlurmctldTimeout=10
 InactiveLimit=0
 DefMemPerCPU=1000
-MinJobAge=3600
+MinJobAge={min_job_age_s}
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
 UnkillableStepTimeout=120
 PropagateResourceLimits=NONE
-AccountingStorageType=accounting_storage/none
+{accounting}
 NodeName=node1 NodeHostName=node1 NodeAddr=127.0.0.1 Port={ports[1]} CPUs=64 RealMemory=1000000 Gres=gpu:h100:{gpus}
 NodeName=node2 NodeHostName=node2 NodeAddr=127.0.0.1 Port={ports[2]} CPUs=64 RealMemory=1000000 Gres=gpu:h100:{gpus}
 PartitionName=gpu Nodes=node1,node2 Default=YES MaxTime=1-00:00:00 DefaultTime=01:00:00 State=UP
@@ -74,6 +76,8 @@ class SlurmCluster:
 
     root: Path
     daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    min_job_age_s: int = 3600
+    """For so long the controller remembers a job that has ended."""
 
     @property
     def environ(self) -> dict[str, str]:
@@ -95,10 +99,14 @@ class SlurmCluster:
             "--force",  # pytest's folders are closed to other users, who have no business with this socket
         )
         self.wait_for("munged", (self.root / "munge" / "socket").exists)
+        self.start_accounts()
         self.start_controller()
         for node in NODES:
             self.start_node(node)
         self.wait_for("nodes", self._nodes_ready)
+
+    def start_accounts(self) -> None:
+        """This cluster keeps none."""
 
     def start_controller(self) -> None:
         self.spawn("slurmctld", "-D", "-f", str(self.root / "slurm.conf"))
@@ -111,7 +119,7 @@ class SlurmCluster:
         if "slurmctld" in self.daemons:
             self.run("scancel", f"--user={os.geteuid()}")
             self.wait_for("the end of jobs", lambda: not self.run("squeue", "-h").stdout.strip(), fails=False)
-        for name in [*NODES, "slurmctld", "munged"]:
+        for name in STOPPED:
             self.end(name)
         for pid in self._step_daemons():
             _kill(pid)
@@ -175,13 +183,24 @@ class SlurmCluster:
             # slurmd wants character devices.
             (self.root / "dev" / f"gpu{number}").symlink_to("/dev/null")
         user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
+        host, ports = socket.gethostname().split(".")[0], _free_ports(4)
         text = CONFIG.format(
-            host=socket.gethostname().split(".")[0], ports=_free_ports(3), root=self.root, user=user, gpus=GPUS
+            host=host,
+            ports=ports,
+            root=self.root,
+            user=user,
+            gpus=GPUS,
+            min_job_age_s=self.min_job_age_s,
+            accounting=self._configure_accounts(host, user, ports[3]),
         )
         (self.root / "slurm.conf").write_text(text)
         gres = f"NodeName={','.join(NODES)} Name=gpu Type=h100 File={self.root}/dev/gpu[0-{GPUS - 1}]\n"
         (self.root / "gres.conf").write_text(gres)
         (self.root / "plugstack.conf").write_text("")
+
+    def _configure_accounts(self, host: str, user: str, port: int) -> str:
+        """The lines of slurm.conf about accounts."""
+        return "AccountingStorageType=accounting_storage/none"
 
     def _step_daemons(self) -> list[int]:
         """Processes of this cluster's steps."""

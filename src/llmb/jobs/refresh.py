@@ -66,13 +66,23 @@ def ask(jobs: Sequence[Job], time_out_s: float) -> tuple[dict[str, JobState], li
     try:
         accounts = accounted_states([str(job.job_id) for job in forgotten], time_out_s)
     except InfrastructureError as error:
-        # The mark in its folder is as good; a job without one stays as it is until the accounts answer.
-        marked = [job for job in forgotten if read_left(job.run_dir).belongs_to(job, job.restarts)]
+        marked = [job for job in forgotten if _marked(job, job.restarts)]
         return known | {job.key: JobState(job_id=str(job.job_id)) for job in marked}, [error.what]
     for job in forgotten:
         found = accounts.get(str(job.job_id))
-        known[job.key] = found if found and is_same(job, found) else JobState(job_id=str(job.job_id))
+        if found is None or not is_same(job, found):
+            known[job.key] = JobState(job_id=str(job.job_id))
+        elif found.ended:
+            known[job.key] = found
+        elif _marked(job, max(found.restarts, job.restarts)):
+            # The controller forgets only what has ended: these accounts lag behind.
+            known[job.key] = JobState(job_id=str(job.job_id))
     return known, []
+
+
+def _marked(job: Job, restarts: int) -> bool:
+    """Whether its folder says as much as the accounts would; a job without a mark stays as it is until they do."""
+    return read_left(job.run_dir).belongs_to(job, restarts)
 
 
 def look(job: Job, seen: JobState, asked_s: float) -> Change | None:

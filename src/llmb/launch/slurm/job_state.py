@@ -82,7 +82,10 @@ def parse_sacct(text: str, job_id: str) -> JobState:
 
 
 def parse_accounts(text: str) -> dict[str, JobState]:
-    """From ``sacct -X -D -n -P`` with SACCT_FIELDS, by job id. Each start of a job has a line; the last one counts."""
+    """From ``sacct -X -D -n -P`` with SACCT_FIELDS, by job id. Each start of a job has a line; the last one counts.
+
+    Where ids began anew, an earlier job with the same id has lines of its own, which are no starts of this one.
+    """
     found: dict[str, JobState] = {}
     for line in text.splitlines():
         if line.count("|") < SACCT_FIELDS.count(","):
@@ -91,6 +94,7 @@ def parse_accounts(text: str) -> dict[str, JobState]:
         name, _, who = state.partition(" by ")  # such as "CANCELLED by 1000"
         code, signal = _exit(exit_text)
         over = name not in LIVE
+        before = found.get(job_id)
         found[job_id] = JobState(
             job_id=job_id,
             state=name or UNKNOWN,
@@ -98,7 +102,7 @@ def parse_accounts(text: str) -> dict[str, JobState]:
             signal=signal if over else None,
             reason=_known(reason),
             nodes=_known(nodes),
-            restarts=found[job_id].restarts + 1 if job_id in found else 0,
+            restarts=before.restarts + 1 if before and before.command == (command or None) else 0,
             command=command or None,
             submitted_s=_seconds(submitted),
             started_s=_seconds(started),
