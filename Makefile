@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint bench bench-engine layouts golden reference clean
+.PHONY: setup demo test lint bench bench-engine layouts numerics golden reference clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make bench      the benchmarks of the tool itself"
 	@echo "make bench-engine  the engine beside others on one GPU, in under 10 minutes"
 	@echo "make layouts    measure docs/reference/layouts.md anew (half an hour on 2 cores)"
+	@echo "make numerics   measure docs/reference/numerics.md anew (a quarter of an hour on 2 cores)"
 	@echo "make golden     write the batch scripts that tests compare with anew"
 	@echo "make reference  write the generated pages of docs/reference anew"
 
@@ -49,6 +50,9 @@ bench: $(VENV)/.dev
 # ENGINE_OPTIONS are those of python -m benchmarks.engine, such as "--models 8b --dtypes bf16".
 bench-engine: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.engine --out build/engine.json $(ENGINE_OPTIONS)
+
+numerics: $(VENV)/.dev
+	LLMB_NUMERICS_TABLE=1 $(BIN)/pytest tests/engine/test_numerics.py
 
 layouts: $(VENV)/.dev
 	LLMB_LAYOUT_TABLE=1 $(BIN)/pytest tests/engine/test_layouts.py

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from slurm_cluster import SEARCHED, SlurmCluster
 
 PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "mariadb", "sacct", "sacctmgr")
-HOW_TO_GET = "Slurm's accounts are not installed: apt-get install slurmdbd mariadb-server (as .ci/run does)"
+HOW_TO_GET = (
+    "Slurm's accounts are not installed: apt-get install slurmdbd mariadb-server-core mariadb-client-core "
+    "(as .ci/run does)"
+)
 ACCOUNT = "bench"
 # It keeps nothing that has to outlive it, and listens to nobody but users of its socket.
 DATABASE_OPTIONS = (

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""However precisely and by whatever kernels a model computes, it starts like exact fp32 and learns what that learns."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from llmb.runs.plan import Plan
+
+HERE = Path(__file__).parent
+WORKER = HERE / "training_worker.py"
+PAGE = HERE.parents[1] / "docs" / "reference" / "numerics.md"
+MAKING_TABLE = bool(os.environ.get("LLMB_NUMERICS_TABLE"))
+LIMIT_S = 1800
+STEPS, LAST = 200, 50
+SIZES = {"gbs": 4}
+LLAMA, NEMOTRON, MAVERICK = MODELS = ("pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick")
+STILL = {"steps": 3, "peak_lr": 1e-12}
+"""Three steps that leave the parameters where they are: delayed scaling knows nothing before the first."""
+REFERENCE = {"dtype": "fp32", "attention_backend": "math", "keep_logits": True, "compiled": False}
+
+
+class Figures(NamedTuple):
+    """Differences from fp32: of any step's loss, of the mean loss of the last steps, of a parameter's gradient."""
+
+    loss: float
+    late_loss: float
+    gradient: float
+
+
+class Bounds(NamedTuple):
+    """The largest figures, and the gradient's for a model with experts.
+
+    A token for which two experts are nearly alike goes to the other one; the router's gradient shows it most.
+    """
+
+    largest: Figures
+    gradient_with_experts: float
+
+    def of(self, workload: str) -> Figures:
+        return self.largest._replace(gradient=self.gradient_with_experts) if workload == MAVERICK else self.largest
+
+
+class Way(NamedTuple):
+    """A way to compute, and how far it may lie off."""
+
+    options: dict[str, Any]
+    bounds: Bounds
+
+
+FP32 = Bounds(Figures(0.03, 0.001, 1e-5), 1e-5)
+BF16 = Bounds(Figures(0.06, 0.003, 0.03), 0.3)
+FP8 = Bounds(Figures(0.06, 0.003, 0.3), 0.6)
+WAYS = {
+    "fp32": Way({"dtype": "fp32"}, FP32),
+    "fp32, compiled": Way({"dtype": "fp32", "compiled": True}, FP32),
+    "bf16": Way({"dtype": "bf16"}, BF16),
+    "bf16, attention by math": Way({"dtype": "bf16", "attention_backend": "math"}, BF16),
+    "bf16, logits kept": Way({"dtype": "bf16", "keep_logits": True}, BF16),
+    "bf16, gradients reduced in bf16": Way({"dtype": "bf16", "grad_reduce_dtype": "bf16"}, BF16),
+    "bf16, compiled": Way({"dtype": "bf16", "compiled": True}, BF16),
+    "fp8, delayed scaling": Way({"dtype": "fp8"}, FP8),
+    "fp8, delayed scaling, compiled": Way({"dtype": "fp8", "compiled": True}, FP8),
+    "fp8, delayed scaling, emulated": Way({"dtype": "fp8", "emulate_fp8": True}, FP8),
+    "fp8, current scaling": Way({"dtype": "fp8", "fp8_recipe": "current"}, FP8),
+}
+Found = dict[tuple[str, str], Figures]
+Losses = list[float]
+Gradients = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[Found]:
+    """What is found, by workload and way; becomes the page in the docs where LLMB_NUMERICS_TABLE is set."""
+    found: Found = {}
+    yield found
+    if MAKING_TABLE and len(found) == len(MODELS) * len(WAYS):
+        PAGE.write_text(page(found))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", MODELS if MAKING_TABLE else [LLAMA])
+def test_every_way_to_compute_learns_what_fp32_learns(
+    workload: str,
+    tiny_plan: Callable[..., Plan],
+    run_ranks: Callable[..., list[str]],
+    tmp_path: Path,
+    table: Found,
+) -> None:
+    # Making machine code takes longer than all the rest.
+    ways = {name: way for name, way in WAYS.items() if MAKING_TABLE or not way.options.get("compiled")}
+    options = [REFERENCE, *(way.options for way in ways.values())]
+    lengths = [{"steps": STEPS}, STILL]
+    plans = [tiny_plan(workload, scale=1, overrides=SIZES, **each, **length) for each in options for length in lengths]
+    (tmp_path / "plans.json").write_text(json.dumps([plan.model_dump(mode="json") for plan in plans]))
+    run_ranks(WORKER, 1, tmp_path, 1, "inductor", limit_s=LIMIT_S)
+    results = [torch.load(tmp_path / f"{number}.pt", weights_only=True) for number in range(len(plans))]
+    learnt, still = results[::2], results[1::2]
+    losses, gradients = ([each["losses"] for each in learnt], [each["last_gradients"] for each in still])
+    assert losses[0][-1] < losses[0][0] - 1
+    found = {
+        (workload, name): off(losses[number], losses[0], gradients[number], gradients[0])
+        for number, name in enumerate(ways, start=1)
+    }
+    table |= found
+    bounds = {place: WAYS[place[1]].bounds.of(workload) for place in found}
+    assert {place: figures for place, figures in found.items() if not within(figures, bounds[place])} == {}
+
+
+def off(losses: Losses, exact_losses: Losses, gradients: Gradients, exact_gradients: Gradients) -> Figures:
+    pairs = list(zip(losses, exact_losses, strict=True))
+    return Figures(
+        loss=max(abs(ours - theirs) for ours, theirs in pairs),
+        late_loss=abs(fmean(ours - theirs for ours, theirs in pairs[-LAST:])),
+        gradient=max(relative(gradients[name], exact) for name, exact in exact_gradients.items()),
+    )
+
+
+def relative(ours: Tensor, theirs: Tensor) -> float:
+    """An expert without tokens has a gradient of zero."""
+    return float((ours - theirs).norm()) / (float(theirs.norm()) or 1.0)
+
+
+def within(figures: Figures, bounds: Figures) -> bool:
+    return all(figure <= bound for figure, bound in zip(figures, bounds, strict=True))
+
+
+INTRO = f"""# Precisions and kernels, and what they change
+
+Each row trains {STEPS} steps of a tiny model on one CPU process, beside a training in fp32 whose attention keeps all
+scores, whose logits are kept whole, and of which nothing is compiled ([that one](layouts.md) is compared with a plain
+loop). Each cell is a difference from it and, in brackets, its bound: the largest one of any step's loss; the one of
+the mean loss of the last {LAST} steps; and the largest one of any parameter's gradient, relative to the gradient's
+norm, after two steps that leave the parameters where they are: delayed scaling knows no scales in the first.
+A token for which two experts are nearly alike goes to the other one where sums are rounded otherwise: hence the bounds
+of the gradient in the model with experts.
+
+`make numerics` measures the tables again and writes this page; `make test` measures what is not compiled of the first
+table, and checks that the page has all rows and keeps the bounds. Steps that were not finite are counted in every run's
+result, as are FP8 tensors that were saturated or not finite."""
+COLUMNS = ("loss of any step", f"mean loss of the last {LAST} steps", "gradient of any parameter")
+
+
+def page(found: Found) -> str:
+    head = f"| precision and kernels | {' | '.join(COLUMNS)} |\n|{'---|' * (1 + len(COLUMNS))}"
+    parts = [INTRO]
+    for workload in MODELS:
+        rows = "\n".join(row(name, workload, found[workload, name]) for name in WAYS)
+        parts.append(f"## {workload}\n\n{head}\n{rows}")
+    return "\n\n".join(parts) + "\n"
+
+
+def row(name: str, workload: str, figures: Figures) -> str:
+    return f"| {name} | {' | '.join(cells_of(figures, WAYS[name].bounds.of(workload)))} |"
+
+
+def cells_of(figures: Figures, bounds: Figures) -> list[str]:
+    return [f"{figure:.2g} ({bound:g})" for figure, bound in zip(figures, bounds, strict=True)]
+
+
+def test_the_page_has_every_way_and_keeps_the_bounds() -> None:
+    text = PAGE.read_text()
+    assert text.startswith(INTRO)
+    for workload in MODELS:
+        lines = text.split(f"## {workload}\n")[1].split("\n## ")[0].strip().splitlines()[2:]
+        assert len(lines) == len(WAYS)
+        for (name, way), line in zip(WAYS.items(), lines, strict=True):
+            first, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+            assert first == name
+            figures = Figures(*(float(cell.split()[0]) for cell in cells))
+            assert cells == cells_of(figures, way.bounds.of(workload))
+            assert within(figures, way.bounds.of(workload))
