@@ -157,7 +157,10 @@ def test_a_job_that_slurm_never_got_is_submitted_again(client: Client) -> None:
     assert {job["folder"] for job in client.campaign()["jobs"]} == {str(Path(script).parent) for script in scripts}
 
 
+@pytest.mark.slow
 def test_two_clients_at_once_queue_one_campaign(client: Client) -> None:
+    # So that neither has ended when the other begins: then that would be a campaign of its own.
+    client.write_program("sbatch", f'sleep 1; PATH={SEARCHED} exec sbatch "$@"')
     command = ("submit", "-w", TINY[0], "-s", "tiny", "--scale", "1,2", "--repeats", "3", "--yes", "--steps", "1")
     both = [client.start(*command), client.start(*command)]
     ends = [process.communicate(timeout=WITHIN_S)[1] for process in both]
