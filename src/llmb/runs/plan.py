@@ -143,7 +143,7 @@ def reduction(recipe: Recipe, given: GradReduceDtype | None) -> GradReduceDtype:
 
 def _engine_problems(recipe: Recipe) -> Iterator[str]:
     if recipe.task == "lora":
-        yield "the engine trains all weights; it has no LoRA adapters yet"
+        yield "the engine trains all weights; it has no LoRA yet: 'llmb submit --framework megatron_bridge' has"
 
 
 def _checkpoint_problems(recipe: Recipe, seed: int | None, record: CheckpointRecord) -> Iterator[str]:
