@@ -26,6 +26,7 @@ from llmb.engine.checkpoint.state import RANDOM, allocate_optimizer_state, train
 from llmb.engine.checkpoint.writer import Writer
 from llmb.engine.model.decoder import build_model
 from llmb.engine.optimizer import build_optimizer
+from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks
 
 
@@ -48,7 +49,7 @@ def place(values: Tensor, like: Tensor) -> Tensor:
 
 def main(action: str, folder: Path, dp: int, tp: int, rank: int) -> None:
     store = f"file://{folder}/store-{action}-{dp}-{tp}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=dp * tp)
+    dist.init_process_group(gloo_backend(), init_method=store, rank=rank, world_size=dp * tp)
     mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
     ranks = Ranks(rank, dp * tp, torch.device("cpu"), mesh, fsdp=mesh["dp"], expert_mesh=mesh, expert_fsdp=mesh["dp"])
     training = Catalogue().workloads["pretrain_llama3.1"].training_for("tiny")

@@ -23,6 +23,7 @@ from llmb.engine.compile import apply_compile
 from llmb.engine.loop import add_gradients, build_data, build_passes, prepare_stages, update
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import build_optimizer
+from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks, arrange
 from llmb.runs.plan import Plan
 
@@ -67,7 +68,7 @@ def main(folder: Path, rank: int) -> None:
     cases = json.loads((folder / "cases.json").read_text())
     plans = [Plan(**case["plan"]) for case in cases]
     gpus = plans[0].recipe.layout.gpus
-    dist.init_process_group("gloo", rank=rank, world_size=gpus, init_method=f"file://{folder}/store")
+    dist.init_process_group(gloo_backend(), rank=rank, world_size=gpus, init_method=f"file://{folder}/store")
     found = []
     for plan, case in zip(plans, cases, strict=True):
         ranks = arrange(rank, CPU, plan.recipe.layout, plan.parallelism.copies(plan.recipe.layout))

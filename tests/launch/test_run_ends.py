@@ -47,6 +47,7 @@ def test_a_finished_run_keeps_everything_that_decided_it(start: Start, tmp_path:
     assert kept["plan"]["recipe"]["layout"]["gbs"] == 8
     assert kept["plan"]["seed"] == 1234
     assert kept["environment"]["torch"]
+    assert kept["environment"]["backend"] == "gloo_one_thread"
     assert kept["environment"]["nodes"] == [os.uname().nodename]
     assert kept["result"]["tokens_per_s"] == result["tokens_per_s"]
     assert sorted(path.name for path in folder.iterdir()) == [f"log-{name}.out", "metrics.jsonl", "run.json"]
