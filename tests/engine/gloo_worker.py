@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a plan: makes all process groups that its training needs, and counts their threads.
+"""One rank of a plan: makes all process groups that its training needs, and counts their threads and the devices'.
 
 Arguments: folder with plan.json and room for the rendezvous, rank. Prints JSON.
 """
@@ -32,6 +32,12 @@ def gloo_threads() -> dict[str, int]:
     return {name: backend.options._threads for name, backend in backends.items()}
 
 
+def device_threads() -> int:
+    """Of this process."""
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    return names.count("gloo_tcp_loop")
+
+
 def main(folder: Path, rank: int) -> None:
     plan = Plan.model_validate_json((folder / "plan.json").read_text())
     layout = plan.recipe.layout
@@ -40,7 +46,7 @@ def main(folder: Path, rank: int) -> None:
     ranks = arrange(rank, CPU, layout, plan.parallelism.copies(layout))
     stages = prepare_stages(plan, ranks)
     Saver(plan, RunFolder(folder / "run"), ranks, stages, [])
-    print(json.dumps(gloo_threads()), flush=True)
+    print(json.dumps({"groups": gloo_threads(), "devices": device_threads()}), flush=True)
     dist.barrier()
     os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
 

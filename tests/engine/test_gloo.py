@@ -18,6 +18,8 @@ def test_every_group_has_one_thread(
     plan = tiny_plan("finetune_llama4-maverick", dtype="fp8", overrides=layout, save_checkpoint=True)
     (tmp_path / "plan.json").write_text(plan.model_dump_json())
     for printed in run_ranks(WORKER, 2, tmp_path):
-        threads = json.loads(printed)
+        found = json.loads(printed)
+        threads = found["groups"]
         assert len(threads) >= 8
         assert set(threads.values()) == {1}, threads
+        assert found["devices"] == 1

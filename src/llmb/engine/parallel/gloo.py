@@ -7,11 +7,15 @@ so that all-gather and reduce-scatter in turn on one group, as tensor parallelis
 write into freed memory and abort the process now and then. A group's collectives come one after the other in any
 case, so that one thread costs nothing that a step would show.
 
+The groups of a process also share one device per network interface, where torch makes a device for each group: a device
+has a thread of its own that wakes up 100 times a second, and a process can have some ten groups.
+
 torch passes no options to its own ``gloo``; a registered backend is built by our function wherever torch makes a group:
 the world, meshes and what is flattened out of them, FSDP.
 """
 
 import os
+from functools import cache
 from typing import Any
 
 import torch.distributed as dist
@@ -35,12 +39,18 @@ def _one_thread(group: Any, _options: object) -> dist.ProcessGroupGloo:  # noqa:
     """What torch itself does for ``gloo``, but for the number of threads."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
-    interfaces = list(filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")))
-    named = [gloo.create_device(interface=name) for name in interfaces]
-    options._devices = named or [gloo.create_default_device()]
+    options._devices = _devices(os.environ.get("GLOO_SOCKET_IFNAME", ""))
     options._threads = THREADS
     options._timeout = group.timeout
     options.global_ranks_in_group = group.global_ranks_in_group
     options.group_name = group.group_id
     made: dist.ProcessGroupGloo = gloo(group.store, group.group_rank, group.group_size, options)
     return made
+
+
+@cache
+def _devices(interfaces: str) -> list[Any]:
+    """Of the interfaces named, with commas between them; torch's choice where none is."""
+    gloo: Any = dist.ProcessGroupGloo
+    named = [gloo.create_device(interface=name) for name in interfaces.split(",") if name]
+    return named or [gloo.create_default_device()]
