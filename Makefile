@@ -46,6 +46,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/clean_ends.py
 	$(BIN)/python benchmarks/jobs.py
 	$(BIN)/python benchmarks/engine_overhead.py
+	$(BIN)/python benchmarks/fp8_on_cpu.py
 
 # ENGINE_OPTIONS are those of python -m benchmarks.engine, such as "--models 8b --dtypes bf16".
 bench-engine: $(VENV)/.dev

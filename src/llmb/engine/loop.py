@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,9 @@ from llmb.engine.recompute import apply_recompute, hide_gathering
 from llmb.engine.reporter import Reporter
 from llmb.engine.timing import StepReader
 from llmb.engine.watch.progress import Progress
+from llmb.runs.attention import AttentionReport
 from llmb.runs.folder import RunFolder, write_atomically
+from llmb.runs.fp8_product import fp8_product
 from llmb.runs.plan import Plan
 from llmb.runs.steps import Step
 
@@ -61,7 +64,7 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> No
     reproducible(plan.seed)
     stages = prepare_stages(plan, ranks)
     attention = choose_attention(stages, plan, ranks)
-    record_environment(folder, ranks, {**environment, "attention": attention.model_dump(mode="json")})
+    record_environment(folder, ranks, {**environment, **chosen(plan, attention)})
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     passes = build_passes(stages, plan, ranks)
     data = build_data(plan)
@@ -105,6 +108,15 @@ def pauses_after(plan: Plan, number: int) -> bool:
 def record_environment(folder: RunFolder, ranks: Ranks, environment: dict[str, Any]) -> None:
     if ranks.is_first:
         write_atomically(folder.environment, json.dumps(environment, indent=2) + "\n")
+
+
+def chosen(plan: Plan, attention: AttentionReport) -> dict[str, Any]:
+    """What the engine chose by itself for this device, for the record."""
+    product = fp8_product(plan.device, emulate=plan.emulate_fp8) if plan.fp8_recipe else None
+    return {
+        "attention": attention.model_dump(mode="json"),
+        "fp8_product": asdict(product) if product else None,
+    }
 
 
 def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:

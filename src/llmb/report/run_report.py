@@ -11,6 +11,7 @@ from llmb.report.numbers import number
 from llmb.report.output import result_table
 from llmb.report.trace_report import PART_NAMES
 from llmb.runs.folder import RunFolder
+from llmb.runs.fp8_product import fp8_product
 from llmb.runs.plan import Plan
 from llmb.runs.profiling import Profile
 from llmb.runs.result import Result
@@ -43,7 +44,8 @@ def plan_title(plan: Plan) -> str:
 def _dtype(plan: Plan) -> str:
     if plan.fp8_recipe is None:
         return plan.recipe.dtype
-    emulated = ", emulated: the products are bf16" if plan.emulate_fp8 else ""
+    product = fp8_product(plan.device, emulate=plan.emulate_fp8)
+    emulated = f", emulated: the products are {product.dtype}" if plan.emulate_fp8 else ""
     return f"{plan.recipe.dtype} ({plan.fp8_recipe} scaling{emulated})"
 
 
@@ -179,6 +181,8 @@ def _add_fp8(table: Table, result: Result) -> None:
     fp8 = result.fp8
     if fp8 is None:
         return
+    if fp8.product:
+        table.add_row("FP8 products", fp8.product.dtype, "", fp8.product.why)
     table.add_row("FP8 tensors saturated", number(fp8.saturated_tensors), "", "beyond their scale, mean of the steps")
     table.add_row("FP8 tensors not finite", number(fp8.not_finite_tensors), "", "mean of the steps")
 

@@ -9,6 +9,7 @@ from llmb.runs.attempts import cut, is_done
 from llmb.runs.checkpoint_report import report_checkpoints
 from llmb.runs.failure import LOCALHOST, latest_attempt
 from llmb.runs.folder import RunFolder
+from llmb.runs.fp8_product import Fp8Product
 from llmb.runs.profile_report import keep_breakdown, report_profile
 from llmb.runs.record import RunRecord, now, write_record
 from llmb.runs.result import Result, conclude
@@ -73,8 +74,12 @@ def result_of(
     result = conclude(
         record.plan, steps, exit_code, tail(folder.log), interrupted, checkpoint, profile, host, cut(record)
     )
-    attention = record.environment and record.environment.get("attention")
-    return replace(result, attention_backend=attention["backend"]) if attention else result
+    environment = record.environment or {}
+    if attention := environment.get("attention"):
+        result = replace(result, attention_backend=attention["backend"])
+    if result.fp8 and (product := environment.get("fp8_product")):
+        result = replace(result, fp8=replace(result.fp8, product=Fp8Product(**product)))
+    return result
 
 
 def finished_result(folder: RunFolder, record: RunRecord) -> Result:

@@ -13,6 +13,7 @@ from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
 from llmb.runs.counters import Counters, count
 from llmb.runs.failure import LOCALHOST, first_failure
+from llmb.runs.fp8_product import Fp8Product
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import ProfileReport
 from llmb.runs.record import Status
@@ -52,6 +53,8 @@ class Fp8Report:
     emulated: bool
     saturated_tensors: float
     not_finite_tensors: float
+    product: Fp8Product | None = None
+    """None for a run of an earlier version, and for one that ended before it was chosen."""
 
 
 @dataclass(frozen=True, slots=True)
