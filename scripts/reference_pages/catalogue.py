@@ -84,6 +84,7 @@ def model_section(models: Sequence[Model]) -> str:
     return page(
         "## Models",
         "True architectures, whatever a document prints. Active parameters are those that one token passes.",
+        "Embedding and head that are tied count once.",
         table(["model", "size", *sizes, "parameters", "active"], shapes),
         table(["model", "size", *details, "source"], more),
         table(["model", "size", "part", "values"], rest),

@@ -97,7 +97,7 @@ class Decoder(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # What moves parameters to a device, as ``to_empty`` does, makes a new one for every module.
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.tie()
         return self
 
