@@ -45,7 +45,7 @@ def differing(model: Model, mesh: DeviceMesh) -> list[str]:
     initialise(sharded, model, seed=7)
     values = whole.state_dict()
     return [
-        f"{model.architecture} {name}"
+        f"{model.model} {name}"
         for name, parameter in sharded.named_parameters()
         if not torch.equal(parameter.to_local(), expected_shard(values[name], name, mesh))
     ]

@@ -33,7 +33,7 @@ def train(plan: Plan) -> dict[str, object]:
         loss.backward()
         gradients = gradients or {name: item.grad.clone() for name, item in model.named_parameters()}
         losses.append(loss.item())
-        norms.append(clip_gradients([model], [optimizer], training.clip_grad).item())
+        norms.append(clip_gradients(model.parameters(), [optimizer], training.clip_grad).item())
         set_learning_rate(optimizer, learning_rate(training, number))
         optimizer.step()
         optimizer.zero_grad()

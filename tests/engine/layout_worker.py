@@ -58,10 +58,11 @@ def differences(kind: str, stages: list[Decoder], expected: dict[str, Tensor]) -
 
 
 def everybody(found: dict[str, float], ranks: Ranks) -> dict[str, float]:
-    """What the ranks found together: pipeline ranks hold different parameters."""
+    """The largest that any rank found: pipeline ranks hold different parameters, or both ends of them a tied one."""
     gathered: list[dict[str, float]] = [{} for _ in range(ranks.world_size)]
     dist.all_gather_object(gathered, found)
-    return {name: value for each in gathered for name, value in each.items()}
+    names = {name for each in gathered for name in each}
+    return {name: max(each[name] for each in gathered if name in each) for name in sorted(names)}
 
 
 def main(folder: Path, rank: int) -> None:

@@ -13,7 +13,7 @@ from llmb.engine.model.initialise import initialise
 from llmb.engine.model.rotary import rotary_tables
 from llmb.engine.recompute import apply_recompute
 
-ALL = ["llama", "llama-scaled", "nemotron4", "llama4"]
+ALL = ["llama", "llama-scaled", "nemotron4", "llama4", "qwen3", "qwen3-tied", "mixtral"]
 
 
 def random_tokens(model, seq, batch=2):
@@ -138,7 +138,15 @@ def test_a_forward_pass_on_the_meta_device_has_the_right_shape(name, models):
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize(
     ("name", "layer", "graphs"),
-    [("llama", 0, 1), ("nemotron4", 0, 1), ("llama4", 0, 1), ("llama4", 1, 3), ("llama4", 3, 3)],
+    [
+        ("llama", 0, 1),
+        ("nemotron4", 0, 1),
+        ("llama4", 0, 1),
+        ("llama4", 1, 3),
+        ("llama4", 3, 3),
+        ("qwen3", 0, 1),
+        ("mixtral", 0, 3),
+    ],
 )
 def test_each_kind_of_block_is_one_graph_for_the_compiler_but_for_experts(
     name, layer, graphs, recompute, models, randomised

@@ -22,7 +22,14 @@ STEPS, GBS = 20, 4
 BOUNDS = {"value": 0.0, "gradient": 1e-5, "loss": 1e-5, "norm": 1e-5, "later": 1e-4}
 """Largest differences: relative but for losses. Rounding alone gives 1e-6; later norms are those of parameters that
 rounding moved apart."""
-LLAMA, NEMOTRON, MAVERICK = MODELS = ("pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick")
+LLAMA, NEMOTRON, MAVERICK, QWEN, MIXTRAL = MODELS = (
+    "pretrain_llama3.1",
+    "pretrain_nemotron4",
+    "finetune_llama4-maverick",
+    "pretrain_qwen3",
+    "pretrain_mixtral",
+)
+DENSE, EXPERTS = (LLAMA, NEMOTRON, QWEN), (MAVERICK, MIXTRAL)
 
 
 class Kind(NamedTuple):
@@ -87,8 +94,8 @@ class Layout(NamedTuple):
     def workloads(self) -> tuple[str, ...]:
         """Experts need a model that has some, and tokens that are cut over tensor-parallel ranks."""
         if "ep" in self.sizes:
-            return (MAVERICK,)
-        return (LLAMA, NEMOTRON) if "sequence_parallel" in self.sizes else MODELS
+            return EXPERTS
+        return DENSE if "sequence_parallel" in self.sizes else MODELS
 
 
 WITHOUT_SP = {"sequence_parallel": False}
@@ -244,7 +251,7 @@ def test_however_ranks_share_and_order_their_work_they_train_as_one_process_does
     ranks: int, run_cases: RunCases, tmp_path: Path
 ) -> None:
     layouts = {name: layout for name, layout in WAYS.items() if layout.ranks == ranks}
-    # One of each architecture that makes a difference here: experts have a mesh and products of their own.
+    # Models that make a difference here: experts have a mesh and products of their own, tied embeddings two places.
     cases = {
         (name, case.workload, case.kind): case
         for name, layout in layouts.items()

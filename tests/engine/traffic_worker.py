@@ -23,7 +23,9 @@ from llmb.engine.model.routing import BalancedRouter
 from llmb.engine.parallel.expert_parallel import ParallelExperts, rank_places
 from llmb.engine.parallel.gloo import gloo_backend
 
-MOE = MixtureOfExperts(experts=6, top_k=2, ffn_hidden_size=16, shared_ffn_hidden_size=16, interleave=1)
+MOE = MixtureOfExperts(
+    router="sigmoid-scaled-inputs", experts=6, top_k=2, ffn_hidden_size=16, shared_ffn_hidden_size=16, interleave=1
+)
 
 
 def passes(layer: MoELayer, hidden: Tensor) -> tuple[int, list[Tensor]]:

@@ -130,6 +130,16 @@ def test_any_layout_goes_on_from_any_other(finished: Finished, layout: tuple[str
     assert_same_steps(whole, finished(*LLAMA, *layout, *TEN_MORE, after_ten_steps(whole)))
 
 
+V = ("--scale", "2", "--pp", "2", "--vp", "2", "--pipeline-schedule", "zero-bubble-v")
+
+
+@pytest.mark.parametrize("layout", [V, ("--scale", "2", "--pp", "2"), ("--scale", "2", "--tp", "2"), ("--scale", "1")])
+def test_a_tied_embedding_goes_on_from_both_ends_of_a_pipeline(finished: Finished, layout: tuple[str, ...]) -> None:
+    """Saved by a rank that has the first and the last stage, and so holds it twice."""
+    whole = finished("-w", "pretrain_qwen3", *V, *TWENTY)
+    assert_same_steps(whole, finished("-w", "pretrain_qwen3", *layout, *TEN_MORE, after_ten_steps(whole)))
+
+
 def test_copies_are_saved_once(finished: Finished) -> None:
     """Saved by two groups of two ranks, each with all parameters and optimizer state."""
     whole = finished(*LLAMA, "--scale", "4", "--dp-sharding", "optimizer", "--dp-shard-size", "2", *TWENTY)
@@ -214,7 +224,7 @@ def test_by_default_one_more_step_is_done(finished: Finished) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("-w", "pretrain_nemotron4"), "architecture is llama in the checkpoint and nemotron4 in this run"),
+        (("-w", "pretrain_nemotron4"), "norm is rmsnorm in the checkpoint and layernorm1p in this run"),
         ((*LLAMA, "--layers", "2"), "layers is 4 in the checkpoint and 2 in this run"),
         ((*LLAMA, "--seed", "5"), "was trained with 1234"),
     ],

@@ -42,9 +42,22 @@ MakePlan = Callable[..., Plan]
 
 LLMB = [sys.executable, "-m", "llmb.cli.main"]
 LLAMA, NEMOTRON, MAVERICK = "pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick"
+QWEN, MIXTRAL = "pretrain_qwen3", "pretrain_mixtral"
 SAVED = ("--scale", "2", "--steps", "2", "--lr", "0.01", "--warmup-steps", "0", "--save-checkpoint")
-LAYOUTS = {LLAMA: ("--tp", "2"), NEMOTRON: ("--pp", "2"), MAVERICK: ("--ep", "2")}
-CLASSES = {LLAMA: "LlamaForCausalLM", NEMOTRON: "NemotronForCausalLM", MAVERICK: "Llama4ForCausalLM"}
+LAYOUTS = {
+    LLAMA: ("--tp", "2"),
+    NEMOTRON: ("--pp", "2"),
+    MAVERICK: ("--ep", "2"),
+    QWEN: ("--pp", "2"),
+    MIXTRAL: ("--ep", "2"),
+}
+CLASSES = {
+    LLAMA: "LlamaForCausalLM",
+    NEMOTRON: "NemotronForCausalLM",
+    MAVERICK: "Llama4ForCausalLM",
+    QWEN: "Qwen3ForCausalLM",
+    MIXTRAL: "MixtralForCausalLM",
+}
 
 
 def tiny(workload: str) -> Model:
@@ -159,7 +172,13 @@ def test_a_model_of_transformers_trains_on_from_its_own_loss(
     said = done("import", source, imported, "-w", workload, "-s", "tiny").stderr
     assert ("tensors are left out" in said) is (workload == MAVERICK)
     expected = first_loss(model, tiny_plan(workload, scale=1))
-    layouts = {LLAMA: [("1",), ("2", "--tp", "2")], NEMOTRON: [("1",)], MAVERICK: [("2",)]}[workload]
+    layouts = {
+        LLAMA: [("1",), ("2", "--tp", "2")],
+        NEMOTRON: [("1",)],
+        MAVERICK: [("2",)],
+        QWEN: [("1",), ("2", "--pp", "2")],
+        MIXTRAL: [("2", "--ep", "2")],
+    }[workload]
     for layout in layouts:
         result = finished(
             "-w", workload, "--scale", *layout, "--load-checkpoint", str(imported), "--steps", "3", "--lr", "0.01"
@@ -200,7 +219,7 @@ def test_another_architecture_and_tied_embeddings_are_refused(copy: Path, tmp_pa
     (copy / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True, "rope_theta": 10000}))
     said = refused(2, "import", copy, tmp_path / "back", "-w", LLAMA, "-s", "tiny")
     assert "rope_theta is 10000; in llama3.1 tiny it is 500000" in said
-    assert "tied embeddings are not imported" in said
+    assert "tie_word_embeddings is True; in llama3.1 tiny it is False" in said
     assert not (tmp_path / "back").exists()
 
 

@@ -26,7 +26,7 @@ def convert(job: ExportJob | ImportJob) -> None:
     left_out = import_weights(job, report_progress)
     if left_out:
         some = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
-        say(Said(note=f"{len(left_out)} tensors are left out, the text model has none of them: {some}"))
+        say(Said(note=f"{len(left_out)} tensors are left out, the model has none of them: {some}"))
 
 
 def main() -> int:

@@ -201,7 +201,8 @@ def add_gradients(passes: Passes, plan: Plan, data: SyntheticData, number: int, 
 
 def update(stages: Sequence[Decoder], optimizers: Sequence[FusedAdamW], training: Training, number: int) -> Tensor:
     """Clips the gradients, moves the parameters and forgets the gradients; the gradients' norm before."""
-    norm = clip_gradients(stages, optimizers, training.clip_grad)
+    parameters = [parameter for stage in stages for parameter in stage.own_parameters()]
+    norm = clip_gradients(parameters, optimizers, training.clip_grad)
     for optimizer in optimizers:
         set_learning_rate(optimizer, learning_rate(training, number))
         optimizer.step()

@@ -40,6 +40,8 @@ CUT = {
 }
 """The dimension of a layer's matrix that is cut, by the layer's name; all else is whole on every rank."""
 
+PER_HEAD = ("q_norm", "k_norm")
+
 
 def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
     """Cuts ``model`` in place over the ranks of ``mesh``: then it returns logits of this rank's part of the vocabulary.
@@ -60,11 +62,13 @@ def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence_parallel
         name = path.rpartition(".")[2]
         cut_parameters(module, mesh, Shard(CUT[name]) if name in CUT else Replicate())
         if isinstance(module, Norm):
-            module.same_tokens = not sequence_parallel
+            # Ranks see different heads, whatever tokens they see.
+            module.same_tokens = not sequence_parallel and name not in PER_HEAD
         elif isinstance(module, Attention | GatedMLP | SquaredReluMLP) or name == "lm_head":
             module.register_forward_pre_hook(partial(_enter, boundary))
         elif CUT.get(name) == INPUTS:
             module.register_forward_hook(partial(_leave, boundary))
+    model.tie()
 
 
 def cut_parameters(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
