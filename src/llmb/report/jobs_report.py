@@ -7,13 +7,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from llmb.jobs.details import JobDetails
 from llmb.jobs.job import Job
 from llmb.jobs.nodes import NodeRecord
 from llmb.report.numbers import number
 from llmb.report.output import result_table
+from llmb.report.table import Table
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import Attempt
 
@@ -42,8 +41,8 @@ def jobs_table(jobs: Sequence[Job], total: int) -> Table:
     )  # fmt: skip
     for column in table.columns:
         # On a narrow terminal the others give way: a row has to be found by its id and state.
-        column.no_wrap = column.header in ("job", "submitted", "step s")
-        column.min_width = _LEAST_WIDTHS.get(str(column.header))
+        column.wrap = column.header not in ("job", "submitted", "step s")
+        column.min_width = _LEAST_WIDTHS.get(column.header)
     for job in jobs:
         table.add_row(
             job.job_id or "",

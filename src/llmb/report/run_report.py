@@ -3,12 +3,11 @@
 
 from typing import Any
 
-from rich.table import Table
-
 from llmb.catalogue.records import Convention, Expectation
 from llmb.catalogue.stages import stage_layers
 from llmb.report.numbers import number
 from llmb.report.output import result_table
+from llmb.report.table import Table
 from llmb.report.trace_report import PART_NAMES
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
