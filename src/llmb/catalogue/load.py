@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
@@ -23,7 +23,9 @@ from llmb.catalogue.schema import (
     WorkloadFile,
 )
 from llmb.catalogue.source import CatalogueError, located, read_file, schema_problems
-from llmb.catalogue.variables import Variable, VariablesFile
+
+if TYPE_CHECKING:
+    from llmb.catalogue.variables import Variable
 
 Content = TypeVar("Content")
 
@@ -83,8 +85,10 @@ class Catalogue:
         return {fabric.fabric: fabric for fabric in listed}
 
     @cached_property
-    def variables(self) -> tuple[Variable, ...]:
+    def variables(self) -> "tuple[Variable, ...]":
         """The environment variables that the documents know."""
+        from llmb.catalogue.variables import VariablesFile  # compiles patterns that 'list' and 'show' do not need
+
         return read_file(self.root / "variables.yaml", VariablesFile, wrap="variables").variables
 
     @cached_property
