@@ -12,7 +12,8 @@ from llmb.campaigns.files import read_campaign_file
 from llmb.catalogue.load import Catalogue
 from llmb.cli.campaign_run import Anew, DryRun, Modes, Resume, Wanted, Yes, run_campaign
 from llmb.cli.job_options import JOB, given_of, job_words
-from llmb.cli.options import Json, takes
+from llmb.cli.json_option import Json
+from llmb.cli.options import takes
 from llmb.cli.selection_options import Asked, selection_options
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

@@ -14,7 +14,8 @@ from llmb.catalogue.variables import Reading, near_misses, read_variables
 from llmb.cli.campaign_run import DryRun, Yes
 from llmb.cli.framework_options import framework_options
 from llmb.cli.job_options import converted, given_of, job_request, values_of
-from llmb.cli.options import Json, recipe_options, takes
+from llmb.cli.json_option import Json
+from llmb.cli.options import recipe_options, takes
 from llmb.cli.slurm_options import slurm_options
 from llmb.cli.submit import queue_one
 from llmb.cli.training_options import training_options

@@ -12,8 +12,6 @@ from llmb.catalogue.resolve import Overrides, Request
 
 LAYOUT = "Layout overrides"
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-
 
 def recipe_options(
     *,

@@ -9,7 +9,7 @@ import typer
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import CPU, Request
-from llmb.cli.options import Json
+from llmb.cli.json_option import Json
 from llmb.cli.progress import RunProgress
 from llmb.cli.result import print_result
 from llmb.cli.training_options import takes_choices

@@ -14,7 +14,8 @@ from llmb.campaigns.expansion import split_model
 from llmb.catalogue.load import Catalogue
 from llmb.cli.campaign_run import Anew, DryRun, Modes, Resume, Wanted, Yes, run_campaign
 from llmb.cli.job_options import JOB, given_of, job_request
-from llmb.cli.options import Json, takes
+from llmb.cli.json_option import Json
+from llmb.cli.options import takes
 from llmb.cli.progress import JobProgress
 from llmb.cli.result import print_result
 from llmb.cli.said import say

@@ -43,7 +43,6 @@ def campaign_table(jobs: Sequence[PlannedJob]) -> Table:
             *([own] if any(differing) else []),
             *([item.job.where] if asked_by else []),
         )
-    table.add_section()
     table.add_row("", total_text(jobs), *[""] * 6, hours_text(total_gpu_hours(jobs)))
     return table
 

@@ -48,8 +48,8 @@ def styled_lines(table: Table, width: int) -> list[str]:
             no_wrap=not column.wrap,
             min_width=column.min_width,
         )
-    for number, row in enumerate(table.rows, 1):
-        drawn.add_row(*map(text.Text, row), end_section=number in table.section_ends)
+    for row in table.rows:
+        drawn.add_row(*map(text.Text, row))
     written = StringIO()
     console.Console(file=written, force_terminal=True, width=width, highlight=False).print(drawn)
     return [line.rstrip() for line in written.getvalue().splitlines()]

@@ -27,17 +27,11 @@ class Table:
     columns: list[Column]
     rows: list[tuple[str, ...]] = field(default_factory=list)
     caption: str | None = None
-    section_ends: set[int] = field(default_factory=set)
-    """Rows, counted from 1, that an empty line follows."""
 
     def add_row(self, *cells: str) -> None:
         """Columns without a cell stay empty; a row with more cells than columns adds columns without a header."""
         self.columns += [Column("") for _ in cells[len(self.columns) :]]
         self.rows.append(cells)
-
-    def add_section(self) -> None:
-        """Ends a group of rows."""
-        self.section_ends.add(len(self.rows))
 
 
 def plain_lines(table: Table) -> Iterator[str]:
@@ -45,13 +39,11 @@ def plain_lines(table: Table) -> Iterator[str]:
     rows = [tuple(column.header for column in table.columns), *table.rows]
     widths = [max(map(_width, column)) for column in zip_longest(*rows, fillvalue="")]
     yield table.title
-    for number, row in enumerate(rows):
+    for row in rows:
         cells = [cell.split("\n") for cell in row]
         for parts in zip_longest(*cells, fillvalue=""):
             placed = zip(parts, widths, table.columns, strict=False)
             yield GAP.join(_aligned(part, width, right=column.right) for part, width, column in placed).rstrip()
-        if number in table.section_ends and number < len(table.rows):
-            yield ""
     if table.caption:
         yield table.caption
 
