@@ -12,9 +12,9 @@ import torch.distributed as dist
 from llmb.engine.device import device_name
 from llmb.engine.parallel.mesh import Ranks
 from llmb.runs.host import host_name
+from llmb.runs.secrets import without_secrets
 
 RECORDED = ("NCCL_", "CUDA_", "TORCH_", "OMP_", "GOMP_", "MKL_", "GLOO_", "LLMB_", "SLURM_", "PYTORCH_", "NVIDIA_")
-SECRET = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "KEY")
 
 
 def describe_environment(ranks: Ranks) -> dict[str, Any]:
@@ -46,8 +46,4 @@ def _nccl_version() -> str:
 
 def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that may change a run's speed, without any that may hold a secret."""
-    return {
-        name: value
-        for name, value in sorted(environ.items())
-        if name.startswith(RECORDED) and not any(word in name.upper() for word in SECRET)
-    }
+    return {name: value for name, value in sorted(without_secrets(environ).items()) if name.startswith(RECORDED)}
