@@ -94,7 +94,7 @@ def make_history(install: Path) -> None:
         )
         for number in range(HISTORY_JOBS)
     ]
-    with open_history(install, sys.stderr.write) as store:
+    with open_history(install, print) as store:
         store.add(jobs)
 
 

@@ -34,11 +34,19 @@ def without_headers() -> Table:
     return table
 
 
+def with_long_reasons() -> Table:
+    table = result_table("Step times", "run", "reason", "more")
+    table.columns[1].max_width = 20
+    table.add_row("a", "a collective took too-long-to-wait-for and was ended", "x")
+    table.add_row("b", "/a/path/that/is/longer/than/the/column", "y")
+    return table
+
+
 def empty() -> Table:
     return result_table("Jobs: 0", "job", "state")
 
 
-@pytest.mark.parametrize("make", [numbers, with_caption, without_headers, empty])
+@pytest.mark.parametrize("make", [numbers, with_caption, without_headers, with_long_reasons, empty])
 def test_a_pipe_and_a_wide_terminal_get_the_same_lines(make: Callable[[], Table]) -> None:
     shown = [STYLES.sub("", line).rstrip() for line in styled_lines(make(), 200)]
     assert list(plain_lines(make())) == shown

@@ -2,12 +2,10 @@
 """The training loop."""
 
 import gc
-import json
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -46,6 +44,7 @@ from llmb.engine.recompute import apply_recompute, hide_gathering
 from llmb.engine.reporter import Reporter
 from llmb.engine.timing import StepReader
 from llmb.engine.watch.progress import Progress
+from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import Plan
 from llmb.runs.steps import Step
@@ -61,7 +60,7 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> No
     reproducible(plan.seed)
     stages = prepare_stages(plan, ranks)
     attention = choose_attention(stages, plan, ranks)
-    record_environment(folder, ranks, {**environment, "attention": attention.model_dump(mode="json")})
+    record_environment(folder, ranks, environment.model_copy(update={"attention": attention}))
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     passes = build_passes(stages, plan, ranks)
     data = build_data(plan)
@@ -102,9 +101,9 @@ def pauses_after(plan: Plan, number: int) -> bool:
     return number == plan.last_step or plan.saves_after(number) or profile_ends
 
 
-def record_environment(folder: RunFolder, ranks: Ranks, environment: dict[str, Any]) -> None:
+def record_environment(folder: RunFolder, ranks: Ranks, environment: Environment) -> None:
     if ranks.is_first:
-        write_atomically(folder.environment, json.dumps(environment, indent=2) + "\n")
+        write_atomically(folder.environment, environment.model_dump_json(indent=2) + "\n")
 
 
 def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:

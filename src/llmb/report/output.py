@@ -47,6 +47,7 @@ def styled_lines(table: Table, width: int) -> list[str]:
             overflow="fold",
             no_wrap=not column.wrap,
             min_width=column.min_width,
+            max_width=column.max_width,
         )
     for row in table.rows:
         drawn.add_row(*map(text.Text, row))

@@ -17,6 +17,8 @@ class Column:
     right: bool = False
     wrap: bool = True
     min_width: int | None = None
+    max_width: int | None = None
+    """Wider cells are wrapped, also where nothing is narrow."""
 
 
 @dataclass(slots=True)
@@ -36,21 +38,30 @@ class Table:
 
 def plain_lines(table: Table) -> Iterator[str]:
     """The table as wide as it needs to be."""
-    rows = [tuple(column.header for column in table.columns), *table.rows]
-    widths = [max(map(_width, column)) for column in zip_longest(*rows, fillvalue="")]
+    headers = tuple(column.header for column in table.columns)
+    rows = [[_lines(*item) for item in zip(row, table.columns, strict=False)] for row in (headers, *table.rows)]
+    widths = [max(_width(line) for cell in cells for line in cell) for cells in zip_longest(*rows, fillvalue=("",))]
     yield table.title
     for row in rows:
-        cells = [cell.split("\n") for cell in row]
-        for parts in zip_longest(*cells, fillvalue=""):
+        for parts in zip_longest(*row, fillvalue=""):
             placed = zip(parts, widths, table.columns, strict=False)
             yield GAP.join(_aligned(part, width, right=column.right) for part, width, column in placed).rstrip()
     if table.caption:
         yield table.caption
 
 
-def _width(cell: str) -> int:
+def _lines(cell: str, column: Column) -> list[str]:
+    lines = cell.split("\n")
+    if column.max_width is None or max(map(_width, lines)) <= column.max_width:
+        return lines
+    from textwrap import wrap
+
+    return [part for line in lines for part in wrap(line, column.max_width, break_on_hyphens=False) or [""]]
+
+
+def _width(line: str) -> int:
     """Columns of a terminal."""
-    return max(len(line) if line.isascii() else sum(map(_letter_width, line)) for line in cell.split("\n"))
+    return len(line) if line.isascii() else sum(map(_letter_width, line))
 
 
 def _letter_width(letter: str) -> int:
