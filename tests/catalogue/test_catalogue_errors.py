@@ -42,6 +42,8 @@ def read_whole(catalogue: Catalogue, part: str) -> None:
         (LLAMA, "peak_lr: 8.0e-5", "peak_lr: fast", "workloads", "peak_lr"),
         ("hardware.yaml", "memory_gb: 80", "memory_gb: lots", "gpus", "memory_gb"),
         ("hardware.yaml", 'tdp_w: "dgxc', 'tdp: "dgxc', "gpus", "no source for tdp_w"),
+        ("hardware.yaml", "borrows: [h100]", "borrows: [h1000]", "gpus", "no GPU type"),
+        (LLAMA, "    gpu_types: [h100]\n", "", "workloads", "has to say what the layouts are for"),
         ("models/llama3.1.yaml", "8b: {layers: 32", "8b: {layers: many", "models", "layers"),
         ("expectations/llama3.1-25.04.yaml", "step_time_s: 12.27", "step_time_s: fast", "figures", "step_time_s"),
         ("documents.yaml", 'release: "25.04"', "release: [25.04", "documents", "not valid YAML"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import ValidationError
 
 from llmb.catalogue.check import check_layout
+from llmb.catalogue.gpus import for_gpus
 from llmb.catalogue.records import Document, Expectation, Fabric, Gpu, Layout, Model
 from llmb.catalogue.schema import (
     DocumentsFile,
@@ -76,8 +77,16 @@ class Catalogue:
 
     @cached_property
     def gpus(self) -> Mapping[str, Gpu]:
-        listed = read_file(self.root / "hardware.yaml", HardwareFile, wrap="gpus").gpus
-        return {gpu.gpu_type: gpu for gpu in listed}
+        path = self.root / "hardware.yaml"
+        gpus = {gpu.gpu_type: gpu for gpu in read_file(path, HardwareFile, wrap="gpus").gpus}
+        if problems := [
+            located(path, (number, "borrows"), f"{gpu.gpu_type} borrows from '{name}', which is no GPU type")
+            for number, gpu in enumerate(gpus.values())
+            for name in gpu.borrows
+            if name not in gpus
+        ]:
+            raise CatalogueError(problems)
+        return gpus
 
     @cached_property
     def fabrics(self) -> Mapping[str, Fabric]:
@@ -110,7 +119,7 @@ class Catalogue:
         return Files(self.root / "workloads", self._read_workload)
 
     def _read_workload(self, path: Path) -> WorkloadFile:
-        workload = read_file(path, WorkloadFile)
+        workload = for_gpus(read_file(path, WorkloadFile), self.gpus)
         _check_name(path, "workload", workload.workload)
         if problems := list(_contradictions(path, workload, self._family(path, workload), self.documents)):
             raise CatalogueError(problems)

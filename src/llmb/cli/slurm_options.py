@@ -33,7 +33,10 @@ def slurm_options(
     nice: Annotated[int | None, _slurm("--nice", help="Lowers the priority.")] = None,
     segment: Annotated[
         int | None,
-        _slurm("--segment", help="Nodes that lie in one NVLink domain. Default on GB200, GB300: as many as divide."),
+        _slurm(
+            "--segment",
+            help="Nodes that lie in one NVLink domain. Default where a domain spans nodes: as many as divide.",
+        ),
     ] = None,
     dependency: Annotated[str | None, _slurm("--dependency", help="Such as afterok:1234.")] = None,
     array: Annotated[
