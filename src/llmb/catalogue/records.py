@@ -49,6 +49,10 @@ class Gpu(Record):
     gpus_per_node: int
     device_names: tuple[str, ...]
     """Patterns (glob) of the driver's device names that are this very variant."""
+    borrows: tuple[str, ...] = ()
+    """Types whose published layouts it takes where a workload publishes none for it, the closest first."""
+    nvlink_c2c: bool = False
+    """NVLink connects it with its host's CPU, too."""
     sources: dict[str, str]
     notes: tuple[str, ...] = ()
 

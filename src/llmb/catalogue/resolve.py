@@ -145,7 +145,7 @@ def find_model(catalogue: Catalogue, workload: str, size: str) -> Model:
     found = find_workload(catalogue, workload)
     if size not in sizes_of(found):
         raise unknown("size", size, sizes_of(found))
-    return catalogue.models[(found.model, size)]
+    return catalogue.families[found.model][size]
 
 
 def sizes_of(workload: WorkloadFile) -> list[str]:
@@ -255,7 +255,7 @@ def _recipe(
     given = request.overrides.given()
     published = layout_of(table, row)
     layout = published.model_copy(update=given)
-    full = catalogue.models[(workload.model, request.size)]
+    full = catalogue.families[workload.model][request.size]
     model = model_of(full, row.model_copy(update={"layers": layout.layers}))
     if problems := check_layout(model, layout):
         raise layout_error(problems)

@@ -2,13 +2,10 @@
 """The training loop."""
 
 import gc
-import json
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -47,7 +44,7 @@ from llmb.engine.recompute import apply_recompute, hide_gathering
 from llmb.engine.reporter import Reporter
 from llmb.engine.timing import StepReader
 from llmb.engine.watch.progress import Progress
-from llmb.runs.attention import AttentionReport
+from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.fp8_product import fp8_product
 from llmb.runs.plan import Plan
@@ -64,7 +61,9 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> No
     reproducible(plan.seed)
     stages = prepare_stages(plan, ranks)
     attention = choose_attention(stages, plan, ranks)
-    record_environment(folder, ranks, {**environment, **chosen(plan, attention)})
+    product = fp8_product(plan.device, emulate=plan.emulate_fp8) if plan.fp8_recipe else None
+    chosen = environment.model_copy(update={"attention": attention, "fp8_product": product})
+    record_environment(folder, ranks, chosen)
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     passes = build_passes(stages, plan, ranks)
     data = build_data(plan)
@@ -105,18 +104,9 @@ def pauses_after(plan: Plan, number: int) -> bool:
     return number == plan.last_step or plan.saves_after(number) or profile_ends
 
 
-def record_environment(folder: RunFolder, ranks: Ranks, environment: dict[str, Any]) -> None:
+def record_environment(folder: RunFolder, ranks: Ranks, environment: Environment) -> None:
     if ranks.is_first:
-        write_atomically(folder.environment, json.dumps(environment, indent=2) + "\n")
-
-
-def chosen(plan: Plan, attention: AttentionReport) -> dict[str, Any]:
-    """What the engine chose by itself for this device, for the record."""
-    product = fp8_product(plan.device, emulate=plan.emulate_fp8) if plan.fp8_recipe else None
-    return {
-        "attention": attention.model_dump(mode="json"),
-        "fp8_product": asdict(product) if product else None,
-    }
+        write_atomically(folder.environment, environment.model_dump_json(indent=2) + "\n")
 
 
 def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:

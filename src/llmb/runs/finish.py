@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends a run's record: reads what the workers left, concludes, writes ``run.json``."""
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
 from llmb.runs.attempts import cut, is_done
 from llmb.runs.checkpoint_report import report_checkpoints
+from llmb.runs.environment import read_environment
 from llmb.runs.failure import LOCALHOST, latest_attempt
 from llmb.runs.folder import RunFolder
-from llmb.runs.fp8_product import Fp8Product
 from llmb.runs.profile_report import keep_breakdown, report_profile
 from llmb.runs.record import RunRecord, now, write_record
 from llmb.runs.result import Result, conclude
@@ -31,7 +29,7 @@ def finish(
 
     Raises OSError where the record cannot be written.
     """
-    environment = json.loads(folder.environment.read_text()) if folder.environment.exists() else record.environment
+    environment = read_environment(folder.environment) or record.environment
     known = record.model_copy(update={"environment": environment})
     result = result_of(folder, known, exit_code, interrupted, export_failure)
     keep_breakdown(folder, result.profile)
@@ -41,7 +39,7 @@ def finish(
             "reason": result.reason,
             "exit_code": exit_code,
             "ended_at": now(),
-            "result": result.document(),
+            "result": result,
         }
     )
     write_record(folder, ended)
@@ -69,16 +67,17 @@ def result_of(
     """What the files of a run that ended say; nothing is written."""
     steps = read_steps(folder.steps)
     checkpoint = report_checkpoints(folder, record.plan, steps)
-    host = record.environment["nodes"][0] if record.environment else LOCALHOST
+    host = record.environment.nodes[0] if record.environment else LOCALHOST
     profile = report_profile(folder, record.plan, export_failure)
     result = conclude(
         record.plan, steps, exit_code, tail(folder.log), interrupted, checkpoint, profile, host, cut(record)
     )
-    environment = record.environment or {}
-    if attention := environment.get("attention"):
-        result = replace(result, attention_backend=attention["backend"])
-    if result.fp8 and (product := environment.get("fp8_product")):
-        result = replace(result, fp8=replace(result.fp8, product=Fp8Product(**product)))
+    environment = record.environment
+    if environment and environment.attention:
+        result = result.model_copy(update={"attention_backend": environment.attention.backend})
+    if environment and result.fp8 and environment.fp8_product:
+        fp8 = result.fp8.model_copy(update={"product": environment.fp8_product})
+        result = result.model_copy(update={"fp8": fp8})
     return result
 
 
@@ -87,7 +86,7 @@ def finished_result(folder: RunFolder, record: RunRecord) -> Result:
     assert record.exit_code is not None, "the run has not ended"
     result = result_of(folder, record, record.exit_code)
     assert record.status not in ("queued", "running")
-    return replace(result, status=record.status, reason=record.reason)
+    return result.model_copy(update={"status": record.status, "reason": record.reason})
 
 
 def tail(path: Path, size: int = TAIL_BYTES) -> str:

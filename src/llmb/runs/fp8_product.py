@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What FP8 matrices are multiplied in on a device, and why. Pure."""
 
-from dataclasses import dataclass
 from typing import Literal
 
+from llmb.catalogue.records import Record
 from llmb.runs.device import Device
 
 ProductDtype = Literal["fp8", "fp32", "bf16"]
 """``fp8``: the device's own product. ``fp32``, ``bf16``: after a cast to that, which holds every FP8 value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fp8Product:
+class Fp8Product(Record):
     """The product of a run, as ``run.json`` has it."""
 
     dtype: ProductDtype
