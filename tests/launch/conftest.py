@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+import fcntl
 import functools
+import hashlib
 import json
 import os
 import subprocess
@@ -109,19 +111,36 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
-    """The result of a finished run of a tiny model; runs with the same options are done once."""
+def finished(tmp_path_factory: pytest.TempPathFactory, forked_python: str) -> Callable[..., dict[str, Any]]:
+    """The result of a finished run of a tiny model; runs with the same options are done once.
+
+    Once for all processes that run tests, too: the first one does it, and others wait for it.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    runs = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "runs"
+    runs.mkdir(exist_ok=True)
 
     @functools.cache
     def result(*options: str) -> dict[str, Any]:
-        environ = {**os.environ, "LLMB_INSTALL": str(tmp_path_factory.mktemp("runs"))}
-        command = [*LLMB, "run", "-s", "tiny", "--gpu-type", "cpu", *options, "--json"]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        document: dict[str, Any] = json.loads(done.stdout)
+        install = runs / hashlib.blake2b("\0".join(options).encode(), digest_size=8).hexdigest()
+        install.mkdir(exist_ok=True)
+        with (install / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            printed = install / "printed.json"
+            if not printed.exists():
+                printed.write_text(run_to_end(forked_python, install, options))
+        document: dict[str, Any] = json.loads(printed.read_text())
         return document
 
     return result
+
+
+def run_to_end(python: str, install: Path, options: tuple[str, ...]) -> str:
+    command = [python, *LLMB[1:], "run", "-s", "tiny", "--gpu-type", "cpu", *options, "--json"]
+    environ = {**os.environ, "LLMB_INSTALL": str(install)}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def read_steps(run_dir: str) -> list[dict[str, Any]]:
