@@ -16,7 +16,6 @@ from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.runs.choices import Choices
 from llmb.runs.plan import Plan, make_plan
 
-
 GROUPS = {"slurm_with_accounts": "accounts", "slurm": "slurm"}
 """Fixtures that start a cluster: tests with the same one run in one process, or each process would start its own."""
 LONGEST = ("slurm", "accounts", "tests/engine/test_layouts.py", "tests/engine/test_fp8_training.py", "tests/launch")

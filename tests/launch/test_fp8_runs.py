@@ -21,8 +21,13 @@ def test_a_title_names_the_scaling_and_an_emulation(tiny_plan: Callable[..., Pla
     assert "fp8 (current scaling, emulated: the products are bf16)" in emulated
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [(), ("--fp8-recipe", "current", "--emulate-fp8", "--pp", "4", "--gbs", "4")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        pytest.param(("--fp8-recipe", "current", "--emulate-fp8", "--pp", "4", "--gbs", "4"), marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_records_recipe_and_counts(finished: Finished, options: tuple[str, ...]) -> None:
     scale = "4" if options else "1"
     common = ("-w", "pretrain_llama3.1", "--scale", scale, "--dtype", "fp8", "--steps", "6", "--seq-len", "64")

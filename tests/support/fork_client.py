@@ -20,10 +20,6 @@ def is_program(arguments: list[str]) -> bool:
     return bool(rest) and (rest[0].endswith(".py") or (rest[0] == "-m" and rest[1].startswith(MODULES)))
 
 
-def text(items: dict[bytes, bytes]) -> dict[str, str]:
-    return {name.decode(errors="surrogateescape"): value.decode(errors="surrogateescape") for name, value in items.items()}
-
-
 def next_number(server: _socket.socket) -> int:
     """What the server says next; ends this process where its parent has gone."""
     parent = posix.getppid()
@@ -45,18 +41,19 @@ def main() -> None:
         posix.execv(python, [python, *arguments])
     server = _socket.socket(_socket.AF_UNIX)
     server.connect(address)
-    said = marshal.dumps((arguments, text(posix.environ), posix.getcwd()))
+    said = marshal.dumps((arguments, dict(posix.environ), posix.getcwd()))
     files = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
     server.sendmsg([len(said).to_bytes(8, "little")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)])
     while said:
-        said = said[server.send(said):]
+        said = said[server.send(said) :]
     server.settimeout(BETWEEN_S)
     pid = next_number(server)
     for number in PASSED_ON:
         _signal.signal(number, lambda number, frame: posix.kill(pid, number))
     code = next_number(server)
     if code < 0:
-        _signal.signal(-code, _signal.SIG_DFL) if -code != _signal.SIGKILL else None
+        if -code != _signal.SIGKILL:
+            _signal.signal(-code, _signal.SIG_DFL)
         posix.kill(posix.getpid(), -code)
     posix._exit(code)
 

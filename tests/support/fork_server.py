@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HERE = Path(__file__)
-STAND_IN = HERE.with_name("fork_client.py")
+STAND_IN = Path(__file__).with_name("fork_client.py")
 LOADED = ("llmb.cli.run", "llmb.engine.worker", "llmb.engine.convert", "torch.distributed.run")
 # One thread only: a process with more cannot be forked. Threads that wait spin no longer than in the product's runs.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GOMP_SPINCOUNT": "10000"}
@@ -44,7 +43,7 @@ class ForkServer:
         ready, its_ready = socket.socketpair()
         with ready, its_ready:
             self.process = subprocess.Popen(
-                [sys.executable, HERE, address, self.python, str(its_ready.fileno())],
+                [sys.executable, __file__, address, self.python, str(its_ready.fileno())],
                 env=os.environ | ONE_THREAD,
                 stdin=subprocess.PIPE,
                 pass_fds=[its_ready.fileno()],
@@ -64,7 +63,7 @@ class Program(NamedTuple):
     """What a stand-in was called with; ``files`` are its standard input, output and error."""
 
     arguments: list[str]
-    variables: dict[str, str]
+    variables: dict[bytes, bytes]
     folder: str
     files: list[int]
 
@@ -97,7 +96,7 @@ class Server:
         if program is None:
             connection.close()
             return None
-        assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
+        assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process with threads cannot be forked"
         pid = os.fork()
         if not pid:
             return program
@@ -172,11 +171,11 @@ def become(program: Program, python: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(program.folder)
     os.environ.clear()
-    os.environ.update(program.variables)
+    os.environb.update(program.variables)
     tempfile.tempdir = None
     sys.executable = python
     unbuffered = "-u" in program.arguments or bool(os.environ.get("PYTHONUNBUFFERED"))
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115, PTH123
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = _output(1, at_once=unbuffered)
     sys.stderr = sys.__stderr__ = _output(2, at_once=True, errors="backslashreplace")
     torch: Any = sys.modules["torch"]
@@ -184,7 +183,7 @@ def become(program: Program, python: str) -> None:
 
 
 def _output(number: int, *, at_once: bool, errors: str = "strict") -> Any:
-    stream = open(number, "w", buffering=1, closefd=False, errors=errors)  # noqa: SIM115, PTH123
+    stream = open(number, "w", buffering=1, closefd=False, errors=errors)  # noqa: SIM115
     if not at_once and not stream.isatty():
         stream.reconfigure(line_buffering=False)
     return stream
