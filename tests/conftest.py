@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -74,12 +75,17 @@ def tiny_plan() -> Callable[..., Plan]:
 
 
 @pytest.fixture(scope="session")
-def forked_python() -> Iterator[str]:
-    """What is called like the interpreter and need not load torch: see ``fork_server``."""
+def fork_server() -> Iterator[ForkServer]:
     with tempfile.TemporaryDirectory() as folder:  # its path is shorter than tmp_path's, as a socket's has to be
         server = ForkServer(Path(folder))
-        yield str(server.python)
+        yield server
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def forked_python(fork_server: ForkServer) -> str:
+    """What is called like the interpreter and need not load torch."""
+    return str(fork_server.python)
 
 
 @pytest.fixture(scope="session")
@@ -107,6 +113,14 @@ def slurm_with_accounts(
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Interrupts are honored in this process and what it starts, though it be started where they are ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def randomised() -> Callable[[Model], Decoder]:
 def run_ranks(forked_python: str) -> Callable[..., list[str]]:
     """Runs a script once for every rank, which it is given last, and returns what each of them printed."""
 
-    def run(script: Path, ranks: int, *arguments: object, limit_s: int = 120) -> list[str]:
+    def run(script: Path, ranks: int, *arguments: object, limit_s: int = 600) -> list[str]:
         workers = [
             subprocess.Popen(
                 [forked_python, script, *map(str, arguments), str(rank)],

@@ -15,6 +15,20 @@ MODULES = ("llmb.", "torch.distributed.run")
 BETWEEN_S = 0.5
 
 
+def ask(
+    address: str, arguments: list[str], variables: dict[bytes, bytes], files: tuple[int, int, int]
+) -> _socket.socket:
+    """The connection over which the server tells a process id and, when that process has ended, its exit code."""
+    server = _socket.socket(_socket.AF_UNIX)
+    server.connect(address)
+    said = marshal.dumps((arguments, variables, posix.getcwd()))
+    numbers = b"".join(number.to_bytes(4, sys.byteorder) for number in files)
+    server.sendmsg([len(said).to_bytes(8, "little")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)])
+    while said:
+        said = said[server.send(said) :]
+    return server
+
+
 def is_program(arguments: list[str]) -> bool:
     rest = [argument for argument in arguments if argument != "-u"]
     return bool(rest) and (rest[0].endswith(".py") or (rest[0] == "-m" and rest[1].startswith(MODULES)))
@@ -39,13 +53,7 @@ def main() -> None:
     address, python, arguments = sys.argv[1], sys.argv[2], sys.argv[3:]
     if not is_program(arguments):
         posix.execv(python, [python, *arguments])
-    server = _socket.socket(_socket.AF_UNIX)
-    server.connect(address)
-    said = marshal.dumps((arguments, dict(posix.environ), posix.getcwd()))
-    files = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
-    server.sendmsg([len(said).to_bytes(8, "little")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)])
-    while said:
-        said = said[server.send(said) :]
+    server = ask(address, arguments, dict(posix.environ), (0, 1, 2))
     server.settimeout(BETWEEN_S)
     pid = next_number(server)
     for number in PASSED_ON:
@@ -58,4 +66,5 @@ def main() -> None:
     posix._exit(code)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -13,6 +13,7 @@ import importlib
 import marshal
 import os
 import runpy
+import select
 import selectors
 import signal
 import socket
@@ -24,8 +25,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import fork_client
+
 STAND_IN = Path(__file__).with_name("fork_client.py")
-LOADED = ("llmb.cli.run", "llmb.engine.worker", "llmb.engine.convert", "torch.distributed.run")
+COMMANDS = ("run", "submit", "jobs", "bulk", "checkpoint")
+LOADED = (
+    "llmb.engine.worker",
+    "llmb.engine.convert",
+    "torch.distributed.run",
+    *(f"llmb.cli.{name}" for name in COMMANDS),
+)
 # One thread only: a process with more cannot be forked. Threads that wait spin no longer than in the product's runs.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GOMP_SPINCOUNT": "10000"}
 READY_S = 600
@@ -35,7 +44,7 @@ class ForkServer:
     """Ends with the process that made it, and so does all that it forked."""
 
     def __init__(self, folder: Path) -> None:
-        address = folder / "server"
+        self.address = address = folder / "server"
         self.python = folder / "python"
         client = f'exec "{sys.executable}" -SI "{STAND_IN}" "{address}" "{sys.executable}" "$@"\n'
         self.python.write_text(f"#!/bin/sh\n{client}")
@@ -57,6 +66,42 @@ class ForkServer:
         assert self.process.stdin
         self.process.stdin.close()
         self.process.wait()
+
+
+class Fork:
+    """A process that was forked, by its own id; it answers like ``subprocess.Popen``."""
+
+    def __init__(self, server: ForkServer, arguments: list[str], variables: dict[str, str], output: Path) -> None:
+        environ = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
+        with Path(os.devnull).open() as nothing, output.open("ab") as talk:
+            files = (nothing.fileno(), talk.fileno(), talk.fileno())
+            self.connection = fork_client.ask(str(server.address), arguments, environ, files)
+        self.pid = self._number()
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self.connection.settimeout(timeout)
+            self.returncode = self._number()
+            self.connection.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self.connection], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _number(self) -> int:
+        said = self.connection.recv(8)
+        assert len(said) == 8, "the server that forks ranks has ended"
+        return int.from_bytes(said, "little", signed=True)
 
 
 class Program(NamedTuple):
@@ -205,7 +250,7 @@ def run(arguments: list[str]) -> None:
 
 def main() -> None:
     address, python, ready = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    sys.path.pop(0)
+    sys.path.pop(0)  # what is forked has a folder of its own there
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     load()

@@ -3,7 +3,6 @@
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 from slurm_cluster import SlurmCluster
 
-LLMB = [sys.executable, "-m", "llmb.cli.main"]
+LLMB = ["-m", "llmb.cli.main"]
 SETTINGS = """\
 gpu_type: cpu
 environment: {GLOO_SOCKET_IFNAME: lo, OMP_NUM_THREADS: 1}
@@ -27,10 +26,12 @@ class Client:
 
     cluster: SlurmCluster
     install: Path
+    python: str
+    """What runs ``llmb`` and, in jobs, the workers."""
 
     def run(self, *command: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [*LLMB, *command],
+            [self.python, *LLMB, *command],
             env={**self.cluster.environ, "LLMB_INSTALL": str(self.install)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
