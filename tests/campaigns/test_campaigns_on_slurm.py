@@ -14,7 +14,7 @@ import pytest
 from slurm_cluster import SEARCHED, SlurmCluster
 
 pytestmark = pytest.mark.slurm
-WITHIN_S = 120
+WITHIN_S = 600
 TINY = ("pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick")
 
 

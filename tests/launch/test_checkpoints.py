@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from fork_server import Fork, ForkServer
+from free_ports import free_ports
 
 from llmb.errors import UsageError
 from llmb.logs.checkpoint_line import find_loads, find_saves
@@ -64,9 +64,7 @@ def assert_same_steps(whole: dict[str, Any], continued: dict[str, Any]) -> None:
 
 def rank_variables(world_size: int) -> list[dict[str, str]]:
     """What torch.distributed.run would tell each rank; without it, none but the test ends them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
     return [
         {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"} for rank in range(world_size)

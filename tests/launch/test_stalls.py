@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from fork_server import Fork, ForkServer
+from free_ports import free_ports
 
 from llmb.launch.local import run_workers
 from llmb.runs.finish import finish
@@ -169,9 +170,7 @@ def test_a_stopped_rank_that_keeps_the_store_is_named(
     plan = tiny_plan(steps=100000, stall_limit_s=SHORT_LIMIT_S)
     folder = create_run_folder(tmp_path, plan)
     write_record(folder, new_record(plan, ()))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(*free_ports(1))
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     command = ["-m", "llmb.engine.worker", str(folder.path)]
     ranks = [
