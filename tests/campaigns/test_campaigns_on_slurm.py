@@ -5,7 +5,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,15 +14,15 @@ import pytest
 from slurm_cluster import SEARCHED, SlurmCluster
 
 pytestmark = pytest.mark.slurm
-LLMB = [sys.executable, "-m", "llmb.cli.main"]
-WITHIN_S = 120
+WITHIN_S = 600
 TINY = ("pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick")
 
 
 class Client:
     """``llmb`` on the test cluster, with an install root and programs of its own."""
 
-    def __init__(self, slurm: SlurmCluster, folder: Path) -> None:
+    def __init__(self, slurm: SlurmCluster, folder: Path, python: str) -> None:
+        self.python = python
         self.slurm = slurm
         self.install = folder / "install"
         self.programs = folder / "bin"
@@ -42,7 +41,7 @@ class Client:
         path = f"{self.programs}:{SEARCHED}"
         environ = {**self.slurm.environ, "PATH": path, "LLMB_INSTALL": str(self.install)}
         return subprocess.Popen(
-            [*LLMB, *arguments],
+            [self.python, "-m", "llmb.cli.main", *arguments],
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -72,8 +71,8 @@ class Client:
 
 
 @pytest.fixture
-def client(slurm: SlurmCluster, tmp_path: Path) -> Iterator[Client]:
-    made = Client(slurm, tmp_path)
+def client(slurm: SlurmCluster, tmp_path: Path, forked_python: str) -> Iterator[Client]:
+    made = Client(slurm, tmp_path, forked_python)
     yield made
     slurm.run("scancel", "--me")
 

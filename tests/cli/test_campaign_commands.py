@@ -272,6 +272,7 @@ def test_every_option_of_a_job_is_a_key_of_files() -> None:
 SAID = "echo 'sbatch: error: Batch job submission failed: {}' >&2; exit 1"
 
 
+@pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize(
     ("sbatch", "kind", "what"),
     [

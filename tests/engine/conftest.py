@@ -3,7 +3,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,13 +99,13 @@ def randomised() -> Callable[[Model], Decoder]:
 
 
 @pytest.fixture(scope="session")
-def run_ranks() -> Callable[..., list[str]]:
+def run_ranks(forked_python: str) -> Callable[..., list[str]]:
     """Runs a script once for every rank, which it is given last, and returns what each of them printed."""
 
-    def run(script: Path, ranks: int, *arguments: object, limit_s: int = 120) -> list[str]:
+    def run(script: Path, ranks: int, *arguments: object, limit_s: int = 600) -> list[str]:
         workers = [
             subprocess.Popen(
-                [sys.executable, script, *map(str, arguments), str(rank)],
+                [forked_python, script, *map(str, arguments), str(rank)],
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of a layout: trains as a plan says, and compares with what one process did.
 
-Arguments: folder with cases.json (plans, each with the file of its reference) and room for the rendezvous, rank. The
-first rank prints, as JSON, for each case how far the worst initial value, gradient, loss and gradient norm lie apart.
+Arguments: folder with case.json (a plan, and the file of its reference) and room for the rendezvous, rank. The first
+rank prints, as JSON, how far the worst initial value, gradient, loss and gradient norm lie apart.
 """
 
 import json
@@ -66,15 +66,12 @@ def everybody(found: dict[str, float], ranks: Ranks) -> dict[str, float]:
 
 
 def main(folder: Path, rank: int) -> None:
-    cases = json.loads((folder / "cases.json").read_text())
-    plans = [Plan(**case["plan"]) for case in cases]
-    gpus = plans[0].recipe.layout.gpus
-    dist.init_process_group(gloo_backend(), rank=rank, world_size=gpus, init_method=f"file://{folder}/store")
-    found = []
-    for plan, case in zip(plans, cases, strict=True):
-        ranks = arrange(rank, CPU, plan.recipe.layout, plan.parallelism.copies(plan.recipe.layout))
-        expected = torch.load(case["reference"], weights_only=True)
-        found.append(compare(plan, ranks, expected))
+    case = json.loads((folder / "case.json").read_text())
+    plan = Plan(**case["plan"])
+    layout = plan.recipe.layout
+    dist.init_process_group(gloo_backend(), rank=rank, world_size=layout.gpus, init_method=f"file://{folder}/store")
+    ranks = arrange(rank, CPU, layout, plan.parallelism.copies(layout))
+    found = compare(plan, ranks, torch.load(case["reference"], weights_only=True))
     if rank == 0:
         print(json.dumps(found))
     dist.barrier()

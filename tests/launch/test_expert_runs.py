@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
 Finished = Callable[..., dict[str, Any]]
 
 MAVERICK = ("-w", "finetune_llama4-maverick", "--scale", "4")
@@ -22,12 +21,17 @@ def steps(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (Path(result["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("options", [EP4, ALL, MIXTRAL], ids=["ep4", "tp2-ep2-etp2", "mixtral-tp2-ep4"])
+@pytest.mark.parametrize(
+    "options",
+    [EP4, pytest.param(ALL, marks=pytest.mark.slow), MIXTRAL],
+    ids=["ep4", "tp2-ep2-etp2", "mixtral-tp2-ep4"],
+)
 def test_the_loss_falls(finished: Finished, options: tuple[str, ...]) -> None:
     losses = [step["loss"] for step in steps(finished(*options))]
     assert fmean(losses[-5:]) < losses[0] - 1.0
 
 
+@pytest.mark.slow
 def test_every_layout_counts_the_same_load(finished: Finished) -> None:
     by_layout = [steps(finished(*options)) for options in (EP4, ALL)]
     for one, other in zip(*by_layout, strict=True):
@@ -46,6 +50,7 @@ def test_forced_balance_is_recorded_in_step_result_and_record(finished: Finished
     assert record["plan"]["force_load_balancing"] is True
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_from_any_arrangement_of_experts_to_any_other(finished: Finished) -> None:
     whole = finished(*ALL)
     start = finished(*ALL[:-1], "10", "--save-checkpoint")

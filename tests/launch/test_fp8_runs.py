@@ -40,8 +40,13 @@ def test_the_table_names_the_products_and_why(tiny_plan: Callable[..., Plan]) ->
     assert (printed[1][row], printed[3][row]) == ("fp32", product.why)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [(), ("--fp8-recipe", "current", "--emulate-fp8", "--pp", "4", "--gbs", "4")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        pytest.param(("--fp8-recipe", "current", "--emulate-fp8", "--pp", "4", "--gbs", "4"), marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_records_recipe_and_counts(finished: Finished, options: tuple[str, ...]) -> None:
     scale = "4" if options else "1"
     common = ("-w", "pretrain_llama3.1", "--scale", scale, "--dtype", "fp8", "--steps", "6", "--seq-len", "64")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from slurm_cluster import SlurmCluster
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = pytest.mark.slurm
 Submit = Callable[..., "subprocess.CompletedProcess[str]"]
 TWO_NODES = ("--scale", "4", "--steps", "5")
 
@@ -41,8 +41,8 @@ def test_a_run_on_two_nodes_comes_back_with_its_result(submit: Submit, slurm: Sl
     )
 
 
-def test_a_worker_that_fails_gives_its_last_lines(submit: Submit) -> None:
-    done = submit(*TWO_NODES, "--env", "GLOO_SOCKET_IFNAME=nosuch0", "--wait", "--json")
+def test_a_worker_that_fails_gives_its_last_lines(submit: Submit, forked_python: str) -> None:
+    done = submit(*TWO_NODES, "--env", "GLOO_SOCKET_IFNAME=nosuch0", "--wait", "--json", python=forked_python)
     assert done.returncode == 4, done.stderr
     assert "the run failed: rank" in done.stderr
     assert "nosuch0" in done.stderr
