@@ -76,7 +76,7 @@ def result_of(
     if environment and environment.attention:
         result = result.model_copy(update={"attention_backend": environment.attention.backend})
     if environment and result.fp8 and environment.fp8_product:
-        fp8 = result.fp8.model_copy(update={"product": environment.fp8_product})
+        fp8 = replace(result.fp8, product=environment.fp8_product)
         result = result.model_copy(update={"fp8": fp8})
     return result
 
