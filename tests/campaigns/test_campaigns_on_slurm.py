@@ -87,7 +87,6 @@ def states(campaign: dict[str, object]) -> Counter[str]:
     return Counter(job["state"] for job in campaign["jobs"])
 
 
-@pytest.mark.slow
 def test_a_campaign_of_30_jobs_survives_killed_clients(client: Client, tmp_path: Path) -> None:
     file = tmp_path / "thirty.txt"
     file.write_text("".join(f"{name} tiny fp32 1,2 repeats=5 steps=1\n" for name in TINY))
@@ -156,7 +155,6 @@ def test_a_job_that_slurm_never_got_is_submitted_again(client: Client) -> None:
     assert {job["folder"] for job in client.campaign()["jobs"]} == {str(Path(script).parent) for script in scripts}
 
 
-@pytest.mark.slow
 def test_two_clients_at_once_queue_one_campaign(client: Client) -> None:
     # So that neither has ended when the other begins: then that would be a campaign of its own.
     client.write_program("sbatch", f'sleep 1; PATH={SEARCHED} exec sbatch "$@"')

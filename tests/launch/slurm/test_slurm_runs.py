@@ -4,6 +4,7 @@
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,9 +16,15 @@ Submit = Callable[..., "subprocess.CompletedProcess[str]"]
 TWO_NODES = ("--scale", "4", "--steps", "5")
 
 
-@pytest.mark.parametrize("start", ["torchrun", "task-per-gpu"])
-def test_a_run_on_two_nodes_comes_back_with_its_result(submit: Submit, slurm: SlurmCluster, start: str) -> None:
-    done = submit(*TWO_NODES, "--start", start, "--wait", "--json")
+@pytest.mark.parametrize(
+    ("start", "forked"),
+    [("torchrun", False), ("task-per-gpu", True), pytest.param("task-per-gpu", False, marks=pytest.mark.slow)],
+)
+def test_a_run_on_two_nodes_comes_back_with_its_result(
+    submit: Submit, slurm: SlurmCluster, forked_python: str, start: str, forked: bool
+) -> None:
+    python = forked_python if forked else sys.executable
+    done = submit(*TWO_NODES, "--start", start, "--wait", "--json", python=python)
     assert done.returncode == 0, done.stderr + slurm.talk()
     result = json.loads(done.stdout)
     assert result["status"] == "success"
