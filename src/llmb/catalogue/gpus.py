@@ -36,5 +36,5 @@ def _with_names(entry: Entry, gpus: Mapping[str, Gpu]) -> Entry:
     if entry.gpus_with is None:
         return entry
     kind = entry.gpus_with
-    fitting = [name for name, gpu in gpus.items() if kind.holds_for(gpu)]
+    fitting: list[str] = [name for name, gpu in gpus.items() if kind.holds_for(gpu)]
     return entry.model_copy(update={"gpu_types": tuple(dict.fromkeys([*entry.gpu_types, *fitting]))})
