@@ -35,5 +35,6 @@ def _named(entries: Iterable[Entry], gpus: Mapping[str, Gpu]) -> tuple[Entry, ..
 def _with_names(entry: Entry, gpus: Mapping[str, Gpu]) -> Entry:
     if entry.gpus_with is None:
         return entry
-    fitting = (name for name, gpu in gpus.items() if entry.gpus_with.holds_for(gpu))
-    return entry.model_copy(update={"gpu_types": tuple(dict.fromkeys((*entry.gpu_types, *fitting)))})
+    kind = entry.gpus_with
+    fitting: list[str] = [name for name, gpu in gpus.items() if kind.holds_for(gpu)]
+    return entry.model_copy(update={"gpu_types": tuple(dict.fromkeys([*entry.gpu_types, *fitting]))})

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends a run's record: reads what the workers left, concludes, writes ``run.json``."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from llmb.runs.attempts import cut, is_done
