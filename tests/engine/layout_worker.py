@@ -18,7 +18,7 @@ import torch.distributed as dist
 from layout_values import error, mean_loss, spread, whole
 from torch import Tensor
 
-from llmb.engine import loop
+from llmb.engine import transformations
 from llmb.engine.compile import apply_compile
 from llmb.engine.loop import add_gradients, build_data, build_passes, prepare_stages, update
 from llmb.engine.model.decoder import Decoder
@@ -82,5 +82,5 @@ def main(folder: Path, rank: int) -> None:
 
 warnings.simplefilter("ignore")
 # The same graphs as compiled code without the minutes that it takes to make it.
-loop.apply_compile = partial(apply_compile, backend="aot_eager")
+transformations.apply_compile = partial(apply_compile, backend="aot_eager")
 main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from layout_values import mean_loss, whole
 
-from llmb.engine import loop
+from llmb.engine import transformations
 from llmb.engine.attention_backend import attention_kernel, choose_attention
 from llmb.engine.checkpoint.load import load_checkpoint
 from llmb.engine.checkpoint.save import Saver
@@ -89,5 +89,5 @@ def main(folder: Path, rank: int, world_size: int) -> None:
 
 
 warnings.simplefilter("ignore")
-loop.apply_compile = partial(apply_compile, backend=sys.argv[3])
+transformations.apply_compile = partial(apply_compile, backend=sys.argv[3])
 main(Path(sys.argv[1]), rank=int(sys.argv[4]), world_size=int(sys.argv[2]))

@@ -15,11 +15,10 @@ from llmb.catalogue.records import Layout, Training
 from llmb.engine.attention_backend import attention_kernel, choose_attention
 from llmb.engine.checkpoint.load import load_checkpoint
 from llmb.engine.checkpoint.save import Saver
-from llmb.engine.compile import apply_compile
 from llmb.engine.data.synthetic import SyntheticData, micro_batches, rank_samples
 from llmb.engine.device import Memory, exact_fp32
 from llmb.engine.environment import describe_environment
-from llmb.engine.expert_load import ExpertLoadCounter, force_load_balancing
+from llmb.engine.expert_load import ExpertLoadCounter
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.initialise import initialise
 from llmb.engine.optimizer import (
@@ -30,19 +29,16 @@ from llmb.engine.optimizer import (
     reproducible,
     set_learning_rate,
 )
-from llmb.engine.parallel.context_parallel import apply_context_parallel, rank_positions
-from llmb.engine.parallel.data_parallel import compute_dtype, precision_policy, shard
-from llmb.engine.parallel.expert_parallel import apply_expert_parallel
+from llmb.engine.parallel.context_parallel import rank_positions
+from llmb.engine.parallel.data_parallel import compute_dtype
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import Pipeline, build_stages
-from llmb.engine.parallel.tensor_parallel import apply_tensor_parallel
 from llmb.engine.passes import Accumulation, Passes
-from llmb.engine.precision.apply import apply_fp8
 from llmb.engine.precision.step import fp8_counts, fp8_step
 from llmb.engine.profile import StepProfiler
-from llmb.engine.recompute import apply_recompute, hide_gathering
 from llmb.engine.reporter import Reporter
 from llmb.engine.timing import StepReader
+from llmb.engine.transformations import transform
 from llmb.engine.watch.progress import Progress
 from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, write_atomically
@@ -112,43 +108,13 @@ def record_environment(folder: RunFolder, ranks: Ranks, environment: Environment
 def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
     """This rank's share of the model with its initial values: one pipeline stage, or several with VP."""
     model, layout = plan.recipe.model, plan.recipe.layout
-    policy = precision_policy(plan.recipe.dtype, plan.recipe.training.grad_reduce_dtype)
     with torch.device("meta"):
         stages = build_stages(model, layout, ranks.pp_rank, v_shaped=plan.parallelism.v_shaped)
-    keep_whole = plan.parallelism.keeps_parameters or layout.pp > 1
+    transform(stages, plan, ranks)
     for stage in stages:
-        wrap_blocks(stage, plan)
-        if plan.force_load_balancing:
-            force_load_balancing(stage, ranks)
-        apply_expert_parallel(stage, ranks.expert_mesh["ep", "etp"])
-    apply_fp8(stages, plan, ranks, keep_weights=keep_whole)
-    for stage in stages:
-        apply_tensor_parallel(stage, ranks.tp, sequence_parallel=layout.sequence_parallel)
-        apply_context_parallel(stage, ranks.cp, layout.seq_len)
-        if ranks.world_size > 1 or policy.param_dtype:  # Else nobody shares and nothing is cast, but it takes time.
-            shard(stage, ranks.fsdp, ranks.expert_fsdp, policy, keep_whole=keep_whole)
-        if plan.recompute == "selective":
-            hide_gathering(stage)
-        if plan.keep_logits and stage.lm_head is not None:
-            stage.lm_head.smallest_bytes = math.inf
         stage.to_empty(device=ranks.device)
         initialise(stage, model, plan.seed)
     return stages
-
-
-def wrap_blocks(stage: Decoder, plan: Plan) -> None:
-    """Compiles blocks and makes them recompute, as the plan says.
-
-    What ``selective`` keeps, only the compiler can tell within a compiled block, so there it goes inside. A block that
-    is computed again as a whole goes outside: inside, torch 2.13 fails for parameters that tensor parallelism cut.
-    """
-    inside = plan.recompute == "selective"
-    if inside:
-        apply_recompute(stage, plan.recompute, by_part=plan.compiled)
-    if plan.compiled:
-        apply_compile(stage)
-    if not inside:
-        apply_recompute(stage, plan.recompute)
 
 
 def build_passes(stages: list[Decoder], plan: Plan, ranks: Ranks) -> Passes:
