@@ -2,12 +2,15 @@
 """How ranks with the same parameters share them out, and the order of work in a pipeline. Pure."""
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, Self
+from functools import partial
+from typing import Annotated, Literal, NamedTuple, Self
 
 from llmb.catalogue.records import Layout, Record
+from llmb.options.option import Option
 
 DpSharding = Literal["full", "optimizer", "none"]
 PipelineSchedule = Literal["1f1b", "interleaved", "zero-bubble", "zero-bubble-v"]
+_option = partial(Option, panel="Parallelism")
 
 
 class Copies(NamedTuple):
@@ -20,14 +23,30 @@ class Copies(NamedTuple):
 class Parallelism(Record):
     """What a run chooses beside its layout."""
 
-    dp_sharding: DpSharding | None = None
+    dp_sharding: Annotated[
+        DpSharding | None,
+        _option(
+            help="What data-parallel ranks shard: 'full' parameters, gradients and optimizer state (ZeRO-3), "
+            "'optimizer' all but the parameters within a step (ZeRO-1), 'none' nothing (DDP). Default: full; optimizer "
+            "where there is a single rank."
+        ),
+    ] = None
     """What the ranks of DP x CP share out: parameters, gradients and optimizer state, or those but for the parameters
     within a step, or nothing. Null for ``full``; where there is nobody to share with, for ``optimizer``, which then
     differs only in that bf16 or FP8 copies of parameters are made once a step instead of twice a micro-batch."""
-    dp_shard_size: int | None = None
+    dp_shard_size: Annotated[
+        int | None,
+        _option(help="Shard within groups of N ranks of DP x CP, each group with a replica. Default: one group."),
+    ] = None
     """Ranks that share one copy out; null for all."""
 
-    pipeline_schedule: PipelineSchedule | None = None
+    pipeline_schedule: Annotated[
+        PipelineSchedule | None,
+        _option(
+            help="Order of work in a pipeline. Default: 1f1b; with VP interleaved. 'zero-bubble' leaves weight "
+            "gradients for idle time, 'zero-bubble-v' (VP 2) also lays the stages in a V."
+        ),
+    ] = None
     """Null without pipeline parallelism."""
 
     @property
