@@ -18,6 +18,7 @@ from llmb.catalogue.resolve import (
     sizes_of,
 )
 from llmb.errors import UsageError, unknown
+from llmb.options.option import limit_problems
 
 TINY = "tiny"
 MOST_JOBS = 10_000
@@ -101,8 +102,8 @@ def _few(recipes: Sequence[str]) -> str:
 
 
 def _check(entry: Entry) -> None:
-    if entry.repeats < 1:
-        raise UsageError(f"repeats is {entry.repeats}; it must be at least 1")
+    if problems := list(limit_problems(entry)):
+        raise UsageError("; ".join(problems))
     if entry.profile and entry.add_profile:
         raise UsageError("profile and add_profile exclude each other")
 
