@@ -102,7 +102,7 @@ def test_a_campaign_of_30_jobs_survives_killed_clients(client: Client, tmp_path:
     assert 7 <= done[0] < 30
     last = client.call(*command)
     assert last.returncode == 0, last.stderr
-    assert re.search(r"goes on: \d+ of 30 are queued", last.stderr)
+    assert re.search(r"is resumed: \d+ of 30 are queued", last.stderr)
     scripts = client.queued()
     assert len(scripts) == len(set(scripts)) == 30
     campaign = client.campaign()
