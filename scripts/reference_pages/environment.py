@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/reference/environment.md: the environment variables of the documents, and what llmb makes of them."""
+"""docs/reference/environment.md: the environment variables of the reference documents, and what llmb makes of them."""
 
 from collections.abc import Iterator
 
@@ -8,15 +8,15 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.variables import Variable, VariableUse
 from reference_pages.markdown import page, table
 
-INTRO = """`llmb launch WORKLOAD` reads these variables, with the names that the source documents and their scripts give
-them ([how to](../how-to/use-the-documents-variables.md)). An empty value is none. Options of the command line come
+INTRO = """`llmb launch WORKLOAD` reads these variables, with the names that the reference documents and their scripts
+give them ([how to](../how-to/use-the-documents-variables.md)). An empty value is none. Options of the command line come
 first. A variable that does not apply to the workload, has a bad value or contradicts another one is rejected, all of
 them at once.
 
 `release` is that of the documents or scripts that know a variable; 26.06 is the reference suite's newest and no
 document of the catalogue. The page is made from `src/llmb/catalogue/data/variables.yaml` and from the options'
 declarations, which say what their values may be."""
-ERRATA = """## Errata of the documents' scripts
+ERRATA = """## Errata of the reference documents' scripts
 
 These errors of the scripts are not repeated:
 

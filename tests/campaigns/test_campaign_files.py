@@ -176,7 +176,7 @@ pretrain_nemotron4_15b: {scales: 16}
 pretrain_nemotron4_15b: {scales: 32, proxy: perhaps}
 """)
     assert problems == [
-        "jobs.yaml:7: 'pretrain_nemotron4_15b' is there twice",
+        "jobs.yaml:7: duplicate key 'pretrain_nemotron4_15b'",
         "jobs.yaml:1: defaults.repeats: repeats is 'none'; it must be a whole number of at least 1",
         "jobs.yaml:3: pretrain_llama3.1_8b.scales: scales is 'x'; it must be a whole number of at least 1",
         "jobs.yaml:4: pretrain_llama3.1_8b.overrides.tpp: unknown key 'tpp'; did you mean 'tp'?;"

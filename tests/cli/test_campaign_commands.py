@@ -95,7 +95,7 @@ def test_everything_that_the_engine_can_run_is_found(environ: dict[str, str]) ->
 def test_a_campaign_has_one_gpu_type(environ: dict[str, str], install: Path) -> None:
     (install / "cluster_config.yaml").unlink()
     error = refused(submit, environ, "--max-scale", "64", "--dry-run")
-    assert "which GPUs the cluster has is not said" in error.what
+    assert "the cluster's GPU type is not specified" in error.what
 
 
 @pytest.mark.parametrize(

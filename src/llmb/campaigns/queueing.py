@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what is wanted to a campaign that is queued: every job is planned first, then somebody agrees to it."""
+"""From what is wanted to a campaign that is queued: every job is planned first, then the user agrees to it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -75,7 +75,7 @@ class Proposal:
     resumed: bool
     """An earlier client has begun it."""
     left_out: Sequence[str] = ()
-    """What nobody asked for by name and cannot be run, with the reasons."""
+    """What was not asked for by name and cannot be run, with the reasons."""
 
     @property
     def remaining(self) -> list[PlannedJob]:
@@ -112,10 +112,10 @@ def propose(context: Context, wanted: Wanted, *, resume: bool, anew: bool) -> Pr
 
 
 def agree(what: str, ask: Callable[[], bool] | None) -> None:
-    """Raises UserInterrupt where the answer is no, UsageError where ``ask`` is None: nobody can be asked."""
+    """Raises UserInterrupt where the answer is no, UsageError where ``ask`` is None: stdin is not a terminal."""
     if ask is None:
         do = "add --yes, or --dry-run to look"
-        raise UsageError(f"stdin is not a terminal, so that nobody can confirm queueing {what}", do=do)
+        raise UsageError(f"stdin is not a terminal, so nothing can confirm queueing {what}", do=do)
     if not ask():
         raise UserInterrupt("nothing was queued")
 
@@ -157,7 +157,7 @@ def listed(what: str, items: Iterable[str]) -> str:
 
 
 def _checked(context: Context, wanted: Wanted) -> tuple[list[CampaignJob], list[str]]:
-    """Every job, planned without a problem; and what is left out, since nobody asked for it by name."""
+    """Every job, planned without a problem; and what is left out: it was not asked for by name."""
     expansion = expand(context.catalogue, wanted.entries, context.site.config.gpu_type)
     refused: list[tuple[Job, str]] = []
     jobs = []

@@ -43,7 +43,7 @@ class TextReader:
         self.split_model = split_model
         self.header: tuple[str, str | None] | None = None
         self.header_failed = False
-        """The tuples below a header that names nothing are passed over: one problem is told once."""
+        """The tuples below a header that names nothing are skipped: one problem is reported once."""
         self.entries: list[Entry] = []
         self.problems: list[str] = []
 

@@ -125,7 +125,7 @@ class YamlReader:
         except CatalogueError as error:
             self.problems.extend(error.problems)
             return
-        self.problems.extend(f"{self.path}:{line}: '{key}' is there twice" for line, key in _twice(root))
+        self.problems.extend(f"{self.path}:{line}: duplicate key '{key}'" for line, key in _duplicates(root))
         for name, recipe in (file.__pydantic_extra__ or {}).items():
             try:
                 workload, size = self.split_model(name)
@@ -170,15 +170,15 @@ def _layers(file: CampaignFile, name: str, recipe: RecipeTasks, keys: Place, tas
     yield from _below("overrides", file.overrides)
 
 
-def _twice(node: yaml.Node) -> Iterator[tuple[int, str]]:
+def _duplicates(node: yaml.Node) -> Iterator[tuple[int, str]]:
     """Line and name of each key that a mapping has already: YAML would drop what stands there first."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            yield from _twice(item)
+            yield from _duplicates(item)
     elif isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
             if key.value in seen:
                 yield key.start_mark.line + 1, key.value
             seen.add(key.value)
-            yield from _twice(value)
+            yield from _duplicates(value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment variables of the source documents, and what they ask of llmb. Pure."""
+"""The environment variables of the reference documents, and what they ask of llmb. Pure."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ TYPES: Mapping[str, Option] = {
 }
 """What values of variables may be that set no option."""
 SHORTEST_INEXACT = 7
-"""Letters of a name that others may be near to: of shorter ones, many are one slip away from each other."""
+"""Letters of a name that others may be near to: of shorter ones, many differ by one letter only."""
 LIKENESS = 0.87
 MOST_LETTERS_MORE = 1
 
@@ -78,7 +78,7 @@ class Variable(Record):
     excludes: tuple[str, ...] = ()
     """Variables that ask for what does not go with this."""
     quiet: bool = False
-    """Other programs read it too: nothing is said of a value that llmb has no need of."""
+    """Other programs read it too: a value that llmb has no need of is not reported."""
 
     def use_for(self, workload: str, *, framework: bool = False) -> VariableUse | None:
         return next((use for use in self.uses if use.fits(workload, framework=framework)), None)
@@ -139,7 +139,7 @@ def read_variables(
     *,
     framework: bool = False,
 ) -> Reading:
-    """What ``environ`` says about a launch of ``workload``. An empty value is none, as in the documents' scripts.
+    """What ``environ`` says about a launch of ``workload``. As in the documents' scripts, an empty value is none.
 
     ``options`` are those that variables may set. Those in ``given``, of the command line, win: a variable that sets one
     of them is not looked at. Raises UsageError with every variable that does not apply, has a bad value, or contradicts

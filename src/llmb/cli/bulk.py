@@ -14,7 +14,8 @@ from llmb.campaigns.keys import campaign_keys
 from llmb.campaigns.queueing import Wanted, campaign_context, from_command_line
 from llmb.campaigns.selection import selection_of
 from llmb.cli.campaign_options import JOB, SELECTION, Anew, DryRun, Resume, Yes, run_campaign
-from llmb.cli.options import Json, given_of, takes
+from llmb.cli.json_option import Json
+from llmb.cli.options import given_of, takes
 from llmb.runs.folder import install_root
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from llmb.cli.options import Json
+from llmb.cli.json_option import Json
 from llmb.cli.said import say
 from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
 from llmb.jobs.details import read_details

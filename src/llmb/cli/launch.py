@@ -12,7 +12,8 @@ from llmb.campaigns.launching import read_launch
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.variables import near_misses
 from llmb.cli.campaign_options import DryRun, Yes
-from llmb.cli.options import Json, given_of, takes, value_options
+from llmb.cli.json_option import Json
+from llmb.cli.options import given_of, takes, value_options
 from llmb.cli.submit import queue_one
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -37,7 +38,7 @@ def launch(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Queue the run that environment variables describe, with the names that the source documents give them.
+    """Queue the run that environment variables describe, with the names that the reference documents give them.
 
     JOB_TOTAL_GPUS, MODEL_SIZE, DTYPE, GPU_TYPE, MAX_STEPS, TP and the others: docs/reference/environment.md has all of
     them. A variable that does not apply to the workload, or has a bad value, is rejected, and a name that is almost

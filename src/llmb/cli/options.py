@@ -12,7 +12,6 @@ from llmb.catalogue.resolve import Request
 from llmb.options.option import REQUIRED, Option, made, options_of
 
 Maker = Callable[..., Any]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 def parameter(option: Option, *, envvar: bool = True) -> inspect.Parameter:

@@ -9,7 +9,8 @@ import typer
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import CPU, Request
-from llmb.cli.options import Json, record_options, takes
+from llmb.cli.json_option import Json
+from llmb.cli.options import record_options, takes
 from llmb.cli.progress import RunProgress
 from llmb.cli.result import print_result
 from llmb.launch.command import local_command, local_variables

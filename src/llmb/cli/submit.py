@@ -16,7 +16,8 @@ from llmb.campaigns.queueing import Wanted, campaign_context
 from llmb.campaigns.selection import selection_of, single_model
 from llmb.catalogue.load import Catalogue
 from llmb.cli.campaign_options import JOB, SELECTION, Anew, DryRun, Resume, Yes, run_campaign
-from llmb.cli.options import Json, given_of, takes
+from llmb.cli.json_option import Json
+from llmb.cli.options import given_of, takes
 from llmb.cli.progress import JobProgress
 from llmb.cli.result import print_result
 from llmb.cli.said import say

@@ -43,7 +43,7 @@ class Parallelism(Record):
     pipeline_schedule: Annotated[
         PipelineSchedule | None,
         _option(
-            help="Order of work in a pipeline. Default: 1f1b; with VP interleaved. 'zero-bubble' leaves weight "
+            help="Pipeline schedule. Default: 1f1b; with VP interleaved. 'zero-bubble' leaves weight "
             "gradients for idle time, 'zero-bubble-v' (VP 2) also lays the stages in a V."
         ),
     ] = None

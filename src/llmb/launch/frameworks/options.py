@@ -37,7 +37,7 @@ class FrameworkChoices(Record):
 
 
 class FrameworkOptions(Record):
-    """Null is llmb's own engine, in the container of the cluster's settings if they have one."""
+    """None is llmb's own engine, in the container of the cluster's settings if they have one."""
 
     framework: FrameworkName | None = None
     image: str | None = None
