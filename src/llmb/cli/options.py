@@ -3,13 +3,13 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
 
 from llmb.catalogue.resolve import Request
-from llmb.options.option import REQUIRED, Option, made, options_of
+from llmb.options.option import Option, made, options_of
 
 Maker = Callable[..., Any]
 
@@ -57,9 +57,8 @@ def _maker(options: Iterable[Option], make: Maker, *, envvar: bool = True) -> Ma
     def maker(**values: Any) -> Any:  # noqa: ANN401 (whatever the options' types are)
         return make(**values)
 
-    found: Sequence[inspect.Parameter] = [parameter(option, envvar=envvar) for option in options]
-    needed_first = sorted(found, key=lambda item: item.default is not REQUIRED)
-    maker.__signature__ = inspect.Signature(needed_first)  # type: ignore[attr-defined]
+    found = [parameter(option, envvar=envvar) for option in options]
+    maker.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
     return maker
 
 
