@@ -65,7 +65,7 @@ class SlurmChoices(Record):
     nice: Annotated[int | None, _option(help="Lowers the priority.")] = None
     segment: Annotated[
         int | None,
-        _option(help="Nodes that lie in one NVLink domain. Default on GB200, GB300: as many as divide."),
+        _option(help="Nodes that lie in one NVLink domain. Default where a domain spans nodes: as many as divide."),
     ] = None
     dependency: Annotated[str | None, _option(help="Such as afterok:1234.")] = None
     array: Annotated[str | None, _option(help="Runs of the same recipe, such as 0-3, or 0-9%2 for two at a time.")] = (
