@@ -132,10 +132,12 @@ class Catalogue:
 
     @cached_property
     def figures(self) -> tuple[Figure, ...]:
-        return tuple(figure for path in self._files("expectations") for figure in _read_figures(path, self.documents))
+        return tuple(figure for figures in self.published.values() for figure in figures)
 
-    def _files(self, folder: str) -> list[Path]:
-        return sorted((self.root / folder).glob("*.yaml"))
+    @cached_property
+    def published(self) -> Mapping[str, tuple[Figure, ...]]:
+        """Figures by the document that they are from."""
+        return Files(self.root / "expectations", lambda path: tuple(_read_figures(path, self.documents)))
 
 
 def layout_of(table: LayoutTable, row: LayoutRow) -> Layout:
@@ -240,6 +242,7 @@ def _row_problems(model: Model, table: LayoutTable, row: LayoutRow) -> list[str]
 
 def _read_figures(path: Path, documents: Mapping[str, Document]) -> Iterator[Figure]:
     published = read_file(path, ExpectationsFile)
+    _check_name(path, "document", published.document)
     document = documents.get(published.document)
     if document is None:
         raise CatalogueError([located(path, ("document",), f"unknown document '{published.document}'")])

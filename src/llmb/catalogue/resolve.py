@@ -337,7 +337,7 @@ def _expectations(
         return (), f"the layout differs from the published one ({', '.join(changed)})"
     found = [
         figure.expectation
-        for figure in catalogue.figures
+        for figure in catalogue.published.get(table.document or "", ())
         if (figure.workload, figure.size, figure.dtype, figure.gpus)
         == (request.workload, request.size, dtype, pick.row.gpus)
         and figure.gpu_type in (gpu_type, None)
