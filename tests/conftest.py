@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import slurm_accounts
 from fork_server import ForkServer
@@ -16,6 +17,9 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.runs.choices import Choices
 from llmb.runs.plan import Plan, make_plan
+
+hypothesis.settings.register_profile("any machine", deadline=None)  # how long an example takes depends on the machine
+hypothesis.settings.load_profile("any machine")
 
 GROUPS = {"slurm_with_accounts": "accounts", "slurm": "slurm"}
 """Fixtures that start a cluster: tests with the same one run in one process, or each process would start its own."""
