@@ -2,7 +2,6 @@
 """The training loop."""
 
 import gc
-import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
