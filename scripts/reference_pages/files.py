@@ -44,7 +44,7 @@ from llmb.report.trace_report import trace_document
 from llmb.runs.checkpoint import CheckpointRecord, SavedCheckpoint
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder, experiment_name
-from llmb.runs.plan import Plan, make_plan
+from llmb.runs.plan import EnginePlan, Plan, make_plan
 from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
 from llmb.runs.result import conclude
 from llmb.runs.steps import ExpertLoad, Step
@@ -150,7 +150,7 @@ def files_page(catalogue: Catalogue) -> str:
     plan = sample_plan(catalogue)
     recipe = resolve(catalogue, Request(workload="pretrain_llama3.1", size="405b", scale=576, release="24.11"))
     meanings = yaml.safe_load(FIELDS.read_text())
-    records = {"record": annotations(RunRecord), "plan": annotations(Plan), "recipe": annotations(Recipe)}
+    records = {"record": annotations(RunRecord), "plan": annotations(EnginePlan), "recipe": annotations(Recipe)}
     documents = json_documents(catalogue, plan, recipe)
     return page(
         "# Files, JSON and exit codes",
@@ -236,7 +236,7 @@ def key_paths(document: Mapping[str, Any], meanings: Mapping[str, str], above: s
             yield path
 
 
-def json_documents(catalogue: Catalogue, plan: Plan, recipe: Recipe) -> dict[str, Mapping[str, Any]]:
+def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> dict[str, Mapping[str, Any]]:
     """A sample of each command's JSON, made by the code that makes the real one."""
     values: dict[str, Any] = {item.name: 1 for item in fields(Step)}
     load = ExpertLoad(max_over_mean=1.0, idle_experts=0)
@@ -307,7 +307,7 @@ def sample_checkpoint(plan: Plan) -> SavedCheckpoint:
     return SavedCheckpoint(Path("checkpoint"), record)
 
 
-def sample_plan(catalogue: Catalogue) -> Plan:
+def sample_plan(catalogue: Catalogue) -> EnginePlan:
     request = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=2)
     return make_plan(resolve(catalogue, request), Choices(), device="cpu")
 

@@ -16,10 +16,10 @@ from llmb.engine.loop import build_data
 from llmb.engine.model.decoder import build_model
 from llmb.engine.model.initialise import initialise
 from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate, set_learning_rate
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 
 
-def train(plan: Plan) -> dict[str, object]:
+def train(plan: EnginePlan) -> dict[str, object]:
     model, training = build_model(plan.recipe.model), plan.recipe.training
     initialise(model, plan.recipe.model, plan.seed)
     spread(model)
@@ -41,4 +41,4 @@ def train(plan: Plan) -> dict[str, object]:
 
 
 for number, fields in enumerate(json.loads(Path(sys.argv[1]).read_text())):
-    torch.save(train(Plan(**fields)), Path(sys.argv[2]) / f"{number}.pt")
+    torch.save(train(EnginePlan(**fields)), Path(sys.argv[2]) / f"{number}.pt")

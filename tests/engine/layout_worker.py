@@ -24,12 +24,12 @@ from llmb.engine.loop import add_gradients, build_data, build_passes, prepare_st
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks, arrange
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 
 CPU = torch.device("cpu")
 
 
-def compare(plan: Plan, ranks: Ranks, expected: dict[str, Any]) -> dict[str, float]:
+def compare(plan: EnginePlan, ranks: Ranks, expected: dict[str, Any]) -> dict[str, float]:
     """The keys tell what each figure is of."""
     stages = prepare_stages(plan, ranks)
     for stage in stages:
@@ -65,7 +65,7 @@ def everybody(found: dict[str, float], ranks: Ranks) -> dict[str, float]:
 
 def main(folder: Path, rank: int) -> None:
     cases = json.loads((folder / "cases.json").read_text())
-    plans = [Plan(**case["plan"]) for case in cases]
+    plans = [EnginePlan(**case["plan"]) for case in cases]
     gpus = plans[0].recipe.layout.gpus
     dist.init_process_group("gloo", rank=rank, world_size=gpus, init_method=f"file://{folder}/store")
     found = []

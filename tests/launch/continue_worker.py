@@ -16,9 +16,9 @@ from llmb.engine.loop import build_passes, do_step, prepare_stages
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import join_ranks, leave_ranks
 from llmb.engine.timing import StepReader
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 
-plans = [Plan(**fields) for fields in json.loads(Path(sys.argv[1]).read_text())]
+plans = [EnginePlan(**fields) for fields in json.loads(Path(sys.argv[1]).read_text())]
 ranks = join_ranks(plans[0])
 losses = []
 for plan in plans:

@@ -25,6 +25,7 @@ from llmb.logs.checkpoint_line import find_loads, find_saves
 from llmb.logs.outcome import judge_log
 from llmb.logs.reader import read_log
 from llmb.runs.checkpoint import partial_path, read_checkpoint, saved_checkpoints
+from llmb.runs.checkpoint_times import read_checkpoint_times
 from llmb.runs.finish import finish
 from llmb.runs.folder import RunFolder, create_run_folder
 from llmb.runs.plan import Plan
@@ -152,6 +153,9 @@ def test_what_saving_took_is_told_apart_from_the_steps(finished: Finished) -> No
     assert told["size_bytes"] == sum(path.stat().st_size for path in (newest / "weights").iterdir())
     assert told["load_s"] is None
     saves = list(find_saves(log(result).read_bytes()))
+    kept = read_checkpoint_times(Path(result["run_dir"]) / "checkpoints.jsonl")
+    assert [time.step for time in kept] == [save.iteration for save in saves]
+    assert result["checkpoint"]["save_s"] == [time.duration_s for time in kept]
     assert [(save.rank, save.iteration, save.duration_s) for save in saves] == [
         (0, iteration, duration) for iteration, duration in zip((10, 20), told["save_s"], strict=True)
     ]

@@ -15,7 +15,7 @@ from llmb.runs.failure import failed_host, failure_line, first_failure, latest_a
 from llmb.runs.finish import finish, finish_from_outside, tail
 from llmb.runs.folder import RunFolder, create_run_folder
 from llmb.runs.plan import Plan
-from llmb.runs.record import Job, JobEnd, RunRecord, queued_record, read_record
+from llmb.runs.record import BegunJob, JobEnd, RunRecord, queued_record, read_record
 from llmb.runs.steps import read_steps, step_to_json
 
 Begin = Callable[..., RunRecord]
@@ -60,8 +60,8 @@ def train(folder: RunFolder, *numbers: int) -> None:
         stream.writelines(f"{step_to_json(step(number))}\n" for number in numbers)
 
 
-def job(job_id: str = "7", restarts: int = 0, nodes: str = "n1") -> Job:
-    return Job(job_id=job_id, nodes=nodes, restarts=restarts)
+def job(job_id: str = "7", restarts: int = 0, nodes: str = "n1") -> BegunJob:
+    return BegunJob(job_id=job_id, nodes=nodes, restarts=restarts)
 
 
 def test_the_first_start_leaves_the_plan_as_it_is(folder: RunFolder, plan: Plan) -> None:

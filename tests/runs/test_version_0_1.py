@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from llmb.runs.checkpoint import read_checkpoint
+from llmb.runs.checkpoint_report import report_checkpoints
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_job, read_record
 
@@ -84,6 +85,13 @@ def test_records_are_read(install: Path) -> None:
         assert handle is None or handle.scheduler == "slurm"
     (checkpoint,) = install.rglob("checkpoint.json")
     assert read_checkpoint(checkpoint.parent).record.step == 4
+
+
+def test_times_of_saves_are_read_from_a_log_where_nothing_else_has_them(install: Path) -> None:
+    (checkpoint,) = install.rglob("checkpoint.json")
+    folder = RunFolder(checkpoint.parents[2])
+    report = report_checkpoints(folder, read_record(folder).plan, [])
+    assert report and report.save_s == (0.915, 0.613)
 
 
 def test_logs_are_parsed(install: Path) -> None:

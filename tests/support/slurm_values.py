@@ -14,16 +14,16 @@ from llmb.launch.slurm.render import render
 from llmb.launch.slurm.script import BatchJob
 from llmb.launch.slurm.submission import Order
 from llmb.runs.folder import RunFolder, experiment_name, run_parent
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 
 INSTALL = Path("/lustre/bench")
 PYTHON = "/lustre/bench/venv/bin/python"
 CATALOGUE = Catalogue()
 
 
-def plan_of(request: Request) -> Plan:
+def plan_of(request: Request) -> EnginePlan:
     """Past the engine's own checks: a batch script says nothing of what is computed."""
-    return Plan(
+    return EnginePlan(
         recipe=resolve(CATALOGUE, request),
         device="cpu" if request.gpu_type == "cpu" else "cuda",
         steps=50,

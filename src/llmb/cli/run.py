@@ -23,7 +23,7 @@ from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.choices import Choices
 from llmb.runs.device import Device
 from llmb.runs.folder import RunFolder, create_run_folder, experiment_name, install_root, run_parent
-from llmb.runs.plan import Plan, make_plan
+from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.space import check_space
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -69,7 +69,7 @@ def run(
         _run(plan, create_run_folder(install, plan), variables, json=json)
 
 
-def _print_plan(plan: Plan, install: Path, variables: dict[str, str], *, json: bool) -> None:
+def _print_plan(plan: EnginePlan, install: Path, variables: dict[str, str], *, json: bool) -> None:
     command = local_command(plan, RunFolder(run_parent(install, plan) / "SECONDS" / experiment_name(plan)))
     if json:
         print_json(plan_document(plan, command, variables))
@@ -77,7 +77,7 @@ def _print_plan(plan: Plan, install: Path, variables: dict[str, str], *, json: b
         print_table(plan_table(plan, command, variables))
 
 
-def _run(plan: Plan, folder: RunFolder, variables: dict[str, str], *, json: bool) -> None:
+def _run(plan: EnginePlan, folder: RunFolder, variables: dict[str, str], *, json: bool) -> None:
     with RunProgress(plan.steps, plan.first_step) as progress:
         result = run_here(plan, folder, variables, progress.step)
     print_result(folder, plan, result, json=json)

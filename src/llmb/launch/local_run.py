@@ -10,7 +10,7 @@ from llmb.launch.nsys import export_report
 from llmb.runs.failure import last_lines
 from llmb.runs.finish import finish, tail
 from llmb.runs.folder import RunFolder, cannot_write
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 from llmb.runs.record import new_record, write_record
 from llmb.runs.result import Result
 from llmb.runs.stall import time_to_notice
@@ -20,7 +20,9 @@ INTERRUPTED = 130
 LAST_LINES = 12
 
 
-def run_here(plan: Plan, folder: RunFolder, variables: Mapping[str, str], on_step: Callable[[Step], None]) -> Result:
+def run_here(
+    plan: EnginePlan, folder: RunFolder, variables: Mapping[str, str], on_step: Callable[[Step], None]
+) -> Result:
     """Runs ``plan`` to its end, whatever that is, and writes its record.
 
     Raises UserInterrupt once an interrupted run is ended and recorded, EnvironmentProblem where nothing can be written.

@@ -10,7 +10,7 @@ from llmb.runs.checkpoint_report import report_checkpoints
 from llmb.runs.failure import LOCALHOST, latest_attempt
 from llmb.runs.folder import RunFolder
 from llmb.runs.profile_report import keep_breakdown, report_profile
-from llmb.runs.record import RunRecord, now, write_record
+from llmb.runs.record import RunRecord, engine_plan, now, write_record
 from llmb.runs.result import Result, conclude
 from llmb.runs.steps import read_steps
 
@@ -71,7 +71,7 @@ def result_of(
     host = record.environment["nodes"][0] if record.environment else LOCALHOST
     profile = report_profile(folder, record.plan, export_failure)
     result = conclude(
-        record.plan, steps, exit_code, tail(folder.log), interrupted, checkpoint, profile, host, cut(record)
+        engine_plan(record), steps, exit_code, tail(folder.log), interrupted, checkpoint, profile, host, cut(record)
     )
     attention = record.environment and record.environment.get("attention")
     return replace(result, attention_backend=attention["backend"]) if attention else result

@@ -77,6 +77,11 @@ class RunFolder:
         return Path(plan.checkpoint_dir) / self.path.parent.name if plan.checkpoint_dir else self.checkpoints
 
     @property
+    def checkpoint_times(self) -> Path:
+        """What saves and loads took; there once one was done."""
+        return self.path / "checkpoints.jsonl"
+
+    @property
     def environment(self) -> Path:
         """Written by the workers; its content moves into the record when the run ends."""
         return self.path / "environment.json"

@@ -10,16 +10,19 @@ from pydantic import Field
 from llmb import __version__
 from llmb.catalogue.records import Record
 from llmb.runs.folder import RunFolder, write_atomically
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan, Plan
 
 SCHEMA_VERSION = 1
 Status = Literal["queued", "running", "success", "failed", "invalid"]
 
 
-class Job(Record):
+ENGINE = "engine"
+
+
+class BegunJob(Record):
     """The run as the scheduler's batch script saw it when it began, for the last time."""
 
-    scheduler: Literal["slurm"] = "slurm"
+    scheduler: str = "slurm"
     job_id: str
     nodes: str
     """The scheduler's list of nodes, such as ``node[1-2]``."""
@@ -31,7 +34,7 @@ class Attempt(Record):
 
     number: int
     started_at: str
-    job: Job
+    job: BegunJob
     first_step: int
     checkpoint: str | None
     """What it goes on from; null for the run's own start."""
@@ -44,7 +47,7 @@ class SubmittedJob(Record):
     """The content of ``job.json``: a run's handle in a scheduler."""
 
     schema_version: int = 1
-    scheduler: Literal["slurm"] = "slurm"
+    scheduler: str = "slurm"
     job_id: str
     cluster: str | None = None
     submitted_at: str
@@ -77,11 +80,13 @@ class RunRecord(Record):
     reason: str | None = None
     exit_code: int | None = None
     llmb_version: str = __version__
+    program: str = ENGINE
+    """What trains. Version 0.1 did not say it: its records hold the engine's plan whatever ran."""
     started_at: str | None
     """Null while the run waits in a queue."""
     ended_at: str | None = None
     command: tuple[str, ...]
-    job: Job | None = None
+    job: BegunJob | None = None
     """Null for a run without a scheduler, and for one that waits."""
     variables: dict[str, str] = Field(default_factory=dict)
     """What the workers' environment got beside the user's."""
@@ -89,7 +94,7 @@ class RunRecord(Record):
     """How often a scheduler may start the run again; 0 leaves that to the scheduler."""
     attempts: tuple[Attempt, ...] = ()
     """Of a run of a scheduler."""
-    plan: Plan
+    plan: EnginePlan | Plan
     conventions: dict[str, str]
     environment: dict[str, Any] | None = None
     result: dict[str, Any] | None = None
@@ -124,6 +129,12 @@ def queued_record(plan: Plan, command: tuple[str, ...], retries: int = 0) -> Run
     return RunRecord(
         status="queued", started_at=None, command=command, retries=retries, plan=plan, conventions=CONVENTIONS
     )
+
+
+def engine_plan(record: RunRecord) -> EnginePlan:
+    """The plan of a run of the engine."""
+    assert isinstance(record.plan, EnginePlan), f"this run is of {record.program}"
+    return record.plan
 
 
 def write_record(folder: RunFolder, record: RunRecord) -> None:

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from llmb.catalogue.records import Layout
 from llmb.engine.device import backend, local_device
 from llmb.runs.parallelism import Copies
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 
 DIMENSIONS = ("pp", "dp", "cp", "tp")
 """Slowest first: the ranks of a tensor-parallel group are neighbours, as in Megatron-LM."""
@@ -67,7 +67,7 @@ class Ranks:
         return self.rank == 0
 
 
-def join_ranks(plan: Plan) -> Ranks:
+def join_ranks(plan: EnginePlan) -> Ranks:
     """Connects this process to the others, as torch.distributed.run's environment variables say."""
     device, gpus = local_device(plan.device), plan.recipe.layout.gpus
     dist.init_process_group(backend(plan.device), device_id=device if plan.device == "cuda" else None)

@@ -12,7 +12,7 @@ from llmb.catalogue.source import read_file
 from llmb.errors import UsageError
 from llmb.launch.slurm.words import Shell, Word
 from llmb.metrics.window import resolve_window
-from llmb.runs.choices import DEFAULT_SEED, Choices
+from llmb.runs.choices import DEFAULT_SEED, Choices, Fp8Recipe
 from llmb.runs.plan import Plan
 
 DATA = Path(__file__).with_name("megatron_bridge.yaml")
@@ -64,7 +64,7 @@ class BridgeFile(Record):
     gpu_types: tuple[str, ...]
     recipes: tuple[BridgeRecipe, ...]
     dtypes: dict[Dtype, str]
-    fp8_recipe: str
+    fp8_recipe: Fp8Recipe
     """What llmb's engine calls the scaling that FP8 has there."""
     gpus_per_numa_node: dict[str, int]
     variables: tuple[BridgeVariables, ...]
@@ -77,10 +77,10 @@ def bridge_data() -> BridgeFile:
 
 def bridge_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Plan:
     """What the script is to do. Raises UsageError with all that it cannot."""
+    data = bridge_data()
     problems = [*_recipe_problems(catalogue, recipe), *_choice_problems(choices)]
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
-        data = bridge_data()
         what = f"{data.framework} {data.release} cannot run this:\n{lines}"
         raise UsageError(what, do="leave --framework out: the engine is llmb's own")
     steps = choices.steps_of(goes_on=False)
@@ -90,7 +90,7 @@ def bridge_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Plan:
         steps=steps,
         window=resolve_window(choices.window, steps, 0),
         seed=DEFAULT_SEED if choices.seed is None else choices.seed,
-        recompute="none",
+        fp8_recipe=data.fp8_recipe if recipe.dtype is Dtype.FP8 else None,
         save_checkpoint=choices.saves,
         checkpoint_interval=choices.checkpoint_interval,
         checkpoint_dir=choices.checkpoint_dir,

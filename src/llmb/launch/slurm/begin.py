@@ -9,7 +9,7 @@ from pathlib import Path
 from llmb.errors import InfrastructureError, LlmbError, UsageError
 from llmb.runs.attempts import begin_attempt
 from llmb.runs.folder import RunFolder
-from llmb.runs.record import Job, RunRecord, now, read_record, write_record
+from llmb.runs.record import BegunJob, RunRecord, now, read_record, write_record
 
 
 def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
@@ -18,7 +18,7 @@ def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
     Raises UsageError where another job has this run; InfrastructureError, and ends the run's record, where it was
     started as often as it may be.
     """
-    job = Job(
+    job = BegunJob(
         job_id=environ["SLURM_JOB_ID"],
         nodes=environ["SLURM_JOB_NODELIST"],
         restarts=int(environ.get("SLURM_RESTART_COUNT", "0")),
@@ -33,7 +33,7 @@ def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
         raise
 
 
-def check_single(folder: RunFolder, record: RunRecord, job: Job) -> None:
+def check_single(folder: RunFolder, record: RunRecord, job: BegunJob) -> None:
     """Raises UsageError where another job began the run, unless it was queued again since.
 
     A requeued job keeps its id; a submission of the run in a new job sets its status back to queued.
