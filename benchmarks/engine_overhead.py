@@ -33,12 +33,13 @@ from llmb.engine.model.initialise import initialise
 from llmb.engine.parallel.mesh import join_ranks
 from llmb.engine.watch.progress import Progress
 from llmb.engine.watch.watch import watch
-from llmb.launch.command import local_variables
-from llmb.launch.machine import this_machine
+from llmb.jobs.local_run import local_spec
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.stall import Phase
+from llmb.schedulers.local.command import local_variables
+from llmb.site.machine import this_machine
 
 TARGET_PCT = 2.0
 LARGEST_SPREAD_PCT = 4.0
@@ -86,7 +87,8 @@ def main() -> None:
     options = _options()
     plan = make_run(options)
     environ = {"OMP_NUM_THREADS": "1", **os.environ}
-    variables = local_variables(plan, this_machine().cores, environ)
+    spec = local_spec(plan, Path(), environ, RunFolder(Path()))
+    variables = local_variables(spec, this_machine().cores, environ)
     if variables:  # libraries read some of them when they are loaded, which they are by now
         os.execve(sys.executable, [sys.executable, *sys.argv], {**environ, **variables})
     with tempfile.TemporaryDirectory(prefix="engine-overhead-") as folder:

@@ -21,11 +21,10 @@ from llmb.catalogue.resolve import Request, resolve
 from llmb.jobs.details import JobDetails
 from llmb.jobs.job import Job
 from llmb.jobs.nodes import node_records
+from llmb.jobs.order import Prepared, make_order
 from llmb.jobs.submit import new_job
-from llmb.launch.cluster_config import ClusterConfig, ContainerSettings, SlurmSettings
-from llmb.launch.site import Site
-from llmb.launch.slurm.options import SlurmOptions
-from llmb.launch.slurm.submission import make_order
+from llmb.jobspec.container import ContainerSettings
+from llmb.jobspec.options import JobOptions
 from llmb.logs.files import ParsedFile
 from llmb.logs.outcome import LogOutcome
 from llmb.logs.step_line import format_step_line
@@ -48,6 +47,9 @@ from llmb.runs.plan import EnginePlan, Plan, make_plan
 from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
 from llmb.runs.result import conclude
 from llmb.runs.steps import ExpertLoad, Step
+from llmb.schedulers.lookup import cluster_schema
+from llmb.schedulers.slurm.settings import SlurmSettings
+from llmb.site.site import Site
 from llmb.traces.classify import Activity, Label
 from llmb.traces.nccl_log import Call, Calls, NcclLog
 from llmb.traces.nccl_summary import Codes, NcclSummary, summarize_nccl
@@ -178,7 +180,7 @@ def campaign_file(meanings: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
 
 def cluster_config(meanings: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     parts: dict[str, type[BaseModel]] = {
-        "cluster": ClusterConfig,
+        "cluster": cluster_schema(),
         "slurm": SlurmSettings,
         "container": ContainerSettings,
     }
@@ -243,8 +245,7 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
     values |= {"expert_load": load, "profiled": False}
     steps = [Step(**{**values, "step": number}) for number in range(plan.steps)]
     log = ParsedFile(Path("log.out"), LogOutcome("success", "", step_time_s=describe([17.2]), loss_first=12.81))
-    job = new_job(RunFolder(Path("run")), plan, "", None, 0)
-    job = replace(job, nodes="node1")
+    job = replace(sample_job(catalogue), nodes="node1")
     shown = job_document(job, JobDetails())
     return {
         "run": run_document(RunFolder(Path("run")), plan, conclude(plan, steps, 0, "")),
@@ -281,11 +282,18 @@ def sample_test_table() -> TestTable:
 
 def sample_campaign(catalogue: Catalogue) -> Mapping[str, Any]:
     request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=8)
-    wanted = JobRequest(request=request, choices=Choices(), options=SlurmOptions())
+    wanted = JobRequest(request=request, choices=Choices(), options=JobOptions())
     job = CampaignJob(key="", where="", repeat=1, profiled=False, wanted=wanted)
     campaign = new_campaign("", [job], "")
-    order = make_order(catalogue, request, Choices(), SlurmOptions(), Site(install=Path("/install")))
+    order = make_order(catalogue, request, Choices(), JobOptions(), Site(install=Path("/install")))
     return campaign_document(campaign, [planned(item, order) for item in campaign.jobs])
+
+
+def sample_job(catalogue: Catalogue) -> Job:
+    request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=8)
+    order = make_order(catalogue, request, Choices(), JobOptions(), Site(install=Path("/install")))
+    folder = RunFolder(Path("run"))
+    return new_job(Prepared(order.sample(), folder, {None: folder}), None, order.plan, "", None)
 
 
 def sample_checkpoint(plan: Plan) -> SavedCheckpoint:

@@ -13,20 +13,21 @@ import typer
 from llmb.campaigns.campaign import Campaign, CampaignJob, JobRequest, new_campaign
 from llmb.campaigns.entry import Entry, Job, Selection
 from llmb.campaigns.expansion import expand, grouped, narrowed, told
+from llmb.campaigns.history_sender import HistorySender
 from llmb.campaigns.plan import PlannedJob, planned, total_gpu_hours
-from llmb.campaigns.slurm_sender import SlurmSender
 from llmb.campaigns.submission import begin_campaign, find_campaign, submit_campaign
 from llmb.catalogue.load import Catalogue
 from llmb.cli.job_options import converted, job_request
 from llmb.cli.said import say
 from llmb.errors import UsageError, UserInterrupt
 from llmb.jobs.history import open_history
-from llmb.launch.site import Site, read_site
-from llmb.launch.slurm.submission import Order, make_order
+from llmb.jobs.order import Order, make_order
 from llmb.report.campaign_report import campaign_document, campaign_table, hours_text, total_text
 from llmb.report.output import print_json, print_table
 from llmb.runs.folder import install_root
 from llmb.runs.record import now
+from llmb.schedulers.lookup import read_cluster_site
+from llmb.site.site import Site
 
 MOST_TOLD = 30
 
@@ -65,7 +66,7 @@ class Wanted:
 def run_campaign(wanted: Wanted, modes: Modes) -> None:
     """Raises UsageError with all that is wrong, and where Slurm refuses jobs."""
     catalogue, install = Catalogue(), install_root(os.environ, Path.cwd())
-    site = read_site(catalogue, install, os.environ)
+    site = read_cluster_site(catalogue, install, os.environ)
     campaign = new_campaign(wanted.source, _checked(catalogue, site, wanted), now())
     unfinished = find_campaign(install, campaign, resume=modes.resume, anew=modes.anew)
     shown = unfinished or campaign
@@ -76,7 +77,7 @@ def run_campaign(wanted: Wanted, modes: Modes) -> None:
     _confirm(shown, jobs, goes_on=unfinished is not None, yes=modes.yes)
     begun = unfinished or begin_campaign(install, campaign, anew=modes.anew)
     with open_history(install, say) as history:
-        sender = SlurmSender(lambda job: _order(catalogue, site, job), install, os.environ, history, say)
+        sender = HistorySender(lambda job: _order(catalogue, site, job), install, os.environ, history, say)
         try:
             outcome = submit_campaign(install, begun.campaign, sender, _teller(len(begun.jobs)))
         except KeyboardInterrupt as error:
@@ -154,7 +155,7 @@ def _own_options(job: Job) -> dict[str, Any]:
 def _order(catalogue: Catalogue, site: Site, job: CampaignJob) -> Order:
     wanted: JobRequest = job.wanted
     order = make_order(catalogue, wanted.request, wanted.choices, wanted.options, site, wanted.framework)
-    if order.indices():
+    if order.sample().array:
         raise UsageError("--array does not go with a campaign", do="use --repeats")
     return order
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from llmb.errors import UsageError
-from llmb.launch.frameworks.options import FrameworkName, FrameworkOptions
+from llmb.jobspec.options import FrameworkName, FrameworkOptions
 
 _framework = partial(typer.Option, rich_help_panel="Container and framework")
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from llmb.cli.options import Json
+from llmb.cli.progress import JobProgress
 from llmb.cli.said import say
 from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
 from llmb.jobs.details import read_details
@@ -23,11 +24,12 @@ from llmb.jobs.refresh import refresh as refresh_jobs
 from llmb.jobs.refresh import stale
 from llmb.jobs.since import parse_since
 from llmb.jobs.store import Filter, Store, check_states
-from llmb.jobs.wait import exit_code, refresh_and_retry, wait_for
-from llmb.launch.slurm.queries import cancel_jobs
+from llmb.jobs.wait import Watch, exit_code, last_try, refresh_and_retry, wait_for
 from llmb.report.jobs_report import job_document, job_table, jobs_document, jobs_table, nodes_document, nodes_table
 from llmb.report.output import print_json, print_table
-from llmb.runs.folder import install_root
+from llmb.runs.folder import RunFolder, install_root
+from llmb.runs.record import read_record
+from llmb.schedulers.lookup import find_scheduler
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -160,7 +162,7 @@ def wait(
     with _history() as store:
         keys = [job.key for job in find_jobs(store, job_ids)]
         try:
-            found = wait_for(store, _install(), keys, dict(os.environ), say, timeout)
+            found = _waited(store, keys, timeout)
         except KeyboardInterrupt as error:
             do = "'llmb jobs wait' waits again, 'llmb jobs cancel' ends them"
             raise UserInterrupt("not waiting any more; the jobs go on", do=do) from error
@@ -179,9 +181,10 @@ def cancel(job_ids: JobIds, json: Json = False) -> None:
     with _history() as store:
         refresh_jobs(store, _install())
         found = find_jobs(store, job_ids)
-        ids = [job.job_id for job in found if job.live and job.job_id]
-        if ids:
-            cancel_jobs(ids)
+        live = [job for job in found if job.live and job.job_id]
+        for name in sorted({job.scheduler for job in live}):
+            find_scheduler(name).cancel([job.asked for job in live if job.scheduler == name])
+        if live:
             refresh_jobs(store, _install())
         found = [again for job in found if (again := store.by_key(job.key))]
     _print_jobs(found, json=json)
@@ -199,7 +202,7 @@ def refresh(json: Json = False) -> None:
     - `llmb jobs refresh --json`
     """
     with _history() as store:
-        for line in refresh_and_retry(store, _install(), dict(os.environ)):
+        for line in refresh_and_retry(store, _install(), os.environ):
             say(line)
         found = store.live()
     _print_jobs(found, json=json)
@@ -244,6 +247,20 @@ def nodes(
         print_json(nodes_document(records))
     else:
         print_table(nodes_table(records))
+
+
+def _waited(store: Store, keys: list[str], timeout: float | None) -> list[Job]:
+    """With the steps of a single job shown meanwhile."""
+    if len(keys) > 1:
+        return wait_for(store, _install(), keys, os.environ, say, timeout)
+    job = last_try(store, keys[0])
+    try:
+        plan = read_record(RunFolder(Path(job.run_dir))).plan
+    except (OSError, ValueError):
+        return wait_for(store, _install(), keys, os.environ, say, timeout)
+    with JobProgress(plan.steps, plan.first_step) as progress:
+        watch = Watch(progress.job, progress.step)
+        return wait_for(store, _install(), keys, os.environ, say, timeout, watch)
 
 
 def _install() -> Path:

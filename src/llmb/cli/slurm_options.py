@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from llmb.launch.slurm.options import SlurmOptions, job_flags, shell_gpus_per_node
-from llmb.launch.variables import parse_variables
+from llmb.jobspec.options import JobOptions
+from llmb.jobspec.variables import parse_variables
+from llmb.schedulers.lookup import job_flags, shell_gpus_per_node
 
 _slurm = partial(typer.Option, rich_help_panel="Slurm")
 
@@ -65,7 +66,7 @@ def slurm_options(
         Literal["torchrun", "task-per-gpu"] | None,
         _slurm("--start", help="torchrun on each node, or one Slurm task per GPU. Default: torchrun."),
     ] = None,
-) -> SlurmOptions:
+) -> JobOptions:
     """What these options ask for, above the shell's variables. Raises UsageError with all that is wrong."""
     texts = {
         "account": account,
@@ -85,7 +86,7 @@ def slurm_options(
     own: dict[str, str | None] = {name: str(value) for name, value in texts.items() if value is not None}
     if requeue:
         own["requeue"] = None
-    return SlurmOptions(
+    return JobOptions(
         flags=job_flags(own, slurm_arg or (), os.environ),
         variables=parse_variables(env or ()),
         gpus_per_node=gpus_per_node or shell_gpus_per_node(os.environ),

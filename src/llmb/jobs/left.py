@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from llmb.jobs.states import Left
-from llmb.runs.attempts import is_done
+from llmb.programs.lookup import find_program
+from llmb.programs.port import Progress
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord, read_record
-from llmb.runs.steps import read_steps
 
 
 def read_left(run_dir: str) -> Left:
     """What is missing, damaged or not to be read is as if it were not there: a job may die anywhere."""
     folder = RunFolder(Path(run_dir))
     record, end = _record(folder), _json(folder.job_end)
-    steps = len(read_steps(folder.steps)) if record else 0
+    progress = _read_progress(folder, record) if record else Progress(0, done=False)
     return Left(
         begun=(record is not None and record.started_at is not None) or bool(end) or folder.batch_output.exists(),
         job_id=_text(end, "job_id"),
@@ -28,10 +28,17 @@ def read_left(run_dir: str) -> Left:
         run_status=record.status if record else None,
         run_reason=record.reason if record else None,
         run_of=(record.job.job_id, record.job.restarts) if record and record.job else None,
-        steps=steps,
+        steps=progress.steps,
         planned=record.plan.steps if record else None,
-        done=record is not None and is_done(folder, record.plan),
+        done=progress.done,
     )
+
+
+def _read_progress(folder: RunFolder, record: RunRecord) -> Progress:
+    try:
+        return find_program(record.program).progress(folder, record.plan)
+    except (OSError, ValueError):
+        return Progress(0, done=False)
 
 
 def read_step_time(run_dir: str) -> float | None:

@@ -107,6 +107,11 @@ class RunFolder:
         return self.path / "job.json"
 
     @property
+    def job_spec(self) -> Path:
+        """All that was decided of the job before it was handed to a scheduler."""
+        return self.path / "job_spec.json"
+
+    @property
     def job_end(self) -> Path:
         """How the batch script ended, written by itself, whatever ended it."""
         return self.path / "job_end.json"

@@ -43,6 +43,15 @@ class Attempt(Record):
     signal: str | None = None
 
 
+class Process(Record):
+    """A process that cannot be taken for a later one with its number."""
+
+    host: str
+    pid: int
+    started: str
+    """By the clock of the host since it was booted, and which boot that was."""
+
+
 class SubmittedJob(Record):
     """The content of ``job.json``: a run's handle in a scheduler."""
 
@@ -58,8 +67,23 @@ class SubmittedJob(Record):
     """How often the run may be submitted again."""
     retry_of: str | None = None
     """Key of the job that this one repeats."""
+    array_index: int | None = None
+    """Of a run of an array."""
+    base_dir: str | None = None
+    """The folder whose script runs; None for the run's own."""
+    process: Process | None = None
+    """Of a job that is a process of a machine."""
     earlier: tuple["SubmittedJob", ...] = ()
     """The jobs that the run had before."""
+
+    def in_folder(self, folder: RunFolder) -> "SubmittedJob":
+        """With what version 0.1 left to the job's id and the folder's name: which run of an array it is."""
+        number = self.job_id.partition("_")[2]
+        if self.scheduler != "slurm" or self.array_index is not None or not number.isdigit():
+            return self
+        above = folder.path.parent
+        base = above.with_name(above.name.removesuffix(f".{number}")) / folder.name
+        return self.model_copy(update={"array_index": int(number), "base_dir": str(base)})
 
 
 class JobEnd(Record):
@@ -113,21 +137,31 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def new_record(plan: Plan, command: tuple[str, ...], variables: Mapping[str, str] | None = None) -> RunRecord:
+def new_record(
+    plan: Plan, command: tuple[str, ...], variables: Mapping[str, str] | None = None, job: BegunJob | None = None
+) -> RunRecord:
+    """Of a run that begins here and now."""
     return RunRecord(
         status="running",
         started_at=now(),
         command=command,
+        job=job,
         variables=dict(variables or {}),
         plan=plan,
         conventions=CONVENTIONS,
     )
 
 
-def queued_record(plan: Plan, command: tuple[str, ...], retries: int = 0) -> RunRecord:
+def queued_record(plan: Plan, command: tuple[str, ...], retries: int = 0, program: str = ENGINE) -> RunRecord:
     """Of a run that a scheduler will start."""
     return RunRecord(
-        status="queued", started_at=None, command=command, retries=retries, plan=plan, conventions=CONVENTIONS
+        status="queued",
+        program=program,
+        started_at=None,
+        command=command,
+        retries=retries,
+        plan=plan,
+        conventions=CONVENTIONS,
     )
 
 
@@ -147,7 +181,7 @@ def read_record(folder: RunFolder) -> RunRecord:
 
 def read_job(folder: RunFolder) -> SubmittedJob | None:
     """Null where the run was not submitted, or the client was killed before it could write this down."""
-    return SubmittedJob.model_validate_json(folder.job.read_text()) if folder.job.exists() else None
+    return SubmittedJob.model_validate_json(folder.job.read_text()).in_folder(folder) if folder.job.exists() else None
 
 
 def read_job_end(folder: RunFolder) -> JobEnd | None:
