@@ -22,7 +22,7 @@ def _floats() -> "array[float]":
 
 
 @dataclass(slots=True)
-class Attempt:
+class LoggedAttempt:
     """The latest attempt so far. The columns hold its steps in the window, in order; a value not logged is nan."""
 
     rule: str
