@@ -74,7 +74,7 @@ def test_a_lost_history_is_made_again_with_every_job_of_a_run(
         ("b", "3", "c"),
     ]
     assert {(job.state, job.status, job.submitted_s) for job in found} == {("PENDING", "queued", 1795255200.0)}
-    assert said == ["the history of jobs was made again from 3 jobs in run folders; 'llmb jobs refresh' asks Slurm"]
+    assert said == ["the history of jobs was made again from 3 jobs in run folders; 'llmb jobs refresh' updates them"]
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage " * 1000, b"SQLite format 3\0" + b"\xff" * 9000])

@@ -92,6 +92,7 @@ def test_a_run_that_was_killed_is_found_out(tmp_path: Path) -> None:
     process, row = begin(tmp_path)
     process.send_signal(signal.SIGKILL)
     process.wait(60)
+    llmb(tmp_path, "jobs", "refresh", PATH=BARE)
     (row,) = jobs(tmp_path)
     assert (row["state"], row["status"]) == ("KILLED", "failed")
     assert row["reason"].startswith("its process was killed, after ")

@@ -282,3 +282,17 @@ def test_the_tasks_of_an_array_are_jobs_of_their_own(submit: Submit, store: Stor
     assert shell.json("jobs", "show", f"{array}_0")["status"] == "success"
     assert shell.json("jobs", "show", f"{array}_0")["attempts"] == []
     shell.run("jobs", "show", array, code=2)
+
+
+def test_one_run_of_an_array_is_tried_again_alone(store: Store, submit: Submit, shell: Client) -> None:
+    fails_once = f'if [ ! -e "$0/tried" ]; then touch "$0/tried"; echo "{NCCL}"; exit 1; fi'
+    with pytest.raises(AssertionError):  # 'a' is the key of none of its runs
+        submit(f'case "$SLURM_ARRAY_TASK_ID" in 1) {fails_once};; esac; {ALL_STEPS}', flags={"array": "0-1"}, retries=1)
+    first, second = wait_for(store, shell.install, ["a.0", "a.1"], shell.cluster.environ, lambda _: None)
+    assert (first.status, first.key, first.array_index) == ("success", "a.0", 0)
+    assert (second.status, second.key, second.retry_of, second.array_index) == ("success", "a.1#2", "a.1", 1)
+    assert second.base_dir == first.base_dir != second.run_dir
+    assert str(second.job_id).endswith("_1")
+    assert len(store.job_ids()) == 3
+    handle = read_job(RunFolder(Path(second.run_dir)))
+    assert handle and (handle.array_index, handle.base_dir) == (1, second.base_dir)

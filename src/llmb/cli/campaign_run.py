@@ -64,7 +64,7 @@ class Wanted:
 
 
 def run_campaign(wanted: Wanted, modes: Modes) -> None:
-    """Raises UsageError with all that is wrong, and where Slurm refuses jobs."""
+    """Raises UsageError with all that is wrong, and where jobs are refused."""
     catalogue, install = Catalogue(), install_root(os.environ, Path.cwd())
     site = read_cluster_site(catalogue, install, os.environ)
     campaign = new_campaign(wanted.source, _checked(catalogue, site, wanted), now())

@@ -37,11 +37,9 @@ DEFAULT_LIMIT = 50
 FRESH_S = 10.0
 """States that were asked for so lately are shown as they are."""
 PATIENCE_S = 5.0
-"""How long a list may wait for Slurm; without an answer it shows what is known."""
+"""How long a list may wait for a scheduler; without an answer it shows what is known."""
 
-JobId = Annotated[
-    str, typer.Argument(metavar="ID", help="Job id in Slurm, or how the name of the run's folder begins.")
-]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="Id of the job, or how the name of the run's folder begins.")]
 JobIds = Annotated[list[str], typer.Argument(metavar="ID...", help="As for show; an array's id means all its tasks.")]
 
 
@@ -63,12 +61,12 @@ def list_(
     ] = None,
     campaign: Annotated[str | None, typer.Option("--campaign", help="Only jobs of this campaign.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=0, help="At most so many, the newest; 0: all.")] = DEFAULT_LIMIT,
-    no_refresh: Annotated[bool, typer.Option("--no-refresh", help="Show what is known, do not ask Slurm.")] = False,
+    no_refresh: Annotated[bool, typer.Option("--no-refresh", help="Show what is known, ask no scheduler.")] = False,
     json: Json = False,
 ) -> None:
     """The jobs of this install root, the newest last.
 
-    Slurm is asked first for jobs that have not ended; where it does not answer within 5 s, what is known is shown.
+    Schedulers are asked first for jobs that have not ended; without an answer within 5 s, what is known is shown.
 
     Examples:
 
@@ -192,10 +190,10 @@ def cancel(job_ids: JobIds, json: Json = False) -> None:
 
 @app.command()
 def refresh(json: Json = False) -> None:
-    """Ask Slurm what became of all jobs, and submit failed ones again that have retries left.
+    """Ask what became of all jobs, and submit failed ones again that have retries left.
 
-    Only jobs that the infrastructure failed are submitted again. Exit code 7 where Slurm does not answer: every state
-    then stays as it was.
+    Only jobs that the infrastructure failed are submitted again. Exit code 7 where a scheduler does not answer: the
+    states of its jobs then stay as they were.
 
     Example:
 
@@ -272,7 +270,7 @@ def _history() -> Store:
 
 
 def _bring_up_to_date(store: Store) -> None:
-    """Asks Slurm, where somebody wants to look; without an answer people are told how old the states are."""
+    """Asks schedulers, where somebody wants to look; without an answer people are told how old the states are."""
     live = store.live()
     if not stale(live, time.time(), FRESH_S) and not store.unresolved():
         return

@@ -134,7 +134,7 @@ def _confirm(order: Order, *, yes: bool) -> None:
 
 
 def _submit(store: Store, order: Order, environ: Mapping[str, str]) -> list[Queued]:
-    """Says what is unknown where sbatch gave no answer: calling the same again could queue the job twice."""
+    """Says what is unknown where no answer came: calling the same again could queue the job twice."""
     do = "'llmb jobs refresh' finds out, and 'llmb jobs list' then shows it; do not submit it again before"
     try:
         return submit_order(store, order, environ, key=new_key())

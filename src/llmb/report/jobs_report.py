@@ -19,7 +19,7 @@ from llmb.runs.record import Attempt
 
 LONGEST_REASON = 100
 _LEAST_WIDTHS = {"state": 9}
-# Slurm's states that say no more than the status of the run does.
+# States that say no more than the status of the run does.
 _IMPLIED = {
     "queued": "PENDING",
     "running": "RUNNING",
