@@ -47,7 +47,7 @@ def after(store: Store, client: Client, job: Job) -> Job:
 
 def up(job: Job) -> None:
     log = RunFolder(Path(job.run_dir)).log
-    wait_until(lambda: log.exists() and "up" in log.read_text(), job.run_dir)
+    wait_until(lambda: log.exists() and "up" in log.read_text().splitlines(), job.run_dir)
 
 
 def test_a_run_that_gets_through_is_a_success_with_its_numbers(submit: Submit, store: Store, shell: Client) -> None:

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from llmb.cli.options import Json
-from llmb.cli.progress import JobProgress
 from llmb.cli.said import say
 from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
 from llmb.jobs.details import read_details
@@ -249,6 +248,8 @@ def nodes(
 
 def _waited(store: Store, keys: list[str], timeout: float | None) -> list[Job]:
     """With the steps of a single job shown meanwhile."""
+    from llmb.cli.progress import JobProgress  # 10 ms, which no other command needs to spend
+
     if len(keys) > 1:
         return wait_for(store, _install(), keys, os.environ, say, timeout)
     job = last_try(store, keys[0])

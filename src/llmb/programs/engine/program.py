@@ -15,7 +15,7 @@ from llmb.jobspec.words import PYTHON, RUN_FOLDER
 from llmb.programs.engine.nsys import export_report
 from llmb.programs.engine.profiled_worker import worker_module
 from llmb.programs.engine.worker_variables import shipped_variables
-from llmb.programs.port import Asked, End, Progress, Work
+from llmb.programs.port import Asked, End, Program, Progress, Work
 from llmb.runs.attempts import cut, is_done
 from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.checkpoint_report import report_checkpoints
@@ -32,7 +32,7 @@ from llmb.runs.step_follower import StepFollower
 from llmb.runs.steps import read_steps
 
 
-class EngineProgram:
+class EngineProgram(Program):
     """Trains with ``llmb.engine.worker``, in the cluster's container or without one."""
 
     name = ENGINE

@@ -10,7 +10,7 @@ from llmb.jobspec.variables import Layer
 from llmb.programs.megatron_bridge.command import bridge_command, bridge_data, bridge_plan, bridge_variables
 from llmb.programs.megatron_bridge.log import NewLogSteps, judge_latest_attempt
 from llmb.programs.megatron_bridge.result import is_done, result_of_log
-from llmb.programs.port import Asked, End, Progress, Work
+from llmb.programs.port import Asked, End, Program, Progress, Work
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -18,7 +18,7 @@ from llmb.runs.record import RunRecord
 from llmb.runs.result import Result
 
 
-class MegatronBridge:
+class MegatronBridge(Program):
     """Trains with the framework's performance script; what begins and ends the job runs outside of its container."""
 
     name = "megatron_bridge"

@@ -17,7 +17,17 @@ from llmb.runs.host import host_name
 from llmb.runs.record import BegunJob, Process, RunRecord, read_job, read_record
 from llmb.schedulers.local.command import local_command
 from llmb.schedulers.local.process import is_alive, is_here, this_process
-from llmb.schedulers.port import Answers, AskedJob, Defaults, FaultPattern, JobState, Phase, Submitted
+from llmb.schedulers.port import (
+    UNKNOWN,
+    Answers,
+    AskedJob,
+    Defaults,
+    FaultPattern,
+    JobState,
+    Phase,
+    Scheduler,
+    Submitted,
+)
 from llmb.site.site import Site
 
 INTERRUPTED = 130
@@ -32,13 +42,13 @@ WORDS: dict[Phase, str] = {
 }
 
 
-class LocalScheduler:
+class LocalScheduler(Scheduler):
     """Nothing is queued: handing a job over makes this process the one that runs it."""
 
     name = "local"
     title = "the system"
     settings: type[Record] | None = None
-    words = frozenset(WORDS.values())
+    words = frozenset([*WORDS.values(), UNKNOWN])
 
     def asked_flags(self, own: Flags, others: Sequence[str], environ: Mapping[str, str]) -> dict[str, str | None]:  # noqa: ARG002
         if own or others:

@@ -11,7 +11,7 @@ from llmb.jobspec.options import Flags, JobOptions
 from llmb.jobspec.spec import JobSpec
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob
-from llmb.schedulers.port import Answers, AskedJob, Defaults, FaultPattern, JobState, Submitted
+from llmb.schedulers.port import Answers, AskedJob, Defaults, FaultPattern, JobState, Scheduler, Submitted
 from llmb.schedulers.slurm import client, queries
 from llmb.schedulers.slurm.asked import job_flags, shell_gpus_per_node
 from llmb.schedulers.slurm.complete import completed_spec
@@ -32,7 +32,7 @@ class FaultFile(Record):
     faults: tuple[FaultPattern, ...]
 
 
-class SlurmScheduler:
+class SlurmScheduler(Scheduler):
     """All that jobs, campaigns and commands ask of Slurm."""
 
     name = "slurm"
