@@ -7,9 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from llmb.logs.attempt import Attempt
 from llmb.logs.block import StepBlock, find_block
 from llmb.logs.finder import StepFinder
+from llmb.logs.logged_attempt import LoggedAttempt
 from llmb.logs.step_line import MAX_LINE_BYTES, STEP_LINE_HEAD
 
 CHUNK_BYTES = 1 << 19  # stays in a core's cache between reading and searching
@@ -29,7 +29,7 @@ class RunLog:
     """The file's last 16 KiB."""
     truncated_line: bool
     """The file ends within a step line, which is left out."""
-    attempt: Attempt
+    attempt: LoggedAttempt
     """The last one."""
 
 
@@ -49,14 +49,14 @@ def read_log(stream: BinaryIO, rule: str, chunk_bytes: int = CHUNK_BYTES) -> Run
 
     A log that declares another last step midway moves the window, perhaps to steps gone by, and is read again.
     """
-    log = _read(stream, Attempt(rule), chunk_bytes)
+    log = _read(stream, LoggedAttempt(rule), chunk_bytes)
     if log.attempt.last == log.attempt.window_last:
         return log
     stream.seek(0)
-    return _read(stream, Attempt(rule, log.attempt.last), chunk_bytes)
+    return _read(stream, LoggedAttempt(rule, log.attempt.last), chunk_bytes)
 
 
-def _read(stream: BinaryIO, attempt: Attempt, chunk_bytes: int) -> RunLog:
+def _read(stream: BinaryIO, attempt: LoggedAttempt, chunk_bytes: int) -> RunLog:
     size, head, tail, rest = 0, b"", b"", b""
     finder = StepFinder()
     for chunk in _chunks(stream, chunk_bytes):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LONGEST_REASON = 100
 _LEAST_WIDTHS = {"state": 9}
-# Slurm's states that say no more than the status of the run does.
+# States that say no more than the status of the run does.
 _IMPLIED = {
     "queued": "PENDING",
     "running": "RUNNING",

@@ -24,6 +24,7 @@ from llmb.engine.precision.state import FP8
 from llmb.errors import UsageError
 from llmb.logs.checkpoint_line import LoadLine, format_load_line
 from llmb.runs.checkpoint import WEIGHTS
+from llmb.runs.checkpoint_times import CheckpointTime, checkpoint_time
 
 # All that the metadata of a checkpoint of tensors is made of. BytesStorageMetadata is missing on purpose: it stands for
 # objects, which torch would unpickle.
@@ -53,8 +54,8 @@ def load_checkpoint(
     ranks: Ranks,
     *,
     optimizer_state: bool = True,
-) -> None:
-    """Restores weights, optimizer state and random numbers from the folder above ``weights``.
+) -> CheckpointTime:
+    """Restores weights, optimizer state and random numbers from the folder above ``weights``; what that took.
 
     Without ``optimizer_state``, which imported weights lack, the optimizer begins anew. A collective: every rank has to
     call it. Raises ValueError where metadata names what no checkpoint of llmb holds, and UsageError where a tensor is
@@ -83,9 +84,10 @@ def load_checkpoint(
         fill_copies(of_stage, wanted)
     restore_random(wanted, ranks.device)
     dist.barrier()
+    took = checkpoint_time("load", start, time.perf_counter() - began, None)
     if ranks.is_first:
-        line = LoadLine(ranks.rank, start, time.perf_counter() - began)
-        sys.stdout.write(format_load_line(line) + "\n")
+        sys.stdout.write(format_load_line(LoadLine(ranks.rank, took.start_s, took.duration_s)) + "\n")
+    return took
 
 
 @torch.no_grad()

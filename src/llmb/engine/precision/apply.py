@@ -18,13 +18,13 @@ from llmb.engine.precision.place import Place
 from llmb.engine.precision.scaling import Scales
 from llmb.errors import EnvironmentProblem
 from llmb.runs.fp8_product import ProductDtype, fp8_product
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 
 CAPABILITY = (8, 9)
 """Of the first GPUs that multiply FP8 matrices."""
 
 
-def apply_fp8(stages: Sequence[Decoder], plan: Plan, ranks: Ranks, *, keep_weights: bool) -> None:
+def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, *, keep_weights: bool) -> None:
     """Changes attention and feed-forward layers in place, after experts were spread and before layers are cut.
 
     ``keep_weights`` keeps cast weights over a step: for parameters that stay whole as long. Raises EnvironmentProblem
@@ -55,7 +55,7 @@ def check_device(device: torch.device) -> None:
         )
 
 
-def fp8_blocks(stage: Decoder, plan: Plan) -> list[nn.Module]:
+def fp8_blocks(stage: Decoder, plan: EnginePlan) -> list[nn.Module]:
     """All; current scaling leaves the first and the last one of the whole model in bf16."""
     ends = () if plan.fp8_recipe == "delayed" else (0, stage.model.layers - 1)
     return [block for number, block in stage.layers.items() if int(number) not in ends]

@@ -14,7 +14,7 @@ from llmb.engine.watch.progress import Position, Progress
 from llmb.engine.watch.traffic import Traffic, place, traffic
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import host_name
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 from llmb.runs.stall import PHASE_LIMITS, STALL, Beat, find_stall, overdue, see, time_to_notice
 
 LAUNCHER_PID = "LLMB_LAUNCHER_PID"
@@ -28,7 +28,7 @@ LAST_WORDS_S = 2.0
 STALLED = 1
 
 
-def watch(plan: Plan, folder: RunFolder, progress: Progress) -> None:
+def watch(plan: EnginePlan, folder: RunFolder, progress: Progress) -> None:
     """Starts the watch of this rank, which ends with the process."""
     launcher = int(os.environ.pop(LAUNCHER_PID, "0"))
     watcher = Watch(plan, folder, progress, launcher)
@@ -42,7 +42,7 @@ class Watch:
     goes on does a rank look at its collectives, and do others than rank 0 read.
     """
 
-    def __init__(self, plan: Plan, folder: RunFolder, progress: Progress, launcher: int) -> None:
+    def __init__(self, plan: EnginePlan, folder: RunFolder, progress: Progress, launcher: int) -> None:
         self.rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.host = host_name()
         self.limit_s = time_to_notice(plan.stall_limit_s)
