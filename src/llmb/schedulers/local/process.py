@@ -2,10 +2,10 @@
 """Which process runs a job, so that another one with the same number is never taken for it."""
 
 import os
+import socket
 import subprocess
 from pathlib import Path
 
-from llmb.runs.host import host_name
 from llmb.runs.record import Process
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -15,11 +15,11 @@ START_FIELD = 19
 
 def this_process() -> Process:
     pid = os.getpid()
-    return Process(host=host_name(), pid=pid, started=started(pid) or "")
+    return Process(host=socket.gethostname(), pid=pid, started=started(pid) or "")
 
 
 def is_here(process: Process) -> bool:
-    return process.host == host_name()
+    return process.host == socket.gethostname()
 
 
 def is_alive(process: Process) -> bool:

@@ -91,7 +91,7 @@ class LocalScheduler(Scheduler):
                 continue
             if not is_here(process):
                 do = f"call 'llmb jobs cancel {job.job_id}' on {process.host}"
-                raise UsageError(f"job {job.job_id} runs on {process.host}, and this is {host_name()}", do=do)
+                raise UsageError(f"job {job.job_id} runs on {process.host}, and this is another host", do=do)
             if is_alive(process):
                 _end(process, job)
 
