@@ -51,7 +51,13 @@ def test_a_finished_run_keeps_everything_that_decided_it(start: Start, tmp_path:
     assert kept["environment"]["backend"] == "gloo_one_thread"
     assert kept["environment"]["nodes"] == [os.uname().nodename]
     assert kept["result"]["tokens_per_s"] == result["tokens_per_s"]
-    assert sorted(path.name for path in folder.iterdir()) == [f"log-{name}.out", "metrics.jsonl", "run.json"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "job.json",
+        "job_spec.json",
+        f"log-{name}.out",
+        "metrics.jsonl",
+        "run.json",
+    ]
     log = (folder / f"log-{name}.out").read_text().splitlines()
     lines = [line for line in log if line.startswith("Training epoch 0, iteration ")]
     assert [line.split()[4] for line in lines] == [f"{step}/9" for step in range(10)]
