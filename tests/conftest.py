@@ -23,7 +23,13 @@ hypothesis.settings.load_profile("any machine")
 
 GROUPS = {"slurm_with_accounts": "accounts", "slurm": "slurm"}
 """Fixtures that start a cluster: tests with the same one run in one process, or each process would start its own."""
-LONGEST = ("slurm", "accounts", "tests/engine/test_layouts.py", "tests/engine/test_fp8_training.py", "tests/programs/engine")
+LONGEST = (
+    "slurm",
+    "accounts",
+    "tests/engine/test_layouts.py",
+    "tests/engine/test_fp8_training.py",
+    "tests/programs/engine",
+)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -4,10 +4,12 @@
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from llmb.runs.folder import RunFolder
-from llmb.schedulers.port import AskedJob
+
+if TYPE_CHECKING:
+    from llmb.schedulers.port import AskedJob
 
 Status = Literal["queued", "running", "success", "failed", "invalid", "cancelled"]
 LIVE: tuple[Status, ...] = ("queued", "running")
@@ -70,8 +72,10 @@ class Job:
     """Mean over the window, of a success."""
 
     @property
-    def asked(self) -> AskedJob:
+    def asked(self) -> "AskedJob":
         """As its scheduler is asked for it."""
+        from llmb.schedulers.port import AskedJob  # not needed to list jobs
+
         base = RunFolder(Path(self.base_dir or self.run_dir))
         return AskedJob(key=self.key, job_id=self.job_id, base=base, array_index=self.array_index, live=self.live)
 

@@ -16,7 +16,6 @@ from llmb.errors import EnvironmentProblem, UsageError, unknown
 from llmb.jobs.filesystem import is_shared
 from llmb.jobs.job import COLUMNS, LIVE, NOT_SUBMITTED, SUBMITTING, Change, Job, Status
 from llmb.jobs.migrations import MIGRATIONS, SCHEMA_VERSION
-from llmb.jobs.states import known_states
 
 BUSY_S = 20.0
 """How long to wait for another process that writes."""
@@ -52,7 +51,11 @@ class Filter:
 def check_states(states: Iterable[str]) -> tuple[str, ...]:
     """Raises UsageError where one is no state of a job and no status of a run."""
     wanted = tuple(states)
-    known = sorted({*known_states(), *get_args(Status)}) if wanted else []
+    if not wanted:
+        return ()
+    from llmb.jobs.states import known_states  # of all schedulers, which a plain list has no use for
+
+    known = sorted({*known_states(), *get_args(Status)})
     for state in wanted:
         if state.upper() not in {name.upper() for name in known}:
             raise unknown("state", state, known)
