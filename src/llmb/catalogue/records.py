@@ -90,8 +90,14 @@ class MixtureOfExperts(Record):
     top_k: int
     ffn_hidden_size: int
     shared_ffn_hidden_size: int | None = None
-    """Of an expert that every token passes beside the chosen ones; null without one."""
+    """Of an expert that every token passes beside the chosen ones; None without one."""
     interleave: int
+
+    @model_validator(mode="after")
+    def _a_token_has_as_many_experts(self) -> Self:
+        if not 1 <= self.top_k <= self.experts:
+            raise ValueError(f"top_k is {self.top_k}; it must be from 1 to the number of experts, {self.experts}")
+        return self
 
 
 class ChunkedAttention(Record):

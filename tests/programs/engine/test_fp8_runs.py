@@ -3,7 +3,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ def test_the_table_names_the_products_and_why(tiny_plan: Callable[..., Plan]) ->
     product = fp8_product("cpu", emulate=False)
     report = Fp8Report(recipe="delayed", emulated=False, saturated_tensors=0, not_finite_tensors=0, product=product)
     plan = tiny_plan(dtype="fp8")
-    result = replace(conclude(plan, [], 1, ""), fp8=report)
+    result = conclude(plan, [], 1, "").model_copy(update={"fp8": report})
     printed = [list(column.cells) for column in run_table(plan, result).columns]
     row = printed[0].index("FP8 products")
     assert (printed[1][row], printed[3][row]) == ("fp32", product.why)
