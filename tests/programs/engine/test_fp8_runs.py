@@ -34,9 +34,8 @@ def test_the_table_names_the_products_and_why(tiny_plan: Callable[..., Plan]) ->
     report = Fp8Report(recipe="delayed", emulated=False, saturated_tensors=0, not_finite_tensors=0, product=product)
     plan = tiny_plan(dtype="fp8")
     result = conclude(plan, [], 1, "").model_copy(update={"fp8": report})
-    printed = [list(column.cells) for column in run_table(plan, result).columns]
-    row = printed[0].index("FP8 products")
-    assert (printed[1][row], printed[3][row]) == ("fp32", product.why)
+    (row,) = [cells for cells in run_table(plan, result).rows if cells[0] == "FP8 products"]
+    assert (row[1], row[3]) == ("fp32", product.why)
 
 
 @pytest.mark.parametrize(
