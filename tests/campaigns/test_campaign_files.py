@@ -193,7 +193,7 @@ pretrain_nemotron4_15b: {scales: 32, proxy: perhaps}
         ("- pretrain_llama3.1_8b\n", "jobs.yaml:1: it must be a mapping"),
         (
             "pretrain_llama3.1_8b: {profle: true}\n",
-            "jobs.yaml:1: pretrain_llama3.1_8b.profle: there is no such key here",
+            "jobs.yaml:1: pretrain_llama3.1_8b.profle: unknown key",
         ),
         (
             "pretrain_llama3.1_8b: {tasks: [{sweep: {tp: {a: 1}}}]}\n",

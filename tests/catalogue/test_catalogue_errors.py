@@ -25,7 +25,13 @@ def spoil(path: Path, old: str, new: str) -> int:
     [
         (LLAMA, "dp: 4, mbs: 1, gbs: 128, ga: 32", "dp: 2, mbs: 1, gbs: 128, ga: 32", "workloads", "prints DP 2"),
         (LLAMA, "gbs: 256, ga: 32", "gbs: 256, ga: 16", "workloads", "prints GA 16"),
-        (LLAMA, "layers: 80, tp: 4", "layers: 81, tp: 4", "workloads", "81 layers do not divide by PP x VP"),
+        (
+            LLAMA,
+            "layers: 80, tp: 4",
+            "layers: 81, tp: 4",
+            "workloads",
+            "number of layers 81 is not divisible by PP x VP",
+        ),
         (LLAMA, "layers: 30, tp: 8", "layers: 32, tp: 8", "workloads", "34 layers (embedding and loss counted)"),
         (LLAMA, "gpus: 16, layers: 32", "gpus: 16, layer: 32", "workloads", "layer"),
         (LLAMA, "document: llama3.1-24.11\n", "document: nowhere\n", "workloads", "unknown document 'nowhere'"),

@@ -80,7 +80,7 @@ def test_a_profile_is_a_run_beside_the_others(environ: dict[str, str], file: Pat
     jobs = shown(bulk, environ, str(file), "-s", "15b", "--profile")
     assert [(job["repeat"], job["profiled"]) for job in jobs] == [(1, False), (2, False), (3, True)]
     error = refused(submit, environ, *one, "--repeats", "2", "--profile", "--nccl-trace", "--dry-run")
-    assert "exclude each other" in error.what
+    assert "mutually exclusive" in error.what
 
 
 def test_everything_that_the_engine_can_run_is_found(environ: dict[str, str]) -> None:
@@ -106,7 +106,7 @@ def test_a_campaign_has_one_gpu_type(environ: dict[str, str], install: Path) -> 
         (("-w", "pretrain_llama3.1", "-s", "8b", "--dtype", "bf16", "--scale", "24,48"), "has no layout for 48 GPUs"),
         (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--wait"), "--wait follows one job"),
         (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--array", "0-3"), "--array does not go"),
-        (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--tp", "3"), "TP 3 does not divide"),
+        (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--tp", "3"), "is not divisible by TP 3"),
         (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--resume"), "no campaign from here is unfinished"),
     ],
 )

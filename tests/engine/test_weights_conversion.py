@@ -154,8 +154,8 @@ def test_files_that_hold_something_else_are_refused_with_all_reasons(models, tmp
         models["llama"],
         tmp_path,
         "model.layers.2.self_attn.q_proj.weight is missing",
-        "model.norm.weight has the shape [7], that of the model has [128]",
-        "model.layers.0.self_attn.q_proj.bias is no tensor of this model",
+        "model.norm.weight has the shape [7]; the model has [128]",
+        "model.layers.0.self_attn.q_proj.bias is not a tensor of this model",
     )
 
 

@@ -49,7 +49,7 @@ def test_the_vision_part_and_computed_tables_are_left_out() -> None:
 
 def test_a_vision_part_of_no_multimodal_model_is_not_expected() -> None:
     match = match_tensors(PARAMETERS, stored() | {"vision_model.class_embedding": Stored("a", (7,), "F32")})
-    assert match.problems == ("vision_model.class_embedding is no tensor of this model",)
+    assert match.problems == ("vision_model.class_embedding is not a tensor of this model",)
 
 
 def test_every_problem_is_told() -> None:
@@ -58,8 +58,8 @@ def test_every_problem_is_told() -> None:
     found["model.norm.weight"] = Stored("a", (5,), "F32")
     found["model.embed_tokens.weight"] = Stored("a", (8, 4), "F8_E4M3")
     assert match_tensors(PARAMETERS, found).problems == (
-        "model.embed_tokens.weight is F8_E4M3; F32, BF16, F16 can be read",
-        "model.norm.weight has the shape [5], that of the model has [4]",
+        "model.embed_tokens.weight is F8_E4M3; supported are F32, BF16, F16",
+        "model.norm.weight has the shape [5]; the model has [4]",
         "lm_head.weight is missing",
-        "model.layers.0.self_attn.q_proj.bias is no tensor of this model",
+        "model.layers.0.self_attn.q_proj.bias is not a tensor of this model",
     )

@@ -206,8 +206,8 @@ def test_another_architecture_and_tied_embeddings_are_refused(copy: Path, tmp_pa
 
 def test_a_target_that_is_taken_stays_as_it_is(exported: Path, checkpoint: Callable[[str], Path]) -> None:
     before = sorted(exported.iterdir())
-    assert "is there already" in refused(2, "export", checkpoint(LLAMA), exported)
-    assert "is there already" in refused(2, "import", exported, exported, "-w", LLAMA, "-s", "tiny")
+    assert "already exists" in refused(2, "export", checkpoint(LLAMA), exported)
+    assert "already exists" in refused(2, "import", exported, exported, "-w", LLAMA, "-s", "tiny")
     assert sorted(exported.iterdir()) == before
 
 

@@ -78,7 +78,7 @@ def test_every_file_has_to_be_there_with_its_size(make: Make, name: str) -> None
 def test_one_that_was_never_finished_is_not_taken_for_one(make: Make, tmp_path: Path) -> None:
     path = make()
     partial = path.rename(partial_path(path))
-    with pytest.raises(UsageError, match="never finished"):
+    with pytest.raises(UsageError, match="is incomplete: its run ended"):
         read_checkpoint(partial)
     assert saved_checkpoints(tmp_path) == []
 

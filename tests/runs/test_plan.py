@@ -100,11 +100,11 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Plan]
             {"parallelism": by(4), "scale": 4, "overrides": {"tp": 2}},
             "= 2 x 1 = 2: valid are 1, 2",
         ),
-        ("pretrain_llama3.1", {"parallelism": by(1, "none")}, "--dp-sharding none shares nothing out"),
+        ("pretrain_llama3.1", {"parallelism": by(1, "none")}, "--dp-sharding none does not shard"),
         (
             "finetune_llama4-maverick",
             {"parallelism": by(1), "scale": 4, "overrides": {"ep": 2}},
-            "the copies EDP 2: valid are 2, 4",
+            "the number of replicas EDP 2: valid are 2, 4",
         ),
         (
             "pretrain_llama3.1",
@@ -129,7 +129,7 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Plan]
         (
             "pretrain_llama3.1",
             {"parallelism": ordered("zero-bubble"), "overrides": {"pp": 2, "gbs": 5}},
-            "GA 5 does not divide by PP 2",
+            "GA 5 is not divisible by PP 2",
         ),
         ("pretrain_llama3.1", {"overrides": {"pp": 2, "gbs": 1}}, "GA 1 is below PP 2"),
         (

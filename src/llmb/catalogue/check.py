@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arithmetic a layout has to satisfy. Pure; reports every violation at once."""
+"""Checks the arithmetic of a layout. Pure; reports all problems at once."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from llmb.catalogue.stages import given_sizes
 
 
 def check_layout(model: Model, layout: Layout) -> list[str]:
-    """All reasons why ``model`` cannot be trained with ``layout``; empty when it can."""
+    """All reasons why ``model`` cannot be trained with ``layout``; empty if it can."""
     ends = {"first_stage_layers", "last_stage_layers"}
     sizes = layout.model_dump(exclude={"counts_embedding_and_loss", "sequence_parallel", *ends})
     small = [f"{name} is {value}; it must be at least 1" for name, value in sizes.items() if value < 1]
@@ -22,22 +22,23 @@ def check_layout(model: Model, layout: Layout) -> list[str]:
 def _batch(layout: Layout) -> Iterator[str]:
     ranks = layout.tp * layout.pp * layout.cp
     if layout.gpus % ranks:
-        yield f"{layout.gpus} GPUs do not divide by TP x PP x CP = {layout.tp} x {layout.pp} x {layout.cp} = {ranks}"
+        product = f"TP x PP x CP = {layout.tp} x {layout.pp} x {layout.cp} = {ranks}"
+        yield f"number of GPUs {layout.gpus} is not divisible by {product}"
         return
     samples = layout.mbs * layout.dp
     if layout.gbs < samples:
         yield f"GBS {layout.gbs} is below MBS x DP = {layout.mbs} x {layout.dp} = {samples}"
     elif layout.gbs % samples:
-        yield f"GBS {layout.gbs} does not divide by MBS x DP = {layout.mbs} x {layout.dp} = {samples}"
+        yield f"GBS {layout.gbs} is not divisible by MBS x DP = {layout.mbs} x {layout.dp} = {samples}"
 
 
 def _tensor(model: Model, layout: Layout) -> Iterator[str]:
     tp = layout.tp
     parts = {
-        "attention heads": model.attention_heads,
-        "KV heads": model.kv_heads,
+        "number of attention heads": model.attention_heads,
+        "number of KV heads": model.kv_heads,
         "FFN size": model.ffn_hidden_size,
-        "vocabulary": model.vocab_size,
+        "vocabulary size": model.vocab_size,
     }
     if layout.sequence_parallel:
         parts["sequence length"] = layout.seq_len
@@ -45,9 +46,9 @@ def _tensor(model: Model, layout: Layout) -> Iterator[str]:
         parts["shared expert's FFN size"] = model.moe.shared_ffn_hidden_size
     for name, value in parts.items():
         if value % tp:
-            yield f"TP {tp} does not divide the {name} {value}"
+            yield f"{name} {value} is not divisible by TP {tp}"
     if not layout.sequence_parallel and tp == 1:
-        yield "TP 1 has no sequence parallelism to leave out"
+        yield "TP 1 has no sequence parallelism to disable"
     elif not layout.sequence_parallel and model.moe is not None:
         yield f"experts with TP {tp} need sequence parallelism: without it each of {tp} ranks routes the same tokens"
 
@@ -61,30 +62,30 @@ def _pipeline(layout: Layout, *, batch_divides: bool) -> Iterator[str]:
     elif layout.pipeline_layers % stages:
         counted = " (embedding and loss counted)" if layout.pipeline_layers != layout.layers else ""
         split = f"PP x VP = {layout.pp} x {layout.vp} = {stages}"
-        yield f"{layout.pipeline_layers} layers{counted} do not divide by {split}"
+        yield f"number of layers {layout.pipeline_layers}{counted} is not divisible by {split}"
     if batch_divides and layout.vp > 1 and layout.ga % layout.pp:
-        yield f"GA {layout.ga} does not divide by PP {layout.pp}, which interleaved 1F1B needs"
+        yield f"GA {layout.ga} is not divisible by PP {layout.pp}, which interleaved 1F1B requires"
 
 
 def _own_split(layout: Layout) -> Iterator[str]:
-    """The first or the last stage has a size of its own; the others share the rest."""
+    """The layout gives the layers of the first or the last stage; the others hold the rest evenly."""
     if layout.pp == 1:
-        yield "a first or last stage with layers of its own needs PP above 1"
+        yield "a first or last stage with a given number of layers needs PP above 1"
         return
     first, last = given_sizes(layout)
     given, stages = sum(first) + sum(last), layout.pp * layout.vp - len(first) - len(last)
     rest = layout.layers - given
     if min(*first, *last, rest, 0) < 0:
-        yield f"the first and the last stage cannot take {given} of {layout.layers} layers"
+        yield f"the first and the last stage cannot hold {given} of {layout.layers} layers"
     elif rest % stages if stages else rest:
-        yield f"{rest} layers are left for {stages} stages between the given ones, and do not divide"
+        yield f"the other {rest} layers are not divisible by the {stages} stages that hold them"
 
 
 def _context(layout: Layout) -> Iterator[str]:
     if layout.cp > 1 and layout.seq_len % (2 * layout.cp):
-        yield f"sequence length {layout.seq_len} does not divide by 2 x CP = {2 * layout.cp}"
+        yield f"sequence length {layout.seq_len} is not divisible by 2 x CP = {2 * layout.cp}"
     elif layout.sequence_parallel and layout.seq_len % layout.tp == 0 and layout.seq_len // layout.cp % layout.tp:
-        yield f"TP {layout.tp} does not divide the sequence length of one CP rank {layout.seq_len // layout.cp}"
+        yield f"the sequence length of one CP rank {layout.seq_len // layout.cp} is not divisible by TP {layout.tp}"
 
 
 def _experts(model: Model, layout: Layout) -> Iterator[str]:
@@ -93,9 +94,10 @@ def _experts(model: Model, layout: Layout) -> Iterator[str]:
             yield f"EP {layout.ep} and ETP {layout.etp} need a model with experts; {model.model} has none"
         return
     if model.moe.experts % layout.ep:
-        yield f"EP {layout.ep} does not divide the {model.moe.experts} experts"
+        yield f"number of experts {model.moe.experts} is not divisible by EP {layout.ep}"
     if model.moe.ffn_hidden_size % layout.etp:
-        yield f"ETP {layout.etp} does not divide the experts' FFN size {model.moe.ffn_hidden_size}"
+        yield f"the experts' FFN size {model.moe.ffn_hidden_size} is not divisible by ETP {layout.etp}"
     ranks = layout.etp * layout.ep * layout.pp
     if layout.gpus % ranks:
-        yield f"{layout.gpus} GPUs do not divide by ETP x EP x PP = {layout.etp} x {layout.ep} x {layout.pp} = {ranks}"
+        product = f"ETP x EP x PP = {layout.etp} x {layout.ep} x {layout.pp} = {ranks}"
+        yield f"number of GPUs {layout.gpus} is not divisible by {product}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a scheduler is asked for to run a recipe."""
+"""The resources that a recipe requests from a scheduler."""
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Fabric, JobDefaults, JobVariable, Recipe
@@ -7,7 +7,7 @@ from llmb.errors import unknown
 
 
 def job_defaults(catalogue: Catalogue, recipe: Recipe) -> JobDefaults:
-    """The catalogue's time limit and variables for ``recipe``, and how its GPUs lie in nodes."""
+    """The catalogue's time limit and variables for ``recipe``, and the placement of its GPUs on nodes."""
     jobs = catalogue.workloads[recipe.workload].jobs
     limit = next(entry for entry in jobs.time_limits if entry.holds_for(recipe))
     variables = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads and checks the whole catalogue."""
+"""Loads and checks the complete catalogue."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ DATA = Path(__file__).parent / "data"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A published figure and the recipe it belongs to; ``gpu_type`` is null where the document does not state it."""
+    """A published figure and the recipe it belongs to; ``gpu_type`` is None if the document does not state it."""
 
     workload: str
     size: str
@@ -40,10 +40,10 @@ class Figure:
 
 
 class Catalogue:
-    """Everything that can be run and what is published of it, each part read when first asked for.
+    """All recipes and published figures. Each part is read when it is first used.
 
-    Every part raises CatalogueError, naming file and line, for a file that breaks its schema, a layout that does not
-    divide, or a row whose printed DP or GA contradicts its other columns.
+    Every part raises CatalogueError, with file and line, for a file that violates its schema, a layout that is not
+    divisible, or a row whose printed DP or GA contradicts its other columns.
     """
 
     def __init__(self, root: Path = DATA) -> None:
@@ -61,7 +61,7 @@ class Catalogue:
 
     @cached_property
     def variables(self) -> tuple[Variable, ...]:
-        """The environment variables that the documents know."""
+        """The environment variables of the reference documents."""
         return read_file(self.root / "variables.yaml", VariablesFile, wrap="variables").variables
 
     @cached_property
@@ -100,7 +100,7 @@ def layout_of(table: LayoutTable, row: LayoutRow) -> Layout:
 
 
 def model_of(model: Model, row: LayoutRow) -> Model:
-    """The model a row trains: fewer layers, tokens or experts where it is a proxy."""
+    """The model that a row trains: a proxy has fewer layers, tokens or experts."""
     changes: dict[str, object] = {"layers": row.layers}
     if row.vocab_size is not None:
         changes["vocab_size"] = row.vocab_size

@@ -12,16 +12,16 @@ from llmb.errors import UsageError
 
 Shape = TypeVar("Shape", bound=BaseModel)
 Key = str | int
-# One for all: the two loaders do not accept the very same files.
+# The two loaders do not accept exactly the same files, so one is used for all.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-# pydantic's own words for these speak of its classes.
+# pydantic's messages for these mention its classes.
 _MESSAGES = {
-    "extra_forbidden": "there is no such key here",
+    "extra_forbidden": "unknown key",
     "missing": "it is missing",
-    "model_type": "it must be a mapping, that is lines of 'key: value'",
-    "dict_type": "it must be a mapping, that is lines of 'key: value'",
+    "model_type": "it must be a mapping, that is, lines of 'key: value'",
+    "dict_type": "it must be a mapping, that is, lines of 'key: value'",
 }
 
 

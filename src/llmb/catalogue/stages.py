@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers each pipeline stage holds. Pure."""
+"""The layers of each pipeline stage. Pure."""
 
 from itertools import accumulate, pairwise
 
@@ -7,10 +7,10 @@ from llmb.catalogue.records import Layout
 
 
 def stage_layers(layout: Layout) -> list[range]:
-    """Layers of every stage, in the order a token passes them.
+    """The layers of every stage, in the order in which a token passes them.
 
-    There are PP x VP stages of equal size, but for a first and a last one whose size the layout gives. Where the recipe
-    counts the embedding and the loss as layers, the first and the last stage hold one layer less.
+    There are PP x VP stages of equal size, except for a first and a last stage whose size the layout may give. If the
+    recipe counts the embedding and the loss as layers, the first and the last stage have one layer less.
     """
     stages = layout.pp * layout.vp
     if layout.pipeline_layers != layout.layers:
@@ -26,9 +26,9 @@ def stage_layers(layout: Layout) -> list[range]:
 
 
 def rank_stages(layout: Layout, pp_rank: int, *, v_shaped: bool) -> tuple[int, ...]:
-    """The numbers of the stages of a pipeline rank: every PP-th one.
+    """The numbers of the stages of a pipeline rank: every PP-th stage.
 
-    In a V, which takes VP 2, a rank has one on the way from the first rank to the last and one on the way back.
+    In a V schedule, which requires VP 2, a rank has one stage on the way down and one on the way back.
     """
     if v_shaped:
         return pp_rank, 2 * layout.pp - 1 - pp_rank
@@ -36,6 +36,6 @@ def rank_stages(layout: Layout, pp_rank: int, *, v_shaped: bool) -> tuple[int, .
 
 
 def given_sizes(layout: Layout) -> tuple[list[int], list[int]]:
-    """Layers of the first and of the last stage, each empty where the layout gives none."""
+    """Layers of the first and of the last stage, each empty if the layout does not give them."""
     first, last = layout.first_stage_layers, layout.last_stage_layers
     return [first] if first is not None else [], [last] if last is not None else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forward and backward passes of a step, micro-batch by micro-batch."""
+"""The forward and backward passes of a step, with gradient accumulation over micro-batches."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -14,21 +14,21 @@ from llmb.engine.parallel.data_parallel import accumulate
 
 
 class Passes(Protocol):
-    """Runs the passes of a step over this rank's share of the model."""
+    """Runs the passes of a step on this rank's part of the model."""
 
     @property
     def stages(self) -> Sequence[Decoder]: ...
 
     def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor | None:
-        """Adds the gradients of the mean loss; that loss of this rank, 0-d fp64, or null where it has none.
+        """Accumulates the gradients of the mean loss. Returns this rank's loss, 0-d fp64, or None if it has none.
 
-        count: labels that count in one micro-batch on one rank, on average over the step's micro-batches and ranks. A
-        sum divided by it is, again on average, the mean over all labels that count.
+        count: labels per micro-batch and rank, averaged over the step's micro-batches and ranks. A sum divided by it
+        is, on average, the mean over all labels.
         """
 
 
 class Accumulation:
-    """One micro-batch after the other through the whole model; ``keep_whole`` keeps gathered parameters in between."""
+    """Runs micro-batches one by one through the full model; ``keep_whole`` keeps gathered parameters in between."""
 
     def __init__(self, model: Decoder, layout: Layout, positions: Tensor, *, keep_whole: bool) -> None:
         self.stages = [model]
@@ -38,11 +38,11 @@ class Accumulation:
 
     def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor:
         (model,), ga = self.stages, self.layout.ga
-        # fp64, because the mean of a few fp32 losses would depend on their order in its last digit.
+        # fp64: in fp32 the last digit of the mean would depend on the order of the losses.
         total = torch.zeros((), device=self.positions.device, dtype=torch.float64)
         for index, (tokens, labels, starts) in enumerate(batches):
             accumulate(model, last=index == ga - 1, keep_whole=self.keep_whole)
-            # Divided here, not after: gradients in bf16 would be rounded once more.
+            # Divided here, not afterwards, which would round bf16 gradients once more.
             loss = model(tokens[:, self.positions], labels[:, self.positions], self.positions, starts, count * ga)
             loss.backward()
             total += loss.detach()

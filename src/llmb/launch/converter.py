@@ -11,7 +11,7 @@ from typing import IO
 
 from llmb.errors import EnvironmentProblem, LlmbError, RunFailed, UserInterrupt
 from llmb.launch.local import Interrupted, end_tree, signals_as_exceptions
-from llmb.runs.conversion import ExportJob, ImportJob, OnProgress, Said, error_from
+from llmb.runs.conversion import ExportJob, ImportJob, OnProgress, ConverterMessage, error_from
 
 NEEDED = ("torch", "safetensors")
 LAST_LINES = 12
@@ -62,13 +62,13 @@ def follow(
     assert process.stdout is not None
     with process.stdout as lines:
         for line in lines:
-            said = Said.model_validate_json(line)
-            if said.progress:
-                on_progress(*said.progress)
-            if said.note:
-                on_note(said.note)
-            if said.error:
-                error = error_from(said.error)
+            message = ConverterMessage.model_validate_json(line)
+            if message.progress:
+                on_progress(*message.progress)
+            if message.note:
+                on_note(message.note)
+            if message.error:
+                error = error_from(message.error)
     process.wait()
     return error
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recognises text in which every line is that of the next step, for the cost of a search and not of reading it."""
+"""Recognizes text in which each line is the next step, for the cost of a search instead of a parse."""
 
 import math
 import re
@@ -21,30 +21,30 @@ from llmb.logs.step_line import (
 
 _HEAD = re.compile(rb"[^|\r\n]*%s\d{1,9}, iteration (\d{1,9})/\d{1,9} \|" % STEP_LINE_HEAD)
 _BAR, _ZERO, _SPACE = b"|0 "
-_VALUE_BYTES = 8  # what fits an integer of numpy
+_VALUE_BYTES = 8  # fits in a NumPy integer
 Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class StepBlock:
-    """Lines of all steps from ``first`` to ``final``, each once and in order, which declare the same last step."""
+    """Lines of all steps from ``first`` to ``final``, in order and once each, that declare the same last step."""
 
     first: StepLine
     final: StepLine
     text: bytes
     bars: Indices
-    """Where in ``text`` the fields of each line begin: lines x fields."""
+    """Offsets in ``text`` at which the fields of each line begin: lines x fields."""
     line_ends: Indices
-    """Where the line before the first ends, and then each."""
+    """Offset of the end of the line before the first, then of each line."""
     fields: dict[bytes, int]
-    """The columns of the fields that are read."""
+    """Column numbers of the fields that are read."""
 
     @property
     def count(self) -> int:
         return self.final.step - self.first.step + 1
 
     def column(self, name: bytes) -> NDArray[np.float64] | None:
-        """The values of a field, nan where the lines have no such field; None where they must be read line by line."""
+        """The values of a field, nan if the lines do not have it. None if they have to be read line by line."""
         if name not in self.fields:
             return None if name in self.text else np.full(self.count, math.nan)
         column = self.fields[name]
@@ -55,7 +55,7 @@ class StepBlock:
             return None
         rows = _gather(self.text, starts, _VALUE_BYTES)
         rows[np.arange(_VALUE_BYTES) >= lengths[:, np.newaxis]] = _SPACE
-        words, places = np.unique(rows.view(np.uint64), return_inverse=True)  # of many values few are different
+        words, places = np.unique(rows.view(np.uint64), return_inverse=True)  # few of the values differ
         try:
             return np.array([float(word) for word in words.view(f"S{_VALUE_BYTES}")])[places.ravel()]
         except ValueError:
@@ -63,10 +63,10 @@ class StepBlock:
 
 
 def find_block(text: bytes, start: int, end: int) -> StepBlock | None:
-    """The block that the whole lines ``text[start:end]`` are, if they are one; ``text[start - 1]`` ends a line.
+    """Returns the complete lines ``text[start:end]`` as a block if they form one; ``text[start - 1]`` ends a line.
 
-    Every line must have the fields of the first: as many, and those that are read in the same places. Their values
-    must begin with a digit, so that none is nan or infinite, and are then taken for numbers.
+    Every line must have as many fields as the first, and the fields that are read must be in the same columns. A
+    value must begin with a digit, which excludes nan and infinity; it is then assumed to be a number.
     """
     first_line = text[start : text.find(b"\n", start, end) + 1]
     head = _HEAD.match(first_line)
@@ -101,7 +101,7 @@ def _only_step(line: bytes) -> StepLine | None:
 
 
 def _have_heads(text: bytes, line_ends: Indices, head: "re.Match[bytes]", step: int) -> bool:
-    """Whether after each line end but the last there is a head like ``head``, with numbers from ``step`` on."""
+    """Whether each line end but the last is followed by a head like ``head``, numbered from ``step``."""
     if np.diff(line_ends).max() > 1 + head.end() + MAX_BODY_BYTES:
         return False
     number, after = 1 + head.start(1), 1 + head.end(1)
@@ -115,7 +115,7 @@ def _have_heads(text: bytes, line_ends: Indices, head: "re.Match[bytes]", step: 
 
 
 def _have_field(text: bytes, places: Indices, name: bytes) -> bool:
-    """Whether ``name`` and then a digit are at all ``places``."""
+    """Whether ``name`` followed by a digit is found at all ``places``."""
     if places[-1] + len(name) >= len(text):
         return False
     found = _gather(text, places, len(name) + 1)
@@ -129,6 +129,6 @@ def _are_all(rows: NDArray[np.uint8], row: bytes) -> bool:
 
 
 def _gather(text: bytes, places: Indices, width: int) -> NDArray[np.uint8]:
-    """The ``width`` bytes from each place on, a row each."""
+    """``width`` bytes from each place, one row per place."""
     windows: NDArray[Any] = np.ndarray(len(text) - width + 1, f"V{width}", text, strides=(1,))
     return windows[places].view(np.uint8).reshape(len(places), width)

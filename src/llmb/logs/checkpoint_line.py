@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines that a run logs after it saved or loaded a checkpoint: writing them and finding them."""
+"""Writes and finds the lines that a run logs after it saved or loaded a checkpoint."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _LOAD = re.compile(
 
 
 class SaveLine(NamedTuple):
-    """``iteration`` counts the steps done before the save; ``start_s`` is in seconds since 1970."""
+    """``iteration`` is the number of steps done before the save; ``start_s`` is in seconds since 1970."""
 
     rank: int
     iteration: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a log's text tells of a run that did not get through."""
+"""What the text of a log says about why a run failed."""
 
 import re
 
@@ -15,21 +15,21 @@ _LONGEST_QUOTE = 160
 
 _CONTENTS = (
     (re.compile(rb"\0"), "binary data, or text in another encoding"),
-    (re.compile(rb"train_step_timing in s="), "a NeMo 1 progress bar, which is not read here"),
+    (re.compile(rb"train_step_timing in s="), "a NeMo 1 progress bar, which is unsupported"),
     (re.compile(rb"(?i)iteration|training|model|experiment"), "a run that ended before its first step"),
 )
 
 
 def describe_content(head: bytes, tail: bytes) -> str:
-    """What a file without a step line seems to be."""
+    """What a file without a step line appears to be."""
     for pattern, meaning in _CONTENTS:
         if pattern.search(head) or pattern.search(tail):
             return meaning
     return "not a training log"
 
 
-def last_words(tail: bytes) -> str:
-    """The last exception after the last step line, else the last line; '' where there is neither."""
+def last_error(tail: bytes) -> str:
+    """The last exception after the last step line, else the last line; '' if there is neither."""
     step_line = max(tail.rfind(STEP_LINE_HEAD), tail.rfind(MEGATRON_MARK))
     text = tail if step_line < 0 else tail[step_line:].partition(b"\n")[2]
     if errors := _ERROR.findall(text):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the step lines of a log, in whichever format the first of them is."""
+"""Finds the step lines of a log, in the format of the first one."""
 
 import sys
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from llmb.logs.step_line import STEP_LINE_HEAD, StepLine, find_steps, find_unend
 
 
 class StepFinder:
-    """Reads a log part by part; the first step line decides which lines are steps."""
+    """Reads a log chunk by chunk; the first step line decides which format is read."""
 
     def __init__(self) -> None:
         self.format: Literal["nemo", "megatron"] | None = None
@@ -21,7 +21,7 @@ class StepFinder:
         self._began = False
 
     def look_for_load(self, text: bytes) -> None:
-        """Looks at the next part, with as much before it as may hold the beginning of a line."""
+        """Searches the next chunk, together with as much text before it as may hold the beginning of a line."""
         if self._began:
             return
         before, head, _ = text.partition(STEP_LINE_HEAD)
@@ -30,16 +30,16 @@ class StepFinder:
         self.loaded |= LOAD_HEAD in before[:megatron] or LOADED in before[:megatron]
 
     def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterable[StepLine]:
-        """The steps in ``text[start:end]``, which consists of whole lines."""
+        """The steps in ``text[start:end]``, which consists of complete lines."""
         if self.format is None:
             self._decide(text, start, end)
         if self.format == "nemo":
             return find_steps(text, start, end)
-        # Without a step so far, what was logged of throughput is kept for the first one.
+        # Before the first step, throughput that was logged is kept for it.
         return list(self.megatron.find(text, start, end))
 
     def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
-        """The steps in a file's last line, which has no line end, and whether a step line was cut off there."""
+        """The steps in a file's last line, which has no line end, and whether a step line was truncated there."""
         if self.format == "megatron":
             return self.megatron.find_unended(text)
         steps, cut = find_unended_steps(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads many logs side by side."""
+"""Reads many logs in parallel."""
 
 import math
 import multiprocessing
@@ -20,7 +20,7 @@ _WORTH_A_POOL_BYTES = 1 << 28
 
 
 def parse_logs(found: FoundFiles, rule: str, workers: int) -> Iterator[ParsedFile]:
-    """Every file of ``found``, in the order in which the answers come."""
+    """Every file of ``found``, in the order in which they finish."""
     yield from found.refused
     if workers > 1 and _is_worth_a_pool(found):
         yield from _parse_in_pool(found.logs, rule, workers)
@@ -35,7 +35,7 @@ def _is_worth_a_pool(found: FoundFiles) -> bool:
 
 
 def _parse_in_pool(paths: Sequence[Path], rule: str, workers: int) -> Iterator[ParsedFile]:
-    # A fork server forks a process without threads, which a fork of this one, with its progress bar, would not be.
+    # The fork server has no threads. This process has, because of its progress bar, and must not be forked.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     pool = ProcessPoolExecutor(workers, context, initializer=_end_quietly_on_interrupt)
@@ -50,7 +50,7 @@ def _parse_in_pool(paths: Sequence[Path], rule: str, workers: int) -> Iterator[P
         raise
     except BrokenProcessPool as error:
         raise EnvironmentProblem(
-            "a process that read logs was killed, perhaps for lack of memory", do="read with fewer: --jobs 1"
+            "a process that read logs was killed, perhaps out of memory", do="use fewer processes: --jobs 1"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -58,7 +58,7 @@ def _parse_in_pool(paths: Sequence[Path], rule: str, workers: int) -> Iterator[P
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Processes that are started within begin like this: an interrupt would find them in the middle of an import."""
+    """Worker processes start with interrupts ignored: an interrupt could hit them in the middle of an import."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -72,7 +72,7 @@ def _end_quietly_on_interrupt() -> None:
 
 
 def _batches(paths: Sequence[Path], workers: int) -> list[Sequence[Path]]:
-    """Batches of like size: each takes every n-th file of a list that begins with the largest."""
+    """Batches of similar size: each takes every n-th file of a list that is sorted by size."""
     count = max(_BATCHES_PER_WORKER * workers, math.ceil(len(paths) / _BATCH_FILES))
     return [paths[i::count] for i in range(min(count, len(paths)))]
 

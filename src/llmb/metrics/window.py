@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which steps of a run its statistics are taken over."""
+"""The steps of a run that its statistics are taken over."""
 
 import re
 
@@ -11,18 +11,18 @@ _LITERAL = re.compile(r"(\d+)-(\d+)", re.ASCII)
 
 
 def check_rule(rule: str) -> None:
-    """Raises UsageError where ``rule`` can fit no run at all."""
+    """Raises UsageError if no run can have the window ``rule``."""
     literal = _LITERAL.fullmatch(rule)
     if rule not in WINDOW_RULES[:-1] and not literal:
-        raise _bad_window(f"'{rule}' is no window")
+        raise _bad_window(f"'{rule}' is not a window")
     if literal and int(literal[1]) > int(literal[2]):
         raise _bad_window(f"window '{rule}' ends before it begins")
 
 
 def resolve_window(rule: str, total_steps: int, first_step: int = 0) -> Window:
-    """The window of a run of ``total_steps`` steps; ``first_step`` is not 0 where it goes on from a checkpoint.
+    """The window of a run of ``total_steps`` steps; ``first_step`` is not 0 if it resumes from a checkpoint.
 
-    ``auto`` leaves out the first 70 % (warm-up) and the last 10 % (checkpoint, clean-up): 35-44 of 50 steps.
+    ``auto`` leaves out the first 70 % (warm-up) and the last 10 % (checkpoint, cleanup): 35-44 of 50 steps.
     """
     if total_steps < 1:
         raise ValueError("a run has at least one step")

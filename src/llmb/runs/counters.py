@@ -14,7 +14,7 @@ class Counters:
     non_finite_steps: int
     """Steps whose loss or gradient norm is not finite. The first of them ends a run."""
     skipped_steps: int
-    """Steps that left the parameters as they were."""
+    """Steps that did not update the parameters."""
 
 
 def count(steps: Sequence[Step]) -> Counters | None:

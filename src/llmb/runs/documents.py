@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documents that a run packs its sequences from. Pure."""
+"""The documents that the sequences of a run are packed from. Pure."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +21,7 @@ def document_problems(training: Training, seq_len: int) -> Iterator[str]:
 def with_documents(recipe: Recipe, training: Training) -> Recipe:
     """The recipe with ``training``, and with the statistics of the documents that it then trains on.
 
-    A recipe that packs, where ``training`` names no documents, gets those whose attention costs what its own do.
+    If a recipe packs and ``training`` specifies no documents, their length is chosen for the same attention cost.
     """
     seq_len = recipe.layout.seq_len
     usual = fitted_mean(recipe.packing, seq_len) if recipe.packing else None
@@ -33,7 +33,7 @@ def with_documents(recipe: Recipe, training: Training) -> Recipe:
         "packing": synthetic_packing(recipe.model, seq_len, mean),
     }
     if mean != usual:
-        # What is published holds for the recipe's own data alone.
+        # Published figures hold only for the recipe's own data.
         reason = f"sequences are packed from documents of {mean} tokens on average"
         changes |= {"published_flops": None, "expectations": (), "expectations_reason": reason}
     return recipe.model_copy(update=changes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the disk has room for a run's checkpoints."""
+"""Checks that the disk has space for a run's checkpoints."""
 
 import shutil
 from pathlib import Path
@@ -13,12 +13,12 @@ GB = 10**9
 
 
 def checkpoint_bytes(model: Model) -> int:
-    """An estimate: each parameter is kept in fp32, beside AdamW's two moments of it."""
+    """An estimate: each parameter is saved in fp32, with the two AdamW moments."""
     return 4 * 3 * parameter_count(model)[0]
 
 
 def check_space(plan: Plan, folder: Path) -> None:
-    """Raises EnvironmentProblem where all checkpoints of ``plan`` do not fit on the disk of ``folder``.
+    """Raises EnvironmentProblem if the checkpoints of ``plan`` do not all fit on the disk of ``folder``.
 
     ``folder`` need not exist yet.
     """
@@ -31,13 +31,13 @@ def check_space(plan: Plan, folder: Path) -> None:
 
 
 def check_weights_space(model: Model, bytes_each: int, folder: Path) -> None:
-    """Raises EnvironmentProblem where the weights of ``model``, alone, do not fit on the disk of ``folder``."""
+    """Raises EnvironmentProblem if the weights of ``model`` alone do not fit on the disk of ``folder``."""
     need = bytes_each * parameter_count(model)[0]
     check_room("the weights need", need, folder, "free some space, or give a folder on another disk")
 
 
 def check_room(what: str, need: int, folder: Path, advice: str) -> None:
-    """Raises EnvironmentProblem where the disk has less than ``need`` bytes. ``folder`` need not exist yet."""
+    """Raises EnvironmentProblem if the disk has less than ``need`` bytes free. ``folder`` need not exist yet."""
     existing = next(place for place in (folder, *folder.parents) if place.exists())
     have = shutil.disk_usage(existing).free
     if need > have:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes written files a checkpoint: the record, then the name. Until then nobody takes them for one."""
+"""Finalizes a checkpoint: writes its record, then renames its folder. Before that it is not a checkpoint."""
 
 import shutil
 from pathlib import Path
@@ -15,15 +15,15 @@ from llmb.runs.record import now
 
 
 def seal(plan: Plan, step: int, path: Path, metadata: Metadata) -> None:
-    """Gives the checkpoint that all ranks wrote its record and its name. Every file's content is on disk before.
+    """Writes the record of the checkpoint that all ranks wrote, and renames its folder.
 
-    Raises OSError, also where files that other ranks wrote are not seen here.
+    The content of every file is on disk before. Raises OSError, also if files of other ranks are not visible here.
     """
     partial = partial_path(path)
     files = {f"{WEIGHTS}/{file.name}": file.stat().st_size for file in sorted((partial / WEIGHTS).iterdir())}
     for info in metadata.storage_data.values():
         if f"{WEIGHTS}/{info.relative_path}" not in files:
-            raise OSError(f"{info.relative_path} is not there: all nodes need to see the same folder")
+            raise OSError(f"{info.relative_path} is missing: all nodes need to see the same folder")
     flush_folder(partial / WEIGHTS)
     record = checkpoint_record(plan, step, files)
     write_atomically(partial / RECORD, record.model_dump_json(indent=2) + "\n")
@@ -51,5 +51,5 @@ def checkpoint_record(plan: Plan, step: int, files: dict[str, int]) -> Checkpoin
 
 
 def discard(path: Path) -> None:
-    """Gives back the space of a checkpoint that could not be finished."""
+    """Frees the space of a checkpoint that could not be completed."""
     shutil.rmtree(partial_path(path), ignore_errors=True)

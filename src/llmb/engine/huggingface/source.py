@@ -15,7 +15,7 @@ from llmb.huggingface.tensors import Stored
 
 
 class SafetensorsFiles:
-    """Open files; every tensor is read in parts, as they are asked for."""
+    """Open files; tensors are read chunk by chunk on request."""
 
     def __init__(self, handles: dict[str, Any]) -> None:
         self.handles = handles
@@ -28,14 +28,14 @@ class SafetensorsFiles:
                 self.stored[name] = Stored(file, tuple(part.get_shape()), part.get_dtype())
 
     def rows(self, name: str, first: int, end: int) -> Tensor:
-        """Rows ``first`` to ``end`` (excluded) of a tensor's first dimension, fp32."""
+        """Rows ``first`` to ``end`` (exclusive) of a tensor's first dimension, fp32."""
         part: Tensor = self.handles[self.stored[name].file].get_slice(name)[first:end]
         return part.to(torch.float32)
 
 
 @contextmanager
 def open_files(folder: Path, names: Sequence[str]) -> Iterator[SafetensorsFiles]:
-    """Raises UsageError for a file that is no safetensors file, or not a whole one."""
+    """Raises UsageError if a file is not a safetensors file, or is incomplete."""
     with ExitStack() as stack:
         handles = {}
         for name in names:
@@ -43,6 +43,6 @@ def open_files(folder: Path, names: Sequence[str]) -> Iterator[SafetensorsFiles]
                 handles[name] = stack.enter_context(safe_open(folder / name, framework="pt"))
             except (SafetensorError, OSError) as error:
                 raise UsageError(
-                    f"{name} is no whole safetensors file: {error}", where=str(folder / name), do="download it again"
+                    f"{name} is no complete safetensors file: {error}", where=str(folder / name), do="download it again"
                 ) from error
         yield SafetensorsFiles(handles)

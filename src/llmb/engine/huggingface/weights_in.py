@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From safetensors files to the weights of a checkpoint."""
+"""Converts safetensors files to the weights of a checkpoint."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from llmb.catalogue.records import Model
-from llmb.engine.checkpoint.failures import said_by_torch
+from llmb.engine.checkpoint.failures import torch_message
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.checkpoint.writer import Writer
 from llmb.engine.huggingface.chunks import Chunk, ChunkPlanner
@@ -25,16 +25,16 @@ MOST_PROBLEMS = 20
 
 
 def parameter_shapes(model: Model) -> dict[str, Shape]:
-    """Names and shapes of the whole model's parameters; no memory is taken."""
+    """Names and shapes of the full model's parameters, without allocating memory."""
     with torch.device("meta"):
         decoder: nn.Module = build_model(model)
     return {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
 
 
 def import_weights(job: ImportJob, on_progress: OnProgress) -> tuple[str, ...]:
-    """Writes the checkpoint's ``weights``, one chunk in memory at a time; names of tensors that were left out.
+    """Writes the checkpoint's ``weights``, one chunk in memory at a time. Returns the names of tensors left out.
 
-    Raises UsageError where the files do not hold just this model, before anything is written.
+    Raises UsageError, before anything is written, if the files do not hold exactly this model.
     """
     source, shapes = Path(job.source), parameter_shapes(job.model)
     with open_files(source, job.files) as files:
@@ -50,7 +50,7 @@ def mismatch(job: ImportJob, match: Match) -> UsageError:
     more = len(match.problems) - len(shown)
     lines = "\n".join([*(f"  - {line}" for line in shown), *([f"  - and {more} more"] if more else [])])
     name = f"{job.model.model} {job.model.size}"
-    return UsageError(f"the files do not hold the weights of {name}:\n{lines}", where=job.source)
+    return UsageError(f"the files do not match the weights of {name}:\n{lines}", where=job.source)
 
 
 def _write(
@@ -67,11 +67,11 @@ def _write(
         on_progress(done, total)
         return rows.reshape(-1, *named[chunk.name][1:])
 
-    # A file for each chunk: the writer keeps what it wrote to a file in memory until that file is closed. It is to
-    # copy nothing ahead, as it would where it sees a GPU.
+    # One file per chunk: the writer keeps the content of a file in memory until the file is closed. It must not copy
+    # ahead, as it does if there is a GPU.
     writer = Writer(Path(job.folder) / WEIGHTS, single_file_per_rank=False, per_thread_copy_ahead=0)
     try:
         save({}, storage_writer=writer, planner=ChunkPlanner(named, read), no_dist=True)
     except (CheckpointException, OSError, SafetensorError) as error:
         advice = "free some space, or give a folder on another disk"
-        raise EnvironmentProblem(f"the weights cannot be written: {said_by_torch(error)}", do=advice) from error
+        raise EnvironmentProblem(f"the weights cannot be written: {torch_message(error)}", do=advice) from error

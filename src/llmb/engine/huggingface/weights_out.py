@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the weights of a checkpoint to safetensors files."""
+"""Converts the weights of a checkpoint to safetensors files."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from llmb.engine.checkpoint.failures import said_by_torch
+from llmb.engine.checkpoint.failures import torch_message
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.huggingface.weights_in import MOST_PROBLEMS, parameter_shapes
@@ -29,13 +29,13 @@ from llmb.runs.folder import write_atomically
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 BROKEN = (OSError, ValueError, pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError)
-"""What reading a damaged pickle raises, by pickle's own list."""
+"""The exceptions that reading a damaged pickle can raise, according to pickle's documentation."""
 
 
 def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
-    """Writes weights, index and configuration into the job's folder, one file's tensors in memory at a time.
+    """Writes weights, index and configuration to the job's folder, the tensors of one file in memory at a time.
 
-    Raises UsageError where the checkpoint does not hold the weights of its model.
+    Raises UsageError if the checkpoint does not match its model.
     """
     folder, dtype = Path(job.folder), DTYPES[job.dtype]
     shapes = parameter_shapes(job.model)
@@ -46,7 +46,7 @@ def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
     done, total = 0, sum(sizes.values())
     on_progress(done, total)
     for names, file in zip(shards, shard_files(len(shards)), strict=True):
-        # Without a name, so that they are gone before those of the next file are read.
+        # Not bound to a name, so that they are freed before those of the next file are read.
         write_file(folder / file, read_tensors(reader, {name: shapes[name] for name in names}, dtype))
         done += sum(sizes[name] for name in names)
         on_progress(done, total)
@@ -58,7 +58,7 @@ def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
 
 
 class CachedReader(TensorReader):
-    """Reads the metadata once for many loads: that of a large run takes seconds."""
+    """Reads the metadata once for many loads: reading that of a large run takes seconds."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -79,20 +79,20 @@ def check_complete(shapes: Mapping[str, Shape], metadata: Metadata, place: str) 
         if not isinstance(saved, TensorStorageMetadata):
             problems.append(f"{name} is missing")
         elif tuple(saved.size) != shape:
-            problems.append(f"{name} has the shape {list(saved.size)}, that of its model has {list(shape)}")
+            problems.append(f"{name} has the shape {list(saved.size)}; its model has {list(shape)}")
     if problems:
         lines = "\n".join(f"  - {line}" for line in problems[:MOST_PROBLEMS])
-        raise UsageError(f"the checkpoint does not hold the weights of its model:\n{lines}", where=place)
+        raise UsageError(f"the checkpoint does not match the weights of its model:\n{lines}", where=place)
 
 
 def read_tensors(reader: TensorReader, shapes: Mapping[str, Shape], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Whole parameters in ``dtype``, by Hugging Face's names and shapes; rounded to nearest where it is narrower."""
+    """Full parameters in ``dtype``, by Hugging Face names and shapes; rounded to nearest if it is narrower."""
     tensors = {name: torch.empty(shape, dtype=dtype) for name, shape in shapes.items()}
     try:
         load({MODEL + name: tensor for name, tensor in tensors.items()}, storage_reader=reader, no_dist=True)
     except (CheckpointException, OSError) as error:
         raise UsageError(
-            f"the checkpoint cannot be read: {said_by_torch(error)}", where=str(reader.path), do="export another one"
+            f"the checkpoint cannot be read: {torch_message(error)}", where=str(reader.path), do="export another one"
         ) from error
     return {
         hugging_face_name(name): tensor.view(hugging_face_shape(name, shapes[name])) for name, tensor in tensors.items()
@@ -100,10 +100,10 @@ def read_tensors(reader: TensorReader, shapes: Mapping[str, Shape], dtype: torch
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """The file is on disk when this returns. Raises EnvironmentProblem where it cannot be written."""
+    """Returns when the file is on disk. Raises EnvironmentProblem if it cannot be written."""
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
-        path.chmod(0o644)  # which safetensors keeps to its owner
+        path.chmod(0o644)  # safetensors restricts it to its owner
         flush_file(path)
     except (SafetensorError, OSError) as error:
         advice = "free some space, or give a folder on another disk"

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notices runs that stand still, and ends them with the reason."""
+"""The watchdog: detects hung runs and ends them with the reason."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells the other ranks, through the run's store, that this one lives, and hears the same of them."""
+"""Sends this rank's heartbeat to the other ranks through the run's store, and reads theirs."""
 
 import os
 import threading
@@ -10,22 +10,22 @@ from datetime import timedelta
 from torch._C._distributed_c10d import TCPStore
 
 LONGEST_TICK_S = 5.0
-"""A thread that slept longer than it meant to was itself stopped or starved, and must not blame others for it."""
+"""A thread that slept much longer than intended was itself stopped or starved, and must not blame others for it."""
 VERDICT = "llmb/verdict"
 
 
 @dataclass(slots=True)
 class Heard:
-    """A rank's last beat as it came, and for how long it has not changed."""
+    """A rank's last heartbeat as received, and the time for which it has not changed."""
 
     text: bytes | None = None
     silent_s: float = 0.0
 
 
 class Link:
-    """A thread with a connection of its own, because a store on a stopped process never answers whoever asked.
+    """A thread with its own connection, because a store in a stopped process never responds to a request.
 
-    The watch reads and sets the attributes; ``unanswered_s`` grows while the store keeps this thread waiting.
+    The watchdog reads and sets the attributes; ``unanswered_s`` grows while the store does not respond.
     """
 
     def __init__(self, rank: int, world_size: int, interval_s: float) -> None:

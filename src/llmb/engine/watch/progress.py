@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a rank has come, as its watch sees it."""
+"""The progress of a rank, as seen by its watchdog."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class Position:
 
 
 class Progress:
-    """The training thread says where it is, which costs it an assignment; the watch reads it when it likes."""
+    """Set by the training thread, at the cost of an assignment, and read by the watchdog."""
 
     def __init__(self, step: int) -> None:
         self.enter("start", step)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank is in: its collectives, from torch's flight recorder, and the code that its main thread is in.
+"""The collectives that a rank is in, from PyTorch's flight recorder, and the code that its main thread is in.
 
 The recorder keeps the latest 2,000 collectives of every group in memory, by default and with gloo as with NCCL. It
-does not know of gloo's sends and receives; the code that waits for them tells.
+does not record gloo's sends and receives; for those the code that waits for them is reported.
 """
 
 import json
@@ -19,22 +19,22 @@ from torch._C import _distributed_c10d as c10d
 from llmb.runs.stall import Wait, ranks_text
 
 RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-"""One for gloo, one for NCCL, where the build has it."""
+"""One for gloo, one for NCCL if the build has it."""
 DISTRIBUTED = str(Path(dist.__file__).parent)
 PROJECT = str(Path(__file__).parents[2])
 CHECKPOINT_GROUP = "checkpoint"
-"""The group whose collectives are no part of training; see ``Saver``."""
+"""The group whose collectives are not part of training; see ``Saver``."""
 
 
 class Traffic(NamedTuple):
-    """Collectives that are not done, the oldest first, and how many were begun, by group."""
+    """Unfinished collectives, the oldest first, and the number of collectives begun, by group."""
 
     waits: tuple[Wait, ...]
     begun: dict[str, int]
 
 
 def traffic(*, saving: bool) -> Traffic:
-    """This rank's collectives. Those of a checkpoint under way count only while training waits for it."""
+    """This rank's collectives. Those of an asynchronous checkpoint count only while training waits for it."""
     waits: list[Wait] = []
     begun: dict[str, int] = {}
     for entry in _entries():
@@ -67,7 +67,7 @@ def _members(group: str) -> list[int]:
     """Ranks of a group, by the name that torch gave it."""
     try:
         return dist.get_process_group_ranks(c10d._resolve_process_group(group))  # type: ignore[arg-type]
-    except RuntimeError:  # it is gone, or not yet registered
+    except RuntimeError:  # it is destroyed, or not yet registered
         return []
 
 

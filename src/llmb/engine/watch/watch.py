@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A thread in every rank that ends the run when it stands still, and the rank when nobody is left who wants it."""
+"""A thread in every rank that ends the run if it hangs, and the rank if the process that started it is gone."""
 
 import os
 import select
@@ -21,25 +21,25 @@ LAUNCHER_PID = "LLMB_LAUNCHER_PID"
 SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.25, 2.0
 SHORTEST_PATIENCE_S = 2.0
 MOST_STACKS = 8
-"""Ranks that print what their threads do; those that hold up the run do in any case."""
+"""Number of ranks that print their stacks; the ranks that block the run always do."""
 MOST_FRAMES = 30
 LAST_WORDS_S = 2.0
-"""How long printing may take: the disk of the log may be what hangs."""
+"""Time limit for printing: the disk of the log may be what hangs."""
 STALLED = 1
 
 
 def watch(plan: Plan, folder: RunFolder, progress: Progress) -> None:
-    """Starts the watch of this rank, which ends with the process."""
+    """Starts the watchdog of this rank, which ends with the process."""
     launcher = int(os.environ.pop(LAUNCHER_PID, "0"))
     watcher = Watch(plan, folder, progress, launcher)
     threading.Thread(target=watcher.run, name="watch", daemon=True).start()
 
 
 class Watch:
-    """Watches the launcher always, and the progress of the run where the plan has a limit for it.
+    """Watches the launcher and, if the plan has a limit, the progress of the run.
 
-    In a run that goes on, a rank sends a few bytes to the store now and then, and rank 0 reads them. Only where nothing
-    goes on does a rank look at its collectives, and do others than rank 0 read.
+    While a run makes progress, a rank sends a few bytes to the store at intervals, and rank 0 reads them. Only without
+    progress does a rank look at its collectives, and do ranks other than 0 read.
     """
 
     def __init__(self, plan: Plan, folder: RunFolder, progress: Progress, launcher: int) -> None:
@@ -90,10 +90,10 @@ class Watch:
         if self.idle_s > self.limit_s / 2:
             found = traffic(saving=position.phase == "checkpoint")
             where, communicates = place()
-            # Where nothing is recorded, as with a recorder that is switched off, a rank may wait in anything.
+            # If nothing is recorded, such as with a disabled flight recorder, the rank may be waiting in anything.
             communicates = communicates or not found.begun
             if self.begun not in (None, found.begun):
-                self.idle_s = 0.0  # A long step that still begins collectives goes on.
+                self.idle_s = 0.0  # A long step that still begins collectives makes progress.
             self.begun = found.begun
         else:
             self.begun = None
@@ -111,7 +111,7 @@ class Watch:
         )
 
     def _verdict(self, beat: Beat) -> str | None:
-        """What holds up the run. Rank 0 finds it out; should it not, then the next ranks do, a few at a time."""
+        """The cause of the hang. Rank 0 determines it; if it does not, the next ranks do, a few at a time."""
         over_s = beat.idle_s - self.limit_s * PHASE_LIMITS[beat.phase]
         self.link.reading = self.rank == 0 or over_s > -self.patience_s - 2 * self.interval_s
         if self.rank and over_s < self.patience_s * self.rank.bit_length():
@@ -129,24 +129,24 @@ class Watch:
         keeper = "the launcher's process" if of_launcher else "rank 0"
         waits = f"in {beat.waits[0].text}" if beat.waits else f"at {beat.place}"
         return (
-            f"{keeper} at {address}, which keeps the run's store, stopped answering at step {beat.step}; "
+            f"{keeper} at {address}, which hosts the run's store, stopped responding at step {beat.step}; "
             f"rank {beat.rank} on {beat.host} waits {waits}"
         )
 
     def _end(self, beat: Beat, verdict: str | None = None) -> None:
-        """Says why, on the rank that found it out, and what this rank does; then ends this rank."""
+        """Logs the cause, on the rank that determined it, and this rank's stacks; then ends this rank."""
         lines = [STALL + verdict] if verdict else []
         if self.rank < MOST_STACKS or not beat.waiting:
             lines += [f"llmb: rank {self.rank} on {self.host} at step {beat.step}:", *stacks()]
         _say("\n".join(lines))
-        time.sleep(self.interval_s + 0.5)  # The others need to hear of it before this process is missed.
+        time.sleep(self.interval_s + 0.5)  # The others have to read the verdict before this process ends.
         if verdict:
             _within(LAST_WORDS_S, lambda: self.folder.stall.write_text(verdict + "\n"))
         os._exit(STALLED)
 
 
 class Starters:
-    """The processes that a rank must not outlive: its parent and, on one machine, ``llmb run``."""
+    """The processes that a rank must not outlive: its parent and, on a single machine, ``llmb run``."""
 
     def __init__(self, launcher: int) -> None:
         self.parent = os.getppid()
@@ -156,7 +156,7 @@ class Starters:
             try:
                 handle = os.pidfd_open(launcher)
             except ProcessLookupError:
-                return  # gone already; _alive tells
+                return  # already gone; _alive reports it
             self.poll = select.poll()
             self.poll.register(handle, select.POLLIN)
 
@@ -177,7 +177,7 @@ def _alive(pid: int) -> bool:
 
 
 def stacks() -> list[str]:
-    """What the threads of this process do, but for those of the watch."""
+    """The stacks of this process's threads, except those of the watchdog."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
     for ident, frame in sys._current_frames().items():
@@ -193,7 +193,7 @@ def _say(text: str) -> None:
 
 
 def _within(seconds: float, action: Callable[[], object]) -> None:
-    """Does what may hang, and goes on after ``seconds`` all the same."""
+    """Runs an action that may hang, and returns after ``seconds`` in any case."""
 
     def attempt() -> None:
         try:
