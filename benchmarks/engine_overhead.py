@@ -3,7 +3,7 @@
 
 Both train the same tiny model, from the same initial values, on as many tokens, on this machine's CPU. The bare loop is
 plain PyTorch: forward, backward, clipping, AdamW, on one batch that is ready. The engine's steps have all that they
-have in a run: data, record, log, watch. Target: less than 2 % more time.
+have in a run: data, record, log, watchdog. Target: less than 2 % more time.
 
 One thread computes, so that CPU time can stand in for time where other programs disturb the machine.
 """
@@ -31,8 +31,8 @@ from llmb.engine.loop import build_data, train
 from llmb.engine.model.decoder import build_model
 from llmb.engine.model.initialise import initialise
 from llmb.engine.parallel.mesh import join_ranks
-from llmb.engine.watch.progress import Progress
-from llmb.engine.watch.watch import watch
+from llmb.engine.watchdog.progress import Progress
+from llmb.engine.watchdog.watchdog import start_watchdog
 from llmb.launch.command import local_variables
 from llmb.launch.machine import this_machine
 from llmb.runs.choices import Choices
@@ -77,7 +77,7 @@ class Overhead:
     judged_by: str
     """``time``, or ``cpu time`` where the quartiles lie too far apart."""
     watch_pct: float
-    """CPU time of the watch's threads, which run beside both loops, as if it were all lost."""
+    """CPU time of the threads of the watchdog, which run beside both loops, counted as fully lost."""
     overhead_pct: float
     target_pct: float = TARGET_PCT
 
@@ -124,7 +124,7 @@ def measure(plan: Plan, folder: RunFolder) -> Overhead:
     os.environ.update(alone)
     bare = BareLoop(plan)
     turns = Turns(bare)
-    watch(plan, folder, turns)
+    start_watchdog(plan, folder, turns)
     ranks = join_ranks(plan)
     log, sys.stdout = sys.stdout, folder.log.open("w")
     try:
@@ -229,11 +229,11 @@ class Turns(Progress):
 
 
 def watch_seconds() -> float:
-    """CPU time that the threads of the watch have had so far, as Linux counts it; 0 elsewhere."""
+    """CPU time of the threads of the watchdog so far, on Linux; 0 elsewhere."""
     total = 0
     for thread in threading.enumerate():
         counted = Path(f"/proc/self/task/{thread.native_id}/schedstat")
-        if thread.name.startswith("watch") and counted.exists():
+        if thread.name.startswith("watchdog") and counted.exists():
             total += int(counted.read_text().split()[0])
     return total / 1e9
 
@@ -262,7 +262,7 @@ def text(overhead: Overhead) -> str:
     between = "{:+.2f} to {:+.2f}".format(*overhead.step_pct_quartiles)
     lines += [
         f"step: {overhead.step_pct:+.2f} % (quartiles of the pairs {between}), cpu time {overhead.cpu_pct:+.2f} %",
-        f"watch, beside: {overhead.watch_pct:.3f} %",
+        f"watchdog, beside: {overhead.watch_pct:.3f} %",
         f"engine's overhead, judged by {overhead.judged_by}: {overhead.overhead_pct:.2f} % "
         f"(target: below {TARGET_PCT:g} %)",
     ]

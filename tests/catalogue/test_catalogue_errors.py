@@ -32,7 +32,7 @@ def spoil(path: Path, old: str, new: str) -> int:
             "workloads",
             "number of layers 81 is not divisible by PP x VP",
         ),
-        (LLAMA, "layers: 30, tp: 8", "layers: 32, tp: 8", "workloads", "34 layers (embedding and loss counted)"),
+        (LLAMA, "layers: 30, tp: 8", "layers: 32, tp: 8", "workloads", "layers 34 (embedding and loss counted)"),
         (LLAMA, "gpus: 16, layers: 32", "gpus: 16, layer: 32", "workloads", "layer"),
         (LLAMA, "document: llama3.1-24.11\n", "document: nowhere\n", "workloads", "unknown document 'nowhere'"),
         (LLAMA, "peak_lr: 8.0e-5", "peak_lr: fast", "workloads", "peak_lr"),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.catalogue.check import check_layout
+from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Layout, Recipe
 from llmb.catalogue.resolve import Overrides, Request, resolve

@@ -14,11 +14,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
-from llmb.engine.huggingface import chunks, weights_out
+from llmb.engine.huggingface import chunks, weights_export
 from llmb.engine.huggingface.chunks import chunks_of
-from llmb.engine.huggingface.source import open_files
-from llmb.engine.huggingface.weights_in import import_weights, parameter_shapes
-from llmb.engine.huggingface.weights_out import export_weights
+from llmb.engine.huggingface.safetensors_files import open_files
+from llmb.engine.huggingface.weights_export import export_weights
+from llmb.engine.huggingface.weights_import import import_weights, parameter_shapes
 from llmb.engine.model.decoder import build_model
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.huggingface.tensors import hugging_face_name, hugging_face_shape
@@ -218,7 +218,7 @@ def test_weights_that_cannot_be_read_are_said(models, saved):
 
 def test_a_folder_that_takes_no_files_is_said(models, saved):
     with pytest.raises(EnvironmentProblem, match=r"model\.safetensors cannot be written"):
-        weights_out.write_file(Path(saved / "nowhere" / FILE), {"a": torch.ones(2)})
+        weights_export.write_file(Path(saved / "nowhere" / FILE), {"a": torch.ones(2)})
     job = ImportJob(source=str(saved), files=(FILE,), folder=str(saved / FILE), model=models["llama"])
     with pytest.raises(EnvironmentProblem, match="weights cannot be written"), warnings.catch_warnings(action="ignore"):
         import_weights(job, lambda done, total: None)

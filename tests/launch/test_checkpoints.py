@@ -25,11 +25,11 @@ from llmb.logs.checkpoint_line import find_loads, find_saves
 from llmb.logs.outcome import judge_log
 from llmb.logs.reader import read_log
 from llmb.runs.checkpoint import partial_path, read_checkpoint, saved_checkpoints
+from llmb.runs.disk_space import checkpoint_bytes
 from llmb.runs.finish import finish
 from llmb.runs.folder import RunFolder, create_run_folder
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, write_record
-from llmb.runs.space import checkpoint_bytes
 from llmb.runs.steps import read_steps
 
 pytestmark = pytest.mark.slow

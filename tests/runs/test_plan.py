@@ -11,7 +11,7 @@ from llmb.metrics.flops import flops_per_sequence, model_flops
 from llmb.metrics.packing import synthetic_packing
 from llmb.runs.choices import Choices
 from llmb.runs.device import Device
-from llmb.runs.documents import with_documents
+from llmb.runs.document_packing import with_documents
 from llmb.runs.folder import experiment_name
 from llmb.runs.parallelism import DpSharding, Parallelism, PipelineSchedule
 from llmb.runs.plan import Plan, make_plan
@@ -135,10 +135,10 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Plan]
         (
             "pretrain_llama3.1",
             {"parallelism": ordered("zero-bubble"), "overrides": {"pp": 2}, "compiled": True},
-            "compiled blocks do not allow",
+            "unsupported for compiled blocks",
         ),
         ("pretrain_llama3.1", {"window": "35-60"}, "outside the run"),
-        ("pretrain_llama3.1", {"window": "late"}, "no window"),
+        ("pretrain_llama3.1", {"window": "late"}, "not a window"),
         ("pretrain_llama3.1", {"document_tokens": 0}, "--document-tokens is 0; it must be at least 2"),
         ("pretrain_llama3.1", {"document_tokens": 1}, "one token predicts nothing"),
         (

@@ -95,7 +95,7 @@ def test_ranks_and_profiler(tiny_plan: Callable[..., Plan]) -> None:
         (Profiling(profile=True, profile_ranks="0-16"), "rank 16, but the 16 ranks are numbered 0-15"),
         (Profiling(profile=True, profile_ranks="first"), "give ranks such as 0,4-7"),
         (Profiling(profile=True, profile_ranks="7-4"), "give ranks such as 0,4-7"),
-        (Profiling(profile=True, profile_gpu_metrics=True), "for Nsight Systems"),
+        (Profiling(profile=True, profile_gpu_metrics=True), "needs Nsight Systems"),
         (Profiling(profile_start_step=3), "--profile-start-step needs --profile"),
         (Profiling(profile_ranks="0"), "--profile-ranks needs --profile"),
     ],

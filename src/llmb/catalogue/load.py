@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from llmb.catalogue.check import check_layout
+from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.records import Document, Expectation, Fabric, Gpu, Layout, Model
 from llmb.catalogue.schema import (
     DocumentsFile,

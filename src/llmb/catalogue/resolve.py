@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal, NamedTuple
 
-from llmb.catalogue.check import check_layout
+from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.load import Catalogue, layout_of, model_of
 from llmb.catalogue.records import Dtype, Expectation, Layout, Model, Packing, PublishedFlops, Recipe, Record
 from llmb.catalogue.schema import LayoutRow, LayoutTable, WorkloadFile

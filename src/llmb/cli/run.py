@@ -22,9 +22,9 @@ from llmb.report.run_report import plan_document, plan_table
 from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.choices import Choices
 from llmb.runs.device import Device
+from llmb.runs.disk_space import check_space
 from llmb.runs.folder import RunFolder, create_run_folder, experiment_name, install_root, run_parent
 from llmb.runs.plan import Plan, make_plan
-from llmb.runs.space import check_space
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

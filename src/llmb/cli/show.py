@@ -3,7 +3,7 @@
 
 import typer
 
-from llmb.catalogue.jobs import job_defaults
+from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.cli.options import Json, takes_recipe

@@ -4,10 +4,10 @@
 import sys
 import warnings
 
-from llmb.engine.huggingface.weights_in import import_weights
-from llmb.engine.huggingface.weights_out import export_weights
+from llmb.engine.huggingface.weights_export import export_weights
+from llmb.engine.huggingface.weights_import import import_weights
 from llmb.errors import LlmbError
-from llmb.runs.conversion import ExportJob, ImportJob, ConverterMessage, error_record, parse_job
+from llmb.runs.conversion import ConverterMessage, ExportJob, ImportJob, error_record, parse_job
 
 
 def say(message: ConverterMessage) -> None:

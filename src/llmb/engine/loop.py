@@ -22,6 +22,7 @@ from llmb.engine.data.synthetic import SyntheticData, micro_batches, rank_sample
 from llmb.engine.device import Memory, exact_fp32
 from llmb.engine.environment import describe_environment
 from llmb.engine.expert_load import ExpertLoadCounter, force_load_balancing
+from llmb.engine.gradient_accumulation import Accumulation, Passes
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.initialise import initialise
 from llmb.engine.optimizer import (
@@ -38,14 +39,13 @@ from llmb.engine.parallel.expert_parallel import apply_expert_parallel
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import Pipeline, build_stages
 from llmb.engine.parallel.tensor_parallel import apply_tensor_parallel
-from llmb.engine.passes import Accumulation, Passes
 from llmb.engine.precision.apply import apply_fp8
 from llmb.engine.precision.step import fp8_counts, fp8_step
 from llmb.engine.profile import StepProfiler
 from llmb.engine.recompute import apply_recompute, hide_gathering
 from llmb.engine.reporter import Reporter
 from llmb.engine.timing import StepReader
-from llmb.engine.watch.progress import Progress
+from llmb.engine.watchdog.progress import Progress
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import Plan
 from llmb.runs.steps import Step

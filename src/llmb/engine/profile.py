@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from llmb.engine.device import synchronize
 from llmb.engine.parallel.mesh import Ranks
-from llmb.engine.watch.progress import Progress
+from llmb.engine.watchdog.progress import Progress
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import nccl_log, profile_file

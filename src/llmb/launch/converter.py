@@ -11,7 +11,7 @@ from typing import IO
 
 from llmb.errors import EnvironmentProblem, LlmbError, RunFailed, UserInterrupt
 from llmb.launch.local import Interrupted, end_tree, signals_as_exceptions
-from llmb.runs.conversion import ExportJob, ImportJob, OnProgress, ConverterMessage, error_from
+from llmb.runs.conversion import ConverterMessage, ExportJob, ImportJob, OnProgress, error_from
 
 NEEDED = ("torch", "safetensors")
 LAST_LINES = 12

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
-from llmb.logs.block import StepBlock
+from llmb.logs.step_block import StepBlock
 from llmb.logs.step_line import STEP_TIME_FIELD, TFLOPS_FIELD, StepLine
 from llmb.metrics.window import resolve_window
 

@@ -12,7 +12,7 @@ import numpy as np
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
 from llmb.logs.attempt import Attempt
-from llmb.logs.clues import describe_content, last_error
+from llmb.logs.error_text import describe_content, last_error
 from llmb.logs.reader import RunLog
 from llmb.logs.step_line import find_invalid_line
 from llmb.metrics.statistics import Statistics, describe

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from llmb.logs.attempt import Attempt
-from llmb.logs.block import StepBlock, find_block
-from llmb.logs.finder import StepFinder
+from llmb.logs.step_block import StepBlock, find_block
+from llmb.logs.step_finder import StepFinder
 from llmb.logs.step_line import MAX_LINE_BYTES, STEP_LINE_HEAD
 
 CHUNK_BYTES = 1 << 19  # fits in a core's cache between reading and searching

@@ -11,12 +11,11 @@ from llmb.metrics.throughput import Throughput, throughput
 from llmb.runs.attention import AttentionBackend
 from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
-from llmb.runs.counters import Counters, count
 from llmb.runs.failure import LOCALHOST, first_failure
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import ProfileReport
 from llmb.runs.record import Status
-from llmb.runs.steps import Step
+from llmb.runs.steps import Counters, Step, count_steps
 
 GIB = 2**30
 METRICS = (
@@ -120,7 +119,7 @@ def conclude(
         checkpoint=checkpoint,
         profile=profile,
         expert_load=None if no_statistics else _expert_load(plan, inside),
-        counters=count(steps),
+        counters=count_steps(steps),
         fp8=None if no_statistics else _fp8(plan, inside),
     )
 

@@ -3,6 +3,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,25 @@ class Step:
     def values_text(self) -> str:
         """What makes a step invalid, for people."""
         return f"step {self.step}: loss {self.loss:.4g}, gradient norm {self.grad_norm:.4g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """The number of steps of a run that make its values invalid, or may do so."""
+
+    non_finite_steps: int
+    """Steps whose loss or gradient norm is not finite. The first of them ends a run."""
+    skipped_steps: int
+    """Steps that did not update the parameters."""
+
+
+def count_steps(steps: Sequence[Step]) -> Counters | None:
+    """None for a run without a step."""
+    if not steps:
+        return None
+    return Counters(
+        non_finite_steps=sum(not step.finite for step in steps), skipped_steps=sum(not step.updated for step in steps)
+    )
 
 
 def step_to_json(step: Step) -> str:

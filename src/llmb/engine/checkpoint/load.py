@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.optim import AdamW
 
-from llmb.engine.checkpoint.failures import torch_message
 from llmb.engine.checkpoint.state import RANDOM, allocate_optimizer_state, restore_random, training_state
+from llmb.engine.checkpoint.torch_errors import torch_message
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.state import FP8
 from llmb.errors import UsageError

@@ -15,11 +15,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import AdamW
 
-from llmb.engine.checkpoint.seal import discard, seal
+from llmb.engine.checkpoint.finalize import discard, finalize
 from llmb.engine.checkpoint.state import training_state
 from llmb.engine.checkpoint.writer import Writer, cannot_save
 from llmb.engine.parallel.mesh import Ranks
-from llmb.engine.watch.traffic import CHECKPOINT_GROUP
+from llmb.engine.watchdog.flight_recorder import CHECKPOINT_GROUP
 from llmb.logs.checkpoint_line import SaveLine, format_save_line
 from llmb.runs.checkpoint import WEIGHTS, checkpoint_name, partial_path
 from llmb.runs.folder import RunFolder
@@ -90,7 +90,7 @@ class Saver:
         try:
             metadata = save(state, storage_writer=writer, process_group=self.group)
             if self.ranks.is_first:
-                seal(self.plan, begun.step, begun.path, metadata)
+                finalize(self.plan, begun.step, begun.path, metadata)
         except (CheckpointException, OSError) as error:
             if self.ranks.is_first:
                 discard(begun.path)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmb.catalogue.jobs import job_defaults
+from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import JobDefaults
 from llmb.catalogue.resolve import CPU, Request, resolve
@@ -22,6 +22,7 @@ from llmb.launch.slurm.render import engine_job, retries_of
 from llmb.launch.slurm.script import BatchJob, batch_script
 from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.choices import Choices
+from llmb.runs.disk_space import check_space
 from llmb.runs.folder import (
     RunFolder,
     cannot_write,
@@ -32,7 +33,6 @@ from llmb.runs.folder import (
 )
 from llmb.runs.plan import Plan, make_plan
 from llmb.runs.record import SubmittedJob, now, queued_record, write_record
-from llmb.runs.space import check_space
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from llmb.engine.checkpoint.failures import torch_message
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
-from llmb.engine.huggingface.weights_in import MOST_PROBLEMS, parameter_shapes
+from llmb.engine.checkpoint.torch_errors import torch_message
+from llmb.engine.huggingface.weights_import import MOST_PROBLEMS, parameter_shapes
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.huggingface.config import config_of
 from llmb.huggingface.shards import CONFIG, INDEX, index_document, plan_shards, shard_files

@@ -85,7 +85,7 @@ def _context(layout: Layout) -> Iterator[str]:
     if layout.cp > 1 and layout.seq_len % (2 * layout.cp):
         yield f"sequence length {layout.seq_len} is not divisible by 2 x CP = {2 * layout.cp}"
     elif layout.sequence_parallel and layout.seq_len % layout.tp == 0 and layout.seq_len // layout.cp % layout.tp:
-        yield f"the sequence length of one CP rank {layout.seq_len // layout.cp} is not divisible by TP {layout.tp}"
+        yield f"sequence length of one CP rank {layout.seq_len // layout.cp} is not divisible by TP {layout.tp}"
 
 
 def _experts(model: Model, layout: Layout) -> Iterator[str]:
@@ -96,7 +96,7 @@ def _experts(model: Model, layout: Layout) -> Iterator[str]:
     if model.moe.experts % layout.ep:
         yield f"number of experts {model.moe.experts} is not divisible by EP {layout.ep}"
     if model.moe.ffn_hidden_size % layout.etp:
-        yield f"the experts' FFN size {model.moe.ffn_hidden_size} is not divisible by ETP {layout.etp}"
+        yield f"experts' FFN size {model.moe.ffn_hidden_size} is not divisible by ETP {layout.etp}"
     ranks = layout.etp * layout.ep * layout.pp
     if layout.gpus % ranks:
         product = f"ETP x EP x PP = {layout.etp} x {layout.ep} x {layout.pp} = {ranks}"

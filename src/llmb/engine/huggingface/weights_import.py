@@ -10,11 +10,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from llmb.catalogue.records import Model
-from llmb.engine.checkpoint.failures import torch_message
 from llmb.engine.checkpoint.state import MODEL
+from llmb.engine.checkpoint.torch_errors import torch_message
 from llmb.engine.checkpoint.writer import Writer
 from llmb.engine.huggingface.chunks import Chunk, ChunkPlanner
-from llmb.engine.huggingface.source import SafetensorsFiles, open_files
+from llmb.engine.huggingface.safetensors_files import SafetensorsFiles, open_files
 from llmb.engine.model.decoder import build_model
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.huggingface.tensors import Match, Shape, match_tensors

@@ -14,7 +14,7 @@ from llmb.runs.plan import Plan
 from llmb.runs.record import now
 
 
-def seal(plan: Plan, step: int, path: Path, metadata: Metadata) -> None:
+def finalize(plan: Plan, step: int, path: Path, metadata: Metadata) -> None:
     """Writes the record of the checkpoint that all ranks wrote, and renames its folder.
 
     The content of every file is on disk before. Raises OSError, also if files of other ranks are not visible here.

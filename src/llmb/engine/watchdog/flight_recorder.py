@@ -26,14 +26,14 @@ CHECKPOINT_GROUP = "checkpoint"
 """The group whose collectives are not part of training; see ``Saver``."""
 
 
-class Traffic(NamedTuple):
+class Collectives(NamedTuple):
     """Unfinished collectives, the oldest first, and the number of collectives begun, by group."""
 
     waits: tuple[Wait, ...]
     begun: dict[str, int]
 
 
-def traffic(*, saving: bool) -> Traffic:
+def pending_collectives(*, saving: bool) -> Collectives:
     """This rank's collectives. Those of an asynchronous checkpoint count only while training waits for it."""
     waits: list[Wait] = []
     begun: dict[str, int] = {}
@@ -53,7 +53,7 @@ def traffic(*, saving: bool) -> Traffic:
                     ranks=ranks_text(_members(group)),
                 )
             )
-    return Traffic(tuple(waits[:1]), begun)
+    return Collectives(tuple(waits[:1]), begun)
 
 
 def _entries() -> Iterator[dict[str, Any]]:
@@ -71,7 +71,7 @@ def _members(group: str) -> list[int]:
         return []
 
 
-def place() -> tuple[str | None, bool]:
+def main_thread_location() -> tuple[str | None, bool]:
     """The project's line that the main thread is in, what it called there, and whether that communicates."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:

@@ -15,14 +15,14 @@ VERDICT = "llmb/verdict"
 
 
 @dataclass(slots=True)
-class Heard:
+class LastHeartbeat:
     """A rank's last heartbeat as received, and the time for which it has not changed."""
 
     text: bytes | None = None
     silent_s: float = 0.0
 
 
-class Link:
+class Heartbeats:
     """A thread with its own connection, because a store in a stopped process never responds to a request.
 
     The watchdog reads and sets the attributes; ``unanswered_s`` grows while the store does not respond.
@@ -33,13 +33,13 @@ class Link:
         self.interval_s = interval_s
         self.beat = ""
         self.reading = False
-        self.heard = {other: Heard() for other in range(world_size)}
+        self.heard = {other: LastHeartbeat() for other in range(world_size)}
         self.verdict: str | None = None
         self.to_publish: str | None = None
         self.answered = time.monotonic()
 
     def start(self, connect_within_s: float) -> None:
-        thread = threading.Thread(target=self._run, args=(connect_within_s,), name="watch-link", daemon=True)
+        thread = threading.Thread(target=self._run, args=(connect_within_s,), name="watchdog-heartbeat", daemon=True)
         thread.start()
 
     @property

@@ -9,9 +9,9 @@ import time
 import traceback
 from collections.abc import Callable
 
-from llmb.engine.watch.link import LONGEST_TICK_S, Link
-from llmb.engine.watch.progress import Position, Progress
-from llmb.engine.watch.traffic import Traffic, place, traffic
+from llmb.engine.watchdog.flight_recorder import Collectives, main_thread_location, pending_collectives
+from llmb.engine.watchdog.heartbeat import LONGEST_TICK_S, Heartbeats
+from llmb.engine.watchdog.progress import Position, Progress
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import host_name
 from llmb.runs.plan import Plan
@@ -23,19 +23,19 @@ SHORTEST_PATIENCE_S = 2.0
 MOST_STACKS = 8
 """Number of ranks that print their stacks; the ranks that block the run always do."""
 MOST_FRAMES = 30
-LAST_WORDS_S = 2.0
+LONGEST_REPORT_S = 2.0
 """Time limit for printing: the disk of the log may be what hangs."""
 STALLED = 1
 
 
-def watch(plan: Plan, folder: RunFolder, progress: Progress) -> None:
+def start_watchdog(plan: Plan, folder: RunFolder, progress: Progress) -> None:
     """Starts the watchdog of this rank, which ends with the process."""
     launcher = int(os.environ.pop(LAUNCHER_PID, "0"))
-    watcher = Watch(plan, folder, progress, launcher)
-    threading.Thread(target=watcher.run, name="watch", daemon=True).start()
+    watchdog = Watchdog(plan, folder, progress, launcher)
+    threading.Thread(target=watchdog.run, name="watchdog", daemon=True).start()
 
 
-class Watch:
+class Watchdog:
     """Watches the launcher and, if the plan has a limit, the progress of the run.
 
     While a run makes progress, a rank sends a few bytes to the store at intervals, and rank 0 reads them. Only without
@@ -50,7 +50,7 @@ class Watch:
         self.patience_s = max(4 * self.interval_s, SHORTEST_PATIENCE_S)
         self.folder = folder
         self.progress = progress
-        self.link = Link(self.rank, world_size, self.interval_s)
+        self.heartbeats = Heartbeats(self.rank, world_size, self.interval_s)
         self.starters = Starters(launcher)
         self.beats = 0
         self.idle_s = 0.0
@@ -59,7 +59,7 @@ class Watch:
 
     def run(self) -> None:
         if self.limit_s:
-            self.link.start(self.limit_s * PHASE_LIMITS["start"])
+            self.heartbeats.start(self.limit_s * PHASE_LIMITS["start"])
         before = time.monotonic()
         while True:
             if self.starters.gone():
@@ -73,12 +73,12 @@ class Watch:
 
     def _look(self, elapsed_s: float) -> None:
         beat = self._beat(elapsed_s)
-        self.link.beat = beat.model_dump_json()
-        if self.link.verdict:
+        self.heartbeats.beat = beat.model_dump_json()
+        if self.heartbeats.verdict:
             self._end(beat)
         text = self._verdict(beat)
         if text:
-            self.link.to_publish = text
+            self.heartbeats.to_publish = text
             self._end(beat, text)
 
     def _beat(self, elapsed_s: float) -> Beat:
@@ -86,10 +86,10 @@ class Watch:
         self.idle_s = self.idle_s + elapsed_s if position is self.position else 0.0
         self.position = position
         self.beats += 1
-        found, where, communicates = Traffic((), {}), None, False
+        found, where, communicates = Collectives((), {}), None, False
         if self.idle_s > self.limit_s / 2:
-            found = traffic(saving=position.phase == "checkpoint")
-            where, communicates = place()
+            found = pending_collectives(saving=position.phase == "checkpoint")
+            where, communicates = main_thread_location()
             # If nothing is recorded, such as with a disabled flight recorder, the rank may be waiting in anything.
             communicates = communicates or not found.begun
             if self.begun not in (None, found.begun):
@@ -113,14 +113,14 @@ class Watch:
     def _verdict(self, beat: Beat) -> str | None:
         """The cause of the hang. Rank 0 determines it; if it does not, the next ranks do, a few at a time."""
         over_s = beat.idle_s - self.limit_s * PHASE_LIMITS[beat.phase]
-        self.link.reading = self.rank == 0 or over_s > -self.patience_s - 2 * self.interval_s
+        self.heartbeats.reading = self.rank == 0 or over_s > -self.patience_s - 2 * self.interval_s
         if self.rank and over_s < self.patience_s * self.rank.bit_length():
             return None
-        if overdue(beat, self.limit_s) and self.link.unanswered_s > self.patience_s:
+        if overdue(beat, self.limit_s) and self.heartbeats.unanswered_s > self.patience_s:
             return self._without_store(beat)
         if beat.idle_s < self.limit_s:
             return None
-        heard = {rank: (heard.text, heard.silent_s) for rank, heard in self.link.heard.items()}
+        heard = {rank: (heard.text, heard.silent_s) for rank, heard in self.heartbeats.heard.items()}
         return find_stall(see(heard), self.limit_s, self.patience_s)
 
     def _without_store(self, beat: Beat) -> str:
@@ -141,7 +141,7 @@ class Watch:
         _say("\n".join(lines))
         time.sleep(self.interval_s + 0.5)  # The others have to read the verdict before this process ends.
         if verdict:
-            _within(LAST_WORDS_S, lambda: self.folder.stall.write_text(verdict + "\n"))
+            _within(LONGEST_REPORT_S, lambda: self.folder.stall.write_text(verdict + "\n"))
         os._exit(STALLED)
 
 
@@ -182,14 +182,14 @@ def stacks() -> list[str]:
     lines = []
     for ident, frame in sys._current_frames().items():
         name = names.get(ident, str(ident))
-        if not name.startswith("watch"):
+        if not name.startswith("watchdog"):
             lines.append(f"thread {name}, most recent call last:")
             lines += "".join(traceback.format_stack(frame)[-MOST_FRAMES:]).splitlines()
     return lines
 
 
 def _say(text: str) -> None:
-    _within(LAST_WORDS_S, lambda: sys.stderr.write(text + "\n" if text else ""))
+    _within(LONGEST_REPORT_S, lambda: sys.stderr.write(text + "\n" if text else ""))
 
 
 def _within(seconds: float, action: Callable[[], object]) -> None:
@@ -201,6 +201,6 @@ def _within(seconds: float, action: Callable[[], object]) -> None:
         except OSError:
             return  # a full or missing disk must not keep the run from ending
 
-    thread = threading.Thread(target=attempt, name="watch-words", daemon=True)
+    thread = threading.Thread(target=attempt, name="watchdog-report", daemon=True)
     thread.start()
     thread.join(seconds)
