@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long commands take to start, as whole processes, beside a bare interpreter, in turn."""
+"""Start-up time of commands, as whole processes, alternating with a bare interpreter."""
 
 import argparse
 import json
@@ -11,12 +11,12 @@ from pathlib import Path
 
 BARE = "python -c pass"
 REFERENCE_LAUNCHER_S = 0.26
-"""The reference suite's llmb-run --help, on the machine where llmb's figures were first taken."""
+"""The reference suite's llmb-run --help, on the machine where llmb was first measured."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15, help="how often each command is timed (default: 15)")
+    parser.add_argument("--rounds", type=int, default=15, help="timings of each command (default: 15)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args()
     times = measure(commands(), options.rounds)
@@ -47,7 +47,7 @@ def commands() -> dict[str, list[str]]:
 
 
 def measure(chosen: dict[str, list[str]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each run; the commands take turns, so that a slow moment of the machine hits all of them."""
+    """Seconds of each run; the commands alternate, so that other load on the machine affects all of them."""
     times: dict[str, list[float]] = {name: [] for name in chosen}
     for command in chosen.values():
         subprocess.run(command, check=True, capture_output=True)
