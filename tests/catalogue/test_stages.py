@@ -63,7 +63,10 @@ def test_the_ends_can_have_sizes_of_their_own(ends: dict[str, int], sizes: list[
         ({"first_stage_layers": 3}, "the other 27 layers are not divisible by the 7 stages"),
         ({"first_stage_layers": 20, "last_stage_layers": 20}, "cannot hold 40 of 30 layers"),
         ({"first_stage_layers": -2}, "cannot hold -2 of 30 layers"),
-        ({"first_stage_layers": 10, "last_stage_layers": 10, "pp": 2, "vp": 1, "gpus": 2}, "the other 10 layers are not divisible by the 0"),
+        (
+            {"first_stage_layers": 10, "last_stage_layers": 10, "pp": 2, "vp": 1, "gpus": 2},
+            "the other 10 layers are not divisible by the 0",
+        ),
         ({"first_stage_layers": 10, "pp": 1, "vp": 1, "gpus": 1}, "needs PP above 1"),
     ],
 )

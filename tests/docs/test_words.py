@@ -2,7 +2,9 @@
 """Text that people read uses the terms of the glossary."""
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {GLOSSARY})
-MODULES = sorted((ROOT / "src").rglob("*.py"))
+MODULES = sorted(path for folder in ("src", "benchmarks", "scripts") for path in (ROOT / folder).rglob("*.py"))
 CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -25,10 +27,13 @@ AVOIDED = re.compile("|".join(rf"\b{re.escape(phrase)}\b" for phrase in avoided(
 
 
 def texts_of(module: str) -> Iterator[tuple[int, str]]:
-    """Docstrings and other strings of a module: what people read of it."""
+    """Docstrings and other strings of a module, and its comments."""
     for node in ast.walk(ast.parse(module)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
+    for token in tokenize.generate_tokens(io.StringIO(module).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
 
 
 def found_in(text: str, line: int = 1) -> list[str]:
@@ -41,6 +46,12 @@ def test_the_table_is_read() -> None:
     assert "share out" in phrases
     assert "do not use" not in phrases
     assert found_in("what ranks\nshare\nout") == ["2: share out"]
+
+
+def test_strings_and_comments_of_a_module_are_read() -> None:
+    module = '"""Ranks\nshare out."""\n\nraise ValueError(f"given twice: {1}")  # tried again\n'
+    hits = [hit for line, text in texts_of(module) for hit in found_in(text, line)]
+    assert hits == ["2: share out", "4: given twice", "4: tried again"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
