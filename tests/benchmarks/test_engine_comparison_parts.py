@@ -210,7 +210,7 @@ def test_results_of_other_settings_are_not_mixed(tmp_path) -> None:
         open_document(path, other, fresh=False)
     assert open_document(path, other, fresh=True).settings == other
     path.write_text("{}")
-    with pytest.raises(UsageError, match="no comparison"):
+    with pytest.raises(UsageError, match="not a comparison"):
         open_document(path, SETTINGS, fresh=False)
 
 

@@ -168,12 +168,12 @@ def test_a_long_list_of_reasons_is_cut_short(models, tmp_path):
 def test_a_file_that_was_cut_off_is_refused(models, tmp_path, keep):
     save_file(hugging_face(values(models["llama"])), tmp_path / FILE)
     (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:keep])
-    assert_refused(models["llama"], tmp_path, "no whole safetensors file", "download it again")
+    assert_refused(models["llama"], tmp_path, "not a complete safetensors file", "download it again")
 
 
 def test_a_pickle_with_the_name_of_a_safetensors_file_is_not_read(models, tmp_path):
     torch.save(values(models["llama"]), tmp_path / FILE)
-    assert_refused(models["llama"], tmp_path, "no whole safetensors file")
+    assert_refused(models["llama"], tmp_path, "not a complete safetensors file")
 
 
 def test_a_tensor_in_two_files_is_refused(tmp_path):
@@ -197,7 +197,7 @@ def test_a_checkpoint_of_another_model_than_its_record_says_is_refused(models, s
     wider = models["llama"].model_copy(update={"vocab_size": 600, "layers": 5})
     with pytest.raises(UsageError) as caught:
         export_here(wider, saved, saved / "out")
-    assert "embed_tokens.weight has the shape [512, 128], that of its model has [600, 128]" in str(caught.value)
+    assert "embed_tokens.weight has the shape [512, 128]; its model has [600, 128]" in str(caught.value)
     assert "layers.4.mlp.up_proj.weight is missing" in str(caught.value)
     assert not list((saved / "out").iterdir())
 

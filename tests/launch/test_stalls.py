@@ -186,6 +186,6 @@ def test_a_stopped_rank_that_keeps_the_store_is_named(tmp_path: Path, tiny_plan:
             rank.kill()
             rank.wait()
     assert (
-        f"llmb: stall: rank 0 at 127.0.0.1:{port}, which keeps the run's store, stopped ans" in folder.log.read_text()
+        f"llmb: stall: rank 0 at 127.0.0.1:{port}, which hosts the run's store, stopped res" in folder.log.read_text()
     )
     assert folder.stall.exists()

@@ -43,6 +43,8 @@ def open_files(folder: Path, names: Sequence[str]) -> Iterator[SafetensorsFiles]
                 handles[name] = stack.enter_context(safe_open(folder / name, framework="pt"))
             except (SafetensorError, OSError) as error:
                 raise UsageError(
-                    f"{name} is no complete safetensors file: {error}", where=str(folder / name), do="download it again"
+                    f"{name} is not a complete safetensors file: {error}",
+                    where=str(folder / name),
+                    do="download it again",
                 ) from error
         yield SafetensorsFiles(handles)
