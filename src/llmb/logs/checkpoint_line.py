@@ -51,12 +51,12 @@ def format_load_line(line: LoadLine) -> str:
 
 
 def find_saves(text: bytes) -> Iterator[SaveLine]:
-    """All saves that ``text`` logs, whatever stands before them on their lines."""
+    """All saves that ``text`` logs, with any prefix on their lines."""
     for rank, iteration, start, duration in (match.groups() for match in _SAVE.finditer(text)):
         yield SaveLine(int(rank), int(iteration), float(start), float(duration))
 
 
 def find_loads(text: bytes) -> Iterator[LoadLine]:
-    """All loads that ``text`` logs, whatever stands before them on their lines."""
+    """All loads that ``text`` logs, with any prefix on their lines."""
     for rank, start, duration in (match.groups() for match in _LOAD.finditer(text)):
         yield LoadLine(int(rank), float(start), float(duration))

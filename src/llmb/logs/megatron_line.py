@@ -43,11 +43,11 @@ class MegatronLines:
         """The steps in ``text[start:end]``, which consists of complete lines."""
         place, end = start, min(end, len(text))
         for match in _STEP.finditer(text, start, end):
-            self._look_for_utilisation(text, place, match.start())
+            self._find_utilization(text, place, match.start())
             place = match.end()
             if step := self._read(match):
                 yield step
-        self._look_for_utilisation(text, place, end)
+        self._find_utilization(text, place, end)
 
     def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
         """The step in a file's last line, which has no line end, and whether the line was truncated."""
@@ -57,7 +57,7 @@ class MegatronLines:
             return ([step] if step else []), False
         return [], _UNENDED.search(text) is not None
 
-    def _look_for_utilisation(self, text: bytes, start: int, end: int) -> None:
+    def _find_utilization(self, text: bytes, start: int, end: int) -> None:
         """Keeps the last one."""
         at = text.rfind(_UTILISATION_HEAD, start, end)
         if at >= 0 and (match := _UTILISATION.match(text, at, end)):

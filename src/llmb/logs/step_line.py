@@ -106,14 +106,14 @@ def find_unended_steps(text: bytes) -> tuple[list[StepLine], bool]:
 
 def _split(line: bytes, *, ended: bool) -> Iterator[StepLine | None]:
     """The steps of a line without line end, None for a truncated step: its writer died, or others wrote too."""
-    pieces = line.split(STEP_LINE_HEAD)[1:]
-    for count, piece in enumerate(pieces, start=1):
-        match = _LINE.fullmatch(STEP_LINE_HEAD + piece)
-        whole = match and ((ended and count == len(pieces)) or _is_whole(match[3]))
-        yield _read(*match.groups()) if match and whole else None
+    parts = line.split(STEP_LINE_HEAD)[1:]
+    for count, part in enumerate(parts, start=1):
+        match = _LINE.fullmatch(STEP_LINE_HEAD + part)
+        complete = match and ((ended and count == len(parts)) or _is_complete(match[3]))
+        yield _read(*match.groups()) if match and complete else None
 
 
-def _is_whole(body: bytes) -> bool:
+def _is_complete(body: bytes) -> bool:
     """Whether the values that are read are complete although there is no line end."""
     name, _, value = body.rpartition(b"|")[2].strip().partition(b": ")
     return b" consumed_samples: " in body and value != b"" and name not in _NAMES_READ

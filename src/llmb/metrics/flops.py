@@ -31,7 +31,7 @@ def model_flops(
 ) -> float:
     """Model FLOPs of one sequence of ``seq_len`` tokens.
 
-    ``causal`` counts the half of the attention square that a causal model needs, otherwise the whole square counts.
+    ``causal`` counts the half of the attention square that a causal model needs, otherwise the full square counts.
     ``frozen`` leaves out weight gradients: two thirds of the weight products remain (attention has no weights).
     ``packing`` replaces the square of the length by the documents' sum of squared lengths (of their attention chunks).
     """

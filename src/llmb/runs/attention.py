@@ -97,6 +97,6 @@ def _why(choice: AttentionChoice, best: Trial, usable: int) -> str:
 
 def problem_text(error: str, warnings: Sequence[str]) -> str:
     """Why torch rejected a backend: its warnings, except those about backends that were disabled, else its error."""
-    told = [warning.partition(" (Triggered internally")[0] for warning in warnings]
-    reasons = [reason for reason in told if "runtime disabled" not in reason and "not used because" not in reason]
+    messages = [warning.partition(" (Triggered internally")[0] for warning in warnings]
+    reasons = [reason for reason in messages if "runtime disabled" not in reason and "not used because" not in reason]
     return "; ".join(dict.fromkeys(reasons)) or error.partition("\n")[0]

@@ -123,10 +123,10 @@ def _read(stream: BinaryIO, log: NcclLog, file: str, noted: Sequence[tuple[int, 
     waiting: dict[Kind, Calls] = {}
     known: dict[tuple[bytes, bytes], Call | None] = {}
     for position, text in _chunks(stream):
-        for piece, step in _pieces_noted(text, position, noted) if noted else _pieces_ended(text):
-            for key, number in Counter(_CALL.findall(piece)).items():
+        for part, step in _parts_noted(text, position, noted) if noted else _parts_ended(text):
+            for key, number in Counter(_CALL.findall(part)).items():
                 if key not in known:
-                    known[key] = _call(key, piece, log, file)
+                    known[key] = _call(key, part, log, file)
                 call = known[key]
                 if call:
                     log.add(call, number)
@@ -142,7 +142,7 @@ def _read(stream: BinaryIO, log: NcclLog, file: str, noted: Sequence[tuple[int, 
         _note_communicators(text, log, file)
 
 
-def _call(key: tuple[bytes, bytes], piece: bytes, log: NcclLog, file: str) -> Call | None:
+def _call(key: tuple[bytes, bytes], part: bytes, log: NcclLog, file: str) -> Call | None:
     """Parses the line of a call; None if the line has another form."""
     operation, tail = key
     fields = _FIELDS.fullmatch(tail)
@@ -151,7 +151,7 @@ def _call(key: tuple[bytes, bytes], piece: bytes, log: NcclLog, file: str) -> Ca
     count, datatype, pointer, ranks = fields.groups()
     handle = f"{file}{pointer.decode()}"
     if handle not in log.writers:
-        log.writers[handle] = file + _writer(piece, piece.find(tail))
+        log.writers[handle] = file + _writer(part, part.find(tail))
     return Call(operation.decode(), int(count), int(count), int(datatype), handle, int(ranks))
 
 
@@ -175,7 +175,7 @@ def _chunks(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
         yield position, rest
 
 
-def _pieces_noted(text: bytes, position: int, noted: Sequence[tuple[int, int]]) -> Iterator[tuple[bytes, int | None]]:
+def _parts_noted(text: bytes, position: int, noted: Sequence[tuple[int, int]]) -> Iterator[tuple[bytes, int | None]]:
     """``text`` split where steps begin, each part with its step; None before the first."""
     offsets = [offset for offset, _ in noted]
     at = 0
@@ -186,7 +186,7 @@ def _pieces_noted(text: bytes, position: int, noted: Sequence[tuple[int, int]]) 
         at = end
 
 
-def _pieces_ended(text: bytes) -> Iterator[tuple[bytes, int | None]]:
+def _parts_ended(text: bytes) -> Iterator[tuple[bytes, int | None]]:
     """``text`` split at the lines that a run logs after each step, each part with that step; None after the last."""
     at = 0
     for match in _STEP.finditer(text) if STEP_LINE_HEAD in text else ():

@@ -28,16 +28,16 @@ def group_of(mesh: DeviceMesh) -> Group:
     return Group(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank())
 
 
-def all_gather(part: Tensor, dim: int, group: Group) -> Tensor:
+def all_gather(shard: Tensor, dim: int, group: Group) -> Tensor:
     """Concatenates the shards of all ranks along ``dim``. Gradients are summed over the ranks."""
-    gathered: Tensor = _AllGather.apply(part, dim, group)  # type: ignore[no-untyped-call]
+    gathered: Tensor = _AllGather.apply(shard, dim, group)  # type: ignore[no-untyped-call]
     return gathered
 
 
-def reduce_scatter(whole: Tensor, dim: int, group: Group) -> Tensor:
+def reduce_scatter(full: Tensor, dim: int, group: Group) -> Tensor:
     """This rank's shard, along ``dim``, of the sum over the ranks."""
-    part: Tensor = _ReduceScatter.apply(whole, dim, group)  # type: ignore[no-untyped-call]
-    return part
+    shard: Tensor = _ReduceScatter.apply(full, dim, group)  # type: ignore[no-untyped-call]
+    return shard
 
 
 def all_to_all(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
@@ -76,9 +76,9 @@ class _Context(FunctionCtx):
 
 class _AllGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, part: Tensor, dim: int, group: Group) -> Tensor:
+    def forward(ctx: _Context, shard: Tensor, dim: int, group: Group) -> Tensor:
         ctx.dim, ctx.group = dim, group
-        return _gathered(part, dim, group)
+        return _gathered(shard, dim, group)
 
     @staticmethod
     @once_differentiable
@@ -111,9 +111,9 @@ class _GradientSum(torch.autograd.Function):
 
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, whole: Tensor, dim: int, group: Group) -> Tensor:
+    def forward(ctx: _Context, full: Tensor, dim: int, group: Group) -> Tensor:
         ctx.dim, ctx.group = dim, group
-        return _scattered(whole, dim, group)
+        return _scattered(full, dim, group)
 
     @staticmethod
     @once_differentiable
@@ -141,13 +141,13 @@ def _exchanged(rows: Tensor, sent: list[int], received: list[int], group: Group)
 # Collectives work along dimension 0. Moving the dimension there copies nothing if the dimensions before it have size 1.
 
 
-def _gathered(part: Tensor, dim: int, group: Group) -> Tensor:
-    rows = part.movedim(dim, 0).contiguous()
+def _gathered(shard: Tensor, dim: int, group: Group) -> Tensor:
+    rows = shard.movedim(dim, 0).contiguous()
     gathered: Tensor = c10d.wait_tensor(c10d.all_gather_into_tensor(rows, group.size, group.name))
     return gathered.movedim(0, dim)
 
 
-def _scattered(whole: Tensor, dim: int, group: Group) -> Tensor:
-    rows = whole.movedim(dim, 0).contiguous()
+def _scattered(full: Tensor, dim: int, group: Group) -> Tensor:
+    rows = full.movedim(dim, 0).contiguous()
     scattered: Tensor = c10d.wait_tensor(c10d.reduce_scatter_tensor(rows, "sum", group.size, group.name))
     return scattered.movedim(0, dim)

@@ -61,14 +61,14 @@ class ParallelExperts(Experts):
     host need not wait for the device to count them.
     """
 
-    def __init__(self, whole: Experts, mesh: DeviceMesh, experts: int, places: Tensor | None = None) -> None:
+    def __init__(self, full: Experts, mesh: DeviceMesh, experts: int, places: Tensor | None = None) -> None:
         nn.Module.__init__(self)
-        for name, parameter in whole.named_parameters(recurse=False):
+        for name, parameter in full.named_parameters(recurse=False):
             placements = [Shard(EXPERT), Shard(FEATURE[name])]
             self.register_parameter(
                 name, nn.Parameter(distribute_tensor(parameter, mesh, placements, src_data_rank=None))
             )
-        self.activate = whole.activate
+        self.activate = full.activate
         self.ep = group_of(mesh["ep"])
         self.etp = group_of(mesh["etp"])
         self.experts = experts
@@ -102,16 +102,16 @@ class ParallelExperts(Experts):
         """What all ranks that share these experts received. Shards are uneven, so each rank sends its own to all."""
         if self.etp.size == 1:
             return arrived
-        copies = [len(arrived)] * self.etp.size
-        return all_to_all(arrived.repeat(self.etp.size, 1), copies, traffic.gathered, self.etp)
+        counts = [len(arrived)] * self.etp.size
+        return all_to_all(arrived.repeat(self.etp.size, 1), counts, traffic.gathered, self.etp)
 
     def _reduce(self, outputs: Tensor, traffic: Traffic) -> Tensor:
         """For the rows that this rank received, the sum of the partial outputs of all ranks that share the experts."""
         if self.etp.size == 1:
             return outputs
-        copies = [sum(traffic.received)] * self.etp.size
-        parts = all_to_all(outputs, traffic.gathered, copies, self.etp)
-        return parts.view(self.etp.size, copies[0], parts.shape[-1]).sum(0)
+        counts = [sum(traffic.received)] * self.etp.size
+        parts = all_to_all(outputs, traffic.gathered, counts, self.etp)
+        return parts.view(self.etp.size, counts[0], parts.shape[-1]).sum(0)
 
 
 def plan_traffic(by_etp: Tensor, ep: Group, etp: Group) -> Traffic:

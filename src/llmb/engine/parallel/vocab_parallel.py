@@ -14,8 +14,8 @@ from llmb.engine.parallel.collectives import Group, all_gather
 class VocabParallelEmbedding(nn.Embedding):
     """Takes all tokens, [batch, seq], and returns this rank's hidden states, sharded as between layers."""
 
-    def __init__(self, whole: nn.Embedding, boundary: Boundary) -> None:
-        super().__init__(whole.num_embeddings, whole.embedding_dim, _weight=whole.weight)
+    def __init__(self, full: nn.Embedding, boundary: Boundary) -> None:
+        super().__init__(full.num_embeddings, full.embedding_dim, _weight=full.weight)
         self.boundary = boundary
 
     def forward(self, tokens: Tensor) -> Tensor:
