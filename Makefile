@@ -2,13 +2,17 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests that wait for a cluster leave the cores to others: one process more than cores.
+WORKERS := $(shell echo $$(($$(nproc) + 1)))
+PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: setup demo test lint bench bench-engine layouts numerics golden reference clean
+.PHONY: setup demo test test-all lint bench bench-engine layouts numerics golden reference clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       set up and run the tiny Llama 3.1 benchmark to a result table"
-	@echo "make test       set up and run the tests"
+	@echo "make test       set up and run the tests, but for the slow ones (10 minutes on 2 cores)"
+	@echo "make test-all   set up and run all tests (half an hour on 2 cores)"
 	@echo "make lint       ruff, mypy --strict, import-linter"
 	@echo "make bench      the benchmarks of the tool itself"
 	@echo "make bench-engine  compare engines on one GPU, in under 10 minutes"
@@ -31,7 +35,10 @@ demo: $(VENV)/.run
 	$(BIN)/llmb run -w pretrain_llama3.1 -s tiny --scale 2
 
 test: $(VENV)/.dev
-	$(BIN)/pytest
+	$(PYTEST) -m "not slow"
+
+test-all: $(VENV)/.dev
+	$(PYTEST)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -46,6 +53,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/clean_ends.py
 	$(BIN)/python benchmarks/jobs.py
 	$(BIN)/python benchmarks/engine_overhead.py
+	$(BIN)/python benchmarks/fp8_on_cpu.py
 
 # ENGINE_OPTIONS are those of python -m benchmarks.engine, such as "--models 8b --dtypes bf16".
 bench-engine: $(VENV)/.dev

@@ -1,17 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start-up time of commands, as whole processes, alternating with a bare interpreter."""
+"""Start-up time of commands, as whole processes, alternating with 'llmb --help' and a bare interpreter.
+
+Compare processor times: unlike wall-clock time, they barely depend on other load on the machine.
+"""
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
+
+from llmb.jobs.history import open_history
+from llmb.jobs.job import Job
 
 BARE = "python -c pass"
+HELP = "llmb --help"
+HISTORY_JOBS = 20
 REFERENCE_LAUNCHER_S = 0.26
 """The reference suite's llmb-run --help, on the machine where llmb was first measured."""
+
+
+class Taken(NamedTuple):
+    """Seconds of one process."""
+
+    wall_s: float
+    cpu_s: float
+    """In user and in kernel mode."""
 
 
 def main() -> None:
@@ -19,44 +38,91 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="timings of each command (default: 15)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args()
-    times = measure(commands(), options.rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        make_history(Path(folder))
+        taken = measure(commands(), options.rounds, environment(Path(folder)))
+    document = {name: summary(times, taken[HELP]) for name, times in taken.items()}
     if options.json:
-        document = {
-            name: {"median_s": statistics.median(t), "min_s": min(t), "max_s": max(t)} for name, t in times.items()
-        }
-        sys.stdout.write(
-            json.dumps({"start_up": document, "reference_launcher_s": REFERENCE_LAUNCHER_S}, indent=2) + "\n"
-        )
+        whole = {"start_up": document, "reference_launcher_s": REFERENCE_LAUNCHER_S}
+        sys.stdout.write(json.dumps(whole, indent=2) + "\n")
         return
-    bare = statistics.median(times[BARE])
-    sys.stdout.write(f"{'command':<58}{'median s':>10}{'min s':>8}{'max s':>8}{'x bare':>8}\n")
-    for name, taken in times.items():
-        median = statistics.median(taken)
-        sys.stdout.write(f"{name:<58}{median:>10.3f}{min(taken):>8.3f}{max(taken):>8.3f}{median / bare:>8.1f}\n")
-    sys.stdout.write(f"{'reference suite, llmb-run --help (elsewhere)':<58}{REFERENCE_LAUNCHER_S:>10.3f}\n")
+    sys.stdout.write(f"{'command':<42}{'median s':>10}{'min s':>8}{'CPU s':>8}{'x --help':>10}{'x bare':>8}\n")
+    for name, row in document.items():
+        bare = row["median_cpu_s"] / document[BARE]["median_cpu_s"]
+        sys.stdout.write(
+            f"{name:<42}{row['median_s']:>10.3f}{row['min_s']:>8.3f}{row['median_cpu_s']:>8.3f}"
+            f"{row['cpu_beside_help']:>10.2f}{bare:>8.1f}\n"
+        )
+    sys.stdout.write(f"{'reference suite, llmb-run --help (elsewhere)':<44}{REFERENCE_LAUNCHER_S:>8.3f}\n")
+
+
+def summary(times: list[Taken], beside: list[Taken]) -> dict[str, float]:
+    """``cpu_beside_help`` is the median over the rounds of the ratio within one."""
+    walls = [item.wall_s for item in times]
+    return {
+        "median_s": statistics.median(walls),
+        "min_s": min(walls),
+        "max_s": max(walls),
+        "median_cpu_s": statistics.median(item.cpu_s for item in times),
+        "cpu_beside_help": statistics.median(a.cpu_s / b.cpu_s for a, b in zip(times, beside, strict=True)),
+    }
 
 
 def commands() -> dict[str, list[str]]:
     llmb = str(Path(sys.executable).with_name("llmb"))
-    return {
-        BARE: [sys.executable, "-c", "pass"],
-        "llmb --help": [llmb, "--help"],
-        "llmb list": [llmb, "list"],
-        "llmb show -w pretrain_llama3.1 -s 8b": [llmb, "show", "-w", "pretrain_llama3.1", "-s", "8b"],
-    }
+    called = ("--help", "list", "show -w pretrain_llama3.1 -s 8b", "jobs list")
+    return {BARE: [sys.executable, "-c", "pass"], **{f"llmb {rest}": [llmb, *rest.split()] for rest in called}}
 
 
-def measure(chosen: dict[str, list[str]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each run; the commands alternate, so that other load on the machine affects all of them."""
-    times: dict[str, list[float]] = {name: [] for name in chosen}
-    for command in chosen.values():
-        subprocess.run(command, check=True, capture_output=True)
-    for _ in range(rounds):
+def make_history(install: Path) -> None:
+    """Jobs that have ended, so that a list of them needs no call of Slurm."""
+    (install / "cluster_config.yaml").touch()
+    jobs = [
+        Job(
+            key=str(number),
+            job_id=str(number),
+            run_dir=str(install / f"experiment_{number}" / "experiment"),
+            experiment="experiment",
+            workload="pretrain_llama3.1",
+            size="8b",
+            dtype="bf16",
+            gpu_type="h100",
+            scale=8,
+            submitted_s=time.time(),
+            state="COMPLETED",
+            status="success",
+        )
+        for number in range(HISTORY_JOBS)
+    ]
+    with open_history(install, print) as store:
+        store.add(jobs)
+
+
+def environment(install: Path) -> dict[str, str]:
+    """The environment of a user: compiled modules are cached, which some containers and test runners disable."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "LLMB_INSTALL": str(install)}
+
+
+def measure(chosen: dict[str, list[str]], rounds: int, variables: dict[str, str]) -> dict[str, list[Taken]]:
+    """The commands alternate, so that other load on the machine affects all of them; the first round is not counted."""
+    found: dict[str, list[Taken]] = {name: [] for name in chosen}
+    for _ in range(rounds + 1):
         for name, command in chosen.items():
-            began = time.perf_counter()
-            subprocess.run(command, check=True, capture_output=True)
-            times[name].append(time.perf_counter() - began)
-    return times
+            found[name].append(run(command, variables))
+    return {name: times[1:] for name, times in found.items()}
+
+
+def run(command: list[str], variables: dict[str, str]) -> Taken:
+    """Raises CalledProcessError for a command that fails."""
+    began = time.perf_counter()
+    process = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    wall_s = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return Taken(wall_s, used.ru_utime + used.ru_stime)
 
 
 if __name__ == "__main__":

@@ -33,3 +33,6 @@ if ! has_torch "$venv/bin/python"; then
     "$venv/bin/pip" install -q numpy "${LLMB_TORCH:-$default}"
 fi
 "$venv/bin/pip" install -q -e ".[weights${extras:+,$extras}]"
+# pip compiles what it installs, but not a project that stays where it is; without this, each command would compile it
+# where PYTHONDONTWRITEBYTECODE is set or the folder is read-only.
+"$venv/bin/python" -m compileall -q src/llmb

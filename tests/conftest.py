@@ -1,18 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
 import shutil
+import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import slurm_accounts
+from fork_server import ForkServer
 from slurm_cluster import HOW_TO_GET, SlurmCluster, missing_programs
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.runs.choices import Choices
 from llmb.runs.plan import Plan, make_plan
+
+hypothesis.settings.register_profile("any machine", deadline=None)  # how long an example takes depends on the machine
+hypothesis.settings.load_profile("any machine")
+
+GROUPS = {"slurm_with_accounts": "accounts", "slurm": "slurm"}
+"""Fixtures that start a cluster: tests with the same one run in one process, or each process would start its own."""
+LONGEST = ("slurm", "accounts", "tests/engine/test_layouts.py", "tests/engine/test_fp8_training.py", "tests/launch")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes run the tests: what shares a fixture goes together, and what takes longest goes first.
+
+    Tests of ``launch`` share only the finished runs, which all processes find; any process takes any of them.
+    """
+    if config.getoption("dist") == "no" and "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        fixtures = getattr(item, "fixturenames", ())
+        cluster = next((group for fixture, group in GROUPS.items() if fixture in fixtures), None)
+        alone = file.startswith("tests/launch/test_") and "checkpoint" not in fixtures
+        item.add_marker(pytest.mark.xdist_group(cluster or (item.nodeid if alone else file)))
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    (group,) = (mark.args[0] for mark in item.iter_markers("xdist_group"))
+    return next((place for place, name in enumerate(LONGEST) if group.startswith(name)), len(LONGEST))
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +79,20 @@ def tiny_plan() -> Callable[..., Plan]:
 
 
 @pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    with tempfile.TemporaryDirectory() as folder:  # its path is shorter than tmp_path's, as a socket's has to be
+        server = ForkServer(Path(folder))
+        yield server
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def forked_python(fork_server: ForkServer) -> str:
+    """What is called like the interpreter and need not load torch."""
+    return str(fork_server.python)
+
+
+@pytest.fixture(scope="session")
 def slurm(needs: Callable[[str, bool, str], None], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     """A running Slurm of this test process's own."""
     needs("slurm", not missing_programs(), HOW_TO_GET)
@@ -70,6 +117,14 @@ def slurm_with_accounts(
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Interrupts are honored in this process and what it starts, though it be started where they are ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

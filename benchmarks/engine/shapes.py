@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmb.catalogue.records import Dtype, Model, Recipe, Record
+from llmb.metrics.parameters import MATRICES
 
 PASSES = ("forward", "input_gradient", "weight_gradient")
 
@@ -41,7 +42,7 @@ def weights_of(model: Model, tokens: int) -> list[Weights]:
     """Query, key and value count as one product, as do gate and up: the largest that an engine can fuse."""
     hidden, queries = model.hidden_size, model.attention_heads * model.head_dim
     keys = model.kv_heads * model.head_dim
-    ups = 2 if model.gated_mlp else 1
+    ups = MATRICES[model.mlp] - 1
     layers = model.layers
     experts = sum(model.is_moe_layer(layer) for layer in range(layers))
     found = [
@@ -53,7 +54,8 @@ def weights_of(model: Model, tokens: int) -> list[Weights]:
     if model.moe:
         moe = model.moe
         each = tokens * moe.top_k // moe.experts
-        found += _feed_forward("shared expert", tokens, hidden, moe.shared_ffn_hidden_size, ups, experts)
+        shared = moe.shared_ffn_hidden_size
+        found += _feed_forward("shared expert", tokens, hidden, shared or 0, ups, experts if shared else 0)
         found += _feed_forward("expert", each, hidden, moe.ffn_hidden_size, ups, experts * moe.experts)
     return [weights for weights in found if weights.count]
 

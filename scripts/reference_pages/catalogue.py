@@ -75,16 +75,18 @@ def profiled(document: Document) -> str:
 
 def model_section(models: Sequence[Model]) -> str:
     sizes = ["layers", "hidden_size", "ffn_hidden_size", "attention_heads", "kv_heads", "head_dim", "vocab_size"]
-    details = ["max_seq_len", "gated_mlp", "norm_eps", "rope_theta", "rotary_fraction", "init_std"]
+    kinds = ["norm", "mlp", "rotary_pairs", "rotary_fraction", "qk_norm", "tied_embeddings"]
+    details = [*kinds, "max_seq_len", "norm_eps", "rope_theta", "init_std"]
     parts = ["rope_scaling", "moe", "chunked_attention"]
     shapes = [[m.model, m.size, *(getattr(m, name) for name in sizes), *parameter_count(m)] for m in models]
-    more = [[m.model, m.size, m.architecture, *(getattr(m, name) for name in details), m.source] for m in models]
+    more = [[m.model, m.size, *(getattr(m, name) for name in details), m.source] for m in models]
     rest = [[m.model, m.size, name, part.model_dump()] for m in models for name in parts if (part := getattr(m, name))]
     return page(
         "## Models",
         "True architectures, whatever a document prints. Active parameters are those used for one token.",
+        "Tied embedding and head count once.",
         table(["model", "size", *sizes, "parameters", "active"], shapes),
-        table(["model", "size", "architecture", *details, "source"], more),
+        table(["model", "size", *details, "source"], more),
         table(["model", "size", "part", "values"], rest),
     )
 

@@ -1,37 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/reference/environment.md: the environment variables of the documents, and what llmb makes of them."""
+"""docs/reference/environment.md: the environment variables of the reference documents, and what llmb makes of them."""
 
 from collections.abc import Iterator
 
+from llmb.campaigns.job_request import job_options
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.variables import Variable, VariableUse
-from llmb.cli.job_options import option_name
 from reference_pages.markdown import page, table
 
-INTRO = """`llmb launch WORKLOAD` reads these variables, with the names that the source documents and their scripts give
-them ([how to](../how-to/use-the-documents-variables.md)). An empty value is none. Options of the command line come
-first. A variable that does not apply to the workload, has a bad value or contradicts another one is refused, all of
+INTRO = """`llmb launch WORKLOAD` reads these variables, with the names that the reference documents and their scripts
+give them ([how to](../how-to/use-the-documents-variables.md)). An empty value is none. Options of the command line come
+first. A variable that does not apply to the workload, has a bad value or contradicts another one is rejected, all of
 them at once.
 
 `release` is that of the documents or scripts that know a variable; 26.06 is the reference suite's newest and no
-document of the catalogue. The page is made from `src/llmb/catalogue/data/variables.yaml`."""
-VALUES = {
-    "word": "name",
-    "text": "text",
-    "count": "whole number from 1",
-    "number": "whole number from 0",
-    "flag": "true or false",
-    "duration": "minutes, hh:mm:ss or d-hh:mm:ss",
-    "ranks": "ranks, such as 0,4-7",
-}
-SLIPS = """## What the documents' scripts do otherwise
+document of the catalogue. The page is made from `src/llmb/catalogue/data/variables.yaml` and from the options'
+declarations, which say what their values may be."""
+ERRATA = """## Errata of the reference documents' scripts
 
-These slips of the scripts are not repeated:
+These errors of the scripts are not repeated:
 
-- `GBS` is heeded at the 405b proxies as well; the script of 24.11 replaces it there.
-- `GPUS_PER_NODE` is heeded everywhere; the script of Nemotron4 takes 8 whatever it says.
-- `MODEL_SIZE` is heeded everywhere; the script of 25.12 never reads it. A size that the workload lacks is refused.
-- `ENABLE_PROFILE` and `ENABLE_NCCLTRACE` together are refused; the script of 25.04 runs both.
+- `GBS` is honored at the 405b proxies as well; the script of 24.11 replaces it there.
+- `GPUS_PER_NODE` is honored everywhere; the script of Nemotron4 takes 8 whatever it says.
+- `MODEL_SIZE` is honored everywhere; the script of 25.12 never reads it. A size that the workload lacks is rejected.
+- `ENABLE_PROFILE` and `ENABLE_NCCLTRACE` together are rejected; the script of 25.04 runs both.
 - `ENABLE_PROFILE` queues the profiled run alone; the script of 25.04 queues a plain run beside it.
 - `DTYPE` is bf16 where it is left out, as the newer documents have it; scripts of 24.11 and of Nemotron4 take fp8.
 - A small `JOB_TOTAL_GPUS` of 405b is a proxy as in the scripts, but the script's output and `llmb list` say so."""
@@ -43,12 +35,12 @@ def environment_page(catalogue: Catalogue) -> str:
         [f"`{item.name}`", item.meaning, value_text(item), item.releases, "; ".join(uses_of(item))]
         for item in catalogue.variables
     ]
-    return page("# Environment variables", INTRO, table(columns, rows), SLIPS)
+    return page("# Environment variables", INTRO, table(columns, rows), ERRATA)
 
 
 def value_text(variable: Variable) -> str:
     none = ", or null" if "none_is" in variable.model_fields_set else ""
-    return VALUES[variable.type] + none
+    return variable.valid(job_options()) + none
 
 
 def uses_of(variable: Variable) -> Iterator[str]:
@@ -61,13 +53,14 @@ def uses_of(variable: Variable) -> Iterator[str]:
 
 def use_text(use: VariableUse) -> str:
     if use.sets:
-        added = "".join(f" and `{option_name(name)} {value}`" for name, value in use.adds.items())
+        options = job_options()
+        added = "".join(f" and `{options[name].spelled} {value}`" for name, value in use.adds.items())
         words = "".join(f" {value} for {name}" for name, value in use.values.items())
-        return f"sets `{option_name(use.sets)}`{words}{added}"
+        return f"sets `{options[use.sets].spelled}`{words}{added}"
     if use.install:
         return "the folder below which everything is kept"
-    if use.shell:
-        return "heeded by every command that queues jobs"
+    if use.read_for:
+        return f"stands for `{job_options()[use.read_for].spelled}` with every command that queues jobs"
     if use.accepts:
         return f"can only be {' or '.join(use.accepts)}: {use.because}"
-    return f"not needed: {use.ignored}" if use.ignored else f"refused: {use.refused}"
+    return f"not needed: {use.ignored}" if use.ignored else f"unsupported: {use.refused}"

@@ -72,5 +72,10 @@ def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | No
 
 def did_you_mean(value: object, names: Iterable[str]) -> str:
     """A question with the closest of ``names``, or an empty string."""
-    near = difflib.get_close_matches(str(value).lower(), list(names), n=1, cutoff=0.5)
+    near = closest(str(value).lower(), names, cutoff=0.5, most=1)
     return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def closest(value: str, names: Iterable[str], *, cutoff: float, most: int = 3) -> list[str]:
+    """Those of ``names`` that are like ``value``, the closest first; ``cutoff`` is from 0, anything, to 1, the same."""
+    return difflib.get_close_matches(value, list(names), n=most, cutoff=cutoff)

@@ -94,7 +94,10 @@ pretrain_llama3.1 8b bf16 8 tp=2 stray
 pretrain_llama3.1 8b bf16 8 partition="open
 pretrain_llama3.1 8b , 8
 """)
-    workloads = "valid: finetune_llama3, finetune_llama4-maverick, pretrain_llama3.1, pretrain_nemotron4"
+    workloads = (
+        "valid: finetune_llama3, finetune_llama4-maverick, pretrain_llama3.1, pretrain_mixtral, pretrain_nemotron4, "
+        "pretrain_qwen3"
+    )
     assert [problem.removeprefix("jobs.txt:") for problem in problems] == [
         "1:1: no header 'WORKLOAD_SIZE:' stands above this tuple",
         "2:1: a job is 'WORKLOAD SIZE DTYPE SCALE [KEY=VALUE ...]', not 3 words and the pairs",
@@ -176,7 +179,7 @@ pretrain_nemotron4_15b: {scales: 16}
 pretrain_nemotron4_15b: {scales: 32, proxy: perhaps}
 """)
     assert problems == [
-        "jobs.yaml:7: 'pretrain_nemotron4_15b' is there twice",
+        "jobs.yaml:7: duplicate key 'pretrain_nemotron4_15b'",
         "jobs.yaml:1: defaults.repeats: repeats is 'none'; it must be a whole number of at least 1",
         "jobs.yaml:3: pretrain_llama3.1_8b.scales: scales is 'x'; it must be a whole number of at least 1",
         "jobs.yaml:4: pretrain_llama3.1_8b.overrides.tpp: unknown key 'tpp'; did you mean 'tp'?;"

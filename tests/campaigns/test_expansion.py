@@ -55,6 +55,9 @@ def test_everything_that_the_cluster_has_is_found(catalogue: Catalogue) -> None:
         (NEMOTRON, "340b"),
         (LORA, "70b"),
         (MAVERICK, "400b"),
+        ("pretrain_qwen3", "0.6b"),
+        ("pretrain_qwen3", "8b"),
+        ("pretrain_mixtral", "8x7b"),
     }
     assert all(job.scale <= 256 and job.gpu_type == "h100" and not job.proxy for job in found.jobs)
     scales = [job.scale for job in found.jobs]
@@ -110,7 +113,7 @@ def test_repeats_and_a_profiled_run_more(catalogue: Catalogue) -> None:
         ({"dtypes": ("bf61",)}, "unknown dtype 'bf61'; did you mean 'bf16'?"),
         ({"workloads": (f"{LLAMA}_8b",), "gpu_type": "h1000"}, "unknown GPU type 'h1000'; did you mean 'h100'?"),
         ({"workloads": (LLAMA,), "sizes": ("8b",), "release": "25.4"}, "unknown release '25.4'"),
-        ({"max_scale": 4}, "no recipe fits"),
+        ({"workloads": (LLAMA,), "max_scale": 4}, "no recipe fits"),
     ],
 )
 def test_wrong_names_are_told_with_the_closest(catalogue: Catalogue, selection: dict[str, object], words: str) -> None:

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -7,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmb.campaigns.job_request import job_options
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.variables import FLAGS, Variable, distance, near_misses, read_variables
+from llmb.catalogue.variables import Variable, near_misses, read_variables
 from llmb.errors import UsageError
 
 VARIABLES = Catalogue().variables
+OPTIONS = job_options()
 LLAMA, LORA, MAVERICK = "pretrain_llama3.1", "finetune_llama3", "finetune_llama4-maverick"
 # Every variable that the inventory of the reference suite lists for a recipe's launch or preparation.
 DOCUMENTED = """
@@ -39,12 +40,12 @@ SBATCH_WAIT SBATCH_WAIT_ALL_NODES SBATCH_WAIT4SWITCH SBATCH_WCKEY"""
 
 
 def reading(workload: str = LLAMA, **environ: str) -> dict[str, object]:
-    return dict(read_variables(VARIABLES, environ, workload).options)
+    return dict(read_variables(VARIABLES, environ, workload, OPTIONS).options)
 
 
 def refusal(workload: str = LLAMA, **environ: str) -> list[str]:
     with pytest.raises(UsageError) as caught:
-        read_variables(VARIABLES, environ, workload)
+        read_variables(VARIABLES, environ, workload, OPTIONS)
     return [line.removeprefix("  - ") for line in caught.value.what.splitlines()[1:]]
 
 
@@ -92,8 +93,8 @@ def test_what_excludes_each_other_is_refused() -> None:
 
 def test_images_are_for_frameworks() -> None:
     environ = {"RUN_CONF_IMAGE": "/nemo.sqsh"}
-    assert read_variables(VARIABLES, environ, LLAMA).options == {}
-    assert read_variables(VARIABLES, environ, LLAMA, framework=True).options == {"image": "/nemo.sqsh"}
+    assert read_variables(VARIABLES, environ, LLAMA, OPTIONS).options == {}
+    assert read_variables(VARIABLES, environ, LLAMA, OPTIONS, framework=True).options == {"image": "/nemo.sqsh"}
 
 
 def test_values_have_the_options_names() -> None:
@@ -136,7 +137,7 @@ def test_what_does_not_apply_is_refused(workload: str, name: str, value: str, wo
 
 def test_the_command_line_wins() -> None:
     environ = {"TP": "rubbish", "MODEL_SIZE": "8b"}
-    assert read_variables(VARIABLES, environ, LLAMA, given={"tp"}).options == {"size": "8b"}
+    assert read_variables(VARIABLES, environ, LLAMA, OPTIONS, given={"tp"}).options == {"size": "8b"}
 
 
 def test_variables_that_contradict_each_other_are_refused() -> None:
@@ -150,14 +151,16 @@ def test_variables_that_contradict_each_other_are_refused() -> None:
 
 
 def test_stage_path_is_the_install_root_of_the_old_documents() -> None:
-    found = read_variables(VARIABLES, {"STAGE_PATH": "/lustre/stage"}, LLAMA)
+    found = read_variables(VARIABLES, {"STAGE_PATH": "/lustre/stage"}, LLAMA, OPTIONS)
     assert found.install == "/lustre/stage"
     assert found.options == {}
 
 
 def test_a_variable_that_nothing_is_done_with_is_told_of_once() -> None:
     environ = {"NEMO_HOME": "/x", "HF_HOME": "/y", "HF_TOKEN": "hf_secret"}
-    assert read_variables(VARIABLES, environ, LLAMA).notes == ("NEMO_HOME is not needed: the engine is llmb's own",)
+    assert read_variables(VARIABLES, environ, LLAMA, OPTIONS).notes == (
+        "NEMO_HOME is not needed: the engine is llmb's own",
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,21 +185,31 @@ def test_what_other_programs_read_is_no_near_miss() -> None:
     assert list(near_misses(VARIABLES, [*OTHERS.split(), *(variable.name for variable in VARIABLES)])) == []
 
 
-@given(st.text("AB_", max_size=7), st.text("AB_", max_size=7))
-def test_distance_is_a_distance(left: str, right: str) -> None:
-    assert distance(left, right) == distance(right, left)
-    assert (distance(left, right) == 0) == (left == right)
-    assert abs(len(left) - len(right)) <= distance(left, right) <= max(len(left), len(right))
+@pytest.mark.parametrize("slip", ["MODLESIZE", "MDEL_SIZE", "MODELS_SIZE", "NODEL_SIZE", "MODEL_SIZES", "model-size"])
+def test_a_slip_of_any_kind_is_near(slip: str) -> None:
+    (warning,) = near_misses(VARIABLES, [slip])
+    assert warning.endswith("did you mean MODEL_SIZE?")
 
 
-def test_distance_counts_slips() -> None:
-    assert [distance("MODEL", word) for word in ("MODLE", "MDEL", "MODELS", "NODEL", "")] == [1, 1, 1, 1, 5]
+@pytest.mark.parametrize("name", ["", "TPS", "GB", "MBSX", "SIZE", "MODEL_NAME", "MY_JOB_TOTAL_GPUS", "MAX_EPOCHS"])
+def test_another_name_is_not_near(name: str) -> None:
+    assert list(near_misses(VARIABLES, [name])) == []
+
+
+@given(st.sampled_from(VARIABLES), st.data())
+def test_a_letter_more_or_less_is_near_where_the_name_is_long(variable: Variable, data: st.DataObject) -> None:
+    name = variable.name
+    place = data.draw(st.integers(0, len(name) - 1))
+    known = {variable.name for variable in VARIABLES}
+    for slip in (name[:place] + name[place + 1 :], f"{name[:place]}X{name[place:]}"):
+        if slip not in known and len(name.replace("_", "")) >= 7:
+            assert any(name in warning for warning in near_misses(VARIABLES, [slip])), slip
 
 
 @given(st.text(), st.sampled_from(VARIABLES))
 def test_no_value_breaks_the_reading(text: str, variable: Variable) -> None:
     try:
-        value = variable.value(text)
+        value = variable.value(text, OPTIONS)
     except ValueError:
         return
     assert value is None or isinstance(value, int) or (text.isprintable() and str(value).lower() == text.lower())
@@ -204,8 +217,9 @@ def test_no_value_breaks_the_reading(text: str, variable: Variable) -> None:
 
 def test_flags_are_written_in_many_ways() -> None:
     profile = next(variable for variable in VARIABLES if variable.name == "ENABLE_PROFILE")
-    assert [profile.value(text) for text in ("True", "1", "yes", "FALSE", "0", "no")] == [True] * 3 + [False] * 3
-    assert all(re.fullmatch(r"[a-z01]+", word) for word in FLAGS)
+    assert [profile.value(text, OPTIONS) for text in ("True", "1", "yes", "FALSE", "0", "no")] == [True] * 3 + [
+        False
+    ] * 3
 
 
 def test_a_use_is_one_thing(tmp_path: Path) -> None:

@@ -10,10 +10,13 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
+from llmb.campaigns.entry import Selection
+from llmb.campaigns.job_request import job_options
+from llmb.campaigns.keys import campaign_keys
 from llmb.catalogue.load import Catalogue
 from llmb.cli import bulk, launch, submit
-from llmb.cli.job_options import JOB, job_words, parameters
 from llmb.errors import InfrastructureError, LlmbError, UsageError, UserInterrupt
+from llmb.options.option import options_of
 
 
 @pytest.fixture
@@ -92,7 +95,7 @@ def test_everything_that_the_engine_can_run_is_found(environ: dict[str, str]) ->
 def test_a_campaign_has_one_gpu_type(environ: dict[str, str], install: Path) -> None:
     (install / "cluster_config.yaml").unlink()
     error = refused(submit, environ, "--max-scale", "64", "--dry-run")
-    assert "which GPUs the cluster has is not said" in error.what
+    assert "the cluster's GPU type is not specified" in error.what
 
 
 @pytest.mark.parametrize(
@@ -233,8 +236,14 @@ def test_a_launch_tells_of_names_that_are_almost_right(environ: dict[str, str]) 
 
 
 def test_a_launch_that_cannot_be_is_refused(environ: dict[str, str]) -> None:
-    assert "how many GPUs" in refused(launch, environ | {"MODEL_SIZE": "8b"}, "pretrain_llama3.1").what
-    assert "which size" in refused(launch, environ | {"JOB_TOTAL_GPUS": "8"}, "pretrain_llama3.1").what
+    assert (
+        "the number of GPUs is not specified"
+        in refused(launch, environ | {"MODEL_SIZE": "8b"}, "pretrain_llama3.1").what
+    )
+    assert (
+        "the size of pretrain_llama3.1 is not specified"
+        in refused(launch, environ | {"JOB_TOTAL_GPUS": "8"}, "pretrain_llama3.1").what
+    )
     wrong = refused(launch, environ | {"EP": "4", "ENABLE_CHECKPOINT": "perhaps"}, "pretrain_llama3.1").what
     assert "EP does not apply to pretrain_llama3.1" in wrong
     assert "ENABLE_CHECKPOINT is 'perhaps'; it must be true or false" in wrong
@@ -245,24 +254,25 @@ def test_a_launch_that_cannot_be_is_refused(environ: dict[str, str]) -> None:
 def test_every_variable_sets_an_option_of_launch() -> None:
     named = {use.sets for variable in Catalogue().variables for use in variable.uses if use.sets}
     named |= {option for variable in Catalogue().variables for use in variable.uses for option in use.adds}
-    assert named <= set(parameters())
+    assert named <= set(job_options())
 
 
 def test_every_option_of_a_job_is_a_key_of_files() -> None:
-    words = job_words(())
+    keys = campaign_keys(job_options().values(), ())
     spelled = {
         spelled.lstrip("-").replace("-", "_")
         for option in get_command(submit.app).params
-        if option.name in JOB.__signature__.parameters
+        if option.name in job_options() and option.name not in options_of(Selection)
         for spelled in option.opts
     }
     assert spelled
-    assert {words.options[name] for name in spelled} == set(JOB.__signature__.parameters)
+    assert {keys.options[name].name for name in spelled} == set(job_options()) - set(options_of(Selection))
 
 
 SAID = "echo 'sbatch: error: Batch job submission failed: {}' >&2; exit 1"
 
 
+@pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize(
     ("sbatch", "kind", "what"),
     [

@@ -31,7 +31,9 @@ def test_list_names_every_workload() -> None:
         "finetune_llama3",
         "finetune_llama4-maverick",
         "pretrain_llama3.1",
+        "pretrain_mixtral",
         "pretrain_nemotron4",
+        "pretrain_qwen3",
     ]
     layouts = listed[2]["sizes"]["405b"]["layouts"]
     assert layouts[0]["scales"] == [576, 1152, 2304]

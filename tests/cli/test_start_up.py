@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that do not train never load torch."""
+"""Commands that do not train never load torch, and the quick ones nothing that they have no use for."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from llmb.jobs.history import open_history
 
 PROBE = """
 import os, runpy, sys
 def leave(code):
-    heavy = sorted(set(sys.modules) & {"torch", "numpy", "scipy", "transformers", "safetensors"})
+    watched = {"torch", "numpy", "scipy", "transformers", "safetensors", *os.environ.get("WATCHED", "").split()}
+    heavy = sorted(set(sys.modules) & watched)
     sys.stderr.write("loaded:" + ",".join(heavy) + f" code:{code}")
     sys.stderr.flush()
     os.kill(os.getpid(), 9)
@@ -18,10 +23,16 @@ runpy.run_module("llmb.cli.main", run_name="__main__", alter_sys=True)
 """
 
 
-def loaded(*arguments: str) -> str:
-    """Heavy modules that a command loaded, and its exit code, taken the moment it leaves."""
+CATALOGUE = ("yaml", "llmb.catalogue.schema", "llmb.catalogue.load", "llmb.catalogue.variables")
+RUNS = ("llmb.runs.plan", "llmb.runs.record", "llmb.runs.result", "llmb.jobs.refresh", "llmb.launch.slurm.client")
+
+
+def loaded(*arguments: str, watched: tuple[str, ...] = (), install: Path | None = None) -> str:
+    """Heavy and watched modules that a command loaded, and its exit code, taken the moment it leaves."""
     command = [sys.executable, "-c", PROBE, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stderr.rpartition("loaded:")[2]
+    variables = os.environ | {"WATCHED": " ".join(watched)} | ({"LLMB_INSTALL": str(install)} if install else {})
+    found = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+    return found.stderr.rpartition("loaded:")[2]
 
 
 @pytest.mark.parametrize(
@@ -48,6 +59,23 @@ def test_even_a_run_is_planned_without_torch(arguments: tuple[str, ...]) -> None
     modules, _, code = loaded(*arguments).partition(" code:")
     assert "torch" not in modules
     assert code == "0"
+
+
+@pytest.mark.parametrize("arguments", [("list",), ("show", "-w", "pretrain_llama3.1", "-s", "8b")])
+def test_the_catalogue_is_shown_without_what_terminals_jobs_and_runs_need(arguments: tuple[str, ...]) -> None:
+    watched = ("rich.console", "rich.table", "sqlite3", "llmb.catalogue.variables", *RUNS)
+    assert loaded(*arguments, watched=watched) == " code:0"
+
+
+def test_a_history_without_live_jobs_is_listed_without_the_catalogue_and_slurm(tmp_path: Path) -> None:
+    (tmp_path / "cluster_config.yaml").touch()
+    open_history(tmp_path, print).close()
+    watched = ("rich.console", "rich.table", *CATALOGUE, *RUNS)
+    assert loaded("jobs", "list", watched=watched, install=tmp_path) == " code:0"
+
+
+def test_the_probe_sees_what_is_watched() -> None:
+    assert loaded("list", watched=CATALOGUE) == "llmb.catalogue.load,llmb.catalogue.schema,yaml code:0"
 
 
 def test_the_probe_sees_torch_when_it_is_there() -> None:

@@ -166,3 +166,14 @@ def test_shown_commands_do_what_is_shown(shown: Shown, capsys: pytest.CaptureFix
         assert not printed.startswith("llmb: error:"), printed
     else:
         assert doctest.OutputChecker().check_output(shown.output, printed, doctest.ELLIPSIS), printed
+
+
+def test_the_map_of_packages_is_that_of_the_source() -> None:
+    """Each package has a line in the table of the design, and a place in the picture of who may import whom."""
+    text = (ROOT / "docs" / "explanation" / "design.md").read_text()
+    section = text[text.index("## Packages") :]
+    section = section[: section.index("\n## ")]
+    packages = {path.parent.name for path in (ROOT / "src" / "llmb").glob("*/__init__.py")}
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == packages
+    (picture,) = (block for language, block in FENCE.findall(section) if language == "text")
+    assert packages <= set(re.findall(r"\w+", picture))

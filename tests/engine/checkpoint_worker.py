@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of a (data, tensor) parallel mesh that saves what a name gives, or names what it did not get back.
 
-Arguments: "save" or "load", folder of the checkpoint with models.json, data and tensor parallel size, rank.
+Arguments: "save", "save as 0.1" or "load", folder of the checkpoint with models.json, data and tensor parallel size,
+rank.
 """
 
 import hashlib
@@ -26,6 +27,7 @@ from llmb.engine.checkpoint.state import RANDOM, allocate_optimizer_state, train
 from llmb.engine.checkpoint.writer import Writer
 from llmb.engine.model.decoder import build_model
 from llmb.engine.optimizer import build_optimizer
+from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks
 
 
@@ -47,8 +49,8 @@ def place(values: Tensor, like: Tensor) -> Tensor:
 
 
 def main(action: str, folder: Path, dp: int, tp: int, rank: int) -> None:
-    store = f"file://{folder}/store-{action}-{dp}-{tp}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=dp * tp)
+    store = f"file://{folder}/store-{action.split()[0]}-{dp}-{tp}"
+    dist.init_process_group(gloo_backend(), init_method=store, rank=rank, world_size=dp * tp)
     mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
     ranks = Ranks(rank, dp * tp, torch.device("cpu"), mesh, fsdp=mesh["dp"], expert_mesh=mesh, expert_fsdp=mesh["dp"])
     training = Catalogue().workloads["pretrain_llama3.1"].training_for("tiny")
@@ -59,18 +61,20 @@ def main(action: str, folder: Path, dp: int, tp: int, rank: int) -> None:
         for block in (*decoder.layers.values(), decoder):
             fully_shard(block, mesh=mesh["dp"])
         optimizer = build_optimizer(decoder, training)
-        if action == "save":
+        if action != "load":
             allocate_optimizer_state(optimizer)
             state = training_state([decoder], [optimizer], ranks.device)
             for name, tensor in state.items():
                 if not name.startswith(RANDOM):
                     tensor.copy_(place(named_values(name, tensor), tensor))
+            if action == "save as 0.1":
+                state = {name.replace(".mlp.", ".feed_forward."): tensor for name, tensor in state.items()}
             save(state, storage_writer=Writer(folder / str(number) / "weights"))
             continue
         load_checkpoint(folder / str(number), [decoder], [optimizer], ranks)
         for name, tensor in training_state([decoder], [optimizer], ranks.device).items():
             if not name.startswith(RANDOM) and not torch.equal(whole(tensor), named_values(name, tensor)):
-                wrong.append(f"{fields['architecture']} {name}")
+                wrong.append(f"{fields['model']} {name}")
     print("wrong:", wrong)
     dist.barrier()
     dist.destroy_process_group()

@@ -3,7 +3,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,8 @@ from llmb.engine.model.decoder import Decoder, build_model
 LLAMA = Model(
     model="llama",
     size="test",
-    architecture="llama",
+    norm="rmsnorm",
+    mlp="swiglu",
     layers=4,
     hidden_size=128,
     ffn_hidden_size=256,
@@ -26,7 +26,6 @@ LLAMA = Model(
     head_dim=16,
     vocab_size=512,
     max_seq_len=512,
-    gated_mlp=True,
     norm_eps=1e-5,
     rope_theta=10000.0,
     init_std=0.02,
@@ -43,19 +42,37 @@ MODELS = {
         }
     ),
     "nemotron4": LLAMA.model_copy(
-        update={"architecture": "nemotron4", "gated_mlp": False, "rotary_fraction": 0.5, "ffn_hidden_size": 320}
+        update={"norm": "layernorm1p", "mlp": "squared-relu", "rotary_fraction": 0.5, "ffn_hidden_size": 320}
     ),
     "llama4": LLAMA.model_copy(
         update={
-            "architecture": "llama4",
-            "moe": MixtureOfExperts(experts=8, top_k=1, ffn_hidden_size=96, shared_ffn_hidden_size=96, interleave=2),
+            "rotary_pairs": "interleaved",
+            "moe": MixtureOfExperts(
+                router="sigmoid-scaled-inputs",
+                experts=8,
+                top_k=1,
+                ffn_hidden_size=96,
+                shared_ffn_hidden_size=96,
+                interleave=2,
+            ),
             "chunked_attention": ChunkedAttention(chunk_size=32, global_every=4, floor_scale=16, attn_scale=0.1),
         }
     ),
+    "qwen3": LLAMA.model_copy(update={"qk_norm": "rmsnorm", "norm_eps": 1e-6}),
+    "qwen3-tied": LLAMA.model_copy(update={"qk_norm": "rmsnorm", "norm_eps": 1e-6, "tied_embeddings": True}),
+    "mixtral": LLAMA.model_copy(
+        update={
+            "moe": MixtureOfExperts(
+                router="softmax-weighted-outputs", experts=8, top_k=2, ffn_hidden_size=96, interleave=1
+            ),
+            "ffn_hidden_size": 96,
+        }
+    ),
 }
+FAMILIES = ("llama3.1", "llama3", "nemotron4", "llama4-maverick", "qwen3", "mixtral")
 
 
-for family in ("llama3.1", "llama3", "nemotron4", "llama4-maverick"):
+for family in FAMILIES:
     MODELS[f"{family} tiny"] = Catalogue().models[(family, "tiny")]
 
 
@@ -74,7 +91,7 @@ def randomised() -> Callable[[Model], Decoder]:
         with torch.no_grad():
             for name, parameter in decoder.named_parameters():
                 values = torch.randn(parameter.shape, generator=generator)
-                centre = 1.0 if name.endswith("norm.weight") and model.architecture != "nemotron4" else 0.0
+                centre = 1.0 if name.endswith("norm.weight") and model.norm == "rmsnorm" else 0.0
                 parameter.copy_(centre + values * (0.2 if parameter.ndim == 1 else 0.1))
         return decoder
 
@@ -82,13 +99,13 @@ def randomised() -> Callable[[Model], Decoder]:
 
 
 @pytest.fixture(scope="session")
-def run_ranks() -> Callable[..., list[str]]:
+def run_ranks(forked_python: str) -> Callable[..., list[str]]:
     """Runs a script once for every rank, which it is given last, and returns what each of them printed."""
 
-    def run(script: Path, ranks: int, *arguments: object, limit_s: int = 120) -> list[str]:
+    def run(script: Path, ranks: int, *arguments: object, limit_s: int = 600) -> list[str]:
         workers = [
             subprocess.Popen(
-                [sys.executable, script, *map(str, arguments), str(rank)],
+                [forked_python, script, *map(str, arguments), str(rank)],
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

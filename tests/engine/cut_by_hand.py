@@ -5,6 +5,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from llmb.engine.model.decoder import Decoder
+
 
 def tensor_dimension(name: str) -> int | None:
     """The dimension that tensor (or expert) parallelism cuts: outputs going into a layer, inputs coming out of it."""
@@ -13,9 +15,10 @@ def tensor_dimension(name: str) -> int | None:
     return 1 if "o_proj" in name or "mlp.down_proj" in name else None
 
 
-def cut_tensors(decoder: nn.Module, mesh: DeviceMesh) -> None:
+def cut_tensors(decoder: Decoder, mesh: DeviceMesh) -> None:
     for path, owner in list(decoder.named_modules()):
         for name, parameter in list(owner.named_parameters(recurse=False)):
             dimension = tensor_dimension(f"{path}.{name}")
             placement = Replicate() if dimension is None else Shard(dimension)
             setattr(owner, name, nn.Parameter(distribute_tensor(parameter, mesh, [placement], src_data_rank=None)))
+    decoder.tie()

@@ -22,6 +22,7 @@ from llmb.catalogue.records import Model
 from llmb.engine.model import initialise as initialise_module
 from llmb.engine.model.decoder import build_model
 from llmb.engine.model.initialise import initialise
+from llmb.engine.parallel.gloo import gloo_backend
 
 
 def expected_shard(full: Tensor, name: str, mesh: DeviceMesh) -> Tensor:
@@ -44,7 +45,7 @@ def differing(model: Model, mesh: DeviceMesh) -> list[str]:
     initialise(sharded, model, seed=7)
     values = whole.state_dict()
     return [
-        f"{model.architecture} {name}"
+        f"{model.model} {name}"
         for name, parameter in sharded.named_parameters()
         if not torch.equal(parameter.to_local(), expected_shard(values[name], name, mesh))
     ]
@@ -52,7 +53,7 @@ def differing(model: Model, mesh: DeviceMesh) -> list[str]:
 
 def main(backend: str, folder: Path, dp: int, tp: int, rank: int) -> None:
     meeting = {"store": FakeStore()} if backend == "fake" else {"init_method": f"file://{folder}/store"}
-    dist.init_process_group(backend, rank=rank, world_size=dp * tp, **meeting)
+    dist.init_process_group(gloo_backend() if backend == "gloo" else backend, rank=rank, world_size=dp * tp, **meeting)
     mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
     models = [Model(**fields) for fields in json.loads((folder / "models.json").read_text())]
     found = []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains on one process, with none of the engine's ways to spread a model: what layouts are compared with.
 
-Arguments: a file with plans as JSON, a folder. Writes, for the plan number N, N.pt with the initial values, the first
-step's gradients, and the loss and gradient norm of each step.
+Arguments: a file with a plan as JSON, the file to write (initial values, the first step's gradients, and the loss and
+gradient norm of each step), rank.
 """
 
 import json
@@ -33,12 +33,11 @@ def train(plan: Plan) -> dict[str, object]:
         loss.backward()
         gradients = gradients or {name: item.grad.clone() for name, item in model.named_parameters()}
         losses.append(loss.item())
-        norms.append(clip_gradients([model], [optimizer], training.clip_grad).item())
+        norms.append(clip_gradients(model.parameters(), [optimizer], training.clip_grad).item())
         set_learning_rate(optimizer, learning_rate(training, number))
         optimizer.step()
         optimizer.zero_grad()
     return {"values": values, "gradients": gradients, "losses": losses, "norms": norms}
 
 
-for number, fields in enumerate(json.loads(Path(sys.argv[1]).read_text())):
-    torch.save(train(Plan(**fields)), Path(sys.argv[2]) / f"{number}.pt")
+torch.save(train(Plan(**json.loads(Path(sys.argv[1]).read_text()))), sys.argv[2])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of a layout: trains as a plan says, and compares with what one process did.
 
-Arguments: folder with cases.json (plans, each with the file of its reference) and room for the rendezvous, rank. The
-first rank prints, as JSON, for each case how far the worst initial value, gradient, loss and gradient norm lie apart.
+Arguments: folder with case.json (a plan, and the file of its reference) and room for the rendezvous, rank. The first
+rank prints, as JSON, how far the worst initial value, gradient, loss and gradient norm lie apart.
 """
 
 import json
@@ -18,11 +18,12 @@ import torch.distributed as dist
 from layout_values import error, mean_loss, spread, whole
 from torch import Tensor
 
-from llmb.engine import loop
+from llmb.engine import transformations
 from llmb.engine.compile import apply_compile
 from llmb.engine.loop import add_gradients, build_data, build_passes, prepare_stages, update
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import build_optimizer
+from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks, arrange
 from llmb.runs.plan import Plan
 
@@ -57,22 +58,20 @@ def differences(kind: str, stages: list[Decoder], expected: dict[str, Tensor]) -
 
 
 def everybody(found: dict[str, float], ranks: Ranks) -> dict[str, float]:
-    """What the ranks found together: pipeline ranks hold different parameters."""
+    """The largest that any rank found: pipeline ranks hold different parameters, or both ends of them a tied one."""
     gathered: list[dict[str, float]] = [{} for _ in range(ranks.world_size)]
     dist.all_gather_object(gathered, found)
-    return {name: value for each in gathered for name, value in each.items()}
+    names = {name for each in gathered for name in each}
+    return {name: max(each[name] for each in gathered if name in each) for name in sorted(names)}
 
 
 def main(folder: Path, rank: int) -> None:
-    cases = json.loads((folder / "cases.json").read_text())
-    plans = [Plan(**case["plan"]) for case in cases]
-    gpus = plans[0].recipe.layout.gpus
-    dist.init_process_group("gloo", rank=rank, world_size=gpus, init_method=f"file://{folder}/store")
-    found = []
-    for plan, case in zip(plans, cases, strict=True):
-        ranks = arrange(rank, CPU, plan.recipe.layout, plan.parallelism.copies(plan.recipe.layout))
-        expected = torch.load(case["reference"], weights_only=True)
-        found.append(compare(plan, ranks, expected))
+    case = json.loads((folder / "case.json").read_text())
+    plan = Plan(**case["plan"])
+    layout = plan.recipe.layout
+    dist.init_process_group(gloo_backend(), rank=rank, world_size=layout.gpus, init_method=f"file://{folder}/store")
+    ranks = arrange(rank, CPU, layout, plan.parallelism.copies(layout))
+    found = compare(plan, ranks, torch.load(case["reference"], weights_only=True))
     if rank == 0:
         print(json.dumps(found))
     dist.barrier()
@@ -83,5 +82,5 @@ def main(folder: Path, rank: int) -> None:
 
 warnings.simplefilter("ignore")
 # The same graphs as compiled code without the minutes that it takes to make it.
-loop.apply_compile = partial(apply_compile, backend="aot_eager")
+transformations.apply_compile = partial(apply_compile, backend="aot_eager")
 main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -22,6 +22,7 @@ from llmb.engine.data.synthetic import micro_batches
 from llmb.engine.loop import build_data, build_passes, mean_count, prepare_stages
 from llmb.engine.model.decoder import build_model
 from llmb.engine.model.initialise import initialise
+from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks, arrange
 from llmb.runs.plan import Plan
 
@@ -70,7 +71,7 @@ def compare(plan: Plan, ranks: Ranks) -> dict[str, object]:
 
 def main(folder: Path, rank: int) -> None:
     plans = [Plan(**fields) for fields in json.loads((folder / "plans.json").read_text())]
-    dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"file://{folder}/store")
+    dist.init_process_group(gloo_backend(), rank=rank, world_size=2, init_method=f"file://{folder}/store")
     found = []
     for plan in plans:
         layout = plan.recipe.layout

@@ -19,7 +19,7 @@ def delayed_names(model: Decoder) -> set[str]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama", "nemotron4", "llama4"])
+@pytest.mark.parametrize("name", ["llama", "nemotron4", "llama4", "qwen3-tied", "mixtral"])
 def test_matrices_get_their_gradients_later_and_all_else_at_once(
     name: str, dtype: torch.dtype, models: dict[str, Model], randomised: Callable[[Model], Decoder]
 ) -> None:

@@ -9,6 +9,8 @@ def test_variables_that_may_hold_a_secret_are_not_recorded() -> None:
         "HF_TOKEN": "hf_x",
         "LLMB_TOKEN": "x",
         "SLURM_JWT_KEY": "x",
+        "SLURM_JWT": "x",
+        "NVIDIA_PROXY": "https://someone:word@proxy:8080",
         "NVIDIA_API_KEY": "x",
         "CUDA_PASSWORD": "x",
         "HOME": "/root",

@@ -23,6 +23,7 @@ LIMIT_S = 600
 STEPS, FEW, SAVED = 20, 4, 10
 SIZES = {"gbs": 4, "seq_len": 64}
 LLAMA, NEMOTRON, MAVERICK = "pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick"
+QWEN, MIXTRAL = "pretrain_qwen3", "pretrain_mixtral"
 OPTIMIZER = Parallelism(dp_sharding="optimizer")
 LOSS, MEAN_LOSS = 0.04, 0.008
 """Largest differences of the loss of any of 20 steps, in which it falls by more than one, and of their mean."""
@@ -72,6 +73,8 @@ def alone(train: Trains, saved: Path) -> dict[str, Found]:
         LLAMA: {"workload": LLAMA, "checkpoint_dir": str(saved / "fp8"), **saves},
         NEMOTRON: {"workload": NEMOTRON},
         MAVERICK: {"workload": MAVERICK},
+        QWEN: {"workload": QWEN},
+        MIXTRAL: {"workload": MIXTRAL},
         "current": {"workload": LLAMA, "fp8_recipe": "current"},
         "bf16": {"workload": LLAMA, "dtype": "bf16", "checkpoint_dir": str(saved / "bf16"), **saves},
     }
@@ -173,7 +176,7 @@ def test_a_continued_run_repeats_the_uninterrupted_one(train: Trains, alone: dic
 @pytest.mark.slow
 def test_ranks_train_as_one_process_does(train: Trains, alone: dict[str, Found], saved: Path) -> None:
     long, tp = {"steps": STEPS}, {"tp": 2}
-    fsdp, sp, nemotron, experts, pp, current, on = train(
+    fsdp, sp, nemotron, experts, pp, current, on, *more = train(
         2,
         {**long, "workload": LLAMA},
         {**long, "workload": LLAMA, "overrides": tp, "parallelism": OPTIMIZER},
@@ -182,7 +185,12 @@ def test_ranks_train_as_one_process_does(train: Trains, alone: dict[str, Found],
         {"steps": FEW, "workload": LLAMA, "overrides": {"pp": 2, "vp": 2}},
         {"steps": FEW, "workload": LLAMA, "overrides": tp, "fp8_recipe": "current"},
         {"steps": FEW, "start": checkpoint(saved), "overrides": tp},
+        {**long, "workload": QWEN, "overrides": tp},
+        {**long, "workload": MIXTRAL, "overrides": {"ep": 2}},
     )
+    for found, reference in zip(more, (QWEN, MIXTRAL), strict=True):
+        assert_close(found, alone[reference])
+    assert_same_scales(more[1], alone[MIXTRAL], gradients=2.0)
     references = [LLAMA, LLAMA, NEMOTRON, MAVERICK, LLAMA, "current"]
     for found, reference in zip((fsdp, sp, nemotron, experts, pp, current), references, strict=True):
         assert_close(found, alone[reference])

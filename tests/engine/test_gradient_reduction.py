@@ -5,8 +5,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.plan import Plan
 
@@ -23,7 +21,6 @@ CASES = {
 model in four micro-batches (eight where there is a pipeline)."""
 
 
-@pytest.mark.slow
 def test_gradients_are_added_up_as_the_plan_says(
     tiny_plan: Callable[..., Plan], run_ranks: Callable[..., list[str]], tmp_path: Path
 ) -> None:

@@ -15,7 +15,6 @@ from llmb.engine.parallel.expert_parallel import rank_places
 WORKER = Path(__file__).parent / "traffic_worker.py"
 
 
-@pytest.mark.slow
 def test_known_traffic_gives_the_same_results_without_asking(
     tmp_path: Path, run_ranks: Callable[..., list[str]]
 ) -> None:

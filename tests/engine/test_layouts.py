@@ -3,8 +3,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,12 +15,18 @@ from llmb.runs.plan import Plan
 HERE = Path(__file__).parent
 WORKER, REFERENCE = HERE / "layout_worker.py", HERE / "layout_reference.py"
 LIMIT_S = 600
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 STEPS, GBS = 20, 4
 BOUNDS = {"value": 0.0, "gradient": 1e-5, "loss": 1e-5, "norm": 1e-5, "later": 1e-4}
 """Largest differences: relative but for losses. Rounding alone gives 1e-6; later norms are those of parameters that
 rounding moved apart."""
-LLAMA, NEMOTRON, MAVERICK = MODELS = ("pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick")
+LLAMA, NEMOTRON, MAVERICK, QWEN, MIXTRAL = MODELS = (
+    "pretrain_llama3.1",
+    "pretrain_nemotron4",
+    "finetune_llama4-maverick",
+    "pretrain_qwen3",
+    "pretrain_mixtral",
+)
+DENSE, EXPERTS = (LLAMA, NEMOTRON, QWEN), (MAVERICK, MIXTRAL)
 
 
 class Kind(NamedTuple):
@@ -55,6 +59,9 @@ ZERO_BUBBLE, ZERO_BUBBLE_V = split("zero-bubble"), split("zero-bubble-v")
 TABLE_KINDS = {"plain": PLAIN, "compiled and recomputed": BOTH}
 COMPILED_EVERY_TIME = ("TP2 + SP", "PP2", "CP2", "EP2")
 """Layouts whose compiled blocks are tried beside the making of the table too: compiling takes long."""
+QUICK = ("DP2", "FSDP2", "TP2", "TP2 + SP", "PP2", "PP2 x VP2", "CP2", "EP2", "EP2 x ETP2", "TP2 x PP2")
+QUICK_WAYS = ("FSDP2", "EP2", "PP2, 1 layer first", "PP2 x VP2", "FSDP4", "TP2 x PP2, no SP, 99 tokens")
+"""Each mechanism once; combinations of them, longer runs and what takes compiling are slow tests."""
 SORTS = ("loss", "gradient", "norm")
 PAGE = HERE.parents[1] / "docs" / "reference" / "layouts.md"
 MAKING_TABLE = bool(os.environ.get("LLMB_LAYOUT_TABLE"))
@@ -68,7 +75,7 @@ the norm of all gradients (relative). The bounds are {BOUNDS["loss"]:.0e}, {BOUN
 {BOUNDS["norm"]:.0e}; initial values have to be equal. In later steps parameters differ by rounding, and the norm of
 gradients amplifies that: it has to stay within {BOUNDS["later"]:.0e}.
 
-`make layouts` measures the tables again and writes this page; `make test` checks the bounds without writing it. For
+`make layouts` measures the tables again and writes this page; `make test-all` checks the bounds without writing it. For
 these tables, blocks are traced and differentiated as `--compile` does it, but not made into machine code. SP is
 sequence parallel, without which experts cannot be combined with TP; DP keeps all parameters on every rank
 (`--dp-sharding none`)."""
@@ -87,8 +94,8 @@ class Layout(NamedTuple):
     def workloads(self) -> tuple[str, ...]:
         """Experts need a model that has some, and tokens that are cut over tensor-parallel ranks."""
         if "ep" in self.sizes:
-            return (MAVERICK,)
-        return (LLAMA, NEMOTRON) if "sequence_parallel" in self.sizes else MODELS
+            return EXPERTS
+        return DENSE if "sequence_parallel" in self.sizes else MODELS
 
 
 WITHOUT_SP = {"sequence_parallel": False}
@@ -153,25 +160,29 @@ class Case(NamedTuple):
 
 MakePlan = Callable[..., Plan]
 Differences = dict[str, float]
-References = Callable[[Case], Path]
+References = Callable[[Case, int], Path]
 RunCases = Callable[..., list[Differences]]
 
 
 @pytest.fixture(scope="session")
-def references(tiny_plan: MakePlan, tmp_path_factory: pytest.TempPathFactory) -> References:
-    """The file with what one process does in place of a case's ranks."""
+def references(
+    tiny_plan: MakePlan, tmp_path_factory: pytest.TempPathFactory, run_ranks: Callable[..., list[str]]
+) -> References:
+    """The file with what one process does in place of a case's ranks, in so many steps."""
     folder = tmp_path_factory.mktemp("references")
-    layouts = [*LAYOUTS.values(), *WAYS.values()]
-    firsts = {key_of(case): case for layout in layouts for case in cases_of(layout, (PLAIN, *layout.kinds))}
-    keys = list(firsts)
-    plans = [
-        tiny_plan(case.workload, scale=1, steps=STEPS, document_tokens=case.kind.document_tokens, overrides=case.alone)
-        for case in firsts.values()
-    ]
-    (folder / "plans.json").write_text(json.dumps([plan.model_dump(mode="json") for plan in plans]))
-    command = [sys.executable, REFERENCE, folder / "plans.json", folder]
-    subprocess.run(command, check=True, timeout=LIMIT_S, env=os.environ | ONE_THREAD)
-    return lambda case: folder / f"{keys.index(key_of(case))}.pt"
+    keys: list[object] = []
+
+    def reference(case: Case, steps: int) -> Path:
+        key = (steps, *key_of(case))
+        if key not in keys:
+            keys.append(key)
+            options = {"document_tokens": case.kind.document_tokens, "overrides": case.alone}
+            plan = tiny_plan(case.workload, scale=1, steps=steps, **options).model_dump(mode="json")
+            (folder / "plan.json").write_text(json.dumps(plan))
+            run_ranks(REFERENCE, 1, folder / "plan.json", folder / f"{len(keys) - 1}.pt", limit_s=LIMIT_S)
+        return folder / f"{keys.index(key)}.pt"
+
+    return reference
 
 
 def key_of(case: Case) -> tuple[object, ...]:
@@ -185,16 +196,20 @@ def cases_of(layout: Layout, kinds: Iterable[Kind]) -> list[Case]:
 
 @pytest.fixture(scope="session")
 def run_cases(tiny_plan: MakePlan, references: References, run_ranks: Callable[..., list[str]]) -> RunCases:
-    """What is found in each case. Ranks are started once for all cases, which have the same number of them."""
+    """What is found in each case, each by ranks of its own.
+
+    The threads of a group wake a hundred times a second for as long as their process lives, which held up later cases.
+    """
 
     def run(cases: list[Case], folder: Path, steps: int = STEPS) -> list[Differences]:
-        ranks = cases[0].layout.ranks
-        described = []
-        for case in cases:
-            options = {"scale": ranks, "overrides": {"gbs": GBS, **case.layout.sizes}, **case.kind._asdict()}
-            plan = tiny_plan(case.workload, steps=steps, **options).model_dump(mode="json")
-            described.append({"plan": plan, "reference": str(references(case))})
-        (folder / "cases.json").write_text(json.dumps(described))
+        return [found_in(case, folder / str(number), steps) for number, case in enumerate(cases)]
+
+    def found_in(case: Case, folder: Path, steps: int) -> Differences:
+        ranks = case.layout.ranks
+        options = {"scale": ranks, "overrides": {"gbs": GBS, **case.layout.sizes}, **case.kind._asdict()}
+        plan = tiny_plan(case.workload, steps=steps, **options).model_dump(mode="json")
+        folder.mkdir()
+        (folder / "case.json").write_text(json.dumps({"plan": plan, "reference": str(references(case, steps))}))
         return json.loads(run_ranks(WORKER, ranks, folder, limit_s=LIMIT_S)[0])
 
     return run
@@ -221,6 +236,21 @@ def table() -> Iterator[dict[Place, Differences]]:
         PAGE.write_text(page(found))
 
 
+def some_slow(names: Iterable[str], quick: Iterable[str]) -> list[object]:
+    """Names as parameters of a test: those that are not quick are marked."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_every_layout_begins_as_one_process_does(name: str, run_cases: RunCases, tmp_path: Path) -> None:
+    """Initial values, the first step's loss and gradients, and what the first update made of them."""
+    layout = LAYOUTS[name]
+    plain = PLAIN._replace(parallelism=layout.parallelism)
+    cases = cases_of(layout, (plain, *layout.kinds))
+    found = zip(cases, run_cases(cases, tmp_path, steps=2), strict=True)
+    assert {case: wrong for case, differences in found if (wrong := too_large(differences))} == {}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_trains_as_one_process_does(
@@ -238,20 +268,14 @@ def test_every_layout_trains_as_one_process_does(
     table |= found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("name", some_slow(WAYS, QUICK_WAYS))
 def test_however_ranks_share_and_order_their_work_they_train_as_one_process_does(
-    ranks: int, run_cases: RunCases, tmp_path: Path
+    name: str, run_cases: RunCases, tmp_path: Path
 ) -> None:
-    layouts = {name: layout for name, layout in WAYS.items() if layout.ranks == ranks}
-    # One of each architecture that makes a difference here: experts have a mesh and products of their own.
-    cases = {
-        (name, case.workload, case.kind): case
-        for name, layout in layouts.items()
-        for case in cases_of(layout, layout.kinds)
-        if case.workload != NEMOTRON
-    }
-    found = zip(cases, run_cases(list(cases.values()), tmp_path, steps=2), strict=True)
+    layout = WAYS[name]
+    # Models that make a difference here: experts have a mesh and products of their own, tied embeddings two places.
+    cases = [case for case in cases_of(layout, layout.kinds) if case.workload != NEMOTRON]
+    found = zip(cases, run_cases(cases, tmp_path, steps=2), strict=True)
     assert {case: wrong for case, differences in found if (wrong := too_large(differences))} == {}
 
 

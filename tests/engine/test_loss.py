@@ -84,7 +84,7 @@ def test_bf16_gradients_are_no_worse_than_those_of_whole_logits(smallest_bytes: 
         assert error(found, right) <= 1.05 * error(usual, right)
 
 
-@pytest.mark.parametrize("name", ["llama", "nemotron4", "llama4"])
+@pytest.mark.parametrize("name", ["llama", "nemotron4", "llama4", "qwen3-tied"])
 @pytest.mark.parametrize("document_tokens", [None, 20])
 def test_every_parameter_of_a_model_gets_its_gradient(
     name: str, document_tokens: int | None, models: dict[str, Model], randomised: Callable[[Model], Decoder]

@@ -5,9 +5,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from llmb.catalogue.load import Catalogue
 from llmb.engine.model.decoder import build_model
+from llmb.huggingface.config import config_of
 from llmb.metrics.parameters import parameter_count
 
 PUBLISHED_BILLIONS = {
@@ -18,6 +20,9 @@ PUBLISHED_BILLIONS = {
     ("nemotron4", "15b"): (15.63, 15.63),
     ("nemotron4", "340b"): (341.03, 341.03),
     ("llama4-maverick", "400b"): (400.71, 17.18),
+    ("qwen3", "0.6b"): (0.60, 0.60),
+    ("qwen3", "8b"): (8.19, 8.19),
+    ("mixtral", "8x7b"): (46.70, 12.88),
 }
 
 
@@ -36,7 +41,7 @@ def test_full_size_models_have_the_published_number_of_parameters(key):
 
 @settings(max_examples=30, deadline=None)
 @given(
-    name=st.sampled_from(["llama", "nemotron4", "llama4"]),
+    name=st.sampled_from(["llama", "nemotron4", "llama4", "qwen3", "qwen3-tied", "mixtral"]),
     layers=st.integers(1, 7),
     kv_heads=st.sampled_from([1, 2, 4, 8]),
     head_dim=st.sampled_from([8, 24]),
@@ -46,9 +51,22 @@ def test_full_size_models_have_the_published_number_of_parameters(key):
 def test_the_count_from_the_record_is_that_of_the_model(models, name, layers, kv_heads, head_dim, experts, interleave):
     model = models[name].model_copy(update={"layers": layers, "kv_heads": kv_heads, "head_dim": head_dim})
     if model.moe:
-        sizes = {"experts": experts, "interleave": interleave, "shared_ffn_hidden_size": 40}
+        sizes = {
+            "experts": experts,
+            "interleave": interleave,
+            "shared_ffn_hidden_size": model.moe.shared_ffn_hidden_size and 40,
+        }
         model = model.model_copy(update={"moe": model.moe.model_copy(update=sizes)})
     named = dict(built_without_memory(model).named_parameters())
     idle = sum(p.numel() // experts * (experts - 1) for n, p in named.items() if ".experts." in n)
     total = sum(p.numel() for p in named.values())
     assert parameter_count(model) == (total, total - idle)
+
+
+@pytest.mark.parametrize("key", Catalogue().models, ids="-".join)
+def test_transformers_counts_as_many_parameters(key):
+    """Of the models that it builds from our configuration, without memory."""
+    model = Catalogue().models[key]
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config_of(model, "bf16")))
+    assert theirs.num_parameters() == parameter_count(model)[0]

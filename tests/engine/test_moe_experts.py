@@ -42,7 +42,8 @@ def test_operands_that_the_grouped_product_refuses_take_the_loop(width, dtype):
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 def test_layer_adds_the_chosen_experts_of_the_scaled_input_to_the_shared_expert(top_k):
     torch.manual_seed(4)
-    moe = MixtureOfExperts(experts=5, top_k=top_k, ffn_hidden_size=24, shared_ffn_hidden_size=40, interleave=1)
+    sizes = {"experts": 5, "ffn_hidden_size": 24, "shared_ffn_hidden_size": 40, "interleave": 1}
+    moe = MixtureOfExperts(router="sigmoid-scaled-inputs", top_k=top_k, **sizes)
     layer = MoELayer(32, moe)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
@@ -58,8 +59,28 @@ def test_layer_adds_the_chosen_experts_of_the_scaled_input_to_the_shared_expert(
     torch.testing.assert_close(layer(hidden), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_layer_adds_the_outputs_of_the_chosen_experts_weighted_by_a_softmax_over_them(top_k):
+    torch.manual_seed(4)
+    sizes = {"experts": 5, "ffn_hidden_size": 24, "interleave": 1}
+    layer = MoELayer(32, MixtureOfExperts(router="softmax-weighted-outputs", top_k=top_k, **sizes))
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    hidden = torch.randn(2, 7, 32)
+
+    expected = torch.zeros_like(hidden)
+    for place in [(b, s) for b in range(2) for s in range(7)]:
+        every_expert = (layer.router.weight @ hidden[place]).softmax(0)
+        weights, chosen = every_expert.topk(top_k)
+        for weight, expert in zip(weights / weights.sum(), chosen, strict=True):
+            gate, up = (hidden[place] @ layer.experts.gate_up_proj[expert].flatten(1)).chunk(2)
+            expected[place] += weight * (torch.nn.functional.silu(gate) * up) @ layer.experts.down_proj[expert]
+    torch.testing.assert_close(layer(hidden), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_no_token_is_dropped_when_all_choose_the_same_expert():
-    moe = MixtureOfExperts(experts=4, top_k=1, ffn_hidden_size=16, shared_ffn_hidden_size=16, interleave=1)
+    sizes = {"experts": 4, "ffn_hidden_size": 16, "shared_ffn_hidden_size": 16, "interleave": 1}
+    moe = MixtureOfExperts(router="sigmoid-scaled-inputs", top_k=1, **sizes)
     layer = MoELayer(16, moe)
     torch.manual_seed(5)
     for parameter in layer.parameters():

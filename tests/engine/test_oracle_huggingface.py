@@ -10,8 +10,12 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     NemotronConfig,
     NemotronForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 TOLERANCE = 2e-5
@@ -26,18 +30,18 @@ def hugging_face(model) -> nn.Module:
         "num_key_value_heads": model.kv_heads,
         "head_dim": model.head_dim,
         "max_position_embeddings": model.max_seq_len,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": model.tied_embeddings,
         "attn_implementation": "eager",
     }
     rope = {"rope_type": "default", "rope_theta": model.rope_theta}
-    if model.architecture == "nemotron4":
+    if model.norm == "layernorm1p":
         rope["partial_rotary_factor"] = model.rotary_fraction
         return NemotronForCausalLM(
             NemotronConfig(
                 **common, intermediate_size=model.ffn_hidden_size, norm_eps=model.norm_eps, rope_parameters=rope
             )
         )
-    if model.architecture == "llama4":
+    if model.chunked_attention:
         chunked = model.chunked_attention
         return Llama4ForCausalLM(
             Llama4TextConfig(
@@ -57,6 +61,12 @@ def hugging_face(model) -> nn.Module:
                 attn_scale=chunked.attn_scale,
             )
         )
+    common |= {"intermediate_size": model.ffn_hidden_size, "rms_norm_eps": model.norm_eps}
+    if model.moe:
+        experts = {"num_local_experts": model.moe.experts, "num_experts_per_tok": model.moe.top_k}
+        return MixtralForCausalLM(MixtralConfig(**common, **experts, rope_parameters=rope))
+    if model.qk_norm:
+        return Qwen3ForCausalLM(Qwen3Config(**common, rope_parameters=rope))
     scaling = model.rope_scaling
     if scaling:
         rope |= {
@@ -66,23 +76,32 @@ def hugging_face(model) -> nn.Module:
             "high_freq_factor": scaling.high_freq_factor,
             "original_max_position_embeddings": scaling.original_max_position,
         }
-    return LlamaForCausalLM(
-        LlamaConfig(
-            **common, intermediate_size=model.ffn_hidden_size, rms_norm_eps=model.norm_eps, rope_parameters=rope
-        )
-    )
+    return LlamaForCausalLM(LlamaConfig(**common, rope_parameters=rope))
 
 
 def by_name(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name.removeprefix("model."): parameter for name, parameter in module.named_parameters()}
 
 
-def copy_weights(source: nn.Module, target: nn.Module) -> None:
-    sources, targets = by_name(source), by_name(target)
+def as_theirs(model, ours: dict[str, Tensor]) -> dict[str, Tensor]:
+    """By the names and in the shapes that the Hugging Face model has in memory."""
+    if model.chunked_attention:
+        return {name.replace(".mlp.", ".feed_forward."): tensor for name, tensor in ours.items()}
+    turned = {name: tensor.flatten(2).mT if ".experts." in name else tensor for name, tensor in ours.items()}
+    return {name.replace(".mlp.router.", ".mlp.gate."): tensor for name, tensor in turned.items()}
+
+
+def copy_weights(model, source: nn.Module, target: nn.Module) -> None:
+    sources, targets = as_theirs(model, by_name(source)), by_name(target)
     assert sources.keys() == targets.keys()
     with torch.no_grad():
         for name, parameter in targets.items():
-            parameter.copy_(sources[name].view_as(parameter))
+            parameter.copy_(sources[name].reshape(parameter.shape))
+
+
+def gradients(model, ours: nn.Module) -> dict[str, Tensor]:
+    found = as_theirs(model, {name: parameter.grad for name, parameter in by_name(ours).items()})
+    return {f"gradient of {name}": gradient for name, gradient in found.items()}
 
 
 def relative_error(ours: Tensor, theirs: Tensor) -> float:
@@ -98,19 +117,19 @@ def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("seq", [80, 96], ids=["ragged-chunk", "whole-chunks"])
-@pytest.mark.parametrize("name", ["llama", "llama-scaled", "nemotron4", "llama4"])
+@pytest.mark.parametrize("name", ["llama", "llama-scaled", "nemotron4", "llama4", "qwen3", "qwen3-tied", "mixtral"])
 def test_logits_and_every_gradient_equal_hugging_face(name, seq, models, randomised):
     compare(models[name], seq, randomised)
 
 
-@pytest.mark.parametrize("family", ["llama3.1", "llama3", "nemotron4", "llama4-maverick"])
+@pytest.mark.parametrize("family", ["llama3.1", "llama3", "nemotron4", "llama4-maverick", "qwen3", "mixtral"])
 def test_the_tiny_models_of_the_catalogue_equal_hugging_face(family, models, randomised):
     compare(models[f"{family} tiny"], 128, randomised)
 
 
 def compare(model, seq, randomised):
     ours, theirs = randomised(model), hugging_face(model)
-    copy_weights(ours, theirs)
+    copy_weights(model, ours, theirs)
     tokens, labels = torch.randint(0, model.vocab_size, (2, 2, seq), generator=torch.Generator().manual_seed(2))
 
     their_logits = theirs(tokens).logits
@@ -120,16 +139,16 @@ def compare(model, seq, randomised):
     our_loss.backward()
 
     assert_same(
-        {"logits": ours(tokens), "loss": our_loss} | {f"gradient of {n}": p.grad for n, p in by_name(ours).items()},
+        {"logits": ours(tokens), "loss": our_loss} | gradients(model, ours),
         {"logits": their_logits, "loss": their_loss} | {f"gradient of {n}": p.grad for n, p in by_name(theirs).items()},
     )
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-scaled"])
+@pytest.mark.parametrize("name", ["llama", "llama-scaled", "qwen3-tied", "mixtral"])
 def test_packed_documents_equal_hugging_face_with_their_mask_and_positions(name, models, randomised):
     model = models[name]
     ours, theirs = randomised(model), hugging_face(model)
-    copy_weights(ours, theirs)
+    copy_weights(model, ours, theirs)
     tokens, labels = torch.randint(0, model.vocab_size, (2, 2, 80), generator=torch.Generator().manual_seed(2))
     starts = torch.tensor([[0] * 50 + [50] * 3 + [53] * 27, [0] + [1] * 79])
     places = torch.arange(80)
@@ -141,7 +160,7 @@ def test_packed_documents_equal_hugging_face_with_their_mask_and_positions(name,
     ours(tokens, labels, starts=starts).backward()
 
     assert_same(
-        {"logits": ours(tokens, starts=starts)} | {f"gradient of {n}": p.grad for n, p in by_name(ours).items()},
+        {"logits": ours(tokens, starts=starts)} | gradients(model, ours),
         {"logits": their_logits} | {f"gradient of {n}": p.grad for n, p in by_name(theirs).items()},
     )
 

@@ -11,7 +11,7 @@ from llmb.engine.model.attention import document_masks
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.loss import IGNORED
 
-ALL = ["llama", "llama-scaled", "nemotron4", "llama4"]
+ALL = ["llama", "llama-scaled", "nemotron4", "llama4", "qwen3-tied", "mixtral"]
 DOCUMENTS = [[1, 40, 7, 32], [33, 2, 45]]
 """Lengths in each sequence of 80 tokens; some are longer than the 32 tokens of an attention chunk."""
 

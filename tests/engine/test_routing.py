@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which experts tokens go to, and how their number is told."""
 
+from typing import get_args
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmb.catalogue.records import MixtureOfExperts
+from llmb.catalogue.records import Router as RouterName
 from llmb.engine.expert_load import summary
 from llmb.engine.model.routing import BalancedRouter, Router, balanced_counts
 
 
-def router(experts: int, top_k: int) -> Router:
+def router(experts: int, top_k: int, kind: RouterName = "sigmoid-scaled-inputs") -> Router:
     torch.manual_seed(1)
-    made = Router(16, experts, top_k)
+    made = Router(16, MixtureOfExperts(router=kind, experts=experts, top_k=top_k, ffn_hidden_size=8, interleave=1))
     torch.nn.init.normal_(made.weight)
     return made
 
@@ -38,13 +42,14 @@ def test_how_many_tokens_each_expert_gets_is_known_where_balance_is_forced(
     assert torch.equal(counts, chosen.flatten().bincount(minlength=experts))
 
 
-def test_forced_balance_keeps_each_chosen_experts_own_score_and_its_gradient() -> None:
-    free = router(experts=4, top_k=2)
+@pytest.mark.parametrize("kind", get_args(RouterName))
+def test_forced_balance_keeps_each_chosen_experts_own_score_and_its_gradient(kind: RouterName) -> None:
+    free = router(4, 2, kind)
     tokens = torch.randn(6, 16)
     scores, chosen = BalancedRouter(free, place=1)(tokens)
-    expected = (tokens @ free.weight.T).sigmoid().gather(1, chosen)
-    torch.testing.assert_close(scores, expected)
-    scores.sum().backward()
+    logits = (tokens @ free.weight.T).gather(1, chosen)
+    torch.testing.assert_close(scores, logits.sigmoid() if kind == "sigmoid-scaled-inputs" else logits.softmax(1))
+    scores.square().sum().backward()
     assert free.weight.grad is not None
     assert (free.weight.grad.abs().sum(1) > 0).all()
 

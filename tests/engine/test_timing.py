@@ -115,7 +115,6 @@ class LateReader(StepReader):
         self.queues = True
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("peak_lr", [1e-3, 1e38])
 def test_late_figures_are_all_reported_and_stop_a_spoiled_run(
     tiny_plan: MakePlan,

@@ -17,15 +17,15 @@ from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.huggingface import chunks, weights_export
 from llmb.engine.huggingface.chunks import chunks_of
 from llmb.engine.huggingface.safetensors_files import open_files
-from llmb.engine.huggingface.weights_export import export_weights
+from llmb.engine.huggingface.weights_export import export_weights, stored_parts
 from llmb.engine.huggingface.weights_import import import_weights, parameter_shapes
 from llmb.engine.model.decoder import build_model
 from llmb.errors import EnvironmentProblem, UsageError
-from llmb.huggingface.tensors import hugging_face_name, hugging_face_shape
+from llmb.huggingface.formats import format_of
 from llmb.runs.conversion import ExportJob, ImportJob
 
 FILE = "model.safetensors"
-NAMES = ["llama", "nemotron4", "llama4"]
+NAMES = ["llama", "nemotron4", "llama4", "qwen3", "qwen3-tied", "mixtral"]
 
 
 def values(model, dtype=torch.float32):
@@ -37,10 +37,11 @@ def values(model, dtype=torch.float32):
     }
 
 
-def hugging_face(weights, dtype=torch.float32):
+def hugging_face(model, weights, dtype=torch.float32):
     return {
-        hugging_face_name(name): tensor.reshape(hugging_face_shape(name, tuple(tensor.shape))).to(dtype)
+        stored: part.to(dtype)
         for name, tensor in weights.items()
+        for stored, part in stored_parts(name, tensor, format_of(model))
     }
 
 
@@ -89,7 +90,7 @@ def test_names_and_shapes_are_those_of_the_built_model(models, name):
 def test_weights_of_every_dtype_become_the_same_fp32_values(models, name, dtype, tmp_path, monkeypatch):
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 60_000)
     expected, told = values(models[name], dtype), []
-    save_file(hugging_face(expected, dtype), tmp_path / FILE)
+    save_file(hugging_face(models[name], expected, dtype), tmp_path / FILE)
     assert import_here(models[name], tmp_path, tmp_path, lambda *bytes_: told.append(bytes_)) == ()
     assert_same(read_weights(tmp_path, models[name]), expected)
     assert len(list((tmp_path / "weights").glob("*.distcp"))) > len(expected)
@@ -101,7 +102,7 @@ def test_weights_of_every_dtype_become_the_same_fp32_values(models, name, dtype,
 @pytest.mark.parametrize("name", NAMES)
 def test_bf16_rounds_each_weight_to_the_nearest(models, name, tmp_path):
     expected = values(models[name])
-    save_file(hugging_face(expected), tmp_path / FILE)
+    save_file(hugging_face(models[name], expected), tmp_path / FILE)
     import_here(models[name], tmp_path, tmp_path)
     export_here(models[name], tmp_path, tmp_path / "out", dtype="bf16", largest=100_000)
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
@@ -110,23 +111,37 @@ def test_bf16_rounds_each_weight_to_the_nearest(models, name, tmp_path):
         found |= load_file(tmp_path / "out" / file)
     assert index["weight_map"].keys() == found.keys()
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in found.values())
-    assert_same(found, hugging_face(expected, torch.bfloat16))
+    assert_same(found, hugging_face(models[name], expected, torch.bfloat16))
+
+
+def test_a_head_beside_a_tied_embedding_is_left_out_only_where_it_is_equal(models, tmp_path):
+    model = models["qwen3-tied"]
+    expected = values(model)
+    tensors = hugging_face(model, expected)
+    assert "lm_head.weight" not in tensors
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, tmp_path / FILE)
+    assert import_here(model, tmp_path, tmp_path / "same") == ("lm_head.weight",)
+    assert_same(read_weights(tmp_path / "same", model), expected)
+    tensors["lm_head.weight"][-1, -1] += 1
+    save_file(tensors, tmp_path / FILE)
+    assert_refused(model, tmp_path, "lm_head.weight is not equal to model.embed_tokens.weight")
 
 
 def test_one_file_needs_no_index(models, tmp_path):
     expected, told = values(models["llama"]), []
-    save_file(hugging_face(expected), tmp_path / FILE)
+    save_file(hugging_face(models["llama"], expected), tmp_path / FILE)
     import_here(models["llama"], tmp_path, tmp_path)
     export_here(models["llama"], tmp_path, tmp_path / "out", on_progress=lambda *bytes_: told.append(bytes_))
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", FILE]
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o644}
-    assert_same(load_file(tmp_path / "out" / FILE), hugging_face(expected))
+    assert_same(load_file(tmp_path / "out" / FILE), hugging_face(models["llama"], expected))
     total = sum(tensor.nbytes for tensor in expected.values())
     assert told == [(0, total), (total, total)]
 
 
 def test_metadata_is_read_once_whatever_the_number_of_files(models, tmp_path, monkeypatch):
-    save_file(hugging_face(values(models["llama"])), tmp_path / FILE)
+    save_file(hugging_face(models["llama"], values(models["llama"])), tmp_path / FILE)
     import_here(models["llama"], tmp_path, tmp_path)
     reads = []
     real = TensorReader.read_metadata
@@ -145,7 +160,7 @@ def assert_refused(model, folder, *said):
 
 
 def test_files_that_hold_something_else_are_refused_with_all_reasons(models, tmp_path):
-    tensors = hugging_face(values(models["llama"]))
+    tensors = hugging_face(models["llama"], values(models["llama"]))
     del tensors["model.layers.2.self_attn.q_proj.weight"]
     tensors["model.norm.weight"] = torch.ones(7)
     tensors["model.layers.0.self_attn.q_proj.bias"] = torch.ones(7)
@@ -166,7 +181,7 @@ def test_a_long_list_of_reasons_is_cut_short(models, tmp_path):
 
 @pytest.mark.parametrize("keep", [0, 5, 1000, -1])
 def test_a_file_that_was_cut_off_is_refused(models, tmp_path, keep):
-    save_file(hugging_face(values(models["llama"])), tmp_path / FILE)
+    save_file(hugging_face(models["llama"], values(models["llama"])), tmp_path / FILE)
     (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:keep])
     assert_refused(models["llama"], tmp_path, "not a complete safetensors file", "download it again")
 
@@ -188,7 +203,7 @@ def test_a_tensor_in_two_files_is_refused(tmp_path):
 
 @pytest.fixture
 def saved(models, tmp_path):
-    save_file(hugging_face(values(models["llama"])), tmp_path / FILE)
+    save_file(hugging_face(models["llama"], values(models["llama"])), tmp_path / FILE)
     import_here(models["llama"], tmp_path, tmp_path)
     return tmp_path
 

@@ -21,8 +21,11 @@ from llmb.catalogue.records import MixtureOfExperts
 from llmb.engine.model.moe import MoELayer
 from llmb.engine.model.routing import BalancedRouter
 from llmb.engine.parallel.expert_parallel import ParallelExperts, rank_places
+from llmb.engine.parallel.gloo import gloo_backend
 
-MOE = MixtureOfExperts(experts=6, top_k=2, ffn_hidden_size=16, shared_ffn_hidden_size=16, interleave=1)
+MOE = MixtureOfExperts(
+    router="sigmoid-scaled-inputs", experts=6, top_k=2, ffn_hidden_size=16, shared_ffn_hidden_size=16, interleave=1
+)
 
 
 def passes(layer: MoELayer, hidden: Tensor) -> tuple[int, list[Tensor]]:
@@ -37,7 +40,7 @@ def passes(layer: MoELayer, hidden: Tensor) -> tuple[int, list[Tensor]]:
 
 
 def main(folder: Path, rank: int) -> None:
-    dist.init_process_group("gloo", rank=rank, world_size=4, init_method=f"file://{folder}/store")
+    dist.init_process_group(gloo_backend(), rank=rank, world_size=4, init_method=f"file://{folder}/store")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "etp"))
     torch.manual_seed(1)
     layer = MoELayer(16, MOE)

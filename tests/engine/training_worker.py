@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from layout_values import mean_loss, whole
 
-from llmb.engine import loop
+from llmb.engine import transformations
 from llmb.engine.attention_backend import attention_kernel, choose_attention
 from llmb.engine.checkpoint.load import load_checkpoint
 from llmb.engine.checkpoint.save import Saver
@@ -26,6 +26,7 @@ from llmb.engine.compile import apply_compile
 from llmb.engine.loop import add_gradients, build_data, build_passes, prepare_stages, update
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import build_optimizer
+from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks, arrange
 from llmb.engine.precision.state import scale_state
 from llmb.engine.precision.step import fp8_counts
@@ -74,7 +75,7 @@ def everybody(found: dict[str, dict[str, Any]], ranks: Ranks) -> dict[str, dict[
 
 def main(folder: Path, rank: int, world_size: int) -> None:
     plans = [Plan(**fields) for fields in json.loads((folder / "plans.json").read_text())]
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, init_method=f"file://{folder}/store")
+    dist.init_process_group(gloo_backend(), rank=rank, world_size=world_size, init_method=f"file://{folder}/store")
     for number, plan in enumerate(plans):
         layout = plan.recipe.layout
         ranks = arrange(rank, torch.device("cpu"), layout, plan.parallelism.copies(layout))
@@ -88,5 +89,5 @@ def main(folder: Path, rank: int, world_size: int) -> None:
 
 
 warnings.simplefilter("ignore")
-loop.apply_compile = partial(apply_compile, backend=sys.argv[3])
+transformations.apply_compile = partial(apply_compile, backend=sys.argv[3])
 main(Path(sys.argv[1]), rank=int(sys.argv[4]), world_size=int(sys.argv[2]))

@@ -6,15 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoConfig, Llama4TextConfig, LlamaConfig, NemotronConfig
+from transformers import AutoConfig, Llama4TextConfig, LlamaConfig, MixtralConfig, NemotronConfig, Qwen3Config
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import MixtureOfExperts, Model
+from llmb.catalogue.records import Model
 from llmb.errors import UsageError
 from llmb.huggingface.config import config_differences, config_of
 
 MODELS = Catalogue().models
-CLASSES = {"llama": LlamaConfig, "nemotron4": NemotronConfig, "llama4": Llama4TextConfig}
+CLASSES = {
+    "llama3.1": LlamaConfig,
+    "llama3": LlamaConfig,
+    "nemotron4": NemotronConfig,
+    "llama4-maverick": Llama4TextConfig,
+    "qwen3": Qwen3Config,
+    "mixtral": MixtralConfig,
+}
 LLAMA_8B = MODELS["llama3.1", "8b"]
 MAVERICK = MODELS["llama4-maverick", "400b"]
 NEMOTRON = MODELS["nemotron4", "340b"]
@@ -31,7 +38,7 @@ def test_transformers_reads_every_model_and_what_it_writes_is_the_same_model(
 ) -> None:
     model = MODELS[key]
     config = loaded(model, tmp_path)
-    assert type(config) is CLASSES[model.architecture]
+    assert type(config) is CLASSES[model.model]
     config.save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     assert "rope_parameters" in written
@@ -61,6 +68,12 @@ def test_values_arrive_where_transformers_looks_for_them(tmp_path: Path) -> None
     assert (maverick.intermediate_size, maverick.intermediate_size_mlp) == (8192, 16384)
     assert (maverick.attention_chunk_size, maverick.floor_scale, maverick.attn_scale) == (8192, 8192, 0.1)
     assert maverick.use_qk_norm is False
+    qwen, tied = (loaded(MODELS["qwen3", size], tmp_path) for size in ("8b", "0.6b"))
+    assert (qwen.head_dim, qwen.rms_norm_eps, qwen.rope_parameters["rope_theta"]) == (128, 1e-6, 1000000)
+    assert (qwen.tie_word_embeddings, tied.tie_word_embeddings) == (False, True)
+    mixtral = loaded(MODELS["mixtral", "8x7b"], tmp_path)
+    assert (mixtral.num_local_experts, mixtral.num_experts_per_tok, mixtral.intermediate_size) == (8, 2, 14336)
+    assert mixtral.sliding_window is None
 
 
 def published_llama(**changes: object) -> dict[str, object]:
@@ -142,6 +155,26 @@ def test_every_difference_of_llama4_is_told(changes: dict[str, object], said: st
     assert any(said in line for line in config_differences(MAVERICK, published_maverick(**changes)))
 
 
+@pytest.mark.parametrize(
+    ("key", "changes", "said"),
+    [
+        (("qwen3", "0.6b"), {"tie_word_embeddings": False}, "tie_word_embeddings is False; in qwen3 0.6b it is True"),
+        (("qwen3", "8b"), {"tie_word_embeddings": True}, "tie_word_embeddings is True; in qwen3 8b it is False"),
+        (("qwen3", "8b"), {"use_sliding_window": True}, "use_sliding_window is True"),
+        (("qwen3", "8b"), {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05"),
+        (("mixtral", "8x7b"), {"num_experts_per_tok": 1}, "num_experts_per_tok is 1; in mixtral 8x7b it is 2"),
+        (("mixtral", "8x7b"), {"num_local_experts": 16}, "num_local_experts is 16"),
+        (("mixtral", "8x7b"), {"sliding_window": 4096}, "sliding_window is 4096"),
+    ],
+)
+def test_every_difference_of_qwen3_and_mixtral_is_told(
+    key: tuple[str, str], changes: dict[str, object], said: str
+) -> None:
+    config = config_of(MODELS[key], "bf16")
+    assert list(config_differences(MODELS[key], config)) == []
+    assert any(said in line for line in config_differences(MODELS[key], {**config, **changes}))
+
+
 def test_another_architecture_is_said_alone() -> None:
     (line,) = config_differences(NEMOTRON, published_llama())
     assert line == "model_type is llama; nemotron4 340b is nemotron"
@@ -150,6 +183,12 @@ def test_another_architecture_is_said_alone() -> None:
 
 
 def test_what_the_format_cannot_express_is_refused() -> None:
-    experts = MixtureOfExperts(experts=8, top_k=1, ffn_hidden_size=64, shared_ffn_hidden_size=32, interleave=2)
-    with pytest.raises(UsageError, match="no form in Hugging Face's Llama 4"):
+    assert MAVERICK.moe is not None
+    experts = MAVERICK.moe.model_copy(update={"shared_ffn_hidden_size": 32})
+    with pytest.raises(UsageError, match="no form in Hugging Face's formats; it is no Llama4ForCausalLM") as caught:
         config_of(MAVERICK.model_copy(update={"moe": experts}), "fp32")
+    assert "moe.shared_ffn_hidden_size is 32, not 8192 as moe.ffn_hidden_size" in str(caught.value)
+    with pytest.raises(UsageError, match="it has no chunked_attention"):
+        config_of(MAVERICK.model_copy(update={"chunked_attention": None}), "fp32")
+    with pytest.raises(UsageError, match=r"rotary_fraction is 0\.5, not 1"):
+        config_of(LLAMA_8B.model_copy(update={"rotary_fraction": 0.5}), "fp32")

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,11 +23,11 @@ Submit = Callable[..., Job]
 
 
 @pytest.fixture
-def client(slurm: SlurmCluster, tmp_path: Path) -> Iterator[Client]:
+def client(slurm: SlurmCluster, tmp_path: Path, forked_python: str) -> Iterator[Client]:
     install = tmp_path / "install"
     install.mkdir()
     (install / "cluster_config.yaml").write_text(SETTINGS)
-    yield Client(slurm, install)
+    yield Client(slurm, install, forked_python)
     slurm.run("scancel", f"--user={os.geteuid()}")
     wait_until(lambda: not slurm.run("squeue", "-h").stdout.strip(), "an empty queue")
 
@@ -57,7 +56,7 @@ def order(shell: Client, tiny_plan: Callable[..., Plan], tmp_path: Path) -> Call
     """Orders of ten steps, with a line of shell in place of the workers."""
     catalogue, plan = Catalogue(), tiny_plan(scale=1, steps=10)
     site = read_site(catalogue, shell.install, shell.cluster.environ)
-    options = SlurmOptions(python=sys.executable)
+    options = SlurmOptions(python=shell.python)
     template = Order(plan=plan, defaults=job_defaults(catalogue, plan.recipe), options=options, site=site)
     return lambda line, **changes: quick_order(template, line, tmp_path, **changes)
 

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host lists, points in time, faults, retries, nodes: pure parts of the history."""
 
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from llmb.catalogue.source import CatalogueError
 from llmb.errors import UsageError
@@ -19,6 +17,7 @@ from llmb.jobs.since import parse_since
 from llmb.jobs.wait import exit_code
 from llmb.launch.slurm.job_state import JobState, parse_accounts, parse_queue
 from llmb.report.jobs_report import jobs_table
+from llmb.report.output import styled_lines
 from llmb.runs.failure import failure_line
 
 
@@ -254,10 +253,10 @@ def test_a_row_of_a_narrow_terminal_has_id_state_and_reason() -> None:
         job(job_id="1234567", state="COMPLETED", status="success", **values),
         job(job_id="1234568", state="TIMEOUT", status="success", reason="after the last step", **values),
     ]
-    text = StringIO()
-    Console(file=text, width=80).print(jobs_table(ended, 2))
-    rows = [line for line in text.getvalue().splitlines() if line.startswith("12345")]
+    lines = styled_lines(jobs_table(ended, 2), 80)
+    text = "\n".join(lines)
+    rows = [line for line in lines if line.startswith("12345")]
     assert [row.split()[:2] for row in rows] == [["1234567", "success"], ["1234568", "success:"]]
-    assert "TIMEOUT" in text.getvalue()
-    assert "COMPLETED" not in text.getvalue()
-    assert "last step" in text.getvalue()
+    assert "TIMEOUT" in text
+    assert "COMPLETED" not in text
+    assert "last step" in text

@@ -16,7 +16,7 @@ from llmb.jobs.refresh import refresh
 from llmb.jobs.store import Store
 from llmb.runs.folder import RunFolder
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = pytest.mark.slurm
 Submit = Callable[..., Job]
 ALL_STEPS = 'cat "$1" >> "$0/metrics.jsonl"'
 HALF = 'head -n 5 "$1" >> "$0/metrics.jsonl"'

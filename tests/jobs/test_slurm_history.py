@@ -138,7 +138,7 @@ def test_a_controller_that_is_down_leaves_what_is_known(
         complaints = tmp_path / "complaints"
         with complaints.open("w") as stream:
             waiting = subprocess.Popen(
-                [*LLMB, "jobs", "wait", str(job.job_id)],
+                [shell.python, *LLMB, "jobs", "wait", str(job.job_id)],
                 env={**shell.cluster.environ, "LLMB_INSTALL": str(shell.install)},
                 stdout=subprocess.DEVNULL,
                 stderr=stream,

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+import fcntl
 import functools
+import hashlib
 import json
 import os
 import subprocess
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 LLMB = [sys.executable, "-m", "llmb.cli.main"]
-STARTED_WITHIN_S = 120
+STARTED_WITHIN_S = 300
 
 
 @dataclass
@@ -69,7 +71,7 @@ def parent_of(pid: int) -> int:
 def gone() -> Callable[..., bool]:
     """Whether processes end within some seconds; those that only wait for init to bury them have ended."""
 
-    def check(pids: Iterable[int], within_s: float = 5) -> bool:
+    def check(pids: Iterable[int], within_s: float = 60) -> bool:
         end = time.monotonic() + within_s
         while any(_alive(pid) for pid in pids):
             if time.monotonic() > end:
@@ -89,11 +91,13 @@ def _alive(pid: int) -> bool:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    """Starts ``llmb run`` of a tiny model below ``tmp_path``."""
+    """Starts ``llmb run`` of a tiny model below ``tmp_path``, with the interpreter unless told otherwise."""
     runs = []
 
-    def starter(*options: str, install: Path = tmp_path, prefix: Sequence[str] = ()) -> Run:
-        command = [*prefix, *LLMB, "run", "-s", "tiny", "--gpu-type", "cpu", *options]
+    def starter(
+        *options: str, install: Path = tmp_path, prefix: Sequence[str] = (), python: str = sys.executable
+    ) -> Run:
+        command = [*prefix, python, *LLMB[1:], "run", "-s", "tiny", "--gpu-type", "cpu", *options]
         environ = {**os.environ, "LLMB_INSTALL": str(install)}
         process = subprocess.Popen(
             command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
@@ -109,19 +113,37 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
-    """The result of a finished run of a tiny model; runs with the same options are done once."""
+def finished(tmp_path_factory: pytest.TempPathFactory, forked_python: str) -> Callable[..., dict[str, Any]]:
+    """The result of a finished run of a tiny model; runs with the same options are done once.
+
+    Once for all processes that run tests, too: the first one does it, and others wait for it.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    runs = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "runs"
+    runs.mkdir(exist_ok=True)
 
     @functools.cache
     def result(*options: str) -> dict[str, Any]:
-        environ = {**os.environ, "LLMB_INSTALL": str(tmp_path_factory.mktemp("runs"))}
-        command = [*LLMB, "run", "-s", "tiny", "--gpu-type", "cpu", *options, "--json"]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        document: dict[str, Any] = json.loads(done.stdout)
+        install = runs / hashlib.blake2b("\0".join(options).encode(), digest_size=8).hexdigest()
+        install.mkdir(exist_ok=True)
+        with (install / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            printed = install / "printed.json"
+            if not printed.exists():
+                printed.write_text(run_to_end(forked_python, install, options))
+        document: dict[str, Any] = json.loads(printed.read_text())
         return document
 
     return result
+
+
+def run_to_end(python: str, install: Path, options: tuple[str, ...]) -> str:
+    command = [python, *LLMB[1:], "run", "-s", "tiny", "--gpu-type", "cpu", *options, "--json"]
+    # One thread is as quick for a tiny model, and leaves the other cores to other tests.
+    environ = {"OMP_NUM_THREADS": "1", **os.environ, "LLMB_INSTALL": str(install)}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def read_steps(run_dir: str) -> list[dict[str, Any]]:

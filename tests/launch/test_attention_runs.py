@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
 LLAMA = ("-w", "pretrain_llama3.1", "--steps", "3")
 
 

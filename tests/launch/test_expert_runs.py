@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
 Finished = Callable[..., dict[str, Any]]
 
 MAVERICK = ("-w", "finetune_llama4-maverick", "--scale", "4")
 EP4 = (*MAVERICK, "--ep", "4", "--steps", "20")
+MIXTRAL = ("-w", "pretrain_mixtral", "--scale", "4", "--tp", "2", "--ep", "4", "--steps", "20")
 ALL = (*MAVERICK, "--tp", "2", "--ep", "2", "--etp", "2", "--steps", "20")
 
 
@@ -21,12 +21,17 @@ def steps(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (Path(result["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("options", [EP4, ALL], ids=["ep4", "tp2-ep2-etp2"])
+@pytest.mark.parametrize(
+    "options",
+    [EP4, pytest.param(ALL, marks=pytest.mark.slow), MIXTRAL],
+    ids=["ep4", "tp2-ep2-etp2", "mixtral-tp2-ep4"],
+)
 def test_the_loss_falls(finished: Finished, options: tuple[str, ...]) -> None:
     losses = [step["loss"] for step in steps(finished(*options))]
     assert fmean(losses[-5:]) < losses[0] - 1.0
 
 
+@pytest.mark.slow
 def test_every_layout_counts_the_same_load(finished: Finished) -> None:
     by_layout = [steps(finished(*options)) for options in (EP4, ALL)]
     for one, other in zip(*by_layout, strict=True):
@@ -36,14 +41,16 @@ def test_every_layout_counts_the_same_load(finished: Finished) -> None:
     assert all(sum(layer) == pytest.approx(1.0) for layer in shares.values())
 
 
-def test_forced_balance_is_recorded_in_step_result_and_record(finished: Finished) -> None:
-    result = finished(*EP4[:-1], "6", "--force-load-balancing", "--recompute", "full")
+@pytest.mark.parametrize("options", [EP4, MIXTRAL], ids=["top-1", "top-2"])
+def test_forced_balance_is_recorded_in_step_result_and_record(finished: Finished, options: tuple[str, ...]) -> None:
+    result = finished(*options[:-1], "6", "--force-load-balancing", "--recompute", "full")
     assert {step["expert_load"]["max_over_mean"] for step in steps(result)} == {1.0}
     assert result["expert_load"] == {"max_over_mean": 1.0, "idle_experts": 0.0, "forced": True}
     record = json.loads((Path(result["run_dir"]) / "run.json").read_text())
     assert record["plan"]["force_load_balancing"] is True
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_from_any_arrangement_of_experts_to_any_other(finished: Finished) -> None:
     whole = finished(*ALL)
     start = finished(*ALL[:-1], "10", "--save-checkpoint")

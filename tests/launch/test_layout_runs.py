@@ -1,21 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real training with tensor, context and pipeline parallel: the layout never changes the result."""
+"""Whole runs in a few layouts, from the options to the steps' figures; ``engine/test_layouts.py`` has every layout."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
 Losses = Callable[..., list[dict[str, Any]]]
-
-LAYOUTS = {
-    "tp2": ("--scale", "2", "--mbs", "4", "--tp", "2"),
-    "cp2": ("--scale", "2", "--mbs", "4", "--cp", "2"),
-    "tp2-cp2": ("--scale", "4", "--mbs", "4", "--tp", "2", "--cp", "2"),
-    "fsdp2-tp2": ("--scale", "4", "--mbs", "4", "--tp", "2"),
-    "pp2-vp2": ("--scale", "2", "--mbs", "4", "--pp", "2", "--vp", "2"),
-}
 
 
 def assert_same_training(losses: Losses, workload: str, *options: str, steps: int) -> list[dict[str, Any]]:
@@ -28,38 +19,25 @@ def assert_same_training(losses: Losses, workload: str, *options: str, steps: in
     return several
 
 
-@pytest.mark.parametrize("layout", ["tp2", "cp2", "pp2-vp2"])
-def test_each_parallelism_reproduces_one_process(losses: Losses, layout: str) -> None:
-    assert_same_training(losses, "pretrain_llama3.1", *LAYOUTS[layout], steps=8)
-
-
-def test_expert_runs_reproduce_one_process(losses: Losses) -> None:
-    assert_same_training(losses, "finetune_llama4-maverick", "--scale", "2", "--ep", "2", "--mbs", "4", steps=8)
-
-
 def test_tensor_and_context_parallel_reproduce_a_longer_run_with_recomputation(losses: Losses) -> None:
-    options = (*LAYOUTS["tp2-cp2"], "--recompute", "full")
+    options = ("--scale", "4", "--mbs", "4", "--tp", "2", "--cp", "2", "--recompute", "full")
     steps = assert_same_training(losses, "pretrain_llama3.1", *options, steps=20)
     assert {step["slowest_rank"] for step in steps} | {step["peak_memory_rank"] for step in steps} <= set(range(4))
     assert all(step["rank_step_time_s_min"] <= step["rank_step_time_s_max"] for step in steps)
 
 
-def test_tensor_parallel_without_sequence_parallel_reproduces_one_process(losses: Losses) -> None:
-    assert_same_training(losses, "pretrain_llama3.1", *LAYOUTS["tp2"], "--no-sequence-parallel", steps=8)
-
-
-@pytest.mark.parametrize("layout", ["cp2", "fsdp2-tp2"])
-def test_packed_documents_train_the_same_in_every_layout(losses: Losses, layout: str) -> None:
+def test_packed_documents_train_the_same_in_every_layout(losses: Losses) -> None:
     """Micro-batches of one sequence and of four have other numbers of labels that count."""
     packed = ("-w", "pretrain_llama3.1", "--document-tokens", "40")
     one = losses(*packed, "--scale", "1", "--mbs", "1", "--steps", "8")
-    several = losses(*packed, *LAYOUTS[layout], "--steps", "8")
+    several = losses(*packed, "--scale", "2", "--mbs", "4", "--cp", "2", "--steps", "8")
     for single, other in zip(one, several, strict=True):
         assert abs(single["loss"] - other["loss"]) <= 1e-5, single["step"]
         assert other["grad_norm"] == pytest.approx(single["grad_norm"], rel=1e-4)
     assert several[-1]["loss"] < several[0]["loss"]
 
 
+@pytest.mark.slow
 def test_all_of_them_together_on_eight_processes_reproduce_one(losses: Losses) -> None:
     options = ("--scale", "8", "--tp", "2", "--pp", "2", "--mbs", "1")
     assert_same_training(losses, "pretrain_llama3.1", *options, steps=8)
@@ -69,6 +47,7 @@ GROUPS_OF_TWO = ("--scale", "4", "--dp-sharding", "optimizer", "--dp-shard-size"
 V_OF_COPIES = ("--pp", "2", "--vp", "2", "--pipeline-schedule", "zero-bubble-v", "--dp-sharding", "none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workload", "options"),
     [("pretrain_llama3.1", GROUPS_OF_TWO), ("finetune_llama4-maverick", ("--scale", "4", *V_OF_COPIES))],
@@ -86,5 +65,6 @@ def test_pipeline_parallel_trains_in_bf16(losses: Losses) -> None:
     assert 0 < max(abs(a["loss"] - b["loss"]) for a, b in zip(exact, rounded, strict=False)) < 0.03
 
 
+@pytest.mark.slow
 def test_compiled_blocks_reproduce_the_others(losses: Losses) -> None:
     assert_same_training(losses, "pretrain_llama3.1", "--scale", "2", "--compile", "--recompute", "selective", steps=8)

@@ -11,8 +11,6 @@ from typer.testing import CliRunner
 
 from llmb.cli.trace import app
 
-pytestmark = pytest.mark.slow
-
 OPTIONS = ("-w", "pretrain_llama3.1", "--scale", "2", "--steps", "12", "--profile")
 STEPS = ("--profile-start-step", "9", "--profile-stop-step", "11")
 PARTS = ("attention", "matrix_product", "other", "memory_copy", "communication_exposed", "idle")

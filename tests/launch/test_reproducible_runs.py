@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
 Losses = Callable[..., list[dict[str, Any]]]
 
 
@@ -14,7 +13,14 @@ LLAMA = ("-w", "pretrain_llama3.1")
 TWO = ("--scale", "2", "--steps", "20")
 
 
-@pytest.mark.parametrize("workload", ["pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick"])
+@pytest.mark.parametrize(
+    "workload",
+    [
+        "pretrain_llama3.1",
+        pytest.param("pretrain_nemotron4", marks=pytest.mark.slow),
+        pytest.param("finetune_llama4-maverick", marks=pytest.mark.slow),
+    ],
+)
 def test_two_and_four_processes_reproduce_one(losses: Losses, workload: str) -> None:
     one, two, four = (losses("-w", workload, "--scale", scale, "--steps", "20") for scale in ("1", "2", "4"))
     assert len(one) == 20
@@ -40,10 +46,10 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(losses: Losse
 @pytest.mark.parametrize(
     "options",
     [
-        ("--recompute", "full"),
         ("--recompute", "selective"),
         ("--mbs", "4"),  # enough for logits to be cut into pieces
-        ("--mbs", "4", "--keep-logits"),
+        pytest.param(("--recompute", "full"), marks=pytest.mark.slow),
+        pytest.param(("--mbs", "4", "--keep-logits"), marks=pytest.mark.slow),
     ],
 )
 def test_how_a_step_is_computed_does_not_change_its_loss(losses: Losses, options: tuple[str, ...]) -> None:

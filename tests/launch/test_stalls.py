@@ -5,14 +5,14 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fork_server import Fork, ForkServer
+from free_ports import free_ports
 
 from llmb.launch.local import run_workers
 from llmb.runs.finish import finish
@@ -21,7 +21,6 @@ from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, write_record
 from llmb.runs.result import Result
 
-pytestmark = pytest.mark.slow
 Start = Callable[..., Any]
 MakePlan = Callable[..., Plan]
 Gone = Callable[..., bool]
@@ -29,13 +28,15 @@ Gone = Callable[..., bool]
 HOST = socket.gethostname()
 FOUR = ("-w", "pretrain_llama3.1", "--scale", "4", "--steps", "100000")
 TWO = ("-w", "pretrain_llama3.1", "--scale", "2", "--steps", "100000")
-LIMIT_S = 14
-SOON_S = 10
+LIMIT_S, SHORT_LIMIT_S = 20, 12
+SOON_S = 60
+"""Far less than torch waits for a rank that is gone."""
+ENDS_WITHIN_S = 300
 ODD_WORKER = Path(__file__).parent / "odd_worker.py"
 
 
-def test_a_killed_worker_of_four_ends_the_run_and_is_named(start: Start, gone: Gone) -> None:
-    run = start(*FOUR)
+def test_a_killed_worker_of_four_ends_the_run_and_is_named(start: Start, gone: Gone, forked_python: str) -> None:
+    run = start(*FOUR, python=forked_python)
     folder = run.wait_for_steps(3)
     workers = run.workers()
     assert set(workers) == {0, 1, 2, 3}
@@ -53,7 +54,11 @@ def test_a_killed_worker_of_four_ends_the_run_and_is_named(start: Start, gone: G
 
 
 @pytest.mark.parametrize(
-    ("options", "victim", "others"), [(TWO, 0, "rank 1 waits in all"), (FOUR, 2, "ranks 0, 1, 3 wait in all")]
+    ("options", "victim", "others"),
+    [
+        (TWO, 0, "rank 1 waits in all"),
+        pytest.param(FOUR, 2, "ranks 0, 1, 3 wait in all", marks=pytest.mark.slow),
+    ],
 )
 def test_a_stopped_worker_ends_the_run_and_is_named(
     start: Start, gone: Gone, options: tuple[str, ...], victim: int, others: str
@@ -65,7 +70,7 @@ def test_a_stopped_worker_ends_the_run_and_is_named(
     os.kill(workers[victim], signal.SIGSTOP)
     began = time.monotonic()
     _, talk = run.process.communicate()
-    assert LIMIT_S / 2 < time.monotonic() - began < LIMIT_S
+    assert LIMIT_S / 2 < time.monotonic() - began < LIMIT_S + SOON_S
     assert run.process.returncode == 4
     assert f"the run failed: rank {victim} on {HOST} stopped responding at step " in talk
     assert f"; {others}" in talk
@@ -80,13 +85,14 @@ def test_a_stopped_worker_ends_the_run_and_is_named(
     assert not (folder / "stall.txt").exists()
 
 
+@pytest.mark.slow
 def test_a_stopped_launcher_of_the_workers_ends_the_run(start: Start, gone: Gone) -> None:
-    run = start(*TWO, "--stall-limit", "5")
+    run = start(*TWO, "--stall-limit", str(SHORT_LIMIT_S))
     run.wait_for_steps(3)
     workers = run.workers()
     agent = run.agent()
     os.kill(agent, signal.SIGSTOP)
-    _, talk = run.process.communicate(timeout=30)
+    _, talk = run.process.communicate(timeout=ENDS_WITHIN_S)
     assert run.process.returncode == 4
     assert f"the process that starts the workers on {HOST} has been stopped for " in talk
     assert f" s (process {agent})" in talk
@@ -94,18 +100,19 @@ def test_a_stopped_launcher_of_the_workers_ends_the_run(start: Start, gone: Gone
     assert run.record()["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_run_whose_every_worker_is_stopped_ends(start: Start, gone: Gone) -> None:
-    run = start("-w", "pretrain_llama3.1", "--scale", "1", "--steps", "100000", "--stall-limit", "3")
+    run = start("-w", "pretrain_llama3.1", "--scale", "1", "--steps", "100000", "--stall-limit", str(SHORT_LIMIT_S))
     run.wait_for_steps(3)
     workers = run.workers()
     os.kill(workers[0], signal.SIGSTOP)
-    _, talk = run.process.communicate(timeout=40)
+    _, talk = run.process.communicate(timeout=ENDS_WITHIN_S)
     assert run.process.returncode == 4
-    assert f"the run failed: rank 0 on {HOST} has been stopped for 1" in talk
+    assert f"the run failed: rank 0 on {HOST} has been stopped for " in talk
     assert gone(workers.values())
 
 
-@pytest.mark.parametrize("who", ["run", "agent"])
+@pytest.mark.parametrize("who", ["run", pytest.param("agent", marks=pytest.mark.slow)])
 def test_workers_do_not_outlive_those_who_started_them(start: Start, gone: Gone, who: str) -> None:
     run = start(*TWO, "--stall-limit", "0")
     run.wait_for_steps(3)
@@ -114,11 +121,11 @@ def test_workers_do_not_outlive_those_who_started_them(start: Start, gone: Gone,
     assert gone([agent, *workers.values()], within_s=SOON_S)
 
 
-def run_odd(plan: Plan, install: Path, odd: str) -> tuple[Result, float]:
+def run_odd(python: str, plan: Plan, install: Path, odd: str) -> tuple[Result, float]:
     """The result of a run whose rank 1 does something odd in step 3, and the seconds it took from there."""
     folder = create_run_folder(install, plan)
     agent = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={plan.recipe.scale}")
-    kept = new_record(plan, (sys.executable, *agent, str(ODD_WORKER), str(folder.path)))
+    kept = new_record(plan, (python, *agent, str(ODD_WORKER), str(folder.path)))
     write_record(folder, kept)
     variables = {"ODD": odd, "OMP_NUM_THREADS": "1"}
     exit_code = run_workers(kept.command, variables, folder, lambda step: None, plan.stall_limit_s)
@@ -131,8 +138,8 @@ def run_odd(plan: Plan, install: Path, odd: str) -> tuple[Result, float]:
     [
         (
             "sleep",
-            5,
-            5 + SOON_S,
+            SHORT_LIMIT_S,
+            SHORT_LIMIT_S + SOON_S,
             rf"rank 1 on {HOST} has hung for \d+ s at step 3, in no collective, at engine/loop",
         ),
         ("fail", 300, SOON_S, f"rank 1 on {HOST} failed: ValueError: an odd shape, after 3 of 10"),
@@ -140,47 +147,42 @@ def run_odd(plan: Plan, install: Path, odd: str) -> tuple[Result, float]:
     ],
 )
 def test_a_rank_that_hangs_or_leaves_while_the_others_wait_is_named(
-    tmp_path: Path, tiny_plan: MakePlan, odd: str, limit_s: int, within_s: float, said: str
+    tmp_path: Path, tiny_plan: MakePlan, forked_python: str, odd: str, limit_s: int, within_s: float, said: str
 ) -> None:
-    result, seconds = run_odd(tiny_plan(steps=10, stall_limit_s=limit_s), tmp_path, odd)
+    result, seconds = run_odd(forked_python, tiny_plan(steps=10, stall_limit_s=limit_s), tmp_path, odd)
     assert result.reason is not None
     assert re.match(said, result.reason)
     assert seconds < within_s
 
 
-def test_a_run_that_cannot_disconnect_is_finished_all_the_same(tmp_path: Path, tiny_plan: MakePlan) -> None:
-    result, seconds = run_odd(tiny_plan(steps=10), tmp_path, "linger")
+def test_a_run_that_cannot_disconnect_is_finished_all_the_same(
+    tmp_path: Path, tiny_plan: MakePlan, forked_python: str
+) -> None:
+    result, seconds = run_odd(forked_python, tiny_plan(steps=10), tmp_path, "linger")
     assert result.status == "success"
     assert seconds < SOON_S
 
 
-def test_a_stopped_rank_that_keeps_the_store_is_named(tmp_path: Path, tiny_plan: MakePlan) -> None:
+def test_a_stopped_rank_that_keeps_the_store_is_named(
+    tmp_path: Path, tiny_plan: MakePlan, fork_server: ForkServer
+) -> None:
     """As under Slurm, where no launcher keeps the store: whoever asks it waits forever."""
-    plan = tiny_plan(steps=100000, stall_limit_s=5)
+    plan = tiny_plan(steps=100000, stall_limit_s=SHORT_LIMIT_S)
     folder = create_run_folder(tmp_path, plan)
     write_record(folder, new_record(plan, ()))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(*free_ports(1))
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    with folder.log.open("wb") as log:
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-m", "llmb.engine.worker", str(folder.path)],
-                env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank},
-                stdout=log,
-                stderr=log,
-            )
-            for rank in ("0", "1")
-        ]
+    command = ["-m", "llmb.engine.worker", str(folder.path)]
+    ranks = [
+        Fork(fork_server, command, {**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank}, folder.log)
+        for rank in ("0", "1")
+    ]
     try:
         while not folder.steps.exists() or folder.steps.read_text().count("\n") < 3:
             assert ranks[0].poll() is None, folder.log.read_text()
             time.sleep(0.05)
         ranks[0].send_signal(signal.SIGSTOP)
-        began = time.monotonic()
-        assert ranks[1].wait(timeout=60) == 1
-        assert time.monotonic() - began < 5 + SOON_S
+        assert ranks[1].wait(timeout=SHORT_LIMIT_S + SOON_S) == 1
     finally:
         for rank in ranks:
             rank.kill()

@@ -55,6 +55,9 @@ def test_a_published_row_is_reproduced(figure) -> None:
         ("nemotron4", "340b", 4096, 8.6212e15, 8.4431e15),
         ("llama4-maverick", "400b", 4096, 4.4599e14, 4.2125e14),
         ("llama3", "70b", 2048, 8.8702e14, 8.7053e14),
+        # 6 x the active parameters that transformers counts, without embedding, norms and router, and attention.
+        ("qwen3", "8b", 8192, 4.9074e14, 4.3136e14),
+        ("mixtral", "8x7b", 4096, 3.3967e14, 3.2648e14),
     ],
 )
 def test_flops_of_the_true_models(model: str, size: str, seq_len: int, full: float, causal: float) -> None:

@@ -147,7 +147,7 @@ def test_profiled_steps_never_enter_statistics(
     result = conclude(plan, steps_of(plan), 0, "")
     assert result.status == "success"
     if count is None:
-        assert (result.step_time_s, result.throughput) == (None, None)
+        assert (result.step_time_s, result.tokens_per_s) == (None, None)
         assert result.step_time_reason
         assert "steps of the window were profiled" in result.step_time_reason
     else:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from llmb.runs.plan import Plan
-from llmb.runs.result import conclude
+from llmb.runs.result import Loss, conclude
 from llmb.runs.steps import Step
 
 NAN = float("nan")
@@ -55,9 +55,8 @@ def test_statistics_are_taken_over_the_window_alone(tiny_plan: Callable[..., Pla
     assert result.step_time_s is not None
     assert (result.step_time_s.count, result.step_time_s.mean, result.step_time_s.median) == (10, 1.5, 1.5)
     assert result.step_time_s.std == pytest.approx(0.52705, abs=1e-5)
-    assert result.throughput is not None
-    assert result.throughput.tokens_per_s == 1024 / 1.5
-    assert result.loss == {"first": 6.0, "last": 6.0 - 0.49}
+    assert result.tokens_per_s == 1024 / 1.5
+    assert result.loss == Loss(first=6.0, last=6.0 - 0.49)
     assert result.peak_memory_gib == 49 / 1024
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from llmb.campaigns.entry import Entry
 from llmb.campaigns.expansion import split_model
+from llmb.campaigns.job_request import job_options
+from llmb.campaigns.keys import campaign_keys
 from llmb.campaigns.text_file import TextReader
-from llmb.campaigns.words import Words
 from llmb.campaigns.yaml_file import YamlReader
 from llmb.catalogue.load import Catalogue
 
@@ -17,8 +18,8 @@ class CampaignFiles:
     """Files below a folder, with a few options."""
 
     def __init__(self, catalogue: Catalogue, folder: Path) -> None:
-        options = {name: name for name in OPTIONS} | {"lr": "peak_lr"}
-        self.words = Words(options=options, repeatable={"slurm_arg"}, variables=catalogue.variables)
+        options = [job_options()[name] for name in (*OPTIONS, "peak_lr")]
+        self.keys = campaign_keys(options, catalogue.variables)
         self.catalogue = catalogue
         self.folder = folder
 
@@ -26,13 +27,13 @@ class CampaignFiles:
         return split_model(self.catalogue, name)
 
     def text(self, content: str) -> tuple[list[Entry], list[str]]:
-        reader = TextReader("jobs.txt", self.words, self.split)
+        reader = TextReader("jobs.txt", self.keys, self.split)
         reader.read(content)
         return reader.entries, reader.problems
 
     def yaml(self, content: str) -> tuple[list[Entry], list[str]]:
         path = self.folder / "jobs.yaml"
         path.write_text(content)
-        reader = YamlReader(path, self.words, self.split)
+        reader = YamlReader(path, self.keys, self.split)
         reader.read()
         return reader.entries, [problem.removeprefix(f"{self.folder}/") for problem in reader.problems]

@@ -3,7 +3,6 @@
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,13 +11,13 @@ from typing import Any
 
 from slurm_cluster import SlurmCluster
 
-LLMB = [sys.executable, "-m", "llmb.cli.main"]
+LLMB = ["-m", "llmb.cli.main"]
 SETTINGS = """\
 gpu_type: cpu
 environment: {GLOO_SOCKET_IFNAME: lo, OMP_NUM_THREADS: 1}
 slurm: {partition: gpu, gpus_per_node: 2}
 """
-WITHIN_S = 120
+WITHIN_S = 600
 
 
 @dataclass
@@ -27,15 +26,17 @@ class Client:
 
     cluster: SlurmCluster
     install: Path
+    python: str
+    """What runs ``llmb`` and, in jobs, the workers."""
 
     def run(self, *command: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [*LLMB, *command],
+            [self.python, *LLMB, *command],
             env={**self.cluster.environ, "LLMB_INSTALL": str(self.install)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
             check=False,
         )
         assert code in (None, done.returncode), (done.returncode, done.stdout, done.stderr)

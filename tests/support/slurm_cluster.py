@@ -8,9 +8,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from free_ports import free_ports
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol")
 HOW_TO_GET = "Slurm is not installed: apt-get install slurmctld slurmd slurm-client munge (as .ci/run does)"
@@ -20,7 +22,7 @@ NODES = ("node1", "node2")
 GPUS = 8
 STOPPED = (*NODES, "slurmctld", "slurmdbd", "mariadbd", "munged")
 """Daemons in the order in which they are ended."""
-READY_S = 60
+READY_S = 300
 
 # cred_expire is also how long a requeued job waits; MinJobAge keeps ended jobs known; too short an
 # UnkillableStepTimeout drains nodes when the controller restarts under a step. Memory and cores are posed, and nothing
@@ -138,7 +140,7 @@ class SlurmCluster:
 
     def run(self, *command: str, **options: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command, env=self.environ, capture_output=True, text=True, timeout=60, check=False, **options
+            command, env=self.environ, capture_output=True, text=True, timeout=300, check=False, **options
         )
 
     def spawn(self, program: str, *arguments: str, name: str | None = None) -> None:
@@ -183,7 +185,7 @@ class SlurmCluster:
             # slurmd wants character devices.
             (self.root / "dev" / f"gpu{number}").symlink_to("/dev/null")
         user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
-        host, ports = socket.gethostname().split(".")[0], _free_ports(4)
+        host, ports = socket.gethostname().split(".")[0], free_ports(4)
         text = CONFIG.format(
             host=host,
             ports=ports,
@@ -214,17 +216,6 @@ class SlurmCluster:
             return any(str(self.root) in str(handle.readlink()) for handle in (proc / "fd").iterdir())
         except OSError:
             return False  # it ended while we looked, or is somebody else's
-
-
-def _free_ports(count: int) -> Sequence[int]:
-    """Ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for item in sockets:
-        item.bind(("127.0.0.1", 0))
-    ports = [item.getsockname()[1] for item in sockets]
-    for item in sockets:
-        item.close()
-    return ports
 
 
 def _kill(pid: int) -> None:

@@ -80,7 +80,8 @@ def join_alone() -> None:
 def transformer_config(model: Model, *, fp8: bool) -> Any:  # noqa: ANN401 (Megatron's class)
     transformer: Any = import_module("megatron.core.transformer")
     activations: Any = import_module("megatron.core.activations")
-    gated = model.gated_mlp
+    gated = model.mlp == "swiglu"
+    zero_centered = model.norm == "layernorm1p"
     precision = {
         "fp8": "hybrid",
         "fp8_recipe": "delayed",
@@ -96,8 +97,8 @@ def transformer_config(model: Model, *, fp8: bool) -> Any:  # noqa: ANN401 (Mega
         kv_channels=model.head_dim,
         gated_linear_unit=gated,
         activation_func=torch.nn.functional.silu if gated else activations.squared_relu,
-        normalization="RMSNorm" if gated else "LayerNorm",
-        layernorm_zero_centered_gamma=not gated,
+        normalization="LayerNorm" if zero_centered else "RMSNorm",
+        layernorm_zero_centered_gamma=zero_centered,
         layernorm_epsilon=model.norm_eps,
         init_method_std=model.init_std,
         add_bias_linear=False,

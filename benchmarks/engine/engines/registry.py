@@ -2,15 +2,17 @@
 """The engines, what each can train, and whether it is installed here."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from llmb import __version__
+from llmb.catalogue.parts import Parts, part_differences
 from llmb.catalogue.records import Dtype, Model
 
 LLMB = "llmb"
-DENSE = ("llama", "nemotron4")
+DENSE: Parts = {"moe": None, "chunked_attention": None, "qk_norm": None, "tied_embeddings": False}
+LLAMA: Parts = {**DENSE, "norm": "rmsnorm", "mlp": "swiglu", "rotary_pairs": "halves", "rotary_fraction": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +24,8 @@ class Engine:
     distribution: str
     modules: tuple[str, ...]
     install: str
-    architectures: tuple[str, ...] = ("llama", "nemotron4", "llama4")
+    parts: Parts = field(default_factory=dict)
+    """What its adapter can build; without any, all models."""
     fp8_modules: tuple[str, ...] = ()
     needs_gpu: bool = False
 
@@ -43,7 +46,7 @@ ENGINES: dict[str, Engine] = {
         distribution="torchtitan",
         modules=("torchtitan",),
         install="pip install torchtitan==0.2.2",
-        architectures=("llama",),
+        parts=LLAMA,
         fp8_modules=("torchao.float8",),
     ),
     "megatron-core": Engine(
@@ -51,7 +54,7 @@ ENGINES: dict[str, Engine] = {
         distribution="megatron-core",
         modules=("megatron.core", "transformer_engine.pytorch"),
         install='pip install "megatron-core[dev]"',
-        architectures=DENSE,
+        parts=DENSE,
         needs_gpu=True,
     ),
 }
@@ -63,8 +66,8 @@ def obstacle(name: str, model: Model, dtype: Dtype, *, has_gpu: bool) -> str | N
     engine = ENGINES[name]
     if missing := _missing(engine.modules):
         return f"not installed: {missing} ({engine.install})"
-    if model.architecture not in engine.architectures:
-        return f"the adapter of {name} does not support {model.architecture} models"
+    if difference := next(part_differences(model, engine.parts), None):
+        return f"the adapter of {name} cannot build this model: {difference}"
     if dtype is Dtype.FP8 and (missing := _missing(engine.fp8_modules)):
         return f"not installed: {missing}, which {name} needs for fp8 (pip install torchao)"
     if engine.needs_gpu and not has_gpu:

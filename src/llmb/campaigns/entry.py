@@ -3,31 +3,62 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated
+
+from llmb.options.option import Option
 
 Values = tuple[str, ...]
+_selection = partial(Option, panel="Selection")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """Which recipes; an empty field leaves nothing out."""
 
-    workloads: Values = ()
+    workloads: Annotated[
+        Values,
+        _selection(
+            name="workload",
+            flags=("-w", "--workload"),
+            help="What is trained, or several with commas; see 'llmb list'. Default: everything.",
+        ),
+    ] = ()
     """Workloads, or a workload and a size in one word, as in ``pretrain_llama3.1_8b``."""
-    sizes: Values = ()
-    dtypes: Values = ()
-    scales: tuple[int, ...] = ()
-    max_scale: int | None = None
+    sizes: Annotated[
+        Values,
+        _selection(name="size", flags=("-s", "--size", "--model-size"), help="Model size, or several. Default: all."),
+    ] = ()
+    dtypes: Annotated[
+        Values,
+        _selection(
+            name="dtype",
+            flags=("-d", "--dtype"),
+            help="Precision, or several. Default: bf16 of one recipe (fp32 on a CPU), else all.",
+        ),
+    ] = ()
+    scales: Annotated[
+        tuple[int, ...],
+        _selection(
+            name="scale",
+            help="Number of GPUs, or several. Default: the smallest of one recipe, else all that are published.",
+            minimum=1,
+        ),
+    ] = ()
+    max_scale: Annotated[
+        int | None, _selection(help="All scales up to N, and doublings of the largest.", minimum=1)
+    ] = None
     """Doublings of the largest published scale are taken up to here too."""
-    min_scale: bool = False
+    min_scale: Annotated[bool, _selection(help="The smallest scale of each recipe.")] = False
     """Only the smallest scale of each recipe."""
-    exact_scales: bool = False
+    exact_scales: Annotated[bool, _selection(help="Published scales, no doublings.")] = False
     """Published scales only, no doublings."""
-    proxy: bool = False
+    proxy: Annotated[bool, _selection(help="Proxies: models of fewer layers, for few GPUs.")] = False
     """Proxies, at their own scales, and nothing else."""
     everything: bool = False
     """What one recipe alone leaves empty is all of it, as where several are meant, and not its default."""
-    gpu_type: str | None = None
-    release: str | None = None
+    gpu_type: Annotated[str | None, _selection(help="GPU type of the catalogue, or cpu.")] = None
+    release: Annotated[str | None, _selection(help="Release of the source document. Default: the newest.")] = None
 
     @property
     def names_one(self) -> bool:
@@ -53,11 +84,11 @@ class Entry:
     options: Mapping[str, Values] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     """Of the workers' environment."""
-    repeats: int = 1
-    profile: bool = False
-    """Every run is profiled."""
-    add_profile: bool = False
-    """One more run is, beside the others."""
+    repeats: Annotated[
+        int, _selection(flags=("-r", "--repeats"), help="Runs of each recipe. Default: 1.", minimum=1)
+    ] = 1
+    profile: Annotated[bool, Option(help="Every run is profiled.")] = False
+    add_profile: Annotated[bool, Option(help="One more run is profiled, beside the others.")] = False
     repeatable: frozenset[str] = frozenset()
     """Options whose values a job gets all of: they are not swept."""
 

@@ -18,16 +18,17 @@ from llmb.catalogue.resolve import (
     sizes_of,
 )
 from llmb.errors import UsageError, unknown
+from llmb.options.option import limit_problems
 
 TINY = "tiny"
 MOST_JOBS = 10_000
 MOST_RECIPES = 3
-"""That are told of with one reason."""
+"""That one line of a report names."""
 
 
 @dataclass(slots=True)
 class Expansion:
-    """``problems`` are errors with their places; ``left_out`` is told of and no error."""
+    """``problems`` are errors with their places; ``left_out`` is reported and no error."""
 
     jobs: list[Job] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -69,7 +70,7 @@ def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None)
     types = dict.fromkeys(job.gpu_type for job in expansion.jobs)
     if gpu_type is None and len(types) > 1 and not all(entry.selection.gpu_type for entry in entries):
         do = "give --gpu-type, or set gpu_type in cluster_config.yaml"
-        expansion.problems.append(f"which GPUs the cluster has is not said: {' or '.join(types)}; {do}")
+        expansion.problems.append(f"the cluster's GPU type is not specified: {' or '.join(types)}; {do}")
     expansion.jobs.sort(key=lambda job: -job.scale)
     return expansion
 
@@ -101,8 +102,10 @@ def _few(recipes: Sequence[str]) -> str:
 
 
 def _check(entry: Entry) -> None:
-    if entry.repeats < 1:
-        raise UsageError(f"repeats is {entry.repeats}; it must be at least 1")
+    if problems := list(limit_problems(entry)):
+        raise UsageError("; ".join(problems))
+    if entry.repeats > MOST_JOBS:
+        raise UsageError(f"{entry.repeats} repeats are more than {MOST_JOBS:,} jobs")
     if entry.profile and entry.add_profile:
         raise UsageError("profile and add_profile exclude each other")
 

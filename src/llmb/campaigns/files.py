@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmb.campaigns.entry import Entry
+from llmb.campaigns.keys import Keys
 from llmb.campaigns.text_file import SplitModel, TextReader
-from llmb.campaigns.words import Words
 from llmb.campaigns.yaml_file import YamlReader
 from llmb.errors import UsageError
 
@@ -21,15 +21,15 @@ class FileEntries:
     problems: tuple[str, ...]
 
 
-def read_campaign_file(path: Path, words: Words, split_model: SplitModel) -> FileEntries:
+def read_campaign_file(path: Path, keys: Keys, split_model: SplitModel) -> FileEntries:
     """Raises UsageError where the file cannot be read or asks for nothing."""
     reader: YamlReader | TextReader
     try:
         if path.suffix.lower() in YAML_SUFFIXES:
-            reader = YamlReader(path, words, split_model)
+            reader = YamlReader(path, keys, split_model)
             reader.read()
         else:
-            reader = TextReader(str(path), words, split_model)
+            reader = TextReader(str(path), keys, split_model)
             reader.read(path.read_text())
     except OSError as error:
         raise UsageError(f"cannot read the file: {error.strerror}", where=str(path)) from error

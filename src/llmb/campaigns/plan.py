@@ -11,7 +11,7 @@ from llmb.launch.slurm.submission import Order
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """A job, and what it asks for; null where it has no time limit."""
+    """A job, and what it asks for; None if it has no time limit."""
 
     job: CampaignJob
     workload: str
@@ -45,6 +45,6 @@ def planned(job: CampaignJob, order: Order) -> PlannedJob:
 
 
 def total_gpu_hours(jobs: Iterable[PlannedJob]) -> float | None:
-    """Null where a job has no time limit."""
+    """None if a job has no time limit."""
     hours = [job.gpu_hours for job in jobs]
     return None if None in hours else sum(hour for hour in hours if hour is not None)

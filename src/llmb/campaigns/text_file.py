@@ -9,7 +9,7 @@ import yaml
 
 from llmb.campaigns.entry import Entry
 from llmb.campaigns.expansion import told
-from llmb.campaigns.words import Draft, Words
+from llmb.campaigns.keys import Draft, Keys
 from llmb.errors import UsageError
 
 SplitModel = Callable[[str], tuple[str, str | None]]
@@ -37,13 +37,13 @@ class _Wrong(Exception):
 class TextReader:
     """Entries of a file, and what is wrong with it as ``file:line:column: what``."""
 
-    def __init__(self, name: str, words: Words, split_model: SplitModel) -> None:
+    def __init__(self, name: str, keys: Keys, split_model: SplitModel) -> None:
         self.name = name
-        self.words = words
+        self.keys = keys
         self.split_model = split_model
         self.header: tuple[str, str | None] | None = None
         self.header_failed = False
-        """The tuples below a header that names nothing are passed over: one problem is told once."""
+        """The tuples below a header that names nothing are skipped: one problem is reported once."""
         self.entries: list[Entry] = []
         self.problems: list[str] = []
 
@@ -89,11 +89,10 @@ class TextReader:
             )
         draft = self._draft(where, workload, size)
         for name, cell in zip(fields, plain[1:], strict=True):
-            self._set(draft, name, _Cell(unquoted(cell.text), cell.column), listed=True)
+            self._set(draft, name, _Cell(unquoted(cell.text), cell.column))
         for cell in keyed:
             key, _, value = cell.text.partition("=")
-            listed = key.strip("-").lower() in ("scale", "scales", "dtype", "dtypes", "size", "sizes")
-            self._set(draft, key, _Cell(unquoted(value), cell.column), listed=listed)
+            self._set(draft, key, _Cell(unquoted(value), cell.column))
         self.entries.append(draft.entry())
 
     def _read_tuple(self, line: str, column: int, where: str) -> None:
@@ -107,19 +106,16 @@ class TextReader:
         for name, cells in zip(_TUPLE, items, strict=False):
             if not cells:
                 raise _Wrong(column, f"{name} is empty")
-            self._set(draft, name, _Cell(",".join(cell.text for cell in cells), cells[0].column), listed=True)
+            self._set(draft, name, _Cell(",".join(cell.text for cell in cells), cells[0].column))
         self.entries.append(draft.entry())
 
     def _draft(self, where: str, workload: str, size: str | None) -> Draft:
         fields = {"sizes": (size,)} if size else {}
-        return Draft(words=self.words, where=where, workloads=(workload,), fields=fields)
+        return Draft(keys=self.keys, where=where, workloads=(workload,), fields=fields)
 
-    def _set(self, draft: Draft, name: str, cell: _Cell, *, listed: bool) -> None:
-        values = tuple(part for part in cell.text.split(",") if part) if listed else (cell.text,)
+    def _set(self, draft: Draft, name: str, cell: _Cell) -> None:
         try:
-            if not values:
-                raise UsageError(f"{name} is empty")
-            draft.set(name, values)
+            draft.set_text(name, cell.text)
         except UsageError as error:
             self.problems.append(f"{draft.where}:{cell.column}: {told(error)}")
 

@@ -3,21 +3,21 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import yaml
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, create_model
 
 from llmb.campaigns.entry import Entry, Values
 from llmb.campaigns.expansion import told
+from llmb.campaigns.keys import ENVIRONMENT, Draft, Keys, entry_options
 from llmb.campaigns.text_file import SplitModel
-from llmb.campaigns.words import ENVIRONMENT, Draft, Words
 from llmb.catalogue.records import Record
 from llmb.catalogue.source import CatalogueError, Key, compose_file, line_in, read_file
 from llmb.errors import UsageError
 
-Keys = tuple[Key, ...]
-Setting = tuple[Keys, str, Values]
+Place = tuple[Key, ...]
+Setting = tuple[Place, str, Values]
 """Where a key stands, the key and its values."""
 
 
@@ -31,8 +31,6 @@ def _text(value: object) -> object:
 def _texts(value: object) -> object:
     return [_text(item) for item in value] if isinstance(value, list | tuple) else [_text(value)]
 
-
-_PARTS = frozenset({"sweep", "overrides", "defaults", "tasks", "env", "params"})
 
 Text = Annotated[str, BeforeValidator(_text)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
@@ -53,30 +51,22 @@ class Settings(Record):
         yield from (((key,), key, values) for key, values in (self.__pydantic_extra__ or {}).items())
 
 
-class Task(Record):
+_OWN = tuple(option.field for option in entry_options().values() if option.field != "sizes")
+_FIELDS: dict[str, Any] = dict.fromkeys(_OWN, (Texts | None, None))
+_Own: Any = create_model("_Own", __base__=Record, **_FIELDS)
+
+
+class Task(_Own):  # an entry's options are its fields
     """Jobs of one recipe. What is left out is taken from the recipe, and then from the file's defaults."""
 
-    dtypes: Texts | None = None
-    scales: Texts | None = None
-    max_scale: Text | None = None
-    min_scale: Text | None = None
-    exact_scales: Text | None = None
-    proxy: Text | None = None
-    gpu_type: Text | None = None
-    release: Text | None = None
-    repeats: Text | None = None
-    profile: Text | None = None
-    add_profile: Text | None = None
     sweep: dict[str, Texts] = Field(default_factory=dict)
     overrides: Settings = Settings()
 
     def own(self) -> Iterator[Setting]:
         """What is given here of the selection, the repeats and the profile."""
-        for name in type(self).model_fields:
-            if name in _PARTS:
-                continue
-            if (value := getattr(self, name, None)) is not None:
-                yield (name,), name, (value,) if isinstance(value, str) else value
+        for name in ("sizes", *_OWN):
+            if (values := getattr(self, name, None)) is not None:
+                yield (name,), name, values
 
     def settings(self) -> Iterator[Setting]:
         yield from ((("sweep", key), key, values) for key, values in self.sweep.items())
@@ -120,9 +110,9 @@ def _below(key: str, settings: Settings) -> Iterator[Setting]:
 class YamlReader:
     """Entries of a file, and what is wrong with it as ``file:line: what``."""
 
-    def __init__(self, path: Path, words: Words, split_model: SplitModel) -> None:
+    def __init__(self, path: Path, keys: Keys, split_model: SplitModel) -> None:
         self.path = path
-        self.words = words
+        self.keys = keys
         self.split_model = split_model
         self.entries: list[Entry] = []
         self.problems: list[str] = []
@@ -135,7 +125,7 @@ class YamlReader:
         except CatalogueError as error:
             self.problems.extend(error.problems)
             return
-        self.problems.extend(f"{self.path}:{line}: '{key}' is there twice" for line, key in _twice(root))
+        self.problems.extend(f"{self.path}:{line}: duplicate key '{key}'" for line, key in _duplicates(root))
         for name, recipe in (file.__pydantic_extra__ or {}).items():
             try:
                 workload, size = self.split_model(name)
@@ -143,7 +133,7 @@ class YamlReader:
                 self.problems.append(f"{self._where(root, (name,))}: {told(error)}")
                 continue
             for keys, task in _tasks(name, recipe):
-                draft = Draft(words=self.words, where=self._where(root, keys), workloads=(workload,))
+                draft = Draft(keys=self.keys, where=self._where(root, keys), workloads=(workload,))
                 draft.fields.update({"sizes": (size,)} if size else {})
                 self._fill(draft, root, _layers(file, name, recipe, keys, task))
                 self.entries.append(draft.entry())
@@ -156,18 +146,18 @@ class YamlReader:
             except UsageError as error:
                 self.problems.append(f"{self._where(root, keys)}: {'.'.join(map(str, keys))}: {told(error)}")
 
-    def _where(self, root: yaml.Node, keys: Keys) -> str:
+    def _where(self, root: yaml.Node, keys: Place) -> str:
         return f"{self.path}:{line_in(root, keys)}"
 
 
-def _tasks(name: str, recipe: RecipeTasks) -> Iterator[tuple[Keys, Task | None]]:
+def _tasks(name: str, recipe: RecipeTasks) -> Iterator[tuple[Place, Task | None]]:
     """Each task with its place; a recipe without any is one itself."""
     if not recipe.tasks:
         yield (name,), None
     yield from (((name, "tasks", number), task) for number, task in enumerate(recipe.tasks))
 
 
-def _layers(file: CampaignFile, name: str, recipe: RecipeTasks, keys: Keys, task: Task | None) -> Iterator[Setting]:
+def _layers(file: CampaignFile, name: str, recipe: RecipeTasks, keys: Place, task: Task | None) -> Iterator[Setting]:
     """What holds for a task, the strongest last."""
     for layer in (file.defaults.own(), file.defaults.settings()):
         yield from ((("defaults", *place), key, values) for place, key, values in layer)
@@ -180,15 +170,15 @@ def _layers(file: CampaignFile, name: str, recipe: RecipeTasks, keys: Keys, task
     yield from _below("overrides", file.overrides)
 
 
-def _twice(node: yaml.Node) -> Iterator[tuple[int, str]]:
+def _duplicates(node: yaml.Node) -> Iterator[tuple[int, str]]:
     """Line and name of each key that a mapping has already: YAML would drop what stands there first."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            yield from _twice(item)
+            yield from _duplicates(item)
     elif isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
             if key.value in seen:
                 yield key.start_mark.line + 1, key.value
             seen.add(key.value)
-            yield from _twice(value)
+            yield from _duplicates(value)

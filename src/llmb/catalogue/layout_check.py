@@ -37,12 +37,12 @@ def _tensor(model: Model, layout: Layout) -> Iterator[str]:
     parts = {
         "number of attention heads": model.attention_heads,
         "number of KV heads": model.kv_heads,
-        "FFN size": model.ffn_hidden_size,
+        **({} if all(map(model.is_moe_layer, range(model.layers))) else {"FFN size": model.ffn_hidden_size}),
         "vocabulary size": model.vocab_size,
     }
     if layout.sequence_parallel:
         parts["sequence length"] = layout.seq_len
-    if model.moe is not None:
+    if model.moe is not None and model.moe.shared_ffn_hidden_size is not None:
         parts["shared expert's FFN size"] = model.moe.shared_ffn_hidden_size
     for name, value in parts.items():
         if value % tp:

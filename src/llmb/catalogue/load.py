@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads and checks the complete catalogue."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
+from llmb.catalogue.gpus import for_gpus
 from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.records import Document, Expectation, Fabric, Gpu, Layout, Model
 from llmb.catalogue.schema import (
@@ -22,7 +24,11 @@ from llmb.catalogue.schema import (
     WorkloadFile,
 )
 from llmb.catalogue.source import CatalogueError, located, read_file, schema_problems
-from llmb.catalogue.variables import Variable, VariablesFile
+
+if TYPE_CHECKING:
+    from llmb.catalogue.variables import Variable
+
+Content = TypeVar("Content")
 
 DATA = Path(__file__).parent / "data"
 
@@ -39,6 +45,26 @@ class Figure:
     expectation: Expectation
 
 
+class Files(Mapping[str, Content]):
+    """What the files of a folder hold, by their names without ``.yaml``; each is read when it is first asked for."""
+
+    def __init__(self, folder: Path, read: Callable[[Path], Content]) -> None:
+        self.paths = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+        self.read = cache(read)
+
+    def __getitem__(self, name: str) -> Content:
+        return self.read(self.paths[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
 class Catalogue:
     """All recipes and published figures. Each part is read when it is first used.
 
@@ -51,8 +77,16 @@ class Catalogue:
 
     @cached_property
     def gpus(self) -> Mapping[str, Gpu]:
-        listed = read_file(self.root / "hardware.yaml", HardwareFile, wrap="gpus").gpus
-        return {gpu.gpu_type: gpu for gpu in listed}
+        path = self.root / "hardware.yaml"
+        gpus = {gpu.gpu_type: gpu for gpu in read_file(path, HardwareFile, wrap="gpus").gpus}
+        if problems := [
+            located(path, (number, "borrows"), f"{gpu.gpu_type} borrows from '{name}', which is no GPU type")
+            for number, gpu in enumerate(gpus.values())
+            for name in gpu.borrows
+            if name not in gpus
+        ]:
+            raise CatalogueError(problems)
+        return gpus
 
     @cached_property
     def fabrics(self) -> Mapping[str, Fabric]:
@@ -60,8 +94,10 @@ class Catalogue:
         return {fabric.fabric: fabric for fabric in listed}
 
     @cached_property
-    def variables(self) -> tuple[Variable, ...]:
+    def variables(self) -> "tuple[Variable, ...]":
         """The environment variables of the reference documents."""
+        from llmb.catalogue.variables import VariablesFile  # compiles patterns that 'list' and 'show' do not need
+
         return read_file(self.root / "variables.yaml", VariablesFile, wrap="variables").variables
 
     @cached_property
@@ -70,25 +106,38 @@ class Catalogue:
         return {document.document: document for document in listed}
 
     @cached_property
+    def families(self) -> Mapping[str, Mapping[str, Model]]:
+        """Models by name and size."""
+        return Files(self.root / "models", _read_models)
+
+    @cached_property
     def models(self) -> Mapping[tuple[str, str], Model]:
-        return {key: model for path in self._files("models") for key, model in _read_models(path)}
+        return {(name, size): model for name, sizes in self.families.items() for size, model in sizes.items()}
 
     @cached_property
     def workloads(self) -> Mapping[str, WorkloadFile]:
-        workloads = {}
-        for path in self._files("workloads"):
-            workload = read_file(path, WorkloadFile)
-            if problems := list(_contradictions(path, workload, self.models, self.documents)):
-                raise CatalogueError(problems)
-            workloads[workload.workload] = workload
-        return workloads
+        return Files(self.root / "workloads", self._read_workload)
+
+    def _read_workload(self, path: Path) -> WorkloadFile:
+        workload = for_gpus(read_file(path, WorkloadFile), self.gpus)
+        _check_name(path, "workload", workload.workload)
+        if problems := list(_contradictions(path, workload, self._family(path, workload), self.documents)):
+            raise CatalogueError(problems)
+        return workload
+
+    def _family(self, path: Path, workload: WorkloadFile) -> Mapping[str, Model]:
+        if workload.model not in self.families:
+            raise CatalogueError([located(path, ("model",), f"model: there is no model '{workload.model}'")])
+        return self.families[workload.model]
 
     @cached_property
     def figures(self) -> tuple[Figure, ...]:
-        return tuple(figure for path in self._files("expectations") for figure in _read_figures(path, self.documents))
+        return tuple(figure for figures in self.published.values() for figure in figures)
 
-    def _files(self, folder: str) -> list[Path]:
-        return sorted((self.root / folder).glob("*.yaml"))
+    @cached_property
+    def published(self) -> Mapping[str, tuple[Figure, ...]]:
+        """Figures by the document that they are from."""
+        return Files(self.root / "expectations", lambda path: tuple(_read_figures(path, self.documents)))
 
 
 def layout_of(table: LayoutTable, row: LayoutRow) -> Layout:
@@ -109,25 +158,35 @@ def model_of(model: Model, row: LayoutRow) -> Model:
     return model.model_copy(update=changes)
 
 
-def _read_models(path: Path) -> Iterator[tuple[tuple[str, str], Model]]:
+def _read_models(path: Path) -> Mapping[str, Model]:
+    """Models of one family, by size."""
     family = read_file(path, ModelFile)
+    _check_name(path, "model", family.model)
+    models = {}
     for size, own in family.sizes.items():
         fields = {"source": family.source, **family.common, **own, "model": family.model, "size": size}
         try:
-            yield (family.model, size), Model(**fields)
+            models[size] = Model(**fields)
         except ValidationError as error:
             raise CatalogueError(schema_problems(path, error, below=("sizes", size))) from error
+    return models
+
+
+def _check_name(path: Path, key: str, name: str) -> None:
+    """One file is found by the name of what it holds, without a look into the others."""
+    if name != path.stem:
+        raise CatalogueError([located(path, (key,), f"{key}: '{name}' has to be called '{path.stem}', as its file")])
 
 
 def _contradictions(
     path: Path,
     workload: WorkloadFile,
-    models: Mapping[tuple[str, str], Model],
+    models: Mapping[str, Model],
     documents: Mapping[str, Document],
 ) -> Iterator[str]:
     yield from _unknown_names(path, workload, models, documents)
     for number, table in enumerate(workload.layouts):
-        model = models.get((workload.model, table.size))
+        model = models.get(table.size)
         for index, row in enumerate(table.rows):
             for problem in _row_problems(model, table, row) if model else ():
                 yield located(path, ("layouts", number, "rows", index), problem)
@@ -141,7 +200,7 @@ def _contradictions(
 def _unknown_names(
     path: Path,
     workload: WorkloadFile,
-    models: Mapping[tuple[str, str], Model],
+    models: Mapping[str, Model],
     documents: Mapping[str, Document],
 ) -> Iterator[str]:
     named = [("layouts", i, table.document) for i, table in enumerate(workload.layouts) if table.document]
@@ -164,7 +223,7 @@ def _unknown_names(
         for size in e.sizes
     ]
     for size, keys in places:
-        if (workload.model, size) not in models:
+        if size not in models:
             yield located(path, keys, f"{workload.model} has no size '{size}'")
 
 
@@ -183,6 +242,7 @@ def _row_problems(model: Model, table: LayoutTable, row: LayoutRow) -> list[str]
 
 def _read_figures(path: Path, documents: Mapping[str, Document]) -> Iterator[Figure]:
     published = read_file(path, ExpectationsFile)
+    _check_name(path, "document", published.document)
     document = documents.get(published.document)
     if document is None:
         raise CatalogueError([located(path, ("document",), f"unknown document '{published.document}'")])

@@ -2,9 +2,11 @@
 """Typed, frozen records of everything the catalogue holds."""
 
 from enum import StrEnum
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from llmb.catalogue.upgrade import upgraded_model
 
 
 class Record(BaseModel):
@@ -47,6 +49,10 @@ class Gpu(Record):
     gpus_per_node: int
     device_names: tuple[str, ...]
     """Patterns (glob) of the driver's device names that are this very variant."""
+    borrows: tuple[str, ...] = ()
+    """Types whose published layouts it takes where a workload publishes none for it, the closest first."""
+    nvlink_c2c: bool = False
+    """NVLink connects it with its host's CPU, too."""
     sources: dict[str, str]
     notes: tuple[str, ...] = ()
 
@@ -68,18 +74,28 @@ class RopeScaling(Record):
     original_max_position: int
 
 
+Router = Literal["sigmoid-scaled-inputs", "softmax-weighted-outputs"]
+"""What becomes of the logits of a token's chosen experts, and what it is multiplied with.
+
+``sigmoid-scaled-inputs`` (Llama 4): each logit's sigmoid scales the token before its expert.
+``softmax-weighted-outputs`` (Mixtral): the softmax over the chosen logits weights what the experts return.
+"""
+
+
 class MixtureOfExperts(Record):
     """Expert layers: every ``interleave``-th layer, counted so that layer ``interleave - 1`` is the first."""
 
+    router: Router
     experts: int
     top_k: int
     ffn_hidden_size: int
-    shared_ffn_hidden_size: int
+    shared_ffn_hidden_size: int | None = None
+    """Of an expert that every token passes beside the chosen ones; null without one."""
     interleave: int
 
 
 class ChunkedAttention(Record):
-    """Llama 4 attention: rotary and chunks, but on each ``global_every``-th layer neither."""
+    """Chunks, but on each ``global_every``-th layer neither chunks nor rotary: a temperature by position (Llama 4)."""
 
     chunk_size: int
     global_every: int
@@ -87,12 +103,26 @@ class ChunkedAttention(Record):
     attn_scale: float
 
 
+Norm = Literal["rmsnorm", "layernorm1p"]
+"""``layernorm1p`` keeps its weight as the distance from one, and has a bias."""
+Mlp = Literal["swiglu", "squared-relu"]
+"""Feed-forward layers, experts included: gated SiLU with three matrices, or a squared ReLU between two."""
+RotaryPairs = Literal["halves", "interleaved"]
+"""Which elements of a head are rotated together: i and i + half, or 2i and 2i + 1."""
+
+
 class Model(Record):
-    """The true architecture of one model. Sizes are in elements."""
+    """The true architecture of one model, by its parts. Sizes are in elements. No matrix has a bias."""
 
     model: str
     size: str
-    architecture: Literal["llama", "nemotron4", "llama4"]
+    norm: Norm
+    mlp: Mlp
+    rotary_pairs: RotaryPairs = "halves"
+    qk_norm: Literal["rmsnorm"] | None = None
+    """A norm of each query and key head, before rotary."""
+    tied_embeddings: bool = False
+    """Embedding and head are one matrix."""
     layers: int
     hidden_size: int
     ffn_hidden_size: int
@@ -101,7 +131,6 @@ class Model(Record):
     head_dim: int
     vocab_size: int
     max_seq_len: int
-    gated_mlp: bool
     norm_eps: float
     rope_theta: float
     rotary_fraction: float = 1.0
@@ -109,7 +138,14 @@ class Model(Record):
     init_std: float
     moe: MixtureOfExperts | None = None
     chunked_attention: ChunkedAttention | None = None
+    """Null where each query sees every earlier position of its document."""
     source: str
+
+    @model_validator(mode="after")
+    def _experts_are_gated(self) -> Self:
+        if self.moe is not None and self.mlp != "swiglu":
+            raise ValueError(f"experts are gated: mlp is {self.mlp}, swiglu is needed")
+        return self
 
     def is_moe_layer(self, layer: int) -> bool:
         return self.moe is not None and layer % self.moe.interleave == self.moe.interleave - 1
@@ -117,6 +153,10 @@ class Model(Record):
     def is_global_layer(self, layer: int) -> bool:
         """True for a layer whose attention sees every earlier position."""
         return self.chunked_attention is None or (layer + 1) % self.chunked_attention.global_every == 0
+
+
+RecordedModel = Annotated[Model, BeforeValidator(upgraded_model)]
+"""Of a file that version 0.1 may have written."""
 
 
 class Layout(Record):
@@ -276,7 +316,7 @@ class Recipe(Record):
     """Where the layout was published; null for one of llmb's own."""
     task: Literal["pretrain", "lora", "sft"]
     proxy: bool
-    model: Model
+    model: RecordedModel
     layout: Layout
     training: Training
     packing: Packing | None

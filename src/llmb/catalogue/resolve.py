@@ -3,34 +3,49 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.load import Catalogue, layout_of, model_of
 from llmb.catalogue.records import Dtype, Expectation, Layout, Model, Packing, PublishedFlops, Recipe, Record
 from llmb.catalogue.schema import LayoutRow, LayoutTable, WorkloadFile
 from llmb.errors import UsageError, unknown
+from llmb.options.forms import WORD
+from llmb.options.option import Option
 
 CPU = "cpu"
+_size = partial(Option, panel="Layout overrides", minimum=1)
 
 
 class Overrides(Record):
     """Layout values that replace those of the recipe; None keeps the recipe's value."""
 
-    tp: int | None = None
-    pp: int | None = None
-    vp: int | None = None
-    cp: int | None = None
-    ep: int | None = None
-    etp: int | None = None
-    mbs: int | None = None
-    gbs: int | None = None
-    seq_len: int | None = None
-    layers: int | None = None
-    first_stage_layers: int | None = None
-    last_stage_layers: int | None = None
-    sequence_parallel: bool | None = None
+    tp: Annotated[int | None, _size(help="Tensor parallel size.")] = None
+    pp: Annotated[int | None, _size(help="Pipeline parallel size.")] = None
+    vp: Annotated[int | None, _size(help="Virtual pipeline stages per rank.")] = None
+    cp: Annotated[int | None, _size(help="Context parallel size.")] = None
+    ep: Annotated[int | None, _size(help="Expert parallel size.")] = None
+    etp: Annotated[int | None, _size(help="Tensor parallel size of experts.")] = None
+    mbs: Annotated[int | None, _size(help="Micro batch size.")] = None
+    gbs: Annotated[int | None, _size(help="Global batch size.")] = None
+    seq_len: Annotated[int | None, _size(help="Sequence length in tokens.")] = None
+    layers: Annotated[int | None, _size(help="Number of layers.")] = None
+    first_stage_layers: Annotated[
+        int | None, _size(help="Layers of the first pipeline stage; the others split the rest.", minimum=0)
+    ] = None
+    last_stage_layers: Annotated[int | None, _size(help="Layers of the last pipeline stage, likewise.", minimum=0)] = (
+        None
+    )
+    sequence_parallel: Annotated[
+        bool | None,
+        Option(
+            help="Tensor parallelism without sharding the sequence between layers.",
+            panel="Layout overrides",
+            negates=True,
+        ),
+    ] = None
 
     def given(self) -> dict[str, int]:
         return self.model_dump(exclude_none=True)
@@ -40,12 +55,17 @@ class Overrides(Record):
 class Request:
     """What the user specified; None means the default."""
 
-    workload: str
-    size: str
-    dtype: str | None = None
-    gpu_type: str | None = None
-    scale: int | None = None
-    release: str | None = None
+    workload: Annotated[str, Option(flags=("-w", "--workload"), help="What is trained; see 'llmb list'.")]
+    size: Annotated[
+        str,
+        Option(flags=("-s", "--size"), help="Model size, such as 8b; 'tiny' trains on a laptop.", form=WORD),
+    ]
+    dtype: Annotated[
+        str | None, Option(help="bf16, fp8 or, on a CPU, fp32. Default: bf16; on a CPU fp32.", form=WORD)
+    ] = None
+    scale: Annotated[int | None, Option(help="Number of GPUs, or of processes on a CPU.", minimum=1)] = None
+    gpu_type: Annotated[str | None, Option(help="GPU type of the catalogue, or cpu.", form=WORD)] = None
+    release: Annotated[str | None, Option(help="Release of the reference document. Default: the newest.")] = None
     overrides: Overrides = field(default_factory=Overrides)
 
 
@@ -125,7 +145,7 @@ def find_model(catalogue: Catalogue, workload: str, size: str) -> Model:
     found = find_workload(catalogue, workload)
     if size not in sizes_of(found):
         raise unknown("size", size, sizes_of(found))
-    return catalogue.models[(found.model, size)]
+    return catalogue.families[found.model][size]
 
 
 def sizes_of(workload: WorkloadFile) -> list[str]:
@@ -235,7 +255,7 @@ def _recipe(
     given = request.overrides.given()
     published = layout_of(table, row)
     layout = published.model_copy(update=given)
-    full = catalogue.models[(workload.model, request.size)]
+    full = catalogue.families[workload.model][request.size]
     model = model_of(full, row.model_copy(update={"layers": layout.layers}))
     if problems := check_layout(model, layout):
         raise layout_error(problems)
@@ -317,7 +337,7 @@ def _expectations(
         return (), f"the layout differs from the published one ({', '.join(changed)})"
     found = [
         figure.expectation
-        for figure in catalogue.figures
+        for figure in catalogue.published.get(table.document or "", ())
         if (figure.workload, figure.size, figure.dtype, figure.gpus)
         == (request.workload, request.size, dtype, pick.row.gpus)
         and figure.gpu_type in (gpu_type, None)

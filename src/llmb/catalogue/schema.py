@@ -29,6 +29,18 @@ class DocumentsFile(Record):
     documents: tuple[Document, ...]
 
 
+class GpuKind(Record):
+    """GPU types by what they are: no list has to name a new one."""
+
+    min_memory_gb: float = 0
+    below_memory_gb: float = float("inf")
+    nvlink_c2c: bool = False
+    """Only those with it."""
+
+    def holds_for(self, gpu: Gpu) -> bool:
+        return self.min_memory_gb <= gpu.memory_gb < self.below_memory_gb and (gpu.nvlink_c2c or not self.nvlink_c2c)
+
+
 class LayoutRow(Record):
     """One row of a layout table. ``dp`` and ``ga`` are as printed and must agree with the rest of the row."""
 
@@ -56,7 +68,9 @@ class LayoutTable(Record):
     size: str
     release: str | None = None
     document: str | None = None
-    gpu_types: tuple[str, ...]
+    gpu_types: tuple[str, ...] = ()
+    gpus_with: GpuKind | None = None
+    """For these GPU types, too."""
     dtypes: tuple[Dtype, ...]
     seq_len: int
     above_largest: Literal["double", "refuse", "any"]
@@ -64,6 +78,12 @@ class LayoutTable(Record):
     counts_embedding_and_loss: bool = False
     notes: tuple[str, ...] = ()
     rows: tuple[LayoutRow, ...]
+
+    @model_validator(mode="after")
+    def _is_for_something(self) -> Self:
+        if not self.gpu_types and self.gpus_with is None:
+            raise ValueError("gpu_types or gpus_with has to say what the layouts are for")
+        return self
 
 
 class FlopsEntry(Record):
@@ -114,6 +134,8 @@ class JobEntry(Record):
     sizes: tuple[str, ...] = ()
     dtypes: tuple[Dtype, ...] = ()
     gpu_types: tuple[str, ...] = ()
+    gpus_with: GpuKind | None = None
+    """For these GPU types, too; then no longer for a CPU."""
     min_scale: int = 1
     source: str
 
@@ -147,7 +169,7 @@ class JobsEntry(Record):
 
     @model_validator(mode="after")
     def _every_recipe_has_a_time_limit(self) -> Self:
-        selecting = {"release", "sizes", "dtypes", "gpu_types", "min_scale"}
+        selecting = {"release", "sizes", "dtypes", "gpu_types", "gpus_with", "min_scale"}
         if not self.time_limits or selecting & self.time_limits[-1].model_fields_set:
             raise ValueError("the last time limit has to hold for every recipe")
         return self
@@ -160,8 +182,9 @@ class WorkloadFile(Record):
     title: str
     task: Literal["pretrain", "lora", "sft"]
     model: str
-    borrowed_layouts: dict[str, str]
-    """GPU types without layouts of their own, and the type whose layouts they take."""
+    borrowed_layouts: dict[str, str] = Field(default_factory=dict)
+    """GPU types without layouts of their own, and the type whose layouts they take, where ``hardware.yaml`` says other.
+    """
     training: dict[str, dict[str, Any]]
     packing: tuple[PackingEntry, ...] = ()
     published_flops: tuple[FlopsEntry, ...]

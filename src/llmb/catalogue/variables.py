@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment variables of the source documents, and what they ask of llmb. Pure."""
+"""The environment variables of the reference documents, and what they ask of llmb. Pure."""
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -9,30 +8,25 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from llmb.catalogue.records import Record
-from llmb.errors import UsageError
+from llmb.errors import UsageError, closest
+from llmb.options.forms import WORD
+from llmb.options.option import Option
+from llmb.options.text import read_value, valid_values
 
-Value = str | int | bool | None
-ValueType = Literal["word", "text", "count", "number", "flag", "duration", "ranks"]
-
-FLAGS = {
-    **dict.fromkeys(("true", "1", "yes", "on", "t", "y"), True),
-    **dict.fromkeys(("false", "0", "no", "off", "f", "n"), False),
-}
+Value = str | int | float | bool | None
 NONE_WORDS = frozenset({"null", "none", "na", "n/a"})
-_LENGTHS_OF_SLIPS = (7, 13)
-_FORMS: dict[ValueType, tuple[re.Pattern[str], str]] = {
-    "word": (re.compile(r"[\w.+-]+", re.ASCII), "a name"),
-    "text": (re.compile(r".+"), "text on one line"),
-    "count": (re.compile(r"0*[1-9]\d{0,8}", re.ASCII), "a whole number of at least 1"),
-    "number": (re.compile(r"\d{1,9}", re.ASCII), "a whole number of at least 0"),
-    "flag": (re.compile("|".join(FLAGS)), "true or false"),
-    # Slurm's forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
-    "duration": (
-        re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|unlimited|infinite", re.ASCII),
-        "a time such as 30, 00:30:00 or 1-12:00:00",
-    ),
-    "ranks": (re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII), "ranks such as 0 or 0,8,16"),
+TYPES: Mapping[str, Option] = {
+    "word": Option(form=WORD),
+    "text": Option(),
+    "count": Option(annotation=int, minimum=1),
+    "number": Option(annotation=int, minimum=0),
+    "flag": Option(annotation=bool),
 }
+"""What values of variables may be that set no option."""
+SHORTEST_INEXACT = 7
+"""Letters of a name that others may be near to: of shorter ones, many differ by one letter only."""
+LIKENESS = 0.87
+MOST_LETTERS_MORE = 1
 
 
 class VariableUse(Record):
@@ -42,15 +36,15 @@ class VariableUse(Record):
     framework: bool = False
     """Only where a framework runs the recipe in its container, and not llmb's engine."""
     sets: str | None = None
-    """The option, by its parameter's name, that takes the value."""
+    """The name of the option that takes the value."""
     values: dict[str, str] = Field(default_factory=dict)
     """The values that are possible, and what the option calls them; empty where they are the option's own."""
     adds: dict[str, str] = Field(default_factory=dict)
     """Options that go with it, unless the value is false."""
     install: bool = False
     """The value is the install root."""
-    shell: bool = False
-    """Read from the environment wherever a job is submitted."""
+    read_for: str | None = None
+    """The name of the option that it stands for wherever a job is submitted, whether by ``llmb launch`` or not."""
     accepts: tuple[str, ...] = ()
     """The only values that are possible."""
     because: str | None = None
@@ -59,9 +53,9 @@ class VariableUse(Record):
 
     @model_validator(mode="after")
     def _is_one_use(self) -> Self:
-        kinds = (self.sets, self.install, self.shell, self.accepts, self.ignored, self.refused)
+        kinds = (self.sets, self.install, self.read_for, self.accepts, self.ignored, self.refused)
         if sum(map(bool, kinds)) != 1:
-            raise ValueError("a use is one of sets, install, shell, accepts, ignored and refused")
+            raise ValueError("a use is one of sets, install, read_for, accepts, ignored and refused")
         if bool(self.accepts) != bool(self.because):
             raise ValueError("accepts needs a reason in because")
         return self
@@ -75,7 +69,8 @@ class Variable(Record):
 
     name: str
     meaning: str
-    type: ValueType
+    type: Literal["word", "text", "count", "number", "flag"] | None = None
+    """What a value has to be; None where that is the option's to say."""
     none_is: int | None = None
     """What a word such as null stands for, where ``none_is`` is given at all."""
     releases: tuple[str, ...]
@@ -83,22 +78,37 @@ class Variable(Record):
     excludes: tuple[str, ...] = ()
     """Variables that ask for what does not go with this."""
     quiet: bool = False
-    """Other programs read it too: nothing is said of a value that llmb has no need of."""
+    """Other programs read it too: a value that llmb has no need of is not reported."""
 
     def use_for(self, workload: str, *, framework: bool = False) -> VariableUse | None:
         return next((use for use in self.uses if use.fits(workload, framework=framework)), None)
 
-    def value(self, text: str) -> Value:
+    @model_validator(mode="after")
+    def _has_one_type(self) -> Self:
+        if bool(self.type) == bool(self.option):
+            raise ValueError("type is for variables that no use of gives to an option, and these need it")
+        return self
+
+    @property
+    def option(self) -> str | None:
+        """The name of the option that values are of."""
+        return next((name for use in self.uses if (name := use.sets or use.read_for)), None)
+
+    def value(self, text: str, options: Mapping[str, Option]) -> Value:
         """Raises ValueError with what is valid."""
         if "none_is" in self.model_fields_set and text.lower() in NONE_WORDS:
             return self.none_is
-        form, valid = _FORMS[self.type]
-        folded = text if self.type == "text" else text.lower()
-        if not form.fullmatch(folded) or not text.isprintable():
-            raise ValueError(valid)
-        if self.type in ("count", "number"):
-            return int(folded)
-        return FLAGS[folded] if self.type == "flag" else folded
+        takes = self.takes(options)
+        found: Value = read_value(takes, text.lower() if takes.form.any_case else text)
+        return found
+
+    def valid(self, options: Mapping[str, Option]) -> str:
+        """What a value may be, in words that follow "it must be"."""
+        names = [name for use in self.uses for name in use.values]
+        return " or ".join(names) if names else valid_values(self.takes(options))
+
+    def takes(self, options: Mapping[str, Option]) -> Option:
+        return TYPES[self.type] if self.type else options[str(self.option)]
 
 
 class VariablesFile(Record):
@@ -124,16 +134,18 @@ def read_variables(
     variables: Sequence[Variable],
     environ: Mapping[str, str],
     workload: str,
+    options: Mapping[str, Option],
     given: Collection[str] = (),
     *,
     framework: bool = False,
 ) -> Reading:
-    """What ``environ`` says about a launch of ``workload``. An empty value is none, as in the documents' scripts.
+    """What ``environ`` says about a launch of ``workload``. As in the documents' scripts, an empty value is none.
 
-    Options in ``given``, those of the command line, win: a variable that sets one of them is not looked at. Raises
-    UsageError with every variable that does not apply, has a bad value, or contradicts another one.
+    ``options`` are those that variables may set. Those in ``given``, of the command line, win: a variable that sets one
+    of them is not looked at. Raises UsageError with every variable that does not apply, has a bad value, or contradicts
+    another one.
     """
-    reading, problems = _Readings(), list[str]()
+    reading, problems = _Readings(options), list[str]()
     for variable in variables:
         text = environ.get(variable.name, "").strip()
         use = variable.use_for(workload, framework=framework)
@@ -142,7 +154,7 @@ def read_variables(
         problem = reading.add(variable, use, text) if use else _does_not_apply(variable, workload)
         if problem:
             problems.append(problem)
-    problems.extend(_exclusions(variables, reading.heeded))
+    problems.extend(_exclusions(variables, reading.honored))
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         raise UsageError(
@@ -156,35 +168,32 @@ def read_variables(
 class _Readings:
     """What was read so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Mapping[str, Option]) -> None:
+        self.known = known
         self.options: dict[str, Value] = {}
         self.origins: dict[str, str] = {}
         self.install: str | None = None
         self.notes: list[str] = []
-        self.heeded: dict[str, Value] = {}
+        self.honored: dict[str, Value] = {}
         """Values by variable, of those that set something."""
 
     def add(self, variable: Variable, use: VariableUse, text: str) -> str | None:
         """Takes the value up; returns what is wrong with it."""
         if use.refused:
-            return f"{variable.name} cannot be heeded: {use.refused}"
+            return f"{variable.name} is not supported: {use.refused}"
         if use.ignored:
             if not variable.quiet:
                 self.notes.append(f"{variable.name} is not needed: {use.ignored}")
             return None
         try:
-            value = variable.value(text)
-        except ValueError as valid:
-            return f"{variable.name} is '{text}'; it must be {valid}"
+            value = _read(variable, use, text, self.known)
+        except ValueError:
+            return f"{variable.name} is '{text}'; it must be {variable.valid(self.known)}"
         if use.accepts:
             return _not_accepted(variable, use, value)
-        if use.shell:
+        if use.read_for:
             return None
-        if use.values:
-            if value not in use.values:
-                return f"{variable.name} is '{value}'; it must be {' or '.join(use.values)}"
-            value = use.values[str(value)]
-        self.heeded[variable.name] = value
+        self.honored[variable.name] = value
         taken = {"install" if use.install else str(use.sets): value, **(use.adds if value is not False else {})}
         problems = (self._take(option, variable.name, item) for option, item in taken.items())
         return next(filter(None, problems), None)
@@ -201,11 +210,20 @@ class _Readings:
         return None
 
 
-def _exclusions(variables: Iterable[Variable], heeded: Mapping[str, Value]) -> Iterator[str]:
+def _read(variable: Variable, use: VariableUse, text: str, options: Mapping[str, Option]) -> Value:
+    """Raises ValueError."""
+    if not use.values:
+        return variable.value(text, options)
+    if text.lower() not in use.values:
+        raise ValueError(text)
+    return use.values[text.lower()]
+
+
+def _exclusions(variables: Iterable[Variable], honored: Mapping[str, Value]) -> Iterator[str]:
     """Of flags that are set: one that is false excludes nothing."""
     for variable in variables:
         for other in variable.excludes:
-            if heeded.get(variable.name) and heeded.get(other):
+            if honored.get(variable.name) and honored.get(other):
                 yield f"{variable.name} and {other} exclude each other; unset one of them"
 
 
@@ -223,28 +241,20 @@ def _does_not_apply(variable: Variable, workload: str) -> str:
 
 def near_misses(variables: Iterable[Variable], environ: Iterable[str]) -> Iterator[str]:
     """A warning for each name in ``environ`` that is almost that of a variable."""
-    known = {variable.name for variable in variables}
-    for name in sorted(set(environ) - known):
-        near = [candidate for candidate in sorted(known) if _is_near(name, candidate)]
-        if near:
+    known = {_letters(variable.name): variable.name for variable in variables}
+    for name in sorted(set(environ) - set(known.values())):
+        like = closest(_letters(name), known, cutoff=LIKENESS)
+        if near := [known[letters] for letters in like if _is_near(name, letters)]:
             yield f"{name} is no variable that llmb reads; did you mean {' or '.join(near)}?"
 
 
 def _is_near(name: str, known: str) -> bool:
-    """The same but for case and underscores; a longer name also but for one slip of the pen, a very long one two."""
-    left, right = name.replace("_", "").upper(), known.replace("_", "").upper()
-    allowed = sum(len(right) >= length for length in _LENGTHS_OF_SLIPS)
-    return left == right or (abs(len(left) - len(right)) <= allowed and distance(left, right) <= allowed)
+    """Whether ``name``, which is like the letters ``known``, can be meant for them: a prefix more is another name."""
+    letters = _letters(name)
+    long = len(known) >= SHORTEST_INEXACT
+    return letters == known or (long and abs(len(letters) - len(known)) <= MOST_LETTERS_MORE)
 
 
-def distance(left: str, right: str) -> int:
-    """Characters added, dropped or replaced, and neighbours swapped, between two words (optimal string alignment)."""
-    before, row = list[int](), list(range(len(right) + 1))
-    for i, a in enumerate(left, start=1):
-        earlier, before, row = before, row, [i]
-        for j, b in enumerate(right, start=1):
-            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b))
-            if i > 1 and j > 1 and a == right[j - 2] and left[i - 2] == b:
-                cost = min(cost, earlier[j - 2] + 1)
-            row.append(cost)
-    return row[-1]
+def _letters(name: str) -> str:
+    """Without what is often written otherwise: case and underscores."""
+    return name.replace("_", "").upper()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb bulk``."""
 
-from dataclasses import replace
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,19 +9,22 @@ import typer
 
 from llmb.campaigns.expansion import split_model
 from llmb.campaigns.files import read_campaign_file
-from llmb.catalogue.load import Catalogue
-from llmb.cli.campaign_run import Anew, DryRun, Modes, Resume, Wanted, Yes, run_campaign
-from llmb.cli.job_options import JOB, given_of, job_words
-from llmb.cli.options import Json, takes
-from llmb.cli.selection_options import Asked, selection_options
+from llmb.campaigns.job_request import job_options
+from llmb.campaigns.keys import campaign_keys
+from llmb.campaigns.queueing import Wanted, campaign_context, from_command_line
+from llmb.campaigns.selection import selection_of
+from llmb.cli.campaign_options import JOB, SELECTION, Anew, DryRun, Resume, Yes, run_campaign
+from llmb.cli.json_option import Json
+from llmb.cli.options import given_of, takes
+from llmb.runs.folder import install_root
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 @app.command()
-@takes(selection_options, JOB)
+@takes(SELECTION, JOB)
 def bulk(
-    asked: Asked,
+    selecting: dict[str, Any],
     values: dict[str, Any],
     file: Annotated[Path, typer.Argument(help="Text, or YAML if its name ends in .yaml or .yml.")],
     ctx: typer.Context,
@@ -33,8 +36,8 @@ def bulk(
 ) -> None:
     """Queue the jobs of a file on a Slurm cluster, the largest first.
 
-    The campaign is shown and confirmed. A client that is killed loses nothing: the same command goes on where it was,
-    and no job is queued twice. Options of the command line come before those of the file; those that select leave
+    The campaign is shown and confirmed. A client that is killed loses nothing: the same command resumes, and no job
+    is queued twice. Options of the command line come before those of the file; those that select leave
     some of the file's jobs only. What a file may hold: docs/how-to/run-many-recipes.md.
 
     Examples:
@@ -45,29 +48,17 @@ def bulk(
 
     - `llmb bulk sweep.yaml --dtype fp8 --max-scale 256 --resume`
     """
-    catalogue = Catalogue()
-    given = given_of(ctx, values)
-    found = read_campaign_file(file, job_words(catalogue.variables), lambda name: split_model(catalogue, name))
+    context = campaign_context(install_root(os.environ, Path.cwd()), os.environ)
+    catalogue, selection, given = context.catalogue, selection_of(selecting), given_of(ctx, values)
+    keys = campaign_keys(job_options().values(), catalogue.variables)
+    found = read_campaign_file(file, keys, lambda name: split_model(catalogue, name))
     profile = bool(given.pop("profile", False))
-    entries = [
-        replace(
-            entry,
-            repeats=asked.repeats or entry.repeats,
-            add_profile=entry.add_profile or (profile and not entry.profile),
-            selection=replace(
-                entry.selection,
-                gpu_type=asked.selection.gpu_type or entry.selection.gpu_type,
-                release=asked.selection.release or entry.selection.release,
-            ),
-        )
-        for entry in found.entries
-    ]
     wanted = Wanted(
         source=str(file.absolute()),
-        entries=entries,
+        entries=from_command_line(found.entries, selection, selecting["repeats"], profile=profile),
         problems=found.problems,
         values={**values, "profile": False},
         given=given,
-        within=asked.selection,
+        within=selection,
     )
-    run_campaign(wanted, Modes(dry_run=dry_run, yes=yes, json=json, resume=resume, anew=anew))
+    run_campaign(context, wanted, dry_run=dry_run, yes=yes, json=json, resume=resume, anew=anew)

@@ -9,7 +9,7 @@ import typer
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import find_model
-from llmb.cli.options import Json
+from llmb.cli.json_option import Json
 from llmb.cli.progress import ByteProgress
 from llmb.huggingface.shards import parse_size
 from llmb.launch.conversion import export_checkpoint, import_checkpoint

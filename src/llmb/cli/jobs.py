@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb jobs``."""
+"""``llmb jobs``.
+
+Most of the time, ``list`` has only the history to read: what asks a scheduler or reads run folders is imported by the
+commands that do so.
+"""
 
 import os
 import sys
@@ -9,22 +13,14 @@ from typing import Annotated
 
 import typer
 
-from llmb.cli.options import Json
+from llmb.cli.json_option import Json
 from llmb.cli.said import say
 from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
-from llmb.jobs.details import read_details
 from llmb.jobs.find import find_job, find_jobs
-from llmb.jobs.follow import follow_log, job_log
 from llmb.jobs.history import open_history
-from llmb.jobs.job import Job
-from llmb.jobs.nodes import node_records
-from llmb.jobs.rebuild import jobs_of_folders
-from llmb.jobs.refresh import refresh as refresh_jobs
-from llmb.jobs.refresh import stale
+from llmb.jobs.job import Job, stale
 from llmb.jobs.since import parse_since
 from llmb.jobs.store import Filter, Store, check_states
-from llmb.jobs.wait import exit_code, refresh_and_retry, wait_for
-from llmb.launch.slurm.queries import cancel_jobs
 from llmb.report.jobs_report import job_document, job_table, jobs_document, jobs_table, nodes_document, nodes_table
 from llmb.report.output import print_json, print_table
 from llmb.runs.folder import install_root
@@ -103,6 +99,8 @@ def show(job_id: JobId, json: Json = False) -> None:
 
     - `llmb jobs show pretrain_llama3.1_8b_bf16_gpus8_tp1 --json`
     """
+    from llmb.jobs.details import read_details
+
     with _history() as store:
         _bring_up_to_date(store)
         job = find_job(store, job_id)
@@ -129,6 +127,8 @@ def log(
 
     - `llmb jobs log 4711 --follow`
     """
+    from llmb.jobs.follow import follow_log, job_log
+
     with _history() as store:
         job = find_job(store, job_id)
         if follow:
@@ -157,6 +157,8 @@ def wait(
 
     - `llmb jobs wait 4711 --timeout 3600 --json`
     """
+    from llmb.jobs.wait import exit_code, wait_for
+
     with _history() as store:
         keys = [job.key for job in find_jobs(store, job_ids)]
         try:
@@ -176,6 +178,9 @@ def cancel(job_ids: JobIds, json: Json = False) -> None:
 
     - `llmb jobs cancel 4711 4712`
     """
+    from llmb.jobs.refresh import refresh as refresh_jobs
+    from llmb.launch.slurm.queries import cancel_jobs
+
     with _history() as store:
         refresh_jobs(store, _install())
         found = find_jobs(store, job_ids)
@@ -198,6 +203,8 @@ def refresh(json: Json = False) -> None:
 
     - `llmb jobs refresh --json`
     """
+    from llmb.jobs.wait import refresh_and_retry
+
     with _history() as store:
         for line in refresh_and_retry(store, _install(), dict(os.environ)):
             say(line)
@@ -215,6 +222,8 @@ def rebuild(json: Json = False) -> None:
 
     - `llmb jobs rebuild`
     """
+    from llmb.jobs.rebuild import jobs_of_folders
+
     with _history() as store:
         added = store.restore(jobs_of_folders(_install()))
         say(f"{added} jobs were added from run folders")
@@ -237,6 +246,8 @@ def nodes(
 
     - `llmb jobs nodes --since 30d`
     """
+    from llmb.jobs.nodes import node_records
+
     since_s = parse_since(since, time.time()) if since else None
     with _history() as store:
         records = node_records(store.jobs(Filter(workload=workload, since_s=since_s)))
@@ -259,6 +270,8 @@ def _bring_up_to_date(store: Store) -> None:
     live = store.live()
     if not stale(live, time.time(), FRESH_S) and not store.unresolved():
         return
+    from llmb.jobs.refresh import refresh as refresh_jobs
+
     try:
         for line in refresh_jobs(store, _install(), PATIENCE_S).warnings:
             say(line)

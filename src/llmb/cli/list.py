@@ -7,7 +7,7 @@ import typer
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import find_workload
-from llmb.cli.options import Json
+from llmb.cli.json_option import Json
 from llmb.report.list_report import list_document, list_table
 from llmb.report.output import print_json, print_table
 

@@ -95,7 +95,7 @@ def llmb(
 def main() -> NoReturn:
     """Entry point of the console scripts."""
     # Starting up allocates much and frees little: collecting garbage meanwhile takes 7 % of 'llmb list' for nothing.
-    gc.set_threshold(50_000)
+    gc.set_threshold(200_000)
     exit_code = _run_app()
     sys.stderr.flush()
     # Results are written and flushed. All that is left is to take the interpreter apart, a fifth of 'llmb list'.

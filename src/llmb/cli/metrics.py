@@ -8,7 +8,8 @@ import typer
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
-from llmb.cli.options import Json, takes_recipe
+from llmb.cli.json_option import Json
+from llmb.cli.options import takes_recipe
 from llmb.errors import UsageError
 from llmb.metrics.throughput import throughput
 from llmb.report.output import print_json, print_table

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from llmb.cli.options import Json
+from llmb.cli.json_option import Json
 from llmb.errors import UsageError
 from llmb.report.nccl_report import nccl_document, nccl_tables
 from llmb.report.output import print_json, print_table

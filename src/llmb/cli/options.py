@@ -1,84 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that several commands share."""
+"""The command line's part of options: parameters for typer, made from what records declare."""
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
 
-from llmb.catalogue.resolve import Overrides, Request
+from llmb.catalogue.resolve import Request
+from llmb.options.option import Option, made, options_of
 
-LAYOUT = "Layout overrides"
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Maker = Callable[..., Any]
 
 
-def recipe_options(
-    *,
-    workload: Annotated[str, typer.Option("-w", "--workload", help="What is trained; see 'llmb list'.")],
-    size: Annotated[str, typer.Option("-s", "--size", help="Model size, such as 8b; 'tiny' trains on a laptop.")],
-    dtype: Annotated[
-        str | None, typer.Option(help="bf16, fp8 or, on a CPU, fp32. Default: bf16; on a CPU fp32.")
-    ] = None,
-    scale: Annotated[int | None, typer.Option(help="Number of GPUs, or of processes on a CPU.")] = None,
-    gpu_type: Annotated[str | None, typer.Option(help="GPU type of the catalogue, or cpu.")] = None,
-    release: Annotated[str | None, typer.Option(help="Release of the source document. Default: the newest.")] = None,
-    tp: Annotated[int | None, typer.Option(help="Tensor parallel size.", rich_help_panel=LAYOUT)] = None,
-    pp: Annotated[int | None, typer.Option(help="Pipeline parallel size.", rich_help_panel=LAYOUT)] = None,
-    vp: Annotated[int | None, typer.Option(help="Virtual pipeline stages per rank.", rich_help_panel=LAYOUT)] = None,
-    cp: Annotated[int | None, typer.Option(help="Context parallel size.", rich_help_panel=LAYOUT)] = None,
-    ep: Annotated[int | None, typer.Option(help="Expert parallel size.", rich_help_panel=LAYOUT)] = None,
-    etp: Annotated[int | None, typer.Option(help="Tensor parallel size of experts.", rich_help_panel=LAYOUT)] = None,
-    mbs: Annotated[int | None, typer.Option(help="Micro batch size.", rich_help_panel=LAYOUT)] = None,
-    gbs: Annotated[int | None, typer.Option(help="Global batch size.", rich_help_panel=LAYOUT)] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Sequence length in tokens.", rich_help_panel=LAYOUT)] = None,
-    layers: Annotated[int | None, typer.Option(help="Number of layers.", rich_help_panel=LAYOUT)] = None,
-    first_stage_layers: Annotated[
-        int | None,
-        typer.Option(help="Layers of the first pipeline stage; others share the rest.", rich_help_panel=LAYOUT),
-    ] = None,
-    last_stage_layers: Annotated[
-        int | None, typer.Option(help="Layers of the last pipeline stage, likewise.", rich_help_panel=LAYOUT)
-    ] = None,
-    no_sequence_parallel: Annotated[
-        bool,
-        typer.Option(
-            "--no-sequence-parallel",
-            help="Tensor parallelism without cutting the sequence between layers.",
-            rich_help_panel=LAYOUT,
-        ),
-    ] = False,
-) -> Request:
-    """The request that these options make. Every command that takes a recipe has them."""
-    overrides = Overrides(
-        tp=tp,
-        pp=pp,
-        vp=vp,
-        cp=cp,
-        ep=ep,
-        etp=etp,
-        mbs=mbs,
-        gbs=gbs,
-        seq_len=seq_len,
-        layers=layers,
-        first_stage_layers=first_stage_layers,
-        last_stage_layers=last_stage_layers,
-        sequence_parallel=False if no_sequence_parallel else None,
+def parameter(option: Option, *, envvar: bool = True) -> inspect.Parameter:
+    """What typer makes an option of. Limits are shown, but checked where all that is wrong is reported at once."""
+    info = typer.Option(
+        *option.spellings,
+        help=option.help,
+        rich_help_panel=option.panel,
+        envvar=option.envvar if envvar else None,
+        metavar=_metavar(option),
     )
-    return Request(
-        workload=workload,
-        size=size,
-        dtype=dtype,
-        gpu_type=gpu_type,
-        scale=scale,
-        release=release,
-        overrides=overrides,
+    annotation, default = option.annotation, option.default
+    if option.repeatable:
+        annotation, default = list[str] | None, None
+    elif option.listed:
+        annotation, default = str | None, None
+    elif option.negates:
+        annotation, default = bool, False
+    return inspect.Parameter(
+        option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, info]
     )
 
 
-def takes(*makers: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _metavar(option: Option) -> str | None:
+    if option.folder:
+        return "FOLDER"
+    if option.limit and not option.listed:
+        return f"<{option.type.__name__}, {option.limit}>"
+    return option.metavar
+
+
+def record_options(record: type) -> Maker:
+    """A maker of ``record`` from the options that it declares."""
+    return _maker(options_of(record).values(), lambda **values: made(record, values))
+
+
+def value_options(options: Iterable[Option], *, envvar: bool = True) -> Maker:
+    """A maker of the options' values by name; without ``envvar`` none is read from the shell."""
+    return _maker(options, lambda **values: values, envvar=envvar)
+
+
+def _maker(options: Iterable[Option], make: Maker, *, envvar: bool = True) -> Maker:
+    def maker(**values: Any) -> Any:  # noqa: ANN401 (whatever the options' types are)
+        return make(**values)
+
+    found = [parameter(option, envvar=envvar) for option in options]
+    maker.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
+    return maker
+
+
+def takes(*makers: Maker) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Gives a command the options of each maker in place of its first parameters, the values that they make."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -87,11 +71,11 @@ def takes(*makers: Callable[..., Any]) -> Callable[[Callable[..., None]], Callab
 
         @functools.wraps(command)
         def with_options(**options: Any) -> None:  # noqa: ANN401 (whatever the options' types are)
-            made = [
+            values = [
                 maker(**{option.name: options.pop(option.name) for option in part})
                 for maker, part in zip(makers, parts, strict=True)
             ]
-            command(*made, **options)
+            command(*values, **options)
 
         shared = [option for part in parts for option in part]
         parameters = [*shared, *(option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in own)]
@@ -104,4 +88,11 @@ def takes(*makers: Callable[..., Any]) -> Callable[[Callable[..., None]], Callab
 
 def takes_recipe(command: Callable[..., None]) -> Callable[..., None]:
     """For a command on a recipe."""
-    return takes(recipe_options)(command)
+    return takes(record_options(Request))(command)
+
+
+def given_of(ctx: typer.Context, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that the command line has, and no default or variable of the shell."""
+    return {
+        name: value for name, value in values.items() if str(ctx.get_parameter_source(name)).endswith("COMMANDLINE")
+    }

@@ -9,10 +9,10 @@ import typer
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import CPU, Request
-from llmb.cli.options import Json
+from llmb.cli.json_option import Json
+from llmb.cli.options import record_options, takes
 from llmb.cli.progress import RunProgress
 from llmb.cli.result import print_result
-from llmb.cli.training_options import takes_choices
 from llmb.launch.command import local_command, local_variables
 from llmb.launch.local_run import run_here
 from llmb.launch.machine import check_machine, recipe_for, this_machine
@@ -30,7 +30,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 @app.command()
-@takes_choices
+@takes(record_options(Request), record_options(Choices))
 def run(
     request: Request,
     choices: Choices,

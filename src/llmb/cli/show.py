@@ -6,7 +6,8 @@ import typer
 from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
-from llmb.cli.options import Json, takes_recipe
+from llmb.cli.json_option import Json
+from llmb.cli.options import takes_recipe
 from llmb.report.output import print_json, print_table
 from llmb.report.recipe_report import recipe_document, recipe_tables
 

@@ -10,15 +10,17 @@ from typing import Annotated, Any
 import typer
 
 from llmb.campaigns.campaign import JobRequest
-from llmb.campaigns.expansion import split_model
+from llmb.campaigns.entry import Entry
+from llmb.campaigns.job_request import job_request
+from llmb.campaigns.queueing import Wanted, campaign_context
+from llmb.campaigns.selection import selection_of, single_model
 from llmb.catalogue.load import Catalogue
-from llmb.cli.campaign_run import Anew, DryRun, Modes, Resume, Wanted, Yes, run_campaign
-from llmb.cli.job_options import JOB, given_of, job_request
-from llmb.cli.options import Json, takes
+from llmb.cli.campaign_options import JOB, SELECTION, Anew, DryRun, Resume, Yes, run_campaign
+from llmb.cli.json_option import Json
+from llmb.cli.options import given_of, takes
 from llmb.cli.progress import JobProgress
 from llmb.cli.result import print_result
 from llmb.cli.said import say
-from llmb.cli.selection_options import COMMAND_LINE, Asked, selection_options
 from llmb.errors import InfrastructureError, UsageError, UserInterrupt
 from llmb.jobs.history import open_history
 from llmb.jobs.store import Store
@@ -33,13 +35,15 @@ from llmb.report.submit_report import flags_text, submit_document, submit_text
 from llmb.runs.folder import install_root
 from llmb.runs.result import Result
 
+COMMAND_LINE = "the command line"
+
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 @app.command()
-@takes(selection_options, JOB)
+@takes(SELECTION, JOB)
 def submit(
-    asked: Asked,
+    selecting: dict[str, Any],
     values: dict[str, Any],
     ctx: typer.Context,
     dry_run: DryRun = False,
@@ -54,7 +58,7 @@ def submit(
     One recipe is one job; `--dry-run` prints its batch script. Lists with commas, limits of the scale and repeats make
     a campaign: all combinations, the largest first, and where workloads, sizes, dtypes or scales are left out, all
     that the cluster's GPU type has. A campaign is shown and confirmed. A client that is killed loses nothing: the same
-    command goes on where it was, and no job is queued twice. With `--profile` a campaign has one profiled run of each
+    command resumes, and no job is queued twice. With `--profile` a campaign has one profiled run of each
     recipe beside the others.
 
     Every plan is checked here and now. The run folder is made at once: it holds the batch script and, later, the
@@ -71,32 +75,27 @@ def submit(
 
     - `llmb submit -w pretrain_llama3.1,pretrain_nemotron4 --dtype bf16,fp8 --max-scale 512 --repeats 3`
     """
-    model = _single_model(asked)
+    selection = selection_of(selecting)
+    repeats = 1 if selecting["repeats"] is None else selecting["repeats"]
+    model = single_model(Catalogue(), selection, repeats)
     if model:
-        workload, size = model
-        own = {"dtype": next(iter(asked.selection.dtypes), None), "scale": next(iter(asked.selection.scales), None)}
-        chosen = {"gpu_type": asked.selection.gpu_type, "release": asked.selection.release}
-        wanted = job_request({**values, "workload": workload, "size": size, **own, **chosen})
+        own = {"dtype": next(iter(selection.dtypes), None), "scale": next(iter(selection.scales), None)}
+        chosen = {"gpu_type": selection.gpu_type, "release": selection.release}
+        wanted = job_request({**values, "workload": model[0], "size": model[1], **own, **chosen}, os.environ)
         queue_one(wanted, os.environ, dry_run=dry_run, wait=wait, yes=yes, json=json)
         return
     if wait:
         raise UsageError("--wait follows one job, and this is a campaign", do="leave it out, or name one recipe")
+    profile = bool(values.get("profile"))
+    entry = Entry(where=COMMAND_LINE, selection=selection, repeats=repeats, add_profile=profile)
     campaign = Wanted(
         source=COMMAND_LINE,
-        entries=[asked.entry(add_profile=bool(values.get("profile")))],
+        entries=[entry],
         values={**values, "profile": False},
         given={name: value for name, value in given_of(ctx, values).items() if name != "profile"},
     )
-    run_campaign(campaign, Modes(dry_run=dry_run, yes=yes, json=json, resume=resume, anew=anew))
-
-
-def _single_model(asked: Asked) -> tuple[str, str] | None:
-    """Workload and size where one job is meant, and no campaign. Raises UsageError for an unknown name."""
-    if not asked.selection.names_one or asked.repeats not in (None, 1):
-        return None
-    workload, own_size = split_model(Catalogue(), asked.selection.workloads[0])
-    sizes = (own_size, *asked.selection.sizes) if own_size else asked.selection.sizes
-    return (workload, sizes[0]) if len(sizes) == 1 else None
+    context = campaign_context(install_root(os.environ, Path.cwd()), os.environ)
+    run_campaign(context, campaign, dry_run=dry_run, yes=yes, json=json, resume=resume, anew=anew)
 
 
 def queue_one(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from llmb.cli.options import Json
+from llmb.cli.json_option import Json
 from llmb.report.output import print_json, print_table
 from llmb.report.trace_picture import trace_picture
 from llmb.report.trace_report import trace_document, trace_tables

@@ -21,7 +21,7 @@ def apply_compile(model: Decoder, backend: str | Callable[..., Any] = "inductor"
     for block in model.layers.values():
         if isinstance(block, MoEBlock):
             compile_method(block, "before_experts", backend)
-            compile_method(block.feed_forward.experts, "activate", backend, rows_vary=True)
+            compile_method(block.mlp.experts, "activate", backend, rows_vary=True)
             compile_method(block, "after_experts", backend)
         else:
             compile_method(block, "forward", backend)

@@ -26,7 +26,7 @@ def convert(job: ExportJob | ImportJob) -> None:
     left_out = import_weights(job, report_progress)
     if left_out:
         some = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
-        say(ConverterMessage(note=f"{len(left_out)} tensors that the text model does not have are left out: {some}"))
+        say(ConverterMessage(note=f"{len(left_out)} tensors that the model does not have are left out: {some}"))
 
 
 def main() -> int:

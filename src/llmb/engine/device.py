@@ -63,10 +63,6 @@ def exact_fp32() -> None:
     torch.set_float32_matmul_precision("highest")
 
 
-def backend(kind: Device) -> str:
-    return "nccl" if kind == "cuda" else "gloo"
-
-
 def memory(device: torch.device) -> Memory:
     """On a GPU the memory allocated by PyTorch; on a CPU the resident set of the process."""
     if device.type == "cuda":

@@ -26,7 +26,7 @@ def force_load_balancing(model: Decoder, ranks: Ranks) -> None:
 
 def moe_layers(model: Decoder) -> dict[int, MoELayer]:
     """MoE layers by block number."""
-    layers = {int(number): getattr(block, "feed_forward", None) for number, block in model.layers.items()}
+    layers = {int(number): getattr(block, "mlp", None) for number, block in model.layers.items()}
     return {number: layer for number, layer in layers.items() if isinstance(layer, MoELayer)}
 
 

@@ -2,12 +2,9 @@
 """The training loop."""
 
 import gc
-import json
-import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,11 +14,10 @@ from llmb.catalogue.records import Layout, Training
 from llmb.engine.attention_backend import attention_kernel, choose_attention
 from llmb.engine.checkpoint.load import load_checkpoint
 from llmb.engine.checkpoint.save import Saver
-from llmb.engine.compile import apply_compile
 from llmb.engine.data.synthetic import SyntheticData, micro_batches, rank_samples
 from llmb.engine.device import Memory, exact_fp32
 from llmb.engine.environment import describe_environment
-from llmb.engine.expert_load import ExpertLoadCounter, force_load_balancing
+from llmb.engine.expert_load import ExpertLoadCounter
 from llmb.engine.gradient_accumulation import Accumulation, Passes
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.initialise import initialise
@@ -33,20 +29,19 @@ from llmb.engine.optimizer import (
     reproducible,
     set_learning_rate,
 )
-from llmb.engine.parallel.context_parallel import apply_context_parallel, rank_positions
-from llmb.engine.parallel.data_parallel import compute_dtype, precision_policy, shard
-from llmb.engine.parallel.expert_parallel import apply_expert_parallel
+from llmb.engine.parallel.context_parallel import rank_positions
+from llmb.engine.parallel.data_parallel import compute_dtype
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import Pipeline, build_stages
-from llmb.engine.parallel.tensor_parallel import apply_tensor_parallel
-from llmb.engine.precision.apply import apply_fp8
 from llmb.engine.precision.step import fp8_counts, fp8_step
 from llmb.engine.profile import StepProfiler
-from llmb.engine.recompute import apply_recompute, hide_gathering
 from llmb.engine.reporter import Reporter
 from llmb.engine.timing import StepReader
+from llmb.engine.transformations import transform
 from llmb.engine.watchdog.progress import Progress
+from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, write_atomically
+from llmb.runs.fp8_product import fp8_product
 from llmb.runs.plan import Plan
 from llmb.runs.steps import Step
 
@@ -61,7 +56,9 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> No
     reproducible(plan.seed)
     stages = prepare_stages(plan, ranks)
     attention = choose_attention(stages, plan, ranks)
-    record_environment(folder, ranks, {**environment, "attention": attention.model_dump(mode="json")})
+    product = fp8_product(plan.device, emulate=plan.emulate_fp8) if plan.fp8_recipe else None
+    chosen = environment.model_copy(update={"attention": attention, "fp8_product": product})
+    record_environment(folder, ranks, chosen)
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     passes = build_passes(stages, plan, ranks)
     data = build_data(plan)
@@ -102,51 +99,21 @@ def pauses_after(plan: Plan, number: int) -> bool:
     return number == plan.last_step or plan.saves_after(number) or profile_ends
 
 
-def record_environment(folder: RunFolder, ranks: Ranks, environment: dict[str, Any]) -> None:
+def record_environment(folder: RunFolder, ranks: Ranks, environment: Environment) -> None:
     if ranks.is_first:
-        write_atomically(folder.environment, json.dumps(environment, indent=2) + "\n")
+        write_atomically(folder.environment, environment.model_dump_json(indent=2) + "\n")
 
 
 def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
     """This rank's share of the model with its initial values: one pipeline stage, or several with VP."""
     model, layout = plan.recipe.model, plan.recipe.layout
-    policy = precision_policy(plan.recipe.dtype, plan.recipe.training.grad_reduce_dtype)
     with torch.device("meta"):
         stages = build_stages(model, layout, ranks.pp_rank, v_shaped=plan.parallelism.v_shaped)
-    keep_whole = plan.parallelism.keeps_parameters or layout.pp > 1
+    transform(stages, plan, ranks)
     for stage in stages:
-        wrap_blocks(stage, plan)
-        if plan.force_load_balancing:
-            force_load_balancing(stage, ranks)
-        apply_expert_parallel(stage, ranks.expert_mesh["ep", "etp"])
-    apply_fp8(stages, plan, ranks, keep_weights=keep_whole)
-    for stage in stages:
-        apply_tensor_parallel(stage, ranks.tp, sequence_parallel=layout.sequence_parallel)
-        apply_context_parallel(stage, ranks.cp, layout.seq_len)
-        if ranks.world_size > 1 or policy.param_dtype:  # Else nobody shares and nothing is cast, but it takes time.
-            shard(stage, ranks.fsdp, ranks.expert_fsdp, policy, keep_whole=keep_whole)
-        if plan.recompute == "selective":
-            hide_gathering(stage)
-        if plan.keep_logits and stage.lm_head is not None:
-            stage.lm_head.smallest_bytes = math.inf
         stage.to_empty(device=ranks.device)
         initialise(stage, model, plan.seed)
     return stages
-
-
-def wrap_blocks(stage: Decoder, plan: Plan) -> None:
-    """Compiles blocks and makes them recompute, as the plan says.
-
-    What ``selective`` keeps, only the compiler can tell within a compiled block, so there it goes inside. A block that
-    is computed again as a whole goes outside: inside, torch 2.13 fails for parameters that tensor parallelism cut.
-    """
-    inside = plan.recompute == "selective"
-    if inside:
-        apply_recompute(stage, plan.recompute, by_part=plan.compiled)
-    if plan.compiled:
-        apply_compile(stage)
-    if not inside:
-        apply_recompute(stage, plan.recompute)
 
 
 def build_passes(stages: list[Decoder], plan: Plan, ranks: Ranks) -> Passes:
@@ -189,7 +156,8 @@ def add_gradients(passes: Passes, plan: Plan, data: SyntheticData, number: int, 
 
 def update(stages: Sequence[Decoder], optimizers: Sequence[FusedAdamW], training: Training, number: int) -> Tensor:
     """Clips the gradients, moves the parameters and forgets the gradients; the gradients' norm before."""
-    norm = clip_gradients(stages, optimizers, training.clip_grad)
+    parameters = [parameter for stage in stages for parameter in stage.own_parameters()]
+    norm = clip_gradients(parameters, optimizers, training.clip_grad)
     for optimizer in optimizers:
         set_learning_rate(optimizer, learning_rate(training, number))
         optimizer.step()

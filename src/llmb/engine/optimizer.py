@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
 from llmb.catalogue.records import Training
+from llmb.engine.model.local import this_ranks
 
 SMALLEST_NORM = 1e-6
 """Added to a norm before dividing by it, as in torch."""
@@ -57,12 +58,12 @@ def set_learning_rate(optimizer: AdamW, lr: float) -> None:
         group["lr"] = lr
 
 
-def clip_gradients(stages: Iterable[nn.Module], optimizers: Iterable[FusedAdamW], largest_norm: float) -> Tensor:
-    """Clips gradients to ``largest_norm`` over all ranks, by scaling them in the next optimizer step. A collective.
+def clip_gradients(parameters: Iterable[nn.Parameter], optimizers: Iterable[FusedAdamW], largest_norm: float) -> Tensor:
+    """Clips gradients of ``parameters`` to ``largest_norm`` over all ranks, by scaling in the next step. A collective.
 
     Returns the norm before clipping, 0-d fp64.
     """
-    norm = gradient_norm([p.grad for stage in stages for p in stage.parameters() if p.grad is not None])
+    norm = gradient_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     scale = ((norm + SMALLEST_NORM) / largest_norm).clamp(min=1.0).float()
     for optimizer in optimizers:
         optimizer.grad_scale = scale
@@ -81,10 +82,6 @@ def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
     if dist.is_initialized():
         dist.all_reduce(total)
     return total.sqrt()
-
-
-def this_ranks(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def ranks_with_a_copy(tensor: Tensor) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 from llmb.engine.device import Memory, Moment, memory
 from llmb.engine.expert_load import ExpertLoadCounter
 from llmb.engine.optimizer import learning_rate
+from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks
 from llmb.runs.plan import Plan
 from llmb.runs.steps import ExpertLoad, Fp8Counts, Step
@@ -49,7 +50,7 @@ class StepReader:
         self.queues = ranks.device.type == "cuda"
         self.pending: deque[PendingStep] = deque()
         # Values that hosts know are exchanged between hosts: on the GPU they would be queued after the next step.
-        self.group = dist.new_group(backend="gloo", group_desc="figures of steps") if self.queues else None
+        self.group = dist.new_group(backend=gloo_backend(), group_desc="figures of steps") if self.queues else None
 
     def begin(self, number: int, *, saving: bool) -> None:
         """A step begins where the one before ends, if that is still running. ``saving`` is as in ``Step``."""

@@ -4,52 +4,20 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from llmb.catalogue.records import Model
-from llmb.errors import UsageError
+from llmb.catalogue.parts import part
+from llmb.catalogue.records import Mlp, Model
+from llmb.huggingface.formats import Format, format_of
 
 Config = Mapping[str, Any]
 ExportDtype = Literal["fp32", "bf16"]
 
-MODEL_TYPES = {"llama": "llama", "nemotron4": "nemotron", "llama4": "llama4_text"}
-CLASSES = {"llama": "LlamaForCausalLM", "nemotron": "NemotronForCausalLM", "llama4_text": "Llama4ForCausalLM"}
-MULTIMODAL = "llama4"
 TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16"}
-
-# What transformers takes where a file is silent (LlamaConfig, NemotronConfig, Llama4TextConfig).
-SILENT: dict[str, dict[str, Any]] = {
-    "llama": {"hidden_act": "silu", "rope_theta": 10000.0},
-    "nemotron": {"hidden_act": "relu2", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-    "llama4_text": {
-        "hidden_act": "silu",
-        "rope_theta": 500000.0,
-        "use_qk_norm": True,
-        "attention_chunk_size": 8192,
-        "attn_temperature_tuning": True,
-        "floor_scale": 8192,
-        "attn_scale": 0.1,
-        "no_rope_layer_interval": 4,
-        "interleave_moe_layer_step": 1,
-        "num_experts_per_tok": 1,
-    },
-}
+ACTIVATIONS: dict[Mlp, str] = {"swiglu": "silu", "squared-relu": "relu2"}
 SILENT_EVERYWHERE = {"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False}
 NULL_MEANS_NONE = ("attention_chunk_size",)
 """Settings whose null is a value of its own; any other null is silence."""
-PLAIN = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act")
-PLAIN_OF = {
-    "llama": ("rms_norm_eps",),
-    "nemotron": ("norm_eps",),
-    "llama4_text": (
-        "rms_norm_eps",
-        "intermediate_size_mlp",
-        "num_local_experts",
-        "num_experts_per_tok",
-        "use_qk_norm",
-        "attention_chunk_size",
-        "floor_scale",
-        "attn_scale",
-    ),
-}
+COMPARED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act")
+"""Settings that act on weights, in every form; others are in ``formats.yaml``."""
 
 
 def config_of(model: Model, dtype: ExportDtype) -> dict[str, Any]:
@@ -59,10 +27,10 @@ def config_of(model: Model, dtype: ExportDtype) -> dict[str, Any]:
     Tokens with a meaning are null: a checkpoint of llmb knows no tokenizer. Raises UsageError for a model that the
     format cannot express.
     """
-    model_type = MODEL_TYPES[model.architecture]
+    form = format_of(model)
     return {
-        "architectures": [CLASSES[model_type]],
-        "model_type": model_type,
+        "architectures": [form.model_class],
+        "model_type": form.model_type,
         "dtype": TORCH_NAMES[dtype],
         "torch_dtype": TORCH_NAMES[dtype],
         "vocab_size": model.vocab_size,
@@ -72,19 +40,21 @@ def config_of(model: Model, dtype: ExportDtype) -> dict[str, Any]:
         "num_attention_heads": model.attention_heads,
         "num_key_value_heads": model.kv_heads,
         "head_dim": model.head_dim,
-        "hidden_act": "silu" if model.gated_mlp else "relu2",
+        "hidden_act": ACTIVATIONS[model.mlp],
         "max_position_embeddings": model.max_seq_len,
         "rope_theta": model.rope_theta,
         "rope_scaling": _rope_scaling(model),
         "initializer_range": model.init_std,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": model.tied_embeddings,
         "attention_bias": False,
         "attention_dropout": 0.0,
         "use_cache": True,
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
-        **_own_settings(model),
+        **{name: _whole(part(model, field)) for name, field in form.settings.items()},
+        **form.constants,
+        **(_layer_lists(model) if form.lists_layers else {}),
     }
 
 
@@ -93,16 +63,15 @@ def config_differences(model: Model, config: Config) -> Iterator[str]:
 
     Not compared is what acts on no weight: the longest sequence, dropout, the spread of initial values, tokens.
     """
-    wanted_type = MODEL_TYPES[model.architecture]
-    found_type = config.get("model_type")
-    if found_type == MULTIMODAL == model.architecture:
-        config = {**config, **(config.get("text_config") or {}), "model_type": wanted_type}
-    elif found_type != wanted_type:
-        yield f"model_type is {found_type}; {model.model} {model.size} is {wanted_type}"
+    form, found_type = format_of(model), config.get("model_type")
+    if found_type is not None and found_type == form.multimodal_type:
+        config = {**config, **(config.get("text_config") or {})}
+    elif found_type != form.model_type:
+        yield f"model_type is {found_type}; {model.model} {model.size} is {form.model_type}"
         return
     if config.get("quantization_config"):
         yield "quantization_config is set: quantised weights are not read"
-    wanted, found = (_settings(item) for item in (config_of(model, "fp32"), config))
+    wanted, found = (_settings(item, form) for item in (config_of(model, "fp32"), config))
     for name, value in wanted.items():
         if found[name] != value:
             yield f"{name} is {found[name]}; in {model.model} {model.size} it is {value}"
@@ -121,53 +90,30 @@ def _rope_scaling(model: Model) -> dict[str, Any] | None:
     }
 
 
-def _own_settings(model: Model) -> dict[str, Any]:
-    """What only the configurations of some architectures have, or what they call otherwise."""
-    match model.architecture:
-        case "llama":
-            return {"rms_norm_eps": model.norm_eps, "mlp_bias": False}
-        case "nemotron4":
-            return {"norm_eps": model.norm_eps, "mlp_bias": False, "partial_rotary_factor": model.rotary_fraction}
-        case "llama4":
-            return {"rms_norm_eps": model.norm_eps, **_llama4_settings(model)}
+def _whole(value: object) -> object:
+    """As published configurations write it: 8192, not 8192.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _llama4_settings(model: Model) -> dict[str, Any]:
-    moe, chunked = model.moe, model.chunked_attention
-    if moe is None or chunked is None or moe.shared_ffn_hidden_size != moe.ffn_hidden_size:
-        raise UsageError(
-            f"{model.model} {model.size} has no form in Hugging Face's Llama 4: that has experts, a shared expert of "
-            "their size, and chunked attention"
-        )
+def _layer_lists(model: Model) -> dict[str, Any]:
+    layers = range(model.layers)
     return {
-        "intermediate_size": moe.ffn_hidden_size,
-        "intermediate_size_mlp": model.ffn_hidden_size,
-        "num_local_experts": moe.experts,
-        "num_experts_per_tok": moe.top_k,
-        "interleave_moe_layer_step": moe.interleave,
-        "moe_layers": [layer for layer in range(model.layers) if model.is_moe_layer(layer)],
-        "use_qk_norm": False,
-        "no_rope_layer_interval": chunked.global_every,
-        "no_rope_layers": [int(not model.is_global_layer(layer)) for layer in range(model.layers)],
-        "attention_chunk_size": chunked.chunk_size,
-        "attn_temperature_tuning": True,
-        "floor_scale": int(chunked.floor_scale),
-        "attn_scale": chunked.attn_scale,
+        "moe_layers": [layer for layer in layers if model.is_moe_layer(layer)],
+        "no_rope_layers": [int(not model.is_global_layer(layer)) for layer in layers],
     }
 
 
-def _settings(config: Config) -> dict[str, Any]:
+def _settings(config: Config, form: Format) -> dict[str, Any]:
     """What acts on weights, in one form for all the ways to say it; null where the file does not say it."""
-    kind = config["model_type"]
     said = {name: value for name, value in config.items() if value is not None or name in NULL_MEANS_NONE}
-    values = {**SILENT_EVERYWHERE, **SILENT[kind], **said}
+    values = {**SILENT_EVERYWHERE, **form.silent, **said}
     heads = _count(values, "num_attention_heads")
     return {
-        **{name: values.get(name) for name in (*PLAIN, *PLAIN_OF[kind], *SILENT_EVERYWHERE)},
+        **{name: values.get(name) for name in (*COMPARED, *form.compared, *SILENT_EVERYWHERE)},
         "num_key_value_heads": values.get("num_key_value_heads", heads),
         "head_dim": values.get("head_dim", heads and _count(values, "hidden_size") // heads),
         **_rotary_settings(values),
-        **(_layer_settings(values) if kind == "llama4_text" else {}),
+        **(_layer_settings(values) if form.lists_layers else {}),
     }
 
 

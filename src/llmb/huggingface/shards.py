@@ -41,8 +41,8 @@ def shard_files(count: int) -> list[str]:
     return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
-def index_document(shards: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> dict[str, Any]:
+def index_document(shards: Sequence[Sequence[str]], total_bytes: int) -> dict[str, Any]:
     """The content of ``model.safetensors.index.json``."""
     files = shard_files(len(shards))
     weight_map = {name: file for names, file in zip(shards, files, strict=True) for name in names}
-    return {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
+    return {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}

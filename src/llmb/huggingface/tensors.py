@@ -4,12 +4,15 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from llmb.huggingface.formats import Format
+
 Shape = tuple[int, ...]
 
 READABLE = {"F32": 4, "BF16": 2, "F16": 2}
 """Dtypes of safetensors that convert to fp32 without loss, with their bytes per element."""
 
 HEAD = "lm_head."
+HEAD_WEIGHT = "lm_head.weight"
 DECODER = "model."
 LANGUAGE_MODEL = "language_model."
 """Prefix of every name of the text model if a Llama 4 model has a vision part."""
@@ -29,14 +32,18 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The stored tensor of each parameter, tensors that are left out, and all problems that prevent the import."""
+    """The stored tensors of each parameter, tensors that are left out, and all problems that prevent the import."""
 
-    sources: dict[str, str]
+    sources: dict[str, tuple[str, ...]]
     left_out: tuple[str, ...]
     problems: tuple[str, ...]
 
 
-def hugging_face_name(name: str) -> str:
+def hugging_face_name(name: str, form: Format) -> str:
+    for ours, theirs in form.names.items():
+        if ours in name:
+            name = name.replace(ours, theirs)
+            break
     return name if name.startswith(HEAD) else DECODER + name
 
 
@@ -47,28 +54,59 @@ def hugging_face_shape(name: str, shape: Shape) -> Shape:
     return shape
 
 
-def match_tensors(parameters: Mapping[str, Shape], found: Mapping[str, Stored]) -> Match:
-    """Finds every parameter, given with its shape, among the stored tensors. None may be missing or unknown."""
+def matrices_of_expert(name: str, form: Format) -> tuple[str, ...]:
+    """Names of each expert's tensors of a stacked parameter; none if the format stacks experts, too."""
+    return form.expert_matrices.get(name.rpartition(".")[2], ())
+
+
+def stored_tensors(name: str, shape: Shape, form: Format) -> dict[str, Shape]:
+    """The tensors that hold a parameter, with their shapes; those of experts in order, each [outputs, inputs]."""
+    stored, matrices = hugging_face_name(name, form), matrices_of_expert(name, form)
+    if not matrices:
+        return {stored: hugging_face_shape(name, shape)}
+    experts, inputs, outputs = shape[0], shape[1], shape[-1]
+    above = stored.rpartition(".")[0]
+    return {f"{above}.{e}.{matrix}.weight": (outputs, inputs) for e in range(experts) for matrix in matrices}
+
+
+def match_tensors(
+    parameters: Mapping[str, Shape], found: Mapping[str, Stored], form: Format, *, tied: bool = False
+) -> Match:
+    """Finds every parameter, given with its shape, among the stored tensors. None may be missing or unknown.
+
+    ``tied``: a head that is stored beside the embedding is not a parameter.
+    """
     multimodal = any(name.startswith(LANGUAGE_MODEL) for name in found)
-    stored_name = {name: (LANGUAGE_MODEL if multimodal else "") + hugging_face_name(name) for name in parameters}
-    left_out = tuple(name for name in found if _can_be_left_out(name, multimodal=multimodal))
-    unknown = found.keys() - set(stored_name.values()) - set(left_out)
-    problems = [problem for name, shape in parameters.items() for problem in _problems(name, shape, stored_name, found)]
+    prefix = LANGUAGE_MODEL if multimodal else ""
+    wanted = {
+        name: {prefix + stored: needed for stored, needed in stored_tensors(name, shape, form).items()}
+        for name, shape in parameters.items()
+    }
+    known = {stored for tensors in wanted.values() for stored in tensors}
+    left_out = tuple(name for name in found if _can_be_left_out(name, multimodal=multimodal, tied=tied))
+    unknown = found.keys() - known - set(left_out)
+    problems = [
+        problem
+        for tensors in wanted.values()
+        for stored, needed in tensors.items()
+        for problem in _problems(stored, needed, found)
+    ]
     problems += [f"{name} is not a tensor of this model" for name in sorted(unknown)]
-    return Match(stored_name, left_out, tuple(problems))
+    return Match({name: tuple(tensors) for name, tensors in wanted.items()}, left_out, tuple(problems))
 
 
-def _can_be_left_out(name: str, *, multimodal: bool) -> bool:
+def _can_be_left_out(name: str, *, multimodal: bool, tied: bool) -> bool:
+    if tied and name == HEAD_WEIGHT:
+        return True
     return name.endswith(ROTARY_TABLE) or (multimodal and name.startswith(VISION))
 
 
-def _problems(name: str, shape: Shape, stored_name: dict[str, str], found: Mapping[str, Stored]) -> Iterator[str]:
-    stored = found.get(stored_name[name])
+def _problems(name: str, shape: Shape, found: Mapping[str, Stored]) -> Iterator[str]:
+    stored = found.get(name)
     if stored is None:
-        yield f"{stored_name[name]} is missing"
+        yield f"{name} is missing"
         return
-    wanted = hugging_face_shape(name, shape)
-    if stored.shape != wanted:
-        yield f"{stored_name[name]} has the shape {list(stored.shape)}; the model has {list(wanted)}"
+    if stored.shape != shape:
+        yield f"{name} has the shape {list(stored.shape)}; the model has {list(shape)}"
     if stored.dtype not in READABLE:
-        yield f"{stored_name[name]} is {stored.dtype}; supported are {', '.join(READABLE)}"
+        yield f"{name} is {stored.dtype}; supported are {', '.join(READABLE)}"

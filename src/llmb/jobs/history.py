@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llmb.jobs.locks import file_lock
-from llmb.jobs.rebuild import jobs_of_folders
 from llmb.jobs.store import Damaged, Store
 
 FOLDER = ".llmb"
@@ -48,6 +47,8 @@ def _open(path: Path) -> Store:
 
 def _rebuilt(install: Path, path: Path, say: Callable[[str], None]) -> Store:
     """A file of this name is a whole history: one that is being made has another."""
+    from llmb.jobs.rebuild import jobs_of_folders  # reads run folders, which a whole history does not need
+
     partial = path.with_name(f".{path.name}.partial")
     for part in _PARTS:
         Path(f"{partial}{part}").unlink(missing_ok=True)

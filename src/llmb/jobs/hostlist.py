@@ -4,6 +4,8 @@
 import re
 from collections.abc import Iterator
 
+from llmb.options.ranges import parse_ranges
+
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 
@@ -18,10 +20,9 @@ def _names(part: str) -> Iterator[str]:
     if not bracket:
         yield part
         return
-    for span in bracket[1].split(","):
-        first, _, last = span.partition("-")
-        for number in range(int(first), int(last or first) + 1):
-            head = f"{part[: bracket.start()]}{number:0{len(first)}d}"
+    for span in parse_ranges(bracket[1]):
+        for number in span.numbers:
+            head = f"{part[: bracket.start()]}{number:0{span.width}d}"
             for tail in _names(part[bracket.end() :] or ""):
                 yield head + tail
 

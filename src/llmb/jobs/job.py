@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One job of the history, and the words for what becomes of it."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -95,3 +96,8 @@ class Change:
     fault: str | None = None
     bad_nodes: str | None = None
     step_time_s: float | None = None
+
+
+def stale(jobs: Iterable[Job], now_s: float, older_than_s: float) -> bool:
+    """Whether one of ``jobs`` may have changed since Slurm was asked for it."""
+    return any(job.live and now_s - (job.checked_s or 0) > older_than_s for job in jobs if job.state != SUBMITTING)

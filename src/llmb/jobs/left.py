@@ -1,30 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads what a job left in its run folder, as far as it can be read."""
 
-import json
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from llmb.jobs.states import Left
 from llmb.runs.attempts import is_done
 from llmb.runs.folder import RunFolder
-from llmb.runs.record import RunRecord, read_record
+from llmb.runs.record import read_job_end, read_record
 from llmb.runs.steps import read_steps
+
+Content = TypeVar("Content")
 
 
 def read_left(run_dir: str) -> Left:
     """What is missing, damaged or not to be read is as if it were not there: a job may die anywhere."""
     folder = RunFolder(Path(run_dir))
-    record, end = _record(folder), _json(folder.job_end)
+    record, end = _readable(read_record, folder), _readable(read_job_end, folder)
     steps = len(read_steps(folder.steps)) if record else 0
     return Left(
-        begun=(record is not None and record.started_at is not None) or bool(end) or folder.batch_output.exists(),
-        job_id=_text(end, "job_id"),
-        restarts=_number(end, "restarts") or 0,
-        exit_code=_number(end, "exit_code"),
-        signal=_text(end, "signal"),
-        ended_s=_seconds(_text(end, "ended_at")),
+        begun=(record is not None and record.started_at is not None) or end is not None or folder.batch_output.exists(),
+        job_id=end.job_id if end else None,
+        restarts=end.restarts if end else 0,
+        exit_code=end.exit_code if end else None,
+        signal=(end.signal or None) if end else None,
+        ended_s=_seconds(end.ended_at) if end else None,
         run_status=record.status if record else None,
         run_reason=record.reason if record else None,
         run_of=(record.job.job_id, record.job.restarts) if record and record.job else None,
@@ -36,38 +38,20 @@ def read_left(run_dir: str) -> Left:
 
 def read_step_time(run_dir: str) -> float | None:
     """Mean step time in seconds that the run measured; null where it measured none."""
-    record = _record(RunFolder(Path(run_dir)))
-    times = record.result.get("step_time_s") if record and record.result else None
-    return times["mean"] if isinstance(times, dict) else None
+    record = _readable(read_record, RunFolder(Path(run_dir)))
+    times = record.result.step_time_s if record and record.result else None
+    return times.mean if times else None
 
 
-def _record(folder: RunFolder) -> RunRecord | None:
+def _readable(read: Callable[[RunFolder], Content], folder: RunFolder) -> Content | None:
     try:
-        return read_record(folder)
+        return read(folder)
     except (OSError, ValueError):
         return None
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _seconds(text: str) -> float | None:
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _text(values: dict[str, Any], name: str) -> str | None:
-    value = values.get(name)
-    return value if isinstance(value, str) and value else None
-
-
-def _number(values: dict[str, Any], name: str) -> int | None:
-    value = values.get(name)
-    return value if isinstance(value, int) else None
-
-
-def _seconds(text: str | None) -> float | None:
-    try:
-        return datetime.fromisoformat(text).timestamp() if text else None
+        return datetime.fromisoformat(text).timestamp()
     except ValueError:
         return None

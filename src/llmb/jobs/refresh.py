@@ -2,14 +2,14 @@
 """Finds out what became of jobs: a handful of questions to Slurm for all of them, then a look into run folders."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmb.errors import InfrastructureError
 from llmb.jobs.faults import find_fault, read_faults
 from llmb.jobs.hostlist import matching
-from llmb.jobs.job import SUBMITTING, Change, Job
+from llmb.jobs.job import Change, Job
 from llmb.jobs.left import read_left, read_step_time
 from llmb.jobs.resolve import resolve_submissions
 from llmb.jobs.states import Left, decide, is_same
@@ -127,8 +127,3 @@ def _log(job: Job) -> str:
 
 def _differs(job: Job, change: Change) -> bool:
     return (job.state, job.status, job.restarts) != (change.state, change.status, change.restarts)
-
-
-def stale(jobs: Iterable[Job], now_s: float, older_than_s: float) -> bool:
-    """Whether one of ``jobs`` may have changed since Slurm was asked for it."""
-    return any(job.live and now_s - (job.checked_s or 0) > older_than_s for job in jobs if job.state != SUBMITTING)

@@ -64,12 +64,10 @@ def check_config(source: HuggingFaceFolder, model: Model) -> None:
     differences = list(config_differences(model, source.config))
     if differences:
         lines = "\n".join(f"  - {line}" for line in differences)
-        tied = any(line.startswith("tie_word_embeddings") for line in differences)
-        note = "; tied embeddings are not imported: the engine trains embedding and head apart" if tied else ""
         raise UsageError(
             f"this is another model than {model.model} {model.size}:\n{lines}",
             where=str(source.path / "config.json"),
-            do=f"give its workload and size with -w and -s; see 'llmb list'{note}",
+            do="give its workload and size with -w and -s; see 'llmb list'",
         )
 
 

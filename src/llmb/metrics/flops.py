@@ -7,6 +7,7 @@ counts (Narayanan et al., 2021, "Efficient Large-Scale Language Model Training o
 """
 
 from llmb.catalogue.records import Convention, Model, Packing, PublishedFlops, Recipe
+from llmb.metrics.parameters import MATRICES
 
 PASSES = 3
 FROZEN_PASSES = 2
@@ -57,11 +58,11 @@ def _layer_weights(model: Model, layer: int) -> int:
     """Weights of one layer that a token is multiplied with (without the router, which is under 0.5 %, as is usual)."""
     hidden = model.hidden_size
     attention = 2 * hidden * model.head_dim * (model.attention_heads + model.kv_heads)
-    matrices = 3 if model.gated_mlp else 2
+    matrices = MATRICES[model.mlp]
     moe = model.moe
     if moe is None or not model.is_moe_layer(layer):
         return attention + matrices * hidden * model.ffn_hidden_size
-    active = moe.top_k * moe.ffn_hidden_size + moe.shared_ffn_hidden_size
+    active = moe.top_k * moe.ffn_hidden_size + (moe.shared_ffn_hidden_size or 0)
     return attention + matrices * hidden * active
 
 

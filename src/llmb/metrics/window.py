@@ -1,22 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of a run that its statistics are taken over."""
 
-import re
-
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
+from llmb.options.ranges import Span, parse_ranges
 
 WINDOW_RULES = ("auto", "last", "all", "A-B")
-_LITERAL = re.compile(r"(\d+)-(\d+)", re.ASCII)
 
 
 def check_rule(rule: str) -> None:
     """Raises UsageError if no run can have the window ``rule``."""
-    literal = _LITERAL.fullmatch(rule)
-    if rule not in WINDOW_RULES[:-1] and not literal:
+    if rule not in WINDOW_RULES[:-1]:
+        _literal(rule)
+
+
+def _literal(rule: str) -> Span:
+    """The steps of a rule A-B. Raises UsageError."""
+    try:
+        span, *others = parse_ranges(rule)
+    except ValueError as error:
+        raise _bad_window(f"'{rule}' is not a window: {error}") from error
+    if others or span.step != 1 or "-" not in rule:
         raise _bad_window(f"'{rule}' is not a window")
-    if literal and int(literal[1]) > int(literal[2]):
-        raise _bad_window(f"window '{rule}' ends before it begins")
+    return span
 
 
 def resolve_window(rule: str, total_steps: int, first_step: int = 0) -> Window:
@@ -37,7 +43,7 @@ def resolve_window(rule: str, total_steps: int, first_step: int = 0) -> Window:
             return Window(first=last_step, last=last_step, rule=rule)
         case "all":
             return Window(first=first_step, last=last_step, rule=rule)
-    first, last = (int(number) for number in rule.split("-"))
+    first, last, *_ = _literal(rule)
     if first < first_step or last > last_step:
         numbered = f"{first_step}-{last_step}"
         raise _bad_window(f"window {rule} is outside the run, whose {total_steps} steps are numbered {numbered}")

@@ -4,12 +4,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
-
 from llmb.campaigns.campaign import Campaign
 from llmb.campaigns.plan import PlannedJob, total_gpu_hours
 from llmb.report.numbers import number
 from llmb.report.output import result_table
+from llmb.report.table import Table
 
 _SHOWN = (
     *(f"request.{name}" for name in ("workload", "size", "dtype", "gpu_type", "scale", "proxy")),
@@ -44,7 +43,6 @@ def campaign_table(jobs: Sequence[PlannedJob]) -> Table:
             *([own] if any(differing) else []),
             *([item.job.where] if asked_by else []),
         )
-    table.add_section()
     table.add_row("", total_text(jobs), *[""] * 6, hours_text(total_gpu_hours(jobs)))
     return table
 

@@ -3,10 +3,9 @@
 
 from typing import Any
 
-from rich.table import Table
-
 from llmb.report.numbers import number, unknown
 from llmb.report.output import result_table
+from llmb.report.table import Table
 from llmb.runs.checkpoint import SavedCheckpoint
 
 IMPORTED = unknown("imported weights")

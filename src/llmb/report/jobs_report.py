@@ -5,17 +5,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
-from llmb.jobs.details import JobDetails
 from llmb.jobs.job import Job
-from llmb.jobs.nodes import NodeRecord
 from llmb.report.numbers import number
 from llmb.report.output import result_table
+from llmb.report.table import Table
 from llmb.runs.folder import RunFolder
-from llmb.runs.record import Attempt
+
+if TYPE_CHECKING:
+    from llmb.jobs.details import JobDetails
+    from llmb.jobs.nodes import NodeRecord
+    from llmb.runs.record import Attempt
 
 LONGEST_REASON = 100
 _LEAST_WIDTHS = {"state": 9}
@@ -42,8 +43,8 @@ def jobs_table(jobs: Sequence[Job], total: int) -> Table:
     )  # fmt: skip
     for column in table.columns:
         # On a narrow terminal the other columns are shortened: a row has to be found by its id and state.
-        column.no_wrap = column.header in ("job", "submitted", "step s")
-        column.min_width = _LEAST_WIDTHS.get(str(column.header))
+        column.wrap = column.header not in ("job", "submitted", "step s")
+        column.min_width = _LEAST_WIDTHS.get(column.header)
     for job in jobs:
         table.add_row(
             job.job_id or "",
@@ -58,7 +59,7 @@ def jobs_table(jobs: Sequence[Job], total: int) -> Table:
     return table
 
 
-def job_document(job: Job, details: JobDetails) -> dict[str, Any]:
+def job_document(job: Job, details: "JobDetails") -> dict[str, Any]:
     """The JSON of ``llmb jobs show``; its keys are a contract."""
     return {
         **job.document(),
@@ -68,7 +69,7 @@ def job_document(job: Job, details: JobDetails) -> dict[str, Any]:
     }
 
 
-def job_table(job: Job, details: JobDetails) -> Table:
+def job_table(job: Job, details: "JobDetails") -> Table:
     table = result_table(f"Job {job.job_id or 'without an id'}: {job.name}", "", "")
     table.add_row("state", job.state)
     table.add_row("run", job.status + (f": {job.reason}" if job.reason else ""))
@@ -102,17 +103,17 @@ def job_table(job: Job, details: JobDetails) -> Table:
     return table
 
 
-def attempt_text(attempt: Attempt) -> str:
+def attempt_text(attempt: "Attempt") -> str:
     end = "" if attempt.exit_code is None else f", ended with exit code {attempt.exit_code}"
     return f"from step {attempt.first_step} on {attempt.job.nodes} in job {attempt.job.job_id}{end}"
 
 
-def nodes_document(records: Sequence[NodeRecord]) -> dict[str, Any]:
+def nodes_document(records: "Sequence[NodeRecord]") -> dict[str, Any]:
     """The JSON of ``llmb jobs nodes``; its keys are a contract."""
     return {"nodes": [asdict(record) for record in records]}
 
 
-def nodes_table(records: Sequence[NodeRecord]) -> Table:
+def nodes_table(records: "Sequence[NodeRecord]") -> Table:
     columns = ("node", "runs", "failures", "at fault", "slowdown")
     table = result_table(f"Nodes: {len(records)}", *columns, right=columns[1:])
     for record in records:

@@ -4,11 +4,10 @@
 from collections.abc import Iterable
 from typing import Any
 
-from rich.table import Table
-
 from llmb.catalogue.resolve import gpu_types_of, releases_of, sizes_of
 from llmb.catalogue.schema import LayoutTable, WorkloadFile
 from llmb.report.output import result_table
+from llmb.report.table import Table
 
 
 def list_document(workloads: Iterable[WorkloadFile]) -> dict[str, Any]:

@@ -5,10 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.table import Table
-
 from llmb.report.numbers import number
 from llmb.report.output import result_table
+from llmb.report.table import Table
 from llmb.traces.nccl_summary import Collective, NcclSummary
 from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable
 
@@ -55,7 +54,6 @@ def _collectives_table(summary: NcclSummary) -> Table:
     if summary.coarse:
         notes.append("There are too many sizes; they are grouped by powers of two.")
     table.caption = " ".join(notes) or None
-    table.caption_justify = "left"
     return table
 
 
@@ -83,7 +81,6 @@ def _test_table(test: TestTable) -> Table:
         ways = [*_figures(row.out_of_place), *_figures(row.in_place)]
         table.add_row(f"{row.size_bytes:,}", row.datatype, row.reduction or "", *ways)
     table.caption = f"Left: out of place, right: in place. Average bus bandwidth: {number(test.average_bus_gb_s)} GB/s."
-    table.caption_justify = "left"
     return table
 
 
@@ -114,7 +111,6 @@ def _comparison(tests: Sequence[TestTable]) -> Table:
     table.caption = f"Average bus bandwidth, GB/s: {averages}." + (
         f" Wrong results in {', '.join(wrong)}." if wrong else ""
     )
-    table.caption_justify = "left"
     return table
 
 

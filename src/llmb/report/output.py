@@ -8,12 +8,9 @@ import sys
 from io import StringIO
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from llmb.errors import EnvironmentProblem
+from llmb.report.table import Column, Table, plain_lines
 
-WIDEST = 10_000
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -24,11 +21,39 @@ def print_json(document: Any) -> None:  # noqa: ANN401 (any JSON value)
 
 def print_table(table: Table) -> None:
     """Prints a table as wide as the terminal, or as wide as needed if the output is not a terminal."""
-    terminal = sys.stdout.isatty()
-    text = StringIO()
-    width = shutil.get_terminal_size().columns if terminal else WIDEST
-    Console(file=text, force_terminal=terminal, width=width, highlight=False).print(table)
-    print_text("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
+    lines = styled_lines(table, shutil.get_terminal_size().columns) if sys.stdout.isatty() else plain_lines(table)
+    print_text("".join(f"{line}\n" for line in lines))
+
+
+def styled_lines(table: Table, width: int) -> list[str]:
+    """Lines for a terminal of ``width`` columns: cells that do not fit are wrapped, titles are bold."""
+    from rich import console, text
+    from rich import table as rich_table
+
+    drawn = rich_table.Table(
+        title=text.Text(table.title),
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
+        box=None,
+        pad_edge=False,
+        caption=text.Text(table.caption) if table.caption else None,
+        caption_justify="left",
+    )
+    for column in table.columns:
+        drawn.add_column(
+            text.Text(column.header),
+            justify="right" if column.right else "left",
+            overflow="fold",
+            no_wrap=not column.wrap,
+            min_width=column.min_width,
+            max_width=column.max_width,
+        )
+    for row in table.rows:
+        drawn.add_row(*map(text.Text, row))
+    written = StringIO()
+    console.Console(file=written, force_terminal=True, width=width, highlight=False).print(drawn)
+    return [line.rstrip() for line in written.getvalue().splitlines()]
 
 
 def print_text(text: str) -> None:
@@ -49,7 +74,4 @@ def printable(text: object) -> str:
 
 def result_table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
     """An empty table in the common style; ``right`` names the columns of numbers, which are right-aligned."""
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return table
+    return Table(title, [Column(name, right=name in right) for name in columns])

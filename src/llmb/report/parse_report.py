@@ -11,14 +11,12 @@ from itertools import compress
 from pathlib import Path
 from typing import Any, get_args
 
-from rich.table import Table
-from rich.text import Text
-
 from llmb.logs.files import ParsedFile
 from llmb.logs.outcome import LogOutcome, Status
 from llmb.metrics.statistics import Statistics
 from llmb.report.numbers import number
 from llmb.report.output import printable, result_table
+from llmb.report.table import Table
 
 _ACCOUNT = re.compile(r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?")
 _REASON_WIDTH = 28
@@ -109,15 +107,14 @@ def parse_table(report: ParseReport) -> Table:
         outcome = file.outcome
         time, std, cv = _figures(outcome.step_time_s, "mean", "std", "cv")
         figures = [time, std, None if cv is None else 100 * cv, *_figures(outcome.tflops_per_gpu, "mean", "std")]
-        name = Text(printable(report.names[file.path]))
-        table.add_row(name, outcome.status, *map(number, figures), Text(outcome.reason))
+        name = printable(report.names[file.path])
+        table.add_row(name, outcome.status, *map(number, figures), outcome.reason)
     counts = report.counts
     other = len(report.files) - counts["success"] - counts["failed"] - counts["invalid"]
     table.caption = (
         f"{counts['success']} success, {counts['failed']} failed, {counts['invalid']} invalid, {other} other"
         f" ({len(report.files)} files)"
     )
-    table.caption_justify = "left"
     return table
 
 

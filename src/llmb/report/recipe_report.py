@@ -4,8 +4,6 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.table import Table
-
 from llmb.catalogue.records import Convention, Expectation, JobDefaults, Recipe
 from llmb.catalogue.stages import stage_layers
 from llmb.metrics.flops import flops_per_sequence
@@ -13,6 +11,7 @@ from llmb.metrics.parameters import parameter_count
 from llmb.metrics.throughput import Throughput
 from llmb.report.numbers import number, unknown
 from llmb.report.output import result_table
+from llmb.report.table import Table
 
 BILLION = 1e9
 
@@ -119,5 +118,5 @@ def throughput_table(recipe: Recipe, result: Throughput) -> Table:
     table.add_row("MFU %", *(number(result.mfu_pct[item]) for item in Convention))
     table.add_row("days per 1T tokens", number(result.days_per_1t_tokens))
     for name, reason in result.reasons.items():
-        table.add_row(f"[dim]{name}: {unknown(reason)}[/dim]")
+        table.add_row(f"{name}: {unknown(reason)}")
     return table

@@ -3,14 +3,14 @@
 
 from typing import Any
 
-from rich.table import Table
-
 from llmb.catalogue.records import Convention, Expectation
 from llmb.catalogue.stages import stage_layers
 from llmb.report.numbers import number
 from llmb.report.output import result_table
+from llmb.report.table import Table
 from llmb.report.trace_report import PART_NAMES
 from llmb.runs.folder import RunFolder
+from llmb.runs.fp8_product import fp8_product
 from llmb.runs.plan import Plan
 from llmb.runs.profiling import Profile
 from llmb.runs.result import Result
@@ -43,7 +43,8 @@ def plan_title(plan: Plan) -> str:
 def _dtype(plan: Plan) -> str:
     if plan.fp8_recipe is None:
         return plan.recipe.dtype
-    emulated = ", emulated: the products are bf16" if plan.emulate_fp8 else ""
+    product = fp8_product(plan.device, emulate=plan.emulate_fp8)
+    emulated = f", emulated: the products are {product.dtype}" if plan.emulate_fp8 else ""
     return f"{plan.recipe.dtype} ({plan.fp8_recipe} scaling{emulated})"
 
 
@@ -108,9 +109,7 @@ def run_table(plan: Plan, result: Result) -> Table:
     _add_step_time(table, result, expected, plan.recipe.expectations_reason)
     _add_throughput(table, result, expected)
     if result.loss:
-        table.add_row(
-            "loss", f"{number(result.loss['first'])} -> {number(result.loss['last'])}", "", "first -> last step"
-        )
+        table.add_row("loss", f"{number(result.loss.first)} -> {number(result.loss.last)}", "", "first -> last step")
     table.add_row("peak memory GiB", number(result.peak_memory_gib), "", _memory_note(plan))
     _add_counters(table, result)
     if result.attention_backend:
@@ -137,25 +136,25 @@ def _add_step_time(table: Table, result: Result, expected: Expectation | None, r
 
 
 def _add_throughput(table: Table, result: Result, expected: Expectation | None) -> None:
-    metrics = result.throughput
-    if metrics is None:
+    if result.tokens_per_s is None:
         return
-    table.add_row("tokens/s", number(metrics.tokens_per_s), number(expected.tokens_per_s) if expected else "n/a")
-    table.add_row("tokens/s per GPU", number(metrics.tokens_per_s_per_gpu))
+    tflops_per_gpu, mfu_pct, reasons = result.tflops_per_gpu or {}, result.mfu_pct or {}, result.reasons or {}
+    table.add_row("tokens/s", number(result.tokens_per_s), number(expected.tokens_per_s) if expected else "n/a")
+    table.add_row("tokens/s per GPU", number(result.tokens_per_s_per_gpu))
     for convention in Convention:
-        tflops = metrics.tflops_per_gpu[convention]
+        tflops = tflops_per_gpu[convention]
         if tflops is not None:
             table.add_row(f"TFLOPS per GPU, {convention}", number(tflops))
     for convention in Convention:
-        mfu = metrics.mfu_pct[convention]
+        mfu = mfu_pct[convention]
         if mfu is not None:
             published = expected.mfu_pct if expected and convention == Convention.PUBLISHED else None
             table.add_row(f"MFU %, {convention}", number(mfu), number(published) if published else "")
-    if "mfu_pct" in metrics.reasons:
-        table.add_row("MFU %", "n/a", "", metrics.reasons["mfu_pct"])
-    days = metrics.days_per_1t_tokens
+    if "mfu_pct" in reasons:
+        table.add_row("MFU %", "n/a", "", reasons["mfu_pct"])
+    days = result.days_per_1t_tokens
     expected_days = number(expected.days_per_1t_tokens) if expected and expected.days_per_1t_tokens else "n/a"
-    table.add_row("days per 1T tokens", number(days), expected_days, metrics.reasons.get("days_per_1t_tokens", ""))
+    table.add_row("days per 1T tokens", number(days), expected_days, reasons.get("days_per_1t_tokens", ""))
 
 
 def _add_counters(table: Table, result: Result) -> None:
@@ -179,6 +178,8 @@ def _add_fp8(table: Table, result: Result) -> None:
     fp8 = result.fp8
     if fp8 is None:
         return
+    if fp8.product:
+        table.add_row("FP8 products", fp8.product.dtype, "", fp8.product.why)
     table.add_row("FP8 tensors saturated", number(fp8.saturated_tensors), "", "beyond their scale, mean of the steps")
     table.add_row("FP8 tensors not finite", number(fp8.not_finite_tensors), "", "mean of the steps")
 

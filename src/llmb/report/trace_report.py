@@ -5,11 +5,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
 from llmb.report.numbers import number
 from llmb.report.output import printable, result_table
+from llmb.report.table import Table
 from llmb.traces.breakdown import CollectiveTime, StepBreakdown
 from llmb.traces.summary import RankTrace, TraceSummary, shares
 
@@ -62,7 +60,7 @@ def _steps_table(summary: TraceSummary) -> Table:
     for rank in summary.ranks:
         for step in rank.steps:
             table.add_row(
-                Text(printable(rank.label)),
+                printable(rank.label),
                 str(step.step),
                 number(1e3 * step.duration_s),
                 *(f"{100 * share:.1f}" for share in shares(step).values()),
@@ -75,7 +73,6 @@ def _steps_table(summary: TraceSummary) -> Table:
             f"Slowest: {slowest.label}, {number(1e3 * slowest.own_s)} ms per step without exposed communication;"
             f" the others {number(1e3 * slowest.others_own_s)} ms (median)."
         )
-        table.caption_justify = "left"
     return table
 
 
@@ -86,12 +83,12 @@ def _collectives_table(summary: TraceSummary) -> Table:
     for rank in summary.ranks:
         step = rank.typical
         for item in step.collectives:
-            table.add_row(Text(printable(rank.label)), str(step.step), item.kind, _group(item), *_times(item))
+            table.add_row(printable(rank.label), str(step.step), item.kind, _group(item), *_times(item))
     return table
 
 
-def _group(item: CollectiveTime) -> Text:
-    return Text(printable(item.group or "n/a (not in the trace)"))
+def _group(item: CollectiveTime) -> str:
+    return printable(item.group or "n/a (not in the trace)")
 
 
 def _times(item: CollectiveTime) -> list[str]:
@@ -106,5 +103,5 @@ def _names_table(rank: RankTrace) -> Table:
         name = item.name if len(item.name) <= LONGEST_NAME else f"{item.name[: LONGEST_NAME - 3]}..."
         milliseconds = item.total_ns / 1e6
         kind, calls = item.activity.value.replace("_", " "), str(item.calls)
-        table.add_row(Text(printable(name)), kind, calls, number(milliseconds), number(milliseconds / len(rank.steps)))
+        table.add_row(printable(name), kind, calls, number(milliseconds), number(milliseconds / len(rank.steps)))
     return table

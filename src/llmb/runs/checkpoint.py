@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from llmb.catalogue.records import Dtype, Layout, Model, Record, Training
+from llmb.catalogue.records import Dtype, Layout, Model, Record, RecordedModel, Training
 from llmb.errors import UsageError
 from llmb.runs.foreign_checkpoint import describe_folder
 
@@ -43,7 +43,7 @@ class CheckpointRecord(Record):
     workload: str
     size: str
     dtype: Dtype | None
-    model: Model
+    model: RecordedModel
     layout: Layout | None
     training: Training | None
     seed: int | None

@@ -2,9 +2,11 @@
 """What a run chooses beside its recipe, and what is wrong with it. Pure."""
 
 from collections.abc import Iterator
-from typing import Literal
+from functools import partial
+from typing import Annotated, Literal
 
 from llmb.catalogue.records import Dtype, GradReduceDtype, Recipe, Record
+from llmb.options.option import Option, limit_problems
 from llmb.runs.attention import AttentionChoice, choice_problem
 from llmb.runs.device import Device
 from llmb.runs.parallelism import Parallelism
@@ -12,6 +14,8 @@ from llmb.runs.profiling import Profiling
 
 Recompute = Literal["none", "selective", "full"]
 Fp8Recipe = Literal["delayed", "current"]
+_training = partial(Option, panel="Training")
+_checkpoint = partial(Option, panel="Checkpoints")
 DEFAULT_STEPS = 50
 DEFAULT_SEED = 1234
 DEFAULT_STALL_LIMIT_S = 300
@@ -19,33 +23,95 @@ DEFAULT_STALL_LIMIT_S = 300
 
 
 class Choices(Record):
-    """Null leaves a choice to the recipe, or to the checkpoint that a run goes on from."""
+    """None leaves a choice to the recipe, or to the checkpoint that a run resumes from."""
 
-    steps: int | None = None
-    """Null for the default, for one step where a run goes on from a checkpoint, or for as many as recording takes."""
-    window: str = "auto"
-    seed: int | None = None
-    peak_lr: float | None = None
-    warmup_steps: int | None = None
-    document_tokens: int | None = None
-    """Sequences are packed from documents of so many tokens on average."""
-    grad_reduce_dtype: GradReduceDtype | None = None
-    fp8_recipe: Fp8Recipe | None = None
-    """Where an FP8 tensor's scale comes from: the steps before, or the tensor itself. Null for the recipes' own."""
-    emulate_fp8: bool = False
-    recompute: Recompute = "none"
-    compiled: bool | None = None
-    """Null for what is quicker on the device."""
-    attention_backend: AttentionChoice = "auto"
-    keep_logits: bool = False
-    force_load_balancing: bool = False
+    steps: Annotated[
+        int | None, _training(help="Training steps. Default: 50; 1 with --load-checkpoint.", minimum=1)
+    ] = None
+    """None for the default, for one step where a run resumes, or for as many as profiling or tracing takes."""
+    window: Annotated[str, Option(help="Steps to take statistics over: auto, last, all or A-B.")] = "auto"
+    seed: Annotated[int | None, _training(help="Of initial values and data. Default: 1234.")] = None
+    peak_lr: Annotated[float | None, _training(flags=("--lr",), help="Peak learning rate.", above=0)] = None
+    warmup_steps: Annotated[int | None, _training(help="Warm-up of the learning rate.", minimum=0)] = None
+    document_tokens: Annotated[
+        int | None,
+        _training(help="Pack sequences from documents of N tokens on average. Default: as the recipe; LoRA packs."),
+    ] = None
+    grad_reduce_dtype: Annotated[
+        GradReduceDtype | None,
+        _training(
+            help="Precision in which gradients are accumulated over micro-batches and reduced over ranks. Default: as "
+            "the recipe says."
+        ),
+    ] = None
+    fp8_recipe: Annotated[
+        Fp8Recipe | None,
+        _training(
+            help="Where FP8 tensors' scales come from: 'delayed' the largest values of earlier steps, 'current' the "
+            "tensor itself, with the first and last layer in bf16. Default with --dtype fp8: delayed."
+        ),
+    ] = None
+    emulate_fp8: Annotated[
+        bool,
+        _training(help="Cast to FP8, but multiply in bf16: for GPUs without FP8. Says nothing about FP8's speed."),
+    ] = False
+    recompute: Annotated[Recompute, _training(help="Activation recomputation (activation checkpointing).")] = "none"
+    compiled: Annotated[
+        bool | None,
+        _training(
+            flags=("--compile/--no-compile",),
+            help="Compile the model's blocks with torch.compile. Default: on a GPU yes, but for zero-bubble schedules.",
+        ),
+    ] = None
+    """None for what is fastest on the device."""
+    keep_logits: Annotated[
+        bool,
+        _training(
+            help="Keep a micro-batch's logits for the backward pass, which otherwise recomputes them in chunks: less"
+            " computation for more memory."
+        ),
+    ] = False
+    attention_backend: Annotated[
+        AttentionChoice,
+        _training(
+            help="torch's attention kernel. 'auto': on a GPU the fastest at this run's shapes, timed before the first "
+            "step; on a CPU flash. 'cudnn' and 'efficient' need a GPU."
+        ),
+    ] = "auto"
+    force_load_balancing: Annotated[
+        bool, _training(help="Give every expert as many tokens as any other, whatever the router says.")
+    ] = False
+    stall_limit_s: Annotated[
+        int,
+        _training(
+            flags=("--stall-limit",),
+            help="Seconds within which a run without progress is ended; 4 times as many before the first step, 12"
+            " times while saving or writing a profile. 0: never.",
+            minimum=0,
+        ),
+    ] = DEFAULT_STALL_LIMIT_S
     parallelism: Parallelism = Parallelism()
+    save_checkpoint: Annotated[
+        bool, _checkpoint(help="Save a checkpoint after the last step.", envvar="ENABLE_CHECKPOINT")
+    ] = False
+    checkpoint_interval: Annotated[
+        int | None, _checkpoint(help="Save one every N steps as well, while training continues.", minimum=1)
+    ] = None
+    checkpoint_dir: Annotated[
+        str | None,
+        _checkpoint(
+            help="Folder below which this run saves, in one of its own. Default: the run's folder.", folder=True
+        ),
+    ] = None
+    load_checkpoint: Annotated[
+        str | None,
+        _checkpoint(
+            help="Resume from a checkpoint, the folder above 'weights', on any number of processes.",
+            folder=True,
+            envvar="LOAD_CHECKPOINT_PATH",
+        ),
+    ] = None
     profiling: Profiling = Profiling()
-    save_checkpoint: bool = False
-    checkpoint_interval: int | None = None
-    checkpoint_dir: str | None = None
-    load_checkpoint: str | None = None
-    stall_limit_s: int = DEFAULT_STALL_LIMIT_S
 
     def steps_of(self, *, goes_on: bool) -> int:
         if self.steps is not None:
@@ -70,7 +136,7 @@ class Choices(Record):
 
     def problems(self, recipe: Recipe, device: Device) -> Iterator[str]:
         """Why ``recipe`` cannot be trained with these choices on ``device``."""
-        yield from self._number_problems()
+        yield from limit_problems(self)
         if problem := choice_problem(self.attention_backend, device):
             yield problem
         if self.force_load_balancing and recipe.model.moe is None:
@@ -99,15 +165,3 @@ class Choices(Record):
             yield f"--fp8-recipe is {self.fp8_recipe}, but the run computes in {recipe.dtype}; add --dtype fp8"
         if self.emulate_fp8:
             yield f"--emulate-fp8 is given, but the run computes in {recipe.dtype}; add --dtype fp8"
-
-    def _number_problems(self) -> Iterator[str]:
-        if self.steps is not None and self.steps < 1:
-            yield f"--steps is {self.steps}; it must be at least 1"
-        if self.peak_lr is not None and not self.peak_lr > 0:
-            yield f"--lr is {self.peak_lr}; it must be above 0"
-        if self.warmup_steps is not None and self.warmup_steps < 0:
-            yield f"--warmup-steps is {self.warmup_steps}; it must not be negative"
-        if self.checkpoint_interval is not None and self.checkpoint_interval < 1:
-            yield f"--checkpoint-interval is {self.checkpoint_interval}; it must be at least 1"
-        if self.stall_limit_s < 0:
-            yield f"--stall-limit is {self.stall_limit_s}; it must be 0 (no limit) or more"

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends a run's record: reads what the workers left, concludes, writes ``run.json``."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 from llmb.runs.attempts import cut, is_done
 from llmb.runs.checkpoint_report import report_checkpoints
+from llmb.runs.environment import read_environment
 from llmb.runs.failure import LOCALHOST, latest_attempt
 from llmb.runs.folder import RunFolder
 from llmb.runs.profile_report import keep_breakdown, report_profile
@@ -30,7 +30,7 @@ def finish(
 
     Raises OSError where the record cannot be written.
     """
-    environment = json.loads(folder.environment.read_text()) if folder.environment.exists() else record.environment
+    environment = read_environment(folder.environment) or record.environment
     known = record.model_copy(update={"environment": environment})
     result = result_of(folder, known, exit_code, interrupted, export_failure)
     keep_breakdown(folder, result.profile)
@@ -40,7 +40,7 @@ def finish(
             "reason": result.reason,
             "exit_code": exit_code,
             "ended_at": now(),
-            "result": result.document(),
+            "result": result,
         }
     )
     write_record(folder, ended)
@@ -68,13 +68,18 @@ def result_of(
     """What the files of a run that ended say; nothing is written."""
     steps = read_steps(folder.steps)
     checkpoint = report_checkpoints(folder, record.plan, steps)
-    host = record.environment["nodes"][0] if record.environment else LOCALHOST
+    host = record.environment.nodes[0] if record.environment else LOCALHOST
     profile = report_profile(folder, record.plan, export_failure)
     result = conclude(
         record.plan, steps, exit_code, tail(folder.log), interrupted, checkpoint, profile, host, cut(record)
     )
-    attention = record.environment and record.environment.get("attention")
-    return replace(result, attention_backend=attention["backend"]) if attention else result
+    environment = record.environment
+    if environment and environment.attention:
+        result = result.model_copy(update={"attention_backend": environment.attention.backend})
+    if environment and result.fp8 and environment.fp8_product:
+        fp8 = replace(result.fp8, product=environment.fp8_product)
+        result = result.model_copy(update={"fp8": fp8})
+    return result
 
 
 def finished_result(folder: RunFolder, record: RunRecord) -> Result:
@@ -82,7 +87,7 @@ def finished_result(folder: RunFolder, record: RunRecord) -> Result:
     assert record.exit_code is not None, "the run has not ended"
     result = result_of(folder, record, record.exit_code)
     assert record.status not in ("queued", "running")
-    return replace(result, status=record.status, reason=record.reason)
+    return result.model_copy(update={"status": record.status, "reason": record.reason})
 
 
 def tail(path: Path, size: int = TAIL_BYTES) -> str:

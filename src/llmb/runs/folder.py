@@ -7,10 +7,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmb.errors import EnvironmentProblem
-from llmb.runs.plan import Plan
 from llmb.traces.folders import NCCL_FOLDER, NSYS_FOLDER, TORCH_FOLDER
+
+if TYPE_CHECKING:
+    from llmb.runs.plan import Plan
 
 CLUSTER_CONFIG = "cluster_config.yaml"
 RECORDED_BY = {"nsys": "_nsys", "torch": "_torchprofile"}
@@ -72,7 +75,7 @@ class RunFolder:
         """Made with the first checkpoint that is saved here."""
         return self.path / "checkpoints"
 
-    def checkpoints_of(self, plan: Plan) -> Path:
+    def checkpoints_of(self, plan: "Plan") -> Path:
         """Where a run with this folder saves: here, or in a folder with the run's name in the plan's directory."""
         return Path(plan.checkpoint_dir) / self.path.parent.name if plan.checkpoint_dir else self.checkpoints
 
@@ -117,7 +120,7 @@ def install_root(environ: Mapping[str, str], start: Path) -> Path:
     return Path(environ.get("HOME", "~")).expanduser() / ".llmb"
 
 
-def experiment_name(plan: Plan) -> str:
+def experiment_name(plan: "Plan") -> str:
     """The name that log files and folders of equal runs share; it carries the whole configuration.
 
     Of runs that were slowed down by what is recorded, the name says it: ``llmb parse`` leaves them out by it.
@@ -132,12 +135,12 @@ def experiment_name(plan: Plan) -> str:
     )
 
 
-def run_parent(install: Path, plan: Plan) -> Path:
+def run_parent(install: Path, plan: "Plan") -> Path:
     """The folder of all runs with the plan's name."""
     return install / "workloads" / plan.recipe.workload / "experiments" / experiment_name(plan)
 
 
-def create_run_folder(install: Path, plan: Plan) -> RunFolder:
+def create_run_folder(install: Path, plan: "Plan") -> RunFolder:
     """A new, empty folder ``<experiment>/<experiment>_<seconds>/<experiment>``.
 
     A second run in the same second takes the next free one. Raises EnvironmentProblem where nothing can be written.

@@ -2,12 +2,15 @@
 """How data-parallel ranks shard the model, and the schedule of a pipeline. Pure."""
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, Self
+from functools import partial
+from typing import Annotated, Literal, NamedTuple, Self
 
 from llmb.catalogue.records import Layout, Record
+from llmb.options.option import Option
 
 DpSharding = Literal["full", "optimizer", "none"]
 PipelineSchedule = Literal["1f1b", "interleaved", "zero-bubble", "zero-bubble-v"]
+_option = partial(Option, panel="Parallelism")
 
 
 class Copies(NamedTuple):
@@ -20,14 +23,30 @@ class Copies(NamedTuple):
 class Parallelism(Record):
     """Parallelism options of a run in addition to its layout."""
 
-    dp_sharding: DpSharding | None = None
+    dp_sharding: Annotated[
+        DpSharding | None,
+        _option(
+            help="What data-parallel ranks shard: 'full' parameters, gradients and optimizer state (ZeRO-3), "
+            "'optimizer' all but the parameters within a step (ZeRO-1), 'none' nothing (DDP). Default: full; optimizer "
+            "if there is only one rank."
+        ),
+    ] = None
     """What the ranks of DP x CP shard: parameters, gradients and optimizer state; only gradients and optimizer state;
     or nothing. None means ``full`` or, if there is only one rank, ``optimizer``, which then differs only in that bf16
     or FP8 copies of parameters are made once per step instead of twice per micro-batch."""
-    dp_shard_size: int | None = None
+    dp_shard_size: Annotated[
+        int | None,
+        _option(help="Shard within groups of N ranks of DP x CP, each group with a replica. Default: one group."),
+    ] = None
     """Number of ranks that shard one replica; None means all."""
 
-    pipeline_schedule: PipelineSchedule | None = None
+    pipeline_schedule: Annotated[
+        PipelineSchedule | None,
+        _option(
+            help="Pipeline schedule. Default: 1f1b; with VP interleaved. 'zero-bubble' leaves weight "
+            "gradients for idle time, 'zero-bubble-v' (VP 2) also lays the stages in a V."
+        ),
+    ] = None
     """None without pipeline parallelism."""
 
     @property

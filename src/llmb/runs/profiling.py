@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps and ranks of a run that are profiled, and the profiler. Pure."""
 
-import re
 from collections.abc import Iterator
-from typing import Literal
+from functools import partial
+from typing import Annotated, Literal
 
 from llmb.catalogue.records import Record
+from llmb.options.forms import RANKS
+from llmb.options.option import Option
+from llmb.options.ranges import Span, numbers_of, parse_ranges
 
 Profiler = Literal["nsys", "torch"]
 NCCL_TRACE_STEPS = 5
 MOST_RANKS = 8
 """Ranks that are profiled by default: those of the first node."""
-_RANKS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
+_option = partial(Option, panel="Profiling")
 
 
 class Profile(Record):
@@ -32,13 +35,49 @@ class Profile(Record):
 class Profiling(Record):
     """The profiling options of a run. None means a default that depends on the number of steps and ranks."""
 
-    profile: bool = False
-    profiler: Literal["auto", "nsys", "torch"] = "auto"
-    profile_start_step: int | None = None
-    profile_stop_step: int | None = None
-    profile_ranks: str | None = None
-    profile_gpu_metrics: bool = False
-    nccl_trace: bool = False
+    profile: Annotated[
+        bool, _option(help="Profile some steps, and show where the time of one went.", envvar="ENABLE_PROFILE")
+    ] = False
+    profiler: Annotated[
+        Literal["auto", "nsys", "torch"],
+        _option(
+            help="nsys (Nsight Systems; GPUs only) or torch (PyTorch's profiler). auto: nsys where it is on the PATH."
+        ),
+    ] = "auto"
+    profile_start_step: Annotated[
+        int | None,
+        _option(
+            help="First step profiled, from 0. Default: the last tenth of the steps, 45 of 50.",
+            minimum=0,
+            envvar="PROFILE_START_STEP",
+        ),
+    ] = None
+    profile_stop_step: Annotated[
+        int | None,
+        _option(
+            help="First step no longer profiled. Default: the end; without --steps also the number of steps.",
+            minimum=1,
+            envvar="PROFILE_STOP_STEP",
+        ),
+    ] = None
+    profile_ranks: Annotated[
+        str | None,
+        _option(help="Ranks profiled, such as 0,4-7. Default: the first 8.", form=RANKS, envvar="PROFILE_RANKS"),
+    ] = None
+    profile_gpu_metrics: Annotated[
+        bool,
+        _option(
+            help="Nsight Systems also samples the GPU of the first rank profiled; drivers may allow this to root only.",
+            envvar="ENABLE_GPU_METRICS",
+        ),
+    ] = False
+    nccl_trace: Annotated[
+        bool,
+        _option(
+            help="Keep NCCL's log of every collective; 5 steps unless --steps says otherwise. GPUs only.",
+            envvar="ENABLE_NCCLTRACE",
+        ),
+    ] = False
 
     def steps_of(self) -> int | None:
         """The number of steps of the run that profiling implies, if none is specified."""
@@ -90,16 +129,21 @@ class Profiling(Record):
 
 def listed(ranks: str) -> tuple[int, ...]:
     """The ranks in a text such as ``0,4-7``, sorted."""
-    found: set[int] = set()
-    for part in ranks.split(","):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return tuple(sorted(found))
+    return tuple(sorted(set(numbers_of(parse_ranges(ranks)))))
 
 
 def _rank_problems(text: str, ranks: int) -> Iterator[str]:
-    named = listed(text) if _RANKS.fullmatch(text) else ()
-    if not named:
+    spans = _spans(text)
+    last = max((span.last for span in spans), default=0)
+    if not spans:
         yield f"--profile-ranks is '{text}'; give ranks such as 0,4-7"
-    elif named[-1] >= ranks:
-        yield f"--profile-ranks names rank {named[-1]}, but the {ranks} ranks are numbered 0-{ranks - 1}"
+    elif last >= ranks:
+        yield f"--profile-ranks names rank {last}, but the {ranks} ranks are numbered 0-{ranks - 1}"
+
+
+def _spans(text: str) -> tuple[Span, ...]:
+    """Empty where the text names no ranks."""
+    try:
+        return parse_ranges(text)
+    except ValueError:
+        return ()

@@ -3,17 +3,18 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from llmb import __version__
 from llmb.catalogue.records import Record
+from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import Plan
+from llmb.runs.result import Result, Status
 
 SCHEMA_VERSION = 1
-Status = Literal["queued", "running", "success", "failed", "invalid"]
 
 
 class Job(Record):
@@ -91,8 +92,8 @@ class RunRecord(Record):
     """Of a run of a scheduler."""
     plan: Plan
     conventions: dict[str, str]
-    environment: dict[str, Any] | None = None
-    result: dict[str, Any] | None = None
+    environment: Environment | None = None
+    result: Result | None = None
 
 
 CONVENTIONS = {

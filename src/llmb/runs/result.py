@@ -4,30 +4,22 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
+from llmb.catalogue.records import Record
 from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.throughput import Throughput, throughput
 from llmb.runs.attention import AttentionBackend
 from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
 from llmb.runs.failure import LOCALHOST, first_failure
+from llmb.runs.fp8_product import Fp8Product
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import ProfileReport
-from llmb.runs.record import Status
 from llmb.runs.steps import Counters, Step, count_steps
 
 GIB = 2**30
-METRICS = (
-    "tokens_per_s",
-    "tokens_per_s_per_gpu",
-    "tflops_per_gpu",
-    "mfu_pct",
-    "days_per_1t_tokens",
-    "flops_per_sequence",
-    "peak_tflops",
-    "reasons",
-)
+Status = Literal["queued", "running", "success", "failed", "invalid"]
 MOST_PROFILED = 0.5
 """Share of the window's steps that may be profiled, and thus left out, before the rest stand for nothing."""
 NO_VERDICT = "runs are not judged yet; the published figure stands beside the measured one"
@@ -51,18 +43,25 @@ class Fp8Report:
     emulated: bool
     saturated_tensors: float
     not_finite_tensors: float
+    product: Fp8Product | None = None
+    """None for a run of an earlier version, and for one that ended before it was chosen."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """Status, reason and numbers of a run; the numbers are null where the run gave none."""
+class Loss(Record):
+    """Of the first and of the last step."""
+
+    first: float
+    last: float
+
+
+class Result(Record):
+    """Status, reason and numbers of a run; the numbers are null where the run gave none. The keys are a contract."""
 
     status: Status
     reason: str | None
     steps: int
     step_time_s: Statistics | None
-    throughput: Throughput | None
-    loss: dict[str, float] | None
+    loss: Loss | None
     peak_memory_gib: float | None
     step_time_reason: str | None = None
     """Why ``step_time_s`` is null."""
@@ -72,12 +71,22 @@ class Result:
     counters: Counters | None = None
     attention_backend: AttentionBackend | None = None
     fp8: Fp8Report | None = None
+    tokens_per_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    tflops_per_gpu: dict[str, float | None] | None = None
+    """By convention, as are ``mfu_pct`` and ``flops_per_sequence``."""
+    mfu_pct: dict[str, float | None] | None = None
+    days_per_1t_tokens: float | None = None
+    flops_per_sequence: dict[str, float | None] | None = None
+    peak_tflops: float | None = None
+    reasons: dict[str, str] | None = None
+    """Why one of these is null, under its name."""
+    verdict: None = None
+    verdict_reason: str = NO_VERDICT
 
     def document(self) -> dict[str, Any]:
-        """Plain values for JSON; the keys are a contract."""
-        values = asdict(self)
-        metrics = values.pop("throughput") or dict.fromkeys(METRICS)
-        return {**values, **{name: metrics[name] for name in METRICS}, "verdict": None, "verdict_reason": NO_VERDICT}
+        """Plain values for JSON."""
+        return self.model_dump(mode="json")
 
 
 def conclude(
@@ -112,8 +121,7 @@ def conclude(
         reason=reason,
         steps=len(steps),
         step_time_s=statistics,
-        throughput=throughput(plan.recipe, statistics.mean) if statistics else None,
-        loss={"first": steps[0].loss, "last": steps[-1].loss} if steps and status != "invalid" else None,
+        loss=Loss(first=steps[0].loss, last=steps[-1].loss) if steps and status != "invalid" else None,
         peak_memory_gib=max(step.peak_memory_bytes for step in steps) / GIB if steps else None,
         step_time_reason=no_statistics,
         checkpoint=checkpoint,
@@ -121,7 +129,13 @@ def conclude(
         expert_load=None if no_statistics else _expert_load(plan, inside),
         counters=count_steps(steps),
         fp8=None if no_statistics else _fp8(plan, inside),
+        **(_metrics(throughput(plan.recipe, statistics.mean)) if statistics else {}),
     )
+
+
+def _metrics(measured: Throughput) -> dict[str, Any]:
+    """As fields of a result, which has the step time with its spread."""
+    return {name: value for name, value in asdict(measured).items() if name != "step_time_s"}
 
 
 def _no_statistics(plan: Plan, status: Status, inside: Sequence[Step]) -> str | None:

@@ -1,20 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which variables hold secrets, by their names and values. Pure."""
+"""Which variables hold secrets, by their names and values: the one filter for files, scripts and jobs. Pure."""
 
 import re
 from collections.abc import Mapping
 
-# A part of the name, or its end: HF_TOKEN, OPENAI_API_KEY, MYPASSWORD, but not TOKENIZERS_PARALLELISM.
-_SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|APIKEY|(^|_)KEY)S?(_|$)", re.IGNORECASE)
-# Hugging Face, GitHub, GitLab, AWS, Slack; long enough that no setting looks like it.
+# A part of the name, or its end: HF_TOKEN, OPENAI_API_KEY, SLURM_JWT, MYPASSWORD, but not TOKENIZERS_PARALLELISM.
+_SECRET_NAME = re.compile(
+    r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASSCODE|CREDENTIAL|COOKIE|BEARER|APIKEY|ACCESSKEY|PRIVATEKEY|PGPASS"
+    r"|(^|_)(KEY|JWT|PAT|PWD|PASS|AUTH|AUTHORIZATION|NETRC))S?(_|$)",
+    re.IGNORECASE,
+)
+# Names that the above would take, and that hold none.
+_NO_SECRET = frozenset({"PWD", "OLDPWD"})
+# Where a program finds a key or an agent that has it: whoever reads the value has the key.
+_KEY_SOURCES = frozenset({"SSH_AUTH_SOCK", "SSH_ASKPASS"})
 _SECRET_VALUE = re.compile(
-    r"\b(hf_\w{20}|gh[pousr]_\w{20}|github_pat_\w{20}|glpat-[\w-]{16}|AKIA[0-9A-Z]{16}|xox[bp]-\w{8})"
+    # Hugging Face, GitHub, GitLab, AWS, Slack, NVIDIA, OpenAI and Anthropic; long enough that no setting looks like it.
+    r"\b(hf_\w{20}|gh[pousr]_\w{20}|github_pat_\w{20}|glpat-[\w-]{16}|A[KS]IA[0-9A-Z]{16}|xox[abeprs]-[\w-]{8}"
+    r"|nvapi-[\w-]{20}|sk-[\w-]{20}"
+    # A JSON web token, in three parts.
+    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
+    r"|\b(?i:bearer|basic)\s+[\w.~+/=-]{16}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+    # https://user:password@host, also without the user.
+    r"|\b[A-Za-z][A-Za-z0-9+.-]*://[^\s/:@]*:[^\s/@]+@"
 )
 
 
 def holds_secret(name: str, value: str = "") -> bool:
     """Whether a variable looks like one that must not be written anywhere."""
-    return bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
+    named = _SECRET_NAME.search(name) and name.upper() not in _NO_SECRET
+    return bool(named or name.upper() in _KEY_SOURCES or _SECRET_VALUE.search(value))
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:

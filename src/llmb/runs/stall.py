@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from llmb.catalogue.records import Record
+from llmb.options.ranges import numbers_of, parse_ranges
 
 Phase = Literal["start", "step", "profile", "checkpoint", "end"]
 PHASE_LIMITS: dict[Phase, int] = {"start": 4, "step": 1, "profile": 12, "checkpoint": 12, "end": 1}
@@ -201,11 +202,7 @@ def ranks_text(ranks: Iterable[int], most: int | None = None) -> str:
 
 def parse_ranks(text: str) -> set[int]:
     """Parses the output of ``ranks_text`` without a limit."""
-    found: set[int] = set()
-    for part in text.split(", ") if text else ():
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+    return set(numbers_of(parse_ranges(text.replace(", ", ",")))) if text else set()
 
 
 def see(raw: Mapping[int, tuple[bytes | None, float]]) -> list[Seen]:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from slurm_cluster import SlurmCluster
 
-LLMB = [sys.executable, "-m", "llmb.cli.main"]
 SETTINGS = """\
 gpu_type: cpu
 environment: {GLOO_SOCKET_IFNAME: lo, OMP_NUM_THREADS: 1}
@@ -22,8 +21,8 @@ def submit(slurm: SlurmCluster, tmp_path: Path) -> Callable[..., subprocess.Comp
     install.mkdir()
     (install / "cluster_config.yaml").write_text(SETTINGS)
 
-    def submitter(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        command = [*LLMB, "submit", "-w", "pretrain_llama3.1", "-s", "tiny", *options]
+    def submitter(*options: str, python: str = sys.executable, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [python, "-m", "llmb.cli.main", "submit", "-w", "pretrain_llama3.1", "-s", "tiny", *options]
         environ = {**slurm.environ, "LLMB_INSTALL": str(install), **variables}
         return subprocess.run(
             command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False

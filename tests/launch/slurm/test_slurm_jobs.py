@@ -25,7 +25,7 @@ from llmb.runs.folder import RunFolder
 
 pytestmark = pytest.mark.slurm
 TINY = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=2)
-ENDED_S = 60
+ENDED_S = 600
 
 Queue = Callable[..., tuple[str, RunFolder]]
 

@@ -4,20 +4,27 @@
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from slurm_cluster import SlurmCluster
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = pytest.mark.slurm
 Submit = Callable[..., "subprocess.CompletedProcess[str]"]
 TWO_NODES = ("--scale", "4", "--steps", "5")
 
 
-@pytest.mark.parametrize("start", ["torchrun", "task-per-gpu"])
-def test_a_run_on_two_nodes_comes_back_with_its_result(submit: Submit, slurm: SlurmCluster, start: str) -> None:
-    done = submit(*TWO_NODES, "--start", start, "--wait", "--json")
+@pytest.mark.parametrize(
+    ("start", "forked"),
+    [("torchrun", False), ("task-per-gpu", True), pytest.param("task-per-gpu", False, marks=pytest.mark.slow)],
+)
+def test_a_run_on_two_nodes_comes_back_with_its_result(
+    submit: Submit, slurm: SlurmCluster, forked_python: str, start: str, forked: bool
+) -> None:
+    python = forked_python if forked else sys.executable
+    done = submit(*TWO_NODES, "--start", start, "--wait", "--json", python=python)
     assert done.returncode == 0, done.stderr + slurm.talk()
     result = json.loads(done.stdout)
     assert result["status"] == "success"
@@ -41,8 +48,8 @@ def test_a_run_on_two_nodes_comes_back_with_its_result(submit: Submit, slurm: Sl
     )
 
 
-def test_a_worker_that_fails_gives_its_last_lines(submit: Submit) -> None:
-    done = submit(*TWO_NODES, "--env", "GLOO_SOCKET_IFNAME=nosuch0", "--wait", "--json")
+def test_a_worker_that_fails_gives_its_last_lines(submit: Submit, forked_python: str) -> None:
+    done = submit(*TWO_NODES, "--env", "GLOO_SOCKET_IFNAME=nosuch0", "--wait", "--json", python=forked_python)
     assert done.returncode == 4, done.stderr
     assert "the run failed: rank" in done.stderr
     assert "nosuch0" in done.stderr

@@ -4,19 +4,20 @@
 import pickle
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.optim import AdamW
 
-from llmb.engine.checkpoint.state import RANDOM, allocate_optimizer_state, restore_random, training_state
+from llmb.engine.checkpoint.state import RANDOM, allocate_optimizer_state, restore_random, saved_name, training_state
 from llmb.engine.checkpoint.torch_errors import torch_message
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.state import FP8
@@ -64,21 +65,35 @@ def load_checkpoint(
         allocate_optimizer_state(optimizer)
     reader = TensorReader(path / WEIGHTS)
     saved = reader.read_metadata().state_dict_metadata
-    wanted = training_state(stages, optimizers, ranks.device)
+    each = [
+        training_state([stage], [optimizer], ranks.device) for stage, optimizer in zip(stages, optimizers, strict=True)
+    ]
+    wanted = {name: tensor for of_stage in each for name, tensor in of_stage.items()}
     # A generator that the saving run did not have, because it ran on another type of device, keeps its seed. If it
     # did not use FP8 with delayed scaling, that state is initialized.
-    state = {name: tensor for name, tensor in wanted.items() if name in saved or not name.startswith((RANDOM, FP8))}
+    named = {name: saved_name(name, saved) for name in wanted}
+    state = {name: wanted[ours] for ours, name in named.items() if name in saved or not name.startswith((RANDOM, FP8))}
     if missing := sorted(state.keys() - saved.keys()):
         raise UsageError(f"the checkpoint lacks {missing[0]}, one of {len(missing)} tensors", where=str(path))
     try:
         load(state, storage_reader=reader)
     except CheckpointException as error:
         raise UsageError(f"the checkpoint cannot be read: {torch_message(error)}", where=str(path)) from error
-    restore_random(wanted | state, ranks.device)
+    for of_stage in each:
+        fill_copies(of_stage, wanted)
+    restore_random(wanted, ranks.device)
     dist.barrier()
     if ranks.is_first:
         line = LoadLine(ranks.rank, start, time.perf_counter() - began)
         sys.stdout.write(format_load_line(line) + "\n")
+
+
+@torch.no_grad()
+def fill_copies(of_stage: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> None:
+    """A tied embedding may be in two stages of this rank, and was read into one of them."""
+    for name, tensor in of_stage.items():
+        if tensor is not read[name]:
+            tensor.copy_(read[name])
 
 
 class TensorReader(FileSystemReader):

@@ -18,6 +18,7 @@ from torch.optim import AdamW
 from llmb.engine.checkpoint.finalize import discard, finalize
 from llmb.engine.checkpoint.state import training_state
 from llmb.engine.checkpoint.writer import Writer, cannot_save
+from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.watchdog.flight_recorder import CHECKPOINT_GROUP
 from llmb.logs.checkpoint_line import SaveLine, format_save_line
@@ -57,7 +58,7 @@ class Saver:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.pending: Future[SaveLine] | None = None
         if plan.save_checkpoint:
-            self.group = dist.new_group(backend="gloo", timeout=LONGEST_SAVE, group_desc=CHECKPOINT_GROUP)
+            self.group = dist.new_group(backend=gloo_backend(), timeout=LONGEST_SAVE, group_desc=CHECKPOINT_GROUP)
 
     @property
     def busy(self) -> bool:

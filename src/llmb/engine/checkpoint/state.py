@@ -5,7 +5,7 @@ Weights and optimizer state are DTensors with global shapes, so any number of ra
 There are only tensors, because reading other objects means unpickling, which can run any code that a file contains.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from torch.optim import AdamW
 from llmb.engine.precision.state import scale_state
 
 MODEL = "model."
+DENSE_0_1, DENSE = ".feed_forward.", ".mlp."
+"""What version 0.1 called feed-forward layers of Llama 4, and what they are called."""
 RANDOM = "random."
 
 
@@ -33,6 +35,12 @@ def training_state(stages: Sequence[nn.Module], optimizers: Sequence[AdamW], dev
     if device.type == "cuda":
         state[f"{RANDOM}cuda"] = torch.cuda.get_rng_state(device)
     return state
+
+
+def saved_name(name: str, saved: Container[str]) -> str:
+    """What ``name`` is called in a checkpoint that holds ``saved``: one of version 0.1 may call it otherwise."""
+    before = name.replace(DENSE, DENSE_0_1)
+    return before if name not in saved and before in saved else name
 
 
 def allocate_optimizer_state(optimizer: AdamW) -> None:

@@ -32,6 +32,9 @@ class SafetensorsFiles:
         part: Tensor = self.handles[self.stored[name].file].get_slice(name)[first:end]
         return part.to(torch.float32)
 
+    def whole(self, name: str) -> Tensor:
+        return self.rows(name, 0, self.stored[name].shape[0])
+
 
 @contextmanager
 def open_files(folder: Path, names: Sequence[str]) -> Iterator[SafetensorsFiles]:

@@ -4,7 +4,7 @@
 import json
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -16,13 +16,14 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from llmb.engine.checkpoint.load import TensorReader
-from llmb.engine.checkpoint.state import MODEL
+from llmb.engine.checkpoint.state import MODEL, saved_name
 from llmb.engine.checkpoint.torch_errors import torch_message
 from llmb.engine.huggingface.weights_import import MOST_PROBLEMS, parameter_shapes
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.huggingface.config import config_of
+from llmb.huggingface.formats import Format, format_of
 from llmb.huggingface.shards import CONFIG, INDEX, index_document, plan_shards, shard_files
-from llmb.huggingface.tensors import Shape, hugging_face_name, hugging_face_shape
+from llmb.huggingface.tensors import Shape, matrices_of_expert, stored_tensors
 from llmb.runs.checkpoint import WEIGHTS
 from llmb.runs.conversion import ExportJob, OnProgress
 from llmb.runs.folder import write_atomically
@@ -41,18 +42,20 @@ def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
     shapes = parameter_shapes(job.model)
     reader = CachedReader(Path(job.checkpoint) / WEIGHTS)
     check_complete(shapes, reader.metadata, job.checkpoint)
+    form = format_of(job.model)
     sizes = {name: torch.Size(shape).numel() * dtype.itemsize for name, shape in shapes.items()}
     shards = plan_shards(sizes, job.largest_file_bytes)
     done, total = 0, sum(sizes.values())
     on_progress(done, total)
     for names, file in zip(shards, shard_files(len(shards)), strict=True):
         # Not bound to a name, so that they are freed before those of the next file are read.
-        write_file(folder / file, read_tensors(reader, {name: shapes[name] for name in names}, dtype))
+        write_file(folder / file, read_tensors(reader, {name: shapes[name] for name in names}, dtype, form))
         done += sum(sizes[name] for name in names)
         on_progress(done, total)
     if len(shards) > 1:
-        named = [[hugging_face_name(name) for name in names] for names in shards]
-        index = index_document(named, {hugging_face_name(name): size for name, size in sizes.items()})
+        stored = {name: stored_tensors(name, shape, form) for name, shape in shapes.items()}
+        named = [[tensor for name in names for tensor in stored[name]] for names in shards]
+        index = index_document(named, sum(sizes.values()))
         write_atomically(folder / INDEX, json.dumps(index, indent=2) + "\n")
     write_atomically(folder / CONFIG, json.dumps(config_of(job.model, job.dtype), indent=2) + "\n")
 
@@ -75,7 +78,8 @@ def check_complete(shapes: Mapping[str, Shape], metadata: Metadata, place: str) 
     """Raises UsageError with every parameter that is missing or has another shape."""
     problems = []
     for name, shape in shapes.items():
-        saved = metadata.state_dict_metadata.get(MODEL + name)
+        found = metadata.state_dict_metadata
+        saved = found.get(saved_name(MODEL + name, found))
         if not isinstance(saved, TensorStorageMetadata):
             problems.append(f"{name} is missing")
         elif tuple(saved.size) != shape:
@@ -85,18 +89,32 @@ def check_complete(shapes: Mapping[str, Shape], metadata: Metadata, place: str) 
         raise UsageError(f"the checkpoint does not match the weights of its model:\n{lines}", where=place)
 
 
-def read_tensors(reader: TensorReader, shapes: Mapping[str, Shape], dtype: torch.dtype) -> dict[str, Tensor]:
+def read_tensors(
+    reader: CachedReader, shapes: Mapping[str, Shape], dtype: torch.dtype, form: Format
+) -> dict[str, Tensor]:
     """Full parameters in ``dtype``, by Hugging Face names and shapes; rounded to nearest if it is narrower."""
     tensors = {name: torch.empty(shape, dtype=dtype) for name, shape in shapes.items()}
     try:
-        load({MODEL + name: tensor for name, tensor in tensors.items()}, storage_reader=reader, no_dist=True)
+        found = reader.metadata.state_dict_metadata
+        named = {saved_name(MODEL + name, found): tensor for name, tensor in tensors.items()}
+        load(named, storage_reader=reader, no_dist=True)
     except (CheckpointException, OSError) as error:
         raise UsageError(
             f"the checkpoint cannot be read: {torch_message(error)}", where=str(reader.path), do="export another one"
         ) from error
-    return {
-        hugging_face_name(name): tensor.view(hugging_face_shape(name, shapes[name])) for name, tensor in tensors.items()
-    }
+    return {stored: part for name, tensor in tensors.items() for stored, part in stored_parts(name, tensor, form)}
+
+
+def stored_parts(name: str, tensor: Tensor, form: Format) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that hold a parameter, by Hugging Face's names."""
+    stored = stored_tensors(name, tuple(tensor.shape), form)
+    matrices = len(matrices_of_expert(name, form))
+    if matrices:
+        parts = tensor.view(*tensor.shape[:2], matrices, tensor.shape[-1]).transpose(1, 2).flatten(0, 1).mT
+    else:
+        parts = tensor.unsqueeze(0)
+    for (other, shape), part in zip(stored.items(), parts, strict=True):
+        yield other, part.contiguous().view(shape)
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoder models: Llama 3, Nemotron4 and Llama 4, with the parameter names of their Hugging Face checkpoints."""
+"""Decoder models, built from the parts that a model's record names. Parameter names are the same for all of them."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causal self-attention with grouped key and value heads; Llama 4's chunks and temperature."""
+"""Causal self-attention with grouped key and value heads, in chunks or not."""
 
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from llmb.catalogue.records import Model
 from llmb.engine.model.local import Linear
+from llmb.engine.model.norms import RMSNorm
 from llmb.engine.model.rotary import Rotary, apply_rotary
 
 
@@ -132,7 +133,8 @@ class Attention(nn.Module):
         self.v_proj = Linear(model.hidden_size, keys)
         self.o_proj = Linear(queries, model.hidden_size)
         self.head_dim = model.head_dim
-        self.position: nn.Module = RotaryPosition(interleaved=model.architecture == "llama4")
+        self.q_norm, self.k_norm = (RMSNorm(model.head_dim, model.norm_eps) if model.qk_norm else None for _ in "qk")
+        self.position: nn.Module = RotaryPosition(interleaved=model.rotary_pairs == "interleaved")
         self.core: nn.Module = CausalAttention()
         chunked = model.chunked_attention
         if chunked is not None and model.is_global_layer(layer):
@@ -143,6 +145,8 @@ class Attention(nn.Module):
     def forward(self, hidden: Tensor, rotary: Rotary, masks: Masks | None = None) -> Tensor:
         projected = (self.q_proj(hidden), self.k_proj(hidden), self.v_proj(hidden))
         query, key, value = (torch.unflatten(heads, -1, (-1, self.head_dim)) for heads in projected)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
         query, key = self.position(query, key, rotary)
         attended: Tensor = self.o_proj(self.core(query, key, value, masks).flatten(-2))
         return attended

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decoder: embedding, blocks, final norm and head, or the share of them that one pipeline stage holds."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from llmb.catalogue.records import MixtureOfExperts, Model
+from llmb.catalogue.records import MixtureOfExperts, Mlp, Model
+from llmb.catalogue.records import Norm as NormName
 from llmb.engine.model.attention import Attention, Masks, document_masks
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.loss import Head
 from llmb.engine.model.moe import MoELayer, Routed
-from llmb.engine.model.norms import LayerNorm1P, RMSNorm
+from llmb.engine.model.norms import LayerNorm1P, Norm, RMSNorm
 from llmb.engine.model.rotary import Rotary, rotary_tables
+
+EMBEDDING = "embed_tokens.weight"
+NORMS: dict[NormName, type[Norm]] = {"rmsnorm": RMSNorm, "layernorm1p": LayerNorm1P}
+MLPS: dict[Mlp, type[GatedMLP | SquaredReluMLP]] = {"swiglu": GatedMLP, "squared-relu": SquaredReluMLP}
 
 
 class Block(nn.Module):
@@ -31,24 +37,8 @@ class Block(nn.Module):
         return hidden + update
 
 
-class Llama4Block(nn.Module):
-    """``Block`` with the checkpoint's other name for the feed-forward layer."""
-
-    def __init__(self, model: Model, layer: int) -> None:
-        super().__init__()
-        self.input_layernorm = build_norm(model)
-        self.self_attn = Attention(model, layer)
-        self.post_attention_layernorm = build_norm(model)
-        self.feed_forward = build_mlp(model)
-
-    def forward(self, hidden: Tensor, rotary: Rotary, masks: Masks | None = None) -> Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, masks)
-        update: Tensor = self.feed_forward(self.post_attention_layernorm(hidden))
-        return hidden + update
-
-
 class MoEBlock(nn.Module):
-    """``Llama4Block`` with a mixture of experts, in three parts.
+    """``Block`` with a mixture of experts, in three parts.
 
     Only the parts around the experts can be compiled: the experts' shapes depend on the tokens, and they gather their
     parameters apart from their block.
@@ -59,7 +49,7 @@ class MoEBlock(nn.Module):
         self.input_layernorm = build_norm(model)
         self.self_attn = Attention(model, layer)
         self.post_attention_layernorm = build_norm(model)
-        self.feed_forward = MoELayer(model.hidden_size, experts)
+        self.mlp = MoELayer(model.hidden_size, experts)
 
     def forward(self, hidden: Tensor, rotary: Rotary, masks: Masks | None = None) -> Tensor:
         hidden, routed = self.before_experts(hidden, rotary, masks)
@@ -67,26 +57,49 @@ class MoEBlock(nn.Module):
 
     def before_experts(self, hidden: Tensor, rotary: Rotary, masks: Masks | None) -> tuple[Tensor, Routed]:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, masks)
-        return hidden, self.feed_forward.dispatch(self.post_attention_layernorm(hidden))
+        return hidden, self.mlp.dispatch(self.post_attention_layernorm(hidden))
 
     def run_experts(self, routed: Routed) -> Tensor:
-        outputs: Tensor = self.feed_forward.experts(routed.rows, routed.counts)
+        outputs: Tensor = self.mlp.experts(routed.rows, routed.counts)
         return outputs
 
     def after_experts(self, hidden: Tensor, routed: Routed, outputs: Tensor) -> Tensor:
-        return hidden + self.feed_forward.combine(routed, outputs)
+        return hidden + self.mlp.combine(routed, outputs)
 
 
 class Decoder(nn.Module):
-    """A model, or one pipeline stage of it: parameters are named by their place in the whole model either way."""
+    """A model, or one pipeline stage of it: parameters are named by their place in the whole model either way.
+
+    ``embeds``: it begins with the embedding. Where embedding and head are tied they are one parameter, by the name of
+    the embedding; a last stage that is not the first has a copy of it, see ``parallel.tied_embedding``.
+    """
 
     def __init__(self, model: Model, layers: Iterable[int], *, embedding: bool, head: bool) -> None:
         super().__init__()
         self.model = model
-        self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size) if embedding else None
+        self.embeds = embedding
+        has_embedding = embedding or (head and model.tied_embeddings)
+        self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size) if has_embedding else None
         self.layers = nn.ModuleDict({str(layer): build_block(model, layer) for layer in layers})
         self.norm = build_norm(model) if head else None
         self.lm_head = Head(model.hidden_size, model.vocab_size) if head else None
+        self.tie()
+
+    def tie(self) -> None:
+        """Makes the head use the embedding's matrix, where the model ties them."""
+        if self.model.tied_embeddings and self.lm_head is not None and self.embed_tokens is not None:
+            self.lm_head.weight = self.embed_tokens.weight
+
+    def own_parameters(self) -> Iterator[nn.Parameter]:
+        """All but the copy of an embedding that another stage holds."""
+        copied = self.embed_tokens is not None and not self.embeds
+        return (item for name, item in self.named_parameters() if not (copied and name == EMBEDDING))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # What moves parameters to a device, as ``to_empty`` does, makes a new one for every module.
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.tie()
+        return self
 
     def forward(
         self,
@@ -113,7 +126,9 @@ class Decoder(nn.Module):
             places, positions = positions, positions - starts[:, positions]
             masks = document_masks(self.model, places, positions, starts.shape[1])
         rotary = rotary_tables(self.model, positions)
-        hidden = tokens if self.embed_tokens is None else self.embed_tokens(tokens)
+        hidden = tokens
+        if self.embeds and self.embed_tokens is not None:
+            hidden = self.embed_tokens(tokens)
         for block in self.layers.values():
             hidden = block(hidden, rotary, masks)
         if self.norm is None or self.lm_head is None:
@@ -130,14 +145,12 @@ def build_model(model: Model) -> Decoder:
 def build_block(model: Model, layer: int) -> nn.Module:
     if model.moe and model.is_moe_layer(layer):
         return MoEBlock(model, layer, model.moe)
-    return Llama4Block(model, layer) if model.architecture == "llama4" else Block(model, layer)
+    return Block(model, layer)
 
 
 def build_norm(model: Model) -> nn.Module:
-    norm = LayerNorm1P if model.architecture == "nemotron4" else RMSNorm
-    return norm(model.hidden_size, model.norm_eps)
+    return NORMS[model.norm](model.hidden_size, model.norm_eps)
 
 
 def build_mlp(model: Model) -> nn.Module:
-    mlp = GatedMLP if model.gated_mlp else SquaredReluMLP
-    return mlp(model.hidden_size, model.ffn_hidden_size)
+    return MLPS[model.mlp](model.hidden_size, model.ffn_hidden_size)

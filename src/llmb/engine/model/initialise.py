@@ -22,14 +22,13 @@ def initialise(module: nn.Module, model: Model, seed: int) -> None:
     A value depends on the seed, the parameter's full name and its global shape, and on the type of the device.
     A sharded parameter (DTensor) gets its shard of the same values, without communication.
     """
-    for path, owner in module.named_modules():
-        for name, parameter in owner.named_parameters(recurse=False):
-            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            if parameter.ndim == 1:
-                local.fill_(1.0 if isinstance(owner, RMSNorm) else 0.0)
-            else:
-                full_name = f"{path}.{name}"
-                local.copy_(_normal_shard(parameter, full_name, seed).mul_(standard_deviation(full_name, model)))
+    for name, parameter in module.named_parameters():
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        if parameter.ndim == 1:
+            owner = module.get_submodule(name.rpartition(".")[0])
+            local.fill_(1.0 if isinstance(owner, RMSNorm) else 0.0)
+        else:
+            local.copy_(_normal_shard(parameter, name, seed).mul_(standard_deviation(name, model)))
 
 
 def standard_deviation(name: str, model: Model) -> float:

@@ -20,6 +20,11 @@ def local(parameter: Tensor, *, same_tokens: bool = False) -> Tensor:
     return part
 
 
+def this_ranks(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor that no gradient flows through."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 class Linear(nn.Linear):
     """A matrix without bias."""
 

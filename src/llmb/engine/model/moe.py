@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixture of experts as in Llama 4: the router's score scales an expert's input, and no token is dropped."""
+"""Mixture of experts. No token is dropped."""
 
 from typing import NamedTuple
 
@@ -81,22 +81,27 @@ class Routed(NamedTuple):
     hidden: Tensor
     """What was routed: [batch, seq, hidden]."""
     rows: Tensor
-    """Scaled tokens, once for each expert they go to, in the order of experts: [n, hidden]."""
+    """Tokens, scaled where the router scales inputs, once for each expert they go to, in the order of experts:
+    [n, hidden]."""
     counts: Tensor
     """Rows for each expert."""
     places: Tensor
     """Which of the rows is the first, second, ... choice of the first, second, ... token: [tokens, top_k]."""
+    weights: Tensor | None
+    """Of the choices' outputs, [tokens, top_k]; null where the router scales inputs."""
 
 
 class MoELayer(nn.Module):
-    """Routed experts beside a shared expert that every token passes."""
+    """Routed experts, beside a shared expert that every token passes where there is one."""
 
     def __init__(self, hidden_size: int, moe: MixtureOfExperts) -> None:
         super().__init__()
         self.experts = Experts(hidden_size, moe.ffn_hidden_size, moe.experts)
-        self.router = Router(hidden_size, moe.experts, moe.top_k)
-        self.shared_expert = GatedMLP(hidden_size, moe.shared_ffn_hidden_size)
+        self.router = Router(hidden_size, moe)
+        shared = moe.shared_ffn_hidden_size
+        self.shared_expert = None if shared is None else GatedMLP(hidden_size, shared)
         self.expert_count = moe.experts
+        self.scales_inputs = moe.router == "sigmoid-scaled-inputs"
 
     def forward(self, hidden: Tensor) -> Tensor:
         routed = self.dispatch(hidden)
@@ -105,16 +110,21 @@ class MoELayer(nn.Module):
     def dispatch(self, hidden: Tensor) -> Routed:
         tokens = hidden.flatten(0, -2)
         scores, chosen = self.router(tokens)
-        rows = (tokens.unsqueeze(1) * scores.unsqueeze(-1)).flatten(0, 1)
+        # Copied before they are put in order: a gather with repeated sources would have no reproducible gradient.
+        copies = tokens.unsqueeze(1).expand(*chosen.shape, -1)
+        rows = (copies * scores.unsqueeze(-1) if self.scales_inputs else copies).flatten(0, 1)
         order = chosen.flatten().argsort(stable=True)
-        return Routed(hidden, rows.index_select(0, order), self.counts(chosen), order.argsort().view_as(chosen))
+        places = order.argsort().view_as(chosen)
+        weights = None if self.scales_inputs else scores
+        return Routed(hidden, rows.index_select(0, order), self.counts(chosen), places, weights)
 
     def combine(self, routed: Routed, outputs: Tensor) -> Tensor:
-        """What the experts made of ``routed.rows``, summed up by token, beside the shared expert."""
+        """What the experts made of ``routed.rows``, weighted and summed by token, beside the shared expert."""
         # Back into the tokens' order by a gather: a scatter with repeated targets would not be reproducible.
-        rows = outputs.index_select(0, routed.places.flatten())
-        summed = torch.unflatten(rows, 0, routed.places.shape).sum(1)
-        output: Tensor = self.shared_expert(routed.hidden) + summed.view_as(routed.hidden)
+        rows = torch.unflatten(outputs.index_select(0, routed.places.flatten()), 0, routed.places.shape)
+        weighted = rows if routed.weights is None else rows * routed.weights.unsqueeze(-1)
+        summed = weighted.sum(1).view_as(routed.hidden)
+        output: Tensor = summed if self.shared_expert is None else self.shared_expert(routed.hidden) + summed
         return output
 
     def counts(self, chosen: Tensor) -> Tensor:

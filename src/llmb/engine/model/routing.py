@@ -1,25 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which expert a token goes to."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from llmb.catalogue.records import MixtureOfExperts
+from llmb.catalogue.records import Router as RouterName
 from llmb.engine.model.local import local
+
+SCORES: dict[RouterName, Callable[[Tensor], Tensor]] = {
+    "sigmoid-scaled-inputs": torch.sigmoid,
+    "softmax-weighted-outputs": partial(torch.softmax, dim=-1),
+}
+"""From the logits of a token's chosen experts, [n, top_k]. A softmax over all of them, renormalized, is the same."""
 
 
 class Router(nn.Module):
     """Chooses ``top_k`` experts for each token: [n, hidden] to scores and expert numbers, both [n, top_k]."""
 
-    def __init__(self, hidden_size: int, experts: int, top_k: int) -> None:
+    def __init__(self, hidden_size: int, moe: MixtureOfExperts) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(experts, hidden_size))
-        self.top_k = top_k
+        self.weight = nn.Parameter(torch.empty(moe.experts, hidden_size))
+        self.top_k = moe.top_k
+        self.score = SCORES[moe.router]
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         logits = functional.linear(tokens, local(self.weight))
         chosen = self.choose(logits)
-        return logits.gather(-1, chosen).float().sigmoid().to(tokens.dtype), chosen
+        return self.score(logits.gather(-1, chosen).float()).to(tokens.dtype), chosen
 
     def choose(self, logits: Tensor) -> Tensor:
         """Expert numbers, [n, top_k], from [n, experts]."""
@@ -35,7 +47,7 @@ class BalancedRouter(Router):
     def __init__(self, router: Router, place: int) -> None:
         nn.Module.__init__(self)
         self.weight = router.weight
-        self.top_k = router.top_k
+        self.top_k, self.score = router.top_k, router.score
         self.place = place
 
     def choose(self, logits: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from llmb.catalogue.records import Layout
-from llmb.engine.device import backend, local_device
+from llmb.engine.device import local_device
+from llmb.engine.parallel.gloo import gloo_backend
 from llmb.runs.parallelism import Copies
 from llmb.runs.plan import Plan
 
@@ -70,7 +71,10 @@ class Ranks:
 def join_ranks(plan: Plan) -> Ranks:
     """Connects this process to the others, as torch.distributed.run's environment variables say."""
     device, gpus = local_device(plan.device), plan.recipe.layout.gpus
-    dist.init_process_group(backend(plan.device), device_id=device if plan.device == "cuda" else None)
+    if plan.device == "cuda":
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group(gloo_backend())
     world_size = dist.get_world_size()
     if world_size != gpus:
         raise ValueError(f"the plan is for {gpus} ranks, but {world_size} were started")

@@ -34,6 +34,7 @@ from llmb.engine.data.batches import MicroBatch
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.delayed_gradients import delay_weight_gradients
 from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.parallel.tied_embedding import reduce_tied_gradients
 from llmb.runs.parallelism import Parallelism, PipelineSchedule
 
 SCHEDULES: dict[PipelineSchedule, type[_PipelineScheduleRuntime]] = {
@@ -74,6 +75,7 @@ class Pipeline:
         ranks: Ranks,
     ) -> None:
         self.stages = stages
+        self.ranks = ranks
         self.positions = positions
         for stage in stages:
             # The method is replaced, not the module: FSDP inspects the module that a stage runs.
@@ -102,13 +104,14 @@ class Pipeline:
         inputs = (torch.cat(tokens)[:, self.positions],) if self.has_embedding else ()
         # Every stage needs the starts of its micro-batch: the schedule splits keyword arguments too.
         packed: dict[str, Any] = {} if starts[0] is None else {"starts": torch.cat(starts)}
-        if not self.has_loss:
-            self.schedule.step(*inputs, return_outputs=False, **packed)
-            return None
         losses: list[Tensor] = []
-        target = torch.cat(labels)[:, self.positions]
-        self.schedule.step(*inputs, target=target, losses=losses, return_outputs=False, labels=target, **packed)
-        return torch.stack([loss.detach().double() for loss in losses]).mean()
+        if self.has_loss:
+            target = torch.cat(labels)[:, self.positions]
+            self.schedule.step(*inputs, target=target, losses=losses, return_outputs=False, labels=target, **packed)
+        else:
+            self.schedule.step(*inputs, return_outputs=False, **packed)
+        reduce_tied_gradients(self.stages, self.ranks.pp)
+        return torch.stack([loss.detach().double() for loss in losses]).mean() if losses else None
 
     def _forward(self, forward: Callable[..., Tensor], tokens: Tensor, **of_micro_batch: Tensor) -> Tensor:
         return forward(tokens, positions=self.positions, count=self.count, **of_micro_batch)
@@ -157,4 +160,4 @@ def _shapes(stage: Decoder, layout: Layout, dtype: torch.dtype, ranks: Ranks) ->
     hidden = float_like(layout.mbs, seq // layout.tp if layout.sequence_parallel else seq, stage.model.hidden_size)
     loss = torch.empty((), device=ranks.device, requires_grad=True)
     tokens = torch.empty(layout.mbs, seq, dtype=torch.int64, device=ranks.device)
-    return hidden if stage.embed_tokens is None else tokens, hidden if stage.lm_head is None else loss
+    return tokens if stage.embeds else hidden, hidden if stage.lm_head is None else loss

@@ -40,6 +40,8 @@ SHARDED_DIM = {
 }
 """The sharded dimension of a layer's matrix, by the layer's name; everything else is replicated."""
 
+PER_HEAD = ("q_norm", "k_norm")
+
 
 def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
     """Shards ``model`` in place over the ranks of ``mesh``; it then returns logits of this rank's vocabulary shard.
@@ -60,11 +62,13 @@ def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence_parallel
         name = path.rpartition(".")[2]
         shard_parameters(module, mesh, Shard(SHARDED_DIM[name]) if name in SHARDED_DIM else Replicate())
         if isinstance(module, Norm):
-            module.same_tokens = not sequence_parallel
+            # Ranks see different heads, whatever tokens they see.
+            module.same_tokens = not sequence_parallel and name not in PER_HEAD
         elif isinstance(module, Attention | GatedMLP | SquaredReluMLP) or name == "lm_head":
             module.register_forward_pre_hook(partial(_enter, boundary))
         elif SHARDED_DIM.get(name) == INPUTS:
             module.register_forward_hook(partial(_leave, boundary))
+    model.tie()
 
 
 def shard_parameters(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:

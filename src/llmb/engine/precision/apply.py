@@ -17,6 +17,7 @@ from llmb.engine.precision.linear import Fp8Linear
 from llmb.engine.precision.place import Place
 from llmb.engine.precision.scaling import Scales
 from llmb.errors import EnvironmentProblem
+from llmb.runs.fp8_product import ProductDtype, fp8_product
 from llmb.runs.plan import Plan
 
 CAPABILITY = (8, 9)
@@ -27,23 +28,25 @@ def apply_fp8(stages: Sequence[Decoder], plan: Plan, ranks: Ranks, *, keep_weigh
     """Changes attention and feed-forward layers in place, after experts were spread and before layers are cut.
 
     ``keep_weights`` keeps cast weights over a step: for parameters that stay whole as long. Raises EnvironmentProblem
-    where the device has no FP8 and emulation was not asked for.
+    where a GPU has no FP8 and emulation was not asked for.
     """
     if plan.fp8_recipe is None:
         return
-    if not plan.emulate_fp8:
+    product_dtype = fp8_product(plan.device, emulate=plan.emulate_fp8).dtype
+    if product_dtype == "fp8":
         check_device(ranks.device)
     group = ranks.mesh["dp", "cp", "tp"]._flatten("stage").get_group()
     found = [layer for stage in stages for block in fp8_blocks(stage, plan) for layer in layers_of(block)]
     scales = Scales(len(found), ranks.device, group, delayed=plan.fp8_recipe == "delayed")
     for number, layer in enumerate(found):
-        replaced = layer.replace(Place(scales, number), plan.emulate_fp8)
+        replaced = layer.replace(Place(scales, number), product_dtype)
         if keep_weights:
             layer.gathered.register_forward_pre_hook(partial(_keep_weight, replaced))
 
 
 def check_device(device: torch.device) -> None:
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else CAPABILITY
+    """Raises EnvironmentProblem for a GPU without FP8."""
+    capability = torch.cuda.get_device_capability(device)
     if capability < CAPABILITY:
         found = ".".join(map(str, capability))
         raise EnvironmentProblem(
@@ -63,7 +66,7 @@ class Layer(NamedTuple):
 
     gathered: nn.Module
     """Before this one runs, the matrix has been gathered."""
-    replace: Callable[[Place, bool], Fp8Linear | Fp8Stack]
+    replace: Callable[[Place, ProductDtype], Fp8Linear | Fp8Stack]
 
 
 def layers_of(block: nn.Module) -> Iterator[Layer]:
@@ -77,14 +80,14 @@ def layers_of(block: nn.Module) -> Iterator[Layer]:
                     yield Layer(block, partial(_replace_linear, module, name, child))
 
 
-def _replace_linear(owner: nn.Module, name: str, whole: Linear, place: Place, emulated: bool) -> Fp8Linear:
-    layer = Fp8Linear(whole, place, emulated=emulated)
+def _replace_linear(owner: nn.Module, name: str, whole: Linear, place: Place, product_dtype: ProductDtype) -> Fp8Linear:
+    layer = Fp8Linear(whole, place, product_dtype=product_dtype)
     owner.add_module(name, layer)
     return layer
 
 
-def _replace_stack(experts: Experts, name: str, place: Place, emulated: bool) -> Fp8Stack:
-    stack = Fp8Stack(experts, name, place, emulated=emulated)
+def _replace_stack(experts: Experts, name: str, place: Place, product_dtype: ProductDtype) -> Fp8Stack:
+    stack = Fp8Stack(experts, name, place, product_dtype=product_dtype)
     experts.add_module(f"{name}_product", stack)
     experts.multiply = partial(_multiply, experts)  # type: ignore[method-assign]
     return stack

@@ -12,6 +12,7 @@ from llmb.engine.model.moe import Experts
 from llmb.engine.precision.place import Place
 from llmb.engine.precision.product import Scaled, cast, cast_with_amax, multiply
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
+from llmb.runs.fp8_product import ProductDtype
 
 
 class Fp8Stack(nn.Module):
@@ -21,12 +22,12 @@ class Fp8Stack(nn.Module):
     numbers of rows have to be known to the host.
     """
 
-    def __init__(self, experts: Experts, name: str, place: Place, *, emulated: bool) -> None:
+    def __init__(self, experts: Experts, name: str, place: Place, *, product_dtype: ProductDtype) -> None:
         super().__init__()
         # Not as attributes: the experts have this as a part of theirs.
         self.matrices = partial(experts.matrices, name)
         self.parameter = partial(experts.get_parameter, name)
-        self.place, self.emulated = place, emulated
+        self.place, self.product_dtype = place, product_dtype
         self.kept: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -36,7 +37,7 @@ class Fp8Stack(nn.Module):
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """[n, inputs] of all experts, one's after the other's, to [n, outputs]."""
         product: Tensor = _Fp8GroupedProduct.apply(  # type: ignore[no-untyped-call]
-            rows, self.matrices(), self.kept, self.place, self.place.probe, counts.tolist(), self.emulated
+            rows, self.matrices(), self.kept, self.place, self.place.probe, counts.tolist(), self.product_dtype
         )
         return product
 
@@ -58,7 +59,7 @@ class _Context(FunctionCtx):
     kept: tuple[Tensor, Tensor] | None
     place: Place
     counts: list[int]
-    emulated: bool
+    product_dtype: ProductDtype
 
 
 class _Fp8GroupedProduct(torch.autograd.Function):
@@ -73,14 +74,14 @@ class _Fp8GroupedProduct(torch.autograd.Function):
         place: Place,
         probe: Tensor,  # noqa: ARG004 (takes part for its gradient alone)
         counts: list[int],
-        emulated: bool,
+        product_dtype: ProductDtype,
     ) -> Tensor:
         taken, amax = cast_with_amax(rows, INPUT, place.scale, delayed=place.scales.delayed)
         _, transposed = kept or cast_both_ways(weights, place.scale)
-        ctx.kept, ctx.place, ctx.counts, ctx.emulated = kept, place, counts, emulated
+        ctx.kept, ctx.place, ctx.counts, ctx.product_dtype = kept, place, counts, product_dtype
         ctx.save_for_backward(taken.values, weights, taken.scale, amax)
         columns = [Scaled(matrix, place.scale[WEIGHT]).mT for matrix in transposed]
-        return torch.cat(each_product(parts(taken, counts), columns, fast=True, emulated=emulated))
+        return torch.cat(each_product(parts(taken, counts), columns, fast=True, product_dtype=product_dtype))
 
     @staticmethod
     @once_differentiable
@@ -89,7 +90,7 @@ class _Fp8GroupedProduct(torch.autograd.Function):
         scale, delayed = ctx.place.scale, ctx.place.scales.delayed
         given, amax = cast_with_amax(gradient, GRADIENT, scale, delayed=delayed)
         values, _ = ctx.kept or cast_both_ways(weights, scale)
-        product = partial(each_product, fast=False, emulated=ctx.emulated)
+        product = partial(each_product, fast=False, product_dtype=ctx.product_dtype)
         gradients = parts(given, ctx.counts)
         to_rows = product(gradients, [Scaled(matrix, scale[WEIGHT]).mT for matrix in values])
         to_weights = product(
@@ -109,5 +110,9 @@ def turned(matrix: Scaled) -> Scaled:
     return Scaled(matrix.values.t().contiguous().t(), matrix.scale)
 
 
-def each_product(lefts: Sequence[Scaled], rights: Sequence[Scaled], *, fast: bool, emulated: bool) -> list[Tensor]:
-    return [multiply(left, right, fast=fast, emulated=emulated) for left, right in zip(lefts, rights, strict=True)]
+def each_product(
+    lefts: Sequence[Scaled], rights: Sequence[Scaled], *, fast: bool, product_dtype: ProductDtype
+) -> list[Tensor]:
+    return [
+        multiply(left, right, fast=fast, product_dtype=product_dtype) for left, right in zip(lefts, rights, strict=True)
+    ]

@@ -11,6 +11,7 @@ from llmb.engine.model.local import Linear, local
 from llmb.engine.precision.place import Place
 from llmb.engine.precision.product import Scaled, cast, cast_with_amax, multiply
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
+from llmb.runs.fp8_product import ProductDtype
 
 
 class Fp8Linear(Linear):
@@ -20,21 +21,21 @@ class Fp8Linear(Linear):
     whenever it is used, and lives as long as the weight does.
     """
 
-    def __init__(self, whole: Linear, place: Place, *, emulated: bool) -> None:
+    def __init__(self, whole: Linear, place: Place, *, product_dtype: ProductDtype) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = whole.in_features, whole.out_features
         self.weight = whole.weight
         self.register_parameter("bias", None)
         self.place = place
         self.scale, self.probe = place.scale, place.probe
-        self.delayed, self.emulated = place.scales.delayed, emulated
+        self.delayed, self.product_dtype = place.scales.delayed, product_dtype
         self.kept: tuple[Tensor, Tensor] | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
         weight = local(self.weight)
         kept = self.kept or (None, None)
         product: Tensor = _Fp8Product.apply(  # type: ignore[no-untyped-call]
-            hidden.flatten(0, -2), weight, *kept, self.scale, self.probe, self.delayed, self.emulated
+            hidden.flatten(0, -2), weight, *kept, self.scale, self.probe, self.delayed, self.product_dtype
         )
         return product.view(*hidden.shape[:-1], product.shape[-1])
 
@@ -50,7 +51,7 @@ class _Context(FunctionCtx):
     saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
     keeps: bool
     delayed: bool
-    emulated: bool
+    product_dtype: ProductDtype
 
 
 class _Fp8Product(torch.autograd.Function):
@@ -66,14 +67,14 @@ class _Fp8Product(torch.autograd.Function):
         scale: Tensor,
         probe: Tensor,  # noqa: ARG004 (takes part for its gradient alone)
         delayed: bool,
-        emulated: bool,
+        product_dtype: ProductDtype,
     ) -> Tensor:
         taken, amax = cast_with_amax(rows, INPUT, scale, delayed=delayed)
         values = cast(weight, scale[WEIGHT], FORMATS[WEIGHT]) if kept is None else kept
-        ctx.keeps, ctx.delayed, ctx.emulated = kept is not None, delayed, emulated
+        ctx.keeps, ctx.delayed, ctx.product_dtype = kept is not None, delayed, product_dtype
         held = weight if kept_transposed is None else kept_transposed
         ctx.save_for_backward(taken.values.t().contiguous(), held, scale, taken.scale, amax)
-        return multiply(taken, Scaled(values, scale[WEIGHT]).mT, fast=True, emulated=emulated)
+        return multiply(taken, Scaled(values, scale[WEIGHT]).mT, fast=True, product_dtype=product_dtype)
 
     @staticmethod
     @once_differentiable
@@ -81,7 +82,7 @@ class _Fp8Product(torch.autograd.Function):
         rows, held, scale, rows_scale, rows_amax = ctx.saved_tensors
         given, amax = cast_with_amax(gradient, GRADIENT, scale, delayed=ctx.delayed)
         weight = held if ctx.keeps else cast(held, scale[WEIGHT], FORMATS[WEIGHT]).t().contiguous()
-        product = partial(multiply, fast=False, emulated=ctx.emulated)
+        product = partial(multiply, fast=False, product_dtype=ctx.product_dtype)
         to_rows = product(given, Scaled(weight, scale[WEIGHT]).mT)
         to_weight = product(Scaled(given.values.t().contiguous(), given.scale), Scaled(rows, rows_scale).mT)
         return to_rows, to_weight, None, None, None, torch.stack((rows_amax, amax)), None, None

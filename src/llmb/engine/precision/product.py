@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from llmb.engine.precision.scaling import FORMATS, LARGEST, scale_from
+from llmb.runs.fp8_product import ProductDtype
 
 ALIGNED = 16
 """Values: what the GPU's product wants a row's length to be a multiple of."""
@@ -46,17 +47,19 @@ def cast_with_amax(values: Tensor, which: int, scale: Tensor, *, delayed: bool) 
     return Scaled(cast(values, own, FORMATS[which]), own), amax
 
 
-def multiply(left: Scaled, right: Scaled, *, fast: bool, emulated: bool) -> Tensor:
-    """The product in bf16 of what the two stand for, [m, k] and [k, n], added up in fp32.
+def multiply(left: Scaled, right: Scaled, *, fast: bool, product_dtype: ProductDtype) -> Tensor:
+    """The product, rounded to bf16, of what the two stand for, [m, k] and [k, n], added up in fp32.
 
     left: row by row in memory. right: column by column; a GPU of compute capability 9 takes no others.
-    fast: adds up with fewer bits where the device can. emulated: as a product in bf16 of what the casts made.
+    fast: adds up with fewer bits where the device can. product_dtype: both values are cast to it, which changes
+    none; bf16 rounds the result twice, before and after the scales are divided out, the others once.
     """
     rows, columns = left.values.shape[0], right.values.shape[1]
     if not left.values.numel() or not right.values.numel():
         return left.values.new_zeros(rows, columns, dtype=torch.bfloat16)
-    if emulated:
-        product = left.values.bfloat16() @ right.values.bfloat16()
+    if product_dtype != "fp8":
+        dtype = torch.float32 if product_dtype == "fp32" else torch.bfloat16
+        product = left.values.to(dtype) @ right.values.to(dtype)
         return (product.float() / left.scale / right.scale).bfloat16()
     product = torch._scaled_mm(
         _padded(left.values),

@@ -7,7 +7,8 @@ from pathlib import Path
 from llmb.launch.slurm.finish import CAUSES
 from llmb.logs.files import parse_file
 from llmb.runs.folder import RunFolder
-from llmb.runs.record import Status, now, read_record, write_record
+from llmb.runs.record import now, read_record, write_record
+from llmb.runs.result import Status
 
 
 def finish_framework(folder: RunFolder, exit_code: int, signal: str = "") -> Status:

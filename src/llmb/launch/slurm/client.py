@@ -89,12 +89,15 @@ def call(
 
 
 def submitting_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What sbatch gets, and hands on to the job: no secret, and nothing that would replace what the script says."""
-    return {
+    """What sbatch gets, and hands on to the job: nothing that would replace what the script says, and no secret but
+    the token by which Slurm knows the user, which the batch script drops.
+    """
+    harmless = {
         name: value
         for name, value in without_secrets(environ).items()
-        if name in KEPT or not name.startswith(("SBATCH_", "SLURM_", "SRUN_"))
+        if not name.startswith(("SBATCH_", "SLURM_", "SRUN_"))
     }
+    return harmless | {name: environ[name] for name in KEPT if name in environ}
 
 
 def message(done: "subprocess.CompletedProcess[str]") -> str:

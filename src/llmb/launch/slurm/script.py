@@ -47,6 +47,7 @@ def _head(job: BatchJob) -> Iterator[str]:
 
 
 def _environment(job: BatchJob) -> Iterator[str]:
+    yield "unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it"
     yield from (f"module load {shlex.quote(module)}" for module in job.modules)
     yield from (f". {shlex.quote(profile)}" for profile in job.profiles)
     yield from (f"export {item.name}={shlex.quote(item.value)}  # {item.origin}" for item in job.variables)

@@ -14,6 +14,7 @@
 #SBATCH --open-mode=append
 #SBATCH --chdir=/lustre/bench/workloads/pretrain_nemotron4/experiments/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_1700000000/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512
 
+unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
 export PYTHONUNBUFFERED=1  # engine
 export PYTORCH_ALLOC_CONF=expandable_segments:True  # engine
 export NCCL_NVLS_ENABLE=0  # recipe

@@ -14,6 +14,7 @@
 #SBATCH --open-mode=append
 #SBATCH --chdir=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252/pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_1700000000/pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252
 
+unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
 export PYTHONUNBUFFERED=1  # engine
 export PYTORCH_ALLOC_CONF=expandable_segments:True  # engine
 export NCCL_NVLS_ENABLE=0  # recipe

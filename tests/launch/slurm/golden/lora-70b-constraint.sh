@@ -15,6 +15,7 @@
 #SBATCH --open-mode=append
 #SBATCH --chdir=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_1700000000/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32
 
+unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
 export PYTHONUNBUFFERED=1  # engine
 export PYTORCH_ALLOC_CONF=expandable_segments:True  # engine
 export NCCL_NVLS_ENABLE=0  # recipe

@@ -14,6 +14,7 @@
 #SBATCH --open-mode=append
 #SBATCH --chdir=/lustre/bench/workloads/finetune_llama4-maverick/experiments/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_mbs1_gbs32/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_mbs1_gbs32_1700000000/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_mbs1_gbs32
 
+unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
 export PYTHONUNBUFFERED=1  # engine
 export PYTORCH_ALLOC_CONF=expandable_segments:True  # engine
 export NCCL_NVLS_ENABLE=0  # recipe

@@ -10,6 +10,7 @@
 #SBATCH --open-mode=append
 #SBATCH --chdir=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_tiny_fp32_gpus4_tp1_pp1_cp1_vp1_ep1_mbs1_gbs8/pretrain_llama3.1_tiny_fp32_gpus4_tp1_pp1_cp1_vp1_ep1_mbs1_gbs8_1700000000/pretrain_llama3.1_tiny_fp32_gpus4_tp1_pp1_cp1_vp1_ep1_mbs1_gbs8
 
+unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
 export PYTHONUNBUFFERED=1  # engine
 export GOMP_SPINCOUNT=10000  # engine
 export GLOO_SOCKET_IFNAME=lo  # cluster_config.yaml

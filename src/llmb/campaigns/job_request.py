@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of one job, and the request that they make."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from llmb.campaigns.campaign import JobRequest
+from llmb.campaigns.entry import Values
+from llmb.catalogue.resolve import Request
+from llmb.errors import UsageError
+from llmb.launch.frameworks.options import FrameworkChoices, framework_options
+from llmb.launch.slurm.options import SlurmChoices, slurm_options
+from llmb.options.option import Option, made, options_of
+from llmb.options.text import convert
+from llmb.runs.choices import Choices
+
+
+def job_options() -> Mapping[str, Option]:
+    """Of the recipe, the training, the scheduler, and the framework, by name."""
+    return options_of(Request, Choices, SlurmChoices, FrameworkChoices)
+
+
+def job_request(values: Mapping[str, Any], environ: Mapping[str, str]) -> JobRequest:
+    """What the values of options ask for; those that are left out have their defaults, or the shell's variables.
+
+    Raises UsageError.
+    """
+    return JobRequest(
+        request=made(Request, values),
+        choices=made(Choices, values),
+        options=slurm_options(made(SlurmChoices, values), environ, sys.executable),
+        framework=framework_options(made(FrameworkChoices, values)),
+    )
+
+
+def converted(texts: Mapping[str, Values]) -> dict[str, Any]:
+    """The values of options that are given as text. Raises UsageError with all that cannot be."""
+    found, problems = {}, list[str]()
+    for name, values in texts.items():
+        try:
+            found[name] = convert(_known(name), name, values)
+        except UsageError as error:
+            problems.append(error.what)
+    if problems:
+        raise UsageError("; ".join(problems))
+    return found
+
+
+def _known(name: str) -> Option:
+    if name not in job_options():
+        raise UsageError(f"this llmb has no option '{name}'")
+    return job_options()[name]

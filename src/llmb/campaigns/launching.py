@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job that the reference suite's environment variables describe."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmb.campaigns.expansion import split_model
+from llmb.campaigns.job_request import job_options
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import find_workload, releases_of, sizes_of
+from llmb.catalogue.variables import read_variables
+from llmb.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """``values`` are those of a job's options; ``notes`` name variables that nothing is done with, and why."""
+
+    values: Mapping[str, Any]
+    environ: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def read_launch(
+    catalogue: Catalogue, environ: Mapping[str, str], model: str, values: Mapping[str, Any], given: Mapping[str, Any]
+) -> Launch:
+    """What a launch of ``model``, a workload or a workload and a size, is to run.
+
+    ``values`` are the command line's options with their defaults, ``given`` those that it has: they come before the
+    variables. Raises UsageError.
+    """
+    workload, own_size = split_model(catalogue, model)
+    size = given.get("size") or own_size
+    strongest = {**given, "workload": workload, **({"size": size} if size else {})}
+    framework = bool(values.get("framework"))
+    reading = read_variables(catalogue.variables, environ, workload, job_options(), strongest, framework=framework)
+    found = {**values, **reading.options, **strongest}
+    found["size"] = found.get("size") or _only_size(catalogue, workload)
+    if found.get("scale") is None:
+        raise UsageError("the number of GPUs is not specified", do="set JOB_TOTAL_GPUS, or give --scale")
+    install = {"LLMB_INSTALL": reading.install} if reading.install else {}
+    return Launch(found, {**environ, **install}, reading.notes)
+
+
+def _only_size(catalogue: Catalogue, name: str) -> str:
+    """The size that the documents have, where it is one. Raises UsageError."""
+    workload = find_workload(catalogue, name)
+    sizes = [size for size in sizes_of(workload) if releases_of(workload, size)]
+    if len(sizes) != 1:
+        raise UsageError(f"the size of {name} is not specified", choices=sizes, do="set MODEL_SIZE, or give --size")
+    return sizes[0]

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what is wanted to a campaign that is queued: every job is planned first, then the user agrees to it."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from llmb.campaigns.campaign import Campaign, CampaignJob, new_campaign
+from llmb.campaigns.entry import Entry, Job, Selection
+from llmb.campaigns.expansion import expand, grouped, narrowed, told
+from llmb.campaigns.job_request import converted, job_request
+from llmb.campaigns.plan import PlannedJob, planned
+from llmb.campaigns.slurm_sender import SlurmSender
+from llmb.campaigns.submission import Outcome, begin_campaign, find_campaign, submit_campaign
+from llmb.catalogue.load import Catalogue
+from llmb.errors import UsageError, UserInterrupt
+from llmb.jobs.history import open_history
+from llmb.launch.site import Site, read_site
+from llmb.launch.slurm.submission import Order, make_order
+from llmb.runs.record import now
+
+MOST_SHOWN = 30
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The jobs that are wanted: ``values`` are all options, ``given`` those of them that the command line has."""
+
+    source: str
+    entries: Sequence[Entry]
+    problems: Sequence[str] = ()
+    values: Mapping[str, Any]
+    given: Mapping[str, Any]
+    within: Selection = field(default_factory=Selection)
+    """Leaves some of the jobs only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Where campaigns are planned and queued."""
+
+    catalogue: Catalogue
+    site: Site
+    environ: Mapping[str, str]
+    """Of the shell that submits."""
+
+    @property
+    def install(self) -> Path:
+        return self.site.install
+
+    def order(self, job: CampaignJob) -> Order:
+        """Raises UsageError."""
+        wanted = job.wanted
+        order = make_order(self.catalogue, wanted.request, wanted.choices, wanted.options, self.site, wanted.framework)
+        if order.indices():
+            raise UsageError("--array does not go with a campaign", do="use --repeats")
+        return order
+
+
+def campaign_context(install: Path, environ: Mapping[str, str]) -> Context:
+    """Raises UsageError with all that is wrong with the cluster's settings."""
+    catalogue = Catalogue()
+    return Context(catalogue=catalogue, site=read_site(catalogue, install, environ), environ=environ)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A campaign that could be queued."""
+
+    campaign: Campaign
+    jobs: Sequence[PlannedJob]
+    resumed: bool
+    """An earlier client has begun it."""
+    left_out: Sequence[str] = ()
+    """What was not asked for by name and cannot be run, with the reasons."""
+
+    @property
+    def remaining(self) -> list[PlannedJob]:
+        return [item for item in self.jobs if item.job.state != "submitted"]
+
+
+def from_command_line(
+    entries: Iterable[Entry], selection: Selection, repeats: int | None, *, profile: bool
+) -> list[Entry]:
+    """Entries of a file, with what the command line says of each of them."""
+    return [
+        replace(
+            entry,
+            repeats=entry.repeats if repeats is None else repeats,
+            add_profile=entry.add_profile or (profile and not entry.profile),
+            selection=replace(
+                entry.selection,
+                gpu_type=selection.gpu_type or entry.selection.gpu_type,
+                release=selection.release or entry.selection.release,
+            ),
+        )
+        for entry in entries
+    ]
+
+
+def propose(context: Context, wanted: Wanted, *, resume: bool, anew: bool) -> Proposal:
+    """Plans every job, and looks for an unfinished campaign like it. Raises UsageError with all that is wrong."""
+    checked, left_out = _checked(context, wanted)
+    campaign = new_campaign(wanted.source, checked, now())
+    unfinished = find_campaign(context.install, campaign, resume=resume, anew=anew)
+    shown = unfinished or campaign
+    jobs = [planned(job, context.order(job)) for job in shown.jobs]
+    return Proposal(campaign=shown, jobs=jobs, resumed=unfinished is not None, left_out=left_out)
+
+
+def agree(what: str, ask: Callable[[], bool] | None) -> None:
+    """Raises UserInterrupt where the answer is no, UsageError where ``ask`` is None: stdin is not a terminal."""
+    if ask is None:
+        do = "add --yes, or --dry-run to look"
+        raise UsageError(f"stdin is not a terminal, so nothing can confirm queueing {what}", do=do)
+    if not ask():
+        raise UserInterrupt("nothing was queued")
+
+
+def queue(
+    context: Context, proposal: Proposal, say: Say, on_job: Callable[[Campaign, CampaignJob], None], *, anew: bool
+) -> Outcome:
+    """Queues what is left of a proposal; ``on_job`` hears of each job that is done with.
+
+    Raises UserInterrupt where it is cut short; the same call then resumes.
+    """
+    install = context.install
+    begun = proposal.campaign if proposal.resumed else begin_campaign(install, proposal.campaign, anew=anew)
+    with open_history(install, say) as history:
+        sender = SlurmSender(context.order, install, context.environ, history, say)
+        try:
+            return submit_campaign(install, begun.campaign, sender, lambda job: on_job(begun, job))
+        except KeyboardInterrupt as error:
+            do = "rerun the same command: it resumes where it was; 'llmb jobs list' shows what is queued"
+            raise UserInterrupt(f"campaign {begun.campaign} was interrupted", do=do) from error
+
+
+def refusal(outcome: Outcome) -> UsageError | None:
+    """Of the jobs that the scheduler did not take."""
+    if not outcome.refusals:
+        return None
+    jobs = outcome.campaign.jobs
+    refused = sum(job.state == "refused" for job in jobs)
+    reasons = "\n".join(f"  - {error.what}" for error in outcome.refusals)
+    do = "correct the cause and rerun the same command: only these are submitted then"
+    return UsageError(f"{refused} of {len(jobs)} jobs could not be queued:\n{reasons}", do=do)
+
+
+def listed(what: str, items: Iterable[str]) -> str:
+    """``what`` and, a line each, the first of ``items``."""
+    found = list(dict.fromkeys(items))
+    more = [f"  ... and {len(found) - MOST_SHOWN} more"] if len(found) > MOST_SHOWN else []
+    return "\n".join([f"{what}:" if found else what, *(f"  {item}" for item in found[:MOST_SHOWN]), *more])
+
+
+def _checked(context: Context, wanted: Wanted) -> tuple[list[CampaignJob], list[str]]:
+    """Every job, planned without a problem; and what is left out: it was not asked for by name."""
+    expansion = expand(context.catalogue, wanted.entries, context.site.config.gpu_type)
+    refused: list[tuple[Job, str]] = []
+    jobs = []
+    for job in narrowed(context.catalogue, expansion.jobs, wanted.within):
+        try:
+            found = _campaign_job(job, wanted, context.environ)
+            context.order(found)
+            jobs.append(found)
+        except UsageError as error:
+            refused.append((job, told(error)))
+    problems = [*wanted.problems, *expansion.problems, *grouped(item for item in refused if item[0].named)]
+    left_out = [*expansion.left_out, *grouped(item for item in refused if not item[0].named)]
+    if problems:
+        do = "docs/how-to/run-many-recipes.md tells what a file may hold" if wanted.problems else None
+        raise UsageError(listed("the campaign cannot be queued", problems), do=do)
+    if not jobs:
+        raise UsageError(listed("nothing is left to queue", left_out), do="see 'llmb list'")
+    return jobs, left_out
+
+
+def _campaign_job(job: Job, wanted: Wanted, environ: Mapping[str, str]) -> CampaignJob:
+    profile = {"profile": ("true",)} if job.profiled else {}
+    own = {
+        "workload": job.workload,
+        "size": job.size,
+        "dtype": job.dtype,
+        "scale": job.scale,
+        "gpu_type": job.gpu_type,
+        "release": job.release,
+        **converted({**job.options, **profile}),
+    }
+    options = {**wanted.values, **own, **wanted.given}
+    variables = dict(text.partition("=")[::2] for text in wanted.given.get("env") or wanted.values.get("env") or ())
+    options["env"] = [f"{name}={value}" for name, value in {**job.variables, **variables}.items()]
+    request = job_request(options, environ)
+    return CampaignJob(key="", where=job.where, repeat=job.repeat, profiled=job.profiled, wanted=request)

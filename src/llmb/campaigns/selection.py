@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the command line selects, and whether that is one job or a campaign."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmb.campaigns.entry import Selection, Values
+from llmb.campaigns.expansion import split_model
+from llmb.campaigns.keys import ALL
+from llmb.catalogue.load import Catalogue
+from llmb.errors import UsageError
+from llmb.options.option import limit_problems, options_of
+from llmb.options.text import convert
+
+
+def selection_of(values: Mapping[str, Any]) -> Selection:
+    """The selection that options make; lists are texts with commas. Raises UsageError."""
+    fields: dict[str, Any] = {}
+    for name, option in options_of(Selection).items():
+        value = values.get(name)
+        if option.listed and value is not None:
+            fields["everything"] = fields.get("everything", False) or value == ALL
+            fields[option.field] = convert(option, option.spelled, _items(option.spelled, value))
+        elif value is not None:
+            fields[option.field] = value
+    selection = Selection(**fields)
+    if problems := list(limit_problems(selection)):
+        raise UsageError("\n".join(problems))
+    if selection.scales and (selection.max_scale is not None or selection.min_scale):
+        raise UsageError("--scale names the scales; --max-scale and --min-scale choose among them", do="leave one out")
+    return selection
+
+
+def single_model(catalogue: Catalogue, selection: Selection, repeats: int) -> tuple[str, str] | None:
+    """Workload and size where one job is meant, and no campaign. Raises UsageError for an unknown name."""
+    if not selection.names_one or repeats != 1:
+        return None
+    workload, own_size = split_model(catalogue, selection.workloads[0])
+    sizes = (own_size, *selection.sizes) if own_size else selection.sizes
+    return (workload, sizes[0]) if len(sizes) == 1 else None
+
+
+def _items(option: str, text: str) -> Values:
+    if text == ALL:
+        return ()
+    items = tuple(item.strip() for item in text.split(","))
+    if not all(items):
+        raise UsageError(f"{option} is '{text}'; it must be a name, or names with commas between them")
+    return tuple(dict.fromkeys(items))

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands that queue campaigns have in common: options, the question, and what is printed."""
+
+import sys
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from llmb.campaigns.campaign import Campaign, CampaignJob
+from llmb.campaigns.entry import Entry, Selection
+from llmb.campaigns.job_request import job_options
+from llmb.campaigns.plan import total_gpu_hours
+from llmb.campaigns.queueing import Context, Proposal, Wanted, agree, listed, propose, queue, refusal
+from llmb.cli.options import value_options
+from llmb.cli.said import say
+from llmb.options.option import options_of
+from llmb.report.campaign_report import campaign_document, campaign_table, hours_text, total_text
+from llmb.report.output import print_json, print_table
+
+REPEATS = replace(options_of(Entry)["repeats"], annotation=int | None, default=None)
+"""None leaves it to the file."""
+SELECTION = value_options([*options_of(Selection).values(), REPEATS])
+"""The options that select recipes."""
+JOB = value_options([option for name, option in job_options().items() if name not in options_of(Selection)])
+"""The options of one job but for those that name its recipe."""
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be queued, queue nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before queueing.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Resume the unfinished campaign from here, even if this has changed since.")
+]
+Anew = Annotated[bool, typer.Option("--new", help="Begin a new campaign even if one like it is unfinished.")]
+
+
+def run_campaign(
+    context: Context, wanted: Wanted, *, dry_run: bool, yes: bool, json: bool, resume: bool, anew: bool
+) -> None:
+    """Shows a campaign, asks, and queues it. Raises UsageError with all that is wrong, and where jobs are rejected."""
+    proposal = propose(context, wanted, resume=resume, anew=anew)
+    if proposal.left_out:
+        sys.stderr.write(listed("left out", proposal.left_out) + "\n")
+    if dry_run:
+        _print(proposal.campaign, proposal, json=json)
+        return
+    _confirm(proposal, yes=yes)
+    outcome = queue(context, proposal, say, _show_job, anew=anew)
+    if json:
+        _print(outcome.campaign, proposal, json=True)
+    if error := refusal(outcome):
+        raise error
+
+
+def _print(campaign: Campaign, proposal: Proposal, *, json: bool) -> None:
+    if json:
+        print_json(campaign_document(campaign, proposal.jobs))
+    else:
+        print_table(campaign_table(proposal.jobs))
+
+
+def _confirm(proposal: Proposal, *, yes: bool) -> None:
+    name, remaining, count = proposal.campaign.campaign, proposal.remaining, len(proposal.jobs)
+    if proposal.resumed:
+        sys.stderr.write(f"campaign {name} is resumed: {count - len(remaining)} of {count} are queued\n")
+    what = f"{total_text(remaining)}, {hours_text(total_gpu_hours(remaining))} GPU-hours at most"
+    if yes:
+        sys.stderr.write(f"campaign {name}: {what}\n")
+        return
+
+    def ask() -> bool:
+        print_table(campaign_table(remaining))
+        return typer.confirm(f"Queue {what}?", default=False, err=True)
+
+    agree(what, ask if sys.stdin.isatty() else None)
+
+
+def _show_job(campaign: Campaign, job: CampaignJob) -> None:
+    """Of each job that is done with."""
+    count = len(campaign.jobs)
+    number = int(job.key.rpartition("-")[2])
+    what = f"job {job.job_id}  {job.folder}" if job.state == "submitted" else f"rejected: {job.reason}"
+    sys.stderr.write(f"{number:>{len(str(count))}}/{count}  {what}\n")

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done to a model between its plain form and training, in this one order.
+
+A stage has no values yet: it lies on the meta device, and gets memory for this rank's shards alone afterwards.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from llmb.engine.compile import apply_compile
+from llmb.engine.expert_load import force_load_balancing
+from llmb.engine.model.decoder import Decoder
+from llmb.engine.parallel.context_parallel import apply_context_parallel
+from llmb.engine.parallel.data_parallel import precision_policy, shard
+from llmb.engine.parallel.expert_parallel import apply_expert_parallel
+from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.parallel.tensor_parallel import apply_tensor_parallel
+from llmb.engine.precision.apply import apply_fp8
+from llmb.engine.recompute import apply_recompute, hide_gathering
+from llmb.runs.plan import Plan
+
+Apply = Callable[[Sequence[Decoder], Plan, Ranks], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Transformation:
+    """One step of the order. ``apply`` changes this rank's stages in place where the plan asks for it, else nothing."""
+
+    name: str
+    reason: str
+    """Why it stands where it does."""
+    apply: Apply
+
+
+def transform(stages: Sequence[Decoder], plan: Plan, ranks: Ranks) -> None:
+    """Applies all ``TRANSFORMATIONS``. Raises EnvironmentProblem where a GPU has no FP8."""
+    for step in TRANSFORMATIONS:
+        step.apply(stages, plan, ranks)
+
+
+def keeps_parameters(plan: Plan) -> bool:
+    """Whether parameters stay gathered between a step's micro-batches."""
+    return plan.parallelism.keeps_parameters or plan.recipe.layout.pp > 1
+
+
+def _selective_recompute(stages: Sequence[Decoder], plan: Plan, _ranks: Ranks) -> None:
+    if plan.recompute == "selective":
+        for stage in stages:
+            apply_recompute(stage, plan.recompute, by_part=plan.compiled)
+
+
+def _compile(stages: Sequence[Decoder], plan: Plan, _ranks: Ranks) -> None:
+    if plan.compiled:
+        for stage in stages:
+            apply_compile(stage)
+
+
+def _full_recompute(stages: Sequence[Decoder], plan: Plan, _ranks: Ranks) -> None:
+    if plan.recompute == "full":
+        for stage in stages:
+            apply_recompute(stage, plan.recompute)
+
+
+def _forced_balance(stages: Sequence[Decoder], plan: Plan, ranks: Ranks) -> None:
+    if plan.force_load_balancing:
+        for stage in stages:
+            force_load_balancing(stage, ranks)
+
+
+def _expert_parallel(stages: Sequence[Decoder], _plan: Plan, ranks: Ranks) -> None:
+    for stage in stages:
+        apply_expert_parallel(stage, ranks.expert_mesh["ep", "etp"])
+
+
+def _fp8(stages: Sequence[Decoder], plan: Plan, ranks: Ranks) -> None:
+    apply_fp8(stages, plan, ranks, keep_weights=keeps_parameters(plan))
+
+
+def _tensor_parallel(stages: Sequence[Decoder], plan: Plan, ranks: Ranks) -> None:
+    for stage in stages:
+        apply_tensor_parallel(stage, ranks.tp, sequence_parallel=plan.recipe.layout.sequence_parallel)
+
+
+def _context_parallel(stages: Sequence[Decoder], plan: Plan, ranks: Ranks) -> None:
+    for stage in stages:
+        apply_context_parallel(stage, ranks.cp, plan.recipe.layout.seq_len)
+
+
+def _data_parallel(stages: Sequence[Decoder], plan: Plan, ranks: Ranks) -> None:
+    policy = precision_policy(plan.recipe.dtype, plan.recipe.training.grad_reduce_dtype)
+    if ranks.world_size == 1 and not policy.param_dtype:  # Nothing is sharded or cast, but it would take time.
+        return
+    for stage in stages:
+        shard(stage, ranks.fsdp, ranks.expert_fsdp, policy, keep_whole=keeps_parameters(plan))
+
+
+def _hidden_gathering(stages: Sequence[Decoder], plan: Plan, _ranks: Ranks) -> None:
+    if plan.recompute == "selective":
+        for stage in stages:
+            hide_gathering(stage)
+
+
+def _whole_logits(stages: Sequence[Decoder], plan: Plan, _ranks: Ranks) -> None:
+    for stage in stages:
+        if plan.keep_logits and stage.lm_head is not None:
+            stage.lm_head.smallest_bytes = math.inf
+
+
+TRANSFORMATIONS = (
+    Transformation(
+        "selective recompute",
+        "Before compile, so that it lies inside of compiled blocks: only the compiler can tell there what is kept.",
+        _selective_recompute,
+    ),
+    Transformation(
+        "compile",
+        "Before parameters are sharded: what gathers them stays outside, where no compiler reorders it.",
+        _compile,
+    ),
+    Transformation(
+        "full recompute",
+        "After compile, around compiled blocks: inside, torch 2.13 fails for parameters of tensor parallelism.",
+        _full_recompute,
+    ),
+    Transformation(
+        "forced balance",
+        "Before expert parallelism, which exchanges no numbers of tokens where routers are balanced.",
+        _forced_balance,
+    ),
+    Transformation(
+        "expert parallel",
+        "Before FP8 and data parallelism, which take the experts that a rank holds.",
+        _expert_parallel,
+    ),
+    Transformation(
+        "FP8",
+        "After expert parallelism; before tensor parallelism, which then cuts the weights of the new layers.",
+        _fp8,
+    ),
+    Transformation(
+        "tensor parallel",
+        "Before data parallelism, which shards what this leaves on a rank.",
+        _tensor_parallel,
+    ),
+    Transformation(
+        "context parallel",
+        "Before data parallelism, which takes modules as they are; attention is replaced.",
+        _context_parallel,
+    ),
+    Transformation(
+        "data parallel",
+        "After all that adds, replaces or cuts a parameter: it takes over those that it finds.",
+        _data_parallel,
+    ),
+    Transformation(
+        "hidden gathering",
+        "After data parallelism, whose hooks it hides from selective recomputation.",
+        _hidden_gathering,
+    ),
+    Transformation(
+        "whole logits",
+        "Anywhere: it sets a size that only the loss reads.",
+        _whole_logits,
+    ),
+)
+"""A later step sees what the earlier ones made."""

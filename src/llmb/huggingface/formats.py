@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forms in which Hugging Face keeps models, and which one is a model's. Pure but for its data file."""
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from llmb.catalogue.parts import part, part_differences
+from llmb.catalogue.records import Model, Record
+from llmb.catalogue.source import read_file
+from llmb.errors import UsageError
+
+DATA = Path(__file__).with_name("formats.yaml")
+
+
+class Format(Record):
+    """One entry of ``formats.yaml``, which says what the fields mean."""
+
+    model_type: str
+    model_class: str
+    multimodal_type: str | None = None
+    """What ``config.json`` says of a model that has this one as its text model."""
+    parts: dict[str, Any]
+    equal: dict[str, str] = Field(default_factory=dict)
+    needed: tuple[str, ...] = ()
+    """Parts that a model must have, whatever they are."""
+    settings: dict[str, str]
+    constants: dict[str, Any] = Field(default_factory=dict)
+    silent: dict[str, Any]
+    compared: tuple[str, ...]
+    lists_layers: bool = False
+    """The configuration lists which layers have experts, and which rotary."""
+    names: dict[str, str] = Field(default_factory=dict)
+    expert_matrices: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+
+class FormatsFile(Record):
+    """``formats.yaml``."""
+
+    formats: tuple[Format, ...]
+
+
+@cache
+def known_formats() -> tuple[Format, ...]:
+    return read_file(DATA, FormatsFile, wrap="formats").formats
+
+
+def format_of(model: Model) -> Format:
+    """Raises UsageError for a model that no form can express, with what keeps it from the nearest one."""
+    problems = {known.model_class: list(obstacles(model, known)) for known in known_formats()}
+    found = next((known for known in known_formats() if not problems[known.model_class]), None)
+    if found is None:
+        nearest = min(problems, key=lambda name: len(problems[name]))
+        lines = "\n".join(f"  - {line}" for line in problems[nearest])
+        what = f"{model.model} {model.size} has no form in Hugging Face's formats; it is no {nearest}:\n{lines}"
+        raise UsageError(what)
+    return found
+
+
+def obstacles(model: Model, known: Format) -> Iterator[str]:
+    yield from part_differences(model, known.parts)
+    for name, other in known.equal.items():
+        if part(model, name) != part(model, other):
+            yield f"{name} is {part(model, name)}, not {part(model, other)} as {other}"
+    for name in known.needed:
+        if part(model, name) is None:
+            yield f"it has no {name}"

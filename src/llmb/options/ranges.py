@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers and ranges of them, such as ``0-3,7`` or ``0-15:4``. Pure."""
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_PART = r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([1-9][0-9]{0,8}))?)?"
+
+
+class Span(NamedTuple):
+    """``first`` to ``last``, both included; a number alone is both."""
+
+    first: int
+    last: int
+    step: int = 1
+    width: int = 1
+    """Digits of the first number as written, with leading zeros."""
+
+    @property
+    def numbers(self) -> range:
+        return range(self.first, self.last + 1, self.step)
+
+
+def parse_ranges(text: str) -> tuple[Span, ...]:
+    """Raises ValueError with what is wrong. Nothing is spelled out: a range may be long."""
+    return tuple(_span(part) for part in text.split(","))
+
+
+def numbers_of(spans: Iterable[Span]) -> tuple[int, ...]:
+    """Every number of the ranges, as they name them."""
+    return tuple(number for span in spans for number in span.numbers)
+
+
+def _span(part: str) -> Span:
+    found = re.fullmatch(_PART, part)
+    if not found:
+        raise ValueError(f"'{part}' is no number and no range")
+    first, last, step = found.groups()
+    span = Span(int(first), int(last or first), int(step or 1), len(first))
+    if span.last < span.first:
+        raise ValueError(f"'{part}' ends before it begins")
+    return span

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A GPU type is one entry in hardware.yaml: every command knows it then."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmb
+
+ENTRY = """
+- gpu_type: x100
+  name: A GPU that does not exist
+  peak_tflops: {bf16: 1000, fp8: 2000}
+  memory_gb: 192
+  memory_bandwidth_tb_s: 5
+  nvlink_gb_s: 900
+  nvlink_domain_gpus: 8
+  gpus_per_node: 8
+  device_names: ["NVIDIA X100*"]
+  borrows: [b200, h100]
+  nvlink_c2c: true
+  sources: {peak_tflops: test, memory_gb: test, memory_bandwidth_tb_s: test, nvlink_gb_s: test}
+"""
+RECIPE = ("-w", "pretrain_llama3.1", "-s", "8b", "--gpu-type", "x100")
+CUSTOM = (*RECIPE, "--scale", "24", "--tp", "4", "--cp", "1", "--gbs", "48")
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package whose catalogue has one entry more."""
+    root = tmp_path_factory.mktemp("package")
+    shutil.copytree(Path(llmb.__file__).parent, root / "llmb", ignore=shutil.ignore_patterns("__pycache__"))
+    with (root / "llmb" / "catalogue" / "data" / "hardware.yaml").open("a") as hardware:
+        hardware.write(ENTRY)
+    (root / "cluster_config.yaml").touch()
+    return root
+
+
+def called(package: Path, *arguments: str) -> dict[str, Any]:
+    environ = {**os.environ, "PYTHONPATH": str(package), "LLMB_INSTALL": str(package)}
+    command = [sys.executable, "-m", "llmb.cli.main", *arguments]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_it_is_listed_for_every_size(package: Path) -> None:
+    for workload in called(package, "list", "--json")["workloads"]:
+        for size, found in workload["sizes"].items():
+            assert "x100" in found["gpu_types"], (workload["workload"], size)
+
+
+def test_it_borrows_layouts_and_has_a_proxy_of_its_memory(package: Path) -> None:
+    borrowed = called(package, "show", *RECIPE, "--scale", "8", "--json")
+    assert borrowed["layout"] == called(package, "show", *RECIPE[:-1], "h100", "--scale", "8", "--json")["layout"]
+    assert borrowed["notes"][-1] == "the layout was published for h100, none for x100"
+    proxy = called(package, "show", *RECIPE, "--scale", "1", "--json")
+    assert proxy["recipe"]["proxy"]
+    assert proxy["layout"] == called(package, "show", *RECIPE[:-1], "b200", "--scale", "1", "--json")["layout"]
+
+
+def test_its_jobs_get_what_it_needs(package: Path) -> None:
+    variables = {item["name"] for item in called(package, "show", *RECIPE, "--json")["job"]["variables"]}
+    assert {"NCCL_NVLS_ENABLE", "NCCL_NET_GDR_C2C"} <= variables
+
+
+def test_a_custom_layout_can_be_shown_measured_planned_and_submitted(package: Path) -> None:
+    shown = called(package, "show", *CUSTOM, "--json")
+    assert (shown["layout"]["gpus"], shown["layout"]["dp"], shown["peak_tflops"]) == (24, 6, 1000)
+    measured = called(package, "metrics", *CUSTOM, "--step-time", "2", "--json")
+    assert measured["mfu_pct"]["full"] > 0
+    plan = called(package, "run", *RECIPE, "--scale", "1", "--mbs", "2", "--gbs", "4", "--dry-run", "--json")
+    assert plan["plan"]["recipe"]["gpu_type"] == "x100"
+    submitted = called(package, "submit", *CUSTOM, "--dry-run", "--json")
+    assert "#SBATCH --nodes=3" in json.dumps(submitted)

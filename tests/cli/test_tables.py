@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table reads the same in a pipe as on a terminal that is wide enough."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from llmb.report.output import result_table, styled_lines
+from llmb.report.table import Table, plain_lines
+
+STYLES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def numbers() -> Table:
+    table = result_table("Nodes: 2", "node", "runs", "reason", right=("runs",))
+    table.add_row("node[1-2]", "7", "[red]not markup[/red] :smile:")
+    table.add_row("n", "1,234", "日本語 é é")
+    return table
+
+
+def with_caption() -> Table:
+    table = result_table("Campaign", "what it is that is counted", "jobs", right=("jobs",))
+    table.add_row("all", "20")
+    table.caption = "Two kinds of job."
+    return table
+
+
+def without_headers() -> Table:
+    table = result_table("Run", "", "")
+    table.add_row("state", "failed\nfor a reason of two lines")
+    table.add_row("alone")
+    table.add_row("more", "cells", "than columns")
+    return table
+
+
+def with_long_reasons() -> Table:
+    table = result_table("Step times", "run", "reason", "more")
+    table.columns[1].max_width = 20
+    table.add_row("a", "a collective took too-long-to-wait-for and was ended", "x")
+    table.add_row("b", "/a/path/that/is/longer/than/the/column", "y")
+    return table
+
+
+def empty() -> Table:
+    return result_table("Jobs: 0", "job", "state")
+
+
+@pytest.mark.parametrize("make", [numbers, with_caption, without_headers, with_long_reasons, empty])
+def test_a_pipe_and_a_wide_terminal_get_the_same_lines(make: Callable[[], Table]) -> None:
+    shown = [STYLES.sub("", line).rstrip() for line in styled_lines(make(), 200)]
+    assert list(plain_lines(make())) == shown
+
+
+def test_a_narrow_terminal_folds_and_loses_nothing() -> None:
+    table = result_table("Long", "name", "text")
+    table.add_row("one", "x" * 200)
+    lines = [STYLES.sub("", line) for line in styled_lines(table, 40)]
+    assert max(map(len, lines)) <= 40
+    assert "".join(lines).count("x") >= 200

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that has loaded what ranks and commands need, and becomes them by forking.
+
+Loading takes a rank longer than all the rest of a tiny run. ``ForkServer.python`` is a program that is called like
+the interpreter itself: it hands its arguments, variables, folder and open files to the server, lives as long as
+what was forked there, passes on signals and ends as that ends. What no program is meant by, such as ``-c``, it
+gives to the real interpreter. Where this cannot do: a stopped stand-in stops nobody else, a rank's parent is the
+server, and a program's command line is seen at its stand-in.
+"""
+
+import gc
+import importlib
+import marshal
+import os
+import runpy
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fork_client
+
+STAND_IN = Path(__file__).with_name("fork_client.py")
+COMMANDS = ("run", "submit", "jobs", "bulk", "checkpoint")
+LOADED = (
+    "llmb.engine.worker",
+    "llmb.engine.convert",
+    "torch.distributed.run",
+    *(f"llmb.cli.{name}" for name in COMMANDS),
+)
+# One thread only: a process with more cannot be forked. Threads that wait spin no longer than in the product's runs.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GOMP_SPINCOUNT": "10000"}
+READY_S = 600
+
+
+class ForkServer:
+    """Ends with the process that made it, and so does all that it forked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.address = address = folder / "server"
+        self.python = folder / "python"
+        client = f'exec "{sys.executable}" -SI "{STAND_IN}" "{address}" "{sys.executable}" "$@"\n'
+        self.python.write_text(f"#!/bin/sh\n{client}")
+        self.python.chmod(0o755)
+        ready, its_ready = socket.socketpair()
+        with ready, its_ready:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, address, self.python, str(its_ready.fileno())],
+                env=os.environ | ONE_THREAD,
+                stdin=subprocess.PIPE,
+                pass_fds=[its_ready.fileno()],
+                start_new_session=True,
+            )
+            its_ready.close()
+            ready.settimeout(READY_S)
+            assert ready.recv(1), "the server that forks ranks did not start"
+
+    def stop(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+
+class Fork:
+    """A process that was forked, by its own id; it answers like ``subprocess.Popen``."""
+
+    def __init__(self, server: ForkServer, arguments: list[str], variables: dict[str, str], output: Path) -> None:
+        environ = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
+        with Path(os.devnull).open() as nothing, output.open("ab") as talk:
+            files = (nothing.fileno(), talk.fileno(), talk.fileno())
+            self.connection = fork_client.ask(str(server.address), arguments, environ, files)
+        self.pid = self._number()
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self.connection.settimeout(timeout)
+            self.returncode = self._number()
+            self.connection.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self.connection], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _number(self) -> int:
+        said = self.connection.recv(8)
+        assert len(said) == 8, "the server that forks ranks has ended"
+        return int.from_bytes(said, "little", signed=True)
+
+
+class Program(NamedTuple):
+    """What a stand-in was called with; ``files`` are its standard input, output and error."""
+
+    arguments: list[str]
+    variables: dict[bytes, bytes]
+    folder: str
+    files: list[int]
+
+
+@dataclass
+class Server:
+    """Forks programs, one for each connection, and tells how they ended."""
+
+    listener: socket.socket
+    lifeline: int
+    """Closed when whoever started the server is gone."""
+    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+
+    def serve(self) -> Program:
+        """Returns only in a process that was forked, with what it has to become."""
+        self.selector.register(self.listener, selectors.EVENT_READ, self._accept)
+        self.selector.register(self.lifeline, selectors.EVENT_READ, lambda: os._exit(0))
+        try:
+            while True:
+                for key, _ in self.selector.select():
+                    program = key.data()
+                    if program:
+                        return program
+        finally:
+            self.selector.close()
+
+    def _accept(self) -> Program | None:
+        connection, _ = self.listener.accept()
+        program = _receive(connection)
+        if program is None:
+            connection.close()
+            return None
+        assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process with threads cannot be forked"
+        pid = os.fork()
+        if not pid:
+            return program
+        for file in program.files:
+            os.close(file)
+        child = Child(self.selector, connection, pid, os.pidfd_open(pid))
+        self.selector.register(connection, selectors.EVENT_READ, child.abandoned)
+        self.selector.register(child.handle, selectors.EVENT_READ, child.ended)
+        _tell(connection, pid)
+        return None
+
+
+class Child(NamedTuple):
+    """A process that was forked, and the connection of its stand-in."""
+
+    selector: selectors.BaseSelector
+    connection: socket.socket
+    pid: int
+    handle: int
+
+    def abandoned(self) -> None:
+        """Its stand-in is gone, killed most likely."""
+        self.selector.unregister(self.connection)
+        os.kill(self.pid, signal.SIGKILL)
+
+    def ended(self) -> None:
+        _, status = os.waitpid(self.pid, 0)
+        self.selector.unregister(self.handle)
+        os.close(self.handle)
+        _tell(self.connection, os.waitstatus_to_exitcode(status))
+        if self.connection in self.selector.get_map():
+            self.selector.unregister(self.connection)
+        self.connection.close()
+
+
+def _tell(connection: socket.socket, number: int) -> None:
+    try:
+        connection.send(number.to_bytes(8, "little", signed=True))
+    except OSError:
+        return  # it was killed
+
+
+def _receive(connection: socket.socket) -> Program | None:
+    """None where the stand-in ended before it said all."""
+    head, files, _, _ = socket.recv_fds(connection, 8, 3)
+    said = b""
+    while len(head) == 8 and len(said) < int.from_bytes(head, "little"):
+        part = connection.recv(1 << 20)
+        if not part:
+            break
+        said += part
+    if len(head) < 8 or len(said) < int.from_bytes(head, "little"):
+        for file in files:
+            os.close(file)
+        return None
+    return Program(*marshal.loads(said), list(files))
+
+
+def load() -> None:
+    for name in LOADED:
+        importlib.import_module(name)
+
+
+def become(program: Program, python: str) -> None:
+    """Makes this process what the interpreter would be that was called like this."""
+    os.setsid()
+    for number, file in enumerate(program.files):
+        os.dup2(file, number)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(program.folder)
+    os.environ.clear()
+    os.environb.update(program.variables)
+    tempfile.tempdir = None
+    sys.executable = python
+    unbuffered = "-u" in program.arguments or bool(os.environ.get("PYTHONUNBUFFERED"))
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = _output(1, at_once=unbuffered)
+    sys.stderr = sys.__stderr__ = _output(2, at_once=True, errors="backslashreplace")
+    torch: Any = sys.modules["torch"]
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))))
+
+
+def _output(number: int, *, at_once: bool, errors: str = "strict") -> Any:
+    stream = open(number, "w", buffering=1, closefd=False, errors=errors)  # noqa: SIM115
+    if not at_once and not stream.isatty():
+        stream.reconfigure(line_buffering=False)
+    return stream
+
+
+def run(arguments: list[str]) -> None:
+    """As the interpreter does with the same arguments, which name a module or a script."""
+    rest = [argument for argument in arguments if argument != "-u"]
+    if rest[0] == "-m":
+        sys.argv = rest[1:]
+        sys.path.insert(0, str(Path.cwd()))
+        sys.modules.pop(rest[1], None)  # loaded again, and nothing warns that it was loaded before
+        runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = rest
+        sys.path.insert(0, str(Path(rest[0]).resolve().parent))
+        runpy.run_path(rest[0], run_name="__main__")
+
+
+def main() -> None:
+    address, python, ready = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    sys.path.pop(0)  # what is forked has a folder of its own there
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    load()
+    assert threading.active_count() == 1
+    gc.collect()
+    gc.freeze()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(128)
+        os.write(ready, b"1")
+        os.close(ready)
+        program = Server(listener, lifeline=0).serve()
+        listener.detach()
+    become(program, python)
+    run(program.arguments)
+
+
+if __name__ == "__main__":
+    main()

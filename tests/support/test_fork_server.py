@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is forked is as the interpreter would be, in all that tests rely on."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SAYS = """
+import json, os, signal, sys, torch
+threads, default = torch.get_num_threads(), signal.getsignal(signal.SIGINT) is signal.default_int_handler
+print(json.dumps([sys.argv[1:], os.environ["NAME"], os.getcwd(), sys.stdin.read(), __name__, threads, default]))
+print("to stderr", file=sys.stderr)
+sys.exit(int(sys.argv[1]))
+"""
+WAITS = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+SOON_S = 60
+Write = Callable[[str], str]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def writer(text: str) -> str:
+        (tmp_path / "script.py").write_text(text)
+        return str(tmp_path / "script.py")
+
+    return writer
+
+
+def test_arguments_variables_files_and_exit_code_are_its_own(forked_python: str, write: Write, tmp_path: Path) -> None:
+    environ = {**os.environ, "NAME": "a \u00fc", "OMP_NUM_THREADS": "3"}
+    command = [forked_python, write(SAYS), "7", "b c"]
+    done = subprocess.run(command, env=environ, input="x", capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert json.loads(done.stdout) == [["7", "b c"], "a \u00fc", str(tmp_path), "x", "__main__", 3, True]
+    assert (done.returncode, done.stderr) == (7, "to stderr\n")
+
+
+def test_an_error_is_printed_and_fails(forked_python: str, write: Write) -> None:
+    done = subprocess.run([forked_python, write("1 / 0")], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_it_ends_with_its_stand_in_and_as_it(forked_python: str, write: Write, number: signal.Signals) -> None:
+    with subprocess.Popen([forked_python, write(WAITS)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        pid = int(process.stdout.readline())
+        assert pid != process.pid
+        process.send_signal(number)
+        assert process.wait(SOON_S) == -number
+    end = time.monotonic() + SOON_S
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_what_is_no_program_gets_the_real_interpreter(forked_python: str) -> None:
+    command = [forked_python, "-c", "import sys; print('torch' in sys.modules)"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
