@@ -29,7 +29,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.engine.loop import build_data, train
 from llmb.engine.model.decoder import build_model
-from llmb.engine.model.initialise import initialise
+from llmb.engine.model.initialize import initialize
 from llmb.engine.parallel.mesh import join_ranks
 from llmb.engine.watchdog.progress import Progress
 from llmb.engine.watchdog.watchdog import start_watchdog
@@ -141,7 +141,7 @@ class BareLoop:
     def __init__(self, plan: Plan) -> None:
         recipe = plan.recipe
         self.model = build_model(recipe.model)
-        initialise(self.model, recipe.model, plan.seed)
+        initialize(self.model, recipe.model, plan.seed)
         training = recipe.training
         self.largest_norm = training.clip_grad
         self.optimizer = torch.optim.AdamW(

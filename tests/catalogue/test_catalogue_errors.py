@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from llmb.catalogue.data_files import CatalogueError
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
-from llmb.catalogue.source import CatalogueError
 
 LLAMA = "workloads/pretrain_llama3.1.yaml"
 

@@ -43,7 +43,7 @@ def group(tmp_path: Path) -> Iterator[Callable[[str], None]]:
 
 
 def ranks_of(plan: Plan, device: torch.device) -> Ranks:
-    return arrange(0, device, plan.recipe.layout, plan.parallelism.copies(plan.recipe.layout))
+    return arrange(0, device, plan.recipe.layout, plan.parallelism.replicas(plan.recipe.layout))
 
 
 def reader_of(plan: Plan, ranks: Ranks, *, queues: bool) -> StepReader:

@@ -12,8 +12,8 @@ from llmb.campaigns.entry import Entry, Values
 from llmb.campaigns.expansion import told
 from llmb.campaigns.keys import ENVIRONMENT, Draft, Keys, entry_options
 from llmb.campaigns.text_file import SplitModel
+from llmb.catalogue.data_files import CatalogueError, Key, compose_file, line_in, read_file
 from llmb.catalogue.records import Record
-from llmb.catalogue.source import CatalogueError, Key, compose_file, line_in, read_file
 from llmb.errors import UsageError
 
 Place = tuple[Key, ...]

@@ -3,8 +3,8 @@
 
 from collections.abc import Iterator
 
+from llmb.catalogue.pipeline_stages import given_sizes
 from llmb.catalogue.records import Layout, Model
-from llmb.catalogue.stages import given_sizes
 
 
 def check_layout(model: Model, layout: Layout) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
+from llmb.catalogue.data_files import CatalogueError, located, read_file, schema_problems
 from llmb.catalogue.gpus import for_gpus
 from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.records import Document, Expectation, Fabric, Gpu, Layout, Model
@@ -23,7 +24,6 @@ from llmb.catalogue.schema import (
     ModelFile,
     WorkloadFile,
 )
-from llmb.catalogue.source import CatalogueError, located, read_file, schema_problems
 
 if TYPE_CHECKING:
     from llmb.catalogue.variables import Variable

@@ -12,8 +12,8 @@ from llmb.campaigns.entry import Entry, Selection
 from llmb.campaigns.job_request import job_options
 from llmb.campaigns.plan import total_gpu_hours
 from llmb.campaigns.queueing import Context, Proposal, Wanted, agree, listed, propose, queue, refusal
+from llmb.cli.messages import say
 from llmb.cli.options import value_options
-from llmb.cli.said import say
 from llmb.options.option import options_of
 from llmb.report.campaign_report import campaign_document, campaign_table, hours_text, total_text
 from llmb.report.output import print_json, print_table

@@ -20,7 +20,7 @@ from llmb.engine.environment import describe_environment
 from llmb.engine.expert_load import ExpertLoadCounter
 from llmb.engine.gradient_accumulation import Accumulation, Passes
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.initialise import initialise
+from llmb.engine.model.initialize import initialize
 from llmb.engine.optimizer import (
     FusedAdamW,
     build_optimizer,
@@ -112,7 +112,7 @@ def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
     transform(stages, plan, ranks)
     for stage in stages:
         stage.to_empty(device=ranks.device)
-        initialise(stage, model, plan.seed)
+        initialize(stage, model, plan.seed)
     return stages
 
 

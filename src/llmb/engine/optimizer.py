@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
 from llmb.catalogue.records import Training
-from llmb.engine.model.local import this_ranks
+from llmb.engine.model.local_shard import local_tensor
 
 SMALLEST_NORM = 1e-6
 """Added to a norm before dividing by it, as in torch."""
@@ -75,7 +75,7 @@ def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
 
     In fp64, because in fp32 the fifth digit of a large gradient's sum of squares depends on how it is sharded.
     """
-    norms = torch._foreach_norm([this_ranks(gradient) for gradient in gradients], 2.0, torch.float64)
+    norms = torch._foreach_norm([local_tensor(gradient) for gradient in gradients], 2.0, torch.float64)
     # Numbers, not a tensor: a tensor would be copied from the host, which waits for all queued work.
     squares = torch._foreach_div(torch._foreach_pow(norms, 2.0), [float(ranks_with_a_copy(g)) for g in gradients])
     total = torch.stack(squares).sum()

@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import field_validator
 
+from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
-from llmb.catalogue.source import read_file
 from llmb.jobs.states import INFRASTRUCTURE
 from llmb.runs.failure import failed_host
 

@@ -7,8 +7,8 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from llmb.catalogue.data_files import CatalogueError, read_file
 from llmb.catalogue.records import Record
-from llmb.catalogue.source import CatalogueError, read_file
 from llmb.errors import UsageError
 from llmb.launch.slurm.flags import LEFT_OUT, flag_problems
 from llmb.launch.variables import variable_problems

@@ -4,8 +4,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from llmb.catalogue.pipeline_stages import stage_layers
 from llmb.catalogue.records import Convention, Expectation, JobDefaults, Recipe
-from llmb.catalogue.stages import stage_layers
 from llmb.metrics.flops import flops_per_sequence
 from llmb.metrics.parameters import parameter_count
 from llmb.metrics.throughput import Throughput

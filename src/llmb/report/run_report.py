@@ -3,8 +3,8 @@
 
 from typing import Any
 
+from llmb.catalogue.pipeline_stages import stage_layers
 from llmb.catalogue.records import Convention, Expectation
-from llmb.catalogue.stages import stage_layers
 from llmb.report.numbers import number
 from llmb.report.output import result_table
 from llmb.report.table import Table
@@ -93,7 +93,7 @@ def profile_text(profile: Profile) -> str:
 
 def _sharing(plan: Plan) -> str:
     parallelism = plan.parallelism
-    replicas = parallelism.copies(plan.recipe.layout).dense
+    replicas = parallelism.replicas(plan.recipe.layout).dense
     sharing = parallelism.dp_sharding or "full"
     shared = {"full": "parameters and optimizer state", "optimizer": "optimizer state", "none": "nothing"}
     kept = f", {replicas} replicas" if replicas > 1 else ""

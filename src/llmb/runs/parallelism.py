@@ -13,7 +13,7 @@ PipelineSchedule = Literal["1f1b", "interleaved", "zero-bubble", "zero-bubble-v"
 _option = partial(Option, panel="Parallelism")
 
 
-class Copies(NamedTuple):
+class Replicas(NamedTuple):
     """The number of replicas of parameters and optimizer state; the ranks of a group hold one replica together."""
 
     dense: int = 1
@@ -63,17 +63,17 @@ class Parallelism(Record):
         """Whether parameters stay gathered on every rank throughout a step."""
         return self.dp_sharding in ("optimizer", "none")
 
-    def copies(self, layout: Layout) -> Copies:
+    def replicas(self, layout: Layout) -> Replicas:
         """Replicas of dense parameters over the ranks of DP x CP, and of routed experts over those of EDP.
 
         With a shard size both have the same number: as in Megatron-LM, a group of neighboring ranks holds one replica.
         """
         replicas = layout.dp * layout.cp
         if self.dp_sharding == "none":
-            return Copies(replicas, layout.edp)
+            return Replicas(replicas, layout.edp)
         if self.dp_shard_size is None:
-            return Copies()
-        return Copies(replicas // self.dp_shard_size, replicas // self.dp_shard_size)
+            return Replicas()
+        return Replicas(replicas // self.dp_shard_size, replicas // self.dp_shard_size)
 
     def settled(self, layout: Layout, *, experts: bool) -> Self:
         """With defaults for the options that are not specified."""

@@ -9,8 +9,8 @@ from typing import Annotated, NamedTuple
 
 from pydantic import BeforeValidator
 
+from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
-from llmb.catalogue.source import read_file
 
 RULES = Path(__file__).parent / "data" / "activities.yaml"
 

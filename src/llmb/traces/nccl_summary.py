@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
-from llmb.catalogue.source import read_file
 from llmb.traces.nccl_log import Call, Calls, NcclLog
 
 CODES = Path(__file__).parent / "data" / "nccl.yaml"

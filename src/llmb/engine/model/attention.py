@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from llmb.catalogue.records import Model
-from llmb.engine.model.local import Linear
+from llmb.engine.model.local_shard import Linear
 from llmb.engine.model.norms import RMSNorm
 from llmb.engine.model.rotary import Rotary, apply_rotary
 

@@ -138,7 +138,7 @@ class Decoder(nn.Module):
 
 
 def build_model(model: Model) -> Decoder:
-    """The whole model. Its values are meaningless until ``initialise`` or a checkpoint sets them."""
+    """The whole model. Its values are meaningless until ``initialize`` or a checkpoint sets them."""
     return Decoder(model, range(model.layers), embedding=True, head=True)
 
 

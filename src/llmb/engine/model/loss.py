@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from llmb.engine.model.local import Linear, local
-from llmb.engine.model.pieces import SMALLEST_BYTES, cut, piece_bytes, piece_length, slice_bytes
+from llmb.engine.model.chunking import SMALLEST_BYTES, chunk_bytes, chunk_length, chunk_slices, slice_bytes
+from llmb.engine.model.local_shard import Linear, local_shard
 from llmb.engine.model.softmax import Softmax
 
 IGNORED = -100
@@ -58,7 +58,7 @@ class Head(Linear):
         """
         if labels is None:
             return super().forward(hidden)
-        weight = local(self.weight)
+        weight = local_shard(self.weight)
         shares = label_shares(labels, count).flatten()
         places = labels.flatten() - self.vocabulary.first
         loss: Tensor = _Loss.apply(  # type: ignore[no-untyped-call]
@@ -85,13 +85,13 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Context, hidden: Tensor, weight: Tensor, places: Tensor, shares: Tensor, head: Head) -> Tensor:
         rows, columns = len(hidden), len(weight)
-        length = piece_length(rows, columns, hidden.itemsize, piece_bytes(rows, columns, head.smallest_bytes))
-        sliced = piece_length(length, columns, 4, slice_bytes(rows, columns))
+        length = chunk_length(rows, columns, hidden.itemsize, chunk_bytes(rows, columns, head.smallest_bytes))
+        sliced = chunk_length(length, columns, 4, slice_bytes(rows, columns))
         gradient = torch.empty_like(hidden) if any(ctx.needs_input_grad) else None
         log_sums, label = (torch.empty_like(shares) for _ in range(2))
         own_places = within(places, columns)
         kept: Tensor | None = None
-        for part in cut(rows, length):
+        for part in chunk_slices(rows, length):
             logits = torch.mm(hidden[part], weight.T)
             own = head.softmax.statistics(logits, own_places[part], sliced)
             log_sums[part], label[part] = head.vocabulary.combine(*own)
@@ -137,10 +137,10 @@ def _from_columns(
 ) -> Tensor:
     """The weight's gradient from logits that are computed again, some columns at a time."""
     rows, columns = len(hidden), len(weight)
-    length = piece_length(columns, rows, hidden.itemsize, piece_bytes(rows, columns, head.smallest_bytes))
-    sliced = piece_length(rows, length, 4, slice_bytes(rows, columns))
+    length = chunk_length(columns, rows, hidden.itemsize, chunk_bytes(rows, columns, head.smallest_bytes))
+    sliced = chunk_length(rows, length, 4, slice_bytes(rows, columns))
     result = torch.empty_like(weight)
-    for part in cut(columns, length):
+    for part in chunk_slices(columns, length):
         logits = torch.mm(hidden, weight[part].T)
         own_places = within(places - part.start, len(weight[part]))
         head.softmax.to_gradient(logits, own_places, log_sums, shares, sliced)

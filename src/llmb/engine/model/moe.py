@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from llmb.catalogue.records import MixtureOfExperts
 from llmb.engine.model.feedforward import GatedMLP
-from llmb.engine.model.local import local
+from llmb.engine.model.local_shard import local_shard
 from llmb.engine.model.routing import Router
 
 
@@ -72,7 +72,7 @@ class Experts(nn.Module):
 
     def matrices(self, name: str) -> Tensor:
         """One matrix per expert of this rank: [experts, inputs, outputs]."""
-        return local(self.get_parameter(name)).flatten(2)
+        return local_shard(self.get_parameter(name)).flatten(2)
 
 
 class Routed(NamedTuple):

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from llmb.engine.model.local import local
+from llmb.engine.model.local_shard import local_shard
 
 
 class Norm(nn.Module):
@@ -13,8 +13,8 @@ class Norm(nn.Module):
 
     same_tokens: bool = False
 
-    def local(self, parameter: Tensor) -> Tensor:
-        return local(parameter, same_tokens=self.same_tokens)
+    def local_shard(self, parameter: Tensor) -> Tensor:
+        return local_shard(parameter, same_tokens=self.same_tokens)
 
 
 class RMSNorm(Norm):
@@ -26,7 +26,7 @@ class RMSNorm(Norm):
         self.eps = eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return functional.rms_norm(hidden, self.weight.shape, self.local(self.weight), self.eps)
+        return functional.rms_norm(hidden, self.weight.shape, self.local_shard(self.weight), self.eps)
 
 
 class LayerNorm1P(Norm):
@@ -40,5 +40,5 @@ class LayerNorm1P(Norm):
 
     def forward(self, hidden: Tensor) -> Tensor:
         # In bf16, 1 + weight would swallow every weight below 2**-9.
-        weight, bias = 1 + self.local(self.weight).float(), self.local(self.bias).float()
+        weight, bias = 1 + self.local_shard(self.weight).float(), self.local_shard(self.bias).float()
         return functional.layer_norm(hidden.float(), weight.shape, weight, bias, self.eps).to(hidden.dtype)

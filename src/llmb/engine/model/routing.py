@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from llmb.catalogue.records import MixtureOfExperts
 from llmb.catalogue.records import Router as RouterName
-from llmb.engine.model.local import local
+from llmb.engine.model.local_shard import local_shard
 
 SCORES: dict[RouterName, Callable[[Tensor], Tensor]] = {
     "sigmoid-scaled-inputs": torch.sigmoid,
@@ -29,7 +29,7 @@ class Router(nn.Module):
         self.score = SCORES[moe.router]
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        logits = functional.linear(tokens, local(self.weight))
+        logits = functional.linear(tokens, local_shard(self.weight))
         chosen = self.choose(logits)
         return self.score(logits.gather(-1, chosen).float()).to(tokens.dtype), chosen
 

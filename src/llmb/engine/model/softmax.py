@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmb.engine.model.pieces import cut
+from llmb.engine.model.chunking import chunk_slices
 
 
 def statistics(logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,4 +55,4 @@ class Softmax:
             self._to_gradient(logits[rows], places[rows], log_sums[rows], shares[rows])
 
     def _slices(self, logits: Tensor, slice_rows: int) -> list[slice]:
-        return list(cut(len(logits), slice_rows if self.sliced else len(logits)))
+        return list(chunk_slices(len(logits), slice_rows if self.sliced else len(logits)))

@@ -17,7 +17,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.local import Linear, local
+from llmb.engine.model.local_shard import Linear, local_shard
 from llmb.engine.model.loss import Head
 from llmb.engine.model.moe import Experts, grouped_matmul, grouped_outer
 from llmb.engine.parallel.data_parallel import add_up
@@ -85,7 +85,7 @@ def delay_weight_gradients(stage: Decoder) -> Callable[[], Callable[[], None]]:
 
 
 def _matrix(module: Linear) -> Tensor:
-    return local(module.weight)
+    return local_shard(module.weight)
 
 
 def _linear_weight_gradient(rows: Tensor, gradient: Tensor, _weight: Tensor) -> Tensor:

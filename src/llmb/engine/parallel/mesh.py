@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from llmb.catalogue.records import Layout
 from llmb.engine.device import local_device
 from llmb.engine.parallel.gloo import gloo_backend
-from llmb.runs.parallelism import Copies
+from llmb.runs.parallelism import Replicas
 from llmb.runs.plan import Plan
 
 DIMENSIONS = ("pp", "dp", "cp", "tp")
@@ -78,24 +78,26 @@ def join_ranks(plan: Plan) -> Ranks:
     world_size = dist.get_world_size()
     if world_size != gpus:
         raise ValueError(f"the plan is for {gpus} ranks, but {world_size} were started")
-    return arrange(int(os.environ["RANK"]), device, plan.recipe.layout, plan.parallelism.copies(plan.recipe.layout))
+    return arrange(int(os.environ["RANK"]), device, plan.recipe.layout, plan.parallelism.replicas(plan.recipe.layout))
 
 
-def arrange(rank: int, device: torch.device, layout: Layout, copies: Copies) -> Ranks:
+def arrange(rank: int, device: torch.device, layout: Layout, replicas: Replicas) -> Ranks:
     """This rank's place among the ``layout.gpus`` that are connected."""
     sizes = tuple(getattr(layout, name) for name in DIMENSIONS)
     mesh = init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS)
     expert_sizes = tuple(getattr(layout, name) for name in EXPERT_DIMENSIONS)
     expert_mesh = init_device_mesh(device.type, expert_sizes, mesh_dim_names=EXPERT_DIMENSIONS)
-    fsdp = with_copies(mesh["dp", "cp"]._flatten("fsdp"), copies.dense)
-    return Ranks(rank, layout.gpus, device, mesh, fsdp, expert_mesh, with_copies(expert_mesh["edp"], copies.experts))
+    fsdp = with_replicas(mesh["dp", "cp"]._flatten("fsdp"), replicas.dense)
+    return Ranks(
+        rank, layout.gpus, device, mesh, fsdp, expert_mesh, with_replicas(expert_mesh["edp"], replicas.experts)
+    )
 
 
-def with_copies(mesh: DeviceMesh, copies: int) -> DeviceMesh:
-    """Ranks that share parameters out, cut into ``copies`` groups of neighbours that each do."""
-    if copies == 1:
+def with_replicas(mesh: DeviceMesh, replicas: int) -> DeviceMesh:
+    """Ranks that share parameters out, in ``replicas`` groups of neighbours that each do."""
+    if replicas == 1:
         return mesh
-    return mesh._unflatten(0, (copies, mesh.size() // copies), ("replicate", "shard"))
+    return mesh._unflatten(0, (replicas, mesh.size() // replicas), ("replicate", "shard"))
 
 
 def leave_ranks() -> None:

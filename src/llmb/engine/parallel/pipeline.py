@@ -28,8 +28,8 @@ from torch.distributed.pipelining.schedules import (
     _PipelineScheduleRuntime,
 )
 
+from llmb.catalogue.pipeline_stages import rank_stages, stage_layers
 from llmb.catalogue.records import Layout, Model
-from llmb.catalogue.stages import rank_stages, stage_layers
 from llmb.engine.data.batches import MicroBatch
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.delayed_gradients import delay_weight_gradients

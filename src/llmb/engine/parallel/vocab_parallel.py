@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from llmb.engine.model.local import local
+from llmb.engine.model.local_shard import local_shard
 from llmb.engine.model.loss import Vocabulary
 from llmb.engine.parallel.boundary import Boundary
 from llmb.engine.parallel.collectives import Group, all_gather
@@ -19,7 +19,7 @@ class VocabParallelEmbedding(nn.Embedding):
         self.boundary = boundary
 
     def forward(self, tokens: Tensor) -> Tensor:
-        weight = local(self.weight)
+        weight = local_shard(self.weight)
         rows, held = held_rows(tokens, weight.shape[0], self.boundary.group)
         hidden = functional.embedding(rows, weight) * held.unsqueeze(-1)
         return self.boundary.leave(hidden)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.local import Linear
+from llmb.engine.model.local_shard import Linear
 from llmb.engine.model.moe import Experts
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.experts import Fp8Stack
+from llmb.engine.precision.layer_scales import LayerScales
 from llmb.engine.precision.linear import Fp8Linear
-from llmb.engine.precision.place import Place
 from llmb.engine.precision.scaling import Scales
 from llmb.errors import EnvironmentProblem
 from llmb.runs.fp8_product import ProductDtype, fp8_product
@@ -39,7 +39,7 @@ def apply_fp8(stages: Sequence[Decoder], plan: Plan, ranks: Ranks, *, keep_weigh
     found = [layer for stage in stages for block in fp8_blocks(stage, plan) for layer in layers_of(block)]
     scales = Scales(len(found), ranks.device, group, delayed=plan.fp8_recipe == "delayed")
     for number, layer in enumerate(found):
-        replaced = layer.replace(Place(scales, number), product_dtype)
+        replaced = layer.replace(LayerScales(scales, number), product_dtype)
         if keep_weights:
             layer.gathered.register_forward_pre_hook(partial(_keep_weight, replaced))
 
@@ -66,7 +66,7 @@ class Layer(NamedTuple):
 
     gathered: nn.Module
     """Before this one runs, the matrix has been gathered."""
-    replace: Callable[[Place, ProductDtype], Fp8Linear | Fp8Stack]
+    replace: Callable[[LayerScales, ProductDtype], Fp8Linear | Fp8Stack]
 
 
 def layers_of(block: nn.Module) -> Iterator[Layer]:
@@ -80,14 +80,16 @@ def layers_of(block: nn.Module) -> Iterator[Layer]:
                     yield Layer(block, partial(_replace_linear, module, name, child))
 
 
-def _replace_linear(owner: nn.Module, name: str, whole: Linear, place: Place, product_dtype: ProductDtype) -> Fp8Linear:
-    layer = Fp8Linear(whole, place, product_dtype=product_dtype)
+def _replace_linear(
+    owner: nn.Module, name: str, whole: Linear, layer_scales: LayerScales, product_dtype: ProductDtype
+) -> Fp8Linear:
+    layer = Fp8Linear(whole, layer_scales, product_dtype=product_dtype)
     owner.add_module(name, layer)
     return layer
 
 
-def _replace_stack(experts: Experts, name: str, place: Place, product_dtype: ProductDtype) -> Fp8Stack:
-    stack = Fp8Stack(experts, name, place, product_dtype=product_dtype)
+def _replace_stack(experts: Experts, name: str, layer_scales: LayerScales, product_dtype: ProductDtype) -> Fp8Stack:
+    stack = Fp8Stack(experts, name, layer_scales, product_dtype=product_dtype)
     experts.add_module(f"{name}_product", stack)
     experts.multiply = partial(_multiply, experts)  # type: ignore[method-assign]
     return stack

@@ -14,6 +14,6 @@ def scale_state(stage: nn.Module) -> dict[str, Tensor]:
     return {
         f"{FP8}{name}.{kind}": tensor
         for name, layer in stage.named_modules()
-        if isinstance(layer, Fp8Linear | Fp8Stack) and layer.place.scales.delayed
-        for kind, tensor in (("scale", layer.place.scale), ("history", layer.place.history))
+        if isinstance(layer, Fp8Linear | Fp8Stack) and layer.layer_scales.scales.delayed
+        for kind, tensor in (("scale", layer.layer_scales.scale), ("history", layer.layer_scales.history))
     }

@@ -22,7 +22,7 @@ def fp8_step(stages: Sequence[nn.Module], number: int) -> Iterator[None]:
     if not layers:
         yield
         return
-    scales = layers[0].place.scales
+    scales = layers[0].layer_scales.scales
     scales.amax[:, WEIGHT] = weight_amax([layer.weight for layer in layers])
     if not scales.delayed:
         amax = scales.amax[:, WEIGHT].contiguous()
@@ -59,7 +59,11 @@ def fp8_counts(plan: Plan, stages: Sequence[nn.Module], ranks: Ranks) -> Tensor 
     if plan.fp8_recipe is None:
         return None
     layers = fp8_layers(stages)
-    counts = layers[0].place.scales.counts.clone() if layers else torch.zeros(2, dtype=torch.int64, device=ranks.device)
+    counts = (
+        layers[0].layer_scales.scales.counts.clone()
+        if layers
+        else torch.zeros(2, dtype=torch.int64, device=ranks.device)
+    )
     dist.all_reduce(counts)
     # The ranks of a pipeline stage have counted the same.
     return (counts // (ranks.world_size // ranks.pp.size())).double()

@@ -6,7 +6,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
 
 
-def local(parameter: Tensor, *, same_tokens: bool = False) -> Tensor:
+def local_shard(parameter: Tensor, *, same_tokens: bool = False) -> Tensor:
     """This rank's part of a parameter that tensor parallelism cut or copied (a DTensor); any other as it is.
 
     Ranks that hold copies of a parameter see different tokens, so that each has a part of the gradient's sum; where
@@ -20,7 +20,7 @@ def local(parameter: Tensor, *, same_tokens: bool = False) -> Tensor:
     return part
 
 
-def this_ranks(tensor: Tensor) -> Tensor:
+def local_tensor(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor that no gradient flows through."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -32,4 +32,4 @@ class Linear(nn.Linear):
         super().__init__(inputs, outputs, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return functional.linear(hidden, local(self.weight))
+        return functional.linear(hidden, local_shard(self.weight))

@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 from llmb.engine.compile import apply_compile
 from llmb.engine.model.attention import Attention
 from llmb.engine.model.decoder import EMBEDDING, Decoder, build_model
-from llmb.engine.model.initialise import initialise
+from llmb.engine.model.initialize import initialize
 from llmb.engine.model.rotary import rotary_tables
 from llmb.engine.recompute import apply_recompute
 
@@ -91,7 +91,7 @@ def test_stages_after_one_another_are_the_whole_model(name, models, randomised):
 def test_bf16_parameters_give_bf16_activations_and_an_fp32_loss_near_the_fp32_one(name, models):
     model = models[name]
     decoder, tokens = build_model(model), random_tokens(model, 96)
-    initialise(decoder, model, seed=0)
+    initialize(decoder, model, seed=0)
     exact = decoder(tokens, tokens)
     decoder.to(torch.bfloat16)
     loss = decoder(tokens, tokens)
@@ -123,7 +123,7 @@ def test_a_model_built_without_memory_gives_the_same_loss_once_it_has_values(nam
     assert not list(lazy.buffers())
     lazy.to_empty(device="cpu")
     for decoder in (direct, lazy):
-        initialise(decoder, model, seed=5)
+        initialize(decoder, model, seed=5)
     assert torch.equal(direct(tokens, tokens), lazy(tokens, tokens))
 
 

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-LARGEST_PIECE = 1 / 16
+LARGEST_CHUNK = 1 / 16
 """Of the bytes that all logits take in fp32."""
 LARGEST_SLICE = 1 / 64
 """Likewise: what of a piece is in fp32 at a time."""
@@ -13,9 +13,9 @@ ALIGNED = 64
 """Lengths of pieces are multiples of it where they can be, as matrix units like them."""
 
 
-def piece_bytes(rows: int, columns: int, at_least: float = SMALLEST_BYTES) -> float:
+def chunk_bytes(rows: int, columns: int, at_least: float = SMALLEST_BYTES) -> float:
     """The most that a piece of [rows, columns] logits may take."""
-    return max(LARGEST_PIECE * 4 * rows * columns, at_least)
+    return max(LARGEST_CHUNK * 4 * rows * columns, at_least)
 
 
 def slice_bytes(rows: int, columns: int) -> float:
@@ -23,7 +23,7 @@ def slice_bytes(rows: int, columns: int) -> float:
     return max(LARGEST_SLICE * 4 * rows * columns, SMALLEST_BYTES)
 
 
-def piece_length(length: int, width: int, itemsize: int, most_bytes: float) -> int:
+def chunk_length(length: int, width: int, itemsize: int, most_bytes: float) -> int:
     """How much of ``length`` a piece takes, so that with ``width`` values to each it has ``most_bytes`` or less.
 
     Pieces are as even as alignment lets them. A piece takes 1 at least, whatever that has.
@@ -38,7 +38,7 @@ def piece_length(length: int, width: int, itemsize: int, most_bytes: float) -> i
     return min(longest, -(-even // ALIGNED) * ALIGNED)
 
 
-def cut(length: int, piece: int) -> Iterator[slice]:
+def chunk_slices(length: int, piece: int) -> Iterator[slice]:
     """Pieces one after the other; the last may be shorter."""
     for first in range(0, length, piece):
         yield slice(first, min(first + piece, length))

@@ -16,7 +16,7 @@ BLOCK_ELEMENTS = 2**24
 
 
 @torch.no_grad()
-def initialise(module: nn.Module, model: Model, seed: int) -> None:
+def initialize(module: nn.Module, model: Model, seed: int) -> None:
     """Set every parameter: matrices from a normal distribution, norms to the identity.
 
     A value depends on the seed, the parameter's full name and its global shape, and on the type of the device.

@@ -9,7 +9,7 @@ from torch import Tensor
 from llmb.engine.precision.scaling import GRADIENT, INPUT, Scales
 
 
-class Place:
+class LayerScales:
     """A layer's own part of ``Scales``, and how it gets there what it finds in its tensors.
 
     ``probe`` takes part in the layer's product without changing it. What comes as its "gradient", once for every

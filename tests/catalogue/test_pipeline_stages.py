@@ -5,8 +5,8 @@ import pytest
 
 from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.load import Catalogue, layout_of
+from llmb.catalogue.pipeline_stages import rank_stages, stage_layers
 from llmb.catalogue.records import Layout
-from llmb.catalogue.stages import rank_stages, stage_layers
 
 
 def test_every_published_layout_puts_each_layer_in_one_stage() -> None:

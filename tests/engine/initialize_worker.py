@@ -19,9 +19,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmb.catalogue.records import Model
-from llmb.engine.model import initialise as initialise_module
+from llmb.engine.model import initialize as initialize_module
 from llmb.engine.model.decoder import build_model
-from llmb.engine.model.initialise import initialise
+from llmb.engine.model.initialize import initialize
 from llmb.engine.parallel.gloo import gloo_backend
 
 
@@ -35,14 +35,14 @@ def expected_shard(full: Tensor, name: str, mesh: DeviceMesh) -> Tensor:
 
 def differing(model: Model, mesh: DeviceMesh) -> list[str]:
     whole = build_model(model)
-    initialise(whole, model, seed=7)
+    initialize(whole, model, seed=7)
     with torch.device("meta"):
         sharded = build_model(model)
     cut_tensors(sharded, mesh["tp"])
     for block in (*sharded.layers.values(), sharded):
         fully_shard(block, mesh=mesh["dp"])
     sharded.to_empty(device="cpu")
-    initialise(sharded, model, seed=7)
+    initialize(sharded, model, seed=7)
     values = whole.state_dict()
     return [
         f"{model.model} {name}"
@@ -57,7 +57,7 @@ def main(backend: str, folder: Path, dp: int, tp: int, rank: int) -> None:
     mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
     models = [Model(**fields) for fields in json.loads((folder / "models.json").read_text())]
     found = []
-    for initialise_module.BLOCK_ELEMENTS in (2**24, 1000):
+    for initialize_module.BLOCK_ELEMENTS in (2**24, 1000):
         found += [name for model in models for name in differing(model, mesh)]
     print("differing:", found)
     dist.barrier()

@@ -7,33 +7,33 @@ from pathlib import Path
 import pytest
 import torch
 
-from llmb.engine.model import initialise as initialise_module
+from llmb.engine.model import initialize as initialize_module
 from llmb.engine.model.decoder import Decoder, build_model
-from llmb.engine.model.initialise import initialise
+from llmb.engine.model.initialize import initialize
 
-WORKER = Path(__file__).parent / "initialise_worker.py"
+WORKER = Path(__file__).parent / "initialize_worker.py"
 ARCHITECTURES = ["llama", "nemotron4", "llama4", "qwen3-tied", "mixtral"]
 
 
-def initialised(model, layers=None, seed=7, **parts):
+def initialized(model, layers=None, seed=7, **parts):
     decoder = build_model(model) if layers is None else Decoder(model, layers, **parts)
-    initialise(decoder, model, seed)
+    initialize(decoder, model, seed)
     return decoder
 
 
 @pytest.fixture(params=[2**24, 1000], ids=["one-block", "many-blocks"])
 def block_elements(request, monkeypatch):
-    monkeypatch.setattr(initialise_module, "BLOCK_ELEMENTS", request.param)
+    monkeypatch.setattr(initialize_module, "BLOCK_ELEMENTS", request.param)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_values_do_not_depend_on_the_layers_that_are_present(name, models, block_elements):
-    whole = initialised(models[name]).state_dict()
+    whole = initialized(models[name]).state_dict()
     torch.manual_seed(99)
     parts = [
-        initialised(models[name], [2, 0], embedding=False, head=True),
-        initialised(models[name], [3], embedding=True, head=False),
-        initialised(models[name], [1], embedding=False, head=False),
+        initialized(models[name], [2, 0], embedding=False, head=True),
+        initialized(models[name], [3], embedding=True, head=False),
+        initialized(models[name], [1], embedding=False, head=False),
     ]
     compared = {n: value for part in parts for n, value in part.state_dict().items()}
     assert compared.keys() == whole.keys()
@@ -41,7 +41,7 @@ def test_values_do_not_depend_on_the_layers_that_are_present(name, models, block
 
 
 def test_each_parameter_and_each_seed_has_values_of_its_own(models):
-    first, second = (initialised(models["llama4"], seed=seed).state_dict() for seed in (7, 8))
+    first, second = (initialized(models["llama4"], seed=seed).state_dict() for seed in (7, 8))
     matrices = {n: value for n, value in first.items() if value.ndim > 1}
     assert len({float(value.flatten()[0]) / float(value.std()) for value in matrices.values()}) == len(matrices)
     assert all(not torch.equal(value, second[n]) for n, value in matrices.items())
@@ -52,7 +52,7 @@ def test_each_parameter_and_each_seed_has_values_of_its_own(models):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_values_have_the_spread_of_their_role(name, models, block_elements):
     model = models[name]
-    for parameter_name, value in initialised(model).state_dict().items():
+    for parameter_name, value in initialized(model).state_dict().items():
         if value.ndim == 1:
             neutral = 1.0 if model.norm == "rmsnorm" else 0.0
             assert (value == neutral).all(), parameter_name
