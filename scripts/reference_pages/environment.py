@@ -62,5 +62,5 @@ def use_text(use: VariableUse) -> str:
     if use.read_for:
         return f"stands for `{job_options()[use.read_for].spelled}` with every command that queues jobs"
     if use.accepts:
-        return f"can only be {' or '.join(use.accepts)}: {use.because}"
+        return f"must be {' or '.join(use.accepts)}: {use.because}"
     return f"not needed: {use.ignored}" if use.ignored else f"unsupported: {use.refused}"

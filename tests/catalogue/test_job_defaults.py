@@ -73,7 +73,7 @@ def test_fabrics_hold_what_a_batch_script_can(catalogue: Catalogue) -> None:
 def test_a_workload_needs_a_time_limit_for_every_recipe() -> None:
     limit = {"minutes": 5, "source": "x"}
     assert JobsEntry(time_limits=[limit]).time_limits[0].minutes == 5
-    with pytest.raises(ValueError, match="has to hold for every recipe"):
+    with pytest.raises(ValueError, match="must apply to every recipe"):
         JobsEntry(time_limits=[{**limit, "sizes": ["8b"]}])
-    with pytest.raises(ValueError, match="has to hold for every recipe"):
+    with pytest.raises(ValueError, match="must apply to every recipe"):
         JobsEntry(time_limits=[])

@@ -93,7 +93,7 @@ def test_a_proxy_has_no_time_to_train() -> None:
 def test_an_impossible_step_time_is_refused(step_time: str) -> None:
     done = llmb("metrics", *SHOW[1:], "--step-time", step_time)
     assert done.returncode == 2
-    assert "is not possible" in done.stderr
+    assert "is invalid" in done.stderr
     assert done.stdout == ""
 
 

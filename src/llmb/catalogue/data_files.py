@@ -57,7 +57,7 @@ def read_file(path: Path, shape: type[Shape], wrap: str | None = None) -> Shape:
 
 
 def schema_problems(path: Path, error: ValidationError, skip: int = 0, below: tuple[Key, ...] = ()) -> list[str]:
-    """One line per violation. ``skip`` drops leading keys that the file lacks, ``below`` puts missing ones in front."""
+    """One line per violation. ``skip`` drops leading keys that the file lacks, ``below`` prepends missing ones."""
     problems = []
     for item in error.errors(include_url=False):
         keys = (*below, *item["loc"][skip:])
@@ -73,18 +73,18 @@ def located(path: Path, keys: tuple[Key, ...], what: str) -> str:
 
 
 def line_of(path: Path, keys: tuple[Key, ...]) -> int:
-    """Line (from 1) of a value in a YAML file. Read again on purpose: only errors need it."""
+    """Line (from 1) of a value in a YAML file. The file is parsed a second time, because only errors need lines."""
     return line_in(compose_file(path), keys)
 
 
 def compose_file(path: Path) -> Any:  # noqa: ANN401 (yaml's nodes are untyped)
-    """The nodes of a YAML file, which know their lines."""
+    """The nodes of a YAML file, which have line numbers."""
     with path.open("rb") as stream:
         return yaml.compose(stream, Loader=_LOADER)
 
 
 def line_in(node: Any, keys: tuple[Key, ...]) -> int:  # noqa: ANN401 (yaml's nodes are untyped)
-    """The same in a file that is composed already."""
+    """Line (from 1) of a value in a composed file."""
     for key in keys:
         child = _child(node, key)
         if child is None:

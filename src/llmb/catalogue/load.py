@@ -46,7 +46,7 @@ class Figure:
 
 
 class Files(Mapping[str, Content]):
-    """What the files of a folder hold, by their names without ``.yaml``; each is read when it is first asked for."""
+    """The files of a folder by name without ``.yaml``; each is read at its first use."""
 
     def __init__(self, folder: Path, read: Callable[[Path], Content]) -> None:
         self.paths = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
@@ -80,7 +80,7 @@ class Catalogue:
         path = self.root / "hardware.yaml"
         gpus = {gpu.gpu_type: gpu for gpu in read_file(path, HardwareFile, wrap="gpus").gpus}
         if problems := [
-            located(path, (number, "borrows"), f"{gpu.gpu_type} borrows from '{name}', which is no GPU type")
+            located(path, (number, "borrows"), f"{gpu.gpu_type} borrows from '{name}', which is not a GPU type")
             for number, gpu in enumerate(gpus.values())
             for name in gpu.borrows
             if name not in gpus
@@ -96,7 +96,7 @@ class Catalogue:
     @cached_property
     def variables(self) -> "tuple[Variable, ...]":
         """The environment variables of the reference documents."""
-        from llmb.catalogue.variables import VariablesFile  # compiles patterns that 'list' and 'show' do not need
+        from llmb.catalogue.variables import VariablesFile  # compiles patterns that 'list' and 'show' do not use
 
         return read_file(self.root / "variables.yaml", VariablesFile, wrap="variables").variables
 
@@ -136,7 +136,7 @@ class Catalogue:
 
     @cached_property
     def published(self) -> Mapping[str, tuple[Figure, ...]]:
-        """Figures by the document that they are from."""
+        """Figures by document."""
         return Files(self.root / "expectations", lambda path: tuple(_read_figures(path, self.documents)))
 
 
@@ -173,9 +173,11 @@ def _read_models(path: Path) -> Mapping[str, Model]:
 
 
 def _check_name(path: Path, key: str, name: str) -> None:
-    """One file is found by the name of what it holds, without a look into the others."""
+    """A file has the name of its content, so that it is found without reading the others."""
     if name != path.stem:
-        raise CatalogueError([located(path, (key,), f"{key}: '{name}' has to be called '{path.stem}', as its file")])
+        raise CatalogueError(
+            [located(path, (key,), f"{key}: '{name}' must be '{path.stem}', like the name of its file")]
+        )
 
 
 def _contradictions(

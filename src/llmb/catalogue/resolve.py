@@ -55,7 +55,7 @@ class Overrides(Record):
 class Request:
     """What the user specified; None means the default."""
 
-    workload: Annotated[str, Option(flags=("-w", "--workload"), help="What is trained; see 'llmb list'.")]
+    workload: Annotated[str, Option(flags=("-w", "--workload"), help="Workload; see 'llmb list'.")]
     size: Annotated[
         str,
         Option(flags=("-s", "--size"), help="Model size, such as 8b; 'tiny' trains on a laptop.", form=WORD),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talk beside the result."""
+"""Messages on standard error, where no result is printed."""
 
 import sys
 

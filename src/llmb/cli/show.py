@@ -20,7 +20,7 @@ def show(
     request: Request,
     json: Json = False,
 ) -> None:
-    """One recipe, fully resolved: model, layout, FLOPs, what is published of it and what a job of it asks for.
+    """One recipe, fully resolved: model, layout, FLOPs, published figures and job resources.
 
     Examples:
 
