@@ -30,12 +30,12 @@ def work(folder: RunFolder) -> None:
 
 
 def main() -> None:
-    """Ends the process itself: what torch's threads do while the interpreter shuts down can abort a good run."""
+    """Exits immediately: torch's threads can abort a successful run while the interpreter shuts down."""
     exit_code = 1
     try:
         work(RunFolder(Path(sys.argv[1])))
         exit_code = 0
-    except Exception as error:  # noqa: BLE001 (the edge of the process: whatever it was, it ends this rank)
+    except Exception as error:  # noqa: BLE001 (top level of the process: any error ends this rank)
         traceback.print_exc()
         sys.stderr.write(failure_line(int(os.environ.get("RANK", "0")), host_name(), error) + "\n")
     sys.stdout.flush()

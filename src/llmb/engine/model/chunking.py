@@ -1,32 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How logits are cut, so that they are never whole. Pure."""
+"""Chunk sizes of logits, which are never computed in full. Pure."""
 
 from collections.abc import Iterator
 
 LARGEST_CHUNK = 1 / 16
-"""Of the bytes that all logits take in fp32."""
+"""Largest chunk, as a fraction of the size of all logits in fp32."""
 LARGEST_SLICE = 1 / 64
-"""Likewise: what of a piece is in fp32 at a time."""
+"""Likewise: largest part of a chunk that is in fp32 at a time."""
 SMALLEST_BYTES = 2**20
-"""What takes no more is not cut."""
+"""Smaller logits are not chunked."""
 ALIGNED = 64
-"""Lengths of pieces are multiples of it where they can be, as matrix units like them."""
+"""Chunk lengths are multiples of it if possible, because matrix units prefer them."""
 
 
 def chunk_bytes(rows: int, columns: int, at_least: float = SMALLEST_BYTES) -> float:
-    """The most that a piece of [rows, columns] logits may take."""
+    """Maximum bytes of a chunk of [rows, columns] logits."""
     return max(LARGEST_CHUNK * 4 * rows * columns, at_least)
 
 
 def slice_bytes(rows: int, columns: int) -> float:
-    """The most that the values may take that are computed of a piece in fp32 at a time."""
+    """Maximum bytes of the values of a chunk that are computed in fp32 at a time."""
     return max(LARGEST_SLICE * 4 * rows * columns, SMALLEST_BYTES)
 
 
 def chunk_length(length: int, width: int, itemsize: int, most_bytes: float) -> int:
-    """How much of ``length`` a piece takes, so that with ``width`` values to each it has ``most_bytes`` or less.
+    """Length of a chunk along ``length`` with at most ``most_bytes``, with ``width`` values for each element.
 
-    Pieces are as even as alignment lets them. A piece takes 1 at least, whatever that has.
+    Chunks are as even as alignment permits, and at least 1 long, whatever its size.
     """
     longest = max(1, int(min(length, most_bytes / (width * itemsize))))
     if longest >= length:
@@ -38,7 +38,7 @@ def chunk_length(length: int, width: int, itemsize: int, most_bytes: float) -> i
     return min(longest, -(-even // ALIGNED) * ALIGNED)
 
 
-def chunk_slices(length: int, piece: int) -> Iterator[slice]:
-    """Pieces one after the other; the last may be shorter."""
-    for first in range(0, length, piece):
-        yield slice(first, min(first + piece, length))
+def chunk_slices(length: int, chunk: int) -> Iterator[slice]:
+    """Consecutive chunks; the last may be shorter."""
+    for first in range(0, length, chunk):
+        yield slice(first, min(first + chunk, length))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Initial values that depend on a parameter's name alone, not on which ranks or layers are present."""
+"""Initial weights that depend only on a parameter's name, not on the ranks or layers that exist."""
 
 import hashlib
 import math
@@ -12,7 +12,7 @@ from llmb.catalogue.records import Model
 from llmb.engine.model.norms import RMSNorm
 
 BLOCK_ELEMENTS = 2**24
-"""Values drawn from one generator: bounds the memory that a large parameter takes beside itself."""
+"""Values drawn from one generator: limits the additional memory for a large parameter."""
 
 
 @torch.no_grad()
@@ -38,14 +38,14 @@ def standard_deviation(name: str, model: Model) -> float:
 
 
 def _normal_shard(parameter: Tensor, name: str, seed: int) -> Tensor:
-    """This rank's part of standard normal values in the parameter's global shape, fp32."""
+    """This rank's shard of standard normal values of the parameter's global shape, fp32."""
     rows = _keep_shard(parameter, torch.arange(parameter.shape[0]), rows=True)
     values = _normal_rows(parameter.shape, rows, name, seed, parameter.device)
     return _keep_shard(parameter, values, rows=False)
 
 
 def _keep_shard(parameter: Tensor, full: Tensor, *, rows: bool) -> Tensor:
-    """What this rank keeps of ``full`` by those of the parameter's placements that cut dimension 0 (or the others)."""
+    """This rank's shard of ``full`` by the parameter's placements that shard dimension 0 (or the others)."""
     if not isinstance(parameter, DTensor):
         return full
     placements: list[Placement] = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a parameter that this rank computes with."""
+"""Local shards of parameters."""
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
@@ -7,10 +7,10 @@ from torch.nn import functional
 
 
 def local_shard(parameter: Tensor, *, same_tokens: bool = False) -> Tensor:
-    """This rank's part of a parameter that tensor parallelism cut or copied (a DTensor); any other as it is.
+    """This rank's shard of a tensor-parallel parameter (a DTensor), sharded or replicated; other parameters unchanged.
 
-    Ranks that hold copies of a parameter see different tokens, so that each has a part of the gradient's sum; where
-    they see the ``same_tokens``, each has all of it.
+    Ranks with replicas of a parameter process different tokens, so each has a partial sum of the gradient; with
+    ``same_tokens`` each has the full gradient.
     """
     if not isinstance(parameter, DTensor):
         return parameter
@@ -21,7 +21,7 @@ def local_shard(parameter: Tensor, *, same_tokens: bool = False) -> Tensor:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor that no gradient flows through."""
+    """This rank's shard of a tensor that needs no gradient."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

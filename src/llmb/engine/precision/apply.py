@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the layers of a model into FP8."""
+"""Converts layers of a model to FP8."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -21,14 +21,14 @@ from llmb.runs.fp8_product import ProductDtype, fp8_product
 from llmb.runs.plan import Plan
 
 CAPABILITY = (8, 9)
-"""Of the first GPUs that multiply FP8 matrices."""
+"""Compute capability of the first GPUs with FP8 products."""
 
 
 def apply_fp8(stages: Sequence[Decoder], plan: Plan, ranks: Ranks, *, keep_weights: bool) -> None:
-    """Changes attention and feed-forward layers in place, after experts were spread and before layers are cut.
+    """Changes attention and feed-forward layers in place, after expert parallelism and before tensor parallelism.
 
-    ``keep_weights`` keeps cast weights over a step: for parameters that stay whole as long. Raises EnvironmentProblem
-    where a GPU has no FP8 and emulation was not asked for.
+    ``keep_weights`` keeps cast weights for a step, for parameters that stay gathered that long. Raises
+    EnvironmentProblem if a GPU has no FP8 and emulation was not requested.
     """
     if plan.fp8_recipe is None:
         return
@@ -50,22 +50,22 @@ def check_device(device: torch.device) -> None:
     if capability < CAPABILITY:
         found = ".".join(map(str, capability))
         raise EnvironmentProblem(
-            f"{torch.cuda.get_device_name(device)} has no FP8: its compute capability is {found}, 8.9 is needed",
+            f"{torch.cuda.get_device_name(device)} has no FP8: its compute capability is {found}; 8.9 is required",
             do="train with --dtype bf16, or add --emulate-fp8",
         )
 
 
 def fp8_blocks(stage: Decoder, plan: Plan) -> list[nn.Module]:
-    """All; current scaling leaves the first and the last one of the whole model in bf16."""
+    """All blocks; with current scaling the first and the last one of the model stay in bf16."""
     ends = () if plan.fp8_recipe == "delayed" else (0, stage.model.layers - 1)
     return [block for number, block in stage.layers.items() if int(number) not in ends]
 
 
 class Layer(NamedTuple):
-    """One matrix, or one stack of them, that is to compute in FP8."""
+    """One matrix, or one stack of matrices, to be computed in FP8."""
 
     gathered: nn.Module
-    """Before this one runs, the matrix has been gathered."""
+    """A layer before whose forward pass the matrix is gathered."""
     replace: Callable[[LayerScales, ProductDtype], Fp8Linear | Fp8Stack]
 
 
@@ -101,7 +101,7 @@ def _multiply(experts: Experts, name: str, rows: Tensor, counts: Tensor) -> Tens
 
 
 def _keep_weight(layer: Fp8Linear | Fp8Stack, _module: nn.Module, _inputs: object) -> None:
-    """Outside of what is compiled."""
+    """Outside compiled code."""
     layer.keep_weight()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routed experts whose products are in FP8: one product for each expert, all of a layer's matrices with one scale."""
+"""Routed experts whose products are in FP8: one product per expert, with one scale for all matrices of a layer."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -18,13 +18,13 @@ from llmb.runs.fp8_product import ProductDtype
 class Fp8Stack(nn.Module):
     """Computes in FP8 the products of one of the stacked matrices of ``experts``; see ``Fp8Linear``.
 
-    torch's grouped FP8 product takes no gradients in e5m2, so that experts are multiplied one after the other; their
-    numbers of rows have to be known to the host.
+    torch's grouped FP8 product does not support e5m2 gradients, so experts are multiplied one after the other; the host
+    must know their numbers of rows.
     """
 
     def __init__(self, experts: Experts, name: str, layer_scales: LayerScales, *, product_dtype: ProductDtype) -> None:
         super().__init__()
-        # Not as attributes: the experts have this as a part of theirs.
+        # Not attributes: the experts have this as a submodule.
         self.matrices = partial(experts.matrices, name)
         self.parameter = partial(experts.get_parameter, name)
         self.layer_scales, self.product_dtype = layer_scales, product_dtype
@@ -35,7 +35,7 @@ class Fp8Stack(nn.Module):
         return self.parameter()
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """[n, inputs] of all experts, one's after the other's, to [n, outputs]."""
+        """[n, inputs] of all experts, in order, to [n, outputs]."""
         product: Tensor = _Fp8GroupedProduct.apply(  # type: ignore[no-untyped-call]
             rows,
             self.matrices(),
@@ -49,7 +49,7 @@ class Fp8Stack(nn.Module):
 
     @torch.no_grad()
     def keep_weight(self) -> None:
-        """Casts the matrices, which have to be whole, once for many products."""
+        """Casts the matrices, which must be gathered, once for many products."""
         if self.kept is None:
             self.kept = cast_both_ways(self.matrices(), self.layer_scales.scale)
 
@@ -78,7 +78,7 @@ class _Fp8GroupedProduct(torch.autograd.Function):
         weights: Tensor,
         kept: tuple[Tensor, Tensor] | None,
         layer_scales: LayerScales,
-        probe: Tensor,  # noqa: ARG004 (takes part for its gradient alone)
+        probe: Tensor,  # noqa: ARG004 (used only for its gradient)
         counts: list[int],
         product_dtype: ProductDtype,
     ) -> Tensor:
@@ -112,7 +112,7 @@ def parts(rows: Scaled, counts: list[int]) -> list[Scaled]:
 
 
 def turned(matrix: Scaled) -> Scaled:
-    """The same matrix, column by column in memory."""
+    """The same matrix in column-major memory."""
     return Scaled(matrix.values.t().contiguous().t(), matrix.scale)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a layer finds its scales, and leaves what it found in its tensors."""
+"""Scales of one layer, and how the largest values of its tensors are recorded."""
 
 from functools import partial
 
@@ -10,11 +10,11 @@ from llmb.engine.precision.scaling import GRADIENT, INPUT, Scales
 
 
 class LayerScales:
-    """A layer's own part of ``Scales``, and how it gets there what it finds in its tensors.
+    """One layer's part of ``Scales``, with a hook that records largest values.
 
-    ``probe`` takes part in the layer's product without changing it. What comes as its "gradient", once for every
-    backward pass, are the largest values of input and gradient: so nothing is written within the passes, which may be
-    compiled, and are computed again by recomputation.
+    ``probe`` is an operand of the layer's product that does not change it. Its "gradient", once per backward pass,
+    holds the largest values of input and gradient. So nothing is written within the passes, which may be compiled or
+    recomputed.
     """
 
     def __init__(self, scales: Scales, number: int) -> None:

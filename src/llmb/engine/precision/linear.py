@@ -15,10 +15,10 @@ from llmb.runs.fp8_product import ProductDtype
 
 
 class Fp8Linear(Linear):
-    """A matrix without bias; computes in FP8 what ``whole`` would, [..., inputs] to [..., outputs], bf16.
+    """A matrix without bias; computes in FP8 what ``whole`` computes, [..., inputs] to [..., outputs], bf16.
 
-    kept: the weight in FP8 and its transpose, where it is kept over the micro-batches of a step; else it is cast
-    whenever it is used, and lives as long as the weight does.
+    kept: the weight in FP8 and its transpose, if kept for the micro-batches of a step; else the weight is cast at every
+    use.
     """
 
     def __init__(self, whole: Linear, layer_scales: LayerScales, *, product_dtype: ProductDtype) -> None:
@@ -41,7 +41,7 @@ class Fp8Linear(Linear):
 
     @torch.no_grad()
     def keep_weight(self) -> None:
-        """Casts the weight, which has to be whole, once for many products."""
+        """Casts the weight, which must be gathered, once for many products."""
         if self.kept is None:
             weight = cast(local_shard(self.weight), self.scale[WEIGHT], FORMATS[WEIGHT])
             self.kept = weight, weight.t().contiguous()
@@ -55,7 +55,7 @@ class _Context(FunctionCtx):
 
 
 class _Fp8Product(torch.autograd.Function):
-    """y = x w^T, dx = dy w, dw = dy^T x; a copy of each FP8 matrix for either side of a product (see ``multiply``)."""
+    """y = x w^T, dx = dy w, dw = dy^T x; each FP8 matrix is stored for both sides of a product (see ``multiply``)."""
 
     @staticmethod
     def forward(
@@ -65,7 +65,7 @@ class _Fp8Product(torch.autograd.Function):
         kept: Tensor | None,
         kept_transposed: Tensor | None,
         scale: Tensor,
-        probe: Tensor,  # noqa: ARG004 (takes part for its gradient alone)
+        probe: Tensor,  # noqa: ARG004 (used only for its gradient)
         delayed: bool,
         product_dtype: ProductDtype,
     ) -> Tensor:
