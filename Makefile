@@ -66,7 +66,7 @@ layouts: $(VENV)/.dev
 	LLMB_LAYOUT_TABLE=1 $(BIN)/pytest tests/engine/test_layouts.py
 
 golden: $(VENV)/.dev
-	LLMB_GOLDEN=1 $(BIN)/pytest tests/launch/slurm/test_render.py tests/launch/frameworks/test_megatron_bridge.py
+	LLMB_GOLDEN=1 $(BIN)/pytest tests/schedulers/slurm/test_render.py tests/programs/megatron_bridge/test_megatron_bridge.py
 
 reference: $(VENV)/.run
 	$(BIN)/python scripts/generate_reference.py

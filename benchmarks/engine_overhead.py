@@ -33,12 +33,13 @@ from llmb.engine.model.initialize import initialize
 from llmb.engine.parallel.mesh import join_ranks
 from llmb.engine.watchdog.progress import Progress
 from llmb.engine.watchdog.watchdog import start_watchdog
-from llmb.launch.command import local_variables
-from llmb.launch.machine import this_machine
+from llmb.jobs.local_run import local_spec
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
-from llmb.runs.plan import Plan, make_plan
+from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.stall import Phase
+from llmb.schedulers.local.command import local_variables
+from llmb.site.machine import this_machine
 
 TARGET_PCT = 2.0
 LARGEST_SPREAD_PCT = 4.0
@@ -86,7 +87,8 @@ def main() -> None:
     options = _options()
     plan = make_run(options)
     environ = {"OMP_NUM_THREADS": "1", **os.environ}
-    variables = local_variables(plan, this_machine().cores, environ)
+    spec = local_spec(plan, Path(), environ, RunFolder(Path()))
+    variables = local_variables(spec, this_machine().cores, environ)
     if variables:  # libraries read some of them when they are loaded, which has already happened
         os.execve(sys.executable, [sys.executable, *sys.argv], {**environ, **variables})
     with tempfile.TemporaryDirectory(prefix="engine-overhead-") as folder:
@@ -109,14 +111,14 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def make_run(options: argparse.Namespace) -> Plan:
+def make_run(options: argparse.Namespace) -> EnginePlan:
     overrides = Overrides(seq_len=options.seq_len, mbs=options.batch, gbs=options.batch)
     request = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=1, overrides=overrides)
     steps = WARM_UPS + options.pairs
     return make_plan(resolve(Catalogue(), request), Choices(steps=steps, window="all"), device="cpu")
 
 
-def measure(plan: Plan, folder: RunFolder) -> Overhead:
+def measure(plan: EnginePlan, folder: RunFolder) -> Overhead:
     """Runs the engine in this process as a worker does, with a step of the bare loop before each of its steps."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -138,7 +140,7 @@ def measure(plan: Plan, folder: RunFolder) -> Overhead:
 class BareLoop:
     """The cost of a step without an engine."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: EnginePlan) -> None:
         recipe = plan.recipe
         self.model = build_model(recipe.model)
         initialize(self.model, recipe.model, plan.seed)
@@ -201,7 +203,7 @@ class Turns(Progress):
         self.resumed = now()
         self.bare_steps.append(self.resumed.since(began))
 
-    def overhead(self, plan: Plan, bare: BareLoop) -> Overhead:
+    def overhead(self, plan: EnginePlan, bare: BareLoop) -> Overhead:
         watch_pct = 100 * (watch_seconds() - self.watched_s) / now().since(self.began).time_s
         # Each step of the engine except the first follows one of the bare loop.
         pairs = list(zip(self.engine_steps, self.bare_steps, strict=False))[WARM_UPS - 1 :]

@@ -30,7 +30,7 @@ from llmb.engine.loop import build_data, build_passes, do_step, prepare_stages
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks, arrange, join_ranks
 from llmb.runs.choices import Choices
-from llmb.runs.plan import Plan, make_plan
+from llmb.runs.plan import EnginePlan, make_plan
 
 TARGET = 3.0
 WARM_UPS = 2
@@ -114,12 +114,12 @@ def measure(workload: str, limit: str, pairs: int) -> Comparison:
     )
 
 
-def plan_of(workload: str, dtype: Dtype, steps: int) -> Plan:
+def plan_of(workload: str, dtype: Dtype, steps: int) -> EnginePlan:
     request = Request(workload=workload, size="tiny", gpu_type="cpu", scale=1, dtype=dtype)
     return make_plan(resolve(Catalogue(), request), Choices(steps=steps), device="cpu")
 
 
-def steps_of(plan: Plan, joined: Ranks) -> Callable[[int], object]:
+def steps_of(plan: EnginePlan, joined: Ranks) -> Callable[[int], object]:
     """What does a step of the plan, by its number."""
     ranks = arrange(joined.rank, joined.device, plan.recipe.layout, plan.parallelism.replicas(plan.recipe.layout))
     stages = prepare_stages(plan, ranks)

@@ -23,14 +23,20 @@ hypothesis.settings.load_profile("any machine")
 
 GROUPS = {"slurm_with_accounts": "accounts", "slurm": "slurm"}
 """Fixtures that start a cluster: tests with the same one run in one process, or each process would start its own."""
-LONGEST = ("slurm", "accounts", "tests/engine/test_layouts.py", "tests/engine/test_fp8_training.py", "tests/launch")
+LONGEST = (
+    "slurm",
+    "accounts",
+    "tests/engine/test_layouts.py",
+    "tests/engine/test_fp8_training.py",
+    "tests/programs/engine",
+)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where several processes run the tests: what shares a fixture goes together, and what takes longest goes first.
 
-    Tests of ``launch`` share only the finished runs, which all processes find; any process takes any of them.
+    Tests of ``programs/engine`` share only the finished runs, which all processes find; any process takes any of them.
     """
     if config.getoption("dist") == "no" and "PYTEST_XDIST_WORKER" not in os.environ:
         return
@@ -38,7 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         file = item.nodeid.partition("::")[0]
         fixtures = getattr(item, "fixturenames", ())
         cluster = next((group for fixture, group in GROUPS.items() if fixture in fixtures), None)
-        alone = file.startswith("tests/launch/test_") and "checkpoint" not in fixtures
+        alone = file.startswith("tests/programs/engine/test_") and "checkpoint" not in fixtures
         item.add_marker(pytest.mark.xdist_group(cluster or (item.nodeid if alone else file)))
     items.sort(key=_place)
 

@@ -22,7 +22,7 @@ from benchmarks.engine.tables import tables
 from benchmarks.engine.verdicts import judge
 from llmb.catalogue.load import Catalogue
 from llmb.errors import LlmbError, UsageError
-from llmb.launch.machine import Machine, this_machine
+from llmb.site.machine import Machine, this_machine
 
 NOTHING_DONE = 4
 INTERRUPTED = 130

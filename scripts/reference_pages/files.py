@@ -21,11 +21,11 @@ from llmb.catalogue.resolve import Request, resolve
 from llmb.jobs.details import JobDetails
 from llmb.jobs.job import Job
 from llmb.jobs.nodes import node_records
+from llmb.jobs.order import Prepared, make_order
 from llmb.jobs.submit import new_job
-from llmb.launch.cluster_config import ClusterConfig, ContainerSettings, SlurmSettings
-from llmb.launch.site import Site
-from llmb.launch.slurm.options import SlurmOptions
-from llmb.launch.slurm.submission import make_order
+from llmb.jobspec.container import ContainerSettings
+from llmb.jobspec.options import JobOptions
+from llmb.jobspec.spec import JobSpec
 from llmb.logs.files import ParsedFile
 from llmb.logs.outcome import LogOutcome
 from llmb.logs.step_line import format_step_line
@@ -44,10 +44,13 @@ from llmb.report.trace_report import trace_document
 from llmb.runs.checkpoint import CheckpointRecord, SavedCheckpoint
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder, experiment_name
-from llmb.runs.plan import Plan, make_plan
+from llmb.runs.plan import EnginePlan, Plan, make_plan
 from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
 from llmb.runs.result import conclude
 from llmb.runs.steps import ExpertLoad, Step
+from llmb.schedulers.lookup import cluster_schema
+from llmb.schedulers.slurm.settings import SlurmSettings
+from llmb.site.site import Site
 from llmb.traces.classify import Activity, Label
 from llmb.traces.nccl_log import Call, Calls, NcclLog
 from llmb.traces.nccl_summary import Codes, NcclSummary, summarize_nccl
@@ -68,7 +71,9 @@ FILES = (
     "batch_script",
     "batch_output",
     "job",
+    "job_spec",
     "job_end",
+    "checkpoint_times",
     "torch_profile",
     "nsys_profile",
     "nccl_trace",
@@ -77,7 +82,7 @@ FILES = (
 INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 
 [Run folder](#run-folder), [log line](#log-line), [metrics.jsonl](#metricsjsonl), [run.json](#runjson),
-[job.json](#jobjson), [job_end.json](#job_endjson), [campaigns](#campaigns),
+[job.json](#jobjson), [job_spec.json](#job_specjson), [job_end.json](#job_endjson), [campaigns](#campaigns),
 [cluster_config.yaml](#cluster_configyaml),
 [JSON of `llmb run`](#json-of-llmb-run), [of `metrics`](#json-of-llmb-metrics), [of `show`](#json-of-llmb-show),
 [of `submit`](#json-of-llmb-submit), [of a campaign](#json-of-llmb-bulk), [of a job](#json-of-a-job),
@@ -98,8 +103,10 @@ workloads/<workload>/experiments/<experiment>/<experiment>_<seconds>/<experiment
   {expert_load:<24} of a model with experts: each one's share of its layer's tokens, by layer
   {batch_script:<24} of a submitted run: its batch script
   {batch_output:<24} likewise: what the script and the scheduler said
-  {job:<24} likewise: the job
-  {job_end:<24} likewise: how the script ended
+  {job:<24} the job's handle
+  {job_spec:<24} everything that was decided of the job before it was handed over
+  {job_end:<24} of a submitted run: how its script ended
+  {checkpoint_times:<24} what saves and loads of checkpoints took: `kind`, `step`, `start_s`, `duration_s`
   {torch_profile:<24} of a profiled run: traces of the PyTorch profiler, one a rank
   {nsys_profile:<24} or reports of Nsight Systems, one a rank
   {breakdown:<24} where the time of one profiled step went
@@ -125,8 +132,13 @@ such logs cut it off."""
 STEPS = """One JSON object per line, written as the step ends. JSON has no NaN: such a value is null, and `not_finite`
 then maps its name to `nan`, `inf` or `-inf`."""
 
+PLAN = """`plan` of a run of the engine; another program's ends with `nccl_trace`:"""
+
 JOB = """Written as soon as the scheduler has taken the run. Runs of an array have one each, in folders whose names end
 in `.<index>`; the folder without an index holds their common batch script."""
+
+JOB_SPEC = """Written before the scheduler is asked; a job that is submitted again is made from it. Each run of an
+array has one, with its own `array_index`."""
 
 JOB_END = """Written by the batch script whatever ended it, but for the loss of its node. Where the workers failed, the
 exit code is theirs."""
@@ -150,7 +162,8 @@ def files_page(catalogue: Catalogue) -> str:
     plan = sample_plan(catalogue)
     recipe = resolve(catalogue, Request(workload="pretrain_llama3.1", size="405b", scale=576, release="24.11"))
     meanings = yaml.safe_load(FIELDS.read_text())
-    records = {"record": annotations(RunRecord), "plan": annotations(Plan), "recipe": annotations(Recipe)}
+    record = {**annotations(RunRecord), "plan": Plan}
+    records = {"record": record, "plan": annotations(EnginePlan), "recipe": annotations(Recipe)}
     documents = json_documents(catalogue, plan, recipe)
     return page(
         "# Files, JSON and exit codes",
@@ -159,9 +172,10 @@ def files_page(catalogue: Catalogue) -> str:
         page("## Log line", LOG_LINE.format(line=sample_line(recipe).replace(" | ", "\n  | "))),
         page("## metrics.jsonl", STEPS, typed_table({item.name: item.type for item in fields(Step)}, meanings["step"])),
         page("## run.json", typed_table(records["record"], meanings["record"])),
-        page("`plan`:", typed_table(records["plan"], meanings["plan"])),
+        page(PLAN, typed_table(records["plan"], meanings["plan"])),
         page("`plan.recipe`:", typed_table(records["recipe"], meanings["recipe"])),
         page("## job.json", JOB, typed_table(annotations(SubmittedJob), meanings["job"])),
+        page("## job_spec.json", JOB_SPEC, typed_table(annotations(JobSpec), meanings["job_spec"])),
         page("## job_end.json", JOB_END, typed_table(annotations(JobEnd), meanings["job_end"])),
         *campaign_file(meanings),
         page("## JSON of a job", JOB_ROW, typed_table(job_row(), meanings["job_row"])),
@@ -178,7 +192,7 @@ def campaign_file(meanings: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
 
 def cluster_config(meanings: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     parts: dict[str, type[BaseModel]] = {
-        "cluster": ClusterConfig,
+        "cluster": cluster_schema(),
         "slurm": SlurmSettings,
         "container": ContainerSettings,
     }
@@ -236,15 +250,14 @@ def key_paths(document: Mapping[str, Any], meanings: Mapping[str, str], above: s
             yield path
 
 
-def json_documents(catalogue: Catalogue, plan: Plan, recipe: Recipe) -> dict[str, Mapping[str, Any]]:
+def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> dict[str, Mapping[str, Any]]:
     """A sample of each command's JSON, made by the code that makes the real one."""
     values: dict[str, Any] = {item.name: 1 for item in fields(Step)}
     load = ExpertLoad(max_over_mean=1.0, idle_experts=0)
     values |= {"expert_load": load, "profiled": False}
     steps = [Step(**{**values, "step": number}) for number in range(plan.steps)]
     log = ParsedFile(Path("log.out"), LogOutcome("success", "", step_time_s=describe([17.2]), loss_first=12.81))
-    job = new_job(RunFolder(Path("run")), plan, "", None, 0)
-    job = replace(job, nodes="node1")
+    job = replace(sample_job(catalogue), nodes="node1")
     shown = job_document(job, JobDetails())
     return {
         "run": run_document(RunFolder(Path("run")), plan, conclude(plan, steps, 0, "")),
@@ -281,11 +294,18 @@ def sample_test_table() -> TestTable:
 
 def sample_campaign(catalogue: Catalogue) -> Mapping[str, Any]:
     request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=8)
-    wanted = JobRequest(request=request, choices=Choices(), options=SlurmOptions())
+    wanted = JobRequest(request=request, choices=Choices(), options=JobOptions())
     job = CampaignJob(key="", where="", repeat=1, profiled=False, wanted=wanted)
     campaign = new_campaign("", [job], "")
-    order = make_order(catalogue, request, Choices(), SlurmOptions(), Site(install=Path("/install")))
+    order = make_order(catalogue, request, Choices(), JobOptions(), Site(install=Path("/install")))
     return campaign_document(campaign, [planned(item, order) for item in campaign.jobs])
+
+
+def sample_job(catalogue: Catalogue) -> Job:
+    request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=8)
+    order = make_order(catalogue, request, Choices(), JobOptions(), Site(install=Path("/install")))
+    folder = RunFolder(Path("run"))
+    return new_job(Prepared(order.sample(), folder, {None: folder}), None, order.plan, "", None)
 
 
 def sample_checkpoint(plan: Plan) -> SavedCheckpoint:
@@ -307,7 +327,7 @@ def sample_checkpoint(plan: Plan) -> SavedCheckpoint:
     return SavedCheckpoint(Path("checkpoint"), record)
 
 
-def sample_plan(catalogue: Catalogue) -> Plan:
+def sample_plan(catalogue: Catalogue) -> EnginePlan:
     request = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=2)
     return make_plan(resolve(catalogue, request), Choices(), device="cpu")
 

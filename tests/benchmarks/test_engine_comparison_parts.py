@@ -27,8 +27,8 @@ from benchmarks.engine.wheels import unpack
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype
 from llmb.errors import UsageError
-from llmb.launch.machine import Machine
 from llmb.metrics.flops import model_flops
+from llmb.site.machine import Machine
 
 ROOT = Path(__file__).resolve().parents[2]
 CATALOGUE = Catalogue()

@@ -22,12 +22,12 @@ from llmb.catalogue.variables import Variable, VariableUse, read_variables
 from llmb.cli import launch, run, submit
 from llmb.cli.options import record_options, takes
 from llmb.errors import UsageError, UserInterrupt
-from llmb.launch.slurm.options import SlurmChoices
 from llmb.options.option import Option, made, options_of
 from llmb.options.text import convert
 from llmb.runs.choices import Choices
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.profiling import Profiling
+from llmb.schedulers.slurm.asked import SlurmChoices
 
 
 def test_every_choice_has_an_option() -> None:

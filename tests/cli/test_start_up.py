@@ -24,7 +24,7 @@ runpy.run_module("llmb.cli.main", run_name="__main__", alter_sys=True)
 
 
 CATALOGUE = ("yaml", "llmb.catalogue.schema", "llmb.catalogue.load", "llmb.catalogue.variables")
-RUNS = ("llmb.runs.plan", "llmb.runs.record", "llmb.runs.result", "llmb.jobs.refresh", "llmb.launch.slurm.client")
+RUNS = ("llmb.runs.plan", "llmb.runs.record", "llmb.runs.result", "llmb.jobs.refresh", "llmb.schedulers.slurm.client")
 
 
 def loaded(*arguments: str, watched: tuple[str, ...] = (), install: Path | None = None) -> str:

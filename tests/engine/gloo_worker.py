@@ -19,7 +19,7 @@ from llmb.engine.loop import prepare_stages
 from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import arrange
 from llmb.runs.folder import RunFolder
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 
 CPU = torch.device("cpu")
 
@@ -39,7 +39,7 @@ def device_threads() -> int:
 
 
 def main(folder: Path, rank: int) -> None:
-    plan = Plan.model_validate_json((folder / "plan.json").read_text())
+    plan = EnginePlan.model_validate_json((folder / "plan.json").read_text())
     layout = plan.recipe.layout
     store = f"file://{folder}/store"
     dist.init_process_group(gloo_backend(), rank=rank, world_size=layout.gpus, init_method=store)

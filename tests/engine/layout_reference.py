@@ -16,10 +16,10 @@ from llmb.engine.loop import build_data
 from llmb.engine.model.decoder import build_model
 from llmb.engine.model.initialize import initialize
 from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate, set_learning_rate
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 
 
-def train(plan: Plan) -> dict[str, object]:
+def train(plan: EnginePlan) -> dict[str, object]:
     model, training = build_model(plan.recipe.model), plan.recipe.training
     initialize(model, plan.recipe.model, plan.seed)
     spread(model)
@@ -40,4 +40,4 @@ def train(plan: Plan) -> dict[str, object]:
     return {"values": values, "gradients": gradients, "losses": losses, "norms": norms}
 
 
-torch.save(train(Plan(**json.loads(Path(sys.argv[1]).read_text()))), sys.argv[2])
+torch.save(train(EnginePlan(**json.loads(Path(sys.argv[1]).read_text()))), sys.argv[2])

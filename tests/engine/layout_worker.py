@@ -25,12 +25,12 @@ from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks, arrange
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 
 CPU = torch.device("cpu")
 
 
-def compare(plan: Plan, ranks: Ranks, expected: dict[str, Any]) -> dict[str, float]:
+def compare(plan: EnginePlan, ranks: Ranks, expected: dict[str, Any]) -> dict[str, float]:
     """The keys tell what each figure is of."""
     stages = prepare_stages(plan, ranks)
     for stage in stages:
@@ -67,7 +67,7 @@ def everybody(found: dict[str, float], ranks: Ranks) -> dict[str, float]:
 
 def main(folder: Path, rank: int) -> None:
     case = json.loads((folder / "case.json").read_text())
-    plan = Plan(**case["plan"])
+    plan = EnginePlan(**case["plan"])
     layout = plan.recipe.layout
     dist.init_process_group(gloo_backend(), rank=rank, world_size=layout.gpus, init_method=f"file://{folder}/store")
     ranks = arrange(rank, CPU, layout, plan.parallelism.replicas(layout))

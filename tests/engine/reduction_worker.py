@@ -24,12 +24,12 @@ from llmb.engine.model.decoder import build_model
 from llmb.engine.model.initialize import initialize
 from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks, arrange
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 
 CPU = torch.device("cpu")
 
 
-def summed(plan: Plan) -> dict[str, Tensor]:
+def summed(plan: EnginePlan) -> dict[str, Tensor]:
     """Mean over all ranks and micro-batches of the gradients that a bf16 model has, in fp64."""
     layout = plan.recipe.layout
     data = build_data(plan)
@@ -48,7 +48,7 @@ def summed(plan: Plan) -> dict[str, Tensor]:
     return {name: total / layout.dp / (layout.ga if layout.pp > 1 else 1) for name, total in sums.items()}
 
 
-def compare(plan: Plan, ranks: Ranks) -> dict[str, object]:
+def compare(plan: EnginePlan, ranks: Ranks) -> dict[str, object]:
     data = build_data(plan)
     stages = prepare_stages(plan, ranks)
     passes = build_passes(stages, plan, ranks)
@@ -70,7 +70,7 @@ def compare(plan: Plan, ranks: Ranks) -> dict[str, object]:
 
 
 def main(folder: Path, rank: int) -> None:
-    plans = [Plan(**fields) for fields in json.loads((folder / "plans.json").read_text())]
+    plans = [EnginePlan(**fields) for fields in json.loads((folder / "plans.json").read_text())]
     dist.init_process_group(gloo_backend(), rank=rank, world_size=2, init_method=f"file://{folder}/store")
     found = []
     for plan in plans:

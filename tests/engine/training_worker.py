@@ -31,16 +31,16 @@ from llmb.engine.parallel.mesh import Ranks, arrange
 from llmb.engine.precision.state import scale_state
 from llmb.engine.precision.step import fp8_counts
 from llmb.runs.folder import RunFolder
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 
 
-def train(plan: Plan, ranks: Ranks, folder: Path) -> dict[str, Any]:
+def train(plan: EnginePlan, ranks: Ranks, folder: Path) -> dict[str, Any]:
     stages = prepare_stages(plan, ranks)
     with attention_kernel(choose_attention(stages, plan, ranks).backend):
         return train_stages(stages, plan, ranks, folder)
 
 
-def train_stages(stages: list[Decoder], plan: Plan, ranks: Ranks, folder: Path) -> dict[str, Any]:
+def train_stages(stages: list[Decoder], plan: EnginePlan, ranks: Ranks, folder: Path) -> dict[str, Any]:
     passes, data = build_passes(stages, plan, ranks), build_data(plan)
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     if plan.start:
@@ -74,7 +74,7 @@ def everybody(found: dict[str, dict[str, Any]], ranks: Ranks) -> dict[str, dict[
 
 
 def main(folder: Path, rank: int, world_size: int) -> None:
-    plans = [Plan(**fields) for fields in json.loads((folder / "plans.json").read_text())]
+    plans = [EnginePlan(**fields) for fields in json.loads((folder / "plans.json").read_text())]
     dist.init_process_group(gloo_backend(), rank=rank, world_size=world_size, init_method=f"file://{folder}/store")
     for number, plan in enumerate(plans):
         layout = plan.recipe.layout

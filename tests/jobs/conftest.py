@@ -12,12 +12,12 @@ from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
+from llmb.jobs.order import Order
 from llmb.jobs.store import Store
 from llmb.jobs.submit import submit_order
-from llmb.launch.site import read_site
-from llmb.launch.slurm.options import SlurmOptions
-from llmb.launch.slurm.submission import Order
+from llmb.jobspec.options import JobOptions
 from llmb.runs.plan import Plan
+from llmb.schedulers.lookup import read_cluster_site
 
 Submit = Callable[..., Job]
 
@@ -55,8 +55,8 @@ def store(shell: Client, said: list[str]) -> Iterator[Store]:
 def order(shell: Client, tiny_plan: Callable[..., Plan], tmp_path: Path) -> Callable[..., QuickOrder]:
     """Orders of ten steps, with a line of shell in place of the workers."""
     catalogue, plan = Catalogue(), tiny_plan(scale=1, steps=10)
-    site = read_site(catalogue, shell.install, shell.cluster.environ)
-    options = SlurmOptions(python=shell.python)
+    site = read_cluster_site(catalogue, shell.install, shell.cluster.environ)
+    options = JobOptions(python=shell.python)
     template = Order(plan=plan, defaults=job_defaults(catalogue, plan.recipe), options=options, site=site)
     return lambda line, **changes: quick_order(template, line, tmp_path, **changes)
 

@@ -9,18 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from llmb.catalogue.job_defaults import job_defaults
+from llmb.catalogue.load import Catalogue
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.find import find_job, find_jobs
 from llmb.jobs.follow import job_log, start_of_last
 from llmb.jobs.history import database_path, open_history
 from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
+from llmb.jobs.order import Order, Prepared, Queued, write_job
 from llmb.jobs.store import Store
 from llmb.jobs.submit import new_job, with_handle
-from llmb.launch.slurm.submission import Queued, write_job
+from llmb.jobspec.options import JobOptions
 from llmb.runs.folder import RunFolder, create_run_folder
 from llmb.runs.plan import Plan
 from llmb.runs.record import SubmittedJob, queued_record, write_record
+from llmb.site.site import Site
 
 Submitted = Callable[..., Job]
 
@@ -28,12 +32,14 @@ Submitted = Callable[..., Job]
 @pytest.fixture
 def submitted(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> Submitted:
     """A run folder of a job that Slurm has taken; the history is not told."""
-    plan = tiny_plan(scale=1, steps=10)
+    plan, catalogue = tiny_plan(scale=1, steps=10), Catalogue()
+    defaults, site = job_defaults(catalogue, plan.recipe), Site(install=tmp_path)
+    spec = Order(plan=plan, defaults=defaults, options=JobOptions(), site=site).sample()
 
     def submit(key: str, job_id: str, folder: RunFolder | None = None, **values: object) -> Job:
         folder = folder or create_run_folder(tmp_path, plan)
         write_record(folder, queued_record(plan, ()))
-        job = new_job(folder, plan, key, "c", 0)
+        job = new_job(Prepared(spec, folder, {None: folder}), None, plan, key, "c")
         handle = SubmittedJob(job_id=job_id, submitted_at="2026-11-21T10:00:00+00:00")
         write_job(with_handle(Queued(folder, handle.model_copy(update=values)), job))
         return job
@@ -68,7 +74,7 @@ def test_a_lost_history_is_made_again_with_every_job_of_a_run(
         ("b", "3", "c"),
     ]
     assert {(job.state, job.status, job.submitted_s) for job in found} == {("PENDING", "queued", 1795255200.0)}
-    assert said == ["the history of jobs was made again from 3 jobs in run folders; 'llmb jobs refresh' asks Slurm"]
+    assert said == ["the history of jobs was made again from 3 jobs in run folders; 'llmb jobs refresh' updates them"]
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage " * 1000, b"SQLite format 3\0" + b"\xff" * 9000])
@@ -146,7 +152,9 @@ def store(tmp_path: Path) -> Store:
 
 def row(key: str, job_id: str, name: str) -> Job:
     values = {"experiment": "e", "workload": "w", "size": "s", "dtype": "d", "gpu_type": "cpu", "scale": 1}
-    return Job(key=key, job_id=job_id, run_dir=f"/runs/w/{name}/e", submitted_s=float(key[1:]), **values)
+    base, _, index = name.partition(".")
+    array = {"array_index": int(index), "base_dir": f"/runs/w/{base}/e"} if index else {}
+    return Job(key=key, job_id=job_id, run_dir=f"/runs/w/{name}/e", submitted_s=float(key[1:]), **values, **array)
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,20 @@ import pytest
 
 from llmb.catalogue.data_files import CatalogueError
 from llmb.errors import UsageError
-from llmb.jobs.faults import find_fault, read_faults, worth_a_retry
-from llmb.jobs.hostlist import expand, matching
+from llmb.jobs.faults import faults_of, find_fault, read_faults, worth_a_retry
 from llmb.jobs.job import Job
 from llmb.jobs.nodes import NodeRecord, node_records
-from llmb.jobs.resolve import find_submission
+from llmb.jobs.refresh import matching
 from llmb.jobs.retry import excluded, repeated
 from llmb.jobs.since import parse_since
 from llmb.jobs.wait import exit_code
-from llmb.launch.slurm.job_state import JobState, parse_accounts, parse_queue
 from llmb.report.jobs_report import jobs_table
 from llmb.report.output import styled_lines
 from llmb.runs.failure import failure_line
+from llmb.schedulers.lookup import find_scheduler
+from llmb.schedulers.slurm.hostlist import expand
+from llmb.schedulers.slurm.job_state import SlurmJob, parse_accounts, parse_queue
+from llmb.schedulers.slurm.scheduler import find_submission
 
 
 def job(key: str = "k", **changes: object) -> Job:
@@ -54,7 +56,7 @@ def test_host_lists(hosts: str | None, names: list[str]) -> None:
 
 
 def test_nodes_are_known_with_their_domain() -> None:
-    assert matching("node[1-4]", ("node2.cluster.example", "node3", "localhost", "node9")) == ("node2", "node3")
+    assert matching(expand("node[1-4]"), ("node2.cluster.example", "node3", "localhost", "node9")) == ("node2", "node3")
 
 
 def test_points_in_time() -> None:
@@ -92,43 +94,47 @@ INFRASTRUCTURE = {
 
 @pytest.mark.parametrize("line", OWN)
 def test_what_a_run_does_to_itself_is_not_tried_again(line: str) -> None:
-    table = read_faults()
-    fault = find_fault(table, "FAILED", f"{line}\n{NCCL}\n")
+    table = faults_of(find_scheduler("slurm"))
+    fault = find_fault(table, "failed", f"{line}\n{NCCL}\n")
     assert fault and not fault.infrastructure and not fault.nodes
     assert not worth_a_retry(table, fault.name)
 
 
 @pytest.mark.parametrize(("line", "name"), INFRASTRUCTURE.items())
 def test_what_the_infrastructure_does_is(line: str, name: str) -> None:
-    table = read_faults()
-    fault = find_fault(table, "FAILED", f"Training epoch 0, iteration 1/9 | lr: 1\n{line}\n")
+    table = faults_of(find_scheduler("slurm"))
+    fault = find_fault(table, "failed", f"Training epoch 0, iteration 1/9 | lr: 1\n{line}\n")
     assert fault and (fault.name, fault.infrastructure) == (name, True)
     assert worth_a_retry(table, name)
 
 
 def test_a_bug_is_nobody_elses_fault() -> None:
     log = failure_line(1, "node2", ValueError("shapes do not match")) + "\n"
-    assert find_fault(read_faults(), "FAILED", log) is None
-    assert find_fault(read_faults(), "FAILED", "") is None
-    assert find_fault(read_faults(), "TIMEOUT", NCCL) is None
+    assert find_fault(read_faults(), "failed", log) is None
+    assert find_fault(read_faults(), "failed", "") is None
+    assert find_fault(read_faults(), "timed_out", NCCL) is None
     assert not worth_a_retry(read_faults(), None)
 
 
 def test_slurms_own_word_goes_first() -> None:
-    fault = find_fault(read_faults(), "NODE_FAIL", "CUDA out of memory")
+    fault = find_fault(read_faults(), "node_fail", "CUDA out of memory")
     assert fault and (fault.name, fault.infrastructure) == ("node_fail", True)
-    fault = find_fault(read_faults(), "OUT_OF_MEMORY", NCCL)
+    fault = find_fault(read_faults(), "out_of_memory", NCCL)
     assert fault and (fault.name, fault.infrastructure) == ("host_out_of_memory", False)
     assert worth_a_retry(read_faults(), "preempted")
 
 
 def test_the_node_of_the_rank_that_failed_first_is_to_blame() -> None:
     log = failure_line(5, "node2", RuntimeError("CUDA error: uncorrectable ECC error encountered"))
-    fault = find_fault(read_faults(), "FAILED", f"{failure_line(1, 'node1', RuntimeError('Broken pipe'))}\n{log}\n")
+    fault = find_fault(read_faults(), "failed", f"{failure_line(1, 'node1', RuntimeError('Broken pipe'))}\n{log}\n")
     assert fault and fault.nodes == ("node2",)
-    victims = find_fault(read_faults(), "FAILED", failure_line(1, "node1", RuntimeError(f"{NCCL} Broken pipe")) + "\n")
+    victims = find_fault(read_faults(), "failed", failure_line(1, "node1", RuntimeError(f"{NCCL} Broken pipe")) + "\n")
     assert victims and victims.nodes == ()
-    named = find_fault(read_faults(), "FAILED", "srun: error: Task launch for StepId=7.0 failed on node node3: timeout")
+    named = find_fault(
+        faults_of(find_scheduler("slurm")),
+        "failed",
+        "srun: error: Task launch for StepId=7.0 failed on node node3: timeout",
+    )
     assert named and named.nodes == ("node3",)
 
 
@@ -149,26 +155,29 @@ def test_the_next_try_begins_anew_with_fewer_retries() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "bad", "without"),
-    [
-        ("", ("n1",), "n1"),
-        ("#SBATCH --exclude=n[8-9]", ("n1", None, "n2"), "n[8-9],n1,n2"),
-        ('#SBATCH --exclude="n8,n9"', (None,), "n8,n9"),
-        ("", (None,), ""),
-    ],
-)
-def test_nodes_that_the_next_try_leaves_out(line: str, bad: tuple[str | None, ...], without: str) -> None:
-    assert excluded(f"#!/bin/bash\n{line}\ntrue\n", *bad) == without
+    ("asked", "bad", "without"),
+    [(None, ("n1",), "n1"), ("n[8-9]", ("n1", None, "n2"), "n[8-9],n1,n2"), ("n8,n9", (None,), "n8,n9"),
+     (None, (None,), None)],
+)  # fmt: skip
+def test_nodes_that_the_next_try_leaves_out(
+    asked: str | None, bad: tuple[str | None, ...], without: str | None
+) -> None:
+    assert excluded(asked, *bad) == without
 
 
 def test_a_submission_is_found_by_its_script_once() -> None:
-    theirs = JobState(job_id="5", state="RUNNING", command="/home/x/train.sh")
-    ours = JobState(job_id="7", state="PENDING", command="/runs/e/e_1/e/sbatch_e.sh")
+    theirs = SlurmJob(job_id="5", state="RUNNING", command="/home/x/train.sh")
+    ours = SlurmJob(job_id="7", state="PENDING", command="/runs/e/e_1/e/sbatch_e.sh")
     tasks = [ours.model_copy(update={"job_id": f"8_{index}"}) for index in (0, 1)]
-    assert find_submission(job(), [theirs, ours], set()) == "7"
-    assert find_submission(job(), [theirs, ours], {"7"}) is None
-    assert find_submission(job(run_dir="/runs/e/e_1.1/e"), [theirs, *tasks], set()) == "8_1"
-    assert find_submission(job(run_dir="/runs/e/e_2/e"), [theirs, ours, *tasks], set()) is None
+    assert find_submission(job().asked, [theirs, ours], set()) == "7"
+    assert find_submission(job().asked, [theirs, ours], {"7"}) is None
+    assert (
+        find_submission(
+            job(run_dir="/runs/e/e_1.1/e", base_dir="/runs/e/e_1/e", array_index=1).asked, [theirs, *tasks], set()
+        )
+        == "8_1"
+    )
+    assert find_submission(job(run_dir="/runs/e/e_2/e").asked, [theirs, ours, *tasks], set()) is None
 
 
 def test_the_worst_end_decides() -> None:

@@ -33,7 +33,7 @@ def slurm(slurm_with_accounts: ClusterWithAccounts) -> ClusterWithAccounts:
 
 def up(job: Job) -> None:
     log = RunFolder(Path(job.run_dir)).log
-    wait_until(lambda: log.exists() and "up" in log.read_text(), job.run_dir)
+    wait_until(lambda: log.exists() and "up" in log.read_text().splitlines(), job.run_dir)
 
 
 def test_accounts_alone_tell_how_forgotten_jobs_ended(

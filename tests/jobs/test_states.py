@@ -6,8 +6,12 @@ from dataclasses import replace
 import pytest
 
 from llmb.jobs.job import Change, Job
-from llmb.jobs.states import STATES, Left, decide, is_same
-from llmb.launch.slurm.job_state import JobState
+from llmb.jobs.states import Left, decide, known_states
+from llmb.schedulers.port import UNKNOWN as UNKNOWN_WORD
+from llmb.schedulers.port import JobState
+from llmb.schedulers.slurm.job_state import SlurmJob
+from llmb.schedulers.slurm.meaning import told
+from llmb.schedulers.slurm.scheduler import is_same
 
 NOW = 1000.0
 JOB = Job(
@@ -33,7 +37,7 @@ OVER = ("TIMEOUT", "NODE_FAIL", "PREEMPTED", "DEADLINE", "BOOT_FAIL", "CANCELLED
 
 
 def seen(state: str, **values: object) -> JobState:
-    return JobState(job_id="7", state=state, nodes="n[1-2]", started_s=10.0, ended_s=20.0, **values)
+    return told(SlurmJob(job_id="7", state=state, nodes="n[1-2]", started_s=10.0, ended_s=20.0, **values))
 
 
 def found(state: JobState, left: Left = NOTHING, job: Job = JOB) -> Change:
@@ -185,10 +189,10 @@ def test_the_mark_of_an_earlier_start_or_another_job_does_not_count() -> None:
     assert found(UNKNOWN, old, replace(JOB, restarts=1)).state == "LOST"
     assert found(UNKNOWN, replace(old, job_id="8")).state == "LOST"
     # A task of an array has another id for the batch script than for people.
-    assert found(UNKNOWN, replace(old, job_id="9"), replace(JOB, job_id="7_1")).state == "COMPLETED"
+    assert found(UNKNOWN, replace(old, job_id="9"), replace(JOB, job_id="7_1", array_index=1)).state == "COMPLETED"
 
 
-@pytest.mark.parametrize("state", sorted(STATES))
+@pytest.mark.parametrize("state", sorted(known_states() - {UNKNOWN_WORD}))
 def test_every_state_has_an_answer(state: str) -> None:
     for left in (NOTHING, HALF, WHOLE):
         change = found(seen(state), left)
@@ -210,5 +214,6 @@ def test_every_state_has_an_answer(state: str) -> None:
     ],
 )
 def test_a_job_id_that_slurm_gave_again_is_noticed(command: str | None, name: str, same: bool) -> None:
-    job = replace(JOB, run_dir=f"/my runs/e/{name}/e")
-    assert is_same(job, JobState(job_id="7", state="RUNNING", command=command)) is same
+    base, _, index = name.partition(".")
+    job = replace(JOB, run_dir=f"/my runs/e/{name}/e", base_dir=f"/my runs/e/{base}/e" if index else None)
+    assert is_same(job.asked, SlurmJob(job_id="7", state="RUNNING", command=command)) is same

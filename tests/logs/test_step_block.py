@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llmb.logs import reader as log_reader
 from llmb.logs import step_finder
-from llmb.logs.attempt import Attempt
+from llmb.logs.logged_attempt import LoggedAttempt
 from llmb.logs.reader import read_log
 from llmb.logs.step_block import find_block
 from llmb.logs.step_line import MAX_BODY_BYTES, STEP_TIME_FIELD, TFLOPS_FIELD
@@ -131,11 +131,11 @@ def test_what_is_no_number_gives_no_column():
 
 def test_a_block_that_begins_with_the_step_before_is_left_to_the_reader():
     block = found(line(step) for step in range(10, 30))
-    upto = Attempt("all")
+    upto = LoggedAttempt("all")
     upto.add_lines([block.first])
     assert not upto.add_block(block)
     assert (upto.number, upto.steps, upto.max_step, list(upto.step)) == (1, 1, 10, [10])
-    after = Attempt("all")
+    after = LoggedAttempt("all")
     after.add_lines([block.first._replace(step=9)])
     assert after.add_block(block)
     assert (after.number, after.steps, after.max_step, list(after.step)) == (1, 21, 29, list(range(9, 30)))
@@ -197,8 +197,8 @@ def test_blocks_do_not_change_what_is_read(text, chunk_bytes, rule):
         whole = read_log(io.BytesIO(text.encode()), rule)
     blocks = []
     with pytest.MonkeyPatch.context() as patch:
-        add_block = Attempt.add_block
-        patch.setattr(Attempt, "add_block", lambda self, block: add_block(self, block) and not blocks.append(1))
+        add_block = LoggedAttempt.add_block
+        patch.setattr(LoggedAttempt, "add_block", lambda self, block: add_block(self, block) and not blocks.append(1))
         pieces = read_log(io.BytesIO(text.encode()), rule, chunk_bytes)
     event("with blocks" if blocks else "without blocks")
     assert repr(asdict(pieces)) == repr(asdict(whole))

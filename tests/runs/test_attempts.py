@@ -9,13 +9,15 @@ from quick_order import step
 
 from llmb import __version__
 from llmb.errors import InfrastructureError
+from llmb.programs.conclude import conclude_run
+from llmb.programs.port import End
 from llmb.runs.attempts import attempt_plan, begin_attempt, is_done
 from llmb.runs.checkpoint import CheckpointRecord, checkpoint_name
 from llmb.runs.failure import failed_host, failure_line, first_failure, latest_attempt
-from llmb.runs.finish import finish, finish_from_outside, tail
 from llmb.runs.folder import RunFolder, create_run_folder
+from llmb.runs.log_tail import tail
 from llmb.runs.plan import Plan
-from llmb.runs.record import Job, JobEnd, RunRecord, queued_record, read_record
+from llmb.runs.record import BegunJob, JobEnd, RunRecord, queued_record, read_record
 from llmb.runs.steps import read_steps, step_to_json
 
 Begin = Callable[..., RunRecord]
@@ -60,8 +62,8 @@ def train(folder: RunFolder, *numbers: int) -> None:
         stream.writelines(f"{step_to_json(step(number))}\n" for number in numbers)
 
 
-def job(job_id: str = "7", restarts: int = 0, nodes: str = "n1") -> Job:
-    return Job(job_id=job_id, nodes=nodes, restarts=restarts)
+def job(job_id: str = "7", restarts: int = 0, nodes: str = "n1") -> BegunJob:
+    return BegunJob(job_id=job_id, nodes=nodes, restarts=restarts)
 
 
 def test_the_first_start_leaves_the_plan_as_it_is(folder: RunFolder, plan: Plan) -> None:
@@ -95,7 +97,7 @@ def test_the_next_start_goes_on_from_the_last_whole_checkpoint(folder: RunFolder
     # 70 % to 90 % of the thirty steps that one attempt does, as for a run that goes on from a checkpoint.
     assert (record.plan.window.first, record.plan.window.last) == (41, 46)
     train(folder, *range(20, 50))
-    result = finish(folder, record, 0)
+    result = conclude_run(folder, record, End(0))
     assert (result.status, result.reason, result.steps) == ("success", None, 50)
     assert result.step_time_s
 
@@ -128,13 +130,13 @@ def test_nothing_is_left_where_the_last_checkpoint_was_saved(folder: RunFolder, 
     record = begin_attempt(folder, record, job(restarts=1))
     assert attempt_plan(record).steps == 0
     assert record.plan.window == plan.window
-    assert finish_from_outside(folder, record, 143, "Slurm (TERM)").status == "success"
+    assert conclude_run(folder, record, End(143, "Slurm (TERM)")).status == "success"
 
 
 def test_what_ends_a_run_before_its_end_is_its_reason(folder: RunFolder, plan: Plan) -> None:
     record = begin_attempt(folder, queued_record(plan, ()), job())
     train(folder, 0, 1, 2)
-    result = finish_from_outside(folder, record, 143, "Slurm (TERM)")
+    result = conclude_run(folder, record, End(143, "Slurm (TERM)"))
     assert (result.status, result.reason) == ("failed", "interrupted by Slurm (TERM) after 3 of 50 steps")
 
 
@@ -146,7 +148,7 @@ def test_a_window_that_a_restart_cut_has_no_statistics(tmp_path: Path, tiny_plan
     save(folder, plan, 40)
     record = begin_attempt(folder, record, job(restarts=1))
     train(folder, *range(40, 50))
-    result = finish(folder, record, 0)
+    result = conclude_run(folder, record, End(0))
     assert (result.status, result.step_time_s) == ("success", None)
     assert result.step_time_reason == "attempt 2 began at step 40, in the window 35-44"
 

@@ -14,7 +14,7 @@ from llmb.runs.device import Device
 from llmb.runs.document_packing import with_documents
 from llmb.runs.folder import experiment_name
 from llmb.runs.parallelism import DpSharding, Parallelism, PipelineSchedule
-from llmb.runs.plan import Plan, make_plan
+from llmb.runs.plan import EnginePlan, make_plan
 
 
 def ordered(schedule: PipelineSchedule) -> Parallelism:
@@ -25,14 +25,14 @@ def by(size: int, sharding: DpSharding = "full") -> Parallelism:
     return Parallelism(dp_sharding=sharding, dp_shard_size=size)
 
 
-def test_a_plan_survives_its_file(tiny_plan: Callable[..., Plan]) -> None:
+def test_a_plan_survives_its_file(tiny_plan: Callable[..., EnginePlan]) -> None:
     plan = tiny_plan(steps=7, seed=3, peak_lr=0.5, recompute="full")
-    assert Plan.model_validate_json(plan.model_dump_json()) == plan
+    assert EnginePlan.model_validate_json(plan.model_dump_json()) == plan
     assert plan.recipe.training.peak_lr == 0.5
     assert (plan.window.first, plan.window.last) == (4, 5)
 
 
-def test_everything_wrong_is_said_at_once(tiny_plan: Callable[..., Plan]) -> None:
+def test_everything_wrong_is_said_at_once(tiny_plan: Callable[..., EnginePlan]) -> None:
     recipe = tiny_plan().recipe
     with pytest.raises(UsageError) as caught:
         make_plan(recipe, Choices(steps=0, peak_lr=-1.0, warmup_steps=-5), device="cpu")
@@ -40,7 +40,7 @@ def test_everything_wrong_is_said_at_once(tiny_plan: Callable[..., Plan]) -> Non
         assert said in str(caught.value)
 
 
-def test_a_plan_says_its_schedule(tiny_plan: Callable[..., Plan]) -> None:
+def test_a_plan_says_its_schedule(tiny_plan: Callable[..., EnginePlan]) -> None:
     def schedule(sizes: dict[str, int], **options: object) -> str | None:
         return tiny_plan(overrides=sizes, **options).parallelism.pipeline_schedule
 
@@ -50,7 +50,7 @@ def test_a_plan_says_its_schedule(tiny_plan: Callable[..., Plan]) -> None:
     assert schedule({"pp": 2, "vp": 2}, parallelism=ordered("zero-bubble")) == "zero-bubble"
 
 
-def test_what_nobody_shares_is_kept_through_a_step(tiny_plan: Callable[..., Plan]) -> None:
+def test_what_nobody_shares_is_kept_through_a_step(tiny_plan: Callable[..., EnginePlan]) -> None:
     def sharding(*arguments: object, **options: object) -> str | None:
         return tiny_plan(*arguments, **options).parallelism.dp_sharding
 
@@ -62,10 +62,10 @@ def test_what_nobody_shares_is_kept_through_a_step(tiny_plan: Callable[..., Plan
     assert sharding(scale=1, parallelism=by(1, "full")) == "full"
 
 
-def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Plan]) -> None:
+def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., EnginePlan]) -> None:
     recipe = resolve(Catalogue(), Request(workload="pretrain_llama3.1", size="8b"))
 
-    def reduced(plan: Plan) -> str:
+    def reduced(plan: EnginePlan) -> str:
         return plan.recipe.training.grad_reduce_dtype
 
     assert reduced(make_plan(recipe, Choices(), device="cuda")) == "bf16"
@@ -149,7 +149,7 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Plan]
     ],
 )
 def test_what_the_engine_cannot_do_is_refused_before_it_starts(
-    tiny_plan: Callable[..., Plan], workload: str, options: dict[str, object], said: str
+    tiny_plan: Callable[..., EnginePlan], workload: str, options: dict[str, object], said: str
 ) -> None:
     with pytest.raises(UsageError, match=said):
         tiny_plan(workload, **options)
@@ -171,7 +171,7 @@ def test_blocks_are_compiled_on_a_gpu_unless_told_otherwise(device: Device, choi
     assert make_plan(resolve(Catalogue(), request), choices, device=device).compiled is compiled
 
 
-def test_a_plan_with_documents_counts_their_attention(tiny_plan: Callable[..., Plan]) -> None:
+def test_a_plan_with_documents_counts_their_attention(tiny_plan: Callable[..., EnginePlan]) -> None:
     plain, packed = tiny_plan().recipe, tiny_plan(document_tokens=40).recipe
     assert plain.packing is None
     assert packed.training.document_tokens == 40
@@ -204,6 +204,6 @@ def test_a_recipe_that_packs_trains_on_documents_like_its_own() -> None:
     assert with_documents(packed, packed.training) == packed
 
 
-def test_the_experiment_name_carries_the_configuration(tiny_plan: Callable[..., Plan]) -> None:
+def test_the_experiment_name_carries_the_configuration(tiny_plan: Callable[..., EnginePlan]) -> None:
     name = experiment_name(tiny_plan(scale=4, overrides={"gbs": 16}))
     assert name == "pretrain_llama3.1_tiny_fp32_gpus4_tp1_pp1_cp1_vp1_ep1_mbs1_gbs16"

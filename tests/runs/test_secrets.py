@@ -3,8 +3,8 @@
 
 import pytest
 
-from llmb.launch.slurm.client import submitting_environment
 from llmb.runs.secrets import holds_secret, without_secrets
+from llmb.schedulers.slurm.client import submitting_environment
 
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJleHAiOjE3MDAwMDAwMDB9.c2lnbmF0dXJl"
 

@@ -4,9 +4,9 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmb.launch.slurm.script import BatchJob
-from llmb.launch.slurm.steps import FOLDER
-from llmb.launch.slurm.submission import Order
+from llmb.jobs.order import Order
+from llmb.jobspec.spec import JobSpec
+from llmb.jobspec.words import RUN_FOLDER
 from llmb.runs.folder import RunFolder
 from llmb.runs.steps import Step, step_to_json
 
@@ -18,19 +18,19 @@ class QuickOrder(Order):
     shell: str
     steps_file: str
 
-    def job(self, folder: RunFolder) -> BatchJob:
-        work = ("srun", "--ntasks=1", "--nodes=1", "sh", "-c", self.shell, FOLDER, self.steps_file)
-        return replace(Order.job(self, folder), work=work)
+    def spec(self, folder: RunFolder) -> JobSpec:
+        work = ("sh", "-c", self.shell, RUN_FOLDER, self.steps_file)
+        return Order.spec(self, folder).model_copy(update={"work": work})
 
 
 def quick_order(template: Order, shell: str, folder: Path, **changes: object) -> QuickOrder:
-    """``changes`` are those of SlurmOptions."""
+    """``changes`` are those of JobOptions."""
     steps_file = folder / "ten_steps.jsonl"
     steps_file.write_text("".join(f"{step_to_json(step(number))}\n" for number in range(10)))
     return QuickOrder(
         plan=template.plan,
         defaults=template.defaults,
-        options=replace(template.options, **changes),
+        options=replace(template.options, start="task-per-gpu", **changes),
         site=template.site,
         shell=shell,
         steps_file=str(steps_file),

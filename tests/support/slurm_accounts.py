@@ -62,16 +62,17 @@ class ClusterWithAccounts(SlurmCluster):
         return {**super().environ, "MYSQL_UNIX_PORT": str(self.root / "database.socket")}
 
     def start_accounts(self) -> None:
-        data = self.root / "database"
+        data, temporary = self.root / "database", self.root / "tmp"
+        temporary.mkdir()
         user = f"--user={self._user()}"  # mariadbd does not run as root unless it is told to
         made = self.run(
             *("mariadb-install-db", "--no-defaults", user, f"--datadir={data}", "--skip-test-db"),
-            *("--auth-root-authentication-method=normal", *DATABASE_OPTIONS),
+            *("--auth-root-authentication-method=normal", f"--tmpdir={temporary}", *DATABASE_OPTIONS),
         )
         assert made.returncode == 0, made.stdout + made.stderr
         self.spawn(
             *("mariadbd", "--no-defaults", user, f"--datadir={data}", f"--socket={self.root}/database.socket"),
-            *(f"--pid-file={self.root}/mariadbd.pid", *DATABASE_OPTIONS),
+            *(f"--pid-file={self.root}/mariadbd.pid", f"--tmpdir={temporary}", *DATABASE_OPTIONS),
         )
         self.wait_for("mariadbd", (self.root / "database.socket").exists)
         self.start_accounting_daemon()

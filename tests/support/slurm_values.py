@@ -7,23 +7,28 @@ from llmb.catalogue.job_defaults import find_fabric, job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Window
 from llmb.catalogue.resolve import Request, resolve
-from llmb.launch.cluster_config import ClusterConfig
-from llmb.launch.site import Site
-from llmb.launch.slurm.options import SlurmOptions, job_flags, shell_gpus_per_node
-from llmb.launch.slurm.render import render
-from llmb.launch.slurm.script import BatchJob
-from llmb.launch.slurm.submission import Order
+from llmb.jobs.order import Order
+from llmb.jobspec.options import JobOptions
+from llmb.jobspec.spec import JobSpec
 from llmb.runs.folder import RunFolder, experiment_name, run_parent
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
+from llmb.schedulers.lookup import cluster_schema
+from llmb.schedulers.port import JobState
+from llmb.schedulers.slurm.asked import job_flags, shell_gpus_per_node
+from llmb.schedulers.slurm.job_state import SlurmJob
+from llmb.schedulers.slurm.meaning import told
+from llmb.schedulers.slurm.queries import controller_states
+from llmb.schedulers.slurm.script import batch_script, file_flags
+from llmb.site.site import Site
 
 INSTALL = Path("/lustre/bench")
 PYTHON = "/lustre/bench/venv/bin/python"
 CATALOGUE = Catalogue()
 
 
-def plan_of(request: Request) -> Plan:
+def plan_of(request: Request) -> EnginePlan:
     """Past the engine's own checks: a batch script says nothing of what is computed."""
-    return Plan(
+    return EnginePlan(
         recipe=resolve(CATALOGUE, request),
         device="cpu" if request.gpu_type == "cpu" else "cuda",
         steps=50,
@@ -45,9 +50,9 @@ def order_of(
     install: Path = INSTALL,
 ) -> Order:
     plan, shell = plan_of(request), shell or {}
-    settings = ClusterConfig.model_validate(config or {})
+    settings = cluster_schema().model_validate(config or {})
     fabric = find_fabric(CATALOGUE, settings.fabric) if settings.fabric else None
-    options = SlurmOptions(
+    options = JobOptions(
         flags=job_flags(flags or {}, slurm_args, shell),
         variables=variables or {},
         gpus_per_node=shell_gpus_per_node(shell),
@@ -64,8 +69,17 @@ def folder_of(order: Order) -> RunFolder:
 
 
 def script_of(order: Order) -> str:
-    return render(order.plan, order.defaults, order.options, order.site, folder_of(order))
+    folder = folder_of(order)
+    return batch_script(order.spec(folder), folder)
 
 
-def job_of(order: Order) -> BatchJob:
-    return order.job(folder_of(order))
+def job_of(order: Order) -> JobSpec:
+    """With all flags of its script, also those that name files."""
+    folder = folder_of(order)
+    spec = order.spec(folder)
+    return spec.model_copy(update={"flags": {**spec.flags, **file_flags(folder, array=bool(spec.array))}})
+
+
+def job_state(job_id: str) -> JobState:
+    """What the controller says; unknown where it does not know the job."""
+    return told(controller_states([job_id]).get(job_id, SlurmJob(job_id=job_id)))

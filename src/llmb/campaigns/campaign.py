@@ -14,8 +14,7 @@ from pydantic import ValidationError
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import Request
 from llmb.errors import EnvironmentProblem, unknown
-from llmb.launch.frameworks.options import FrameworkOptions
-from llmb.launch.slurm.options import SlurmOptions
+from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.runs.choices import Choices
 from llmb.runs.folder import cannot_write, write_atomically
 
@@ -28,12 +27,12 @@ class JobRequest(Record):
 
     request: Request
     choices: Choices
-    options: SlurmOptions
+    options: JobOptions
     framework: FrameworkOptions = FrameworkOptions()
 
 
 class CampaignJob(Record):
-    """One job of a campaign. ``submitting`` is written down before Slurm is asked: it may have the job or not."""
+    """One job of a campaign. ``submitting`` is written down before the scheduler is asked, which may have it."""
 
     key: str
     """Of the submission; no job is submitted twice under it."""
@@ -122,5 +121,5 @@ def _read(path: Path) -> Campaign:
         return Campaign.model_validate_json(path.read_text())
     except (OSError, ValidationError) as error:
         what = error.strerror if isinstance(error, OSError) else "it is not a record of a campaign"
-        do = "move the file away; 'squeue --me' shows which of its jobs are queued"
+        do = "move the file away; 'llmb jobs list' shows which of its jobs are queued"
         raise EnvironmentProblem(f"the campaign cannot be read: {what}", where=str(path), do=do) from error

@@ -9,16 +9,16 @@ from llmb.campaigns.campaign import JobRequest
 from llmb.campaigns.entry import Values
 from llmb.catalogue.resolve import Request
 from llmb.errors import UsageError
-from llmb.launch.frameworks.options import FrameworkChoices, framework_options
-from llmb.launch.slurm.options import SlurmChoices, slurm_options
+from llmb.jobspec.options import FrameworkChoices, framework_options
 from llmb.options.option import Option, made, options_of
 from llmb.options.text import convert
 from llmb.runs.choices import Choices
+from llmb.schedulers.lookup import QUEUE, find_scheduler
 
 
 def job_options() -> Mapping[str, Option]:
     """Options of recipe, training, scheduler and framework, by name."""
-    return options_of(Request, Choices, SlurmChoices, FrameworkChoices)
+    return options_of(Request, Choices, find_scheduler(QUEUE).choices, FrameworkChoices)
 
 
 def job_request(values: Mapping[str, Any], environ: Mapping[str, str]) -> JobRequest:
@@ -29,7 +29,7 @@ def job_request(values: Mapping[str, Any], environ: Mapping[str, str]) -> JobReq
     return JobRequest(
         request=made(Request, values),
         choices=made(Choices, values),
-        options=slurm_options(made(SlurmChoices, values), environ, sys.executable),
+        options=find_scheduler(QUEUE).asked(values, environ, sys.executable),
         framework=framework_options(made(FrameworkChoices, values)),
     )
 

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llmb.campaigns.campaign import CampaignJob
-from llmb.launch.slurm.flags import minutes
-from llmb.launch.slurm.submission import Order
+from llmb.jobs.order import Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class PlannedJob:
 
 
 def planned(job: CampaignJob, order: Order) -> PlannedJob:
-    recipe, flags = order.plan.recipe, order.sample().flags
+    recipe, spec = order.plan.recipe, order.sample()
     return PlannedJob(
         job=job,
         workload=recipe.workload,
@@ -39,8 +38,8 @@ def planned(job: CampaignJob, order: Order) -> PlannedJob:
         gpu_type=recipe.gpu_type,
         gpus=recipe.scale,
         proxy=recipe.proxy,
-        nodes=int(flags["nodes"] or 1),
-        time_limit_min=minutes(flags.get("time") or ""),
+        nodes=spec.placement.nodes,
+        time_limit_min=spec.time_limit_min,
     )
 
 

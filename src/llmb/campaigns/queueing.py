@@ -9,16 +9,17 @@ from typing import Any
 from llmb.campaigns.campaign import Campaign, CampaignJob, new_campaign
 from llmb.campaigns.entry import Entry, Job, Selection
 from llmb.campaigns.expansion import expand, grouped, narrowed, told
+from llmb.campaigns.history_sender import HistorySender
 from llmb.campaigns.job_request import converted, job_request
 from llmb.campaigns.plan import PlannedJob, planned
-from llmb.campaigns.slurm_sender import SlurmSender
 from llmb.campaigns.submission import Outcome, begin_campaign, find_campaign, submit_campaign
 from llmb.catalogue.load import Catalogue
 from llmb.errors import UsageError, UserInterrupt
 from llmb.jobs.history import open_history
-from llmb.launch.site import Site, read_site
-from llmb.launch.slurm.submission import Order, make_order
+from llmb.jobs.order import Order, make_order
 from llmb.runs.record import now
+from llmb.schedulers.lookup import read_cluster_site
+from llmb.site.site import Site
 
 MOST_SHOWN = 30
 
@@ -55,7 +56,7 @@ class Context:
         """Raises UsageError."""
         wanted = job.wanted
         order = make_order(self.catalogue, wanted.request, wanted.choices, wanted.options, self.site, wanted.framework)
-        if order.indices():
+        if order.sample().array:
             raise UsageError("--array is not supported for a campaign", do="use --repeats")
         return order
 
@@ -63,7 +64,7 @@ class Context:
 def campaign_context(install: Path, environ: Mapping[str, str]) -> Context:
     """Raises UsageError with all problems of the cluster's settings."""
     catalogue = Catalogue()
-    return Context(catalogue=catalogue, site=read_site(catalogue, install, environ), environ=environ)
+    return Context(catalogue=catalogue, site=read_cluster_site(catalogue, install, environ), environ=environ)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +131,7 @@ def queue(
     install = context.install
     begun = proposal.campaign if proposal.resumed else begin_campaign(install, proposal.campaign, anew=anew)
     with open_history(install, say) as history:
-        sender = SlurmSender(context.order, install, context.environ, history, say)
+        sender = HistorySender(context.order, install, context.environ, history, say)
         try:
             return submit_campaign(install, begun.campaign, sender, lambda job: on_job(begun, job))
         except KeyboardInterrupt as error:

@@ -76,9 +76,9 @@ def begin_campaign(install: Path, wanted: Campaign, *, anew: bool) -> Campaign:
 def submit_campaign(install: Path, name: str, sender: Sender, on_job: Callable[[CampaignJob], None]) -> Outcome:
     """Submits what is left of a campaign, in its order; ``on_job`` hears of each job that is done with.
 
-    A job that Slurm refuses is left for the next call, and the others go on. Raises EnvironmentProblem where nothing
-    can be written or another client is at work, InfrastructureError where Slurm does not answer; then the same call
-    goes on later.
+    A job that is refused is left for the next call, and the others go on. Raises EnvironmentProblem where nothing
+    can be written or another client is at work, InfrastructureError where the scheduler does not answer; then the
+    same call resumes later.
     """
     refusals: dict[str, LlmbError] = {}
     with file_lock(campaigns_folder(install) / f"{name}.lock", PATIENCE_S, BUSY):

@@ -93,6 +93,12 @@ class MixtureOfExperts(Record):
     """FFN size of the shared expert, which processes every token; None without one."""
     interleave: int
 
+    @model_validator(mode="after")
+    def _a_token_has_as_many_experts(self) -> Self:
+        if not 1 <= self.top_k <= self.experts:
+            raise ValueError(f"top_k is {self.top_k}; it must be from 1 to the number of experts, {self.experts}")
+        return self
+
 
 class ChunkedAttention(Record):
     """Chunked attention; each ``global_every``-th layer has full attention, no rotary embedding, and a temperature by

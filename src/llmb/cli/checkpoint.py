@@ -12,7 +12,7 @@ from llmb.catalogue.resolve import find_model
 from llmb.cli.json_option import Json
 from llmb.cli.progress import ByteProgress
 from llmb.huggingface.shards import parse_size
-from llmb.launch.conversion import export_checkpoint, import_checkpoint
+from llmb.programs.engine.conversion import export_checkpoint, import_checkpoint
 from llmb.report.checkpoint_report import checkpoint_document, checkpoint_table
 from llmb.report.output import print_json, print_table
 from llmb.runs.checkpoint import read_checkpoint

@@ -23,7 +23,7 @@ from llmb.jobs.since import parse_since
 from llmb.jobs.store import Filter, Store, check_states
 from llmb.report.jobs_report import job_document, job_table, jobs_document, jobs_table, nodes_document, nodes_table
 from llmb.report.output import print_json, print_table
-from llmb.runs.folder import install_root
+from llmb.runs.folder import RunFolder, install_root
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -31,11 +31,9 @@ DEFAULT_LIMIT = 50
 FRESH_S = 10.0
 """States that were asked for so lately are shown as they are."""
 PATIENCE_S = 5.0
-"""How long a list may wait for Slurm; without an answer it shows what is known."""
+"""How long a list may wait for a scheduler; without an answer it shows what is known."""
 
-JobId = Annotated[
-    str, typer.Argument(metavar="ID", help="Job id in Slurm, or how the name of the run's folder begins.")
-]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="Id of the job, or how the name of the run's folder begins.")]
 JobIds = Annotated[list[str], typer.Argument(metavar="ID...", help="As for show; an array's id means all its tasks.")]
 
 
@@ -57,12 +55,12 @@ def list_(
     ] = None,
     campaign: Annotated[str | None, typer.Option("--campaign", help="Only jobs of this campaign.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=0, help="At most so many, the newest; 0: all.")] = DEFAULT_LIMIT,
-    no_refresh: Annotated[bool, typer.Option("--no-refresh", help="Show what is known, do not ask Slurm.")] = False,
+    no_refresh: Annotated[bool, typer.Option("--no-refresh", help="Show what is known, ask no scheduler.")] = False,
     json: Json = False,
 ) -> None:
     """The jobs of this install root, the newest last.
 
-    Slurm is asked first for jobs that have not ended; where it does not answer within 5 s, what is known is shown.
+    Schedulers are asked first for jobs that have not ended; without an answer within 5 s, what is known is shown.
 
     Examples:
 
@@ -157,12 +155,12 @@ def wait(
 
     - `llmb jobs wait 4711 --timeout 3600 --json`
     """
-    from llmb.jobs.wait import exit_code, wait_for
+    from llmb.jobs.wait import exit_code
 
     with _history() as store:
         keys = [job.key for job in find_jobs(store, job_ids)]
         try:
-            found = wait_for(store, _install(), keys, dict(os.environ), say, timeout)
+            found = _waited(store, keys, timeout)
         except KeyboardInterrupt as error:
             do = "'llmb jobs wait' waits again, 'llmb jobs cancel' ends them"
             raise UserInterrupt("not waiting any more; the jobs go on", do=do) from error
@@ -179,14 +177,15 @@ def cancel(job_ids: JobIds, json: Json = False) -> None:
     - `llmb jobs cancel 4711 4712`
     """
     from llmb.jobs.refresh import refresh as refresh_jobs
-    from llmb.launch.slurm.queries import cancel_jobs
+    from llmb.schedulers.lookup import find_scheduler
 
     with _history() as store:
         refresh_jobs(store, _install())
         found = find_jobs(store, job_ids)
-        ids = [job.job_id for job in found if job.live and job.job_id]
-        if ids:
-            cancel_jobs(ids)
+        live = [job for job in found if job.live and job.job_id]
+        for name in sorted({job.scheduler for job in live}):
+            find_scheduler(name).cancel([job.asked for job in live if job.scheduler == name])
+        if live:
             refresh_jobs(store, _install())
         found = [again for job in found if (again := store.by_key(job.key))]
     _print_jobs(found, json=json)
@@ -194,10 +193,10 @@ def cancel(job_ids: JobIds, json: Json = False) -> None:
 
 @app.command()
 def refresh(json: Json = False) -> None:
-    """Ask Slurm what became of all jobs, and submit failed ones again that have retries left.
+    """Ask what became of all jobs, and submit failed ones again that have retries left.
 
-    Only jobs that the infrastructure failed are submitted again. Exit code 7 where Slurm does not answer: every state
-    then stays as it was.
+    Only jobs that the infrastructure failed are submitted again. Exit code 7 where a scheduler does not answer: the
+    states of its jobs then stay as they were.
 
     Example:
 
@@ -206,7 +205,7 @@ def refresh(json: Json = False) -> None:
     from llmb.jobs.wait import refresh_and_retry
 
     with _history() as store:
-        for line in refresh_and_retry(store, _install(), dict(os.environ)):
+        for line in refresh_and_retry(store, _install(), os.environ):
             say(line)
         found = store.live()
     _print_jobs(found, json=json)
@@ -257,6 +256,24 @@ def nodes(
         print_table(nodes_table(records))
 
 
+def _waited(store: Store, keys: list[str], timeout: float | None) -> list[Job]:
+    """With the steps of a single job shown meanwhile."""
+    from llmb.cli.progress import JobProgress  # 10 ms, which no other command needs to spend
+    from llmb.jobs.wait import Watch, last_try, wait_for
+    from llmb.runs.record import read_record
+
+    if len(keys) > 1:
+        return wait_for(store, _install(), keys, os.environ, say, timeout)
+    job = last_try(store, keys[0])
+    try:
+        plan = read_record(RunFolder(Path(job.run_dir))).plan
+    except (OSError, ValueError):
+        return wait_for(store, _install(), keys, os.environ, say, timeout)
+    with JobProgress(plan.steps, plan.first_step) as progress:
+        watch = Watch(progress.job, progress.step)
+        return wait_for(store, _install(), keys, os.environ, say, timeout, watch)
+
+
 def _install() -> Path:
     return install_root(os.environ, Path.cwd())
 
@@ -266,7 +283,7 @@ def _history() -> Store:
 
 
 def _bring_up_to_date(store: Store) -> None:
-    """Asks Slurm, where somebody wants to look; without an answer people are told how old the states are."""
+    """Asks schedulers, where somebody wants to look; without an answer people are told how old the states are."""
     live = store.live()
     if not stale(live, time.time(), FRESH_S) and not store.unresolved():
         return

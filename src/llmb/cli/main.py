@@ -22,6 +22,7 @@ COMMANDS = {
     "single": ("llmb.cli.submit", "The same as submit."),
     "bulk": ("llmb.cli.bulk", "Queue the jobs of a file on a Slurm cluster."),
     "launch": ("llmb.cli.launch", "Queue a run that the environment variables of the reference documents describe."),
+    "result": ("llmb.cli.result", "The result of a finished run."),
     "jobs": ("llmb.cli.jobs", "Submitted jobs and their results; logs, waiting, cancelling, slow nodes."),
     "checkpoint": ("llmb.cli.checkpoint", "Show checkpoints; export and import weights for Hugging Face."),
     "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),

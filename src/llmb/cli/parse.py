@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.progress import track
 
 from llmb.errors import RunFailed
-from llmb.launch.machine import usable_cores
 from llmb.logs.files import FoundFiles, ParsedFile, find_logs
 from llmb.logs.parallel_reader import parse_logs
 from llmb.metrics.window import check_rule
 from llmb.report.output import print_json, print_table, print_text
 from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report, parse_table
 from llmb.runs.folder import install_root
+from llmb.site.machine import usable_cores
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

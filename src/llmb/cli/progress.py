@@ -19,8 +19,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from llmb.launch.slurm.job_state import JobState
-from llmb.runs.steps import Step
+from llmb.jobs.job import Job
+from llmb.runs.step_follower import StepNews
 
 LINE_EVERY_S = 5.0
 GB = 10**9
@@ -65,24 +65,24 @@ class RunProgress(_LongWork):
         self.total = total
         self.first_step = first_step
 
-    def step(self, step: Step) -> None:
+    def step(self, step: StepNews) -> None:
         done = step.step + 1 - self.first_step
-        text = f"step {done}/{self.total}  {step.step_time_s:.4g} s  loss {step.loss:.4g}"
+        loss = "" if step.loss is None else f"  loss {step.loss:.4g}"
+        text = f"step {done}/{self.total}  {step.step_time_s:.4g} s{loss}"
         self._show(done, self.total, text, f"{text}  {step.step_time_s * (self.total - done):.0f} s left")
 
 
 class JobProgress(RunProgress):
     """The same of a job in a queue, whose states are shown until it runs."""
 
-    def __init__(self, job_id: str, total: int, first_step: int = 0) -> None:
+    def __init__(self, total: int, first_step: int = 0) -> None:
         super().__init__(total, first_step)
-        self.job_id = job_id
         self.text = ""
 
-    def state(self, state: JobState) -> None:
-        waits = f" ({state.reason})" if state.reason and state.state == "PENDING" else ""
-        nodes = f" on {state.nodes}" if state.nodes else ""
-        text = f"job {self.job_id} {state.state}{waits}{nodes}"
+    def job(self, job: Job) -> None:
+        waits = f" ({job.reason})" if job.reason and job.status == "queued" else ""
+        nodes = f" on {job.nodes}" if job.nodes else ""
+        text = f"job {job.job_id} {job.state}{waits}{nodes}"
         if text == self.text:
             return
         self.text = text

@@ -1,14 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints how a run ended, the same for every command that waits for one."""
+"""``llmb result``, and how a run ended for every command that waits for one."""
 
+import os
 import sys
+from pathlib import Path
+from typing import Annotated
 
-from llmb.launch.local_run import raise_unless_successful
+import typer
+
+from llmb.cli.json_option import Json
+from llmb.cli.messages import say
+from llmb.errors import UsageError
+from llmb.jobs.find import find_job
+from llmb.jobs.history import open_history
+from llmb.jobs.local_run import raise_unless_successful
+from llmb.programs.conclude import finished_result
 from llmb.report.output import print_json, print_table
 from llmb.report.run_report import run_document, run_table
-from llmb.runs.folder import RunFolder
+from llmb.runs.folder import RunFolder, install_root
 from llmb.runs.plan import Plan
+from llmb.runs.record import read_record
 from llmb.runs.result import Result
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
+@app.command()
+def result(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a job, start of its folder's name, or a folder.")],
+    json: Json = False,
+) -> None:
+    """The result of a run that has ended, as it was printed then.
+
+    The exit code is that of the run: 0 success, 4 failed, 6 invalid.
+
+    Examples:
+
+    - `llmb result 4711`
+
+    - `llmb result local-1a2b3c4d --json`
+    """
+    print_run(_folder_of(run), json=json)
+
+
+def print_run(folder: RunFolder, *, json: bool) -> None:
+    """Raises UsageError where the run has not ended, InvalidRun or RunFailed where it was no success."""
+    try:
+        record = read_record(folder)
+    except (OSError, ValueError) as error:
+        raise UsageError("the run's record cannot be read", where=str(folder.record)) from error
+    if record.status in ("queued", "running"):
+        do = "'llmb jobs wait' waits for it; 'llmb jobs refresh' finds out what became of it"
+        raise UsageError(f"the run has no result yet: it is {record.status}", where=str(folder.path), do=do)
+    print_result(folder, record.plan, finished_result(folder, record), json=json)
 
 
 def print_result(folder: RunFolder, plan: Plan, result: Result, *, json: bool) -> None:
@@ -19,3 +63,13 @@ def print_result(folder: RunFolder, plan: Plan, result: Result, *, json: bool) -
         print_table(run_table(plan, result))
         sys.stderr.write(f"kept in {folder.path}\n")
     raise_unless_successful(folder, result)
+
+
+def _folder_of(text: str) -> RunFolder:
+    """A folder with a run in it, or the one that holds only such a folder; else the job of that name."""
+    path = Path(text).expanduser().absolute()
+    if path.is_dir():
+        below = sorted(found.parent for found in path.glob("*/run.json"))
+        return RunFolder(below[0] if not (path / "run.json").exists() and len(below) == 1 else path)
+    with open_history(install_root(os.environ, Path.cwd()), say) as store:
+        return RunFolder(Path(find_job(store, text).run_dir))

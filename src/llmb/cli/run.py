@@ -10,13 +10,13 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import CPU, Request
 from llmb.cli.json_option import Json
+from llmb.cli.messages import say
 from llmb.cli.options import record_options, takes
 from llmb.cli.progress import RunProgress
 from llmb.cli.result import print_result
-from llmb.launch.command import local_command, local_variables
-from llmb.launch.local_run import run_here
-from llmb.launch.machine import check_machine, recipe_for, this_machine
-from llmb.launch.nsys import with_profiler
+from llmb.jobs.local_run import local_spec, run_here
+from llmb.programs.engine.here import check_here
+from llmb.programs.engine.nsys import with_profiler
 from llmb.report.output import print_json, print_table
 from llmb.report.run_report import plan_document, plan_table
 from llmb.runs.checkpoint import read_checkpoint
@@ -24,7 +24,9 @@ from llmb.runs.choices import Choices
 from llmb.runs.device import Device
 from llmb.runs.disk_space import check_space
 from llmb.runs.folder import RunFolder, create_run_folder, experiment_name, install_root, run_parent
-from llmb.runs.plan import Plan, make_plan
+from llmb.runs.plan import EnginePlan, make_plan
+from llmb.schedulers.local.command import local_command, local_variables
+from llmb.site.machine import check_machine, recipe_for, this_machine
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -59,25 +61,29 @@ def run(
     checkpoint = read_checkpoint(Path(choices.load_checkpoint)) if choices.load_checkpoint else None
     device: Device = "cpu" if recipe.gpu_type == CPU else "cuda"
     plan = make_plan(recipe, with_profiler(choices, device), device=device, checkpoint=checkpoint)
-    variables = local_variables(plan, machine.cores, os.environ)
     install = install_root(os.environ, Path.cwd())
     if dry_run:
-        _print_plan(plan, install, variables, json=json)
-    else:
-        check_machine(plan, machine)
-        check_space(plan, Path(plan.checkpoint_dir) if plan.checkpoint_dir else run_parent(install, plan))
-        _run(plan, create_run_folder(install, plan), variables, json=json)
+        _print_plan(plan, install, machine.cores, json=json)
+        return
+    check_machine(plan, machine)
+    check_here(plan)
+    check_space(plan, Path(plan.checkpoint_dir) if plan.checkpoint_dir else run_parent(install, plan))
+    _run(plan, create_run_folder(install, plan), install, machine.cores, json=json)
 
 
-def _print_plan(plan: Plan, install: Path, variables: dict[str, str], *, json: bool) -> None:
-    command = local_command(plan, RunFolder(run_parent(install, plan) / "SECONDS" / experiment_name(plan)))
+def _print_plan(plan: EnginePlan, install: Path, cores: int, *, json: bool) -> None:
+    folder = RunFolder(run_parent(install, plan) / "SECONDS" / experiment_name(plan))
+    spec = local_spec(plan, install, os.environ, folder)
+    command, variables = local_command(spec, folder), local_variables(spec, cores, os.environ)
     if json:
         print_json(plan_document(plan, command, variables))
     else:
         print_table(plan_table(plan, command, variables))
 
 
-def _run(plan: Plan, folder: RunFolder, variables: dict[str, str], *, json: bool) -> None:
+def _run(plan: EnginePlan, folder: RunFolder, install: Path, cores: int, *, json: bool) -> None:
+    spec = local_spec(plan, install, os.environ, folder)
+    variables = local_variables(spec, cores, os.environ)
     with RunProgress(plan.steps, plan.first_step) as progress:
-        result = run_here(plan, folder, variables, progress.step)
+        result = run_here(plan, spec, folder, install, variables, progress.step, say)
     print_result(folder, plan, result, json=json)

@@ -20,20 +20,18 @@ from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.options import given_of, takes
 from llmb.cli.progress import JobProgress
-from llmb.cli.result import print_result
+from llmb.cli.result import print_run
 from llmb.errors import InfrastructureError, UsageError, UserInterrupt
 from llmb.jobs.history import open_history
+from llmb.jobs.order import Order, Queued, make_order
 from llmb.jobs.store import Store
 from llmb.jobs.submit import new_key, submit_order
-from llmb.launch.site import read_site
-from llmb.launch.slurm.follow import follow_job
-from llmb.launch.slurm.script import batch_script
-from llmb.launch.slurm.submission import Order, Queued, make_order
+from llmb.jobs.wait import Watch, wait_for
 from llmb.report.output import print_json, print_text
 from llmb.report.run_report import plan_title
 from llmb.report.submit_report import flags_text, submit_document, submit_text
-from llmb.runs.folder import install_root
-from llmb.runs.result import Result
+from llmb.runs.folder import RunFolder, install_root
+from llmb.schedulers.lookup import read_cluster_site
 
 COMMAND_LINE = "the command line"
 
@@ -103,30 +101,29 @@ def queue_one(
 ) -> None:
     """One job, from its plan to its end if that is waited for."""
     catalogue, install = Catalogue(), install_root(environ, Path.cwd())
-    site = read_site(catalogue, install, environ)
+    site = read_cluster_site(catalogue, install, environ)
     order = make_order(catalogue, wanted.request, wanted.choices, wanted.options, site, wanted.framework)
     if dry_run:
-        script = batch_script(order.sample())
+        script = order.script()
         if json:
             print_json({"script": script})
         else:
             print_text(script)
         return
-    if wait and order.framework:
-        raise UsageError("--wait shows steps as llmb's engine logs them", do="leave it out; 'llmb parse' reads the log")
-    if wait and order.indices():
+    if wait and order.sample().array:
         raise UsageError("--wait follows one job, and --array makes several", do="leave one of them out")
     _confirm(order, yes=yes)
     with open_history(install, say) as store:
         queued = _submit(store, order, environ)
-    if wait:
-        (run,) = queued
-        sys.stderr.write(submit_text({run.folder: run.job}))
-        print_result(run.folder, order.plan, _follow(order, run), json=json)
-    elif json:
-        print_json(submit_document({run.folder: run.job for run in queued}))
-    else:
-        print_text(submit_text({run.folder: run.job for run in queued}))
+        text = submit_text({run.folder: run.job for run in queued})
+        if wait:
+            (run,) = queued
+            sys.stderr.write(text)
+            _wait(store, install, order, run, environ, json=json)
+        elif json:
+            print_json(submit_document({run.folder: run.job for run in queued}))
+        else:
+            print_text(text)
 
 
 def _confirm(order: Order, *, yes: bool) -> None:
@@ -136,7 +133,7 @@ def _confirm(order: Order, *, yes: bool) -> None:
 
 
 def _submit(store: Store, order: Order, environ: Mapping[str, str]) -> list[Queued]:
-    """Says what is unknown where sbatch gave no answer: calling the same again could queue the job twice."""
+    """Says what is unknown where no answer came: calling the same again could queue the job twice."""
     do = "'llmb jobs refresh' finds out, and 'llmb jobs list' then shows it; do not submit it again before"
     try:
         return submit_order(store, order, environ, key=new_key())
@@ -146,11 +143,13 @@ def _submit(store: Store, order: Order, environ: Mapping[str, str]) -> list[Queu
         raise UserInterrupt("interrupted; the job may be queued all the same", do=do) from error
 
 
-def _follow(order: Order, run: Queued) -> Result:
-    with JobProgress(run.job.job_id, order.plan.steps, order.plan.first_step) as progress:
+def _wait(store: Store, install: Path, order: Order, run: Queued, environ: Mapping[str, str], *, json: bool) -> None:
+    """Follows the run to its end, over all tries, and prints its result."""
+    with JobProgress(order.plan.steps, order.plan.first_step) as progress:
         try:
-            return follow_job(run.folder, run.job, progress.state, progress.step)
+            (job,) = wait_for(store, install, [run.job.key], environ, say, watch=Watch(progress.job, progress.step))
         except KeyboardInterrupt as error:
             job_id = run.job.job_id
             do = f"'llmb jobs wait {job_id}' waits again, 'llmb jobs cancel {job_id}' ends the job"
             raise UserInterrupt("not waiting any more; the job goes on", where=str(run.folder.path), do=do) from error
+    print_run(RunFolder(Path(job.run_dir)), json=json)

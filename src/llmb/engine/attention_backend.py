@@ -26,7 +26,7 @@ from llmb.engine.parallel.context_parallel import rank_positions
 from llmb.engine.parallel.data_parallel import compute_dtype
 from llmb.engine.parallel.mesh import Ranks
 from llmb.runs.attention import AttentionBackend, AttentionReport, Trial, problem_text, select, try_backends
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 
 KERNELS: Mapping[AttentionBackend, SDPBackend] = MappingProxyType(
     {
@@ -54,7 +54,7 @@ def attention_kernel(backend: AttentionBackend) -> Iterator[None]:
         yield
 
 
-def choose_attention(stages: Sequence[Decoder], plan: Plan, ranks: Ranks) -> AttentionReport:
+def choose_attention(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> AttentionReport:
     """Sets up ``stages`` for the chosen backend. A collective. Raises UsageError on all ranks if none can be used."""
     cores = attention_cores(stages)
     shared: list[Any] = [None]
@@ -73,7 +73,7 @@ def attention_cores(stages: Sequence[Decoder]) -> list[CausalAttention]:
 
 
 def attempt(
-    cores: Sequence[CausalAttention], plan: Plan, ranks: Ranks, backend: AttentionBackend, timed: bool
+    cores: Sequence[CausalAttention], plan: EnginePlan, ranks: Ranks, backend: AttentionBackend, timed: bool
 ) -> Trial:
     """Tries ``backend`` with grouped heads and, if that is unsupported, with repeated ones."""
     model = plan.recipe.model
@@ -85,7 +85,7 @@ def attempt(
 
 def attempt_heads(
     cores: Sequence[CausalAttention],
-    plan: Plan,
+    plan: EnginePlan,
     ranks: Ranks,
     backend: AttentionBackend,
     *,
@@ -112,7 +112,7 @@ def attempt_heads(
     return Trial(backend=backend, repeats_heads=repeats_heads, milliseconds=milliseconds if timed else None)
 
 
-def inputs(plan: Plan, ranks: Ranks) -> tuple[tuple[Tensor, Tensor, Tensor], Masks | None]:
+def inputs(plan: EnginePlan, ranks: Ranks) -> tuple[tuple[Tensor, Tensor, Tensor], Masks | None]:
     """Query, key and value as a layer gets them for one micro-batch, and masks if sequences are packed."""
     model, layout, device = plan.recipe.model, plan.recipe.layout, ranks.device
     generator = torch.Generator(device).manual_seed(plan.seed)

@@ -39,16 +39,17 @@ from llmb.engine.reporter import Reporter
 from llmb.engine.timing import StepReader
 from llmb.engine.transformations import transform
 from llmb.engine.watchdog.progress import Progress
+from llmb.runs.checkpoint_times import add_checkpoint_time
 from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.fp8_product import fp8_product
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 from llmb.runs.steps import Step
 
 STEPS_BETWEEN_COLLECTIONS = 100
 
 
-def train(plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> None:
+def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress) -> None:
     """Trains ``plan.steps`` steps, or up to the first loss or gradient that is not finite."""
     exact_fp32()
     environment = describe_environment(ranks)
@@ -64,7 +65,9 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> No
     data = build_data(plan)
     if plan.start:
         start = plan.start
-        load_checkpoint(Path(start.path), stages, optimizers, ranks, optimizer_state=start.optimizer_state)
+        took = load_checkpoint(Path(start.path), stages, optimizers, ranks, optimizer_state=start.optimizer_state)
+        if ranks.is_first:
+            add_checkpoint_time(folder.checkpoint_times, took)
     load = ExpertLoadCounter(stages, ranks)
     reader = StepReader(plan, ranks, load)
     saver = Saver(plan, folder, ranks, stages, optimizers)
@@ -90,7 +93,7 @@ def train(plan: Plan, folder: RunFolder, ranks: Ranks, progress: Progress) -> No
         load.write(folder.expert_load)
 
 
-def pauses_after(plan: Plan, number: int) -> bool:
+def pauses_after(plan: EnginePlan, number: int) -> bool:
     """True if a step's figures must be known before anything else is done.
 
     A saved checkpoint must have finite values, and the step after a profile starts when the profile is written.
@@ -104,7 +107,7 @@ def record_environment(folder: RunFolder, ranks: Ranks, environment: Environment
         write_atomically(folder.environment, environment.model_dump_json(indent=2) + "\n")
 
 
-def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
+def prepare_stages(plan: EnginePlan, ranks: Ranks) -> list[Decoder]:
     """This rank's shard of the model with initial weights: one pipeline stage, or several with VP."""
     model, layout = plan.recipe.model, plan.recipe.layout
     with torch.device("meta"):
@@ -116,7 +119,7 @@ def prepare_stages(plan: Plan, ranks: Ranks) -> list[Decoder]:
     return stages
 
 
-def build_passes(stages: list[Decoder], plan: Plan, ranks: Ranks) -> Passes:
+def build_passes(stages: list[Decoder], plan: EnginePlan, ranks: Ranks) -> Passes:
     layout = plan.recipe.layout
     positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, ranks.device)
     if layout.pp == 1:
@@ -124,7 +127,7 @@ def build_passes(stages: list[Decoder], plan: Plan, ranks: Ranks) -> Passes:
     return Pipeline(stages, layout, plan.parallelism, positions, compute_dtype(plan.recipe.dtype), ranks)
 
 
-def build_data(plan: Plan) -> SyntheticData:
+def build_data(plan: EnginePlan) -> SyntheticData:
     training = plan.recipe.training
     return SyntheticData(
         vocab_size=plan.recipe.model.vocab_size,
@@ -146,7 +149,7 @@ def mean_count(data: SyntheticData, layout: Layout, first_sample: int, ranks: Ra
     return (count / (layout.ga * layout.dp * layout.cp)).float()
 
 
-def add_gradients(passes: Passes, plan: Plan, data: SyntheticData, number: int, ranks: Ranks) -> Tensor | None:
+def add_gradients(passes: Passes, plan: EnginePlan, data: SyntheticData, number: int, ranks: Ranks) -> Tensor | None:
     """Accumulates the gradients of a step's micro-batches; returns this rank's mean loss, if it has one."""
     layout, first_sample = plan.recipe.layout, plan.samples_before(number)
     count = mean_count(data, layout, first_sample, ranks)
@@ -166,7 +169,7 @@ def update(stages: Sequence[Decoder], optimizers: Sequence[FusedAdamW], training
 
 
 def do_step(
-    number: int, plan: Plan, passes: Passes, optimizers: Sequence[FusedAdamW], data: SyntheticData, ranks: Ranks
+    number: int, plan: EnginePlan, passes: Passes, optimizers: Sequence[FusedAdamW], data: SyntheticData, ranks: Ranks
 ) -> tuple[Tensor | None, Tensor]:
     """This rank's loss, if it has one, and the gradient norm. Does not wait for the device."""
     loss = add_gradients(passes, plan, data, number, ranks)

@@ -18,9 +18,9 @@ from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.tensor_parallel import apply_tensor_parallel
 from llmb.engine.precision.apply import apply_fp8
 from llmb.engine.recompute import apply_recompute, hide_gathering
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 
-Apply = Callable[[Sequence[Decoder], Plan, Ranks], None]
+Apply = Callable[[Sequence[Decoder], EnginePlan, Ranks], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,61 +33,61 @@ class Transformation:
     apply: Apply
 
 
-def transform(stages: Sequence[Decoder], plan: Plan, ranks: Ranks) -> None:
+def transform(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
     """Applies all ``TRANSFORMATIONS``. Raises EnvironmentProblem if a GPU has no FP8."""
     for step in TRANSFORMATIONS:
         step.apply(stages, plan, ranks)
 
 
-def keeps_parameters(plan: Plan) -> bool:
+def keeps_parameters(plan: EnginePlan) -> bool:
     """True if parameters stay gathered between a step's micro-batches."""
     return plan.parallelism.keeps_parameters or plan.recipe.layout.pp > 1
 
 
-def _selective_recompute(stages: Sequence[Decoder], plan: Plan, _ranks: Ranks) -> None:
+def _selective_recompute(stages: Sequence[Decoder], plan: EnginePlan, _ranks: Ranks) -> None:
     if plan.recompute == "selective":
         for stage in stages:
             apply_recompute(stage, plan.recompute, by_part=plan.compiled)
 
 
-def _compile(stages: Sequence[Decoder], plan: Plan, _ranks: Ranks) -> None:
+def _compile(stages: Sequence[Decoder], plan: EnginePlan, _ranks: Ranks) -> None:
     if plan.compiled:
         for stage in stages:
             apply_compile(stage)
 
 
-def _full_recompute(stages: Sequence[Decoder], plan: Plan, _ranks: Ranks) -> None:
+def _full_recompute(stages: Sequence[Decoder], plan: EnginePlan, _ranks: Ranks) -> None:
     if plan.recompute == "full":
         for stage in stages:
             apply_recompute(stage, plan.recompute)
 
 
-def _forced_balance(stages: Sequence[Decoder], plan: Plan, ranks: Ranks) -> None:
+def _forced_balance(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
     if plan.force_load_balancing:
         for stage in stages:
             force_load_balancing(stage, ranks)
 
 
-def _expert_parallel(stages: Sequence[Decoder], _plan: Plan, ranks: Ranks) -> None:
+def _expert_parallel(stages: Sequence[Decoder], _plan: EnginePlan, ranks: Ranks) -> None:
     for stage in stages:
         apply_expert_parallel(stage, ranks.expert_mesh["ep", "etp"])
 
 
-def _fp8(stages: Sequence[Decoder], plan: Plan, ranks: Ranks) -> None:
+def _fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
     apply_fp8(stages, plan, ranks, keep_weights=keeps_parameters(plan))
 
 
-def _tensor_parallel(stages: Sequence[Decoder], plan: Plan, ranks: Ranks) -> None:
+def _tensor_parallel(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
     for stage in stages:
         apply_tensor_parallel(stage, ranks.tp, sequence_parallel=plan.recipe.layout.sequence_parallel)
 
 
-def _context_parallel(stages: Sequence[Decoder], plan: Plan, ranks: Ranks) -> None:
+def _context_parallel(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
     for stage in stages:
         apply_context_parallel(stage, ranks.cp, plan.recipe.layout.seq_len)
 
 
-def _data_parallel(stages: Sequence[Decoder], plan: Plan, ranks: Ranks) -> None:
+def _data_parallel(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
     policy = precision_policy(plan.recipe.dtype, plan.recipe.training.grad_reduce_dtype)
     if ranks.world_size == 1 and not policy.param_dtype:  # Nothing to shard or cast; FSDP would only cost time.
         return
@@ -95,13 +95,13 @@ def _data_parallel(stages: Sequence[Decoder], plan: Plan, ranks: Ranks) -> None:
         shard(stage, ranks.fsdp, ranks.expert_fsdp, policy, keep_whole=keeps_parameters(plan))
 
 
-def _hidden_gathering(stages: Sequence[Decoder], plan: Plan, _ranks: Ranks) -> None:
+def _hidden_gathering(stages: Sequence[Decoder], plan: EnginePlan, _ranks: Ranks) -> None:
     if plan.recompute == "selective":
         for stage in stages:
             hide_gathering(stage)
 
 
-def _whole_logits(stages: Sequence[Decoder], plan: Plan, _ranks: Ranks) -> None:
+def _whole_logits(stages: Sequence[Decoder], plan: EnginePlan, _ranks: Ranks) -> None:
     for stage in stages:
         if plan.keep_logits and stage.lm_head is not None:
             stage.lm_head.smallest_bytes = math.inf

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from llmb.jobs.job import Job
 from llmb.runs.failure import last_lines
-from llmb.runs.finish import tail
 from llmb.runs.folder import RunFolder
+from llmb.runs.log_tail import tail
 from llmb.runs.record import Attempt, read_record
 
 MOST_LINES = 12

@@ -4,34 +4,13 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-
-from pydantic import field_validator
 
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
-from llmb.jobs.states import INFRASTRUCTURE
 from llmb.runs.failure import failed_host
+from llmb.schedulers.port import INFRASTRUCTURE, FaultPattern, Phase, Scheduler
 
 TABLE = Path(__file__).parent / "data" / "faults.yaml"
-
-
-class FaultPattern(Record):
-    """One entry of the table."""
-
-    fault: str
-    kind: Literal["own", "infrastructure"]
-    pattern: str
-    meaning: str
-
-    @field_validator("pattern")
-    @classmethod
-    def _compiles(cls, value: str) -> str:
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise ValueError(f"no regular expression: {error}") from error
-        return value
 
 
 class FaultTable(Record):
@@ -51,21 +30,26 @@ class Fault:
 
 
 def read_faults(path: Path = TABLE) -> FaultTable:
-    """Raises CatalogueError for a file that breaks its schema."""
+    """What every log may say. Raises CatalogueError for a file that breaks its schema."""
     return read_file(path, FaultTable)
 
 
-def find_fault(table: FaultTable, state: str, log: str) -> Fault | None:
-    """The cause of the end ``state`` of a job whose log ends with ``log``; null where nobody knows.
+def faults_of(scheduler: Scheduler) -> FaultTable:
+    """The same, and what the scheduler's own messages say."""
+    return FaultTable(faults=(*read_faults().faults, *scheduler.fault_patterns()))
 
-    Slurm's own word goes first: what processes say that die with their node is of no use. A node that Slurm found dead
-    is down, and needs no naming. A run without a known cause is not tried again.
+
+def find_fault(table: FaultTable, phase: Phase, log: str) -> Fault | None:
+    """The cause of the end ``phase`` of a job whose log ends with ``log``; None where nobody knows.
+
+    The scheduler's own word goes first: what processes say that die with their node is of no use. A node that it found
+    dead is down, and needs no naming. A run without a known cause is not tried again.
     """
-    if state in INFRASTRUCTURE:
-        return Fault(state.lower(), infrastructure=True, meaning=STATES[state])
-    if state == "OUT_OF_MEMORY":
+    if phase in INFRASTRUCTURE:
+        return Fault(phase, infrastructure=True, meaning=MEANINGS[phase])
+    if phase == "out_of_memory":
         return Fault("host_out_of_memory", infrastructure=False, meaning="a node's memory does not hold the run")
-    if state != "FAILED":
+    if phase != "failed":
         return None
     for entry in table.faults:
         found = re.search(entry.pattern, log, re.IGNORECASE)
@@ -77,15 +61,15 @@ def find_fault(table: FaultTable, state: str, log: str) -> Fault | None:
 
 def worth_a_retry(table: FaultTable, fault: str | None) -> bool:
     """Whether what a job failed by is none of its own doing."""
-    if fault and fault.upper() in INFRASTRUCTURE:
+    if fault in INFRASTRUCTURE:
         return True
     return any(entry.fault == fault and entry.kind == "infrastructure" for entry in table.faults)
 
 
-STATES = {
-    "NODE_FAIL": "a node failed",
-    "PREEMPTED": "a job of higher priority took the nodes",
-    "BOOT_FAIL": "a node could not be booted",
+MEANINGS = {
+    "node_fail": "a node failed",
+    "preempted": "a job of higher priority took the nodes",
+    "boot_fail": "a node could not be booted",
 }
 
 

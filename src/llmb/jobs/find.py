@@ -12,9 +12,9 @@ NEAR = 5
 
 
 def find_jobs(store: Store, texts: Iterable[str]) -> list[Job]:
-    """Of each text the job in Slurm with that id, every task of an array, or the run whose folder's name begins so.
+    """Of each text the job with that id, every run of an array, or the run whose folder's name begins so.
 
-    Of a run that was submitted several times, and of an id that Slurm gave twice, the latest job. Raises UsageError.
+    Of a run that was submitted several times, and of an id that was given twice, the latest job. Raises UsageError.
     """
     found = [job for text in texts for job in _find(store, text)]
     return list({job.key: job for job in found}.values())
@@ -24,7 +24,7 @@ def find_job(store: Store, text: str) -> Job:
     """The same for one job."""
     found = _find(store, text)
     if len(found) > 1:
-        raise _ambiguous(text, found, "give the id of one of its tasks, such as")
+        raise _ambiguous(text, found, "give the id of one of its runs, such as")
     return found[0]
 
 
@@ -36,19 +36,13 @@ def _find(store: Store, text: str) -> list[Job]:
     latest = {job.name: job for job in jobs}
     if not latest:
         raise _unknown(store, text)
-    bases = {name.removesuffix(_task(job)) for name, job in latest.items()}
+    bases = {job.base_dir or job.run_dir for job in latest.values()}
     if len(bases) > 1:
         exact = [job for name, job in latest.items() if name == text]
         if exact:
             return exact
         raise _ambiguous(text, list(latest.values()), "give more of the name, or an id, such as")
     return list(latest.values())
-
-
-def _task(job: Job) -> str:
-    """What the names of an array's tasks have behind the common name."""
-    index = (job.job_id or "").partition("_")[2]
-    return f".{index}" if index else "\0"
 
 
 def _ambiguous(text: str, jobs: list[Job], do: str) -> UsageError:

@@ -57,7 +57,7 @@ def _rebuilt(install: Path, path: Path, say: Callable[[str], None]) -> Store:
     put_aside(path)  # what a database that is gone left: it would be taken for a part of the new one
     partial.replace(path)
     if count:
-        say(f"the history of jobs was made again from {count} jobs in run folders; 'llmb jobs refresh' asks Slurm")
+        say(f"the history of jobs was made again from {count} jobs in run folders; 'llmb jobs refresh' updates them")
     return Store(path)
 
 

@@ -4,16 +4,21 @@
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from llmb.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from llmb.schedulers.port import AskedJob
 
 Status = Literal["queued", "running", "success", "failed", "invalid", "cancelled"]
 LIVE: tuple[Status, ...] = ("queued", "running")
 
-# Slurm's words for the states of a job are taken as they are. These three are of llmb:
+# A scheduler's words for the states of a job are taken as they are. These three are of llmb:
 SUBMITTING = "SUBMITTING"
-"""Written before Slurm is asked: the job may have reached it or not."""
+"""Written before the scheduler is asked: the job may have reached it or not."""
 NOT_SUBMITTED = "NOT_SUBMITTED"
-"""Slurm does not know it and never did."""
+"""The scheduler does not know it and never did."""
 LOST = "LOST"
 """It was submitted, and nobody knows any more how it ended."""
 
@@ -24,10 +29,15 @@ class Job:
 
     key: str
     """Given before the job is submitted: the same is never submitted twice."""
+    scheduler: str = "slurm"
     cluster: str | None = None
-    """Where Slurm serves several."""
+    """Where the scheduler serves several."""
     job_id: str | None = None
     run_dir: str
+    array_index: int | None = None
+    """Of a run of an array."""
+    base_dir: str | None = None
+    """The folder whose script runs; None for the run's own."""
     experiment: str
     workload: str
     size: str
@@ -37,29 +47,37 @@ class Job:
     campaign: str | None = None
     submitted_s: float
     state: str = SUBMITTING
-    """Slurm's word for the job."""
+    """The scheduler's word for the job."""
     status: Status = "queued"
-    """What became of the run: Slurm may end a run whose every step is done, and a job that it calls done may be bad."""
+    """What became of the run: one whose every step is done may be ended, and a job that is called done may be bad."""
     reason: str | None = None
     exit_code: int | None = None
     signal: int | None = None
     nodes: str | None = None
-    """Slurm's list of hosts, such as ``node[1-4]``."""
+    """The scheduler's list of nodes, such as ``node[1-4]``."""
     restarts: int = 0
     started_s: float | None = None
     ended_s: float | None = None
     checked_s: float | None = None
-    """When Slurm was last asked; what stands here was true then."""
+    """When the scheduler was last asked; what stands here was true then."""
     retries: int = 0
     """How often it may be submitted again after failures that are not its own."""
     retry_of: str | None = None
     """The key of the job that this one repeats."""
     fault: str | None = None
-    """What it failed by, as far as that is known: a name of faults.yaml, or Slurm's state."""
+    """What it failed by, as far as that is known: a name of faults.yaml, or how the job ended."""
     bad_nodes: str | None = None
     """Nodes at fault, with commas between them."""
     step_time_s: float | None = None
     """Mean over the window, of a success."""
+
+    @property
+    def asked(self) -> "AskedJob":
+        """As its scheduler is asked for it."""
+        from llmb.schedulers.port import AskedJob  # not needed to list jobs
+
+        base = RunFolder(Path(self.base_dir or self.run_dir))
+        return AskedJob(key=self.key, job_id=self.job_id, base=base, array_index=self.array_index, live=self.live)
 
     @property
     def live(self) -> bool:

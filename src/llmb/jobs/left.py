@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from llmb.jobs.states import Left
-from llmb.runs.attempts import is_done
+from llmb.programs.lookup import find_program
+from llmb.programs.port import Progress
 from llmb.runs.folder import RunFolder
-from llmb.runs.record import read_job_end, read_record
-from llmb.runs.steps import read_steps
+from llmb.runs.record import RunRecord, read_job_end, read_record
 
 Content = TypeVar("Content")
 
@@ -19,7 +19,7 @@ def read_left(run_dir: str) -> Left:
     """What is missing, damaged or not to be read is as if it were not there: a job may die anywhere."""
     folder = RunFolder(Path(run_dir))
     record, end = _readable(read_record, folder), _readable(read_job_end, folder)
-    steps = len(read_steps(folder.steps)) if record else 0
+    progress = _read_progress(folder, record) if record else Progress(0, done=False)
     return Left(
         begun=(record is not None and record.started_at is not None) or end is not None or folder.batch_output.exists(),
         job_id=end.job_id if end else None,
@@ -30,10 +30,17 @@ def read_left(run_dir: str) -> Left:
         run_status=record.status if record else None,
         run_reason=record.reason if record else None,
         run_of=(record.job.job_id, record.job.restarts) if record and record.job else None,
-        steps=steps,
+        steps=progress.steps,
         planned=record.plan.steps if record else None,
-        done=record is not None and is_done(folder, record.plan),
+        done=progress.done,
     )
+
+
+def _read_progress(folder: RunFolder, record: RunRecord) -> Progress:
+    try:
+        return find_program(record.program).progress(folder, record.plan)
+    except (OSError, ValueError):
+        return Progress(0, done=False)
 
 
 def read_step_time(run_dir: str) -> float | None:

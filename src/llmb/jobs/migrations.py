@@ -39,5 +39,15 @@ MIGRATIONS = (
     ALTER TABLE jobs ADD COLUMN step_time_s REAL;
     CREATE UNIQUE INDEX jobs_by_repeated ON jobs (retry_of);
     """,
+    # Jobs of more than one scheduler. What version 0.1 knew of arrays stood in ids and names of folders.
+    """
+    ALTER TABLE jobs ADD COLUMN scheduler TEXT NOT NULL DEFAULT 'slurm';
+    ALTER TABLE jobs ADD COLUMN array_index INTEGER;
+    ALTER TABLE jobs ADD COLUMN base_dir TEXT;
+    UPDATE jobs SET array_index = CAST(substr(job_id, instr(job_id, '_') + 1) AS INTEGER)
+      WHERE job_id GLOB '[0-9]*_[0-9]*';
+    UPDATE jobs SET base_dir = replace(run_dir, '.' || array_index || '/' || experiment, '/' || experiment)
+      WHERE array_index IS NOT NULL;
+    """,
 )
 SCHEMA_VERSION = len(MIGRATIONS)

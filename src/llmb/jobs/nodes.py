@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How nodes did in the jobs of the history. Pure."""
+"""How nodes did in the jobs of the history."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from llmb.jobs.hostlist import expand
 from llmb.jobs.job import Job
+from llmb.schedulers.lookup import find_scheduler
 
 Recipe = tuple[str, str]
 
@@ -33,7 +33,7 @@ def node_records(jobs: Iterable[Job]) -> list[NodeRecord]:
     ran: dict[str, list[Job]] = defaultdict(list)
     times: dict[Recipe, list[tuple[frozenset[str], float]]] = defaultdict(list)
     for job in jobs:
-        nodes = frozenset(expand(job.nodes))
+        nodes = frozenset(find_scheduler(job.scheduler).host_names(job.nodes))
         for node in nodes:
             ran[node].append(job)
         if job.step_time_s is not None:

@@ -21,16 +21,19 @@ def jobs_of_folders(install: Path) -> Iterator[Job]:
         except (OSError, ValueError):
             continue  # a folder that cannot be read is no reason to lose the others
         for one in (*submitted.earlier, submitted) if submitted else ():
-            yield _job(folder, record, one)
+            yield _job(folder, record, one.in_folder(folder))
 
 
 def _job(folder: RunFolder, record: RunRecord, submitted: SubmittedJob) -> Job:
     recipe = record.plan.recipe
     return Job(
         key=submitted.key or folder.path.parent.name,
+        scheduler=submitted.scheduler,
         cluster=submitted.cluster,
         job_id=submitted.job_id,
         run_dir=str(folder.path),
+        array_index=submitted.array_index,
+        base_dir=submitted.base_dir,
         experiment=folder.name,
         workload=recipe.workload,
         size=recipe.size,

@@ -1,26 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds out what became of jobs: a handful of questions to Slurm for all of them, then a look into run folders."""
+"""Finds out what became of jobs: a handful of questions for all of them, then a look into run folders."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmb.errors import InfrastructureError
-from llmb.jobs.faults import find_fault, read_faults
-from llmb.jobs.hostlist import matching
+from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError
+from llmb.jobs.conclude import conclude_job
+from llmb.jobs.faults import faults_of, find_fault
 from llmb.jobs.job import Change, Job
 from llmb.jobs.left import read_left, read_step_time
 from llmb.jobs.resolve import resolve_submissions
-from llmb.jobs.states import Left, decide, is_same
+from llmb.jobs.states import FAILED, Left, decide
 from llmb.jobs.store import Store
-from llmb.launch.slurm.client import TIME_OUT_S
-from llmb.launch.slurm.follow import conclude_job
-from llmb.launch.slurm.job_state import UNKNOWN, JobState
-from llmb.launch.slurm.queries import accounted_states, controller_states
-from llmb.runs.finish import tail
 from llmb.runs.folder import RunFolder
+from llmb.runs.log_tail import tail
+from llmb.schedulers.lookup import LOCAL, find_scheduler
+from llmb.schedulers.port import JobState, Phase
 
+TIME_OUT_S = 60.0
+"""How long one question may take."""
+SETTLE_S = 10.0
 PUT_BACK_S = 3600.0
 """For so long after its end a job is asked for again: somebody may have put it back into the queue."""
 
@@ -37,84 +38,96 @@ class Refreshed:
 def refresh(store: Store, install: Path, time_out_s: float = TIME_OUT_S) -> Refreshed:
     """Brings every job that may have changed up to date.
 
-    Raises InfrastructureError where the controller does not answer, EnvironmentProblem where there is no Slurm here; in
-    both cases nothing is changed.
+    Raises InfrastructureError where a scheduler does not answer, EnvironmentProblem where there is none here; its jobs
+    are left as they were then, and those of the others are up to date.
     """
     asked_s = time.time()
-    warnings = list(resolve_submissions(store, install, time_out_s))
     jobs = store.changeable(asked_s - PUT_BACK_S)
-    seen, more = ask(jobs, time_out_s)
+    unresolved = {job.scheduler for job in store.unresolved()}
+    names = dict.fromkeys([LOCAL, *unresolved, *(job.scheduler for job in jobs)])
+    changed: list[Job] = []
+    warnings: list[str] = []
+    problem: LlmbError | None = None
+    for name in names:
+        own = [job for job in jobs if job.scheduler == name]
+        try:
+            if name in unresolved:
+                warnings += resolve_submissions(store, install, name, time_out_s)
+                own = [job for job in store.changeable(asked_s - PUT_BACK_S) if job.scheduler == name]
+            if own:
+                answers = find_scheduler(name).states([job.asked for job in own], time_out_s)
+                warnings += answers.warnings
+                changed += _apply(store, own, answers.states, asked_s)
+        except (InfrastructureError, EnvironmentProblem) as error:
+            problem = problem or error
+    if problem:
+        raise problem
+    return Refreshed(tuple(changed), tuple(warnings))
+
+
+def refresh_job(store: Store, job: Job) -> None:
+    """The same for one job."""
+    asked_s = time.time()
+    answers = find_scheduler(job.scheduler).states([job.asked], TIME_OUT_S)
+    list(_apply(store, [job], answers.states, asked_s))
+
+
+def _apply(store: Store, jobs: Sequence[Job], seen: Mapping[str, JobState], asked_s: float) -> Iterator[Job]:
+    """Writes down what was seen; the jobs whose state or status is another one now."""
     before = {job.key: job for job in jobs}
     changes = [change for job in jobs if job.key in seen and (change := look(job, seen[job.key], asked_s))]
     store.apply(changes)
-    different = [change.key for change in changes if _differs(before[change.key], change)]
-    return Refreshed(tuple(job for key in different if (job := store.by_key(key))), (*warnings, *more))
-
-
-def ask(jobs: Sequence[Job], time_out_s: float) -> tuple[dict[str, JobState], list[str]]:
-    """What Slurm says, by key: the controller, and of live jobs that it forgot, the accounts.
-
-    Jobs of which nobody could be asked are missing. A job that has ended is asked for at the controller alone.
-    """
-    ids = list(dict.fromkeys(job.job_id for job in jobs if job.job_id))
-    answers = controller_states(ids, time_out_s) if ids else {}
-    known = {job.key: answers[str(job.job_id)] for job in jobs if job.job_id in answers}
-    known = {job.key: known[job.key] for job in jobs if job.key in known and is_same(job, known[job.key])}
-    forgotten = [job for job in jobs if job.live and job.job_id and job.key not in known]
-    if not forgotten:
-        return known, []
-    try:
-        accounts = accounted_states([str(job.job_id) for job in forgotten], time_out_s)
-    except InfrastructureError as error:
-        marked = [job for job in forgotten if _marked(job, job.restarts)]
-        return known | {job.key: JobState(job_id=str(job.job_id)) for job in marked}, [error.what]
-    for job in forgotten:
-        found = accounts.get(str(job.job_id))
-        if found is None or not is_same(job, found):
-            known[job.key] = JobState(job_id=str(job.job_id))
-        elif found.ended:
-            known[job.key] = found
-        elif _marked(job, max(found.restarts, job.restarts)):
-            # The controller forgets only what has ended: these accounts lag behind.
-            known[job.key] = JobState(job_id=str(job.job_id))
-    return known, []
-
-
-def _marked(job: Job, restarts: int) -> bool:
-    """Whether its folder says as much as the accounts would; a job without a mark stays as it is until they do."""
-    return read_left(job.run_dir).belongs_to(job, restarts)
+    for change in changes:
+        if _differs(before[change.key], change) and (job := store.by_key(change.key)):
+            yield job
 
 
 def look(job: Job, seen: JobState, asked_s: float) -> Change | None:
-    """What to write down; null where nothing can have changed. The record of a run that ended is concluded."""
+    """What to write down; None where nothing can have changed. The record of a run that ended is concluded."""
     if not job.live and seen.ended and seen.restarts <= job.restarts:
         return None
-    if seen.state != UNKNOWN and not seen.ended:
+    if seen.phase in ("queued", "running"):
         return decide(job, seen, Left(), asked_s)
     left = read_left(job.run_dir)
+    marked = left.belongs_to(job, max(seen.restarts, job.restarts))
+    if seen.may_be_told and not marked:
+        return None  # it stays as it was until the scheduler or its folder tells how it ended
+    if left.run_status == "running" and not marked and _just_ended(seen, asked_s):
+        return None  # files of other nodes may be seen here a little later
     if left.run_status in ("queued", "running") and conclude(job, seen):
         left = read_left(job.run_dir)
-    return with_fault(job, decide(job, seen, left, asked_s))
+    return with_fault(job, seen, decide(job, seen, left, asked_s))
+
+
+def _just_ended(seen: JobState, asked_s: float) -> bool:
+    return seen.phase != "killed" and seen.ended_s is not None and abs(asked_s - seen.ended_s) < SETTLE_S
 
 
 def conclude(job: Job, seen: JobState) -> bool:
     """Writes the run's result, which the job could not do itself; false where its folder does not let it."""
     try:
-        conclude_job(RunFolder(Path(job.run_dir)), seen)
+        conclude_job(RunFolder(Path(job.run_dir)), seen, find_scheduler(job.scheduler).title)
     except (OSError, ValueError):
         return False
     return True
 
 
-def with_fault(job: Job, change: Change) -> Change:
+def with_fault(job: Job, seen: JobState, change: Change) -> Change:
     """The same with what the run measured, or with what it failed by, and the nodes to blame for it."""
     if change.status != "failed":
         return replace(change, step_time_s=read_step_time(job.run_dir) if change.status == "success" else None)
-    fault = find_fault(read_faults(), change.state, _log(job))
+    scheduler = find_scheduler(job.scheduler)
+    phase: Phase = "failed" if change.state == FAILED else seen.phase
+    fault = find_fault(faults_of(scheduler), phase, _log(job))
     if fault is None:
         return change
-    nodes = ",".join(matching(change.nodes, fault.nodes))
+    nodes = ",".join(matching(scheduler.host_names(change.nodes), fault.nodes))
     return replace(change, fault=fault.name, bad_nodes=nodes or None)
+
+
+def matching(listed: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Those of the list that ``names`` mean, which may have their domain behind."""
+    return tuple(dict.fromkeys(host for name in names for host in (name, name.split(".")[0]) if host in listed))
 
 
 def _log(job: Job) -> str:

@@ -10,28 +10,28 @@ from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem, LlmbError, UsageError
-from llmb.jobs.faults import read_faults, worth_a_retry
+from llmb.jobs.faults import faults_of, worth_a_retry
 from llmb.jobs.job import Job
+from llmb.jobs.order import Prepared
 from llmb.jobs.store import KeyTaken, Store
 from llmb.jobs.submit import hand_over, submission_lock
-from llmb.launch.slurm.submission import Prepared
+from llmb.jobspec.spec import read_spec
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record, write_record
+from llmb.schedulers.lookup import find_scheduler
 
 LONGEST_AGO_S = 86400.0
 """A job that failed longer ago is nobody's concern any more."""
-_EXCLUDE = re.compile(r'^#SBATCH --exclude="?([^"\n]*)"?$', re.MULTILINE)
 _NUMBER = re.compile(r"(.*)#(\d+)")
 
 
 def retry_failed(store: Store, install: Path, environ: Mapping[str, str], now_s: float) -> Iterator[str]:
     """Submits jobs again that may be; yields what people should know.
 
-    Of several clients one does it. A job that Slurm refuses is left as it is, and tried at the next refresh.
+    Of several clients one does it. A job that is refused is left as it is, and tried at the next refresh.
     """
-    table = read_faults()
     for job in store.failed_with_retries(now_s - LONGEST_AGO_S):
-        if job.retries - job.restarts < 1 or not worth_a_retry(table, job.fault):
+        if job.retries - job.restarts < 1 or not worth_a_retry(faults_of(find_scheduler(job.scheduler)), job.fault):
             continue
         try:
             again, nodes = _submit_again(store, install, job, environ, now_s)
@@ -49,35 +49,38 @@ def repeated(job: Job, now_s: float) -> Job:
     """The next try of ``job``, which used up a retry each time that it was started again. Pure."""
     found = _NUMBER.fullmatch(job.key)
     fresh = {item.name: item.default for item in fields(Job) if item.default is not MISSING}
-    kept = {"cluster": job.cluster, "campaign": job.campaign, "retries": job.retries - job.restarts - 1}
+    same = {name: getattr(job, name) for name in ("scheduler", "cluster", "campaign", "array_index", "base_dir")}
+    kept = {**same, "retries": job.retries - job.restarts - 1}
     key = f"{found[1]}#{int(found[2]) + 1}" if found else f"{job.key}#2"
     return replace(job, **{**fresh, **kept, "key": key, "retry_of": job.key, "submitted_s": now_s})
 
 
-def excluded(script: str, *bad_nodes: str | None) -> str:
-    """Nodes to leave out: those that the batch script leaves out, and all that were at fault. Pure."""
-    asked = _EXCLUDE.search(script)
-    return ",".join(dict.fromkeys(filter(None, [asked[1] if asked else None, *bad_nodes])))
+def excluded(*nodes: str | None) -> str | None:
+    """Nodes to leave out: those that the job leaves out itself, and all that were at fault. Pure."""
+    return ",".join(dict.fromkeys(filter(None, nodes))) or None
 
 
 def _submit_again(store: Store, install: Path, job: Job, environ: Mapping[str, str], now_s: float) -> tuple[str, str]:
     """Id of the new job, and the nodes that it leaves out."""
-    folder, index = RunFolder(Path(job.run_dir)), _array_index(job)
-    base = folder if index is None else _array_base(folder, index)
-    nodes = excluded(base.batch_script.read_text(), *(tried.bad_nodes for tried in _tries(store, job)))
-    arguments = [f"--exclude={nodes}"] if nodes else []
-    arguments += [f"--array={index}"] if index is not None else []
+    folder = RunFolder(Path(job.run_dir))
+    spec = read_spec(folder)
+    if spec is None:
+        raise UsageError("it was submitted by an older llmb", do="submit the recipe anew")
+    nodes = excluded(spec.excluded_nodes, *(tried.bad_nodes for tried in _tries(store, job)))
+    prepared = Prepared(
+        spec.model_copy(update={"excluded_nodes": nodes}), job.asked.base, {job.array_index: folder}, again=True
+    )
     with submission_lock(install) as descriptor:
         new = repeated(job, now_s)
         store.add([new])
         record = read_record(folder)
         write_record(folder, record.model_copy(update={"status": "queued", "reason": None, "ended_at": None}))
         try:
-            (run,) = hand_over(store, Prepared(base, {index: folder}), {folder: new}, environ, descriptor, arguments)
+            (run,) = hand_over(store, prepared, {folder: new}, environ, descriptor)
         except (UsageError, EnvironmentProblem):
             write_record(folder, record)
             raise
-        return run.job.job_id, nodes
+        return run.job.job_id, nodes or ""
 
 
 def _tries(store: Store, job: Job) -> Iterator[Job]:
@@ -86,14 +89,3 @@ def _tries(store: Store, job: Job) -> Iterator[Job]:
     while tried:
         yield tried
         tried = store.by_key(tried.retry_of) if tried.retry_of else None
-
-
-def _array_index(job: Job) -> int | None:
-    _, _, index = (job.job_id or "").partition("_")
-    return int(index) if index else None
-
-
-def _array_base(folder: RunFolder, index: int) -> RunFolder:
-    """The folder of the array's batch script."""
-    above = folder.path.parent
-    return RunFolder(above.with_name(above.name.removesuffix(f".{index}")) / folder.name)

@@ -16,7 +16,6 @@ from llmb.errors import EnvironmentProblem, UsageError, unknown
 from llmb.jobs.filesystem import is_shared
 from llmb.jobs.job import COLUMNS, LIVE, NOT_SUBMITTED, SUBMITTING, Change, Job, Status
 from llmb.jobs.migrations import MIGRATIONS, SCHEMA_VERSION
-from llmb.jobs.states import STATES
 
 BUSY_S = 20.0
 """How long to wait for another process that writes."""
@@ -51,11 +50,16 @@ class Filter:
 
 def check_states(states: Iterable[str]) -> tuple[str, ...]:
     """Raises UsageError where one is no state of a job and no status of a run."""
-    known = sorted({*STATES, *get_args(Status)})
-    for state in states:
+    wanted = tuple(states)
+    if not wanted:
+        return ()
+    from llmb.jobs.states import known_states  # of all schedulers, which a plain list has no use for
+
+    known = sorted({*known_states(), *get_args(Status)})
+    for state in wanted:
         if state.upper() not in {name.upper() for name in known}:
             raise unknown("state", state, known)
-    return tuple(states)
+    return wanted
 
 
 class Store:
@@ -82,7 +86,7 @@ class Store:
         self.db.close()
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Raises KeyTaken, and adds none, where one of them is there already, unless it never reached Slurm."""
+        """Raises KeyTaken, and adds none, where one of them is there already, unless it never reached its scheduler."""
         rows = [asdict(job) for job in jobs]
         try:
             with self._transaction():
@@ -92,7 +96,7 @@ class Store:
             raise KeyTaken(f"this was submitted before: {error}", where=str(self.path)) from error
 
     def restore(self, jobs: Iterable[Job]) -> int:
-        """Adds those that are missing, by their key and by their run's id in Slurm; how many that were."""
+        """Adds those that are missing, by their key and by their run's job id; how many that were."""
         rows = [asdict(job) for job in jobs]
         with self._transaction():
             before = self.db.total_changes
@@ -100,7 +104,7 @@ class Store:
             return self.db.total_changes - before
 
     def submitted(self, job_ids: Mapping[str, str]) -> None:
-        """Slurm has taken the jobs of these keys, and calls them so. A job keeps the id that it got first."""
+        """The scheduler has taken the jobs of these keys, and calls them so. A job keeps the id that it got first."""
         with self._transaction():
             self.db.executemany(
                 "UPDATE jobs SET job_id = ?, state = 'PENDING', status = 'queued', reason = NULL"
@@ -109,12 +113,12 @@ class Store:
             )
 
     def withdraw(self, keys: Iterable[str]) -> None:
-        """Slurm has refused the jobs of these keys: it is as if nobody had tried."""
+        """The jobs of these keys were refused: it is as if nobody had tried."""
         with self._transaction():
             self.db.executemany("DELETE FROM jobs WHERE key = ? AND job_id IS NULL", [(key,) for key in keys])
 
     def not_submitted(self, key: str, reason: str) -> None:
-        """The job of ``key`` never reached Slurm."""
+        """The job of ``key`` never reached its scheduler."""
         with self._transaction():
             self.db.execute(
                 "UPDATE jobs SET state = ?, status = 'failed', reason = ? WHERE key = ? AND job_id IS NULL",
@@ -155,7 +159,7 @@ class Store:
         return self._select("WHERE status IN ('queued', 'running') OR ended_s >= ? ORDER BY submitted_s", since_s)
 
     def unresolved(self) -> list[Job]:
-        """Submissions of which nobody knows whether they reached Slurm."""
+        """Submissions of which nobody knows whether they were handed over."""
         return self._select("WHERE job_id IS NULL AND state = ? ORDER BY submitted_s", SUBMITTING)
 
     def failed_with_retries(self, since_s: float) -> list[Job]:
@@ -171,12 +175,13 @@ class Store:
         return {job.job_id for job in self._select("WHERE job_id IS NOT NULL") if job.job_id}
 
     def named(self, text: str) -> list[Job]:
-        """Jobs with this id in Slurm, tasks of this array, and runs whose folder's name begins so."""
+        """Jobs with this id, runs of this array, and runs whose folder's name begins so."""
         prefix = _escaped(text)
         return self._select(
-            "WHERE job_id = ? OR job_id LIKE ? ESCAPE '!' OR run_dir LIKE ? ESCAPE '!' ORDER BY submitted_s",
+            "WHERE job_id = ? OR (array_index IS NOT NULL AND job_id = ? || '_' || array_index)"
+            " OR run_dir LIKE ? ESCAPE '!' ORDER BY submitted_s",
             text,
-            f"{prefix}!_%",
+            text,
             f"%/{prefix}%/%",
         )
 

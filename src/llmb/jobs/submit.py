@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Submits jobs that the history knows of before Slurm does, so that a client may die at any moment.
+"""Submits jobs that the history knows of before the scheduler does, so that a client may die at any moment.
 
-One submission at a time: the row is written, sbatch called, the id written down. The lock that this happens under is
-held by sbatch, too. Whoever gets it next knows that of every row without an id Slurm has been told, or will never be.
+One submission at a time: the row is written, the job handed over, its id written down. The lock that this happens under
+is held by the program that submits, too. Whoever gets it next knows that of every row without an id the scheduler has
+been told, or will never be.
 """
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.history import FOLDER
 from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
+from llmb.jobs.order import Order, Prepared, Queued, prepare, removed_if_refused, send, write_job
 from llmb.jobs.store import Store
-from llmb.launch.slurm.submission import Order, Prepared, Queued, prepare, removed_if_refused, send, write_job
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import read_job
@@ -30,7 +31,7 @@ def new_key() -> str:
 
 @contextmanager
 def submission_lock(install: Path) -> Iterator[int]:
-    """Nobody else submits below ``install`` meanwhile, and nobody's sbatch is under way."""
+    """Nobody else submits below ``install`` meanwhile, and nobody's submission is under way."""
     with file_lock(install / FOLDER / "submit.lock", PATIENCE_S, "submitting jobs") as descriptor:
         yield descriptor
 
@@ -40,14 +41,14 @@ def submit_order(
 ) -> list[Queued]:
     """Queues ``order`` under ``key``: one job, or those of an array, whose keys have the index behind.
 
-    Raises KeyTaken where that was done before; UsageError and EnvironmentProblem where Slurm refuses, and the history
-    then knows nothing of it; InfrastructureError where Slurm does not answer: the job may be queued, and the next
+    Raises KeyTaken where that was done before; UsageError and EnvironmentProblem where it is refused, and the history
+    then knows nothing of it; InfrastructureError where nobody answers: the job may be queued, and the next
     refresh finds out.
     """
     with submission_lock(order.site.install) as descriptor:
         prepared = prepare(order)
         jobs = {
-            folder: new_job(folder, order.plan, key if index is None else f"{key}.{index}", campaign, order.retries)
+            folder: new_job(prepared, index, order.plan, key if index is None else f"{key}.{index}", campaign)
             for index, folder in prepared.folders.items()
         }
         with removed_if_refused(prepared):
@@ -61,11 +62,10 @@ def hand_over(
     jobs: Mapping[RunFolder, Job],
     environ: Mapping[str, str],
     descriptor: int,
-    arguments: Sequence[str] = (),
 ) -> list[Queued]:
-    """Calls sbatch for jobs that the history has, and writes down their ids."""
+    """Hands jobs over that the history has, and writes down their ids."""
     try:
-        queued = send(prepared, environ, [descriptor], arguments)
+        queued = send(prepared, environ, [descriptor])
     except (UsageError, EnvironmentProblem):
         store.withdraw(job.key for job in jobs.values())
         raise
@@ -85,11 +85,15 @@ def with_handle(run: Queued, job: Job) -> Queued:
     return Queued(run.folder, run.job.model_copy(update=handle))
 
 
-def new_job(folder: RunFolder, plan: Plan, key: str, campaign: str | None, retries: int) -> Job:
-    recipe = plan.recipe
+def new_job(prepared: Prepared, index: int | None, plan: Plan, key: str, campaign: str | None) -> Job:
+    """The row of one run of a job that is handed over next."""
+    recipe, folder, spec = plan.recipe, prepared.folders[index], prepared.spec
     return Job(
         key=key,
+        scheduler=spec.scheduler,
         run_dir=str(folder.path),
+        array_index=index,
+        base_dir=None if folder == prepared.base else str(prepared.base.path),
         experiment=folder.name,
         workload=recipe.workload,
         size=recipe.size,
@@ -98,5 +102,5 @@ def new_job(folder: RunFolder, plan: Plan, key: str, campaign: str | None, retri
         scale=recipe.scale,
         campaign=campaign,
         submitted_s=time.time(),
-        retries=retries,
+        retries=spec.retries,
     )

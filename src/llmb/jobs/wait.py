@@ -2,20 +2,27 @@
 """Waits for jobs to end."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from llmb.errors import InfrastructureError, InvalidRun, RunFailed, UserInterrupt
-from llmb.jobs.faults import read_faults, worth_a_retry
+from llmb.jobs.faults import faults_of, worth_a_retry
 from llmb.jobs.job import Job
 from llmb.jobs.refresh import refresh
 from llmb.jobs.retry import retry_failed
 from llmb.jobs.store import Store
+from llmb.programs.lookup import find_program
+from llmb.programs.port import NewSteps
+from llmb.runs.folder import RunFolder
+from llmb.runs.record import read_record
+from llmb.runs.step_follower import StepNews
+from llmb.schedulers.lookup import find_scheduler
 
 SHORTEST_S, LONGEST_S = 1.0, 15.0
-"""Between two questions to Slurm; longer the longer it takes."""
+"""Between two questions to a scheduler; longer the longer it takes."""
+LOOK_EVERY_S = 0.5
 PATIENCE_S = 600.0
-"""How long Slurm may not answer."""
+"""How long a scheduler may not answer."""
 WORST_FIRST = (
     RunFailed.exit_code,
     InfrastructureError.exit_code,
@@ -29,13 +36,14 @@ def wait_for(
     store: Store,
     install: Path,
     keys: Sequence[str],
-    environ: dict[str, str],
+    environ: Mapping[str, str],
     say: Callable[[str], None],
     time_out_s: float | None = None,
+    watch: "Watch | None" = None,
 ) -> list[Job]:
     """The jobs of ``keys`` once all have ended, or ``time_out_s`` is over; of one that was tried again, its last try.
 
-    Raises InfrastructureError where Slurm does not answer for ten minutes.
+    ``watch`` looks at them meanwhile. Raises InfrastructureError where a scheduler does not answer for ten minutes.
     """
     began = heard = time.monotonic()
     while True:
@@ -51,12 +59,38 @@ def wait_for(
         jobs = [last_try(store, key) for key in keys]
         over = time_out_s is not None and now - began >= time_out_s
         if over or not any(job.live for job in jobs):
+            if watch:
+                watch.look(jobs[0])
             return jobs
         pause = min(max((now - began) / 20, SHORTEST_S), LONGEST_S)
-        time.sleep(pause if time_out_s is None else min(pause, time_out_s - (now - began)))
+        until = time.monotonic() + (pause if time_out_s is None else min(pause, time_out_s - (now - began)))
+        while (left := until - time.monotonic()) > 0:
+            if watch:
+                watch.look(jobs[0])
+            time.sleep(min(left, LOOK_EVERY_S))
 
 
-def refresh_and_retry(store: Store, install: Path, environ: dict[str, str]) -> list[str]:
+class Watch:
+    """Tells of one job that is waited for, and of its steps as they are done."""
+
+    def __init__(self, on_job: Callable[[Job], None], on_step: Callable[[StepNews], None]) -> None:
+        self.on_job = on_job
+        self.on_step = on_step
+        self.steps: NewSteps | None = None
+
+    def look(self, job: Job) -> None:
+        self.on_job(job)
+        folder = RunFolder(Path(job.run_dir))
+        if self.steps is None:
+            try:
+                self.steps = find_program(read_record(folder).program).new_steps(folder)
+            except (OSError, ValueError):
+                return
+        for step in self.steps.new():
+            self.on_step(step)
+
+
+def refresh_and_retry(store: Store, install: Path, environ: Mapping[str, str]) -> list[str]:
     """Brings all jobs up to date, and submits again what may be; gives what people should know."""
     found = refresh(store, install)
     return [*found.warnings, *retry_failed(store, install, environ, time.time())]
@@ -73,8 +107,7 @@ def last_try(store: Store, key: str) -> Job:
 
 def exit_code(jobs: Sequence[Job]) -> int:
     """Of the job that ended worst; a job that has not ended is inconclusive."""
-    table = read_faults()
-    codes = {_exit_code(job, worth_a_retry(table, job.fault)) for job in jobs}
+    codes = {_exit_code(job, worth_a_retry(faults_of(find_scheduler(job.scheduler)), job.fault)) for job in jobs}
     return next(code for code in WORST_FIRST if code in codes or code == 0)
 
 

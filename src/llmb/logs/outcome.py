@@ -11,8 +11,8 @@ import numpy as np
 
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
-from llmb.logs.attempt import Attempt
 from llmb.logs.error_text import describe_content, last_error
+from llmb.logs.logged_attempt import LoggedAttempt
 from llmb.logs.reader import RunLog
 from llmb.logs.step_line import find_invalid_line
 from llmb.metrics.statistics import Statistics, describe
@@ -63,7 +63,7 @@ def _describe(values: "array[float]") -> Statistics:
 
 
 def _outcome(
-    attempt: Attempt,
+    attempt: LoggedAttempt,
     status: Status,
     reason: str,
     window: Window | None,
@@ -125,7 +125,7 @@ def _quoting(reason: str, tail: bytes) -> str:
     return f"{reason}; {words}" if words else reason
 
 
-def _attempts_text(attempt: Attempt) -> str:
+def _attempts_text(attempt: LoggedAttempt) -> str:
     return f" (attempt {attempt.number})" if attempt.number > 1 else ""
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from llmb.logs.attempt import Attempt
+from llmb.logs.logged_attempt import LoggedAttempt
 from llmb.logs.step_block import StepBlock, find_block
 from llmb.logs.step_finder import StepFinder
 from llmb.logs.step_line import MAX_LINE_BYTES, STEP_LINE_HEAD
@@ -29,7 +29,7 @@ class RunLog:
     """The file's last 16 KiB."""
     truncated_line: bool
     """The file ends in the middle of a step line, which is left out."""
-    attempt: Attempt
+    attempt: LoggedAttempt
     """The last attempt."""
 
 
@@ -49,14 +49,14 @@ def read_log(stream: BinaryIO, rule: str, chunk_bytes: int = CHUNK_BYTES) -> Run
 
     If the declared last step changes midway, the window moves, perhaps to earlier steps, and the log is read again.
     """
-    log = _read(stream, Attempt(rule), chunk_bytes)
+    log = _read(stream, LoggedAttempt(rule), chunk_bytes)
     if log.attempt.last == log.attempt.window_last:
         return log
     stream.seek(0)
-    return _read(stream, Attempt(rule, log.attempt.last), chunk_bytes)
+    return _read(stream, LoggedAttempt(rule, log.attempt.last), chunk_bytes)
 
 
-def _read(stream: BinaryIO, attempt: Attempt, chunk_bytes: int) -> RunLog:
+def _read(stream: BinaryIO, attempt: LoggedAttempt, chunk_bytes: int) -> RunLog:
     size, head, tail, rest = 0, b"", b"", b""
     finder = StepFinder()
     for chunk in _chunks(stream, chunk_bytes):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LONGEST_REASON = 100
 _LEAST_WIDTHS = {"state": 9}
-# Slurm states that add nothing to the status of the run.
+# States that add nothing to the status of the run.
 _IMPLIED = {
     "queued": "PENDING",
     "running": "RUNNING",

@@ -11,14 +11,14 @@ from llmb.report.table import Table
 from llmb.report.trace_report import PART_NAMES
 from llmb.runs.folder import RunFolder
 from llmb.runs.fp8_product import fp8_product
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.profiling import Profile
 from llmb.runs.result import Result
 from llmb.runs.stall import ranks_text
 from llmb.traces.summary import shares
 
 
-def plan_document(plan: Plan, command: tuple[str, ...], variables: dict[str, str]) -> dict[str, Any]:
+def plan_document(plan: EnginePlan, command: tuple[str, ...], variables: dict[str, str]) -> dict[str, Any]:
     return {"plan": plan.model_dump(mode="json"), "command": list(command), "variables": variables}
 
 
@@ -35,7 +35,7 @@ def run_document(folder: RunFolder, plan: Plan, result: Result) -> dict[str, Any
 
 def plan_title(plan: Plan) -> str:
     recipe = plan.recipe
-    forced = ", expert load forced to balance" if plan.force_load_balancing else ""
+    forced = ", expert load forced to balance" if isinstance(plan, EnginePlan) and plan.force_load_balancing else ""
     recorded = ", profiled" if plan.profile else ", NCCL traced" if plan.nccl_trace else ""
     return f"{recipe.workload} {recipe.size} {_dtype(plan)} on {recipe.scale} x {recipe.gpu_type}{forced}{recorded}"
 
@@ -43,12 +43,13 @@ def plan_title(plan: Plan) -> str:
 def _dtype(plan: Plan) -> str:
     if plan.fp8_recipe is None:
         return plan.recipe.dtype
-    product = fp8_product(plan.device, emulate=plan.emulate_fp8)
-    emulated = f", emulated: the products are {product.dtype}" if plan.emulate_fp8 else ""
+    emulated = ""
+    if isinstance(plan, EnginePlan) and plan.emulate_fp8:
+        emulated = f", emulated: the products are {fp8_product(plan.device, emulate=True).dtype}"
     return f"{plan.recipe.dtype} ({plan.fp8_recipe} scaling{emulated})"
 
 
-def plan_table(plan: Plan, command: tuple[str, ...], variables: dict[str, str]) -> Table:
+def plan_table(plan: EnginePlan, command: tuple[str, ...], variables: dict[str, str]) -> Table:
     layout, window = plan.recipe.layout, plan.window
     table = result_table(f"Plan: {plan_title(plan)}", "", "")
     table.add_row("steps", f"{plan.steps}, statistics over steps {window.first}-{window.last}")
@@ -91,7 +92,7 @@ def profile_text(profile: Profile) -> str:
     return f"steps {profile.first_step}-{profile.stop_step - 1}, ranks {ranks_text(profile.ranks)}, {name}"
 
 
-def _sharing(plan: Plan) -> str:
+def _sharing(plan: EnginePlan) -> str:
     parallelism = plan.parallelism
     replicas = parallelism.replicas(plan.recipe.layout).dense
     sharing = parallelism.dp_sharding or "full"

@@ -6,18 +6,21 @@ end in the record. ``metrics.jsonl`` has every step of the run once, from the at
 """
 
 from pathlib import Path
+from typing import TypeVar
 
 from llmb.errors import InfrastructureError, UsageError
 from llmb.metrics.window import resolve_window
 from llmb.runs.checkpoint import RECORD, SavedCheckpoint, checkpoint_name, saved_checkpoints
 from llmb.runs.failure import ATTEMPT
 from llmb.runs.folder import RunFolder, write_atomically
-from llmb.runs.plan import Plan, Start
-from llmb.runs.record import Attempt, Job, JobEnd, RunRecord, now, read_job_end, write_record
+from llmb.runs.plan import EnginePlan, Plan, Start
+from llmb.runs.record import Attempt, BegunJob, JobEnd, RunRecord, engine_plan, now, read_job_end, write_record
 from llmb.runs.steps import read_steps, step_to_json
 
+AnyPlan = TypeVar("AnyPlan", bound=Plan)
 
-def begin_attempt(folder: RunFolder, record: RunRecord, job: Job) -> RunRecord:
+
+def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRecord:
     """Makes the run ready for its next start by ``job``, and writes the record that the workers will read.
 
     Raises InfrastructureError where the run was started as often as it may be, OSError where nothing can be written.
@@ -67,9 +70,9 @@ def newest_checkpoint(folder: RunFolder, plan: Plan) -> SavedCheckpoint | None:
     return found[-1] if found else None
 
 
-def attempt_plan(record: RunRecord) -> Plan:
+def attempt_plan(record: RunRecord) -> EnginePlan:
     """What the workers of the latest attempt have to do: the run's plan, or what a checkpoint has left of it."""
-    plan, attempt = record.plan, record.attempts[-1] if record.attempts else None
+    plan, attempt = engine_plan(record), record.attempts[-1] if record.attempts else None
     if attempt is None or attempt.checkpoint is None:
         return plan
     consumed = plan.samples_before(attempt.first_step)
@@ -77,7 +80,7 @@ def attempt_plan(record: RunRecord) -> Plan:
     return plan.model_copy(update={"start": start, "steps": plan.last_step - attempt.first_step + 1})
 
 
-def with_window(plan: Plan, first_step: int) -> Plan:
+def with_window(plan: AnyPlan, first_step: int) -> AnyPlan:
     """Statistics are of one attempt: one that begins before the window's end has a warm-up and a window of its own.
 
     A window that is given by its steps stays: it is for the result to say that it was cut.

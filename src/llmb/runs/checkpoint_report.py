@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from llmb.logs.checkpoint_line import find_loads, find_saves
 from llmb.runs.checkpoint import saved_checkpoints
+from llmb.runs.checkpoint_times import CheckpointTime, checkpoint_time, read_checkpoint_times
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.steps import Step
@@ -31,20 +32,29 @@ def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> 
     """None for a run that neither loads nor saves. Raises OSError if the run's files cannot be read."""
     if not plan.save_checkpoint and plan.start is None:
         return None
-    save_s: list[float] = []
-    load_s: float | None = None
-    if folder.log.exists():
-        with folder.log.open("rb") as log:
-            for line in log:
-                save_s.extend(save.duration_s for save in find_saves(line))
-                load_s = next((load.duration_s for load in find_loads(line)), load_s)
+    times = _times(folder)
     newest = next(reversed(saved_checkpoints(folder.checkpoints_of(plan))), None)
     overlapped = [step.step for step in steps if step.saving]
     return CheckpointReport(
-        save_s=tuple(save_s),
-        load_s=load_s,
+        save_s=tuple(time.duration_s for time in times if time.kind == "save"),
+        load_s=next((time.duration_s for time in reversed(times) if time.kind == "load"), None),
         size_bytes=newest.size_bytes if newest else None,
         path=str(newest.path) if newest else None,
         overlapped_steps=len(overlapped),
         overlapped_steps_in_window=sum(plan.window.first <= step <= plan.window.last for step in overlapped),
     )
+
+
+def _times(folder: RunFolder) -> list[CheckpointTime]:
+    """Version 0.1 kept them in the log alone."""
+    if folder.checkpoint_times.exists():
+        return read_checkpoint_times(folder.checkpoint_times)
+    found: list[CheckpointTime] = []
+    if folder.log.exists():
+        with folder.log.open("rb") as log:
+            for line in log:
+                found += [checkpoint_time("load", load.start_s, load.duration_s, None) for load in find_loads(line)]
+                found += [
+                    checkpoint_time("save", save.start_s, save.duration_s, save.iteration) for save in find_saves(line)
+                ]
+    return found

@@ -14,7 +14,7 @@ LONGEST_MESSAGE = 300
 # What ranks say whose peer went away: they are victims, not the cause.
 VICTIM = re.compile(r"Connection (closed|reset) by|Broken pipe|Socket Timeout|remote process exited|NCCL.*abort", re.I)
 
-_STALL_LINE = re.compile(rf"^{STALL}(.*)$", re.MULTILINE)
+_STALL_LINE = re.compile(rf"^{STALL}(?:(?P<who>ranks? [\d, -]+) on (?P<host>[\w.-]+) )?(?P<how>.*)$", re.MULTILINE)
 _WORKER_LINE = re.compile(r"^llmb: rank (?P<rank>\d+) on (?P<host>\S+) failed: (?P<error>.*)$", re.MULTILINE)
 # An entry of the report that torch.distributed.run ends a failed run with.
 _ENTRY = re.compile(r"host\s*: (?P<host>\S+)\s+rank\s*: (?P<rank>\d+) .*\s+exitcode\s*: (?P<code>-?\d+) ")
@@ -23,7 +23,6 @@ _ENTRY = re.compile(r"host\s*: (?P<host>\S+)\s+rank\s*: (?P<rank>\d+) .*\s+exitc
 _TASK = re.compile(r"^srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)$", re.MULTILINE)
 _EXPECTED = ("Exited", "Terminated")
 """Ends that leave better words elsewhere in the log, or that srun brought about itself."""
-_RANK_ON_HOST = re.compile(r"(?:rank|task)s? [\d, -]+ on (?P<host>[\w.-]+) ")
 
 # What comes after a rank that left without a word: traces of the others, and the launcher's own report.
 _AFTERMATH = re.compile(r"^(Traceback \(most recent|[WE]\d{4} \S+ \d+ torch/distributed/elastic)", re.MULTILINE)
@@ -41,14 +40,13 @@ def first_failure(log: str, host: str = LOCALHOST) -> str | None:
     ``host`` is what the machine is called that the launcher calls localhost.
     """
     found = _find(log)
-    return found.what.replace(f" on {LOCALHOST} ", f" on {host} ") if found else None
+    return found.sentence(host) if found else None
 
 
 def failed_host(log: str) -> str | None:
     """The node of the rank that failed first; null where only its victims are known."""
     found = _find(log)
-    named = _RANK_ON_HOST.match(found.what) if found and not VICTIM.search(found.what) else None
-    return named["host"] if named and named["host"] != LOCALHOST else None
+    return found.host if found and found.host != LOCALHOST and not VICTIM.search(found.how) else None
 
 
 def latest_attempt(log: str) -> str:
@@ -68,10 +66,19 @@ def last_lines(log: str, most: int) -> list[str]:
 
 
 class _Failure(NamedTuple):
-    """What happened, and where the log's line about it ends, if the rank itself or another one wrote one."""
+    """Who failed and how, and where the log's line about it ends, if the rank itself or another one wrote one."""
 
-    what: str
+    how: str
+    who: str | None = None
+    """Such as 'rank 3'; None where ``how`` says it all."""
+    host: str | None = None
     end: int | None = None
+
+    def sentence(self, localhost: str) -> str:
+        """``localhost`` is what the machine is called that the launcher calls so."""
+        if self.who is None:
+            return self.how
+        return f"{self.who} on {localhost if self.host == LOCALHOST else self.host} {self.how}"
 
 
 def _find(log: str) -> _Failure | None:
@@ -83,27 +90,32 @@ def _find(log: str) -> _Failure | None:
     """
     stalled = _STALL_LINE.search(log)
     if stalled:
-        return _Failure(stalled[1], stalled.end())
+        return _Failure(stalled["how"], stalled["who"], stalled["host"], stalled.end())
     entries = list(_ENTRY.finditer(log))
     for entry in entries:
         number = -int(entry["code"])
         if number > 0 and number != signal.SIGTERM:  # which is how the launcher ends the others
             name = f"signal {number} ({_signal_name(number)})"
-            return _Failure(f"rank {entry['rank']} on {entry['host']} was killed by {name}")
+            return _Failure(f"was killed by {name}", f"rank {entry['rank']}", entry["host"])
     lines = sorted(_WORKER_LINE.finditer(log), key=lambda line: bool(VICTIM.search(line["error"])))
     own = [line for line in lines if not VICTIM.search(line["error"])]
     killed = next((task for task in _TASK.finditer(log) if not task["how"].startswith(_EXPECTED)), None)
     if killed and not own:
-        return _Failure(f"task {killed['tasks']} on {killed['host']} ended: {killed['how'].strip()}")
+        return _Failure(f"ended: {killed['how'].strip()}", f"task {killed['tasks']}", killed["host"])
     spoke = {line["rank"] for line in lines}
     silent = [entry for entry in entries if int(entry["code"]) > 0 and entry["rank"] not in spoke]
     if silent and not own:
-        return _Failure(f"rank {silent[0]['rank']} on {silent[0]['host']} ended with exit code {silent[0]['code']}")
+        return _ended(silent[0])
     if lines:
-        return _Failure(f"rank {lines[0]['rank']} on {lines[0]['host']} failed: {lines[0]['error']}", lines[0].end())
+        line = lines[0]
+        return _Failure(f"failed: {line['error']}", f"rank {line['rank']}", line["host"], line.end())
     if entries:
-        return _Failure(f"rank {entries[0]['rank']} on {entries[0]['host']} ended with exit code {entries[0]['code']}")
+        return _ended(entries[0])
     return None
+
+
+def _ended(entry: re.Match[str]) -> _Failure:
+    return _Failure(f"ended with exit code {entry['code']}", f"rank {entry['rank']}", entry["host"])
 
 
 def _signal_name(number: int) -> str:

@@ -80,6 +80,11 @@ class RunFolder:
         return Path(plan.checkpoint_dir) / self.path.parent.name if plan.checkpoint_dir else self.checkpoints
 
     @property
+    def checkpoint_times(self) -> Path:
+        """What saves and loads took; there once one was done."""
+        return self.path / "checkpoints.jsonl"
+
+    @property
     def environment(self) -> Path:
         """Written by the workers; its content moves into the record when the run ends."""
         return self.path / "environment.json"
@@ -103,6 +108,11 @@ class RunFolder:
     def job(self) -> Path:
         """The scheduler's handle of the run, written once it was submitted."""
         return self.path / "job.json"
+
+    @property
+    def job_spec(self) -> Path:
+        """All that was decided of the job before it was handed to a scheduler."""
+        return self.path / "job_spec.json"
 
     @property
     def job_end(self) -> Path:

@@ -25,7 +25,7 @@ class Start(Record):
 
 
 class Plan(Record):
-    """What a worker needs to know. Together with the software and the machine it decides every number of a run."""
+    """What every program that trains is told of a run; each says more in a plan of its own."""
 
     recipe: Recipe
     device: Device
@@ -33,20 +33,12 @@ class Plan(Record):
     window: Window
     seed: int
     fp8_recipe: Fp8Recipe | None = None
-    """Null for a run that does not compute in FP8."""
-    emulate_fp8: bool = False
-    recompute: Recompute
-    compiled: bool = False
-    keep_logits: bool = False
-    attention_backend: AttentionChoice = "auto"
-    force_load_balancing: bool = False
-    parallelism: Parallelism = Parallelism()
+    """None for a run that does not compute in FP8."""
     save_checkpoint: bool = False
     checkpoint_interval: int | None = None
     checkpoint_dir: str | None = None
     """Absolute; the run saves in a folder of its own below. Null for the run's folder."""
     start: Start | None = None
-    stall_limit_s: int = DEFAULT_STALL_LIMIT_S
     profile: Profile | None = None
     nccl_trace: bool = False
 
@@ -75,7 +67,23 @@ class Plan(Record):
         return self.checkpoint_interval is not None and (step + 1) % self.checkpoint_interval == 0
 
 
-def make_plan(recipe: Recipe, choices: Choices, *, device: Device, checkpoint: SavedCheckpoint | None = None) -> Plan:
+class EnginePlan(Plan):
+    """What a worker of the engine needs to know. With software and machine it decides every number of a run."""
+
+    emulate_fp8: bool = False
+    recompute: Recompute
+    """Required: by it the plan of an engine's run is known in a file."""
+    compiled: bool = False
+    keep_logits: bool = False
+    attention_backend: AttentionChoice = "auto"
+    force_load_balancing: bool = False
+    parallelism: Parallelism = Parallelism()
+    stall_limit_s: int = DEFAULT_STALL_LIMIT_S
+
+
+def make_plan(
+    recipe: Recipe, choices: Choices, *, device: Device, checkpoint: SavedCheckpoint | None = None
+) -> EnginePlan:
     """Checks that the engine can train ``recipe`` this way.
 
     A run that goes on from a checkpoint takes seed and training (optimizer, schedule, data) from there, but for what is
@@ -100,7 +108,7 @@ def make_plan(recipe: Recipe, choices: Choices, *, device: Device, checkpoint: S
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         raise UsageError(f"this run cannot be planned:\n{lines}", do="see 'llmb run --help'")
-    return Plan(
+    return EnginePlan(
         recipe=with_documents(recipe, training),
         device=device,
         steps=steps,

@@ -3,7 +3,6 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Literal
 
 from pydantic import Field
 
@@ -11,16 +10,19 @@ from llmb import __version__
 from llmb.catalogue.records import Record
 from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, write_atomically
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.result import Result, Status
 
 SCHEMA_VERSION = 1
 
 
-class Job(Record):
+ENGINE = "engine"
+
+
+class BegunJob(Record):
     """The run as the scheduler's batch script saw it when it began, for the last time."""
 
-    scheduler: Literal["slurm"] = "slurm"
+    scheduler: str = "slurm"
     job_id: str
     nodes: str
     """The scheduler's list of nodes, such as ``node[1-2]``."""
@@ -32,7 +34,7 @@ class Attempt(Record):
 
     number: int
     started_at: str
-    job: Job
+    job: BegunJob
     first_step: int
     checkpoint: str | None
     """What it goes on from; null for the run's own start."""
@@ -41,11 +43,20 @@ class Attempt(Record):
     signal: str | None = None
 
 
+class Process(Record):
+    """A process that cannot be taken for a later one with its number."""
+
+    host: str
+    pid: int
+    started: str
+    """By the clock of the host since it was booted, and which boot that was."""
+
+
 class SubmittedJob(Record):
     """The content of ``job.json``: a run's handle in a scheduler."""
 
     schema_version: int = 1
-    scheduler: Literal["slurm"] = "slurm"
+    scheduler: str = "slurm"
     job_id: str
     cluster: str | None = None
     submitted_at: str
@@ -56,8 +67,23 @@ class SubmittedJob(Record):
     """How often the run may be submitted again."""
     retry_of: str | None = None
     """Key of the job that this one repeats."""
+    array_index: int | None = None
+    """Of a run of an array."""
+    base_dir: str | None = None
+    """The folder whose script runs; None for the run's own."""
+    process: Process | None = None
+    """Of a job that is a process of a machine."""
     earlier: tuple["SubmittedJob", ...] = ()
     """The jobs that the run had before."""
+
+    def in_folder(self, folder: RunFolder) -> "SubmittedJob":
+        """With what version 0.1 left to the job's id and the folder's name: which run of an array it is."""
+        number = self.job_id.partition("_")[2]
+        if self.scheduler != "slurm" or self.array_index is not None or not number.isdigit():
+            return self
+        above = folder.path.parent
+        base = above.with_name(above.name.removesuffix(f".{number}")) / folder.name
+        return self.model_copy(update={"array_index": int(number), "base_dir": str(base)})
 
 
 class JobEnd(Record):
@@ -78,11 +104,13 @@ class RunRecord(Record):
     reason: str | None = None
     exit_code: int | None = None
     llmb_version: str = __version__
+    program: str = ENGINE
+    """What trains. Version 0.1 did not say it: its records hold the engine's plan whatever ran."""
     started_at: str | None
     """Null while the run waits in a queue."""
     ended_at: str | None = None
     command: tuple[str, ...]
-    job: Job | None = None
+    job: BegunJob | None = None
     """Null for a run without a scheduler, and for one that waits."""
     variables: dict[str, str] = Field(default_factory=dict)
     """What the workers' environment got beside the user's."""
@@ -90,7 +118,7 @@ class RunRecord(Record):
     """How often a scheduler may start the run again; 0 leaves that to the scheduler."""
     attempts: tuple[Attempt, ...] = ()
     """Of a run of a scheduler."""
-    plan: Plan
+    plan: EnginePlan | Plan
     conventions: dict[str, str]
     environment: Environment | None = None
     result: Result | None = None
@@ -109,22 +137,38 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def new_record(plan: Plan, command: tuple[str, ...], variables: Mapping[str, str] | None = None) -> RunRecord:
+def new_record(
+    plan: Plan, command: tuple[str, ...], variables: Mapping[str, str] | None = None, job: BegunJob | None = None
+) -> RunRecord:
+    """Of a run that begins here and now."""
     return RunRecord(
         status="running",
         started_at=now(),
         command=command,
+        job=job,
         variables=dict(variables or {}),
         plan=plan,
         conventions=CONVENTIONS,
     )
 
 
-def queued_record(plan: Plan, command: tuple[str, ...], retries: int = 0) -> RunRecord:
+def queued_record(plan: Plan, command: tuple[str, ...], retries: int = 0, program: str = ENGINE) -> RunRecord:
     """Of a run that a scheduler will start."""
     return RunRecord(
-        status="queued", started_at=None, command=command, retries=retries, plan=plan, conventions=CONVENTIONS
+        status="queued",
+        program=program,
+        started_at=None,
+        command=command,
+        retries=retries,
+        plan=plan,
+        conventions=CONVENTIONS,
     )
+
+
+def engine_plan(record: RunRecord) -> EnginePlan:
+    """The plan of a run of the engine."""
+    assert isinstance(record.plan, EnginePlan), f"this run is of {record.program}"
+    return record.plan
 
 
 def write_record(folder: RunFolder, record: RunRecord) -> None:
@@ -137,7 +181,7 @@ def read_record(folder: RunFolder) -> RunRecord:
 
 def read_job(folder: RunFolder) -> SubmittedJob | None:
     """Null where the run was not submitted, or the client was killed before it could write this down."""
-    return SubmittedJob.model_validate_json(folder.job.read_text()) if folder.job.exists() else None
+    return SubmittedJob.model_validate_json(folder.job.read_text()).in_folder(folder) if folder.job.exists() else None
 
 
 def read_job_end(folder: RunFolder) -> JobEnd | None:

@@ -14,7 +14,7 @@ from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
 from llmb.runs.failure import LOCALHOST, first_failure
 from llmb.runs.fp8_product import Fp8Product
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 from llmb.runs.profile_report import ProfileReport
 from llmb.runs.steps import Counters, Step, count_steps
 
@@ -90,7 +90,7 @@ class Result(Record):
 
 
 def conclude(
-    plan: Plan,
+    plan: EnginePlan,
     steps: Sequence[Step],
     exit_code: int,
     log_tail: str,
@@ -129,16 +129,16 @@ def conclude(
         expert_load=None if no_statistics else _expert_load(plan, inside),
         counters=count_steps(steps),
         fp8=None if no_statistics else _fp8(plan, inside),
-        **(_metrics(throughput(plan.recipe, statistics.mean)) if statistics else {}),
+        **(metrics_of(throughput(plan.recipe, statistics.mean)) if statistics else {}),
     )
 
 
-def _metrics(measured: Throughput) -> dict[str, Any]:
+def metrics_of(measured: Throughput) -> dict[str, Any]:
     """Throughput as fields of a result, which has the step time with its spread."""
     return {name: value for name, value in asdict(measured).items() if name != "step_time_s"}
 
 
-def _no_statistics(plan: Plan, status: Status, inside: Sequence[Step]) -> str | None:
+def _no_statistics(plan: EnginePlan, status: Status, inside: Sequence[Step]) -> str | None:
     """The reason if the steps of the window give no statistics, else None."""
     window = plan.window
     size = window.last - window.first + 1
@@ -153,7 +153,7 @@ def _no_statistics(plan: Plan, status: Status, inside: Sequence[Step]) -> str | 
     return None
 
 
-def _expert_load(plan: Plan, steps: Sequence[Step]) -> ExpertLoadReport | None:
+def _expert_load(plan: EnginePlan, steps: Sequence[Step]) -> ExpertLoadReport | None:
     loads = [step.expert_load for step in steps if step.expert_load]
     if not loads:
         return None
@@ -164,7 +164,7 @@ def _expert_load(plan: Plan, steps: Sequence[Step]) -> ExpertLoadReport | None:
     )
 
 
-def _fp8(plan: Plan, steps: Sequence[Step]) -> Fp8Report | None:
+def _fp8(plan: EnginePlan, steps: Sequence[Step]) -> Fp8Report | None:
     counts = [step.fp8 for step in steps if step.fp8]
     if not counts or plan.fp8_recipe is None:
         return None
@@ -176,7 +176,9 @@ def _fp8(plan: Plan, steps: Sequence[Step]) -> Fp8Report | None:
     )
 
 
-def _status(plan: Plan, steps: Sequence[Step], exit_code: int, log_tail: str, host: str) -> tuple[Status, str | None]:
+def _status(
+    plan: EnginePlan, steps: Sequence[Step], exit_code: int, log_tail: str, host: str
+) -> tuple[Status, str | None]:
     spoiled = next((step for step in steps if not step.finite), None)
     if spoiled:
         return "invalid", spoiled.values_text()

@@ -24,6 +24,7 @@ from llmb.engine.precision.state import FP8
 from llmb.errors import UsageError
 from llmb.logs.checkpoint_line import LoadLine, format_load_line
 from llmb.runs.checkpoint import WEIGHTS
+from llmb.runs.checkpoint_times import CheckpointTime, checkpoint_time
 
 # The types that the metadata of a checkpoint of tensors consists of. BytesStorageMetadata is excluded on purpose: it
 # describes objects, which torch would unpickle.
@@ -53,8 +54,8 @@ def load_checkpoint(
     ranks: Ranks,
     *,
     optimizer_state: bool = True,
-) -> None:
-    """Restores weights, optimizer state and random number generators from the folder above ``weights``.
+) -> CheckpointTime:
+    """Restores weights, optimizer state and random states from the folder above ``weights``; returns its duration.
 
     Without ``optimizer_state``, which imported weights lack, the optimizer state is initialized. A collective: all
     ranks have to call it. Raises ValueError if the metadata names a type that no checkpoint of llmb contains, and
@@ -83,9 +84,10 @@ def load_checkpoint(
         fill_copies(of_stage, wanted)
     restore_random(wanted, ranks.device)
     dist.barrier()
+    took = checkpoint_time("load", start, time.perf_counter() - began, None)
     if ranks.is_first:
-        line = LoadLine(ranks.rank, start, time.perf_counter() - began)
-        sys.stdout.write(format_load_line(line) + "\n")
+        sys.stdout.write(format_load_line(LoadLine(ranks.rank, took.start_s, took.duration_s)) + "\n")
+    return took
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.watchdog.flight_recorder import CHECKPOINT_GROUP
 from llmb.logs.checkpoint_line import SaveLine, format_save_line
 from llmb.runs.checkpoint import WEIGHTS, checkpoint_name, partial_path
+from llmb.runs.checkpoint_times import add_checkpoint_time, checkpoint_time
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 
@@ -52,6 +53,7 @@ class Saver:
     ) -> None:
         self.plan = plan
         self.folder = folder.checkpoints_of(plan)
+        self.times = folder.checkpoint_times
         self.ranks = ranks
         self.stages = stages
         self.optimizers = optimizers
@@ -101,3 +103,4 @@ class Saver:
     def _report(self, line: SaveLine) -> None:
         if self.ranks.is_first:
             sys.stdout.write(format_save_line(line) + "\n")
+            add_checkpoint_time(self.times, checkpoint_time("save", line.start_s, line.duration_s, line.iteration))

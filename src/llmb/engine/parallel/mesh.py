@@ -14,7 +14,7 @@ from llmb.catalogue.records import Layout
 from llmb.engine.device import local_device
 from llmb.engine.parallel.gloo import gloo_backend
 from llmb.runs.parallelism import Replicas
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 
 DIMENSIONS = ("pp", "dp", "cp", "tp")
 """Slowest-varying first: the ranks of a tensor-parallel group are consecutive, as in Megatron-LM."""
@@ -68,7 +68,7 @@ class Ranks:
         return self.rank == 0
 
 
-def join_ranks(plan: Plan) -> Ranks:
+def join_ranks(plan: EnginePlan) -> Ranks:
     """Connects this process to the others, as configured by the environment variables of torch.distributed.run."""
     device, gpus = local_device(plan.device), plan.recipe.layout.gpus
     if plan.device == "cuda":

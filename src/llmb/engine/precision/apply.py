@@ -18,13 +18,13 @@ from llmb.engine.precision.linear import Fp8Linear
 from llmb.engine.precision.scaling import Scales
 from llmb.errors import EnvironmentProblem
 from llmb.runs.fp8_product import ProductDtype, fp8_product
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 
 CAPABILITY = (8, 9)
 """Compute capability of the first GPUs with FP8 products."""
 
 
-def apply_fp8(stages: Sequence[Decoder], plan: Plan, ranks: Ranks, *, keep_weights: bool) -> None:
+def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, *, keep_weights: bool) -> None:
     """Changes attention and feed-forward layers in place, after expert parallelism and before tensor parallelism.
 
     ``keep_weights`` keeps cast weights for a step, for parameters that stay gathered that long. Raises
@@ -55,7 +55,7 @@ def check_device(device: torch.device) -> None:
         )
 
 
-def fp8_blocks(stage: Decoder, plan: Plan) -> list[nn.Module]:
+def fp8_blocks(stage: Decoder, plan: EnginePlan) -> list[nn.Module]:
     """All blocks; with current scaling the first and the last one of the model stay in bf16."""
     ends = () if plan.fp8_recipe == "delayed" else (0, stage.model.layers - 1)
     return [block for number, block in stage.layers.items() if int(number) not in ends]

@@ -14,7 +14,7 @@ from llmb.engine.watchdog.heartbeat import LONGEST_TICK_S, Heartbeats
 from llmb.engine.watchdog.progress import Position, Progress
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import host_name
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 from llmb.runs.stall import PHASE_LIMITS, STALL, Beat, find_stall, overdue, see, time_to_notice
 
 LAUNCHER_PID = "LLMB_LAUNCHER_PID"
@@ -28,7 +28,7 @@ LONGEST_REPORT_S = 2.0
 STALLED = 1
 
 
-def start_watchdog(plan: Plan, folder: RunFolder, progress: Progress) -> None:
+def start_watchdog(plan: EnginePlan, folder: RunFolder, progress: Progress) -> None:
     """Starts the watchdog of this rank, which ends with the process."""
     launcher = int(os.environ.pop(LAUNCHER_PID, "0"))
     watchdog = Watchdog(plan, folder, progress, launcher)
@@ -42,7 +42,7 @@ class Watchdog:
     progress does a rank look at its collectives, and do ranks other than 0 read.
     """
 
-    def __init__(self, plan: Plan, folder: RunFolder, progress: Progress, launcher: int) -> None:
+    def __init__(self, plan: EnginePlan, folder: RunFolder, progress: Progress, launcher: int) -> None:
         self.rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.host = host_name()
         self.limit_s = time_to_notice(plan.stall_limit_s)

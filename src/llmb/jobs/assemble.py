@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a plan, what was asked for, and the site, to the specification of a job. Pure."""
+
+from collections.abc import Iterator
+
+from llmb.catalogue.records import JobDefaults
+from llmb.errors import UsageError
+from llmb.jobspec.container import ContainerSettings
+from llmb.jobspec.options import FrameworkOptions, JobOptions
+from llmb.jobspec.placement import place
+from llmb.jobspec.spec import JobSpec
+from llmb.jobspec.variables import Layer, Variable, layered
+from llmb.jobspec.words import PYTHON, RUN_FOLDER
+from llmb.programs.port import Asked, Program, Work
+from llmb.runs.choices import Choices
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+from llmb.schedulers.port import Scheduler
+from llmb.site.site import Site
+
+BEGIN = (PYTHON, "-m", "llmb.jobs.begin", RUN_FOLDER)
+FINISH = (PYTHON, "-m", "llmb.jobs.finish", RUN_FOLDER)
+
+
+def assemble(
+    plan: Plan,
+    program: Program,
+    choices: Choices,
+    asked: FrameworkOptions,
+    defaults: JobDefaults,
+    options: JobOptions,
+    site: Site,
+    scheduler: Scheduler,
+    folder: RunFolder,
+) -> JobSpec:
+    """The job that runs ``plan`` in ``folder``, which need not exist. Raises UsageError where it cannot be."""
+    recipe, chosen = plan.recipe, scheduler.defaults(site)
+    given = options.gpus_per_node or chosen.gpus_per_node
+    config = site.config
+    own = (config.environment, config.environment_of(recipe.workload), options.variables)
+    known = frozenset(name for names in (site.shell, *own) for name in names)
+    work = program.work(plan, Asked(choices=choices, options=asked, site=site, variables=known), folder)
+    what = f"{recipe.workload} {recipe.size} {recipe.dtype} on {recipe.scale} x {recipe.gpu_type}"
+    spec = JobSpec(
+        scheduler=scheduler.name,
+        program=program.name,
+        title=f"{what}, by llmb{work.title}",
+        name=folder.name,
+        placement=place(recipe.scale, given or defaults.gpus_per_node),
+        gpus=plan.device == "cuda",
+        nvlink_domain_nodes=defaults.nvlink_domain_nodes,
+        time_limit_min=defaults.time_limit_min,
+        retries=chosen.retries if options.retries is None else options.retries,
+        start=work.start or options.start or chosen.start,
+        variables=job_variables(plan, work, defaults, options, site),
+        modules=config.modules,
+        profiles=(*([site.fabric.profile] if site.fabric and site.fabric.profile else []), *config.profiles),
+        python=config.python or options.python,
+        container=mounted(work.container, plan, site),
+        control_in_container=work.control_in_container,
+        begin=BEGIN,
+        work=work.command,
+        finish=FINISH,
+        log=folder.log.name,
+    )
+    return scheduler.completed(spec, options, site)
+
+
+def job_variables(
+    plan: Plan, work: Work, defaults: JobDefaults, options: JobOptions, site: Site
+) -> tuple[Variable, ...]:
+    """Raises UsageError where the network needs a variable that nobody has set."""
+    config = site.config
+    fabric = site.fabric if plan.device == "cuda" else None
+    shipped = [work.variables]
+    if fabric:
+        shipped.append(Layer(f"fabric {fabric.fabric}", fabric.variables))
+    if work.recipe_variables:
+        shipped.append(Layer("recipe", {variable.name: variable.value for variable in defaults.variables}))
+    given = [
+        Layer("cluster_config.yaml", config.environment),
+        Layer("cluster_config.yaml, workload", config.environment_of(plan.recipe.workload)),
+        Layer("--env", options.variables),
+    ]
+    variables = layered(shipped, site.shell, given)
+    known = {variable.name for variable in variables} | set(site.shell)
+    missing = [name for name in fabric.needs if name not in known] if fabric else []
+    if fabric and missing:
+        what = f"the network {fabric.fabric} needs {', '.join(missing)}, which only this cluster knows"
+        raise UsageError(what, do="set it under 'environment' in cluster_config.yaml")
+    return variables
+
+
+def mounted(container: ContainerSettings, plan: Plan, site: Site) -> ContainerSettings:
+    """With the folders that every job needs. Raises UsageError for one that cannot be mounted by its name."""
+    if container.runtime == "none":
+        return container
+    own = list(_own_mounts(plan, site))
+    odd = [path for path in own if "," in path or ":" in path]
+    if odd:
+        do = "give a folder whose name has no comma and no colon"
+        raise UsageError(f"{container.runtime} cannot mount {', '.join(map(repr, odd))}", do=do)
+    return container.model_copy(update={"mounts": tuple(dict.fromkeys([*container.mounts, *own]))})
+
+
+def _own_mounts(plan: Plan, site: Site) -> Iterator[str]:
+    yield str(site.install)
+    if plan.checkpoint_dir:
+        yield plan.checkpoint_dir
+    if plan.start:
+        yield plan.start.path

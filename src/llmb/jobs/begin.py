@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job calls before its workers start: ``python -m llmb.jobs.begin RUN_FOLDER``."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from llmb.errors import InfrastructureError, LlmbError, UsageError
+from llmb.jobspec.spec import read_spec
+from llmb.runs.attempts import begin_attempt
+from llmb.runs.folder import RunFolder
+from llmb.runs.record import BegunJob, RunRecord, now, read_record, write_record
+from llmb.schedulers.lookup import QUEUE, find_scheduler
+
+
+def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
+    """Writes down that the run begins, or begins again, in which job and on which nodes.
+
+    Raises UsageError where another job has this run; InfrastructureError, and ends the run's record, where it was
+    started as often as it may be.
+    """
+    spec = read_spec(folder)
+    job = find_scheduler(spec.scheduler if spec else QUEUE).current_job(environ)
+    record = read_record(folder)
+    check_single(folder, record, job)
+    try:
+        begin_attempt(folder, record, job)
+    except InfrastructureError as error:
+        over = {"status": "failed", "reason": error.what, "exit_code": error.exit_code, "ended_at": now()}
+        write_record(folder, record.model_copy(update=over))
+        raise
+
+
+def check_single(folder: RunFolder, record: RunRecord, job: BegunJob) -> None:
+    """Raises UsageError where another job began the run, unless it was queued again since.
+
+    A requeued job keeps its id; a submission of the run in a new job sets its status back to queued.
+    """
+    if record.job is None or record.job.job_id == job.job_id or record.status == "queued":
+        return
+    raise UsageError(
+        f"job {record.job.job_id} has this run ({record.status}), and job {job.job_id} would write into the same files",
+        where=str(folder.path),
+        do="submit the recipe again with 'llmb submit': each job needs a run folder of its own",
+    )
+
+
+def main() -> None:
+    try:
+        begin(RunFolder(Path(sys.argv[1])), os.environ)
+    except LlmbError as error:
+        sys.stderr.write(f"llmb: error: {error}\n")
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

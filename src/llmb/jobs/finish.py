@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job calls when its workers ended: ``python -m llmb.jobs.finish RUN_FOLDER EXIT_CODE SIGNAL``.
+
+No signal is empty.
+"""
+
+import sys
+from pathlib import Path
+
+from llmb.programs.conclude import conclude_run
+from llmb.programs.port import End
+from llmb.runs.folder import RunFolder
+from llmb.runs.record import read_record
+from llmb.runs.result import Result
+from llmb.schedulers.lookup import QUEUE, find_scheduler
+
+
+def finish_job(folder: RunFolder, exit_code: int, signal: str = "") -> Result:
+    """Writes the result of a job whose workers ended; the empty signal is none."""
+    record = read_record(folder)
+    scheduler = find_scheduler(record.job.scheduler if record.job else QUEUE)
+    return conclude_run(folder, record, End(exit_code, scheduler.cause(signal) if signal else None))
+
+
+if __name__ == "__main__":
+    finish_job(RunFolder(Path(sys.argv[1])), int(sys.argv[2]), sys.argv[3])

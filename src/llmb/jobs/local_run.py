@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One whole run on this machine: specification, record, workers, result; and its place in the history."""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
+from llmb.jobs.history import open_history
+from llmb.jobs.job import Job
+from llmb.jobs.order import Prepared, send, write_job
+from llmb.jobs.refresh import refresh_job
+from llmb.jobs.store import Store
+from llmb.jobs.submit import new_job, new_key, with_handle
+from llmb.jobspec.options import FrameworkOptions
+from llmb.jobspec.placement import Placement
+from llmb.jobspec.spec import JobSpec, write_spec
+from llmb.jobspec.variables import layered
+from llmb.processes.signals import Interrupted
+from llmb.programs.conclude import conclude_run
+from llmb.programs.lookup import find_program
+from llmb.programs.port import Asked, End
+from llmb.runs.choices import Choices
+from llmb.runs.failure import last_lines
+from llmb.runs.folder import RunFolder, cannot_write
+from llmb.runs.log_tail import tail
+from llmb.runs.plan import EnginePlan
+from llmb.runs.record import ENGINE, RunRecord, new_record, write_record
+from llmb.runs.result import Result
+from llmb.runs.stall import time_to_notice
+from llmb.runs.step_follower import StepNews
+from llmb.schedulers.local.command import local_command
+from llmb.schedulers.local.scheduler import INTERRUPTED, JOB_VARIABLE, WORDS
+from llmb.schedulers.local.workers import run_workers
+from llmb.schedulers.lookup import LOCAL, find_scheduler
+from llmb.site.site import Site
+
+LAST_LINES = 12
+Say = Callable[[str], None]
+
+
+def local_spec(plan: EnginePlan, install: Path, environ: Mapping[str, str], folder: RunFolder) -> JobSpec:
+    """The job that runs ``plan`` here, in ``folder``, which need not exist."""
+    program, recipe = find_program(ENGINE), plan.recipe
+    site = Site(install=install, shell=environ)
+    asked = Asked(choices=Choices(), options=FrameworkOptions(), site=site, variables=frozenset(environ))
+    work = program.work(plan, asked, folder)
+    return JobSpec(
+        scheduler=LOCAL,
+        program=program.name,
+        title=f"{recipe.workload} {recipe.size} {recipe.dtype} on {recipe.scale} x {recipe.gpu_type}, by llmb",
+        name=folder.name,
+        placement=Placement(1, recipe.scale, whole_nodes=False),
+        gpus=plan.device == "cuda",
+        time_limit_min=None,
+        start="torchrun",
+        variables=layered([work.variables], {}, ()),
+        python=sys.executable,
+        work=work.command,
+        log=folder.log.name,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A run that is written down, and its row in the history."""
+
+    record: RunRecord
+    row: Job
+
+
+def _begin(
+    plan: EnginePlan, spec: JobSpec, folder: RunFolder, variables: Mapping[str, str], install: Path, say: Say
+) -> _Begun:
+    """Writes all files of the run, and its row, before its workers start. Raises OSError, EnvironmentProblem."""
+    prepared = Prepared(spec, folder, {None: folder})
+    (run,) = send(prepared, {})
+    started = find_scheduler(spec.scheduler).current_job({JOB_VARIABLE: run.job.job_id})
+    row = new_job(prepared, None, plan, new_key(), None)
+    row = replace(row, job_id=run.job.job_id, state=WORDS["running"], status="running", nodes=started.nodes)
+    row = replace(row, started_s=row.submitted_s)
+    record = new_record(plan, local_command(spec, folder), variables, started)
+    write_record(folder, record)
+    write_spec(folder, spec)
+    write_job(with_handle(run, row))
+    _note(install, say, lambda store: store.add([row]))
+    return _Begun(record, row)
+
+
+def _note(install: Path, say: Say, write: Callable[[Store], object]) -> None:
+    """A run is not lost because the history cannot be written: 'llmb jobs rebuild' adds it later."""
+    try:
+        with open_history(install, say) as store:
+            write(store)
+    except (EnvironmentProblem, UsageError) as error:
+        say(f"the history of jobs lacks this run: {error.what}; 'llmb jobs rebuild' adds it")
+
+
+def run_here(
+    plan: EnginePlan,
+    spec: JobSpec,
+    folder: RunFolder,
+    install: Path,
+    variables: Mapping[str, str],
+    on_step: Callable[[StepNews], None],
+    say: Say,
+) -> Result:
+    """Runs ``plan`` to its end, whatever that is, and writes its record.
+
+    Raises UserInterrupt once an interrupted run is ended and recorded, EnvironmentProblem where nothing can be written.
+    """
+    patience_s = time_to_notice(plan.stall_limit_s)
+    steps = find_program(spec.program).new_steps(folder)
+
+    def on_time() -> None:
+        for step in steps.new():
+            on_step(step)
+
+    try:
+        job = _begin(plan, spec, folder, variables, install, say)
+        try:
+            command = local_command(spec, folder)
+            end = End(run_workers(command, variables, folder, on_time, patience_s))
+        except Interrupted as signal:
+            end = End(INTERRUPTED, str(signal))
+        result = conclude_run(folder, job.record, end)
+    except OSError as error:
+        raise cannot_write(folder.path, error) from error
+    _note(install, say, lambda store: refresh_job(store, job.row))
+    if end.cause:
+        raise UserInterrupt(f"the run was {result.reason}", where=str(folder.log))
+    return result
+
+
+def raise_unless_successful(folder: RunFolder, result: Result) -> None:
+    """Raises InvalidRun or RunFailed, with the end of the log."""
+    if result.status == "invalid":
+        raise InvalidRun(f"the run is invalid: {result.reason}", where=str(folder.log))
+    if result.status == "failed":
+        lines = "\n".join(f"  | {line}" for line in last_lines(tail(folder.log), LAST_LINES))
+        raise RunFailed(f"the run failed: {result.reason}\n{lines}", where=str(folder.log))

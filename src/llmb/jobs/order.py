@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a request to a job that is handed over: the plan is checked, then the run folder written."""
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from llmb.catalogue.job_defaults import job_defaults
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import JobDefaults
+from llmb.catalogue.resolve import Request, resolve
+from llmb.errors import EnvironmentProblem, UsageError
+from llmb.jobs.assemble import assemble
+from llmb.jobspec.options import FrameworkOptions, JobOptions
+from llmb.jobspec.spec import JobSpec, write_spec
+from llmb.programs.lookup import find_program
+from llmb.runs.choices import Choices
+from llmb.runs.disk_space import check_space
+from llmb.runs.folder import (
+    RunFolder,
+    cannot_write,
+    create_run_folder,
+    experiment_name,
+    run_parent,
+    write_atomically,
+)
+from llmb.runs.plan import Plan
+from llmb.runs.record import ENGINE, SubmittedJob, now, queued_record, write_record
+from llmb.schedulers.lookup import QUEUE, find_scheduler
+from llmb.schedulers.port import Scheduler
+from llmb.site.site import Site
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A job that can be queued: everything is decided but its folder."""
+
+    plan: Plan
+    defaults: JobDefaults
+    options: JobOptions
+    site: Site
+    program: str = ENGINE
+    choices: Choices = field(default_factory=Choices)
+    framework: FrameworkOptions = field(default_factory=FrameworkOptions)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return find_scheduler(QUEUE)
+
+    def spec(self, folder: RunFolder) -> JobSpec:
+        return assemble(
+            self.plan,
+            find_program(self.program),
+            self.choices,
+            self.framework,
+            self.defaults,
+            self.options,
+            self.site,
+            self.scheduler,
+            folder,
+        )
+
+    def sample_folder(self) -> RunFolder:
+        name = experiment_name(self.plan)
+        return RunFolder(run_parent(self.site.install, self.plan) / f"{name}_SECONDS" / name)
+
+    def sample(self) -> JobSpec:
+        """The job in a folder that need not exist. Raises UsageError where it cannot be asked for."""
+        return self.spec(self.sample_folder())
+
+    def script(self) -> str:
+        """Likewise, as text."""
+        return self.scheduler.script(self.sample(), self.sample_folder())
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """One run that was submitted."""
+
+    folder: RunFolder
+    job: SubmittedJob
+
+
+def make_order(
+    catalogue: Catalogue,
+    request: Request,
+    choices: Choices,
+    options: JobOptions,
+    site: Site,
+    framework: FrameworkOptions | None = None,
+) -> Order:
+    """Checks everything that can be checked without the cluster. Raises UsageError."""
+    recipe = resolve(catalogue, replace(request, gpu_type=request.gpu_type or site.config.gpu_type))
+    asked = framework or FrameworkOptions()
+    program = find_program(asked.framework or ENGINE)
+    order = Order(
+        plan=program.plan(catalogue, recipe, choices, asked),
+        defaults=job_defaults(catalogue, recipe),
+        options=options,
+        site=site,
+        program=program.name,
+        choices=choices,
+        framework=asked,
+    )
+    order.script()
+    return order
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A job whose files are all there; only the scheduler does not know of it. Of an array, folders are by index."""
+
+    spec: JobSpec
+    base: RunFolder
+    """Holds the script."""
+    folders: Mapping[int | None, RunFolder]
+    again: bool = False
+    """It was handed over before."""
+
+
+def prepare(order: Order) -> Prepared:
+    """Writes everything that the job needs into its run folders. Raises UsageError, EnvironmentProblem."""
+    plan = order.plan
+    check_space(plan, Path(plan.checkpoint_dir) if plan.checkpoint_dir else run_parent(order.site.install, plan))
+    base = create_run_folder(order.site.install, plan)
+    spec = order.spec(base)
+    folders: dict[int | None, RunFolder] = {index: array_folder(base, index) for index in spec.array}
+    prepared = Prepared(spec, base, folders or {None: base})
+    with removed_if_refused(prepared):
+        try:
+            _write(order, prepared)
+        except OSError as error:
+            raise cannot_write(base.path, error) from error
+    return prepared
+
+
+def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = ()) -> list[Queued]:
+    """Hands the job to its scheduler, whose programs inherit the descriptors ``held``, and thus the locks on them.
+
+    Raises UsageError and EnvironmentProblem where it was refused, InfrastructureError where nobody answered.
+    """
+    spec, base = prepared.spec, prepared.base
+    submitted = find_scheduler(spec.scheduler).submit(spec, base, environ, held, again=prepared.again)
+    return [
+        Queued(
+            folder,
+            SubmittedJob(
+                scheduler=spec.scheduler,
+                job_id=submitted.ids[index],
+                cluster=submitted.cluster,
+                submitted_at=now(),
+                array_index=index,
+                base_dir=None if folder == base else str(base.path),
+                process=submitted.process,
+            ),
+        )
+        for index, folder in prepared.folders.items()
+    ]
+
+
+def write_job(run: Queued) -> None:
+    """Keeps the handle of a run in its folder. Raises EnvironmentProblem."""
+    try:
+        write_atomically(run.folder.job, run.job.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise cannot_write(run.folder.path, error) from error
+
+
+@contextmanager
+def removed_if_refused(prepared: Prepared) -> Iterator[None]:
+    """Removes the run folders of a job that is refused.
+
+    Where nobody answers they stay, since the job may be queued: its script tells which run it is.
+    """
+    try:
+        yield
+    except (UsageError, EnvironmentProblem):
+        _remove(prepared)
+        raise
+
+
+def _remove(prepared: Prepared) -> None:
+    for folder in {prepared.base, *prepared.folders.values()}:
+        shutil.rmtree(folder.path.parent, ignore_errors=True)
+
+
+def _write(order: Order, prepared: Prepared) -> None:
+    spec, base = prepared.spec, prepared.base
+    record = queued_record(order.plan, order.scheduler.handing_over(base), spec.retries, order.program)
+    for index, folder in prepared.folders.items():
+        folder.path.mkdir(parents=True, exist_ok=True)
+        write_record(folder, record)
+        write_spec(folder, spec.for_run(index))
+    write_atomically(base.batch_script, order.scheduler.script(spec, base))
+
+
+def array_folder(base: RunFolder, index: int) -> RunFolder:
+    """The folder of one run of an array, beside that which holds its script."""
+    above = base.path.parent
+    return RunFolder(above.with_name(f"{above.name}.{index}") / base.name)

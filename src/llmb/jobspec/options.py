@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user asks of one job beside the run itself."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from llmb.catalogue.records import Record
+from llmb.errors import UsageError
+from llmb.options.option import Option
+
+Flags = Mapping[str, str | None]
+"""A scheduler's own flags by long name. None is a flag without a value; an empty value leaves out a layer's below."""
+
+StartMode = Literal["torchrun", "task-per-gpu"]
+FrameworkName = Literal["megatron_bridge"]
+_option = partial(Option, panel="Container and framework")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """What was asked for; None leaves a choice to the cluster's settings."""
+
+    flags: Flags = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    gpus_per_node: int | None = None
+    start: StartMode | None = None
+    retries: int | None = None
+    """How often the run may be started again after failures that are not its own."""
+    python: str = "python3"
+    """The interpreter on the nodes, where the cluster's settings name none."""
+
+
+class FrameworkChoices(Record):
+    """The options that say what a job runs in, and with what."""
+
+    framework: Annotated[
+        FrameworkName | None,
+        _option(help="Train with this framework in its own container. Default: llmb's engine."),
+    ] = None
+    image: Annotated[
+        str | None, _option(help="Container image. Default: of cluster_config.yaml, or the framework's.")
+    ] = None
+    mounts: Annotated[str | None, _option(help="More folders to mount in the container, with commas between them.")] = (
+        None
+    )
+    framework_arg: Annotated[
+        tuple[str, ...],
+        _option(help="Argument of the framework's script. Repeatable.", metavar="NAME=VALUE", repeatable=True),
+    ] = ()
+
+
+class FrameworkOptions(Record):
+    """Which program trains, and what it is given. None is llmb's own engine."""
+
+    framework: FrameworkName | None = None
+    image: str | None = None
+    mounts: tuple[str, ...] = ()
+    """Added to those of the cluster's settings."""
+    arguments: dict[str, str] = Field(default_factory=dict)
+    """Of the framework's script, by name."""
+
+
+def framework_options(chosen: FrameworkChoices) -> FrameworkOptions:
+    """Raises UsageError for an argument that is none, and for text that does not print."""
+    arguments: dict[str, str] = {}
+    texts = (text for text in (chosen.image, chosen.mounts) if text)
+    problems = [f"{text!r} holds a character that does not print" for text in texts if not text.isprintable()]
+    for text in chosen.framework_arg:
+        name, equals, value = text.partition("=")
+        name = name.lstrip("-").replace("-", "_")
+        if not equals or not re.fullmatch(r"[a-z][a-z0-9_]*", name, re.ASCII) or not value.isprintable():
+            problems.append(f"--framework-arg is {text!r}; write NAME=VALUE")
+        elif name in arguments:
+            problems.append(f"--framework-arg gives '{name}' twice")
+        arguments[name] = value
+    if problems:
+        raise UsageError("\n".join(problems))
+    mounts = tuple(mount.strip() for mount in (chosen.mounts or "").split(",") if mount.strip())
+    return FrameworkOptions(framework=chosen.framework, image=chosen.image, mounts=mounts, arguments=arguments)

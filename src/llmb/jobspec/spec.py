@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One job, decided in every respect but its folder: what a scheduler gets, and what the run folder keeps of it."""
+
+from typing import Self
+
+from pydantic import Field
+
+from llmb.catalogue.records import Record
+from llmb.jobspec.container import ContainerSettings
+from llmb.jobspec.options import StartMode
+from llmb.jobspec.placement import Placement
+from llmb.jobspec.variables import Variable
+from llmb.jobspec.words import Word
+from llmb.runs.folder import RunFolder, write_atomically
+
+
+class JobSpec(Record):
+    """The content of ``job_spec.json``.
+
+    ``begin`` runs first and may refuse; ``work`` is one process per GPU, and is followed to its end, with its output in
+    ``log``; ``finish`` gets the exit code and the signal that ended the job, if one did.
+    """
+
+    schema_version: int = 1
+    scheduler: str
+    program: str
+    title: str
+    """For people, on top of a script."""
+    name: str
+    """Equal runs share it."""
+    placement: Placement
+    gpus: bool
+    """Each process has a GPU; else it computes on a CPU."""
+    nvlink_domain_nodes: int = 1
+    """Nodes whose GPUs NVLink connects."""
+    time_limit_min: float | None
+    retries: int = 0
+    start: StartMode
+    """torchrun on each node, or one task of the scheduler per process."""
+    flags: dict[str, str | None] = Field(default_factory=dict)
+    """The scheduler's own flags, all of them but those that name the run folder, in their order."""
+    step_flags: dict[str, str | None] = Field(default_factory=dict)
+    """The same for the start of the workers alone."""
+    array: tuple[int, ...] = ()
+    """Indices of the runs that the job consists of; empty for a single one."""
+    array_index: int | None = None
+    """Which of them the folder with this file belongs to."""
+    excluded_nodes: str | None = None
+    """In the scheduler's syntax for lists of nodes."""
+    variables: tuple[Variable, ...] = ()
+    modules: tuple[str, ...] = ()
+    profiles: tuple[str, ...] = ()
+    python: str
+    """The interpreter on the nodes, outside of a container."""
+    container: ContainerSettings = ContainerSettings()
+    control_in_container: bool = True
+    """Whether ``begin`` and ``finish`` run in the container, too."""
+    begin: tuple[Word, ...] = ()
+    work: tuple[Word, ...]
+    finish: tuple[Word, ...] = ()
+    log: str
+    """Name of the log in the run folder."""
+
+    def for_run(self, index: int | None) -> Self:
+        """What one run of an array keeps."""
+        return self.model_copy(update={"array_index": index})
+
+
+def write_spec(folder: RunFolder, spec: JobSpec) -> None:
+    write_atomically(folder.job_spec, spec.model_dump_json(indent=2) + "\n")
+
+
+def read_spec(folder: RunFolder) -> JobSpec | None:
+    """None for a run of version 0.1. Raises ValueError for a file that is no specification."""
+    return JobSpec.model_validate_json(folder.job_spec.read_text()) if folder.job_spec.exists() else None

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Words of a command as values: text, or a placeholder that the scheduler fills in."""
+
+from typing import Literal
+
+from llmb.catalogue.records import Record
+
+
+class Placeholder(Record):
+    """What only whoever starts the job knows."""
+
+    slot: Literal["run_folder", "python"]
+    """The run folder, or the interpreter that has llmb and torch where the process runs."""
+    after: str = ""
+    """Text that follows without a space."""
+
+
+Word = str | Placeholder
+RUN_FOLDER = Placeholder(slot="run_folder")
+PYTHON = Placeholder(slot="python")
+
+
+def filled(word: Word, run_folder: str, python: str) -> str:
+    """The word as text."""
+    if isinstance(word, str):
+        return word
+    return {"run_folder": run_folder, "python": python}[word.slot] + word.after

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that was started here, and all that it started: finding them, ending them."""
+
+import os
+import signal
+import subprocess
+import time
+
+PROCESSES = ["ps", "-A", "-o", "pid=,ppid=,stat="]
+BETWEEN_S = 0.5
+GRACE_S = 8.0
+"""How long workers may take to end once asked to; then they are killed."""
+
+
+def end_stalled(process: subprocess.Popen[bytes]) -> None:
+    """Gives the launcher of workers that end themselves time to report; then ends what is left."""
+    wait_for_stopped(process, GRACE_S)
+    if process.poll() is None:
+        end_tree(process)
+
+
+def end_tree(process: subprocess.Popen[bytes]) -> None:
+    """Asks the launcher to end its workers; kills whatever is left of them after a while.
+
+    Workers have sessions of their own, so they are found as descendants and not by process group.
+    """
+    known = family(process.pid)
+    process.terminate()
+    wait_for_stopped(process, GRACE_S)
+    for pid in known | family(process.pid):
+        if pid != process.pid:
+            signal_process(pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
+
+
+def wait_for_stopped(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Waits for ``process`` while it ends its children. Stopped ones get the signal to end only when they go on."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for pid in family(process.pid):
+            signal_process(pid, signal.SIGCONT)
+        try:
+            process.wait(BETWEEN_S)
+        except subprocess.TimeoutExpired:
+            continue
+        return
+
+
+def signal_process(pid: int, number: signal.Signals) -> None:
+    """Sends a signal to a process that may have ended."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def family(pid: int) -> dict[int, str]:
+    """``pid``, its children and their children, each with its state, by ``ps``."""
+    listing = subprocess.run(PROCESSES, capture_output=True, text=True, check=False).stdout
+    children: dict[int, list[int]] = {}
+    states: dict[int, str] = {}
+    for line in listing.splitlines():
+        child, parent, state = line.split()
+        children.setdefault(int(parent), []).append(int(child))
+        states[int(child)] = state
+    found = [pid]
+    for member in found:
+        found.extend(children.get(member, []))
+    return {member: states.get(member, "") for member in found}

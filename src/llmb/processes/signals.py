@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signals that end what was started here."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(Exception):
+    """The run was ended from outside: Ctrl-C, a closed terminal, or SIGTERM from a scheduler."""
+
+
+class SignalGate:
+    """Holds back the signal that ends a run until somebody is there who ends the processes it has started."""
+
+    def __init__(self) -> None:
+        self.open = False
+        self.name: str | None = None
+
+    def take(self, number: int, frame: object) -> None:  # noqa: ARG002 (as the signal module calls it)
+        for other in ENDING:
+            signal.signal(other, signal.SIG_IGN)
+        self.name = signal.Signals(number).name
+        if self.open:
+            raise Interrupted(self.name)
+
+    def let_through(self) -> None:
+        """Raises Interrupted where a signal has come already."""
+        self.open = True
+        if self.name:
+            raise Interrupted(self.name)
+
+
+@contextmanager
+def signals_as_exceptions() -> Iterator[SignalGate]:
+    """The first signal that ends a run raises Interrupted, once it is let through; further ones disturb nobody.
+
+    Without that, one that comes while a process is being started would leave it behind.
+    """
+    gate = SignalGate()
+    previous = {number: signal.signal(number, gate.take) for number in ENDING}
+    try:
+        yield gate
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ends the record of a run, whatever ended the run, and whoever notices: reads, concludes, writes ``run.json``."""
+
+from llmb.programs.lookup import find_program
+from llmb.programs.port import End
+from llmb.runs.environment import read_environment
+from llmb.runs.folder import RunFolder
+from llmb.runs.profile_report import keep_breakdown
+from llmb.runs.record import RunRecord, now, write_record
+from llmb.runs.result import Result
+
+
+def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> Result:
+    """The result of a run that ended, which the record then holds too.
+
+    What ends a run from outside takes nothing away from one that is done. Raises OSError where the record cannot be
+    written.
+    """
+    program = find_program(record.program)
+    environment = read_environment(folder.environment) or record.environment
+    known = record.model_copy(update={"environment": environment})
+    if end.cause and program.progress(folder, record.plan).done:
+        end = End(0)
+    result = program.result(folder, known, end)
+    keep_breakdown(folder, result.profile)
+    ended = known.model_copy(
+        update={
+            "status": result.status,
+            "reason": result.reason,
+            "exit_code": end.exit_code,
+            "ended_at": now(),
+            "result": result,
+        }
+    )
+    write_record(folder, ended)
+    folder.environment.unlink(missing_ok=True)
+    folder.stall.unlink(missing_ok=True)
+    return result
+
+
+def finished_result(folder: RunFolder, record: RunRecord) -> Result:
+    """The result of a run whose record is finished already; nothing is written."""
+    assert record.exit_code is not None, "the run has not ended"
+    assert record.status not in ("queued", "running")
+    result = find_program(record.program).result(folder, record, End(record.exit_code))
+    return result.model_copy(update={"status": record.status, "reason": record.reason})

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole conversions between checkpoints and Hugging Face's folders: checks, weights, and the name at the end."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from llmb import __version__
+from llmb.catalogue.records import Model
+from llmb.errors import UsageError
+from llmb.huggingface.config import ExportDtype, config_differences, config_of
+from llmb.huggingface.folder import HuggingFaceFolder, read_folder
+from llmb.programs.engine.converter import check_converter, run_converter
+from llmb.runs.checkpoint import RECORD, WEIGHTS, CheckpointRecord, Origin, read_checkpoint
+from llmb.runs.conversion import ExportJob, ImportJob, OnProgress
+from llmb.runs.disk_space import check_weights_space
+from llmb.runs.folder import write_atomically
+from llmb.runs.new_folder import check_free, new_folder
+from llmb.runs.record import now
+
+BYTES = {"fp32": 4, "bf16": 2}
+OnNote = Callable[[str], None]
+
+
+def export_checkpoint(
+    path: Path, target: Path, dtype: ExportDtype, largest_file_bytes: int, on_progress: OnProgress, on_note: OnNote
+) -> None:
+    """Writes the weights of the checkpoint at ``path`` as a Hugging Face model into the new folder ``target``.
+
+    Raises UsageError where one of them is not fit, EnvironmentProblem where there is no room.
+    """
+    checkpoint, target = read_checkpoint(path), target.absolute()
+    model = checkpoint.record.model
+    config_of(model, dtype)  # a model that has no form there is refused before any work
+    _check_target(target, model, BYTES[dtype])
+    with new_folder(target) as folder:
+        job = ExportJob(
+            checkpoint=str(checkpoint.path),
+            folder=str(folder),
+            model=model,
+            dtype=dtype,
+            largest_file_bytes=largest_file_bytes,
+        )
+        run_converter(job, on_progress, on_note)
+
+
+def import_checkpoint(
+    path: Path, target: Path, workload: str, model: Model, on_progress: OnProgress, on_note: OnNote
+) -> None:
+    """Makes the new checkpoint ``target``, of weights alone, from the Hugging Face model of ``model`` at ``path``.
+
+    Raises UsageError where the folder holds something else, EnvironmentProblem where there is no room.
+    """
+    source, target = read_folder(path), target.absolute()
+    check_config(source, model)
+    _check_target(target, model, BYTES["fp32"])
+    with new_folder(target) as folder:
+        job = ImportJob(source=str(source.path), files=source.files, folder=str(folder), model=model)
+        run_converter(job, on_progress, on_note)
+        record = imported_record(source, workload, model, folder)
+        write_atomically(folder / RECORD, record.model_dump_json(indent=2) + "\n")
+
+
+def check_config(source: HuggingFaceFolder, model: Model) -> None:
+    differences = list(config_differences(model, source.config))
+    if differences:
+        lines = "\n".join(f"  - {line}" for line in differences)
+        raise UsageError(
+            f"this is another model than {model.model} {model.size}:\n{lines}",
+            where=str(source.path / "config.json"),
+            do="give its workload and size with -w and -s; see 'llmb list'",
+        )
+
+
+def imported_record(source: HuggingFaceFolder, workload: str, model: Model, folder: Path) -> CheckpointRecord:
+    weights = sorted((folder / WEIGHTS).iterdir())
+    return CheckpointRecord(
+        llmb_version=__version__,
+        saved_at=now(),
+        workload=workload,
+        size=model.size,
+        dtype=None,
+        model=model,
+        layout=None,
+        training=None,
+        seed=None,
+        step=0,
+        consumed_samples=0,
+        optimizer_state=False,
+        imported_from=Origin(format="huggingface", path=str(source.path), files=source.files),
+        files={f"{WEIGHTS}/{file.name}": file.stat().st_size for file in weights},
+    )
+
+
+def _check_target(target: Path, model: Model, bytes_each: int) -> None:
+    check_converter()
+    check_free(target)
+    check_weights_space(model, bytes_each, target)

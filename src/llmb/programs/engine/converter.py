@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the program that converts weights, follows what it says, ends it when asked to."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import IO
+
+from llmb.errors import EnvironmentProblem, LlmbError, RunFailed, UserInterrupt
+from llmb.processes.families import end_tree
+from llmb.processes.signals import Interrupted, signals_as_exceptions
+from llmb.runs.conversion import ConverterMessage, ExportJob, ImportJob, OnProgress, error_from
+
+NEEDED = ("torch", "safetensors")
+LAST_LINES = 12
+
+
+def check_converter() -> None:
+    """Raises EnvironmentProblem where this machine has not what the converting program needs."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        what = f"converting weights needs {' and '.join(missing)}, which this Python does not have"
+        raise EnvironmentProblem(what, do="pip install 'llmb[engine]'")
+
+
+def run_converter(job: ExportJob | ImportJob, on_progress: OnProgress, on_note: Callable[[str], None]) -> None:
+    """Returns when ``job`` is done. Raises the program's own error, RunFailed where it left none, or UserInterrupt."""
+    command = [sys.executable, "-m", "llmb.engine.convert", job.model_dump_json()]
+    # Files go through host memory only: a GPU would be taken for nothing.
+    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    with tempfile.TemporaryFile() as talk, signals_as_exceptions() as signals:
+        process = subprocess.Popen(
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=talk,
+            start_new_session=True,
+        )
+        try:
+            signals.let_through()
+            error = follow(process, on_progress, on_note)
+        except Interrupted as signal:
+            end_tree(process)
+            raise UserInterrupt(f"interrupted by {signal}; nothing was kept") from signal
+        except BaseException:
+            end_tree(process)
+            raise
+        if error:
+            raise error
+        if process.returncode:
+            raise _failure(process.returncode, talk)
+
+
+def follow(
+    process: "subprocess.Popen[bytes]", on_progress: OnProgress, on_note: Callable[[str], None]
+) -> LlmbError | None:
+    """Reads all that the program says until it ends; the error that it reports, if it does."""
+    error: LlmbError | None = None
+    assert process.stdout is not None
+    with process.stdout as lines:
+        for line in lines:
+            message = ConverterMessage.model_validate_json(line)
+            if message.progress:
+                on_progress(*message.progress)
+            if message.note:
+                on_note(message.note)
+            if message.error:
+                error = error_from(message.error)
+    process.wait()
+    return error
+
+
+def _failure(code: int, talk: IO[bytes]) -> RunFailed:
+    talk.seek(0)
+    lines = talk.read().decode(errors="replace").splitlines()[-LAST_LINES:]
+    ending = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    text = "".join(f"\n  | {line}" for line in lines)
+    return RunFailed(f"the program that converts weights {ending}{text}")

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""llmb's engine behind the port of programs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Recipe
+from llmb.catalogue.resolve import CPU
+from llmb.errors import UsageError
+from llmb.jobspec.container import ContainerSettings
+from llmb.jobspec.options import FrameworkOptions
+from llmb.jobspec.variables import Layer
+from llmb.jobspec.words import PYTHON, RUN_FOLDER
+from llmb.programs.engine.nsys import export_report
+from llmb.programs.engine.profiled_worker import worker_module
+from llmb.programs.engine.worker_variables import shipped_variables
+from llmb.programs.port import Asked, End, Program, Progress, Work
+from llmb.runs.attempts import cut, is_done
+from llmb.runs.checkpoint import read_checkpoint
+from llmb.runs.checkpoint_report import report_checkpoints
+from llmb.runs.choices import Choices
+from llmb.runs.device import Device
+from llmb.runs.environment import Environment
+from llmb.runs.failure import LOCALHOST
+from llmb.runs.folder import RunFolder
+from llmb.runs.log_tail import tail
+from llmb.runs.plan import EnginePlan, Plan, make_plan
+from llmb.runs.profile_report import report_profile
+from llmb.runs.record import ENGINE, RunRecord, engine_plan
+from llmb.runs.result import Result, conclude
+from llmb.runs.step_follower import StepFollower
+from llmb.runs.steps import read_steps
+
+
+class EngineProgram(Program):
+    """Trains with ``llmb.engine.worker``, in the cluster's container or without one."""
+
+    name = ENGINE
+
+    def plan(self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions) -> EnginePlan:  # noqa: ARG002 (of the port)
+        if options.arguments:
+            raise UsageError("--framework-arg is for a framework's script", do="add --framework, or leave it out")
+        checkpoint = read_checkpoint(Path(choices.load_checkpoint)) if choices.load_checkpoint else None
+        device: Device = "cpu" if recipe.gpu_type == CPU else "cuda"
+        return make_plan(recipe, choices, device=device, checkpoint=checkpoint)
+
+    def work(self, plan: Plan, asked: Asked, folder: RunFolder) -> Work:  # noqa: ARG002 (of the port)
+        return Work(
+            command=(PYTHON, "-m", worker_module(plan), RUN_FOLDER),
+            container=engine_container(asked.options, asked.site.config.container),
+            variables=Layer("engine", shipped_variables(plan.device, asked.variables)),
+        )
+
+    def progress(self, folder: RunFolder, plan: Plan) -> Progress:
+        return Progress(len(read_steps(folder.steps)), is_done(folder, plan))
+
+    def new_steps(self, folder: RunFolder) -> StepFollower:
+        return StepFollower(folder.steps)
+
+    def result(self, folder: RunFolder, record: RunRecord, end: End) -> Result:
+        plan, steps = engine_plan(record), read_steps(folder.steps)
+        lasts = record.status in ("queued", "running")
+        result = conclude(
+            plan,
+            steps,
+            end.exit_code,
+            tail(folder.log),
+            end.cause,
+            report_checkpoints(folder, plan, steps),
+            report_profile(folder, plan, export_report(plan, folder) if lasts else None),
+            record.environment.nodes[0] if record.environment else LOCALHOST,
+            cut(record),
+        )
+        return with_choices(result, record.environment) if record.environment else result
+
+
+def with_choices(result: Result, environment: Environment) -> Result:
+    """With what the workers chose for their device."""
+    if environment.attention:
+        result = result.model_copy(update={"attention_backend": environment.attention.backend})
+    if result.fp8 and environment.fp8_product:
+        result = result.model_copy(update={"fp8": replace(result.fp8, product=environment.fp8_product)})
+    return result
+
+
+def engine_container(options: FrameworkOptions, container: ContainerSettings) -> ContainerSettings:
+    """That of the cluster, with what was asked for. Raises UsageError where there is none to put things in."""
+    if not options.image and not options.mounts:
+        return container
+    if container.runtime == "none":
+        do = "set container.runtime in cluster_config.yaml, or leave --image and --mounts out"
+        raise UsageError("this cluster's jobs run without a container", do=do)
+    chosen = {"image": options.image or container.image, "mounts": (*container.mounts, *options.mounts)}
+    return container.model_copy(update=chosen)

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variables that workers get where the user has not set them, each with its reason. Pure."""
+
+from collections.abc import Container
+from typing import NamedTuple
+
+from llmb.runs.device import Device
+
+
+class ShippedVariable(NamedTuple):
+    name: str
+    value: str
+    why: str
+    device: Device | None = None
+    """Null for both."""
+    also: tuple[str, ...] = ()
+    """Other names of the same setting: a user who has set one of them has set it."""
+
+
+SHIPPED = (
+    ShippedVariable("PYTHONUNBUFFERED", "1", "a line of the log is there when it is written"),
+    ShippedVariable(
+        "GOMP_SPINCOUNT",
+        "10000",
+        "threads that wait spin for some ten microseconds only: with the default, a core that something else used made "
+        "a step 50 times as long",
+        device="cpu",
+    ),
+    ShippedVariable(
+        "PYTORCH_ALLOC_CONF",
+        "expandable_segments:True",
+        "memory that is free stays usable: fixed segments leave gaps that no later tensor fits",
+        device="cuda",
+        also=("PYTORCH_CUDA_ALLOC_CONF",),
+    ),
+)
+
+
+def shipped_variables(device: Device, known: Container[str]) -> dict[str, str]:
+    """Those for ``device``, but for settings that the user has made under another name; ``known`` are the user's."""
+    return {
+        item.name: item.value
+        for item in SHIPPED
+        if item.device in (None, device) and not any(name in known for name in item.also)
+    }

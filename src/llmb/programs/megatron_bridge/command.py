@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe as a command line of Megatron-Bridge's performance script. Pure but for its data file."""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from llmb.catalogue.data_files import read_file
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Dtype, Recipe, Record
+from llmb.catalogue.resolve import find_model
+from llmb.errors import UsageError
+from llmb.jobspec.words import RUN_FOLDER, Word
+from llmb.metrics.window import resolve_window
+from llmb.runs.choices import DEFAULT_SEED, Choices, Fp8Recipe
+from llmb.runs.plan import Plan
+
+DATA = Path(__file__).with_name("megatron_bridge.yaml")
+# Choices that the script can be told; any other has to be left at its default.
+SUPPORTED = frozenset(
+    {
+        "steps",
+        "window",
+        "seed",
+        "peak_lr",
+        "warmup_steps",
+        "fp8_recipe",
+        "save_checkpoint",
+        "checkpoint_interval",
+        "checkpoint_dir",
+    }
+)
+
+
+class BridgeRecipe(Record):
+    """A recipe of the script, and the one of the catalogue that it is."""
+
+    workload: str
+    size: str
+    family: str
+    recipe: str
+    task: str
+
+
+class BridgeVariables(Record):
+    """Variables of some recipes; an empty list holds for all."""
+
+    recipes: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    dtypes: tuple[Dtype, ...] = ()
+    gpu_types: tuple[str, ...] = ()
+    cuts_layers: bool | None = None
+    """Layers or sequences are cut, by TP or CP."""
+    variables: dict[str, str]
+
+
+class BridgeFile(Record):
+    """``megatron_bridge.yaml``."""
+
+    framework: str
+    release: str
+    images: dict[str, str]
+    script: str
+    gpu_types: tuple[str, ...]
+    recipes: tuple[BridgeRecipe, ...]
+    dtypes: dict[Dtype, str]
+    fp8_recipe: Fp8Recipe
+    """What llmb's engine calls the scaling that FP8 has there."""
+    gpus_per_numa_node: dict[str, int]
+    variables: tuple[BridgeVariables, ...]
+
+
+@cache
+def bridge_data() -> BridgeFile:
+    return read_file(DATA, BridgeFile)
+
+
+def bridge_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Plan:
+    """What the script is to do. Raises UsageError with all that it cannot."""
+    data = bridge_data()
+    problems = [*_recipe_problems(catalogue, recipe), *_choice_problems(choices)]
+    if problems:
+        lines = "\n".join(f"  - {problem}" for problem in problems)
+        what = f"{data.framework} {data.release} cannot run this:\n{lines}"
+        raise UsageError(what, do="leave --framework out: the engine is llmb's own")
+    steps = choices.steps_of(goes_on=False)
+    return Plan(
+        recipe=recipe,
+        device="cuda",
+        steps=steps,
+        window=resolve_window(choices.window, steps, 0),
+        seed=DEFAULT_SEED if choices.seed is None else choices.seed,
+        fp8_recipe=data.fp8_recipe if recipe.dtype is Dtype.FP8 else None,
+        save_checkpoint=choices.saves,
+        checkpoint_interval=choices.checkpoint_interval,
+        checkpoint_dir=choices.checkpoint_dir,
+    )
+
+
+def bridge_command(plan: Plan, choices: Choices, save_dir: str, extra: Mapping[str, str]) -> list[Word]:
+    """Interpreter, script and arguments of one process per GPU, bound to the memory next to its GPU.
+
+    ``extra`` are arguments of the script by name; they replace those that follow from the recipe.
+    """
+    data, recipe = bridge_data(), plan.recipe
+    per_numa = data.gpus_per_numa_node[recipe.gpu_type]
+    bind = f'exec numactl --cpunodebind=$((LOCAL_RANK/{per_numa})) --membind=$((LOCAL_RANK/{per_numa})) "$@"'
+    known = dict(_arguments(plan, choices, save_dir))
+    words: list[Word] = ["bash", "-c", bind, "llmb-bind", "python", data.script]
+    for name, value in {**known, **extra}.items():
+        words.extend((f"--{name}", value))
+    words.extend(("--save_config_filepath", RUN_FOLDER.model_copy(update={"after": "/ConfigContainer.yaml"})))
+    return [*words, *_overrides(plan, choices)]
+
+
+def bridge_variables(recipe: Recipe) -> dict[str, str]:
+    """What the framework's own launcher sets for this recipe."""
+    found, own = dict[str, str](), bridge_recipe(recipe)
+    cuts = recipe.layout.tp > 1 or recipe.layout.cp > 1
+    for entry in bridge_data().variables:
+        pairs = (
+            (entry.recipes, own.recipe if own else ""),
+            (entry.tasks, own.task if own else ""),
+            (entry.dtypes, recipe.dtype),
+            (entry.gpu_types, recipe.gpu_type),
+        )
+        if all(not wanted or value in wanted for wanted, value in pairs) and entry.cuts_layers in (None, cuts):
+            found.update(entry.variables)
+    return found
+
+
+def bridge_recipe(recipe: Recipe) -> BridgeRecipe | None:
+    named = (recipe.workload, recipe.size)
+    return next((item for item in bridge_data().recipes if (item.workload, item.size) == named), None)
+
+
+def _arguments(plan: Plan, choices: Choices, save_dir: str) -> Iterator[tuple[str, str]]:
+    """Names and values, as argument_parser.py has them."""
+    data, recipe, layout = bridge_data(), plan.recipe, plan.recipe.layout
+    own = bridge_recipe(recipe)
+    assert own is not None, "bridge_plan refuses other recipes"
+    yield "model_family_name", own.family
+    yield "model_recipe_name", own.recipe
+    yield "task", own.task
+    yield "gpu", recipe.gpu_type
+    yield "compute_dtype", data.dtypes[recipe.dtype]
+    yield "num_gpus", str(layout.gpus)
+    yield "max_steps", str(plan.steps)
+    yield "tensor_model_parallel_size", str(layout.tp)
+    yield "pipeline_model_parallel_size", str(layout.pp)
+    yield "virtual_pipeline_model_parallel_size", str(layout.vp) if layout.vp > 1 else "None"
+    yield "context_parallel_size", str(layout.cp)
+    yield "micro_batch_size", str(layout.mbs)
+    yield "global_batch_size", str(layout.gbs)
+    yield "seq_length", str(layout.seq_len)
+    yield "data", "mock"
+    if choices.saves:
+        yield "save_dir", save_dir
+        yield "save_interval", str(choices.checkpoint_interval or plan.steps)
+
+
+def _overrides(plan: Plan, choices: Choices) -> Iterator[str]:
+    """Of the framework's configuration, for what its script has no argument."""
+    layout = plan.recipe.layout
+    yield f"model.seq_length={layout.seq_len}"
+    yield f"model.num_layers={layout.layers}"
+    if layout.counts_embedding_and_loss and layout.pp > 1 and not layout.has_own_split:
+        yield "model.account_for_embedding_in_pipeline_split=true"
+        yield "model.account_for_loss_in_pipeline_split=true"
+    if layout.first_stage_layers is not None:
+        yield f"model.num_layers_in_first_pipeline_stage={layout.first_stage_layers}"
+    if layout.last_stage_layers is not None:
+        yield f"model.num_layers_in_last_pipeline_stage={layout.last_stage_layers}"
+    if choices.seed is not None:
+        yield f"rng.seed={choices.seed}"
+    if choices.peak_lr is not None:
+        yield f"optimizer.lr={choices.peak_lr}"
+    if choices.warmup_steps is not None:
+        yield f"scheduler.lr_warmup_iters={choices.warmup_steps}"
+
+
+def _recipe_problems(catalogue: Catalogue, recipe: Recipe) -> Iterator[str]:
+    data = bridge_data()
+    if bridge_recipe(recipe) is None:
+        known = ", ".join(f"{item.workload} {item.size}" for item in data.recipes)
+        yield f"its performance script has no {recipe.workload} {recipe.size}; it has {known}"
+    if recipe.gpu_type not in data.gpu_types:
+        yield f"it is not tuned for {recipe.gpu_type}; it is for {', '.join(data.gpu_types)}"
+    if recipe.dtype not in data.dtypes:
+        yield f"it does not compute in {recipe.dtype}; it does in {', '.join(data.dtypes)}"
+    whole = find_model(catalogue, recipe.workload, recipe.size)
+    if recipe.model.vocab_size != whole.vocab_size or recipe.model.moe != whole.moe:
+        yield "a proxy of llmb's own has a cut vocabulary, which the script does not know"
+    if not recipe.layout.sequence_parallel:
+        yield "--no-sequence-parallel: the script cuts sequences wherever TP is above 1"
+
+
+def _choice_problems(choices: Choices) -> Iterator[str]:
+    default, scaling = Choices(), bridge_data().fp8_recipe
+    if choices.fp8_recipe not in (None, scaling):
+        yield f"--fp8-recipe is {choices.fp8_recipe}; the script is told {scaling}"
+    for name in Choices.model_fields:
+        if name not in SUPPORTED and getattr(choices, name) != getattr(default, name):
+            yield f"{name.replace('_', ' ')} is chosen, which is for llmb's engine"

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of a run of Megatron-Bridge, which are in its log alone."""
+
+import mmap
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+from llmb.catalogue.records import Window
+from llmb.logs.megatron_line import MegatronLines
+from llmb.logs.outcome import LogOutcome, judge_log
+from llmb.logs.reader import read_log
+from llmb.runs.failure import ATTEMPT
+from llmb.runs.folder import RunFolder
+from llmb.runs.step_follower import StepNews
+
+
+def judge_latest_attempt(folder: RunFolder, window: Window) -> LogOutcome:
+    """What the log of the latest start says: steps that an earlier one did are not its own."""
+    rule = f"{window.first}-{window.last}"
+    try:
+        with folder.log.open("rb") as stream:
+            begin = _latest_attempt(stream.fileno())
+            if not begin:
+                return judge_log(read_log(stream, rule))
+            stream.seek(begin)
+            return judge_log(read_log(BytesIO(stream.read()), rule))
+    except OSError as error:
+        return LogOutcome("unreadable", f"the log cannot be read: {error.strerror}")
+
+
+def _latest_attempt(handle: int) -> int:
+    """Where in a log the latest attempt begins; 0 for the only one, and for an empty log."""
+    try:
+        with mmap.mmap(handle, 0, access=mmap.ACCESS_READ) as log:
+            return log.rfind(f"\n{ATTEMPT}".encode()) + 1
+    except ValueError:
+        return 0
+
+
+class NewLogSteps:
+    """Reads the whole lines that were added to a log."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+        self.last = -1
+        self.lines = MegatronLines()
+
+    def new(self) -> Iterator[StepNews]:
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as stream:
+            stream.seek(self.offset)
+            text = stream.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        for line in self.lines.find(whole):
+            if line.step != self.last:  # several ranks may log it
+                self.last = line.step
+                yield StepNews(line.step, line.step_time_s, line.loss)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron-Bridge behind the port of programs."""
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Recipe
+from llmb.errors import UsageError
+from llmb.jobspec.container import ContainerSettings
+from llmb.jobspec.options import FrameworkOptions
+from llmb.jobspec.variables import Layer
+from llmb.programs.megatron_bridge.command import bridge_command, bridge_data, bridge_plan, bridge_variables
+from llmb.programs.megatron_bridge.log import NewLogSteps, judge_latest_attempt
+from llmb.programs.megatron_bridge.result import is_done, result_of_log
+from llmb.programs.port import Asked, End, Program, Progress, Work
+from llmb.runs.choices import Choices
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+from llmb.runs.record import RunRecord
+from llmb.runs.result import Result
+
+
+class MegatronBridge(Program):
+    """Trains with the framework's performance script; what begins and ends the job runs outside of its container."""
+
+    name = "megatron_bridge"
+
+    def plan(self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions) -> Plan:  # noqa: ARG002 (of the port)
+        return bridge_plan(catalogue, recipe, choices)
+
+    def work(self, plan: Plan, asked: Asked, folder: RunFolder) -> Work:
+        save_dir = str(folder.checkpoints_of(plan))
+        return Work(
+            command=tuple(bridge_command(plan, asked.choices, save_dir, asked.options.arguments)),
+            start="task-per-gpu",
+            container=bridge_container(asked.options, asked.site.config.container),
+            control_in_container=False,
+            variables=Layer(self.name, bridge_variables(plan.recipe)),
+            recipe_variables=False,
+            title=f", with {self.name} {bridge_data().release}",
+        )
+
+    def progress(self, folder: RunFolder, plan: Plan) -> Progress:
+        outcome = judge_latest_attempt(folder, plan.window)
+        return Progress(outcome.steps or 0, is_done(folder, plan, outcome))
+
+    def new_steps(self, folder: RunFolder) -> NewLogSteps:
+        return NewLogSteps(folder.log)
+
+    def result(self, folder: RunFolder, record: RunRecord, end: End) -> Result:
+        return result_of_log(record.plan, judge_latest_attempt(folder, record.plan.window), end)
+
+
+def bridge_container(options: FrameworkOptions, settings: ContainerSettings) -> ContainerSettings:
+    """The framework's image, or the one that was asked for. Raises UsageError where the cluster has no containers."""
+    if settings.runtime == "none":
+        do = "set 'container: {runtime: pyxis, image: ...}' (or apptainer) in cluster_config.yaml"
+        raise UsageError(f"{MegatronBridge.name} runs in its container, and this cluster has none", do=do)
+    image = options.image or bridge_data().images[settings.runtime]
+    return settings.model_copy(update={"image": image, "mounts": (*settings.mounts, *options.mounts)})

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What came of a run of Megatron-Bridge, by its log."""
+
+from llmb.logs.outcome import LogOutcome
+from llmb.metrics.throughput import throughput
+from llmb.programs.port import End
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+from llmb.runs.result import Loss, Result, Status, metrics_of
+
+SAVED = "train_state.pt"
+"""Written into a checkpoint's folder, ``iter_<step>``, once all of it is there (training/checkpointing.py)."""
+
+
+def result_of_log(plan: Plan, outcome: LogOutcome, end: End) -> Result:
+    """The result of a run that ended as ``end`` says, and whose log is judged as ``outcome``.
+
+    A framework that has done every step may still fail while it cleans up: the run is a success then.
+    """
+    status: Status = outcome.status if outcome.status in ("success", "invalid") else "failed"
+    reasons = [outcome.reason] if status != "success" else []
+    if end.cause:
+        reasons.append(f"ended by {end.cause}")
+    elif end.exit_code:
+        reasons.append(f"exit code {end.exit_code}")
+    losses = (outcome.loss_first, outcome.loss_last)
+    times = outcome.step_time_s if status == "success" else None
+    return Result(
+        status=status,
+        reason="; ".join(reasons) or None,
+        steps=outcome.steps or 0,
+        step_time_s=times,
+        loss=None if None in losses or status == "invalid" else Loss(first=_known(losses[0]), last=_known(losses[1])),
+        peak_memory_gib=None,
+        step_time_reason=None if times else "the run is no success",
+        **(metrics_of(throughput(plan.recipe, times.mean)) if times else {}),
+    )
+
+
+def is_done(folder: RunFolder, plan: Plan, outcome: LogOutcome) -> bool:
+    """Whether every step is logged, and the last checkpoint is whole where one is wanted."""
+    if outcome.max_step is None or outcome.max_step < plan.last_step:
+        return False
+    last = folder.checkpoints_of(plan) / f"iter_{plan.last_step + 1:07d}" / SAVED
+    return not plan.save_checkpoint or last.is_file()
+
+
+def _known(loss: float | None) -> float:
+    assert loss is not None
+    return loss

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job runs, for whoever assembles, follows and concludes jobs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Recipe
+from llmb.jobspec.container import ContainerSettings
+from llmb.jobspec.options import FrameworkOptions, StartMode
+from llmb.jobspec.variables import Layer
+from llmb.jobspec.words import Word
+from llmb.runs.choices import Choices
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+from llmb.runs.record import RunRecord
+from llmb.runs.result import Result
+from llmb.runs.step_follower import StepNews
+from llmb.site.site import Site
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What was asked for beside the plan, and where."""
+
+    choices: Choices
+    options: FrameworkOptions
+    site: Site
+    variables: frozenset[str] = frozenset()
+    """Names of variables that the user, the shell or the cluster's settings have set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a program asks of the job that runs it."""
+
+    command: tuple[Word, ...]
+    """One process per GPU, or as many on a CPU."""
+    start: StartMode | None = None
+    """None where both modes will do."""
+    container: ContainerSettings
+    control_in_container: bool = True
+    """The container has llmb, which begins and finishes the job."""
+    variables: Layer
+    recipe_variables: bool = True
+    """Whether variables that the catalogue has for a recipe are for this program."""
+    title: str = ""
+    """What is said of the program behind a job's title."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come. ``done``: every step, and the last checkpoint where one is wanted."""
+
+    steps: int
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How the processes of a run ended. ``cause`` ended them from outside; None where they ended by themselves."""
+
+    exit_code: int
+    cause: str | None = None
+
+
+class NewSteps(Protocol):
+    """Gives steps that were not given before."""
+
+    def new(self) -> Iterator[StepNews]:
+        """Those that were done since the last call; a run that is started again gives its steps again."""
+
+
+class Program(Protocol):
+    """Something that trains."""
+
+    name: str
+
+    def plan(self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions) -> Plan:
+        """What it is to do. Raises UsageError with all that it cannot."""
+
+    def work(self, plan: Plan, asked: Asked, folder: RunFolder) -> Work:
+        """How it is run in ``folder``, which need not exist. Raises UsageError where the site cannot run it."""
+
+    def progress(self, folder: RunFolder, plan: Plan) -> Progress:
+        """What the files of a run say, whether it has ended or not."""
+
+    def new_steps(self, folder: RunFolder) -> NewSteps:
+        """Follows the steps of a run that lasts."""
+
+    def result(self, folder: RunFolder, record: RunRecord, end: End) -> Result:
+        """What the files of a run that ended say. Raises OSError."""

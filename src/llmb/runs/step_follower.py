@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""New steps of a run, as they are done."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from llmb.runs.steps import step_from_json
+
+
+class StepNews(NamedTuple):
+    """A step that is done, as far as every program tells of it."""
+
+    step: int
+    step_time_s: float
+    loss: float | None
+
+
+class StepFollower:
+    """Reads the whole lines that were added to ``metrics.jsonl`` since the last call.
+
+    A run that is started again gets a new file, with the steps that it keeps; they are read again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+        self.inode: int | None = None
+
+    def new(self) -> Iterator[StepNews]:
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as stream:
+            inode = os.fstat(stream.fileno()).st_ino
+            if inode != self.inode:
+                self.inode, self.offset = inode, 0
+            stream.seek(self.offset)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    return
+                self.offset += len(line)
+                step = step_from_json(line.decode())
+                yield StepNews(step.step, step.step_time_s, step.loss)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This machine as a scheduler: a job is a process that runs at once."""

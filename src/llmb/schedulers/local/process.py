@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which process runs a job, so that another one with the same number is never taken for it."""
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+from llmb.runs.record import Process
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+START_FIELD = 19
+"""Of /proc/<pid>/stat behind the name: ticks since the boot."""
+
+
+def this_process() -> Process:
+    pid = os.getpid()
+    return Process(host=socket.gethostname(), pid=pid, started=started(pid) or "")
+
+
+def is_here(process: Process) -> bool:
+    return process.host == socket.gethostname()
+
+
+def is_alive(process: Process) -> bool:
+    """Of a process of this machine."""
+    return started(process.pid) == process.started
+
+
+def started(pid: int) -> str | None:
+    """When a process of this machine was started; None for one that is not there, or has ended."""
+    stat = Path(f"/proc/{pid}/stat")
+    if not Path("/proc/self/stat").exists():
+        listing = ["ps", "-o", "lstart=", "-p", str(pid)]
+        return subprocess.run(listing, capture_output=True, text=True, check=False).stdout.strip() or None
+    try:
+        fields = stat.read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    boot = BOOT.read_text().strip() if BOOT.exists() else ""
+    return None if fields[0] in ("Z", "X") else f"{fields[START_FIELD]} {boot}"

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This machine behind the port: a job is the process of ``llmb run``, which begins at once."""
+
+import os
+import secrets
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from llmb.catalogue.records import Record
+from llmb.errors import UsageError
+from llmb.jobspec.options import JobOptions
+from llmb.jobspec.spec import JobSpec
+from llmb.runs.folder import RunFolder
+from llmb.runs.host import host_name
+from llmb.runs.record import BegunJob, Process, RunRecord, read_job, read_record
+from llmb.schedulers.local.command import local_command
+from llmb.schedulers.local.process import is_alive, is_here, this_process
+from llmb.schedulers.port import (
+    UNKNOWN,
+    Answers,
+    AskedJob,
+    Defaults,
+    FaultPattern,
+    JobState,
+    Phase,
+    Scheduler,
+    Submitted,
+)
+from llmb.site.site import Site
+
+INTERRUPTED = 130
+"""Exit code of a run that was asked to end."""
+JOB_VARIABLE = "LLMB_JOB_ID"
+WORDS: dict[Phase, str] = {
+    "running": "RUNNING",
+    "completed": "COMPLETED",
+    "failed": "FAILED",
+    "cancelled": "CANCELLED",
+    "killed": "KILLED",
+}
+
+
+class LocalScheduler(Scheduler):
+    """Nothing is queued: handing a job over makes this process the one that runs it."""
+
+    name = "local"
+    title = "the system"
+    settings: type[Record] | None = None
+    choices: type[Record] = Record
+    words = frozenset([*WORDS.values(), UNKNOWN])
+
+    def asked(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:  # noqa: ARG002
+        return JobOptions(python=python)
+
+    def defaults(self, site: Site) -> Defaults:  # noqa: ARG002
+        return Defaults()
+
+    def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:  # noqa: ARG002
+        return spec
+
+    def script(self, spec: JobSpec, folder: RunFolder) -> str:
+        return shlex.join(local_command(spec, folder)) + "\n"
+
+    def handing_over(self, base: RunFolder) -> tuple[str, ...]:  # noqa: ARG002
+        return ()
+
+    def submit(
+        self,
+        spec: JobSpec,  # noqa: ARG002
+        base: RunFolder,  # noqa: ARG002
+        environ: Mapping[str, str],  # noqa: ARG002
+        held: Sequence[int] = (),  # noqa: ARG002
+        *,
+        again: bool,  # noqa: ARG002
+    ) -> Submitted:
+        return Submitted({None: f"local-{secrets.token_hex(4)}"}, process=this_process())
+
+    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> Answers:  # noqa: ARG002
+        return Answers({job.key: _state(job) for job in jobs if job.live})
+
+    def find(self, jobs: Sequence[AskedJob], since_s: float, claimed: set[str], time_out_s: float) -> dict[str, str]:  # noqa: ARG002
+        return {}
+
+    def cancel(self, jobs: Sequence[AskedJob]) -> None:
+        for job in jobs:
+            process = _process(job.base)
+            if process is None:
+                continue
+            if not is_here(process):
+                do = f"call 'llmb jobs cancel {job.job_id}' on {process.host}"
+                raise UsageError(f"job {job.job_id} runs on {process.host}, and this is another host", do=do)
+            if is_alive(process):
+                _end(process, job)
+
+    def current_job(self, environ: Mapping[str, str]) -> BegunJob:
+        return BegunJob(scheduler=self.name, job_id=environ[JOB_VARIABLE], nodes=host_name())
+
+    def host_names(self, nodes: str | None) -> list[str]:
+        return [nodes] if nodes else []
+
+    def cause(self, signal: str) -> str:
+        return signal
+
+    def fault_patterns(self) -> Sequence[FaultPattern]:
+        return ()
+
+
+def _end(process: Process, job: AskedJob) -> None:
+    try:
+        os.kill(process.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return
+    except PermissionError as error:
+        raise UsageError(f"job {job.job_id} is another user's process", do="ask its owner to cancel it") from error
+
+
+def _process(base: RunFolder) -> Process | None:
+    try:
+        handle = read_job(base)
+    except (OSError, ValueError):
+        return None
+    return handle.process if handle else None
+
+
+def _state(job: AskedJob) -> JobState:
+    """Whether its process lives is looked at first: a run that ends meanwhile has its record by then."""
+    job_id, process = str(job.job_id), _process(job.base)
+    here = process is not None and is_here(process)
+    alive = process is not None and here and is_alive(process)
+    try:
+        record = read_record(job.base)
+    except (OSError, ValueError):
+        record = None
+    nodes = process.host if process else None
+    if record and record.status not in ("queued", "running"):
+        return _ended(job_id, record, nodes)
+    started_s = _seconds(record.started_at) if record else None
+    if process and not here:
+        meaning = f"it was started on {process.host}, and only there is seen whether it still runs"
+        return JobState(job_id=job_id, phase="running", meaning=meaning, nodes=nodes, started_s=started_s)
+    phase: Phase = "running" if alive else "killed"
+    how = None if alive else "its process was killed"
+    return JobState(job_id=job_id, state=WORDS[phase], phase=phase, meaning=how, nodes=nodes, started_s=started_s)
+
+
+def _ended(job_id: str, record: RunRecord, nodes: str | None) -> JobState:
+    code = record.exit_code
+    phase: Phase = "completed" if record.status == "success" else "cancelled" if code == INTERRUPTED else "failed"
+    return JobState(
+        job_id=job_id,
+        state=WORDS[phase],
+        phase=phase,
+        meaning={"cancelled": "cancelled", "failed": f"ended with exit code {code}"}.get(phase),
+        exit_code=code,
+        nodes=nodes,
+        started_s=_seconds(record.started_at),
+        ended_s=_seconds(record.ended_at),
+    )
+
+
+def _seconds(text: str | None) -> float | None:
+    return datetime.fromisoformat(text).timestamp() if text else None

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a command on this machine: starts the workers, watches over them, ends them when asked to."""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from llmb.processes.families import end_stalled, end_tree
+from llmb.processes.signals import signals_as_exceptions
+from llmb.processes.stopped import StoppedFamily
+from llmb.runs.folder import RunFolder, cannot_write
+
+LAUNCHER_PID = "LLMB_LAUNCHER_PID"
+POLL_S = 0.05
+
+
+def run_workers(
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    folder: RunFolder,
+    on_time: Callable[[], None],
+    stall_limit_s: float = 0,
+) -> int:
+    """Exit code of ``command``, whose output goes to the run's log; ``on_time`` is called now and then.
+
+    Workers end when this process is gone, even if it was killed: they know it by a variable. When they end a run that
+    stands still, or processes are stopped for longer than ``stall_limit_s``, this ends those that are stopped.
+
+    Raises Interrupted after ending all workers, and EnvironmentProblem where the log cannot be written.
+    """
+    try:
+        log = folder.log.open("wb")
+    except OSError as error:
+        raise cannot_write(folder.log, error) from error
+    with log, signals_as_exceptions() as signals:
+        # A session of its own: Ctrl-C in a terminal reaches this process only, which then ends the workers in order.
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **variables, LAUNCHER_PID: str(os.getpid())},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        stopped = StoppedFamily(process, stall_limit_s)
+        try:
+            signals.let_through()
+            while process.poll() is None:
+                on_time()
+                line = stopped.line()
+                if line:
+                    log.write(f"{line}\n".encode())
+                    log.flush()
+                    end_tree(process)
+                elif folder.stall.exists():
+                    end_stalled(process)
+                time.sleep(POLL_S)
+        except BaseException:
+            end_tree(process)
+            raise
+        on_time()
+        return process.returncode

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedulers by name; each is imported when it is first asked for."""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+from pydantic import Field, create_model
+
+from llmb.catalogue.load import Catalogue
+from llmb.errors import unknown
+from llmb.schedulers.port import Scheduler
+from llmb.site.cluster_config import ClusterConfig
+from llmb.site.site import Site, read_site
+
+SCHEDULERS = {
+    "local": ("llmb.schedulers.local.scheduler", "LocalScheduler"),
+    "slurm": ("llmb.schedulers.slurm.scheduler", "SlurmScheduler"),
+}
+LOCAL, QUEUE = "local", "slurm"
+"""Those that ``llmb run`` and ``llmb submit`` take."""
+
+
+@cache
+def find_scheduler(name: str) -> Scheduler:
+    """Raises UsageError for a name that does not exist."""
+    if name not in SCHEDULERS:
+        raise unknown("scheduler", name, SCHEDULERS)
+    module, found = SCHEDULERS[name]
+    scheduler: Scheduler = getattr(import_module(module), found)()
+    return scheduler
+
+
+def all_schedulers() -> Iterator[Scheduler]:
+    yield from map(find_scheduler, SCHEDULERS)
+
+
+@cache
+def cluster_schema() -> type[ClusterConfig]:
+    """cluster_config.yaml with the sections of all schedulers."""
+    sections = {item.name: item.settings for item in all_schedulers() if item.settings}
+    fields = {name: (schema, Field(default_factory=schema)) for name, schema in sections.items()}
+    return create_model("ClusterConfigFile", __base__=ClusterConfig, **fields)  # type: ignore[call-overload, no-any-return]
+
+
+def read_cluster_site(catalogue: Catalogue, install: Path, environ: Mapping[str, str]) -> Site:
+    """The site below ``install``, with the settings of all schedulers. Raises UsageError with all that is wrong."""
+    return read_site(catalogue, install, environ, cluster_schema())

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What jobs are asked of, in words that every scheduler can be told in."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from pydantic import field_validator
+
+from llmb.catalogue.records import Record
+from llmb.jobspec.options import JobOptions, StartMode
+from llmb.jobspec.spec import JobSpec
+from llmb.runs.folder import RunFolder
+from llmb.runs.record import BegunJob, Process
+from llmb.site.site import Site
+
+UNKNOWN = "UNKNOWN"
+Phase = Literal[
+    "queued",
+    "running",
+    "completed",
+    "failed",
+    "cancelled",
+    "timed_out",
+    "node_fail",
+    "preempted",
+    "boot_fail",
+    "out_of_memory",
+    "killed",
+    "unknown",
+]
+FROM_OUTSIDE: frozenset[Phase] = frozenset(["timed_out", "node_fail", "preempted", "boot_fail", "cancelled", "killed"])
+"""Ends that say nothing of the run: it may have been through."""
+INFRASTRUCTURE: frozenset[Phase] = frozenset(["node_fail", "preempted", "boot_fail"])
+"""Ends after which the same job may well get through."""
+
+
+class JobState(Record):
+    """What a scheduler says of a job. Exit code and signal are of what it started; None where they are not known."""
+
+    job_id: str
+    state: str = UNKNOWN
+    """The scheduler's own word."""
+    phase: Phase = "unknown"
+    """What that means; unknown where the scheduler does not know the job (any more)."""
+    meaning: str | None = None
+    """For people: what the job waits for, or how it ended."""
+    may_be_told: bool = False
+    """Of an unknown one: it has ended, and how may be known later."""
+    exit_code: int | None = None
+    signal: int | None = None
+    nodes: str | None = None
+    """In the scheduler's syntax."""
+    restarts: int = 0
+    started_s: float | None = None
+    """Seconds since 1970, as all times."""
+    ended_s: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.phase not in ("queued", "running", "unknown")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedJob:
+    """A job that is asked for."""
+
+    key: str
+    job_id: str | None
+    base: RunFolder
+    """Holds what was submitted: the run's folder, or of an array the one that its runs share."""
+    array_index: int | None
+    live: bool
+    """It had not ended when it was last asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """States by key; jobs of which nobody could be asked are missing. ``warnings`` are for people."""
+
+    states: Mapping[str, JobState]
+    warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """Ids by the index of an array, or by None."""
+
+    ids: Mapping[int | None, str]
+    cluster: str | None = None
+    """Where the scheduler serves several."""
+    process: Process | None = None
+    """Of a job that is a process of this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a cluster's settings choose where a job does not."""
+
+    gpus_per_node: int | None = None
+    start: StartMode = "torchrun"
+    retries: int = 0
+
+
+class FaultPattern(Record):
+    """What a failed run's log says of its cause."""
+
+    fault: str
+    kind: Literal["own", "infrastructure"]
+    pattern: str
+    """Regular expression; a group that is named takes the node at fault."""
+    meaning: str
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"no regular expression: {error}") from error
+        return value
+
+
+class Scheduler(Protocol):
+    """Takes jobs and tells of them.
+
+    Raises InfrastructureError where it does not answer, EnvironmentProblem where it cannot be reached from here.
+    """
+
+    name: str
+    title: str
+    """For people."""
+    settings: type[Record] | None
+    """Of its section in cluster_config.yaml."""
+    choices: type[Record]
+    """Declares its options: each field of them is one."""
+    words: frozenset[str]
+    """All that a state of its jobs may be."""
+
+    def asked(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
+        """What the values of options ask for, above the variables of the shell; ``python`` is the interpreter that
+        runs where nothing else is specified. Raises UsageError with all that is wrong."""
+
+    def defaults(self, site: Site) -> Defaults:
+        """What the cluster's settings choose."""
+
+    def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:
+        """The specification with flags, limits and array as they will be. Raises UsageError with all that is wrong."""
+
+    def script(self, spec: JobSpec, folder: RunFolder) -> str:
+        """The text that does the whole job. Raises UsageError where it cannot work in ``folder``."""
+
+    def handing_over(self, base: RunFolder) -> tuple[str, ...]:
+        """The command that hands a job over, for its record."""
+
+    def submit(
+        self, spec: JobSpec, base: RunFolder, environ: Mapping[str, str], held: Sequence[int] = (), *, again: bool
+    ) -> Submitted:
+        """Hands over the job whose files are below ``base``; ``again`` for one that was handed over before.
+
+        Programs that it calls inherit the descriptors ``held``. Raises UsageError where it is refused.
+        """
+
+    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> Answers:
+        """What becomes of ``jobs``."""
+
+    def find(self, jobs: Sequence[AskedJob], since_s: float, claimed: set[str], time_out_s: float) -> dict[str, str]:
+        """Ids, by key, of ``jobs`` without one that were submitted since then; ``claimed`` ids belong to others."""
+
+    def cancel(self, jobs: Sequence[AskedJob]) -> None:
+        """Ends jobs. Raises UsageError where it is refused; jobs that have ended are no error."""
+
+    def current_job(self, environ: Mapping[str, str]) -> BegunJob:
+        """The job that this process runs in."""
+
+    def host_names(self, nodes: str | None) -> list[str]:
+        """Every name of a list of nodes."""
+
+    def cause(self, signal: str) -> str:
+        """Who ended a job by this signal."""
+
+    def fault_patterns(self) -> Sequence[FaultPattern]:
+        """What its own messages in a log say of a run's failure."""

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user asks of a job of Slurm, by options and by the shell. Pure."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated
+
+from llmb.catalogue.records import Record
+from llmb.errors import UsageError
+from llmb.jobspec.options import Flags, JobOptions, StartMode
+from llmb.jobspec.variables import parse_variables
+from llmb.options.forms import Form
+from llmb.options.option import Option, limit_problems, options_of
+from llmb.options.ranges import numbers_of, parse_ranges
+from llmb.options.text import convert
+from llmb.schedulers.slurm.flags import TIME, flag_problems, on_top, parse_additional, parse_flags
+
+ADDITIONAL = "ADDITIONAL_SLURM_PARAMS"
+MOST_INDICES = 1000
+DURATION = Form(
+    lambda text: text == "" or TIME.fullmatch(text.upper()), "a time such as 30, 00:30:00 or 1-12:00:00", any_case=True
+)
+_option = partial(Option, panel="Slurm")
+
+
+class SlurmChoices(Record):
+    """The options of every command that queues jobs. None leaves a choice to the shell, and then to the cluster's
+    settings.
+
+    sbatch itself reads some of the shell's variables, and would prefer them to the batch script; so they are written
+    into it, and kept from sbatch.
+    """
+
+    account: Annotated[str | None, _option(help="Slurm account.", set_by=("SBATCH_ACCOUNT", "SLURM_ACCOUNT"))] = None
+    partition: Annotated[
+        str | None,
+        _option(help="Partition, or several with commas.", set_by=("SBATCH_PARTITION", "SLURM_PARTITION")),
+    ] = None
+    qos: Annotated[str | None, _option(help="Quality of service.", set_by=("SBATCH_QOS",))] = None
+    time_limit: Annotated[
+        str | None,
+        _option(
+            help="Minutes, hh:mm:ss or d-hh:mm:ss. Default: of the recipe.",
+            form=DURATION,
+            set_by=("TIME_LIMIT", "SBATCH_TIMELIMIT"),
+        ),
+    ] = None
+    gpus_per_node: Annotated[
+        int | None,
+        _option(
+            help="GPUs, or processes on a CPU. Default: of the GPU type.",
+            minimum=1,
+            set_by=("GPUS_PER_NODE", "SBATCH_GPUS_PER_NODE", "SLURM_GPUS_PER_NODE"),
+        ),
+    ] = None
+    nodelist: Annotated[
+        str | None, _option(help="Nodes that have to be among the job's.", set_by=("SBATCH_NODELIST",))
+    ] = None
+    exclude: Annotated[str | None, _option(help="Nodes that must not be.", set_by=("SBATCH_EXCLUDE",))] = None
+    constraint: Annotated[str | None, _option(help="Features that the nodes need.", set_by=("SBATCH_CONSTRAINT",))] = (
+        None
+    )
+    reservation: Annotated[str | None, _option(help="Reservation to run in.", set_by=("SBATCH_RESERVATION",))] = None
+    nice: Annotated[int | None, _option(help="Lowers the priority.")] = None
+    segment: Annotated[
+        int | None,
+        _option(help="Nodes that lie in one NVLink domain. Default where a domain spans nodes: as many as divide."),
+    ] = None
+    dependency: Annotated[str | None, _option(help="Such as afterok:1234.")] = None
+    array: Annotated[str | None, _option(help="Runs of the same recipe, such as 0-3, or 0-9%2 for two at a time.")] = (
+        None
+    )
+    requeue: Annotated[bool, _option(help="Queue again after preemption or the loss of a node.")] = False
+    retries: Annotated[
+        int | None,
+        _option(
+            help="Start again, from the last checkpoint, so many times after preemption, the loss of a node and other "
+            "failures of the infrastructure. Default: cluster_config.yaml, else 0.",
+            minimum=0,
+        ),
+    ] = None
+    signal_before: Annotated[
+        int | None, _option(help="End the workers N seconds before the time limit.", minimum=1)
+    ] = None
+    slurm_arg: Annotated[
+        tuple[str, ...],
+        _option(
+            help="Any other flag of sbatch; 'KEY=' leaves one out. Repeatable.",
+            metavar="KEY[=VALUE]",
+            repeatable=True,
+        ),
+    ] = ()
+    env: Annotated[
+        tuple[str, ...],
+        _option(help="Variable of the workers. Repeatable.", metavar="NAME=VALUE", repeatable=True),
+    ] = ()
+    start: Annotated[
+        StartMode | None, _option(help="torchrun on each node, or one Slurm task per GPU. Default: torchrun.")
+    ] = None
+
+    def flags(self) -> dict[str, str | None]:
+        """Those of sbatch that are asked for, by its own names."""
+        given = self.model_dump(include=set(_FLAGS), exclude_none=True)
+        found: dict[str, str | None] = {_FLAGS[name]: str(value) for name, value in given.items()}
+        if self.signal_before:
+            found["signal"] = f"B:USR1@{self.signal_before}"
+        if self.requeue:
+            found["requeue"] = None
+        return found
+
+
+_FLAGS: Mapping[str, str] = {
+    "account": "account",
+    "partition": "partition",
+    "qos": "qos",
+    "time_limit": "time",
+    "nodelist": "nodelist",
+    "exclude": "exclude",
+    "constraint": "constraint",
+    "reservation": "reservation",
+    "nice": "nice",
+    "segment": "segment",
+    "dependency": "dependency",
+    "array": "array",
+}
+"""sbatch's name of each option that is one of its flags."""
+
+
+def slurm_options(chosen: SlurmChoices, environ: Mapping[str, str], python: str) -> JobOptions:
+    """What the options ask for, above the shell's variables. Raises UsageError with all that is wrong."""
+    if problems := list(limit_problems(chosen)):
+        raise UsageError("\n".join(problems))
+    return JobOptions(
+        flags=job_flags(chosen.flags(), chosen.slurm_arg, environ),
+        variables=parse_variables(chosen.env),
+        gpus_per_node=chosen.gpus_per_node or shell_gpus_per_node(environ),
+        start=chosen.start,
+        retries=chosen.retries,
+        python=python,
+    )
+
+
+def job_flags(own: Flags, others: Sequence[str], environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Flags of the options ``own`` and of ``--slurm-arg``, above those of the shell.
+
+    Raises UsageError with all that is wrong, and where an option and --slurm-arg say different things.
+    """
+    rest = parse_flags(others, "--slurm-arg")
+    twice = [name for name in rest if name in own and rest[name] != own[name]]
+    if twice:
+        raise UsageError(f"an option and --slurm-arg both give {', '.join(twice)}", do="give one of them")
+    additional = parse_additional(environ.get(ADDITIONAL, ""))
+    flags = on_top(shell_flags(environ), additional, {**rest, **own})
+    problems = [*flag_problems(flags), *_array_problems(flags)]
+    if problems:
+        raise UsageError("these flags cannot be used:\n" + "\n".join(f"  - {problem}" for problem in problems))
+    return flags
+
+
+def shell_flags(environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Flags of the variables that are set, as they are written."""
+    found: dict[str, str | None] = {}
+    for name, flag in _FLAGS.items():
+        variable = _variable_of(name, environ)
+        if variable is not None:
+            found[flag] = environ[variable]
+    return found
+
+
+def shell_gpus_per_node(environ: Mapping[str, str]) -> int | None:
+    """Raises UsageError for a value that is no number; 'null' is none, as in the reference suite."""
+    variable = _variable_of("gpus_per_node", environ)
+    if variable is None or environ[variable] == "null":
+        return None
+    found: int = convert(options_of(SlurmChoices)["gpus_per_node"], variable, (environ[variable],))
+    return found
+
+
+def _variable_of(name: str, environ: Mapping[str, str]) -> str | None:
+    """The variable that is set of those that stand for an option."""
+    return next((variable for variable in options_of(SlurmChoices)[name].set_by if environ.get(variable)), None)
+
+
+def array_indices(spec: str) -> list[int]:
+    """Indices of Slurm's ``--array``, such as ``0-3``, ``1,4,7``, ``0-15:4%2``. Raises ValueError."""
+    spans = parse_ranges(spec.partition("%")[0])
+    if sum(len(span.numbers) for span in spans) > MOST_INDICES:
+        raise ValueError(f"more than {MOST_INDICES} indices")
+    indices = list(numbers_of(spans))
+    if len(set(indices)) < len(indices):
+        raise ValueError("it has to name different indices")
+    return indices
+
+
+def _array_problems(flags: Flags) -> list[str]:
+    spec = flags.get("array")
+    if not spec:
+        return []
+    try:
+        array_indices(spec)
+    except ValueError as error:
+        return [f"array is '{spec}', but {error}; Slurm takes such as 0-3 or 1,4,7, and %2 for two at a time"]
+    return []

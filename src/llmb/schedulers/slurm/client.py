@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slurm's own commands, called with argument lists and read in their text formats."""
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
+from llmb.runs.secrets import without_secrets
+
+TIME_OUT_S = 60
+"""A command waits 9 s for a controller that does not answer, sbatch twice that."""
+DOWN = re.compile(
+    r"Unable to contact|Zero Bytes|timed out|Connection refused|connection failure|Munge|authentication error", re.I
+)
+NO_JOB = "Invalid job id"
+SPEAKER = re.compile(r"^\w+: (error: )?")
+# sbatch reads SBATCH_ before the script, and a job inherits what the submitting one was given.
+KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT")
+
+
+def submit(
+    script: Path, environ: Mapping[str, str], held: Sequence[int] = (), arguments: Sequence[str] = ()
+) -> tuple[str, str | None]:
+    """Id of the new job, and its cluster where there are several; sbatch inherits the descriptors ``held``.
+
+    ``arguments`` are preferred to the script's own flags.
+
+    Raises UsageError where Slurm refuses the script, InfrastructureError where it does not answer: then the job may
+    have been queued all the same.
+    """
+    command = ["sbatch", "--parsable", *arguments, str(script)]
+    done = call(command, submitting_environment(environ), held=held)
+    if done.returncode:
+        do = "correct the options or cluster_config.yaml; --dry-run prints the batch script"
+        raise UsageError(f"Slurm refuses the job: {message(done)}", do=do)
+    job_id, _, cluster = done.stdout.strip().splitlines()[-1].partition(";")
+    return job_id, cluster or None
+
+
+def call(
+    command: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    time_out_s: float = TIME_OUT_S,
+    held: Sequence[int] = (),
+) -> subprocess.CompletedProcess[str]:
+    """Runs one of Slurm's commands.
+
+    Raises EnvironmentProblem where this machine has no Slurm, InfrastructureError where the controller is down.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=time_out_s,
+            pass_fds=held,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        do = "call llmb where Slurm's commands are, such as a login node; or use 'llmb run' here"
+        raise EnvironmentProblem(f"{command[0]} is not on this machine", do=do) from error
+    except subprocess.TimeoutExpired as error:
+        raise InfrastructureError(f"{command[0]} did not answer within {time_out_s:.0f} s", do="try again") from error
+    if done.returncode and DOWN.search(done.stderr):
+        raise InfrastructureError(f"Slurm does not answer: {message(done)}", do="try again, or see 'scontrol ping'")
+    return done
+
+
+def submitting_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What sbatch gets, and hands on to the job: nothing that would replace what the script says, and no secret but
+    the token by which Slurm knows the user, which the batch script drops.
+    """
+    harmless = {
+        name: value
+        for name, value in without_secrets(environ).items()
+        if not name.startswith(("SBATCH_", "SLURM_", "SRUN_"))
+    }
+    return harmless | {name: environ[name] for name in KEPT if name in environ}
+
+
+def message(done: "subprocess.CompletedProcess[str]") -> str:
+    lines = [SPEAKER.sub("", line.strip()) for line in done.stderr.splitlines() if line.strip()]
+    return "; ".join(lines[-3:]) or f"exit code {done.returncode} without a word"

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of a job: what follows from its specification, below the site's and the user's own. Pure."""
+
+from collections.abc import Iterator
+
+from llmb.errors import UsageError
+from llmb.jobspec.options import Flags, JobOptions
+from llmb.jobspec.placement import Placement
+from llmb.jobspec.spec import JobSpec
+from llmb.schedulers.slurm.asked import array_indices
+from llmb.schedulers.slurm.flags import asked, duration, flag_problems, minutes, on_top
+from llmb.schedulers.slurm.settings import SlurmSettings
+from llmb.schedulers.slurm.steps import tasks_of
+
+
+def completed_spec(spec: JobSpec, options: JobOptions, settings: SlurmSettings) -> JobSpec:
+    """All flags in the order of the script, and what they say in neutral words. Raises UsageError."""
+    own = {"account": settings.account, "partition": settings.partition}
+    site = {**{name: value for name, value in own.items() if value}, **settings.flags}
+    chosen = on_top(dict(_defaults(spec)), site, options.flags)
+    if chosen.get("dependency"):
+        # Or a job whose dependency can never be satisfied waits for ever.
+        chosen = on_top({"kill-on-invalid-dep": "yes"}, chosen)
+    problems = list(flag_problems(asked(chosen)))
+    if problems:
+        raise UsageError("this job cannot be asked for:\n" + "\n".join(f"  - {problem}" for problem in problems))
+    flags: Flags = {
+        "nodes": str(spec.placement.nodes),
+        "ntasks-per-node": str(tasks_of(spec)),
+        **(_gpu_request(settings, spec.placement) if spec.gpus else {}),
+        **asked(chosen),
+    }
+    array = flags.get("array")
+    return spec.model_copy(
+        update={
+            "flags": dict(flags),
+            "step_flags": settings.srun_flags,
+            "array": tuple(array_indices(array)) if array else (),
+            "excluded_nodes": flags.get("exclude"),
+            "time_limit_min": minutes(flags.get("time") or ""),
+        }
+    )
+
+
+def _defaults(spec: JobSpec) -> Iterator[tuple[str, str | None]]:
+    placement = spec.placement
+    yield "job-name", spec.name
+    if spec.time_limit_min is not None:
+        yield "time", duration(round(spec.time_limit_min))
+    if not spec.gpus:
+        yield "cpus-per-task", str(placement.processes_per_node // tasks_of(spec))
+    elif placement.whole_nodes:
+        yield "exclusive", None
+        yield "mem", "0"
+        if spec.nvlink_domain_nodes > 1:
+            yield "segment", str(segment(placement.nodes, spec.nvlink_domain_nodes))
+    yield ("requeue" if spec.retries else "no-requeue"), None
+
+
+def segment(nodes: int, domain_nodes: int) -> int:
+    """Nodes that have to lie in one NVLink domain: the largest divisor of ``nodes`` that fits one."""
+    return max(size for size in range(1, domain_nodes + 1) if nodes % size == 0)
+
+
+def _gpu_request(settings: SlurmSettings, placement: Placement) -> Flags:
+    count = placement.processes_per_node
+    if settings.gpu_request == "none":
+        return {}
+    kind = f"{settings.gres_type}:" if settings.gres_type else ""
+    if settings.gpu_request == "gres":
+        return {"gres": f"gpu:{kind}{count}"}
+    return {"gpus-per-node": f"{kind}{count}"}

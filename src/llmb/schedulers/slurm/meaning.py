@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Slurm's words for states and reasons mean. Pure."""
+
+from llmb.schedulers.port import JobState, Phase
+from llmb.schedulers.slurm.job_state import LIVE, SlurmJob
+
+WAITING = frozenset(
+    [
+        "PENDING",
+        "CONFIGURING",
+        "REQUEUED",
+        "REQUEUE_FED",
+        "REQUEUE_HOLD",
+        "SPECIAL_EXIT",
+        "RESV_DEL_HOLD",
+        "POWER_UP_NODE",
+    ]
+)
+PHASES: dict[str, Phase] = {
+    "BOOT_FAIL": "boot_fail",
+    "CANCELLED": "cancelled",
+    "COMPLETED": "completed",
+    "DEADLINE": "timed_out",
+    "NODE_FAIL": "node_fail",
+    "OUT_OF_MEMORY": "out_of_memory",
+    "PREEMPTED": "preempted",
+    "REVOKED": "cancelled",
+    "TIMEOUT": "timed_out",
+    "UNKNOWN": "unknown",
+}
+"""States at the end; every other one is a failure."""
+ENDS = {
+    "BOOT_FAIL": "a node could not be booted",
+    "CANCELLED": "cancelled",
+    "DEADLINE": "ended at its deadline",
+    "FAILED": "failed",
+    "LAUNCH_FAILED": "the batch script could not be started",
+    "NODE_FAIL": "a node failed",
+    "OUT_OF_MEMORY": "ended by the kernel for want of host memory",
+    "PREEMPTED": "preempted by another job",
+    "RECONFIG_FAIL": "a node could not be configured anew",
+    "REVOKED": "revoked: another cluster runs it",
+    "TIMEOUT": "ended at its time limit",
+}
+WORDS = frozenset([*WAITING, *LIVE, *ENDS, "COMPLETED"])
+"""All that a job's state may be."""
+WAITS = {
+    "BeginTime": "may not start yet",
+    "Dependency": "another job has to end first",
+    "DependencyNeverSatisfied": "the job that it depends on did not end as wanted: it will never start; cancel it",
+    "JobHeldAdmin": "held by an administrator",
+    "JobHeldUser": "held; 'scontrol release' lets it go",
+    "PartitionDown": "the partition is down",
+    "PartitionNodeLimit": "it asks for more nodes than the partition allows, or for nodes that are down",
+    "PartitionTimeLimit": "it asks for more time than the partition allows: it will never start",
+    "Priority": "jobs of higher priority come first",
+    "ReqNodeNotAvail": "a node that it asks for is not available",
+    "Reservation": "the reservation has not begun, or is full",
+    "Resources": "the nodes are busy",
+}
+
+
+def phase_of(state: str) -> Phase:
+    if state in WAITING:
+        return "queued"
+    return "running" if state in LIVE else PHASES.get(state, "failed")
+
+
+def told(job: SlurmJob) -> JobState:
+    """The same in neutral words."""
+    phase = phase_of(job.state)
+    meaning = None
+    if phase in ("queued", "running"):
+        meaning = _live_meaning(job)
+    elif phase not in ("unknown", "completed"):
+        meaning = _end_meaning(job)
+    return JobState(
+        job_id=job.job_id,
+        state=job.state,
+        phase=phase,
+        meaning=meaning,
+        exit_code=job.exit_code,
+        signal=job.signal,
+        nodes=job.nodes,
+        restarts=job.restarts,
+        started_s=job.started_s,
+        ended_s=job.ended_s,
+    )
+
+
+def _live_meaning(job: SlurmJob) -> str | None:
+    if job.state == "SUSPENDED":
+        return "suspended by Slurm"
+    if job.state not in WAITING or job.reason in (None, "", "None"):
+        return None
+    name = str(job.reason).strip("()")
+    known = next((text for key, text in WAITS.items() if name.partition(",")[0] == key), None)
+    return f"{known} ({name})" if known else name
+
+
+def _end_meaning(job: SlurmJob) -> str:
+    words = ENDS.get(job.state, f"ended as {job.state}")
+    if job.state == "CANCELLED" and job.cancelled_by:
+        return f"{words} by user {job.cancelled_by}"
+    if job.state == "FAILED":
+        return _failed_meaning(job)
+    if job.state in ("NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL") and job.nodes:
+        return f"{words} ({job.nodes})"
+    return words
+
+
+def _failed_meaning(job: SlurmJob) -> str:
+    if job.reason in ("JobLaunchFailure", "LaunchFailed") or (job.exit_code == 0 and job.signal):
+        how = f"signal {job.signal}" if job.signal else str(job.reason)
+        return f"the batch script was killed or could not be started ({how})"
+    if job.exit_code:
+        return f"the batch script ended with exit code {job.exit_code}"
+    return "failed" + (f" ({job.reason})" if job.reason not in (None, "", "None") else "")

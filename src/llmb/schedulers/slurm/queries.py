@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks Slurm for many jobs with few calls: a controller has better things to do."""
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from llmb.errors import InfrastructureError, UsageError
+from llmb.schedulers.slurm.client import NO_JOB, TIME_OUT_S, call, message
+from llmb.schedulers.slurm.job_state import (
+    SACCT_FIELDS,
+    SQUEUE_FIELDS,
+    TIME_FORMAT,
+    SlurmJob,
+    parse_accounts,
+    parse_queue,
+)
+
+IDS_PER_CALL = 1000
+NO_ACCOUNTS = "accounting storage is disabled"
+
+
+def controller_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> dict[str, SlurmJob]:
+    """Those of the jobs that the controller remembers. Raises InfrastructureError where it does not answer."""
+    found: dict[str, SlurmJob] = {}
+    for ids in _batches(job_ids):
+        # Of a single id that is unknown squeue makes an error; of several it leaves out the unknown ones.
+        found.update(_queue(["-j", ids], time_out_s))
+    return {job_id: found[job_id] for job_id in job_ids if job_id in found}
+
+
+def own_jobs(time_out_s: float = TIME_OUT_S) -> list[SlurmJob]:
+    """All of this user's jobs that the controller remembers."""
+    return list(_queue(["--me"], time_out_s).values())
+
+
+def accounted_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> dict[str, SlurmJob]:
+    """Those of the jobs that the accounts know, which lag behind; none where no accounts are kept.
+
+    Raises InfrastructureError where they are kept and do not answer.
+    """
+    found: dict[str, SlurmJob] = {}
+    for ids in _batches(job_ids):
+        done = call(["sacct", "-X", "-D", "-n", "-P", "-j", ids, "-o", SACCT_FIELDS], _environ(), time_out_s)
+        if done.returncode and NO_ACCOUNTS in done.stderr:
+            return {}
+        _check(done, "the accounts do not answer")
+        found.update(parse_accounts(done.stdout))
+    return {job_id: found[job_id] for job_id in job_ids if job_id in found}
+
+
+def own_accounts(since_s: float, time_out_s: float = TIME_OUT_S) -> list[SlurmJob]:
+    """All of this user's jobs since then that the accounts know; none where no accounts are kept, or do not answer."""
+    since = datetime.fromtimestamp(since_s - 60).strftime("%Y-%m-%dT%H:%M:%S")  # local time, as Slurm takes it
+    done = call(["sacct", "-X", "-D", "-n", "-P", "-S", since, "-o", SACCT_FIELDS], _environ(), time_out_s)
+    return list(parse_accounts(done.stdout).values()) if done.returncode == 0 else []
+
+
+def cancel_jobs(job_ids: Sequence[str]) -> None:
+    """Raises UsageError where Slurm refuses to cancel one of them; jobs that have ended are no error."""
+    for ids in _batches(job_ids):
+        done = call(["scancel", *ids.split(",")])
+        if done.returncode and NO_JOB not in done.stderr:
+            raise UsageError(f"Slurm does not cancel: {message(done)}")
+
+
+def _queue(which: Sequence[str], time_out_s: float) -> dict[str, SlurmJob]:
+    done = call(["squeue", "-h", "-r", "-t", "all", *which, "-O", SQUEUE_FIELDS], _environ(), time_out_s)
+    if done.returncode and NO_JOB in done.stderr:
+        return {}
+    _check(done, "Slurm does not tell of its jobs")
+    return parse_queue(done.stdout)
+
+
+def _check(done: "subprocess.CompletedProcess[str]", what: str) -> None:
+    if done.returncode:
+        raise InfrastructureError(f"{what}: {message(done)}", do="try again, or see 'scontrol ping'")
+
+
+def _batches(job_ids: Sequence[str]) -> Iterator[str]:
+    for first in range(0, len(job_ids), IDS_PER_CALL):
+        yield ",".join(job_ids[first : first + IDS_PER_CALL])
+
+
+def _environ() -> dict[str, str]:
+    return {**os.environ, **TIME_FORMAT}

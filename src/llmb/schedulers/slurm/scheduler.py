@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slurm behind the port."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llmb.catalogue.data_files import read_file
+from llmb.catalogue.records import Record
+from llmb.errors import InfrastructureError
+from llmb.jobspec.options import JobOptions
+from llmb.jobspec.spec import JobSpec
+from llmb.options.option import made
+from llmb.runs.folder import RunFolder
+from llmb.runs.record import BegunJob
+from llmb.schedulers.port import Answers, AskedJob, Defaults, FaultPattern, JobState, Scheduler, Submitted
+from llmb.schedulers.slurm import client, queries
+from llmb.schedulers.slurm.asked import SlurmChoices, slurm_options
+from llmb.schedulers.slurm.complete import completed_spec
+from llmb.schedulers.slurm.hostlist import expand
+from llmb.schedulers.slurm.job_state import SlurmJob
+from llmb.schedulers.slurm.meaning import WORDS, told
+from llmb.schedulers.slurm.script import batch_script
+from llmb.schedulers.slurm.settings import SlurmSettings, settings_of
+from llmb.site.site import Site
+
+CAUSES = {"TERM": "Slurm (TERM: cancelled, preempted, or out of time)", "USR1": "the near end of its time limit"}
+FAULTS = Path(__file__).with_name("faults.yaml")
+
+
+class FaultFile(Record):
+    """``faults.yaml``."""
+
+    faults: tuple[FaultPattern, ...]
+
+
+class SlurmScheduler(Scheduler):
+    """All that jobs, campaigns and commands ask of Slurm."""
+
+    name = "slurm"
+    title = "Slurm"
+    settings: type[Record] | None = SlurmSettings
+    choices: type[Record] = SlurmChoices
+    words = WORDS
+
+    def asked(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
+        return slurm_options(made(SlurmChoices, values), environ, python)
+
+    def defaults(self, site: Site) -> Defaults:
+        settings = settings_of(site)
+        return Defaults(settings.gpus_per_node, settings.start, settings.retries)
+
+    def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:
+        return completed_spec(spec, options, settings_of(site))
+
+    def script(self, spec: JobSpec, folder: RunFolder) -> str:
+        return batch_script(spec, folder)
+
+    def handing_over(self, base: RunFolder) -> tuple[str, ...]:
+        return ("sbatch", "--parsable", str(base.batch_script))
+
+    def submit(
+        self, spec: JobSpec, base: RunFolder, environ: Mapping[str, str], held: Sequence[int] = (), *, again: bool
+    ) -> Submitted:
+        arguments: list[str] = []
+        if again and spec.excluded_nodes:
+            arguments.append(f"--exclude={spec.excluded_nodes}")
+        if again and spec.array_index is not None:
+            arguments.append(f"--array={spec.array_index}")
+        job_id, cluster = client.submit(base.batch_script, environ, held, arguments)
+        indices = [spec.array_index] if spec.array_index is not None else spec.array
+        ids: dict[int | None, str] = {index: f"{job_id}_{index}" for index in indices}
+        return Submitted(ids or {None: job_id}, cluster)
+
+    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> Answers:
+        """The controller tells of all; of live jobs that it forgot, the accounts."""
+        ids = list(dict.fromkeys(job.job_id for job in jobs if job.job_id))
+        answers = queries.controller_states(ids, time_out_s) if ids else {}
+        known = {
+            job.key: told(answers[job.job_id])
+            for job in jobs
+            if job.job_id in answers and is_same(job, answers[job.job_id])
+        }
+        forgotten = [job for job in jobs if job.live and job.job_id and job.key not in known]
+        if not forgotten:
+            return Answers(known)
+        try:
+            accounts = queries.accounted_states([str(job.job_id) for job in forgotten], time_out_s)
+        except InfrastructureError as error:
+            unheard = {job.key: JobState(job_id=str(job.job_id), may_be_told=True) for job in forgotten}
+            return Answers({**known, **unheard}, [error.what])
+        return Answers({**known, **{job.key: accounted(job, accounts) for job in forgotten}})
+
+    def find(self, jobs: Sequence[AskedJob], since_s: float, claimed: set[str], time_out_s: float) -> dict[str, str]:
+        seen = [*queries.own_jobs(time_out_s), *queries.own_accounts(since_s, time_out_s)]
+        taken, found = set(claimed), dict[str, str]()
+        for job in jobs:
+            job_id = find_submission(job, seen, taken)
+            if job_id:
+                taken.add(job_id)
+                found[job.key] = job_id
+        return found
+
+    def cancel(self, jobs: Sequence[AskedJob]) -> None:
+        queries.cancel_jobs([job.job_id for job in jobs if job.job_id])
+
+    def current_job(self, environ: Mapping[str, str]) -> BegunJob:
+        return BegunJob(
+            scheduler=self.name,
+            job_id=environ["SLURM_JOB_ID"],
+            nodes=environ["SLURM_JOB_NODELIST"],
+            restarts=int(environ.get("SLURM_RESTART_COUNT", "0")),
+        )
+
+    def host_names(self, nodes: str | None) -> list[str]:
+        return expand(nodes)
+
+    def cause(self, signal: str) -> str:
+        return CAUSES.get(signal, signal)
+
+    def fault_patterns(self) -> Sequence[FaultPattern]:
+        return read_file(FAULTS, FaultFile).faults
+
+
+def accounted(job: AskedJob, accounts: Mapping[str, SlurmJob]) -> JobState:
+    """What the accounts tell of a job that the controller has forgotten.
+
+    The controller forgets only what has ended: accounts that call it live lag behind.
+    """
+    found = accounts.get(str(job.job_id))
+    if found is None or not is_same(job, found):
+        return JobState(job_id=str(job.job_id))
+    state = told(found)
+    return state if state.ended else JobState(job_id=state.job_id, restarts=state.restarts, may_be_told=True)
+
+
+def is_same(job: AskedJob, seen: SlurmJob) -> bool:
+    """Whether Slurm's answer is of ``job``: ids begin anew when a controller lost its state.
+
+    A job's batch script is its own; it is submitted by its whole path.
+    """
+    return seen.command is None or seen.command.endswith(str(job.base.batch_script))
+
+
+def find_submission(job: AskedJob, seen: Sequence[SlurmJob], claimed: set[str]) -> str | None:
+    """The id of the job in Slurm that runs the batch script of ``job`` and belongs to no other."""
+    for state in seen:
+        index = state.job_id.partition("_")[2]
+        own_task = index == str(job.array_index) if index else True
+        if state.command and own_task and is_same(job, state) and state.job_id not in claimed:
+            return state.job_id
+    return None

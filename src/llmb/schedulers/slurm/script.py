@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text of a batch script. Pure."""
+
+import shlex
+from collections.abc import Iterator
+
+from llmb.errors import UsageError
+from llmb.jobspec.options import Flags
+from llmb.jobspec.spec import JobSpec
+from llmb.runs.folder import RunFolder
+from llmb.schedulers.slurm.flags import directive
+from llmb.schedulers.slurm.shell import Shell, ShellWord, command_line, command_lines
+from llmb.schedulers.slurm.steps import ADDRESS, PORT, single_step, worker_step
+
+
+def batch_script(spec: JobSpec, folder: RunFolder) -> str:
+    """Raises UsageError where Slurm cannot write into ``folder``."""
+    flags = {**spec.flags, **file_flags(folder, array=bool(spec.array))}
+    parts = [*_head(spec, flags), "", *_environment(spec), "", END, "", *_meeting_point(spec, folder), "", *_work(spec)]
+    return "\n".join(parts) + "\n"
+
+
+def run_folder_word(spec: JobSpec, folder: RunFolder) -> ShellWord:
+    """The run folder, or in an array that of the task: each has one of its own, beside the others."""
+    if not spec.array:
+        return str(folder.path)
+    base = shlex.quote(str(folder.path.parent))
+    return Shell(f'{base}."$SLURM_ARRAY_TASK_ID"/{shlex.quote(folder.name)}')
+
+
+def file_flags(folder: RunFolder, *, array: bool) -> Flags:
+    """Where Slurm works and writes. In its patterns % is special, and a backslash ends all that."""
+    base = folder.path.parent
+    if "\\" in str(base) or not str(base).isprintable():
+        do = "set LLMB_INSTALL to a folder whose name has no backslash and no control character"
+        raise UsageError("Slurm cannot write into this folder", where=repr(str(base)), do=do)
+    escaped = str(base).replace("%", "%%") + (".%a" if array else "")
+    return {
+        "output": f"{escaped}/{folder.name.replace('%', '%%')}/{folder.batch_output.name}",
+        "open-mode": "append",
+        "chdir": str(base.parent if array else folder.path),
+    }
+
+
+def _head(spec: JobSpec, flags: Flags) -> Iterator[str]:
+    yield "#!/bin/bash"
+    yield f"# {spec.title}"
+    yield from (directive(name, value) for name, value in flags.items())
+
+
+def _environment(spec: JobSpec) -> Iterator[str]:
+    yield "unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it"
+    yield from (f"module load {shlex.quote(module)}" for module in spec.modules)
+    yield from (f". {shlex.quote(profile)}" for profile in spec.profiles)
+    yield from (f"export {item.name}={shlex.quote(item.value)}  # {item.origin}" for item in spec.variables)
+    yield f"llmb_threads=$((${{SLURM_CPUS_ON_NODE:-1}} / {spec.placement.processes_per_node}))"
+    yield 'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((llmb_threads > 1 ? llmb_threads : 1))}"'
+
+
+END = r"""set -uo pipefail
+llmb_exit_code=1
+llmb_signal=
+llmb_workers=
+llmb_woken=
+
+# Tells how the job ended, whatever ended it: Slurm forgets, and keeps no account everywhere.
+llmb_leave() {
+    local code=$? file="$llmb_folder/job_end.json"
+    trap - EXIT
+    printf '{"job_id": "%s", "restarts": %d, "exit_code": %d, "signal": "%s", "ended_at": "%s"}\n' \
+        "$SLURM_JOB_ID" "${SLURM_RESTART_COUNT:-0}" "$code" "$llmb_signal" "$(date -u +%Y-%m-%dT%H:%M:%S+00:00)" \
+        >"$file.$$" && mv -f "$file.$$" "$file"
+    exit "$code"
+}
+
+# Slurm sends TERM to every process of the job, and what --signal asks for to this script alone.
+llmb_end() {
+    llmb_signal=$1
+    llmb_woken=1
+    if [ "$1" != TERM ] && [ -n "$llmb_workers" ]; then
+        scancel --signal=TERM "$SLURM_JOB_ID"
+    fi
+}"""
+
+TRAPS = """trap llmb_leave EXIT
+trap 'llmb_end TERM' TERM
+trap 'llmb_end USR1' USR1"""
+
+
+WAIT = r"""llmb_workers=$!
+while :; do
+    llmb_woken=
+    wait "$llmb_workers"
+    llmb_exit_code=$?
+    # A signal ends 'wait' before the workers have ended.
+    [ -n "$llmb_woken" ] || break
+done"""
+
+
+def _meeting_point(spec: JobSpec, folder: RunFolder) -> Iterator[str]:
+    yield f"llmb_folder={command_line([run_folder_word(spec, folder)])}"
+    yield f"llmb_python={shlex.quote(spec.python)}"
+    yield TRAPS
+    yield ""
+    yield "# The first node as Slurm reaches it: its name need not be known to the others."
+    yield 'llmb_address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+    yield "llmb_known=$(scontrol -o show node \"$llmb_address\" | sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p')"
+    yield 'llmb_address="${llmb_known:-$llmb_address}"'
+    yield "llmb_port=$((20000 + SLURM_JOB_ID % 10000))"
+    if spec.start == "task-per-gpu":
+        yield f"export MASTER_ADDR={ADDRESS}"
+        yield f"export MASTER_PORT={PORT}"
+
+
+def _work(spec: JobSpec) -> Iterator[str]:
+    if spec.begin:
+        yield f"{command_line(single_step(spec, spec.begin))} || exit $?"
+    yield '[ -z "$llmb_signal" ] || exit 143'
+    yield ""
+    log = f'"$llmb_folder"/{shlex.quote(spec.log)}'
+    yield f"{command_lines(worker_step(spec))} \\\n    >>{log} 2>&1 </dev/null &"
+    yield WAIT
+    if spec.finish:
+        yield ""
+        finish = [*single_step(spec, spec.finish), Shell('"$llmb_exit_code"'), Shell('"$llmb_signal"')]
+        yield f'{command_line(finish)} || echo "llmb: the result could not be written here" >&2'
+    yield 'exit "$llmb_exit_code"'

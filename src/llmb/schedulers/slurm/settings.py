@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The section ``slurm`` of cluster_config.yaml."""
+
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from llmb.catalogue.records import Record
+from llmb.jobspec.options import StartMode
+from llmb.schedulers.slurm.flags import LEFT_OUT, flag_problems
+from llmb.site.cluster_config import texts
+from llmb.site.site import Site
+
+GpuRequest = Literal["gpus-per-node", "gres", "none"]
+
+
+class SlurmSettings(Record):
+    """How jobs of this cluster are asked for."""
+
+    account: str | None = None
+    partition: str | None = None
+    gpus_per_node: int | None = Field(default=None, ge=1)
+    """None for the catalogue's number of the GPU type."""
+    gpu_request: GpuRequest = "gpus-per-node"
+    gres_type: str | None = None
+    """The type in ``--gres=gpu:TYPE:N``; None leaves it out."""
+    start: StartMode = "torchrun"
+    retries: int = Field(default=0, ge=0)
+    """How often a run may be started again after failures that are not its own, where a command does not say."""
+    flags: dict[str, str | None] = Field(default_factory=dict)
+    """Any other flag of sbatch by its long name; None for one without a value."""
+    srun_flags: dict[str, str | None] = Field(default_factory=dict)
+    """The same of srun, for the workers' step."""
+
+    @field_validator("flags", "srun_flags", mode="before")
+    @classmethod
+    def _values_are_text(cls, value: object) -> object:
+        """Numbers as text; true is a flag without a value, false leaves one out."""
+        found = texts(value)
+        if not isinstance(found, dict):
+            return found
+        return {key: {True: None, False: LEFT_OUT}[item] if type(item) is bool else item for key, item in found.items()}
+
+    @model_validator(mode="after")
+    def _flags_can_be_given(self) -> Self:
+        own = {"account": self.account, "partition": self.partition}
+        problems = [
+            *flag_problems({**self.flags, **{name: value for name, value in own.items() if value}}),
+            *(f"{name} is a setting of its own" for name in own if name in self.flags),
+            *flag_problems({f"srun-{name}": value for name, value in self.srun_flags.items()}),
+        ]
+        if self.gres_type and not self.gres_type.replace("_", "").replace("-", "").isalnum():
+            problems.append(f"gres_type is '{self.gres_type}'; it is a name such as h100")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+def settings_of(site: Site) -> SlurmSettings:
+    found = getattr(site.config, "slurm", None)
+    return found if isinstance(found, SlurmSettings) else SlurmSettings()

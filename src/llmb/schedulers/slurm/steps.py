@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of a job: the workers' step in each start mode, and what runs once, inside a container or not. Pure."""
+
+from collections.abc import Sequence
+
+from llmb.jobspec.container import ContainerSettings
+from llmb.jobspec.placement import Placement
+from llmb.jobspec.spec import JobSpec
+from llmb.jobspec.words import Word
+from llmb.schedulers.slurm.shell import Shell, ShellWord, shell_word
+
+ADDRESS, PORT = Shell('"$llmb_address"'), Shell('"$llmb_port"')
+# What torch.distributed.run would set, from what Slurm sets for every task.
+TASK = (
+    'export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID"'
+    ' LOCAL_WORLD_SIZE="$SLURM_NTASKS_PER_NODE"; exec "$@"'
+)
+
+
+def worker_step(spec: JobSpec) -> tuple[ShellWord, ...]:
+    """One srun over all nodes. A task that fails ends the others."""
+    placement = spec.placement
+    tasks_per_node = tasks_of(spec)
+    srun = (
+        "srun",
+        f"--nodes={placement.nodes}",
+        f"--ntasks={placement.nodes * tasks_per_node}",
+        f"--ntasks-per-node={tasks_per_node}",
+        "--kill-on-bad-exit=1",
+        "--cpu-bind=none",
+        *(f"--{name}" if value is None else f"--{name}={value}" for name, value in spec.step_flags.items()),
+    )
+    python = interpreter(spec.container)
+    work = [shell_word(word, python) for word in spec.work]
+    if spec.start == "torchrun":
+        words = [python, *torchrun(placement), *work[1:]]
+    else:
+        words = ["sh", "-c", TASK, "llmb-task", *work]
+    return (*srun, *inside(spec.container, gpu=spec.gpus), *words)
+
+
+def tasks_of(spec: JobSpec) -> int:
+    """Tasks that Slurm starts on a node."""
+    return 1 if spec.start == "torchrun" else spec.placement.processes_per_node
+
+
+def torchrun(placement: Placement) -> tuple[ShellWord, ...]:
+    """Options of the interpreter that start a node's workers; nodes meet at the first one's address."""
+    return (
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={placement.nodes}",
+        f"--nproc-per-node={placement.processes_per_node}",
+        "--rdzv-backend=c10d",
+        Shell('--rdzv-endpoint="$llmb_address:$llmb_port"'),
+        Shell('--rdzv-id="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"'),
+        "--max-restarts=0",
+    )
+
+
+def single_step(spec: JobSpec, words: Sequence[Word]) -> tuple[ShellWord, ...]:
+    """Runs a command once, on the node of the batch script."""
+    container = spec.container if spec.control_in_container else ContainerSettings()
+    python = interpreter(container)
+    command = (*inside(container, gpu=False), *(shell_word(word, python) for word in words))
+    if container.runtime == "pyxis":
+        return ("srun", "--nodes=1", "--ntasks=1", "--overlap", Shell('--nodelist="$SLURMD_NODENAME"'), *command)
+    return command
+
+
+def interpreter(container: ContainerSettings) -> ShellWord:
+    return Shell('"$llmb_python"') if container.runtime == "none" else container.python
+
+
+def inside(container: ContainerSettings, *, gpu: bool) -> tuple[ShellWord, ...]:
+    """Options of srun with Pyxis, or the command that Apptainer runs; nothing without a container."""
+    image = container.image or ""
+    if container.runtime == "pyxis":
+        flags = (f"--container-image={image}", f"--container-mounts={','.join(map(both_sides, container.mounts))}")
+        return (*flags, "--no-container-mount-home", "--container-writable")
+    if container.runtime == "apptainer":
+        binds = [word for mount in container.mounts for word in ("--bind", mount)]
+        return ("apptainer", "exec", *(["--nv"] if gpu else []), *binds, image)
+    return ()
+
+
+def both_sides(mount: str) -> str:
+    """A mount as Pyxis wants it, with the path inside."""
+    return mount if ":" in mount else f"{mount}:{mount}"

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this machine has to train on, seen without torch."""
+
+import fnmatch
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Gpu, Recipe
+from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, resolve
+from llmb.errors import EnvironmentProblem
+from llmb.runs.plan import Plan
+
+QUERY = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+QUERY_LIMIT_S = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """GPUs by the driver's name, and the CPU cores this process may use."""
+
+    gpu_names: tuple[str, ...]
+    cores: int
+
+
+def this_machine() -> Machine:
+    return Machine(gpu_names=_gpu_names(), cores=usable_cores())
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _gpu_names() -> tuple[str, ...]:
+    """Empty without a driver. CUDA_VISIBLE_DEVICES counts as the workers will count it."""
+    if shutil.which(QUERY[0]) is None:
+        return ()
+    try:
+        found = subprocess.run(QUERY, capture_output=True, text=True, timeout=QUERY_LIMIT_S, check=True).stdout
+    except (subprocess.SubprocessError, OSError):
+        return ()
+    names = tuple(line.strip() for line in found.splitlines() if line.strip())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return names
+    return names[: len([device for device in visible.split(",") if device.strip()])]
+
+
+def gpu_type_of(name: str, gpus: Iterable[Gpu]) -> str | None:
+    """The catalogue's type of a device name; null for any other variant, whose peak nobody should guess."""
+    for gpu in gpus:
+        if any(fnmatch.fnmatch(name, pattern) for pattern in gpu.device_names):
+            return gpu.gpu_type
+    return None
+
+
+def recipe_for(catalogue: Catalogue, request: Request, machine: Machine) -> Recipe:
+    """The recipe of ``request`` on ``machine``, which decides the GPU type and the scale where the request does not.
+
+    A GPU that is not the recipe's own type has no known peak: MFU then stays unknown.
+    """
+    here = next((gpu_type_of(name, catalogue.gpus.values()) for name in machine.gpu_names), None)
+    gpu_type = request.gpu_type
+    if gpu_type is None and machine.gpu_names:
+        gpu_type = here
+    elif gpu_type is None and CPU in gpu_types_of(find_workload(catalogue, request.workload), request.size):
+        gpu_type = CPU
+    scale = request.scale
+    if scale is None and gpu_type == CPU:
+        scale = min(2, machine.cores)
+    elif scale is None and machine.gpu_names:
+        scale = len(machine.gpu_names)
+    recipe = resolve(catalogue, replace(request, gpu_type=gpu_type, scale=scale))
+    if machine.gpu_names and recipe.gpu_type not in (CPU, here):
+        note = f"this machine's {machine.gpu_names[0]} is no {recipe.gpu_type} of the catalogue: its peak is unknown"
+        return recipe.model_copy(update={"peak_tflops": None, "notes": (*recipe.notes, note)})
+    return recipe
+
+
+def check_machine(plan: Plan, machine: Machine) -> None:
+    """Raises EnvironmentProblem where this machine cannot run ``plan``."""
+    recipe, gpus = plan.recipe, len(machine.gpu_names)
+    if plan.device == "cuda" and recipe.scale > gpus:
+        raise EnvironmentProblem(
+            f"{recipe.workload} {recipe.size} at this scale needs {recipe.scale} GPUs; this machine has {gpus}",
+            do="take a smaller --scale, '-s tiny --gpu-type cpu', or look at the plan with --dry-run",
+        )

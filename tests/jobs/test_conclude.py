@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conclusions about jobs that could not write their own result."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmb.errors import UsageError
+from llmb.jobs.begin import begin
+from llmb.jobs.conclude import conclude_job
+from llmb.jobs.finish import finish_job
+from llmb.jobs.job import Job
+from llmb.jobs.refresh import SETTLE_S, look
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+from llmb.runs.record import queued_record, read_record, write_record
+from llmb.runs.steps import Step, step_to_json
+from llmb.schedulers.slurm.job_state import SlurmJob, parse_accounts
+from llmb.schedulers.slurm.meaning import told
+
+IN_A_JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_RESTART_COUNT": "1"}
+
+
+def step_line(number: int) -> str:
+    fields = Step.__dataclass_fields__
+    values = dict.fromkeys(fields, 1.0) | {"step": number, "saving": False, "expert_load": None, "fp8": None}
+    return step_to_json(Step(**values)) + "\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> RunFolder:
+    folder = RunFolder(tmp_path)
+    write_record(folder, queued_record(tiny_plan(steps=5), ("sbatch", "x")))
+    return folder
+
+
+def test_a_run_is_queued_then_running_then_ended(folder: RunFolder) -> None:
+    assert read_record(folder).status == "queued"
+    assert read_record(folder).started_at is None
+    folder.job_end.write_text("of an attempt before")
+    begin(folder, IN_A_JOB)
+    record = read_record(folder)
+    assert record.status == "running"
+    assert record.started_at
+    assert record.job
+    assert (record.job.job_id, record.job.nodes, record.job.restarts) == ("7", "node[1-2]", 1)
+    assert not folder.job_end.exists()
+    folder.steps.write_text("".join(map(step_line, range(5))))
+    assert finish_job(folder, 0).status == "success"
+    assert read_record(folder).result
+
+
+def test_a_second_job_does_not_take_a_run_over(folder: RunFolder) -> None:
+    begin(folder, IN_A_JOB)
+    before = folder.record.read_bytes()
+    with pytest.raises(UsageError, match=r"job 7 has this run \(running\), and job 8 would write"):
+        begin(folder, {**IN_A_JOB, "SLURM_JOB_ID": "8"})
+    assert folder.record.read_bytes() == before
+    begin(folder, {**IN_A_JOB, "SLURM_RESTART_COUNT": "2"})
+    finish_job(folder, 1)
+    with pytest.raises(UsageError, match=r"job 7 has this run \(failed\)"):
+        begin(folder, {**IN_A_JOB, "SLURM_JOB_ID": "8"})
+
+
+def test_a_run_that_is_queued_again_begins_in_a_job_of_another_id(folder: RunFolder) -> None:
+    begin(folder, IN_A_JOB)
+    write_record(folder, read_record(folder).model_copy(update={"status": "queued"}))
+    begin(folder, {**IN_A_JOB, "SLURM_JOB_ID": "8"})
+    assert [attempt.job.job_id for attempt in read_record(folder).attempts] == ["7", "8"]
+
+
+@pytest.mark.parametrize(
+    ("state", "marker", "status", "reason"),
+    [
+        ("NODE_FAIL", None, "failed", "interrupted by Slurm (NODE_FAIL) after 2 of 5 steps"),
+        ("OUT_OF_MEMORY", None, "failed", "interrupted by Slurm (OUT_OF_MEMORY) after 2 of 5 steps"),
+        ("UNKNOWN", (1, ""), "failed", "the workers ended with exit code 1, after 2 of 5 steps"),
+        ("UNKNOWN", (143, "TERM"), "failed", "interrupted by Slurm (TERM: cancelled, preempted, or out of time)"),
+    ],
+)
+def test_a_job_that_could_not_conclude_is_concluded(
+    folder: RunFolder, state: str, marker: tuple[int, str] | None, status: str, reason: str
+) -> None:
+    begin(folder, IN_A_JOB)
+    folder.steps.write_text("".join(map(step_line, range(2))))
+    if marker:
+        text = (
+            '{"job_id": "7", "restarts": 1, "exit_code": %d, "signal": "%s", "ended_at": "2026-01-01T00:00:00+00:00"}'
+        )
+        folder.job_end.write_text(text % marker)
+    result = conclude_job(folder, told(SlurmJob(job_id="7", state=state)), "Slurm")
+    assert result.status == status
+    assert reason in str(result.reason)
+    assert read_record(folder).reason == result.reason
+    again = conclude_job(folder, told(SlurmJob(job_id="7", state="COMPLETED")), "Slurm")
+    assert (again.status, again.reason) == (result.status, result.reason), "what is concluded stays"
+
+
+def test_the_mark_of_a_job_that_was_not_let_in_says_nothing_of_the_run(folder: RunFolder) -> None:
+    begin(folder, IN_A_JOB)
+    mark = '{"job_id": "8", "restarts": 0, "exit_code": 2, "signal": "", "ended_at": "2026-01-01T00:00:00+00:00"}'
+    folder.job_end.write_text(mark)
+    result = conclude_job(folder, told(SlurmJob(job_id="7", state="FAILED", exit_code=9)), "Slurm")
+    assert "Slurm (FAILED)" in str(result.reason)
+    assert read_record(folder).exit_code == 9
+
+
+def test_a_result_that_comes_late_is_awaited(folder: RunFolder) -> None:
+    begin(folder, IN_A_JOB)
+    folder.steps.write_text("".join(map(step_line, range(5))))
+    row = Job(
+        key="k",
+        job_id="7",
+        run_dir=str(folder.path),
+        experiment="e",
+        workload="w",
+        size="tiny",
+        dtype="fp32",
+        gpu_type="cpu",
+        scale=1,
+        submitted_s=1.0,
+        status="running",
+        restarts=1,
+    )
+    ended = told(SlurmJob(job_id="7", state="COMPLETED", restarts=1, ended_s=1000.0))
+    assert look(row, ended, 1001.0) is None, "its own result may not be seen here yet"
+    assert read_record(folder).status == "running"
+    late = look(row, ended, 1000.0 + SETTLE_S)
+    assert late and late.status == "success"
+    assert read_record(folder).status == "success"
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("", SlurmJob(job_id="5")),
+        (
+            "5|CANCELLED by 0|0:15|node1|None|1|2|3|sbatch x.sh\n",
+            SlurmJob(
+                job_id="5",
+                state="CANCELLED",
+                exit_code=0,
+                signal=15,
+                nodes="node1",
+                command="sbatch x.sh",
+                submitted_s=1,
+                started_s=2,
+                ended_s=3,
+                cancelled_by="0",
+            ),
+        ),
+        (
+            "5|REQUEUED|0:0|node1|None|1|2|3|\n5|COMPLETED|0:0|node[1-2]|None|1|2|3|\n",
+            SlurmJob(
+                job_id="5",
+                state="COMPLETED",
+                exit_code=0,
+                signal=0,
+                nodes="node[1-2]",
+                restarts=1,
+                submitted_s=1,
+                started_s=2,
+                ended_s=3,
+            ),
+        ),
+        ("5|PENDING|0:0|None assigned|None|1|Unknown|Unknown|\n", SlurmJob(job_id="5", state="PENDING", submitted_s=1)),
+    ],
+)
+def test_accounts_tell_the_last_state(text: str, state: SlurmJob) -> None:
+    assert parse_accounts(text).get("5", SlurmJob(job_id="5")) == state

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of this machine in the history: listed, waited for, cancelled, printed again, and found out when killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmb.jobs.history import database_path, open_history
+from llmb.jobs.refresh import refresh
+from llmb.runs.folder import RunFolder
+from llmb.runs.record import read_job, read_record, write_record
+from llmb.schedulers.local.process import is_alive, this_process
+
+LLMB = [sys.executable, "-m", "llmb.cli.main"]
+TINY = ("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--scale", "1")
+# No command of Slurm is on this path.
+BARE = "/nonexistent"
+WITHIN_S = 240
+
+
+def environ_of(install: Path, **more: str) -> dict[str, str]:
+    return {**os.environ, "LLMB_INSTALL": str(install), **more}
+
+
+def llmb(install: Path, *command: str, code: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [*LLMB, *command], env=environ_of(install, **more), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    return done
+
+
+def jobs(install: Path) -> list[dict[str, Any]]:
+    return json.loads(llmb(install, "jobs", "list", "--json", PATH=BARE).stdout)["jobs"]
+
+
+def begin(install: Path) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
+    """A run that would last, once its first step is done, and its row."""
+    command = [*LLMB, *TINY, "--steps", "10000"]
+    process = subprocess.Popen(command, env=environ_of(install), stderr=subprocess.DEVNULL, text=True)
+    end = time.monotonic() + WITHIN_S
+    while not [path for path in install.rglob("metrics.jsonl") if path.read_text().count("\n")]:
+        assert process.poll() is None and time.monotonic() < end, "the run did not start"
+        time.sleep(0.2)
+    (row,) = jobs(install)
+    return process, row
+
+
+@pytest.mark.slow
+def test_a_run_is_listed_and_its_result_printed_again(tmp_path: Path) -> None:
+    first = json.loads(llmb(tmp_path, *TINY, "--steps", "3", "--json").stdout)
+    (row,) = jobs(tmp_path)
+    assert (row["scheduler"], row["state"], row["status"], row["exit_code"]) == ("local", "COMPLETED", "success", 0)
+    assert row["job_id"].startswith("local-")
+    assert row["step_time_s"] == first["step_time_s"]["mean"]
+    again = json.loads(llmb(tmp_path, "result", row["job_id"], "--json", PATH=BARE).stdout)
+    assert again == first
+    assert json.loads(llmb(tmp_path, "result", str(Path(row["run_dir"]).parent), "--json").stdout) == first
+    assert "step time s, mean" in llmb(tmp_path, "result", row["run_dir"]).stdout
+    record = read_record(RunFolder(Path(row["run_dir"])))
+    assert (record.program, record.job and record.job.job_id) == ("engine", row["job_id"])
+    assert llmb(tmp_path, "jobs", "wait", row["job_id"], PATH=BARE)
+    assert "Training epoch" in llmb(tmp_path, "jobs", "log", row["job_id"], PATH=BARE).stdout
+    database_path(tmp_path).unlink()
+    (rebuilt,) = json.loads(llmb(tmp_path, "jobs", "rebuild", "--json", PATH=BARE).stdout)["jobs"]
+    assert {**rebuilt, "checked_s": 0} == {**row, "checked_s": 0, "submitted_s": rebuilt["submitted_s"]}
+
+
+@pytest.mark.slow
+def test_a_run_that_lasts_is_cancelled_from_elsewhere(tmp_path: Path) -> None:
+    process, row = begin(tmp_path)
+    assert (row["state"], row["status"]) == ("RUNNING", "running")
+    llmb(tmp_path, "result", row["job_id"], code=2)
+    llmb(tmp_path, "jobs", "wait", row["job_id"], "--timeout", "0", code=6)
+    llmb(tmp_path, "jobs", "cancel", row["job_id"], PATH=f"{BARE}:/bin:/usr/bin")
+    assert process.wait(60) == 130
+    (row,) = jobs(tmp_path)
+    assert (row["state"], row["status"]) == ("CANCELLED", "cancelled")
+    assert row["reason"].startswith("cancelled, after ")
+    llmb(tmp_path, "jobs", "wait", row["job_id"], code=130)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_is_found_out(tmp_path: Path) -> None:
+    process, row = begin(tmp_path)
+    process.send_signal(signal.SIGKILL)
+    process.wait(60)
+    llmb(tmp_path, "jobs", "refresh", PATH=BARE)
+    (row,) = jobs(tmp_path)
+    assert (row["state"], row["status"]) == ("KILLED", "failed")
+    assert row["reason"].startswith("its process was killed, after ")
+    record = read_record(RunFolder(Path(row["run_dir"])))
+    assert record.status == "failed"
+    assert str(record.reason).startswith("interrupted by the system (KILLED) after ")
+
+
+@pytest.mark.slow
+def test_a_history_that_cannot_be_written_loses_no_run(tmp_path: Path) -> None:
+    (tmp_path / ".llmb").write_text("a file, and no folder")
+    done = llmb(tmp_path, *TINY, "--steps", "2", "--json")
+    assert json.loads(done.stdout)["status"] == "success"
+    assert "the history of jobs lacks this run" in done.stderr
+    (tmp_path / ".llmb").unlink()
+    (row,) = json.loads(llmb(tmp_path, "jobs", "rebuild", "--json", PATH=BARE).stdout)["jobs"]
+    assert (row["scheduler"], row["status"]) == ("local", "success")
+
+
+@pytest.mark.slow
+def test_a_run_of_another_machine_stays_as_it_was_and_says_so(tmp_path: Path) -> None:
+    llmb(tmp_path, *TINY, "--steps", "2")
+    (row,) = jobs(tmp_path)
+    folder = RunFolder(Path(row["run_dir"]))
+    record, handle = read_record(folder), read_job(folder)
+    assert handle and handle.process
+    write_record(folder, record.model_copy(update={"status": "running", "exit_code": None, "result": None}))
+    elsewhere = handle.process.model_copy(update={"host": "elsewhere"})
+    folder.job.write_text(handle.model_copy(update={"process": elsewhere}).model_dump_json())
+    database_path(tmp_path).unlink()
+    with open_history(tmp_path, lambda _: None) as store:
+        refresh(store, tmp_path)
+        (job,) = store.jobs()
+    assert (job.status, job.state) == ("running", "UNKNOWN")
+    assert job.reason == "it was started on elsewhere, and only there is seen whether it still runs"
+    done = llmb(tmp_path, "jobs", "cancel", str(job.job_id), code=2)
+    assert f"call 'llmb jobs cancel {job.job_id}' on elsewhere" in done.stderr
+
+
+def test_a_later_process_with_the_same_number_is_another_one() -> None:
+    mine = this_process()
+    assert is_alive(mine)
+    assert not is_alive(mine.model_copy(update={"started": "1 another boot"}))
+    child = subprocess.Popen(["true"])
+    child.wait()
+    assert not is_alive(mine.model_copy(update={"pid": child.pid}))

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of Megatron-Bridge on a real Slurm, with a container runtime that prints the framework's log lines."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from slurm_client import Client, wait_until
+
+from llmb.jobs.history import open_history
+from llmb.jobs.job import Job
+from llmb.jobs.refresh import refresh
+from llmb.jobs.store import Store
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import EnginePlan
+from llmb.runs.record import read_record
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+SETTINGS = """\
+gpu_type: h100
+slurm: {partition: gpu}
+container: {runtime: apptainer, image: nemo.sif}
+"""
+# As Megatron-Bridge logs an iteration (tests/logs/test_megatron_log.py); every task begins, the first one logs.
+RUNTIME = r"""#!/bin/bash
+[ "$SLURM_PROCID" = 0 ] || exit 0
+for n in $(seq 1 "$BRIDGE_STEPS"); do
+    printf ' [2026-01-01 00:00:00.000000] iteration %8d/%8d | consumed samples: %12d |' "$n" 20 "$((n * 32))"
+    printf ' elapsed time per iteration (ms): 2000.0 | learning rate: 1.000000E-05 | global batch size:    32 |'
+    printf ' lm loss: %d.5E+00 | grad norm: 1.0 | number of skipped iterations:   0 |' "$((9 - n / 4))"
+    printf ' number of nan iterations:   0 |\n'
+done
+sleep "$BRIDGE_SLEEP"
+exit "$BRIDGE_EXIT"
+"""
+BRIDGE = ("-w", "finetune_llama3", "-s", "70b", "--scale", "8", "--steps", "20", "--framework", "megatron_bridge")
+
+
+@pytest.fixture
+def bridge(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    """A cluster whose container runtime stands in for the framework."""
+    (client.install / "cluster_config.yaml").write_text(SETTINGS)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "apptainer").write_text(RUNTIME)
+    (programs / "apptainer").chmod(0o755)
+    for name, value in client.cluster.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{programs}:{client.cluster.environ['PATH']}")
+    return client
+
+
+@pytest.fixture
+def pretend(monkeypatch: pytest.MonkeyPatch, bridge: Client) -> Callable[..., None]:
+    """What the framework does: so many steps, then it sleeps, then it ends."""
+
+    def pretender(steps: int, sleep_s: int = 0, code: int = 0) -> None:
+        values = {"BRIDGE_STEPS": steps, "BRIDGE_SLEEP": sleep_s, "BRIDGE_EXIT": code}
+        for name, value in values.items():
+            monkeypatch.setenv(name, str(value))
+
+    return pretender
+
+
+def call(client: Client, *command: str, code: int = 0) -> str:
+    """As Client.run, with this process's variables."""
+    path = os.environ["PATH"]
+    environ = {name: value for name, value in os.environ.items() if name.startswith("BRIDGE_")}
+    cluster = client.cluster
+    own = type(cluster).environ
+    try:
+        type(cluster).environ = property(lambda self: {**own.fget(self), **environ, "PATH": path})
+        return client.run(*command, code=code).stdout
+    finally:
+        type(cluster).environ = own
+
+
+def ended(store: Store, client: Client, key: str) -> Job:
+    def over() -> bool:
+        refresh(store, client.install)
+        job = store.by_key(key)
+        return job is not None and not job.live
+
+    wait_until(over, f"the end of {key}\n{client.cluster.talk()}")
+    found = store.by_key(key)
+    assert found
+    return found
+
+
+def test_submit_waits_for_it_and_prints_its_result(bridge: Client, pretend: Callable[..., None]) -> None:
+    pretend(20)
+    result = json.loads(call(bridge, "submit", *BRIDGE, "--wait", "--json"))
+    assert (result["status"], result["steps"], result["step_time_s"]["mean"]) == ("success", 20, 2.0)
+    assert result["tokens_per_s_per_gpu"] == pytest.approx(32 * 4096 / 2 / 8)
+    folder = RunFolder(Path(result["run_dir"]))
+    record = read_record(folder)
+    assert record.program == "megatron_bridge"
+    assert not isinstance(record.plan, EnginePlan)
+    kept = json.loads(folder.record.read_text())
+    assert not {"attention_backend", "keep_logits", "compiled", "recompute", "parallelism"} & set(kept["plan"])
+    assert json.loads(call(bridge, "result", str(folder.path), "--json")) == result
+    (row,) = json.loads(call(bridge, "jobs", "list", "--json"))["jobs"]
+    assert (row["status"], row["step_time_s"]) == ("success", 2.0)
+
+
+@pytest.mark.parametrize(("steps", "status", "said"), [(20, "success", None), (7, "failed", "after 7 of 20 steps")])
+def test_a_time_limit_says_how_far_its_log_came(
+    bridge: Client, pretend: Callable[..., None], steps: int, status: str, said: str | None
+) -> None:
+    pretend(steps, sleep_s=300)
+    (queued,) = json.loads(call(bridge, "submit", *BRIDGE, "--json"))["jobs"]
+    log = RunFolder(Path(queued["run_dir"])).log
+    wait_until(lambda: log.exists() and f"iteration {steps:8d}/" in log.read_text(), f"{steps} steps in {log}")
+    bridge.cluster.run("scontrol", "update", f"jobid={queued['job_id']}", "EndTime=now")
+    with open_history(bridge.install, lambda _: None) as store:
+        (row,) = store.jobs()
+        job = ended(store, bridge, row.key)
+    assert (job.state, job.status) == ("TIMEOUT", status)
+    assert said is None or str(job.reason).endswith(said)
+    record = read_record(RunFolder(Path(job.run_dir)))
+    assert record.status == status
+    assert said is None or "died after step 6 of 20" in str(record.reason)
+
+
+def test_an_end_of_its_own_is_judged_by_its_log(bridge: Client, pretend: Callable[..., None]) -> None:
+    pretend(5, code=3)
+    call(bridge, "submit", *BRIDGE, "--wait", code=4)
+    (row,) = json.loads(call(bridge, "jobs", "list", "--json"))["jobs"]
+    assert (row["state"], row["status"], row["exit_code"]) == ("FAILED", "failed", 3)
+    assert row["reason"].startswith("died after step 4 of 20")

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that goes on from a checkpoint is the run that was never ended."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fork_server import Fork, ForkServer
+from free_ports import free_ports
+
+from llmb.errors import UsageError
+from llmb.logs.checkpoint_line import find_loads, find_saves
+from llmb.logs.outcome import judge_log
+from llmb.logs.reader import read_log
+from llmb.programs.conclude import conclude_run
+from llmb.programs.port import End
+from llmb.runs.checkpoint import partial_path, read_checkpoint, saved_checkpoints
+from llmb.runs.checkpoint_times import read_checkpoint_times
+from llmb.runs.disk_space import checkpoint_bytes
+from llmb.runs.folder import RunFolder, create_run_folder
+from llmb.runs.plan import Plan
+from llmb.runs.record import new_record, write_record
+from llmb.runs.steps import read_steps
+
+Finished = Callable[..., dict[str, Any]]
+MakePlan = Callable[..., Plan]
+Start = Callable[..., list[Fork]]
+
+LLAMA = ("-w", "pretrain_llama3.1")
+TWENTY = ("--steps", "20", "--checkpoint-interval", "10")
+TEN_MORE = ("--steps", "10", "--load-checkpoint")
+WORKER = Path(__file__).parent / "continue_worker.py"
+SLOW_DISK_WORKER = Path(__file__).parent / "slow_disk_worker.py"
+ENDS_WITHIN_S = 300
+
+
+def steps(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(result["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
+
+
+def log(result: dict[str, Any]) -> Path:
+    return RunFolder(Path(result["run_dir"])).log
+
+
+def after_ten_steps(result: dict[str, Any]) -> str:
+    return str(Path(result["run_dir"]) / "checkpoints" / "step=10-consumed_samples=80")
+
+
+def assert_same_steps(whole: dict[str, Any], continued: dict[str, Any]) -> None:
+    expected, found = steps(whole)[10:], steps(continued)
+    assert [step["step"] for step in found] == list(range(10, 20))
+    for old, new in zip(expected, found, strict=True):
+        assert abs(old["loss"] - new["loss"]) <= 1e-6, new["step"]
+        assert new["grad_norm"] == pytest.approx(old["grad_norm"], rel=1e-4)
+        assert new["lr"] == old["lr"]
+
+
+def rank_variables(world_size: int) -> list[dict[str, str]]:
+    """What torch.distributed.run would tell each rank; without it, none but the test ends them."""
+    (port,) = free_ports(1)
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
+    return [
+        {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"} for rank in range(world_size)
+    ]
+
+
+@pytest.fixture
+def start_ranks(fork_server: ForkServer) -> Callable[..., list[Fork]]:
+    def start(command: list[str], world_size: int, log: Path = Path(os.devnull), **more: str) -> list[Fork]:
+        return [
+            Fork(fork_server, command, {**os.environ, **variables, **more}, log)
+            for variables in rank_variables(world_size)
+        ]
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("options", "before", "after"),
+    [
+        (LLAMA, "2", "4"),
+        (LLAMA, "2", "1"),
+        pytest.param(LLAMA, "2", "2", marks=pytest.mark.slow),
+        pytest.param(LLAMA, "1", "2", marks=pytest.mark.slow),
+        pytest.param((*LLAMA, "--dtype", "bf16"), "2", "2", marks=pytest.mark.slow),
+    ],
+)
+def test_any_number_of_processes_goes_on(finished: Finished, options: tuple[str, ...], before: str, after: str) -> None:
+    whole = finished(*options, "--scale", before, *TWENTY)
+    assert_same_steps(whole, finished(*options, "--scale", after, *TEN_MORE, after_ten_steps(whole)))
+
+
+def test_packed_documents_go_on_where_they_were(finished: Finished) -> None:
+    """The checkpoint tells what sequences are packed from."""
+    whole = finished(*LLAMA, "--scale", "1", *TWENTY, "--document-tokens", "40")
+    assert_same_steps(whole, finished(*LLAMA, "--scale", "2", *TEN_MORE, after_ten_steps(whole)))
+
+
+FOUR = ("--scale", "4", "--tp", "2", "--pp", "2")
+EIGHT = ("--scale", "8", "--tp", "2", "--pp", "2")
+CP_PP = ("--scale", "4", "--cp", "2", "--pp", "2", "--vp", "2")
+PP_V = ("--scale", "4", "--pp", "2", "--vp", "2", "--pipeline-schedule", "zero-bubble-v", "--dp-sharding", "none")
+
+
+@pytest.mark.parametrize(
+    ("saved", "layout"),
+    [
+        (FOUR, ("--scale", "2", "--pp", "2", "--vp", "2")),
+        *(
+            pytest.param(EIGHT, layout, marks=pytest.mark.slow)
+            for layout in (CP_PP, ("--scale", "2", "--tp", "2"), PP_V, ("--scale", "1"))
+        ),
+    ],
+)
+def test_any_layout_goes_on_from_any_other(finished: Finished, saved: tuple[str, ...], layout: tuple[str, ...]) -> None:
+    """Eight processes are TP 2 x PP 2 x DP 2."""
+    whole = finished(*LLAMA, *saved, *TWENTY)
+    assert_same_steps(whole, finished(*LLAMA, *layout, *TEN_MORE, after_ten_steps(whole)))
+
+
+V = ("--scale", "2", "--pp", "2", "--vp", "2", "--pipeline-schedule", "zero-bubble-v")
+
+
+TIED_LAYOUTS = [
+    ("--scale", "1"),
+    *(
+        pytest.param(layout, marks=pytest.mark.slow)
+        for layout in (V, ("--scale", "2", "--pp", "2"), ("--scale", "2", "--tp", "2"))
+    ),
+]
+
+
+@pytest.mark.parametrize("layout", TIED_LAYOUTS)
+def test_a_tied_embedding_goes_on_from_both_ends_of_a_pipeline(finished: Finished, layout: tuple[str, ...]) -> None:
+    """Saved by a rank that has the first and the last stage, and so holds it twice."""
+    whole = finished("-w", "pretrain_qwen3", *V, *TWENTY)
+    assert_same_steps(whole, finished("-w", "pretrain_qwen3", *layout, *TEN_MORE, after_ten_steps(whole)))
+
+
+@pytest.mark.slow
+def test_copies_are_saved_once(finished: Finished) -> None:
+    """Saved by two groups of two ranks, each with all parameters and optimizer state."""
+    whole = finished(*LLAMA, "--scale", "4", "--dp-sharding", "optimizer", "--dp-shard-size", "2", *TWENTY)
+    assert_same_steps(whole, finished(*LLAMA, "--scale", "2", *TEN_MORE, after_ten_steps(whole)))
+    single = finished(*LLAMA, "--scale", "2", *TWENTY)
+    assert whole["checkpoint"]["size_bytes"] < 1.1 * single["checkpoint"]["size_bytes"]
+
+
+def test_what_saving_took_is_told_apart_from_the_steps(finished: Finished) -> None:
+    result = finished(*LLAMA, "--scale", "2", *TWENTY)
+    newest = Path(result["run_dir"]) / "checkpoints" / "step=20-consumed_samples=160"
+    assert sorted(path.name for path in newest.parent.iterdir()) == ["step=10-consumed_samples=80", newest.name]
+    assert sorted(path.name for path in (newest / "weights").iterdir()) == [
+        ".metadata",
+        "__0_0.distcp",
+        "__1_0.distcp",
+    ]
+    told = result["checkpoint"]
+    assert told["path"] == str(newest)
+    assert told["size_bytes"] == sum(path.stat().st_size for path in (newest / "weights").iterdir())
+    assert told["load_s"] is None
+    saves = list(find_saves(log(result).read_bytes()))
+    kept = read_checkpoint_times(Path(result["run_dir"]) / "checkpoints.jsonl")
+    assert [time.step for time in kept] == [save.iteration for save in saves]
+    assert result["checkpoint"]["save_s"] == [time.duration_s for time in kept]
+    assert [(save.rank, save.iteration, save.duration_s) for save in saves] == [
+        (0, iteration, duration) for iteration, duration in zip((10, 20), told["save_s"], strict=True)
+    ]
+    assert told["overlapped_steps"] == sum(step["saving"] for step in steps(result))
+    assert not any(step["saving"] for step in steps(result)[:10])
+    record = json.loads((Path(result["run_dir"]) / "run.json").read_text())
+    assert record["result"]["checkpoint"] == told
+
+
+def test_a_slow_disk_slows_saving_and_not_the_steps(tmp_path: Path, tiny_plan: MakePlan, start_ranks: Start) -> None:
+    """A save takes a second, and longer still if the step after it has not ended by then."""
+    plan = tiny_plan(scale=1, steps=6, checkpoint_interval=2)
+    folder = create_run_folder(tmp_path, plan)
+    record = new_record(plan, ())
+    write_record(folder, record)
+    (rank,) = start_ranks([str(SLOW_DISK_WORKER), str(folder.path)], 1, folder.log, SLOWER_S="1")
+    assert rank.wait(timeout=ENDS_WITHIN_S) == 0, folder.log.read_text()
+    result = conclude_run(folder, record, End(0))
+    done = read_steps(folder.steps)
+    assert [step.saving for step in done] == [False, False, True, True, True, True]
+    assert result.checkpoint is not None
+    assert [second > 1 for second in result.checkpoint.save_s] == [True, True, True]
+    assert result.checkpoint.overlapped_steps == 4
+    assert (plan.window.first, plan.window.last) == (4, 4)
+    assert result.checkpoint.overlapped_steps_in_window == 1
+
+
+def test_a_save_that_takes_longer_than_the_stall_limit_is_no_stall(
+    tmp_path: Path, tiny_plan: MakePlan, start_ranks: Start
+) -> None:
+    plan = tiny_plan(scale=1, steps=1, save_checkpoint=True, stall_limit_s=10)
+    folder = create_run_folder(tmp_path, plan)
+    write_record(folder, new_record(plan, ()))
+    (rank,) = start_ranks([str(SLOW_DISK_WORKER), str(folder.path)], 1, folder.log, SLOWER_S="14")
+    assert rank.wait(timeout=ENDS_WITHIN_S) == 0, folder.log.read_text()
+    assert len(saved_checkpoints(folder.checkpoints)) == 1
+
+
+def test_a_run_that_goes_on_says_so(finished: Finished) -> None:
+    whole = finished(*LLAMA, "--scale", "2", *TWENTY)
+    result = finished(*LLAMA, "--scale", "1", *TEN_MORE, after_ten_steps(whole))
+    assert result["window"] == {"first": 17, "last": 18, "rule": "auto"}
+    assert result["checkpoint"]["save_s"] == []
+    assert result["checkpoint"]["path"] is None
+    (load,) = find_loads(log(result).read_bytes())
+    assert result["checkpoint"]["load_s"] == load.duration_s
+    lines = [line for line in log(result).read_text().splitlines() if line.startswith("Training")]
+    assert [line.split()[4] for line in lines] == [f"{step}/19" for step in range(10, 20)]
+    assert lines[0].endswith("consumed_samples: 88")
+    with log(result).open("rb") as stream:
+        outcome = judge_log(read_log(stream, "auto"))
+    assert (outcome.status, outcome.reason) == ("success", "steps 17-18 of 20")
+
+
+def test_by_default_one_more_step_is_done(finished: Finished) -> None:
+    whole = finished(*LLAMA, "--scale", "2", *TWENTY)
+    path = str(Path(whole["run_dir"]) / "checkpoints" / "step=20-consumed_samples=160")
+    assert [step["step"] for step in steps(finished(*LLAMA, "--scale", "1", "--load-checkpoint", path))] == [20]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("-w", "pretrain_nemotron4"), "norm is rmsnorm in the checkpoint and layernorm1p in this run"),
+        ((*LLAMA, "--layers", "2"), "layers is 4 in the checkpoint and 2 in this run"),
+        ((*LLAMA, "--seed", "5"), "was trained with 1234"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_workers_start(
+    start: Callable[..., Any], finished: Finished, tmp_path: Path, options: tuple[str, ...], said: str
+) -> None:
+    path = after_ten_steps(finished(*LLAMA, "--scale", "2", *TWENTY))
+    run = start(*options, "--scale", "2", "--load-checkpoint", path)
+    _, talk = run.process.communicate()
+    assert run.process.returncode == 2
+    assert said in talk
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_checkpoint_is_refused(start: Callable[..., Any], tmp_path: Path) -> None:
+    run = start(*LLAMA, "--load-checkpoint", str(tmp_path / "nowhere"))
+    _, talk = run.process.communicate()
+    assert run.process.returncode == 2
+    assert "there is no such checkpoint" in talk
+
+
+def test_a_disk_that_fills_up_while_saving_leaves_the_earlier_checkpoints(
+    start: Callable[..., Any], tmp_path: Path, small_disk: Callable[[str], list[str]], tiny_plan: MakePlan
+) -> None:
+    """Files are a few per cent larger than the estimate, so that the third save of three fails half way."""
+    size = 3 * checkpoint_bytes(tiny_plan().recipe.model) + 300_000
+    options = ("--scale", "2", "--steps", "3", "--checkpoint-interval", "1", "--json")
+    run = start(*LLAMA, *options, install=tmp_path / "disk", prefix=small_disk(str(size)))
+    out, talk = run.process.communicate(timeout=ENDS_WITHIN_S)
+    assert run.process.returncode == 4
+    assert "No space left on device" in talk
+    assert "LLMB_INSTALL" in talk
+    result = json.loads(out)
+    assert (result["status"], result["steps"], len(result["checkpoint"]["save_s"])) == ("failed", 3, 2)
+    (folder,) = (tmp_path / "kept").rglob("checkpoints")
+    assert sorted(path.name for path in folder.iterdir()) == ["step=1-consumed_samples=8", "step=2-consumed_samples=16"]
+    assert [checkpoint.record.step for checkpoint in saved_checkpoints(folder)] == [1, 2]
+
+
+def test_too_small_a_disk_is_said_before_anything_is_written(
+    start: Callable[..., Any], tmp_path: Path, small_disk: Callable[[str], list[str]]
+) -> None:
+    run = start(*LLAMA, "--save-checkpoint", install=tmp_path / "disk", prefix=small_disk("10m"))
+    _, talk = run.process.communicate(timeout=ENDS_WITHIN_S)
+    assert run.process.returncode == 3
+    assert "1 checkpoint needs about 0.0138 GB; the disk has 0.0105 GB free" in talk
+    assert not list((tmp_path / "kept").iterdir())
+
+
+FEW_KILLS, MANY_KILLS = 3, 20
+AT_ONCE = 2
+LAUNCHER = 2
+MOST_STEPS = 40
+
+
+def run_and_kill(folder: RunFolder, victim: int, chance: random.Random, start_ranks: Start) -> None:
+    """Kills a rank, or whom they take for their launcher, at a random moment after the first checkpoint.
+
+    Half of the time it is while one is written.
+    """
+    with subprocess.Popen(["sleep", "600"]) as launcher:
+        command = ["-m", "llmb.engine.worker", str(folder.path)]
+        ranks = start_ranks(command, 2, LLMB_LAUNCHER_PID=str(launcher.pid))
+        while not saved_checkpoints(folder.checkpoints):
+            assert ranks[0].poll() is None, "the run ended before it saved anything"
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 1))
+        if chance.random() < 0.5:
+            while ranks[0].poll() is None and not list(folder.checkpoints.glob(".*")):
+                time.sleep(0.001)
+            time.sleep(chance.uniform(0, 0.05))
+        if victim == LAUNCHER:
+            launcher.kill()
+            assert [rank.wait(ENDS_WITHIN_S) for rank in ranks] == [1, 1]
+        else:
+            ranks[victim].kill()
+            assert ranks[victim].wait() == -signal.SIGKILL
+            time.sleep(0.2)  # the other may still do what it does when it lost its peer
+        launcher.kill()
+    for rank in ranks:
+        rank.kill()
+        rank.wait()
+
+
+@pytest.mark.parametrize("kills", [FEW_KILLS, pytest.param(MANY_KILLS, marks=pytest.mark.slow)])
+def test_whenever_a_process_is_killed_the_newest_whole_checkpoint_is_good(
+    kills: int,
+    tmp_path: Path,
+    tiny_plan: MakePlan,
+    losses: Callable[..., list[dict[str, Any]]],
+    start_ranks: Start,
+) -> None:
+    saving = tiny_plan(steps=MOST_STEPS, checkpoint_interval=1, overrides={"layers": 1})
+
+    def killed(number: int) -> RunFolder:
+        folder = create_run_folder(tmp_path / str(number), saving)
+        write_record(folder, new_record(saving, ()))
+        run_and_kill(folder, number % 3, random.Random(number), start_ranks)
+        return folder
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        folders = list(pool.map(killed, range(kills)))
+    plans, unfinished = [], 0
+    for folder in folders:
+        for partial in folder.checkpoints.glob(".*"):
+            unfinished += 1
+            with pytest.raises(UsageError, match="is incomplete: its run ended"):
+                read_checkpoint(partial)
+        checkpoints = saved_checkpoints(folder.checkpoints)
+        # None with its own name is broken, none is missing, and the last is at most one save behind the steps done.
+        assert len(checkpoints) == len([path for path in folder.checkpoints.iterdir() if path.name[0] != "."])
+        assert [found.record.step for found in checkpoints] == list(range(1, len(checkpoints) + 1))
+        assert len(read_steps(folder.steps)) - len(checkpoints) in (0, 1, 2)
+        newest = checkpoints[-1]
+        assert not partial_path(newest.path).exists()
+        plans.append(tiny_plan(steps=3, checkpoint=newest, overrides={"layers": 1}))
+        for old in checkpoints[:-1]:
+            shutil.rmtree(old.path)
+    assert unfinished or kills == FEW_KILLS
+    (tmp_path / "plans.json").write_text(json.dumps([plan.model_dump(mode="json") for plan in plans]))
+    for rank in start_ranks([str(WORKER), str(tmp_path / "plans.json"), str(tmp_path / "losses.json")], 2):
+        assert rank.wait(ENDS_WITHIN_S) == 0
+    whole = losses(*LLAMA, "--scale", "2", "--layers", "1", "--steps", str(MOST_STEPS + 3))
+    for plan, found in zip(plans, json.loads((tmp_path / "losses.json").read_text()), strict=True):
+        expected = [step["loss"] for step in whole[plan.first_step : plan.last_step + 1]]
+        assert found == pytest.approx(expected, abs=1e-6, rel=0), plan.first_step
+
+
+def test_checkpoints_can_be_saved_elsewhere_and_asked_for_by_the_environment(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENABLE_CHECKPOINT", "true")
+    saved = finished(*LLAMA, "--scale", "1", "--steps", "3", "--checkpoint-dir", str(tmp_path / "scratch"))
+    path = Path(saved["checkpoint"]["path"])
+    assert path.parent == tmp_path / "scratch" / Path(saved["run_dir"]).parent.name
+    assert not (Path(saved["run_dir"]) / "checkpoints").exists()
+    monkeypatch.delenv("ENABLE_CHECKPOINT")
+    monkeypatch.setenv("LOAD_CHECKPOINT_PATH", str(path))
+    continued = finished(*LLAMA, "--scale", "1", "--steps", "2")
+    assert [step["step"] for step in steps(continued)] == [3, 4]

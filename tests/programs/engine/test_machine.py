@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a machine has decides what is run by default. Machines are given, so that any test machine can play them."""
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import Request
+from llmb.errors import EnvironmentProblem, UsageError
+from llmb.jobs.local_run import local_spec
+from llmb.programs.engine.worker_variables import SHIPPED
+from llmb.runs.choices import Choices
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan, make_plan
+from llmb.schedulers.local.command import THREADS, local_command, local_variables
+from llmb.site.machine import Machine, check_machine, gpu_type_of, recipe_for, this_machine
+
+CATALOGUE = Catalogue()
+LAPTOP = Machine(gpu_names=(), cores=8)
+H100_NODE = Machine(gpu_names=("NVIDIA H100 80GB HBM3",) * 8, cores=112)
+A100 = Machine(gpu_names=("NVIDIA A100-SXM4-80GB",), cores=16)
+
+
+def tiny(**fields: object) -> Request:
+    return Request(workload="pretrain_llama3.1", size="tiny", **fields)
+
+
+def large(**fields: object) -> Request:
+    return Request(workload="pretrain_llama3.1", size="8b", **fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu_type"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA GB200", "gb200"),
+        ("NVIDIA GB300", "gb300"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA A100-SXM4-80GB", None),
+    ],
+)
+def test_only_the_very_variant_has_the_catalogue_peak(name: str, gpu_type: str | None) -> None:
+    assert gpu_type_of(name, CATALOGUE.gpus.values()) == gpu_type
+
+
+def test_a_machine_without_gpus_trains_tiny_models_on_its_cores() -> None:
+    recipe = recipe_for(CATALOGUE, tiny(), LAPTOP)
+    assert (recipe.gpu_type, recipe.scale, recipe.dtype) == ("cpu", 2, "fp32")
+    assert recipe_for(CATALOGUE, tiny(), Machine(gpu_names=(), cores=1)).scale == 1
+
+
+def test_a_gpu_node_uses_all_its_gpus() -> None:
+    recipe = recipe_for(CATALOGUE, large(), H100_NODE)
+    assert (recipe.gpu_type, recipe.scale, recipe.peak_tflops) == ("h100", 8, 989)
+    assert recipe_for(CATALOGUE, tiny(gpu_type="cpu"), H100_NODE).gpu_type == "cpu"
+
+
+def test_the_request_wins_over_the_machine() -> None:
+    recipe = recipe_for(CATALOGUE, large(scale=1), H100_NODE)
+    assert recipe.proxy
+    assert recipe.layout.layers == 10
+
+
+def test_an_unknown_gpu_has_no_peak_of_another() -> None:
+    recipe = recipe_for(CATALOGUE, large(gpu_type="h100", scale=1), A100)
+    assert recipe.peak_tflops is None
+    assert any("A100" in note for note in recipe.notes)
+
+
+def test_too_few_gpus_are_said_before_anything_starts() -> None:
+    recipe = recipe_for(CATALOGUE, large(scale=1, gpu_type="h100"), LAPTOP)
+    plan = make_plan(recipe, Choices(), device="cuda")
+    with pytest.raises(EnvironmentProblem, match="needs 1 GPUs; this machine has 0"):
+        check_machine(plan, LAPTOP)
+    check_machine(plan, H100_NODE)
+
+
+def test_sizes_without_a_cpu_layout_are_refused_there() -> None:
+    with pytest.raises(UsageError, match="does not run on a CPU"):
+        recipe_for(CATALOGUE, large(gpu_type="cpu"), LAPTOP)
+
+
+@pytest.mark.parametrize(("visible", "count"), [(None, 2), ("0", 1), ("0,1", 2), ("", 0)])
+def test_gpus_are_those_the_driver_lists_and_the_user_leaves_visible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int
+) -> None:
+    """The driver cannot be had without a GPU; a program of its name answers for it. A GPU machine asks the real one."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA H200'\necho 'NVIDIA H200'\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert this_machine().gpu_names == ("NVIDIA H200",) * count
+
+
+def test_a_driver_that_fails_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'Failed to initialize NVML'\nexit 9\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert this_machine().gpu_names == ()
+    assert this_machine().cores >= 1
+
+
+def variables_of(plan: Plan, cores: int, environ: dict[str, str]) -> dict[str, str]:
+    return local_variables(local_spec(plan, Path("/x"), environ, RunFolder(Path("/x/run"))), cores, environ)
+
+
+def test_workers_share_the_cores(tiny_plan: Callable[..., Plan]) -> None:
+    assert variables_of(tiny_plan(scale=2), 8, {})["OMP_NUM_THREADS"] == "4"
+    assert variables_of(tiny_plan(scale=8), 2, {})["OMP_NUM_THREADS"] == "1"
+
+
+def test_what_the_user_has_set_stays(tiny_plan: Callable[..., Plan]) -> None:
+    environ = {"OMP_NUM_THREADS": "3", "GOMP_SPINCOUNT": "1"}
+    assert variables_of(tiny_plan(scale=2), 8, environ) == {"PYTHONUNBUFFERED": "1"}
+
+
+def test_a_gpu_gets_memory_that_does_not_fall_apart_unless_the_user_configured_it() -> None:
+    plan = make_plan(recipe_for(CATALOGUE, large(scale=1), H100_NODE), Choices(steps=5), device="cuda")
+    chosen = variables_of(plan, 8, {})
+    assert chosen["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert "GOMP_SPINCOUNT" not in chosen
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        assert "PYTORCH_ALLOC_CONF" not in variables_of(plan, 8, {name: "max_split_size_mb:512"})
+
+
+def test_every_variable_is_explained_in_the_docs() -> None:
+    page = Path(__file__).parents[3] / "docs" / "explanation" / "gpu-settings.md"
+    rows = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| `")]
+    shown = {row[0].strip("| `"): row[1].strip("`") for row in rows}
+    assert THREADS in shown
+    for variable in SHIPPED:
+        assert variable.why
+        assert shown[variable.name] == variable.value
+
+
+def test_the_command_names_the_folder_and_nothing_secret(tiny_plan: Callable[..., Plan]) -> None:
+    run = RunFolder(Path("/data/with space/run"))
+    command = local_command(local_spec(tiny_plan(scale=4), Path("/data"), {}, run), run)
+    assert command[1:3] == ("-m", "torch.distributed.run")
+    assert "--nproc-per-node=4" in command
+    assert command[-1] == "/data/with space/run"

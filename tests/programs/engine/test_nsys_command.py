@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nsight Systems cannot be had here; a program of its name answers for it. What it is asked for is checked."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import Request, resolve
+from llmb.errors import EnvironmentProblem
+from llmb.jobs.local_run import local_spec
+from llmb.programs.conclude import conclude_run
+from llmb.programs.engine.here import check_here
+from llmb.programs.engine.nsys import export_report, nsys_command, with_profiler
+from llmb.programs.port import End
+from llmb.runs.choices import Choices
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan, make_plan
+from llmb.runs.profiling import Profiling
+from llmb.runs.record import new_record, write_record
+from llmb.schedulers.local.command import local_command
+from llmb.site.machine import Machine
+
+H100 = Machine(gpu_names=("NVIDIA H100 80GB HBM3",) * 8, cores=112)
+CHOICES = Choices(profiling=Profiling(profile=True, profile_ranks="2-3"))
+
+
+def gpu_plan(choices: Choices) -> Plan:
+    request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=8)
+    return make_plan(resolve(Catalogue(), request), choices, device="cuda")
+
+
+@pytest.fixture
+def nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a program ``nsys`` on the PATH that runs the given shell text; $@ are its arguments."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def install(text: str) -> None:
+        program = folder / "nsys"
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+
+    return install
+
+
+def test_nsys_is_taken_where_it_is_and_gpus_are(nsys: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    nsys("exit 0")
+    assert with_profiler(CHOICES, "cuda").profiling.profiler == "nsys"
+    assert with_profiler(CHOICES, "cpu") == CHOICES
+    assert with_profiler(Choices(), "cuda") == Choices()
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert with_profiler(CHOICES, "cuda") == CHOICES
+    with pytest.raises(EnvironmentProblem, match="no 'nsys' on the PATH"):
+        check_here(gpu_plan(with_nsys(CHOICES)))
+
+
+def with_nsys(choices: Choices, **more: object) -> Choices:
+    return choices.model_copy(update={"profiling": choices.profiling.model_copy(update={"profiler": "nsys", **more})})
+
+
+def test_only_profiled_ranks_run_under_nsys(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "with space" / "run")
+    plan = gpu_plan(with_nsys(CHOICES, profile_gpu_metrics=True))
+    assert "llmb.programs.engine.profiled_worker" in local_command(local_spec(plan, tmp_path, {}, folder), folder)
+    assert "llmb.engine.worker" in local_command(local_spec(gpu_plan(CHOICES), tmp_path, {}, folder), folder)
+    assert nsys_command(plan, folder, 0) == ()
+    first, second = nsys_command(plan, folder, 2), nsys_command(plan, folder, 3)
+    assert first[:2] == ("nsys", "profile")
+    assert {"--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--trace=nvtx,cuda"} < set(first)
+    assert f"--output={folder.path}/nsys_profile/profile_2" in first
+    assert set(first) - set(second) == {
+        f"--output={folder.path}/nsys_profile/profile_2",
+        "--gpu-metrics-devices=cuda-visible",
+    }
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_becomes_its_worker(tmp_path: Path, nsys: Callable[[str], None], rank: int) -> None:
+    """The worker then fails for want of its ranks' store; what matters is who was started, and how."""
+    nsys('printf "%s\\n" "$@" > "$(dirname "$0")/asked"; while [ "$1" != "$WORKER" ]; do shift; done; exec "$@"')
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    plan = gpu_plan(with_nsys(CHOICES))
+    write_record(folder, new_record(plan, local_command(local_spec(plan, tmp_path, {}, folder), folder)))
+    environ = {**os.environ, "RANK": str(rank), "WORKER": sys.executable}
+    command = [sys.executable, "-m", "llmb.programs.engine.profiled_worker", str(folder.path)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "llmb/engine/worker.py" in done.stderr
+    asked = tmp_path / "bin" / "asked"
+    assert asked.exists() == (rank == 2)
+    if rank == 2:
+        assert asked.read_text().splitlines()[-4:] == [sys.executable, "-m", "llmb.engine.worker", str(folder.path)]
+
+
+def test_a_report_that_cannot_be_exported_is_a_warning(tmp_path: Path, nsys: Callable[[str], None]) -> None:
+    nsys('echo "the report is from a newer version" >&2; exit 3')
+    folder = RunFolder(tmp_path / "run")
+    folder.nsys_profile.mkdir(parents=True)
+    plan = gpu_plan(with_nsys(CHOICES))
+    assert export_report(plan, folder) is None, "there is no report yet"
+    (folder.nsys_profile / "profile_2.nsys-rep").write_bytes(b"report")
+    record = new_record(plan, local_command(local_spec(plan, tmp_path, {}, folder), folder))
+    result = conclude_run(folder, record, End(1))
+    assert result.profile
+    assert result.profile.files == ("nsys_profile/profile_2.nsys-rep",)
+    assert result.profile.warnings == (
+        "profiles were not written: profile_3.nsys-rep; the log may say why",
+        "no breakdown of a step: profile_2.nsys-rep could not be exported: the report is from a newer version",
+    )
+    assert json.loads(folder.record.read_text())["result"]["profile"]["profiler"] == "nsys"

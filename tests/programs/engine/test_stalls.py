@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that stops, hangs or dies ends the run, by name, and nothing is left behind."""
+
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fork_server import Fork, ForkServer
+from free_ports import free_ports
+
+from llmb.programs.conclude import conclude_run
+from llmb.programs.port import End
+from llmb.runs.folder import create_run_folder
+from llmb.runs.plan import Plan
+from llmb.runs.record import new_record, write_record
+from llmb.runs.result import Result
+from llmb.schedulers.local.workers import run_workers
+
+Start = Callable[..., Any]
+MakePlan = Callable[..., Plan]
+Gone = Callable[..., bool]
+
+HOST = socket.gethostname()
+FOUR = ("-w", "pretrain_llama3.1", "--scale", "4", "--steps", "100000")
+TWO = ("-w", "pretrain_llama3.1", "--scale", "2", "--steps", "100000")
+LIMIT_S, SHORT_LIMIT_S = 20, 12
+SOON_S = 60
+"""Far less than torch waits for a rank that is gone."""
+ENDS_WITHIN_S = 300
+ODD_WORKER = Path(__file__).parent / "odd_worker.py"
+
+
+def test_a_killed_worker_of_four_ends_the_run_and_is_named(start: Start, gone: Gone, forked_python: str) -> None:
+    run = start(*FOUR, python=forked_python)
+    folder = run.wait_for_steps(3)
+    workers = run.workers()
+    assert set(workers) == {0, 1, 2, 3}
+    os.kill(workers[2], signal.SIGKILL)
+    began = time.monotonic()
+    _, talk = run.process.communicate()
+    assert time.monotonic() - began < SOON_S
+    assert run.process.returncode == 4
+    assert f"the run failed: rank 2 on {HOST} was killed by signal 9 (SIGKILL), after " in talk
+    assert "iteration 2/99999" in talk
+    assert "torch/distributed/elastic" not in talk
+    assert str(folder) in talk
+    assert gone(list(workers.values()))
+    assert f"rank 2 on {HOST}" in run.record()["reason"]
+
+
+@pytest.mark.parametrize(
+    ("options", "victim", "others"),
+    [
+        (TWO, 0, "rank 1 waits in all"),
+        pytest.param(FOUR, 2, "ranks 0, 1, 3 wait in all", marks=pytest.mark.slow),
+    ],
+)
+def test_a_stopped_worker_ends_the_run_and_is_named(
+    start: Start, gone: Gone, options: tuple[str, ...], victim: int, others: str
+) -> None:
+    run = start(*options, "--stall-limit", str(LIMIT_S))
+    # By then every rank has told the others that it lives.
+    folder = run.wait_for_steps(30)
+    workers = run.workers()
+    os.kill(workers[victim], signal.SIGSTOP)
+    began = time.monotonic()
+    _, talk = run.process.communicate()
+    assert LIMIT_S / 2 < time.monotonic() - began < LIMIT_S + SOON_S
+    assert run.process.returncode == 4
+    assert f"the run failed: rank {victim} on {HOST} stopped responding at step " in talk
+    assert f"; {others}" in talk
+    assert " of group " in talk
+    assert "Training epoch 0, iteration " in talk
+    assert gone(list(workers.values()))
+    kept = run.record()
+    assert kept["plan"]["stall_limit_s"] == LIMIT_S
+    assert f"rank {victim} on {HOST} stopped responding" in kept["reason"]
+    log = (folder / f"log-{folder.name}.out").read_text()
+    assert "thread MainThread, most recent call last:" in log
+    assert not (folder / "stall.txt").exists()
+
+
+@pytest.mark.slow
+def test_a_stopped_launcher_of_the_workers_ends_the_run(start: Start, gone: Gone) -> None:
+    run = start(*TWO, "--stall-limit", str(SHORT_LIMIT_S))
+    run.wait_for_steps(3)
+    workers = run.workers()
+    agent = run.agent()
+    os.kill(agent, signal.SIGSTOP)
+    _, talk = run.process.communicate(timeout=ENDS_WITHIN_S)
+    assert run.process.returncode == 4
+    assert f"the process that starts the workers on {HOST} has been stopped for " in talk
+    assert f" s (process {agent})" in talk
+    assert gone([agent, *workers.values()])
+    assert run.record()["status"] == "failed"
+
+
+@pytest.mark.slow
+def test_a_run_whose_every_worker_is_stopped_ends(start: Start, gone: Gone) -> None:
+    run = start("-w", "pretrain_llama3.1", "--scale", "1", "--steps", "100000", "--stall-limit", str(SHORT_LIMIT_S))
+    run.wait_for_steps(3)
+    workers = run.workers()
+    os.kill(workers[0], signal.SIGSTOP)
+    _, talk = run.process.communicate(timeout=ENDS_WITHIN_S)
+    assert run.process.returncode == 4
+    assert f"the run failed: rank 0 on {HOST} has been stopped for " in talk
+    assert gone(workers.values())
+
+
+@pytest.mark.parametrize("who", ["run", pytest.param("agent", marks=pytest.mark.slow)])
+def test_workers_do_not_outlive_those_who_started_them(start: Start, gone: Gone, who: str) -> None:
+    run = start(*TWO, "--stall-limit", "0")
+    run.wait_for_steps(3)
+    workers, agent = run.workers(), run.agent()
+    os.kill(run.process.pid if who == "run" else agent, signal.SIGKILL)
+    assert gone([agent, *workers.values()], within_s=SOON_S)
+
+
+def run_odd(python: str, plan: Plan, install: Path, odd: str) -> tuple[Result, float]:
+    """The result of a run whose rank 1 does something odd in step 3, and the seconds it took from there."""
+    folder = create_run_folder(install, plan)
+    agent = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={plan.recipe.scale}")
+    kept = new_record(plan, (python, *agent, str(ODD_WORKER), str(folder.path)))
+    write_record(folder, kept)
+    variables = {"ODD": odd, "OMP_NUM_THREADS": "1"}
+    exit_code = run_workers(kept.command, variables, folder, lambda: None, plan.stall_limit_s)
+    seconds = time.time() - folder.steps.stat().st_mtime
+    return conclude_run(folder, kept, End(exit_code)), seconds
+
+
+@pytest.mark.parametrize(
+    ("odd", "limit_s", "within_s", "said"),
+    [
+        (
+            "sleep",
+            SHORT_LIMIT_S,
+            SHORT_LIMIT_S + SOON_S,
+            rf"rank 1 on {HOST} has hung for \d+ s at step 3, in no collective, at engine/loop",
+        ),
+        ("fail", 300, SOON_S, f"rank 1 on {HOST} failed: ValueError: an odd shape, after 3 of 10"),
+        ("leave", 300, SOON_S, f"rank 1 on {HOST} ended with exit code 3, after 3 of 10"),
+    ],
+)
+def test_a_rank_that_hangs_or_leaves_while_the_others_wait_is_named(
+    tmp_path: Path, tiny_plan: MakePlan, forked_python: str, odd: str, limit_s: int, within_s: float, said: str
+) -> None:
+    result, seconds = run_odd(forked_python, tiny_plan(steps=10, stall_limit_s=limit_s), tmp_path, odd)
+    assert result.reason is not None
+    assert re.match(said, result.reason)
+    assert seconds < within_s
+
+
+def test_a_run_that_cannot_disconnect_is_finished_all_the_same(
+    tmp_path: Path, tiny_plan: MakePlan, forked_python: str
+) -> None:
+    result, seconds = run_odd(forked_python, tiny_plan(steps=10), tmp_path, "linger")
+    assert result.status == "success"
+    assert seconds < SOON_S
+
+
+def test_a_stopped_rank_that_keeps_the_store_is_named(
+    tmp_path: Path, tiny_plan: MakePlan, fork_server: ForkServer
+) -> None:
+    """As under Slurm, where no launcher keeps the store: whoever asks it waits forever."""
+    plan = tiny_plan(steps=100000, stall_limit_s=SHORT_LIMIT_S)
+    folder = create_run_folder(tmp_path, plan)
+    write_record(folder, new_record(plan, ()))
+    port = str(*free_ports(1))
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    command = ["-m", "llmb.engine.worker", str(folder.path)]
+    ranks = [
+        Fork(fork_server, command, {**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank}, folder.log)
+        for rank in ("0", "1")
+    ]
+    try:
+        while not folder.steps.exists() or folder.steps.read_text().count("\n") < 3:
+            assert ranks[0].poll() is None, folder.log.read_text()
+            time.sleep(0.05)
+        ranks[0].send_signal(signal.SIGSTOP)
+        assert ranks[1].wait(timeout=SHORT_LIMIT_S + SOON_S) == 1
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert (
+        f"llmb: stall: rank 0 at 127.0.0.1:{port}, which hosts the run's store, stopped res" in folder.log.read_text()
+    )
+    assert folder.stall.exists()

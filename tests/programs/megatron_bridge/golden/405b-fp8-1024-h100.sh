@@ -1,0 +1,97 @@
+#!/bin/bash
+# pretrain_llama3.1 405b fp8 on 1024 x h100, by llmb, with megatron_bridge v0.4.2
+#SBATCH --nodes=128
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --job-name=pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512
+#SBATCH --time=00:30:00
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --no-requeue
+#SBATCH --account=research
+#SBATCH --partition=batch
+#SBATCH --output=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512_1700000000/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512/sbatch_pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512.out
+#SBATCH --open-mode=append
+#SBATCH --chdir=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512_1700000000/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512
+
+unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
+export TORCH_NCCL_AVOID_RECORD_STREAMS=1  # megatron_bridge
+export TORCH_NCCL_HIGH_PRIORITY=1  # megatron_bridge
+export TRANSFORMERS_OFFLINE=1  # megatron_bridge
+export TOKENIZERS_PARALLELISM=False  # megatron_bridge
+export NCCL_NVLS_ENABLE=0  # megatron_bridge
+export NVTE_FWD_LAYERNORM_SM_MARGIN=16  # megatron_bridge
+export NVTE_BWD_LAYERNORM_SM_MARGIN=16  # megatron_bridge
+export CUDA_DEVICE_MAX_CONNECTIONS=1  # megatron_bridge
+llmb_threads=$((${SLURM_CPUS_ON_NODE:-1} / 8))
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((llmb_threads > 1 ? llmb_threads : 1))}"
+
+set -uo pipefail
+llmb_exit_code=1
+llmb_signal=
+llmb_workers=
+llmb_woken=
+
+# Tells how the job ended, whatever ended it: Slurm forgets, and keeps no account everywhere.
+llmb_leave() {
+    local code=$? file="$llmb_folder/job_end.json"
+    trap - EXIT
+    printf '{"job_id": "%s", "restarts": %d, "exit_code": %d, "signal": "%s", "ended_at": "%s"}\n' \
+        "$SLURM_JOB_ID" "${SLURM_RESTART_COUNT:-0}" "$code" "$llmb_signal" "$(date -u +%Y-%m-%dT%H:%M:%S+00:00)" \
+        >"$file.$$" && mv -f "$file.$$" "$file"
+    exit "$code"
+}
+
+# Slurm sends TERM to every process of the job, and what --signal asks for to this script alone.
+llmb_end() {
+    llmb_signal=$1
+    llmb_woken=1
+    if [ "$1" != TERM ] && [ -n "$llmb_workers" ]; then
+        scancel --signal=TERM "$SLURM_JOB_ID"
+    fi
+}
+
+llmb_folder=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512_1700000000/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512
+llmb_python=/lustre/bench/venv/bin/python
+trap llmb_leave EXIT
+trap 'llmb_end TERM' TERM
+trap 'llmb_end USR1' USR1
+
+# The first node as Slurm reaches it: its name need not be known to the others.
+llmb_address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+llmb_known=$(scontrol -o show node "$llmb_address" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
+llmb_address="${llmb_known:-$llmb_address}"
+llmb_port=$((20000 + SLURM_JOB_ID % 10000))
+export MASTER_ADDR="$llmb_address"
+export MASTER_PORT="$llmb_port"
+
+"$llmb_python" -m llmb.jobs.begin "$llmb_folder" || exit $?
+[ -z "$llmb_signal" ] || exit 143
+
+srun --nodes=128 --ntasks=1024 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpu-bind=none \
+    '--container-image=nvcr.io#nvidia/nemo:26.04.01' \
+    --container-mounts=/datasets:/datasets,/lustre/bench:/lustre/bench --no-container-mount-home \
+    --container-writable sh -c \
+    'export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE="$SLURM_NTASKS_PER_NODE"; exec "$@"' \
+    llmb-task bash -c 'exec numactl --cpunodebind=$((LOCAL_RANK/4)) --membind=$((LOCAL_RANK/4)) "$@"' llmb-bind \
+    python /opt/Megatron-Bridge/scripts/performance/run_script.py --model_family_name llama --model_recipe_name \
+    llama31_405b --task pretrain --gpu h100 --compute_dtype fp8_cs --num_gpus 1024 --max_steps 50 \
+    --tensor_model_parallel_size 8 --pipeline_model_parallel_size 8 --virtual_pipeline_model_parallel_size 8 \
+    --context_parallel_size 2 --micro_batch_size 1 --global_batch_size 512 --seq_length 8192 --data mock \
+    --save_dir \
+    /lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512_1700000000/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512/checkpoints \
+    --save_interval 50 --save_config_filepath "$llmb_folder"/ConfigContainer.yaml model.seq_length=8192 \
+    model.num_layers=126 model.account_for_embedding_in_pipeline_split=true \
+    model.account_for_loss_in_pipeline_split=true rng.seed=7 \
+    >>"$llmb_folder"/log-pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512.out 2>&1 </dev/null &
+llmb_workers=$!
+while :; do
+    llmb_woken=
+    wait "$llmb_workers"
+    llmb_exit_code=$?
+    # A signal ends 'wait' before the workers have ended.
+    [ -n "$llmb_woken" ] || break
+done
+
+"$llmb_python" -m llmb.jobs.finish "$llmb_folder" "$llmb_exit_code" "$llmb_signal" || echo "llmb: the result could not be written here" >&2
+exit "$llmb_exit_code"

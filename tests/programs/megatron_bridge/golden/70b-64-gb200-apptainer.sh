@@ -1,0 +1,98 @@
+#!/bin/bash
+# pretrain_llama3.1 70b bf16 on 64 x gb200, by llmb, with megatron_bridge v0.4.2
+#SBATCH --nodes=16
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-node=4
+#SBATCH --job-name=pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128
+#SBATCH --time=00:30:00
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --segment=16
+#SBATCH --no-requeue
+#SBATCH --account=research
+#SBATCH --partition=batch
+#SBATCH --output=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_1700000000/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128/sbatch_pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128.out
+#SBATCH --open-mode=append
+#SBATCH --chdir=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_1700000000/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128
+
+unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
+export TORCH_NCCL_AVOID_RECORD_STREAMS=1  # megatron_bridge
+export TORCH_NCCL_HIGH_PRIORITY=1  # megatron_bridge
+export TRANSFORMERS_OFFLINE=1  # megatron_bridge
+export TOKENIZERS_PARALLELISM=False  # megatron_bridge
+export NCCL_NVLS_ENABLE=0  # megatron_bridge
+export NVTE_FWD_LAYERNORM_SM_MARGIN=16  # megatron_bridge
+export NVTE_BWD_LAYERNORM_SM_MARGIN=16  # megatron_bridge
+export CUDA_DEVICE_MAX_CONNECTIONS=32  # megatron_bridge
+export NCCL_NET_GDR_LEVEL=PHB  # megatron_bridge
+export NCCL_NET_GDR_C2C=1  # megatron_bridge
+export NVTE_NORM_FWD_USE_CUDNN=1  # megatron_bridge
+export NVTE_NORM_BWD_USE_CUDNN=1  # megatron_bridge
+llmb_threads=$((${SLURM_CPUS_ON_NODE:-1} / 4))
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((llmb_threads > 1 ? llmb_threads : 1))}"
+
+set -uo pipefail
+llmb_exit_code=1
+llmb_signal=
+llmb_workers=
+llmb_woken=
+
+# Tells how the job ended, whatever ended it: Slurm forgets, and keeps no account everywhere.
+llmb_leave() {
+    local code=$? file="$llmb_folder/job_end.json"
+    trap - EXIT
+    printf '{"job_id": "%s", "restarts": %d, "exit_code": %d, "signal": "%s", "ended_at": "%s"}\n' \
+        "$SLURM_JOB_ID" "${SLURM_RESTART_COUNT:-0}" "$code" "$llmb_signal" "$(date -u +%Y-%m-%dT%H:%M:%S+00:00)" \
+        >"$file.$$" && mv -f "$file.$$" "$file"
+    exit "$code"
+}
+
+# Slurm sends TERM to every process of the job, and what --signal asks for to this script alone.
+llmb_end() {
+    llmb_signal=$1
+    llmb_woken=1
+    if [ "$1" != TERM ] && [ -n "$llmb_workers" ]; then
+        scancel --signal=TERM "$SLURM_JOB_ID"
+    fi
+}
+
+llmb_folder=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_1700000000/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128
+llmb_python=/lustre/bench/venv/bin/python
+trap llmb_leave EXIT
+trap 'llmb_end TERM' TERM
+trap 'llmb_end USR1' USR1
+
+# The first node as Slurm reaches it: its name need not be known to the others.
+llmb_address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+llmb_known=$(scontrol -o show node "$llmb_address" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
+llmb_address="${llmb_known:-$llmb_address}"
+llmb_port=$((20000 + SLURM_JOB_ID % 10000))
+export MASTER_ADDR="$llmb_address"
+export MASTER_PORT="$llmb_port"
+
+"$llmb_python" -m llmb.jobs.begin "$llmb_folder" || exit $?
+[ -z "$llmb_signal" ] || exit 143
+
+srun --nodes=16 --ntasks=64 --ntasks-per-node=4 --kill-on-bad-exit=1 --cpu-bind=none apptainer exec --nv \
+    --bind /datasets/rp2 --bind /lustre/bench --bind /checkpoints docker://nvcr.io/nvidia/nemo:26.04.01 sh -c \
+    'export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE="$SLURM_NTASKS_PER_NODE"; exec "$@"' \
+    llmb-task bash -c 'exec numactl --cpunodebind=$((LOCAL_RANK/2)) --membind=$((LOCAL_RANK/2)) "$@"' llmb-bind \
+    python /opt/Megatron-Bridge/scripts/performance/run_script.py --model_family_name llama --model_recipe_name \
+    llama3_70b --task pretrain --gpu gb200 --compute_dtype bf16 --num_gpus 64 --max_steps 20 \
+    --tensor_model_parallel_size 4 --pipeline_model_parallel_size 4 --virtual_pipeline_model_parallel_size None \
+    --context_parallel_size 2 --micro_batch_size 1 --global_batch_size 128 --seq_length 8192 --data rp2 --save_dir \
+    /checkpoints/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_1700000000 --save_interval 10 \
+    --dataset_paths 'it'"'"'s $(here)' --save_config_filepath "$llmb_folder"/ConfigContainer.yaml \
+    model.seq_length=8192 model.num_layers=80 optimizer.lr=0.0001 \
+    >>"$llmb_folder"/log-pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128.out 2>&1 </dev/null &
+llmb_workers=$!
+while :; do
+    llmb_woken=
+    wait "$llmb_workers"
+    llmb_exit_code=$?
+    # A signal ends 'wait' before the workers have ended.
+    [ -n "$llmb_woken" ] || break
+done
+
+"$llmb_python" -m llmb.jobs.finish "$llmb_folder" "$llmb_exit_code" "$llmb_signal" || echo "llmb: the result could not be written here" >&2
+exit "$llmb_exit_code"

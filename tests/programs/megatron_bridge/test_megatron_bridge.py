@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch scripts for Megatron-Bridge, as kept in golden/ (``make golden`` writes them anew), and what it cannot run."""
+
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from slurm_values import CATALOGUE, INSTALL, PYTHON, folder_of, job_of, script_of
+
+from llmb.catalogue.resolve import Overrides, Request
+from llmb.errors import UsageError
+from llmb.jobs.finish import finish_job
+from llmb.jobs.order import Order, make_order
+from llmb.jobspec.container import ContainerSettings
+from llmb.jobspec.options import FrameworkOptions, JobOptions
+from llmb.programs.engine.program import engine_container
+from llmb.programs.megatron_bridge.command import bridge_data
+from llmb.runs.choices import Choices
+from llmb.runs.folder import RunFolder
+from llmb.runs.record import queued_record, read_record, write_record
+from llmb.schedulers.lookup import cluster_schema
+from llmb.schedulers.slurm.steps import worker_step
+from llmb.site.site import Site
+
+GOLDEN = Path(__file__).with_name("golden")
+CONTAINER = {"runtime": "pyxis", "image": "/images/llmb.sqsh", "mounts": ["/datasets"]}
+LORA = {"workload": "finetune_llama3", "size": "70b"}
+LLAMA = {"workload": "pretrain_llama3.1"}
+MAVERICK = {"workload": "finetune_llama4-maverick", "size": "400b"}
+
+
+def order_of(
+    request: Request,
+    choices: Choices | None = None,
+    container: dict[str, object] | None = None,
+    install: Path = INSTALL,
+    **options: object,
+) -> Order:
+    settings = {"slurm": {"account": "research", "partition": "batch"}, "container": container or CONTAINER}
+    site = Site(install=install, config=cluster_schema().model_validate(settings))
+    framework = FrameworkOptions(framework="megatron_bridge", **options)
+    return make_order(CATALOGUE, request, choices or Choices(), JobOptions(python=PYTHON), site, framework)
+
+
+Make = Callable[[], Order]
+CASES: dict[str, Make] = {
+    "lora-70b-fp8-8-b200": lambda: order_of(Request(**LORA, dtype="fp8", gpu_type="b200", scale=8)),
+    "405b-fp8-1024-h100": lambda: order_of(
+        Request(**LLAMA, size="405b", dtype="fp8", gpu_type="h100", scale=1024), Choices(save_checkpoint=True, seed=7)
+    ),
+    "70b-64-gb200-apptainer": lambda: order_of(
+        Request(**LLAMA, size="70b", gpu_type="gb200", scale=64, overrides=Overrides(vp=1)),
+        Choices(steps=20, peak_lr=1e-4, checkpoint_interval=10, checkpoint_dir="/checkpoints"),
+        {"runtime": "apptainer", "image": "/images/llmb.sif"},
+        arguments={"data": "rp2", "dataset_paths": "it's $(here)"},
+        mounts=("/datasets/rp2",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_batch_scripts_are_as_kept(name: str) -> None:
+    order = CASES[name]()
+    script = script_of(order)
+    path = GOLDEN / f"{name}.sh"
+    if os.environ.get("LLMB_GOLDEN"):
+        path.write_text(script)
+    assert script == path.read_text(), "read the difference, then 'make golden'"
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_every_argument_is_one_word_of_the_command() -> None:
+    order = CASES["70b-64-gb200-apptainer"]()
+    words = [str(word) for word in worker_step(job_of(order))]
+    assert words[words.index("--dataset_paths") + 1] == "it's $(here)"
+    assert shlex.quote("it's $(here)") in script_of(order)
+    assert words[words.index("--virtual_pipeline_model_parallel_size") + 1] == "None"
+    assert words[words.index("--data") + 1] == "rp2"
+
+
+@pytest.mark.parametrize("gpu_type", ["h100", "b200"])
+def test_what_the_script_does_not_know_is_refused(gpu_type: str) -> None:
+    with pytest.raises(UsageError, match=r"has no finetune_llama4-maverick 400b; it has pretrain_llama3\.1 8b"):
+        order_of(Request(**MAVERICK, gpu_type=gpu_type, scale=256))
+
+
+def test_everything_that_cannot_be_is_told_at_once() -> None:
+    choices = Choices(recompute="full", load_checkpoint="/old", fp8_recipe="delayed")
+    with pytest.raises(UsageError) as caught:
+        order_of(Request(**LLAMA, size="8b", gpu_type="h200", scale=1), choices)
+    told = caught.value.what
+    for words in (
+        "not tuned for h200",
+        "cut vocabulary",
+        "recompute is chosen",
+        "load checkpoint is chosen",
+        "--fp8-recipe is delayed",
+    ):
+        assert words in told
+    with pytest.raises(UsageError, match="it does not compute in fp32"):
+        order_of(Request(**LLAMA, size="tiny", gpu_type="h100", dtype="fp32", scale=1))
+
+
+def test_the_framework_needs_a_container() -> None:
+    with pytest.raises(UsageError, match="runs in its container, and this cluster has none"):
+        order_of(Request(**LORA, gpu_type="b200", scale=8), container={"runtime": "none"})
+
+
+def test_an_image_of_the_users_own() -> None:
+    order = order_of(Request(**LORA, gpu_type="b200", scale=8), image="/images/nemo.sqsh")
+    assert "--container-image=/images/nemo.sqsh" in worker_step(job_of(order))
+    plain = order_of(Request(**LORA, gpu_type="b200", scale=8))
+    assert f"--container-image={bridge_data().images['pyxis']}" in worker_step(job_of(plain))
+
+
+def test_an_image_for_the_engine_needs_a_container_too() -> None:
+    with pytest.raises(UsageError, match="run without a container"):
+        engine_container(FrameworkOptions(image="/x.sqsh"), ContainerSettings())
+    site = Site(install=INSTALL, config=cluster_schema()())
+    request, asked = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=8), {"data": "mock"}
+    with pytest.raises(UsageError, match="--framework-arg is for a framework's script"):
+        make_order(CATALOGUE, request, Choices(), JobOptions(), site, FrameworkOptions(arguments=asked))
+    chosen = engine_container(FrameworkOptions(image="/x.sqsh", mounts=("/y",)), ContainerSettings(**CONTAINER))
+    assert (chosen.image, chosen.mounts) == ("/x.sqsh", ("/datasets", "/y"))
+
+
+def test_data_names_recipes_that_exist() -> None:
+    for item in bridge_data().recipes:
+        assert item.size in {table.size for table in CATALOGUE.workloads[item.workload].layouts}
+    assert set(bridge_data().gpu_types) == set(bridge_data().gpus_per_numa_node) <= set(CATALOGUE.gpus)
+
+
+def iterations(count: int, last: int = 50, norm: str = "1.0") -> str:
+    return "".join(
+        f" iteration {n}/ {last} | elapsed time per iteration (ms): {2000 + n}.0 | lm loss: 1.1E+01 |"
+        f" grad norm: {norm} | number of nan iterations:   0 |\n"
+        for n in range(1, count + 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "signal", "status", "reason"),
+    [
+        (iterations(50), 0, "", "success", None),
+        (iterations(50), 139, "", "success", "exit code 139"),
+        (iterations(20), 1, "", "failed", "died after step 19 of 50; exit code 1"),
+        (iterations(20), 143, "TERM", "failed", "died after step 19 of 50; ended by Slurm"),
+        (iterations(50, norm="nan"), 0, "", "invalid", "the gradient norm is not finite from step 0"),
+        ("", 1, "", "failed", "empty file; exit code 1"),
+    ],
+)
+def test_a_run_is_judged_by_its_log(
+    tmp_path: Path, log: str, code: int, signal: str, status: str, reason: str | None
+) -> None:
+    order = order_of(Request(**LORA, gpu_type="b200", scale=8), install=tmp_path)
+    folder: RunFolder = folder_of(order)
+    folder.path.mkdir(parents=True)
+    folder.log.write_text(log)
+    write_record(folder, queued_record(order.plan, ("sbatch",), program=order.program))
+    assert finish_job(folder, code, signal).status == status
+    record = read_record(folder)
+    assert (record.status, record.exit_code) == (status, code)
+    assert (record.reason or "").startswith(reason or "")
+    assert bool(record.reason) == bool(reason)
+    assert json.loads(folder.record.read_text())["ended_at"]

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch scripts on a real Slurm, with something quick in place of the workers."""
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from slurm_cluster import SlurmCluster
+from slurm_values import folder_of, job_state, order_of, script_of
+
+from llmb.catalogue.resolve import Request
+from llmb.errors import InfrastructureError, UsageError
+from llmb.jobs.order import Order, array_folder
+from llmb.runs.failure import first_failure
+from llmb.runs.folder import RunFolder
+from llmb.schedulers.slurm.client import submit
+from llmb.schedulers.slurm.queries import cancel_jobs
+from llmb.schedulers.slurm.script import batch_script
+from llmb.schedulers.slurm.shell import Shell, command_lines
+from llmb.schedulers.slurm.steps import worker_step
+
+pytestmark = pytest.mark.slurm
+FOLDER = Shell('"$llmb_folder"')
+TINY = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=2)
+ENDED_S = 600
+
+Queue = Callable[..., tuple[str, RunFolder]]
+
+
+@pytest.fixture
+def shell(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
+    """Slurm's commands of this process speak to the test cluster."""
+    for name, value in slurm.environ.items():
+        monkeypatch.setenv(name, value)
+    return slurm
+
+
+@pytest.fixture
+def queue(shell: SlurmCluster) -> Iterator[Queue]:
+    """Queues ``work`` in the place of an order's workers; without begin and finish, which need a run's record."""
+    jobs = []
+
+    def submitter(order: Order, *work: str) -> tuple[str, RunFolder]:
+        folder = folder_of(order)
+        folder.path.mkdir(parents=True)
+        spec = order.spec(folder).model_copy(update={"begin": (), "finish": ()})
+        script = batch_script(spec, folder).replace(command_lines(worker_step(spec)), command_lines(work))
+        folder.batch_script.write_text(script)
+        job_id, _ = submit(folder.batch_script, shell.environ)
+        jobs.append(job_id)
+        return job_id, folder
+
+    yield submitter
+    for job_id in jobs:
+        cancel_jobs([job_id])
+
+
+def ended(job_id: str) -> str:
+    end = time.monotonic() + ENDED_S
+    while not (state := job_state(job_id)).ended:
+        assert time.monotonic() < end, state
+        time.sleep(0.1)
+    return state.state
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + ENDED_S
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < end, path
+        time.sleep(0.05)
+
+
+def end_marker(folder: RunFolder) -> dict[str, object]:
+    wait_for(folder.job_end)
+    return json.loads(folder.job_end.read_text())
+
+
+@pytest.mark.parametrize(
+    ("work", "code", "state"), [(("true",), 0, "COMPLETED"), (("sh", "-c", "exit 7"), 7, "FAILED")]
+)
+def test_the_job_ends_as_its_workers_do(
+    queue: Queue, tmp_path: Path, work: tuple[str, ...], code: int, state: str
+) -> None:
+    job_id, folder = queue(order_of(TINY, install=tmp_path), *work)
+    assert ended(job_id) == state
+    assert job_state(job_id).exit_code == code
+    marker = end_marker(folder)
+    assert (marker["job_id"], marker["exit_code"], marker["signal"]) == (job_id, code, "")
+    assert folder.batch_output.read_text() == ""
+
+
+@pytest.mark.parametrize(("how", "signal"), [((), "TERM"), (("--batch", "--signal=USR1"), "USR1")])
+def test_a_job_that_is_ended_says_by_which_signal(
+    queue: Queue, shell: SlurmCluster, tmp_path: Path, how: tuple[str, ...], signal: str
+) -> None:
+    job_id, folder = queue(order_of(TINY, install=tmp_path), "srun", "sh", "-c", "echo up; exec sleep 300")
+    wait_for(folder.log)
+    assert shell.run("scancel", *how, job_id).returncode == 0
+    assert ended(job_id) == ("CANCELLED" if signal == "TERM" else "FAILED")
+    marker = end_marker(folder)
+    assert marker["signal"] == signal
+    assert marker["exit_code"] != 0
+
+
+def test_a_task_that_was_killed_is_named(queue: Queue, tmp_path: Path) -> None:
+    work = 'if [ "$SLURM_PROCID" = 1 ]; then kill -KILL $$; fi; sleep 60'
+    order = order_of(TINY, install=tmp_path, start="task-per-gpu")
+    job_id, folder = queue(order, "srun", "--ntasks=2", "--kill-on-bad-exit=1", "sh", "-c", work)
+    assert ended(job_id) == "FAILED"
+    failure = first_failure(folder.log.read_text())
+    assert failure
+    assert re.fullmatch(r"task 1 on node\d ended: Killed", failure)
+
+
+def test_hostile_values_reach_slurm_as_they_were_written(queue: Queue, shell: SlurmCluster, tmp_path: Path) -> None:
+    comment = """it's "$(touch canary)" `x` ; a\\b # %j & {x} \\\\ é"""
+    install = tmp_path / """a "b" 'c' $(touch canary) %j #;&"""
+    order = order_of(TINY, install=install, slurm_args=(f"comment={comment}",), flags={"job-name": "a 'b' \"c\" $d;#"})
+    job_id, folder = queue(order, "sh", "-c", 'echo ran >"$0/ran"; echo said', FOLDER)
+    assert ended(job_id) == "COMPLETED", folder.batch_output
+    assert shell.run("squeue", "-h", "-t", "all", "-j", job_id, "-o", "%k").stdout == f"{comment}\n"
+    assert shell.run("squeue", "-h", "-t", "all", "-j", job_id, "-o", "%Z").stdout == f"{folder.path}\n"
+    assert (folder.path / "ran").exists()
+    assert folder.log.read_text() == "said\n"
+    assert folder.batch_output.read_text() == ""
+    assert not list(tmp_path.rglob("canary"))
+
+
+@pytest.mark.parametrize("request_by", ["gpus-per-node", "gres"])
+def test_gpus_are_asked_for(queue: Queue, tmp_path: Path, request_by: str) -> None:
+    request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=16)
+    config = {"slurm": {"gpu_request": request_by, "gres_type": "h100"}}
+    order = order_of(request, install=tmp_path, config=config)
+    job_id, folder = queue(order, "srun", "sh", "-c", 'echo "$SLURM_NODEID $CUDA_VISIBLE_DEVICES"')
+    assert ended(job_id) == "COMPLETED"
+    assert sorted(folder.log.read_text().splitlines()) == ["0 0,1,2,3,4,5,6,7", "1 0,1,2,3,4,5,6,7"]
+
+
+def test_runs_of_an_array_write_into_folders_of_their_own(queue: Queue, tmp_path: Path) -> None:
+    order = order_of(TINY, install=tmp_path, flags={"array": "1-2"})
+    base = folder_of(order)
+    folders = [array_folder(base, index) for index in (1, 2)]
+    for folder in folders:
+        folder.path.mkdir(parents=True)
+    job_id, _ = queue(order, "sh", "-c", 'exit "$SLURM_ARRAY_TASK_ID"')
+    for index, folder in zip((1, 2), folders, strict=True):
+        assert end_marker(folder)["exit_code"] == index
+        ended(f"{job_id}_{index}")
+        assert job_state(f"{job_id}_{index}").exit_code == index
+        assert folder.batch_output.exists()
+
+
+def test_what_the_shell_says_to_sbatch_does_not_replace_the_script(shell: SlurmCluster, tmp_path: Path) -> None:
+    order = order_of(TINY, install=tmp_path, flags={"partition": "gpu"}, slurm_args=("hold",))
+    environ = {**shell.environ, "SBATCH_PARTITION": "debug", "SBATCH_JOB_NAME": "other", "HF_TOKEN": "secret"}
+    folder = folder_of(order)
+    folder.path.mkdir(parents=True)
+    folder.batch_script.write_text(script_of(order))
+    job_id, _ = submit(folder.batch_script, environ)
+    try:
+        told = shell.run("squeue", "-h", "-j", job_id, "-o", "%P %j").stdout.split()
+        assert told == ["gpu", folder.name]
+        assert job_state(job_id).state == "PENDING"
+        kept = list((shell.root / "state").rglob(f"job.{job_id}/environment"))
+        assert kept
+        assert not [path for path in kept if b"HF_TOKEN" in path.read_bytes()]
+    finally:
+        cancel_jobs([job_id])
+
+
+def test_a_job_that_slurm_refuses_is_a_usage_error(shell: SlurmCluster, queue: Queue, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="invalid partition"):
+        queue(order_of(TINY, install=tmp_path, flags={"partition": "nowhere"}), "true")
+
+
+def test_an_unknown_job_has_an_unknown_state(shell: SlurmCluster) -> None:
+    assert job_state("999999").state == "UNKNOWN"
+    cancel_jobs(["999999"])
+
+
+@pytest.mark.slow
+def test_a_controller_that_is_away_is_no_users_error(shell: SlurmCluster, queue: Queue, tmp_path: Path) -> None:
+    shell.end("slurmctld")
+    try:
+        with pytest.raises(InfrastructureError, match="Slurm does not answer"):
+            job_state("1")
+    finally:
+        shell.start_controller()
+        shell.wait_for("the controller", lambda: shell.run("scontrol", "ping").stdout.strip().endswith("UP"))
+    job_id, _ = queue(order_of(TINY, install=tmp_path), "true")
+    assert ended(job_id) == "COMPLETED"
+
+
+def test_a_machine_without_slurm_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Exception, match="squeue is not on this machine") as caught:
+        job_state("1")
+    assert caught.value.exit_code == 3
+
+
+def test_the_cluster_leaves_no_process_behind(tmp_path: Path, needs: Callable[..., None], slurm: SlurmCluster) -> None:
+    other = SlurmCluster(tmp_path)
+    other.start()
+    other.run("sbatch", "--wrap", "sleep 300", f"--output={tmp_path}/job.out")
+    other.stop()
+    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(tmp_path) not in processes

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where each setting of a job comes from, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+from slurm_values import job_of, order_of
+
+from llmb.catalogue.resolve import Request
+from llmb.errors import UsageError
+from llmb.schedulers.lookup import cluster_schema
+from llmb.schedulers.slurm.asked import array_indices, job_flags, shell_gpus_per_node
+from llmb.schedulers.slurm.flags import TIME, parse_additional
+from llmb.site.cluster_config import read_cluster_config
+
+LLAMA = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=16)
+
+
+def flag(name: str, **given: object) -> str | None:
+    return job_of(order_of(LLAMA, **given)).flags[name]
+
+
+def test_the_nearest_layer_decides() -> None:
+    """Recipe, then cluster, then the shell's variables, then ADDITIONAL_SLURM_PARAMS, then options."""
+    config = {"slurm": {"flags": {"time": "1:00:00"}}}
+    shell = {"TIME_LIMIT": "2:00:00", "SBATCH_TIMELIMIT": "9"}
+    additional = {**shell, "ADDITIONAL_SLURM_PARAMS": "time=3:00:00"}
+    assert flag("time") == "00:30:00"
+    assert flag("time", config=config) == "1:00:00"
+    assert flag("time", config=config, shell=shell) == "2:00:00"
+    assert flag("time", config=config, shell=additional) == "3:00:00"
+    assert flag("time", config=config, shell=additional, flags={"time": "4:00:00"}) == "4:00:00"
+
+
+def test_variables_of_the_nearest_layer_decide() -> None:
+    name = "NCCL_NVLS_ENABLE"
+
+    def value(**given: object) -> tuple[str, str]:
+        (found,) = [item for item in job_of(order_of(LLAMA, **given)).variables if item.name == name]
+        return found.value, found.origin
+
+    cluster = {"environment": {name: 2}}
+    workload = {**cluster, "workloads": {"pretrain_llama3.1": {"environment": {name: 3}}}}
+    assert value() == ("0", "recipe")
+    assert value(shell={name: "1"}) == ("1", "the shell that submitted")
+    assert value(shell={name: "1"}, config=cluster) == ("2", "cluster_config.yaml")
+    assert value(config=workload) == ("3", "cluster_config.yaml, workload")
+    assert value(config=workload, variables={name: "4"}) == ("4", "--env")
+
+
+def test_requeue_replaces_its_opposite() -> None:
+    flags = job_of(order_of(LLAMA, flags={"requeue": None})).flags
+    assert "requeue" in flags
+    assert "no-requeue" not in flags
+    assert flags["open-mode"] == "append"
+    assert "no-requeue" in job_of(order_of(LLAMA)).flags
+
+
+def test_a_job_never_waits_for_what_cannot_come() -> None:
+    assert flag("kill-on-invalid-dep", flags={"dependency": "afterok:1"}) == "yes"
+    given = order_of(LLAMA, flags={"dependency": "afterok:1"}, slurm_args=("kill-on-invalid-dep=no",))
+    assert job_of(given).flags["kill-on-invalid-dep"] == "no"
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("", {}),
+        ("nodelist=node001,node002", {"nodelist": "node001,node002"}),
+        ("nodelist=node001,node002;constraint=gpu", {"nodelist": "node001,node002", "constraint": "gpu"}),
+        ("constraint=gpu&memory;exclusive", {"constraint": "gpu&memory", "exclusive": None}),
+        (" a=b,c ; d=e;", {"a": "b,c", "d": "e"}),
+        ("--qos=high", {"qos": "high"}),
+    ],
+)
+def test_additional_parameters_are_read_as_documented(text: str, flags: dict[str, str | None]) -> None:
+    assert parse_additional(text) == flags
+
+
+def test_commas_between_parameters_are_not_guessed_at() -> None:
+    with pytest.raises(UsageError, match="put ';' between"):
+        parse_additional("nodelist=node001,constraint=gpu")
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"flags": {"account": "a\nb"}}, "does not print"),
+        ({"flags": {"time": "tomorrow"}}, "the time limit is 'tomorrow'"),
+        ({"flags": {"nice": "high"}}, "nice is 'high'"),
+        ({"flags": {"array": "0-"}}, "array is '0-'"),
+        ({"flags": {"array": "0-999999999"}}, "more than 1000"),
+        ({"slurm_args": ("nodes=3",)}, "follows from --scale"),
+        ({"slurm_args": ("output=x",)}, "follows from the run folder"),
+        ({"slurm_args": ("A=x",)}, "'A' is no long name"),
+        ({"slurm_args": ("a b=x",)}, "'a b' is no long name"),
+        ({"slurm_args": ("qos=a", "qos=b")}, "gives 'qos' twice"),
+        ({"flags": {"qos": "a"}, "slurm_args": ("qos=b",)}, "both give qos"),
+        ({"shell": {"ADDITIONAL_SLURM_PARAMS": "nodes=3"}}, "follows from --scale"),
+        ({"shell": {"GPUS_PER_NODE": "many"}}, "GPUS_PER_NODE is 'many'"),
+        ({"config": {"fabric": "token-ring"}}, "unknown fabric 'token-ring'"),
+        ({"config": {"fabric": "azure-infiniband"}}, "needs NCCL_TOPO_FILE"),
+        ({"install": Path("/a\\b")}, "Slurm cannot write"),
+        ({"install": Path("/a\nb")}, "Slurm cannot write"),
+        ({"install": Path("/a,b"), "config": {"container": {"runtime": "pyxis", "image": "x"}}}, "cannot mount '/a,b'"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(given: dict[str, object], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        job_of(order_of(LLAMA, **given))
+
+
+def test_no_gpus_per_node_are_none() -> None:
+    assert shell_gpus_per_node({"SLURM_GPUS_PER_NODE": "null"}) is None
+    assert shell_gpus_per_node({"GPUS_PER_NODE": "4", "SBATCH_GPUS_PER_NODE": "8"}) == 4
+
+
+@pytest.mark.parametrize("time", ["30", "30:00", "1:30:00", "2-0", "2-12:30", "2-12:30:00", "UNLIMITED"])
+def test_every_form_of_a_time_is_taken(time: str) -> None:
+    assert TIME.fullmatch(time)
+    assert job_flags({"time": time}, (), {}) == {"time": time}
+
+
+@pytest.mark.parametrize(
+    ("spec", "indices"), [("0-3", [0, 1, 2, 3]), ("1,4,7", [1, 4, 7]), ("0-8:4%2", [0, 4, 8]), ("5", [5])]
+)
+def test_arrays_are_read_as_slurm_does(spec: str, indices: list[int]) -> None:
+    assert array_indices(spec) == indices
+
+
+def test_all_that_is_wrong_with_the_settings_comes_at_once_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "cluster_config.yaml").write_text(
+        "gpu_tpye: h100\n"
+        "environment: {HF_TOKEN: hf_x, 'A B': x}\n"
+        "slurm:\n"
+        "  start: sideways\n"
+        "  gpus_per_node: 0\n"
+        "container: {runtime: pyxis}\n"
+    )
+    with pytest.raises(UsageError) as caught:
+        read_cluster_config(tmp_path, cluster_schema())
+    text = str(caught.value)
+    for part in ("yaml:1: gpu_tpye", "HF_TOKEN looks like a secret", "'A B' is no name", "yaml:4: slurm.start",
+                 "yaml:5: slurm.gpus_per_node", "yaml:6: container", "pyxis needs an image"):  # fmt: skip
+        assert part in text
+    assert "hf_x" not in text
+
+
+def test_flags_of_the_settings_may_be_numbers_and_truths() -> None:
+    config = {"slurm": {"flags": {"nice": 5, "spread-job": True, "exclusive": False}}}
+    flags = job_of(order_of(LLAMA, config=config)).flags
+    assert flags["nice"] == "5"
+    assert flags["spread-job"] is None
+    assert "exclusive" not in flags
+
+
+def test_without_settings_there_are_defaults(tmp_path: Path) -> None:
+    assert read_cluster_config(tmp_path, cluster_schema()) == cluster_schema()()
+    (tmp_path / "cluster_config.yaml").write_text("")
+    assert read_cluster_config(tmp_path, cluster_schema()) == cluster_schema()()
