@@ -15,11 +15,11 @@ help:
 	@echo "make test-all   set up and run all tests (half an hour on 2 cores)"
 	@echo "make lint       ruff, mypy --strict, import-linter"
 	@echo "make bench      the benchmarks of the tool itself"
-	@echo "make bench-engine  the engine beside others on one GPU, in under 10 minutes"
-	@echo "make layouts    measure docs/reference/layouts.md anew (half an hour on 2 cores)"
-	@echo "make numerics   measure docs/reference/numerics.md anew (a quarter of an hour on 2 cores)"
-	@echo "make golden     write the batch scripts that tests compare with anew"
-	@echo "make reference  write the generated pages of docs/reference anew"
+	@echo "make bench-engine  compare engines on one GPU, in under 10 minutes"
+	@echo "make layouts    measure docs/reference/layouts.md again (half an hour on 2 cores)"
+	@echo "make numerics   measure docs/reference/numerics.md again (a quarter of an hour on 2 cores)"
+	@echo "make golden     rewrite the batch scripts that tests compare with"
+	@echo "make reference  regenerate the pages of docs/reference"
 
 setup: $(VENV)/.run
 

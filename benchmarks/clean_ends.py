@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How reliably, and how soon after its last step, a run ends: whole ``llmb run``s of two processes, one by one.
+"""How reliably, and how soon after its last step, a run ends: ``llmb run`` with two processes, run by run.
 
-Targets: every run ends with exit code 0, none later than 10 s after its last step, and nothing is left running.
+Targets: every run ends with exit code 0, none later than 10 s after its last step, and no process is left running.
 """
 
 import argparse
@@ -24,7 +24,7 @@ COMMAND = ("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How one run ended. ``after_last_step_s`` is null where no step was done."""
+    """How one run ended. ``after_last_step_s`` is None if no step was done."""
 
     exit_code: int | str
     seconds: float
@@ -34,8 +34,8 @@ class End:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=200, help="how many (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=2, help="steps of each (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=200, help="number of runs (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=2, help="steps per run (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args()
     ends = [one_run(options.steps) for _ in range(options.runs)]
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def one_run(steps: int) -> End:
-    """The last step's time is when its line was written; the end is when nothing of the run is left to wait for."""
+    """The time of the last step is that of its log line; a run has ended when no process of it is left to wait for."""
     with tempfile.TemporaryDirectory(prefix="clean-ends-") as install:
         environ = {**os.environ, "LLMB_INSTALL": install}
         command = [sys.executable, "-m", "llmb.cli.main", *COMMAND, "--steps", str(steps)]
@@ -60,7 +60,7 @@ def one_run(steps: int) -> End:
             _, talk = process.communicate(timeout=LONGEST_RUN_S)
             exit_code: int | str = process.returncode
         except subprocess.TimeoutExpired:
-            process.terminate()  # it then ends its workers itself
+            process.terminate()  # it then ends its workers
             _, talk = process.communicate()
             exit_code = HUNG
         ended = time.time()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine costs beside the training itself: its steps against those of a bare training loop, in turn.
+"""The overhead of the engine: its steps compared with those of a bare training loop, alternating.
 
-Both train the same tiny model, from the same initial values, on as many tokens, on this machine's CPU. The bare loop is
-plain PyTorch: forward, backward, clipping, AdamW, on one batch that is ready. The engine's steps have all that they
-have in a run: data, record, log, watch. Target: less than 2 % more time.
+Both train the same tiny model, from the same initial weights, on the same number of tokens, on this machine's CPU. The
+bare loop is plain PyTorch: forward, backward, clipping, AdamW, on one prepared batch. The engine's steps include
+everything that they have in a run: data, record, log, watchdog. Target: less than 2 % more time.
 
-One thread computes, so that CPU time can stand in for time where other programs disturb the machine.
+Only one thread computes, so that CPU time can replace wall-clock time if other programs disturb the machine.
 """
 
 import argparse
@@ -29,10 +29,10 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.engine.loop import build_data, train
 from llmb.engine.model.decoder import build_model
-from llmb.engine.model.initialise import initialise
+from llmb.engine.model.initialize import initialize
 from llmb.engine.parallel.mesh import join_ranks
-from llmb.engine.watch.progress import Progress
-from llmb.engine.watch.watch import watch
+from llmb.engine.watchdog.progress import Progress
+from llmb.engine.watchdog.watchdog import start_watchdog
 from llmb.jobs.local_run import local_spec
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
@@ -43,13 +43,13 @@ from llmb.site.machine import this_machine
 
 TARGET_PCT = 2.0
 LARGEST_SPREAD_PCT = 4.0
-"""Of the middle half of the pairs; above it, other programs decided the times."""
+"""Spread of the middle half of the pairs; above it, other programs dominated the times."""
 WARM_UPS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of one loop's steps; ``cpu_s`` is the median of the process's CPU time."""
+    """Seconds per step of one loop; ``cpu_s`` is the median of the process's CPU time."""
 
     median_s: float
     quartiles_s: tuple[float, float]
@@ -60,7 +60,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What was measured. Percentages are of the bare step's time."""
+    """The results. Percentages are of the bare loop's step."""
 
     model: str
     parameters: int
@@ -71,14 +71,14 @@ class Overhead:
     engine: Times
     bare: Times
     step_pct: float
-    """Median over the pairs of what the engine's step took more."""
+    """Median over the pairs of the additional time of the engine's step."""
     step_pct_quartiles: tuple[float, float]
     cpu_pct: float
-    """The same of CPU time."""
+    """The same for CPU time."""
     judged_by: str
-    """``time``, or ``cpu time`` where the quartiles lie too far apart."""
+    """``time``, or ``cpu time`` if the quartiles are too far apart."""
     watch_pct: float
-    """CPU time of the watch's threads, which run beside both loops, as if it were all lost."""
+    """CPU time of the threads of the watchdog, which run beside both loops, counted as fully lost."""
     overhead_pct: float
     target_pct: float = TARGET_PCT
 
@@ -89,21 +89,21 @@ def main() -> None:
     environ = {"OMP_NUM_THREADS": "1", **os.environ}
     spec = local_spec(plan, Path(), environ, RunFolder(Path()))
     variables = local_variables(spec, this_machine().cores, environ)
-    if variables:  # libraries read some of them when they are loaded, which they are by now
+    if variables:  # libraries read some of them when they are loaded, which has already happened
         os.execve(sys.executable, [sys.executable, *sys.argv], {**environ, **variables})
     with tempfile.TemporaryDirectory(prefix="engine-overhead-") as folder:
         overhead = measure(plan, RunFolder(Path(folder)))
     sys.stdout.write(json.dumps(asdict(overhead), indent=2) + "\n" if options.json else text(overhead))
     sys.stdout.flush()
-    os._exit(0 if overhead.overhead_pct < TARGET_PCT else 1)  # as a worker ends
+    os._exit(0 if overhead.overhead_pct < TARGET_PCT else 1)  # as a worker does
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=30, help="timings of each loop (default: %(default)s)")
-    parser.add_argument("--seq-len", type=int, default=512, help="tokens of a sequence (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=8, help="sequences of a step (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a few small steps: shows that it works, not how fast")
+    parser.add_argument("--seq-len", type=int, default=512, help="tokens per sequence (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=8, help="sequences per step (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a few small steps, to test the benchmark itself")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args()
     if options.quick:
@@ -126,7 +126,7 @@ def measure(plan: EnginePlan, folder: RunFolder) -> Overhead:
     os.environ.update(alone)
     bare = BareLoop(plan)
     turns = Turns(bare)
-    watch(plan, folder, turns)
+    start_watchdog(plan, folder, turns)
     ranks = join_ranks(plan)
     log, sys.stdout = sys.stdout, folder.log.open("w")
     try:
@@ -138,12 +138,12 @@ def measure(plan: EnginePlan, folder: RunFolder) -> Overhead:
 
 
 class BareLoop:
-    """What a step costs without an engine."""
+    """The cost of a step without an engine."""
 
     def __init__(self, plan: EnginePlan) -> None:
         recipe = plan.recipe
         self.model = build_model(recipe.model)
-        initialise(self.model, recipe.model, plan.seed)
+        initialize(self.model, recipe.model, plan.seed)
         training = recipe.training
         self.largest_norm = training.clip_grad
         self.optimizer = torch.optim.AdamW(
@@ -164,7 +164,7 @@ class BareLoop:
 
 
 class Moment(NamedTuple):
-    """Of time and of the process's CPU time, in seconds."""
+    """Wall-clock time and the process's CPU time, in seconds."""
 
     time_s: float
     cpu_s: float
@@ -178,7 +178,7 @@ def now() -> Moment:
 
 
 class Turns(Progress):
-    """Lets the bare loop do a step whenever the engine is about to begin one, and times both."""
+    """Runs a step of the bare loop whenever the engine is about to begin one, and times both."""
 
     def __init__(self, bare: BareLoop) -> None:
         self.bare = bare
@@ -205,7 +205,7 @@ class Turns(Progress):
 
     def overhead(self, plan: EnginePlan, bare: BareLoop) -> Overhead:
         watch_pct = 100 * (watch_seconds() - self.watched_s) / now().since(self.began).time_s
-        # Each step of the engine but the first comes after one of the bare loop.
+        # Each step of the engine except the first follows one of the bare loop.
         pairs = list(zip(self.engine_steps, self.bare_steps, strict=False))[WARM_UPS - 1 :]
         more = [100 * (ours.time_s / theirs.time_s - 1) for ours, theirs in pairs]
         cpu_pct = statistics.median(100 * (ours.cpu_s / theirs.cpu_s - 1) for ours, theirs in pairs)
@@ -231,11 +231,11 @@ class Turns(Progress):
 
 
 def watch_seconds() -> float:
-    """CPU time that the threads of the watch have had so far, as Linux counts it; 0 elsewhere."""
+    """CPU time of the threads of the watchdog so far, on Linux; 0 elsewhere."""
     total = 0
     for thread in threading.enumerate():
         counted = Path(f"/proc/self/task/{thread.native_id}/schedstat")
-        if thread.name.startswith("watch") and counted.exists():
+        if thread.name.startswith("watchdog") and counted.exists():
             total += int(counted.read_text().split()[0])
     return total / 1e9
 
@@ -253,8 +253,8 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
 
 def text(overhead: Overhead) -> str:
     lines = [
-        f"{overhead.model}, {overhead.parameters / 1e6:.3g} M parameters, {overhead.tokens_per_step} tokens a step, "
-        f"{overhead.threads} threads, torch {overhead.torch}, {overhead.pairs} pairs in turn",
+        f"{overhead.model}, {overhead.parameters / 1e6:.3g} M parameters, {overhead.tokens_per_step} tokens per step, "
+        f"{overhead.threads} threads, torch {overhead.torch}, {overhead.pairs} alternating pairs",
         f"{'':<16}{'median s':>10}{'quartiles s':>20}{'min s':>9}{'max s':>9}{'cpu s':>9}",
     ]
     for name, times in (("engine", overhead.engine), ("bare loop", overhead.bare)):
@@ -264,7 +264,7 @@ def text(overhead: Overhead) -> str:
     between = "{:+.2f} to {:+.2f}".format(*overhead.step_pct_quartiles)
     lines += [
         f"step: {overhead.step_pct:+.2f} % (quartiles of the pairs {between}), cpu time {overhead.cpu_pct:+.2f} %",
-        f"watch, beside: {overhead.watch_pct:.3f} %",
+        f"watchdog threads: {overhead.watch_pct:.3f} %",
         f"engine's overhead, judged by {overhead.judged_by}: {overhead.overhead_pct:.2f} % "
         f"(target: below {TARGET_PCT:g} %)",
     ]

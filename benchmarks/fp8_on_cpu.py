@@ -121,7 +121,7 @@ def plan_of(workload: str, dtype: Dtype, steps: int) -> EnginePlan:
 
 def steps_of(plan: EnginePlan, joined: Ranks) -> Callable[[int], object]:
     """What does a step of the plan, by its number."""
-    ranks = arrange(joined.rank, joined.device, plan.recipe.layout, plan.parallelism.copies(plan.recipe.layout))
+    ranks = arrange(joined.rank, joined.device, plan.recipe.layout, plan.parallelism.replicas(plan.recipe.layout))
     stages = prepare_stages(plan, ranks)
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     passes, data = build_passes(stages, plan, ranks), build_data(plan)

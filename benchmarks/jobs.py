@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long ``llmb jobs`` takes with a long history, and how often it asks Slurm.
+"""The time of ``llmb jobs`` with a long history, and its number of calls of Slurm.
 
-Slurm's commands are stand-ins that answer for every job they are asked for and write down each call: what is measured
-is llmb. How Slurm's own answers are read is for the tests, which have a real one.
+Slurm's commands are stand-ins that answer for every job and record each call: only llmb is measured. The tests check
+how Slurm's real output is parsed.
 """
 
 import argparse
@@ -38,8 +38,8 @@ esac
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--history", type=int, default=10_000, help="jobs in the history (default: 10,000)")
-    parser.add_argument("--live", type=int, default=1_000, help="of which have not ended (default: 1,000)")
-    parser.add_argument("--rounds", type=int, default=7, help="how often each command is timed (default: 7)")
+    parser.add_argument("--live", type=int, default=1_000, help="jobs of these that have not ended (default: 1,000)")
+    parser.add_argument("--rounds", type=int, default=7, help="timings of each command (default: 7)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def measure(root: Path, history: int, live: int, rounds: int) -> dict[str, float]:
-    """Seconds and counts by name; ends the program where one is above its limit."""
+    """Seconds and counts by name; ends the program if one is above its limit."""
     environ = stand_ins(root)
     fill(root, history, live)
     cases = {
@@ -68,14 +68,14 @@ def measure(root: Path, history: int, live: int, rounds: int) -> dict[str, float
     calls = root / "calls"
     document["jobs refresh: s"], document["jobs refresh: CPU s"] = timed(["jobs", "refresh", "--json"], environ, 1)
     document["jobs refresh: calls of Slurm"] = len(calls.read_text().split())
-    # A busy machine adds to the time that passes, but not to the processor's.
+    # A busy machine increases wall-clock time, but not CPU time.
     if document["jobs list, as known: CPU s"] > LIMIT_S or document["jobs refresh: calls of Slurm"] > MOST_CALLS:
         sys.exit(f"above a limit: {document}")
     return document
 
 
 def stand_ins(root: Path) -> dict[str, str]:
-    """The variables of a shell in which Slurm's commands are stand-ins."""
+    """The environment of a shell in which Slurm's commands are stand-ins."""
     folder = root / "bin"
     folder.mkdir()
     for name in ("squeue", "sacct", "scontrol", "scancel", "sbatch"):
@@ -112,7 +112,7 @@ def job(root: Path, number: int, *, live: bool) -> Job:
 
 
 def timed(arguments: list[str], environ: dict[str, str], rounds: int) -> tuple[float, float]:
-    """Median seconds of the whole process, and of the processor for it."""
+    """Median wall-clock and CPU seconds of the whole process."""
     times, processor = [], []
     for _ in range(rounds):
         began, used = time.perf_counter(), used_s()

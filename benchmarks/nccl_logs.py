@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times ``llmb nccl`` on a large NCCL debug log, against grep on the same file, in turn.
+"""Times ``llmb nccl`` on a large NCCL debug log, alternating with grep on the same file.
 
 Target, on two cores: a twentieth of the rate of ``grep -c`` or more, in less than 100 MiB.
 """
@@ -37,7 +37,7 @@ class Result:
     seconds: float
     grep_seconds: float
     rate_over_grep: float
-    """Bytes per second of llmb over those of grep."""
+    """Bytes per second of llmb divided by those of grep."""
     peak_mib: float
     """Resident memory of the reading process."""
 
@@ -45,8 +45,10 @@ class Result:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size-gb", type=float, default=1.0, help="size of the log (default: %(default)s)")
-    parser.add_argument("--pairs", type=int, default=3, help="timings of each; medians are kept (default: %(default)s)")
-    parser.add_argument("--workdir", type=Path, help="where to make the file (default: the temporary directory)")
+    parser.add_argument(
+        "--pairs", type=int, default=3, help="timings of each, of which the median is reported (default: %(default)s)"
+    )
+    parser.add_argument("--workdir", type=Path, help="where to create the file (default: the temporary directory)")
     parser.add_argument("--json", action="store_true", help="print a JSON document instead of a table")
     options = parser.parse_args()
     workdir = Path(tempfile.mkdtemp(prefix="nccl-logs-", dir=options.workdir))
@@ -64,7 +66,7 @@ def main() -> None:
 
 
 def _log(size: int) -> Iterator[bytes]:
-    """Collectives of ``RANKS`` ranks in two kinds of communicators, and a step line now and then."""
+    """Collectives of ``RANKS`` ranks in two kinds of communicators, with occasional step lines."""
     noise = random.Random(1)
     handles = {(rank, kind): noise.getrandbits(36) for rank in range(RANKS) for kind in (0, 1)}
     block = b"".join(_line(number, handles, noise) for number in range(LINES_PER_STEP))
@@ -98,7 +100,7 @@ def _line(number: int, handles: dict[tuple[int, int], int], noise: random.Random
 
 
 def _against_grep(path: Path, pairs: int) -> Result:
-    """Times both in turn, so that both meet the same load of the machine."""
+    """Alternates the two, so that both run under the same load of the machine."""
     read, grep = [sys.executable, "-m", "llmb.cli.main", "nccl", str(path), "--json"], ["grep", "-c", NEEDLE, str(path)]
     timings = [(_seconds(read), _seconds(grep)) for _ in range(pairs)]
     seconds, grep_seconds = (statistics.median(column) for column in zip(*timings, strict=True))
@@ -107,9 +109,9 @@ def _against_grep(path: Path, pairs: int) -> Result:
 
 
 def _seconds(command: list[str]) -> float:
-    """Wall time of a whole process."""
+    """Wall-clock time of a whole process."""
     start = time.perf_counter()
-    subprocess.run(command, stdout=subprocess.PIPE, check=True)  # into /dev/null, grep would end at the first hit
+    subprocess.run(command, stdout=subprocess.PIPE, check=True)  # into /dev/null, grep would stop at the first match
     return time.perf_counter() - start
 
 

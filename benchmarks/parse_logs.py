@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times ``llmb parse`` on many small logs and on large ones, the latter against grep on the same file.
+"""Times ``llmb parse`` on many small logs and on large ones; the latter are compared with grep on the same file.
 
 Targets, on two cores: 10,000 small logs in less than 5 s; a large log at a third of the rate of ``grep -c`` or more,
-whether its step lines are far apart ("trace") or it has nothing else ("dense").
+whether its step lines are far apart ("trace") or it has only step lines ("dense").
 """
 
 import argparse
@@ -25,7 +25,7 @@ from llmb.logs.step_line import format_step_line
 
 STEPS = 50
 REFERENCE_FILES_PER_S = 62
-"""What the reference suite's shell parser reads; it starts awk for each file."""
+"""The rate of the reference suite's shell parser, which starts awk for each file."""
 MANY_FILES_TARGET_S = 5
 GREP_TARGET = 1 / 3
 NEEDLE = "train_step_timing in s"
@@ -42,7 +42,7 @@ class Result:
     files_per_s: float | None = None
     grep_seconds: float | None = None
     rate_over_grep: float | None = None
-    """Bytes per second of parse over those of grep."""
+    """Bytes per second of parse divided by those of grep."""
     peak_mib: float | None = None
     """Resident memory of the parsing process."""
 
@@ -67,10 +67,12 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--files", type=int, default=10_000, help="small logs to make (default: %(default)s)")
+    parser.add_argument("--files", type=int, default=10_000, help="small logs to create (default: %(default)s)")
     parser.add_argument("--size-gb", type=float, default=1.0, help="size of the large logs (default: %(default)s)")
-    parser.add_argument("--pairs", type=int, default=5, help="timings of each; medians are kept (default: %(default)s)")
-    parser.add_argument("--workdir", type=Path, help="where to make the files (default: the temporary directory)")
+    parser.add_argument(
+        "--pairs", type=int, default=5, help="timings of each, of which the median is reported (default: %(default)s)"
+    )
+    parser.add_argument("--workdir", type=Path, help="where to create the files (default: the temporary directory)")
     parser.add_argument("--json", action="store_true", help="print a JSON document instead of a table")
     return parser.parse_args()
 
@@ -95,7 +97,7 @@ def _large_file(kind: str, path: Path, blocks: Iterable[bytes], pairs: int) -> l
 
 
 def _against_grep(case: str, path: Path, rule: str, pairs: int) -> Result:
-    """Times parse and grep in turn, so that both meet the same load of the machine."""
+    """Alternates parse and grep, so that both run under the same load of the machine."""
     parse, grep = [*_parse_command(path), "--window", rule], ["grep", "-c", NEEDLE, str(path)]
     timings = [(_seconds(parse), _seconds(grep)) for _ in range(pairs)]
     seconds, grep_seconds = (statistics.median(column) for column in zip(*timings, strict=True))
@@ -115,14 +117,14 @@ def _parse_command(path: Path) -> list[str]:
 
 
 def _seconds(command: list[str]) -> float:
-    """Wall time of a whole process."""
+    """Wall-clock time of a whole process."""
     start = time.perf_counter()
-    subprocess.run(command, stdout=subprocess.PIPE, check=True)  # into /dev/null, grep would end at the first hit
+    subprocess.run(command, stdout=subprocess.PIPE, check=True)  # into /dev/null, grep would stop at the first match
     return time.perf_counter() - start
 
 
 def _peak_mib(command: list[str]) -> float:
-    """The kernel's high-water mark of a process, polled; getrusage would count the memory of this process too."""
+    """The kernel's high-water mark of a process, polled; getrusage would include the memory of this process."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     peak_kib = 0
     while process.poll() is None:
@@ -149,7 +151,7 @@ def _step_line(step: int, steps: int, noise: random.Random) -> bytes:
 
 
 def _small_log(noise: random.Random) -> bytes:
-    """A run's log with what frameworks write around the step lines: configuration, warnings, validation."""
+    """A run's log with the output of frameworks between the step lines: configuration, warnings, validation."""
     start = [b"[NeMo I 2025-06-01 10:00:%02d] setting %d of the trainer: %x\n" % (i % 60, i, i**5) for i in range(100)]
     middle = []
     for step in range(STEPS):
@@ -160,7 +162,7 @@ def _small_log(noise: random.Random) -> bytes:
 
 
 def _trace_log(size: int) -> Iterator[bytes]:
-    """What NCCL_DEBUG=INFO with collectives leaves: thousands of lines of NCCL between two steps."""
+    """A log with NCCL_DEBUG=INFO for collectives: thousands of NCCL lines between two steps."""
     noise = random.Random(1)
     block = b"".join(_nccl_line(count, noise) for count in range(NCCL_LINES_PER_STEP))
     steps = max(1, size // len(block))
@@ -200,7 +202,7 @@ def _print_table(results: list[Result]) -> None:
             result.peak_mib,
         )
         table.add_row(result.case, result.target, *("" if value is None else f"{value:.4g}" for value in figures))
-    table.caption = f"The reference suite's shell parser reads {REFERENCE_FILES_PER_S} files a second."
+    table.caption = f"The reference suite's shell parser reads {REFERENCE_FILES_PER_S} files per second."
     Console(width=120).print(table)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long commands take to start, as whole processes, beside 'llmb --help' and a bare interpreter, in turn.
+"""Start-up time of commands, as whole processes, alternating with 'llmb --help' and a bare interpreter.
 
-Processor time is what counts: it stays the same on a busy machine, where the clock runs on while others compute.
+Compare processor times: unlike wall-clock time, they barely depend on other load on the machine.
 """
 
 import argparse
@@ -22,7 +22,7 @@ BARE = "python -c pass"
 HELP = "llmb --help"
 HISTORY_JOBS = 20
 REFERENCE_LAUNCHER_S = 0.26
-"""The reference suite's llmb-run --help, on the machine where llmb's figures were first taken."""
+"""The reference suite's llmb-run --help, on the machine where llmb was first measured."""
 
 
 class Taken(NamedTuple):
@@ -35,7 +35,7 @@ class Taken(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15, help="how often each command is timed (default: 15)")
+    parser.add_argument("--rounds", type=int, default=15, help="timings of each command (default: 15)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +75,7 @@ def commands() -> dict[str, list[str]]:
 
 
 def make_history(install: Path) -> None:
-    """Jobs that have ended: a list of them has nothing to ask Slurm for."""
+    """Jobs that have ended, so that a list of them needs no call of Slurm."""
     (install / "cluster_config.yaml").touch()
     jobs = [
         Job(
@@ -99,13 +99,13 @@ def make_history(install: Path) -> None:
 
 
 def environment(install: Path) -> dict[str, str]:
-    """As a user has it: compiled modules are kept, which some containers and test runners forbid."""
+    """The environment of a user: compiled modules are cached, which some containers and test runners disable."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "LLMB_INSTALL": str(install)}
 
 
 def measure(chosen: dict[str, list[str]], rounds: int, variables: dict[str, str]) -> dict[str, list[Taken]]:
-    """The commands take turns, so that a slow moment of the machine hits all of them; the first turn is not counted."""
+    """The commands alternate, so that other load on the machine affects all of them; the first round is not counted."""
     found: dict[str, list[Taken]] = {name: [] for name in chosen}
     for _ in range(rounds + 1):
         for name, command in chosen.items():

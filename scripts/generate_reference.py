@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the pages of docs/reference from the code and the catalogue; with --check only tells which are stale."""
+"""Writes the pages of docs/reference from the code and the catalogue; with --check only lists the stale pages."""
 
 import argparse
 import sys

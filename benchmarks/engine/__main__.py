@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m benchmarks.engine``: looks for what is needed before it imports any of it."""
+"""``python -m benchmarks.engine``: checks that requirements are installed before importing any of them."""
 
 import argparse
 import sys
@@ -17,7 +17,7 @@ def main() -> None:
     if missing:
         sys.stderr.write(missing)
         sys.exit(MISSING)
-    from benchmarks.engine.compare import main as compare  # only now is everything there that it imports
+    from benchmarks.engine.compare import main as compare  # only now are its imports known to be installed
 
     sys.exit(compare(sys.argv[1:]))
 

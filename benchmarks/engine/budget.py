@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time that a comparison may take, and what a case will take of it."""
+"""The time budget of a comparison, and the expected duration of a case."""
 
 import sys
 import time
@@ -10,13 +10,13 @@ from benchmarks.engine.records import CaseResult, Settings
 from llmb.metrics.flops import model_flops
 
 START_UP_S = {True: 20.0, False: 5.0}
-"""Guess of what a case takes beside its steps, with a GPU and without, until an engine's first case tells."""
+"""Estimate of a case's time without its steps, with a GPU and without, until an engine's first case is measured."""
 EXPECTED_MFU = 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Counts the budget from the first moment on."""
+    """Measures the budget from its creation on."""
 
     budget_s: float
     began: float
@@ -32,16 +32,16 @@ class Clock:
 
 @dataclass(slots=True)
 class Budget:
-    """Keeps from starting what is not expected to end in time."""
+    """Prevents cases from starting that are not expected to end in time."""
 
     clock: Clock
     settings: Settings
     start_up_s: dict[str, float] = field(default_factory=dict)
-    """What an engine's last case took beside its timed steps."""
+    """The time of an engine's last case without its timed steps."""
 
     def obstacle(self, case: Case) -> str | None:
         needed, left = self.expected_s(case), max(self.clock.left_s, 0.0)
-        return f"budget: {left:.0f} s were left, about {needed:.0f} s are needed" if needed > left else None
+        return f"budget: {left:.0f} s left, about {needed:.0f} s needed" if needed > left else None
 
     def expected_s(self, case: Case) -> float:
         """Start-up, and the steps at a modest MFU."""

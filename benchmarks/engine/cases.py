@@ -18,7 +18,7 @@ GPU_MODELS = {
     "340b": ("pretrain_nemotron4", "340b"),
     "maverick": ("finetune_llama4-maverick", "400b"),
 }
-"""In the order of their importance, which is the order in which they are run."""
+"""In order of importance, in which they are run."""
 TINY_MODELS = {
     "llama3.1": ("pretrain_llama3.1", "tiny"),
     "nemotron4": ("pretrain_nemotron4", "tiny"),
@@ -41,7 +41,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One process: an engine trains a subject, for the ``round``-th time (from 0)."""
+    """One process: an engine trains a subject, in round ``round`` (from 0)."""
 
     engine: str
     subject: Subject
@@ -58,7 +58,7 @@ def find_subject(
     tiny: bool,
     micro_batches: int | None,
 ) -> Subject:
-    """Raises UsageError where the catalogue has no proxy of that name for the GPU type."""
+    """Raises UsageError if the catalogue has no proxy of that name for the GPU type."""
     workload, size = (TINY_MODELS if tiny else GPU_MODELS)[name]
     request = Request(workload=workload, size=size, dtype=dtype, gpu_type=gpu_type, scale=1)
     recipe = recipe_for(catalogue, request, machine)
@@ -70,7 +70,7 @@ def find_subject(
 
 
 def plan_cases(subjects: Sequence[Subject], engines: tuple[str, ...], rounds: int) -> Iterator[Case]:
-    """Engines take turns on each subject, so that what drifts with time hits all of them alike."""
+    """Engines alternate on each subject, so that drift over time affects all of them equally."""
     for number in range(rounds):
         for subject in subjects:
             for engine in engines:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a device's own kernels are: matrix products, attention and memory copies, at given shapes, on random data.
+"""The speed of a device's own kernels: matrix products, attention and memory copies, at given shapes, on random data.
 
-A program of its own, ``python -m benchmarks.engine.ceilings REQUEST_FILE RESULT_FILE``, that needs torch alone. The
+A separate program, ``python -m benchmarks.engine.ceilings REQUEST_FILE RESULT_FILE``, that needs only torch. The
 request is {"device", "products": [...], "attention": [...], "copy_bytes"}, with the fields of ``Product`` and
-``Attention``; the result has what was asked for, in the same order, each with ``seconds`` or with a ``reason``.
+``Attention``; the result has the same entries in the same order, each with ``seconds`` or with a ``reason``.
 """
 
 import json
@@ -25,13 +25,13 @@ WARM_UP = 2
 LEAST_REPEATS = 3
 MOST_REPEATS = 20
 ENOUGH_S = 0.08
-"""Repeats of one shape end here, but for the least number."""
+"""Repeats of one shape end after this time, except for the minimum number."""
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A training layer's product in one of its three passes, of [m, k] inputs with [n, k] weights.
+    """A layer's matrix product in one of its three training passes, of [m, k] inputs with [n, k] weights.
 
     ``forward`` gives [m, n], ``input_gradient`` [m, k] and ``weight_gradient`` [n, k]; each is 2mkn FLOPs.
     """
@@ -57,7 +57,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of one call: the median of ``repeats``, and their extremes."""
+    """Seconds of one call: the median of ``repeats``, and their minimum and maximum."""
 
     seconds: float
     fastest: float
@@ -100,7 +100,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def attempt(make: Callable[[], Callable[[], object]], device: torch.device, flops: float) -> dict[str, Any]:
-    """One timing as JSON values; a shape that this device cannot compute has its reason instead."""
+    """One timing as JSON values; a shape that this device does not support has its reason instead."""
     try:
         timing = timed(make(), device)
     except (RuntimeError, NotImplementedError, ValueError) as error:
@@ -122,7 +122,7 @@ def timed(call: Callable[[], object], device: torch.device) -> Timing:
 
 
 def gpu_seconds(call: Callable[[], object]) -> float:
-    """Between two events on the GPU's own clock, so that the host's time to start the kernel does not count."""
+    """Timed between two events on the GPU's own clock, which excludes the host's launch time."""
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     first.record()
     call()
@@ -138,7 +138,7 @@ def cpu_seconds(call: Callable[[], object]) -> float:
 
 
 def copy(size: int, device: torch.device) -> Callable[[], object]:
-    """Copies ``size`` bytes within the device's memory: as many are read as are written."""
+    """Copies ``size`` bytes within the device's memory: that many are read and written."""
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
@@ -162,7 +162,7 @@ def multiply(product: Product, device: torch.device) -> Callable[[], object]:
 
 
 def operands(product: Product) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Shapes a, b of the pass as a x b transposed, which is the one form that FP8 hardware knows."""
+    """Shapes a, b of the pass as a x b transposed, which is the only form that FP8 hardware supports."""
     m, k, n = product.m, product.k, product.n
     forms = {
         "forward": ((m, k), (n, k)),
@@ -175,7 +175,7 @@ def operands(product: Product) -> tuple[tuple[int, int], tuple[int, int]]:
 def multiply_fp8(
     product: Product, left: tuple[int, int], right: tuple[int, int], device: torch.device
 ) -> Callable[[], object]:
-    """Gradients are e5m2; only the forward pass adds up quickly and less exactly, as FP8 recipes have it."""
+    """Gradients are e5m2; only the forward pass uses fast, less exact accumulation, as in FP8 recipes."""
     forward = product.training_pass == "forward"
     a = random(*left, torch.bfloat16, device).to(torch.float8_e4m3fn if forward else torch.float8_e5m2)
     b = random(*right, torch.bfloat16, device).to(torch.float8_e4m3fn).T
@@ -189,12 +189,12 @@ def random(rows: int, columns: int, dtype: torch.dtype, device: torch.device) ->
 
 
 def attention_rows(shape: Attention, device: torch.device) -> list[dict[str, Any]]:
-    """Each backend that a GPU may have; on a CPU the one that torch takes."""
+    """Each backend that a GPU may have; on a CPU torch's choice."""
     square = shape.batch * shape.heads * shape.seq_len**2 * shape.head_dim
     rows = []
     for backend in BACKENDS if device.type == "cuda" else ("default",):
         for backward in (False, True):
-            # Two products, of which causal attention needs a half; the backward pass has five to the forward's two.
+            # Two products, of which causal attention needs half; the backward pass has five to the forward's two.
             flops = 2 * square * (3.5 if backward else 1)
             measured = attempt(partial(attend, shape, device, backend, backward=backward), device, flops)
             rows.append({**asdict(shape), "backend": backend, "backward": backward, **measured})
@@ -202,7 +202,7 @@ def attention_rows(shape: Attention, device: torch.device) -> list[dict[str, Any
 
 
 def attend(shape: Attention, device: torch.device, backend: str, *, backward: bool) -> Callable[[], object]:
-    """SDPA of heads that lie in memory as a projection leaves them: [batch, seq, heads, head size]."""
+    """SDPA of heads with the memory layout of a projection's output: [batch, seq, heads, head size]."""
     dtype = torch.float32 if shape.dtype == "fp32" else torch.bfloat16
 
     def heads(count: int) -> Tensor:

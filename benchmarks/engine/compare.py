@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison: kernels first, then case after case, until everything is done or the budget is spent."""
+"""The comparison: kernels first, then all cases, until everything is done or the budget is used up."""
 
 import signal
 import sys
@@ -32,14 +32,14 @@ def main(arguments: Sequence[str]) -> int:
     machine = this_machine()
     options = read_options(arguments, has_gpu=bool(machine.gpu_names))
     clock = Clock(options.budget_s, time.monotonic())
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that an end from outside is cleaned up after too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM is cleaned up after, too
     try:
         document = compare(options, machine, clock)
     except LlmbError as error:
         sys.stderr.write(f"{error.text()}\n")
         return error.exit_code
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; what was done is in --out, if one was given\n")
+        sys.stderr.write("interrupted; completed results are in --out, if it was given\n")
         return INTERRUPTED
     if options.json:
         sys.stdout.write(document.model_dump_json(indent=2) + "\n")
@@ -85,7 +85,7 @@ def find_subjects(options: Options, machine: Machine) -> list[Subject]:
 
 
 def targets(document: Document, subjects: Sequence[Subject]) -> tuple[Published, ...]:
-    """Those of the document's models too, which an earlier call may have run."""
+    """Including those of the document's models, which an earlier call may have run."""
     found = {(target.model, target.dtype): target for target in document.published}
     for subject in subjects:
         if subject.target:
@@ -120,7 +120,7 @@ def run_cases(
         label = f"{number + 1}/{len(cases)} {case.engine} {case.subject.label}"
         known = blank(case)
         if is_done(document, known):
-            clock.say(f"{label}: kept from before")
+            clock.say(f"{label}: reused")
             continue
         reason = budget.obstacle(case)
         if reason:
@@ -139,5 +139,5 @@ def outcome(result: CaseResult) -> str:
         return f"{result.status.replace('_', ' ')}: {result.reason}"
     mfu = (result.mfu_pct or {}).get("full")
     assert result.step_time_s is not None
-    rate = f"{result.step_time_s['median']:.4g} s a step, {result.tokens_per_s:,.0f} tokens/s"
+    rate = f"{result.step_time_s['median']:.4g} s per step, {result.tokens_per_s:,.0f} tokens/s"
     return rate if mfu is None else f"{rate}, MFU {mfu:.1f} % (full)"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has the device's own kernels measured, and sets results against them."""
+"""Measures the device's own kernels, and compares results with them."""
 
 import json
 import os
@@ -21,11 +21,11 @@ LISTS = ("products", "attention")
 
 
 def with_kernels(document: Document, subjects: Sequence[Subject], folder: Path, clock: Clock) -> Document:
-    """Measures what the subjects need, but for those whose floor the document has."""
+    """Measures what the subjects need, except those whose floor is in the document."""
     known = document.ceilings or Ceilings(measured=None)
     new = [subject for subject in subjects if not known.floor(subject.name, subject.recipe.dtype)]
     if not new:
-        clock.say("kernels: kept from before")
+        clock.say("kernels: reused")
         return document
     clock.say("kernels: matrix products, attention, memory copy")
     measured, reason = measure(new, folder, min(clock.left_s, LIMIT_S))
@@ -37,7 +37,7 @@ def with_kernels(document: Document, subjects: Sequence[Subject], folder: Path, 
 
 
 def measure(subjects: Sequence[Subject], folder: Path, limit_s: float) -> tuple[dict[str, Any] | None, str | None]:
-    """In a process of its own, so that its memory is free again for the engines; or why it failed."""
+    """Runs in a separate process, so that its memory is freed for the engines. Returns the reason if it failed."""
     folder.mkdir(parents=True, exist_ok=True)
     recipes = [subject.recipe for subject in subjects]
     on_cpu = recipes[0].gpu_type == "cpu"
@@ -52,9 +52,9 @@ def measure(subjects: Sequence[Subject], folder: Path, limit_s: float) -> tuple[
 
 
 def with_shares(case: CaseResult, ceilings: Ceilings | None) -> CaseResult:
-    """``product_share_pct``: what has to be computed (causal), over the rate of the model's products alone.
+    """``product_share_pct``: the necessary FLOPs (causal) per second divided by the rate of the model's products alone.
 
-    ``kernel_share_pct``: the time that products and attention alone would take, over the step's time.
+    ``kernel_share_pct``: the time that products and attention alone would take, divided by the step's time.
     """
     floor = ceilings.floor(case.model, case.dtype) if ceilings else None
     if case.status != "done" or floor is None or floor.products_s is None or floor.products_tflops is None:

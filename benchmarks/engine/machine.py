@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the driver says of the GPU: name, driver, memory, power limit, clocks. Null without a driver."""
+"""The GPU as reported by the driver: name, driver, memory, power limit, clocks. None without a driver."""
 
 import platform
 import shutil
@@ -21,7 +21,7 @@ LIMIT_S = 30
 
 
 def gpu_state() -> dict[str, str] | None:
-    """The driver's own words and units, of the first GPU."""
+    """The driver's words and units, for the first GPU."""
     if shutil.which("nvidia-smi") is None:
         return None
     command = ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader"]

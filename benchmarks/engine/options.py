@@ -14,8 +14,8 @@ DEFAULT_BUDGET_S = 540
 TRAINED = ("bf16", "fp8")
 EPILOG = """examples:
   python -m benchmarks.engine                                  everything, within 9 minutes
-  python -m benchmarks.engine --out h200.json                  the same; call it again to do what did not fit
-  python -m benchmarks.engine --models 8b,15b --dtypes fp8     a part of it
+  python -m benchmarks.engine --out h200.json                  the same; rerun it to complete the remaining cases
+  python -m benchmarks.engine --models 8b,15b --dtypes fp8     a selection
   python -m benchmarks.engine --engines llmb --steps 10 --llmb-options="--recompute selective"
   python -m benchmarks.engine --tiny --json                    tiny models, as on a machine without a GPU
 
@@ -25,7 +25,7 @@ Progress goes to stderr, tables (or with --json the document) to stdout.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """``steps`` are the timed ones; ``micro_batches`` is of a step, null for the recipe's own number."""
+    """``steps`` are timed; ``micro_batches`` is per step, None for the recipe's number."""
 
     models: tuple[str, ...]
     dtypes: tuple[Dtype, ...]
@@ -48,7 +48,7 @@ class Options:
 
 
 def read_options(arguments: Sequence[str], *, has_gpu: bool) -> Options:
-    """Without a GPU everything is tiny; tiny runs are not compiled unless asked for, as compiling outlasts them."""
+    """Without a GPU all models are tiny. Tiny runs are not compiled by default: compiling takes longer than a run."""
     parser = _parser()
     given = parser.parse_args(arguments)
     tiny = given.tiny or not has_gpu
@@ -80,7 +80,7 @@ def read_options(arguments: Sequence[str], *, has_gpu: bool) -> Options:
 def _listed(
     parser: argparse.ArgumentParser, option: str, given: str | None, valid: Iterable[str], default: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """A comma-separated choice; ends the program where a name is unknown."""
+    """A comma-separated choice; ends the program if a name is unknown."""
     names = [str(name) for name in valid]
     chosen = tuple(given.split(",")) if given else default
     if unknown := [name for name in chosen if name not in names]:
@@ -91,40 +91,40 @@ def _listed(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.engine",
-        description="Trains one-GPU proxies with llmb and with other engines, one process after another, and says how"
-        " fast each is: tokens/s, TFLOPS, MFU, memory, and the share of what the device's own kernels reach.",
+        description="Trains one-GPU proxies with llmb and with other engines, one process after another, and reports"
+        " the speed of each: tokens/s, TFLOPS, MFU, memory, and the ratio to the device's own kernels.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--models", help=f"of {','.join(GPU_MODELS)}; with --tiny of {','.join(TINY_MODELS)} (default: all; two)")
-    add("--dtypes", help="of bf16,fp8,fp32 (default: bf16,fp8; with --tiny bf16)")
+    add("--models", help=f"{','.join(GPU_MODELS)}; with --tiny {','.join(TINY_MODELS)} (default: all; two)")
+    add("--dtypes", help="bf16,fp8,fp32 (default: bf16,fp8; with --tiny bf16)")
     add("--engines", help=f"of {','.join(ENGINES)} (default: {','.join(DEFAULT_ENGINES)})")
-    add("--steps", type=_at_least(1), default=4, help="timed steps of a case (default: %(default)s)")
-    add("--warmup", type=_at_least(1), default=2, help="steps before them, not timed (default: %(default)s)")
+    add("--steps", type=_at_least(1), default=4, help="timed steps per case (default: %(default)s)")
+    add("--warmup", type=_at_least(1), default=2, help="warm-up steps before them (default: %(default)s)")
     add(
         "--micro-batches",
         type=_at_least(0),
         default=4,
-        help="micro-batches of a step, the same for all engines; 0: as many as the recipe has (default: %(default)s)",
+        help="micro-batches per step, the same for all engines; 0: the recipe's number (default: %(default)s)",
     )
-    add("--rounds", type=_at_least(1), default=1, help="how often everything is repeated (default: %(default)s)")
-    add("--seed", type=int, default=1234, help="of initial values and data (default: %(default)s)")
+    add("--rounds", type=_at_least(1), default=1, help="number of repetitions of everything (default: %(default)s)")
+    add("--seed", type=int, default=1234, help="seed of initial weights and data (default: %(default)s)")
     add("--compile", action=argparse.BooleanOptionalAction, help="torch.compile in all engines (default: on a GPU)")
     add(
         "--budget-s",
         type=float,
         default=DEFAULT_BUDGET_S,
-        help="seconds in all; what does not fit is listed, and done by the next call (default: %(default)s)",
+        help="seconds in all; remaining cases are listed, and run by the next call (default: %(default)s)",
     )
-    add("--tiny", action="store_true", help="tiny models; always so without a GPU")
-    add("--gpu-type", help="whose proxies to train (default: this GPU's)")
+    add("--tiny", action="store_true", help="tiny models; the default without a GPU")
+    add("--gpu-type", help="GPU type whose proxies to train (default: this GPU's)")
     add("--llmb-options", default="", help="more options for llmb run, in one string")
     add("--ceilings", action=argparse.BooleanOptionalAction, default=True, help="measure the device's own kernels")
-    add("--out", type=Path, help="the JSON document; what it already holds is not done again")
-    add("--fresh", action="store_true", help="begin --out anew")
-    add("--logs", type=Path, help="keep every case's logs here")
-    add("--wheels", type=Path, help="folder of wheels with what llmb needs, where nothing can be installed")
+    add("--out", type=Path, help="the JSON document; results that it already has are reused")
+    add("--fresh", action="store_true", help="discard the content of --out")
+    add("--logs", type=Path, help="folder for the logs of all cases")
+    add("--wheels", type=Path, help="folder of wheels with llmb's requirements, for machines without network access")
     add("--json", action="store_true", help="print the document instead of tables")
     return parser
 

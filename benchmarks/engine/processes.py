@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one child process at a time, within a limit, and never leaves one behind."""
+"""Runs one child process at a time, with a time limit, and never leaves one behind."""
 
 import os
 import re
@@ -18,7 +18,7 @@ ERROR_LINE = re.compile(r"^(?:\[rank\d+\]: )?([A-Za-z_][\w.]*(?:Error|Exception|
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a process ended; ``exit_code`` is null where the limit ended it."""
+    """How a process ended; ``exit_code`` is None if the time limit ended it."""
 
     exit_code: int | None
     stdout: str
@@ -27,7 +27,7 @@ class Ended:
 
 
 def run_limited(command: Sequence[str], environ: Mapping[str, str], log: Path, limit_s: float) -> Ended:
-    """``log`` gets what the process says, its result lands beside it."""
+    """The output of the process goes to ``log``; its result is written to the same folder."""
     began = time.monotonic()
     results = log.with_suffix(".out")
     with results.open("w") as out, log.open("w") as err:
@@ -43,7 +43,7 @@ def run_limited(command: Sequence[str], environ: Mapping[str, str], log: Path, l
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """Asks first; then ends the process with all that it started in its session."""
+    """Terminates the process, then kills it with everything that it started in its session."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -54,7 +54,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def failure_reason(ended: Ended) -> str:
-    """The last error that a process named, or how it ended where it named none."""
+    """The last error that a process reported, or how it ended if it reported none."""
     errors: list[str] = ERROR_LINE.findall(ended.stderr)
     if short := [error for error in errors if "OutOfMemoryError" in error]:
         return f"out of memory: {short[0][:300]}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The published figure that a proxy is held against: that of the whole model at its smallest published scale."""
+"""The published figure to compare a proxy with: that of the full model at its smallest published scale."""
 
 from llmb.catalogue.load import Catalogue, Figure
 from llmb.catalogue.records import Dtype, PublishedFlops, Recipe, Record
@@ -7,13 +7,13 @@ from llmb.catalogue.resolve import Request, resolve
 from llmb.metrics.throughput import throughput
 
 PREFERRED_GPU = "h100"
-"""An H200 has the arithmetic of an H100, for which most figures are published."""
+"""An H200 has the peak FLOP rate of an H100, for which most figures are published."""
 
 
 class Target(Record):
-    """A published MFU; ``mfu_pct`` as printed, under the convention of its document, the others recounted.
+    """A published MFU; ``mfu_pct`` as printed, in the convention of its document, the others recomputed.
 
-    ``flops`` is how the document counts, so that a proxy's FLOPs can be counted likewise.
+    ``flops`` is how the document counts FLOPs, so that a proxy's FLOPs can be counted in the same way.
     """
 
     mfu_pct: float
@@ -30,7 +30,7 @@ class Target(Record):
 
 
 def find_target(catalogue: Catalogue, workload: str, size: str, dtype: Dtype) -> Target | None:
-    """Null where no MFU is published. Whole models go before published proxies, tables before examples."""
+    """None if no MFU is published. Full models are preferred to published proxies, tables to examples."""
     figures = [
         figure
         for figure in catalogue.figures
@@ -85,7 +85,7 @@ def _target(figure: Figure, recipe: Recipe) -> Target:
 
 
 def as_published(recipe: Recipe, target: Target | None) -> Recipe:
-    """``recipe`` with its FLOPs counted by the formula of the target's document, its slips included."""
+    """``recipe`` with its FLOPs counted by the formula of the target's document, errors included."""
     if target is None or target.flops is None:
         return recipe
     return recipe.model_copy(update={"published_flops": target.flops.model_copy(update={"printed_flops": None})})

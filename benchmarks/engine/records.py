@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison's document. docs/how-to/compare-engines.md says what its keys mean."""
+"""The comparison's document. docs/how-to/compare-engines.md describes its keys."""
 
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ Status = Literal["done", "failed", "not_run"]
 
 
 class CaseResult(Record):
-    """One case as flat values. Figures are null where the case gave none; ``reason`` then says why."""
+    """One case as flat values. Figures are None if the case has none; ``reason`` then has the reason."""
 
     engine: str
     engine_version: str | None
@@ -55,14 +55,14 @@ class CaseResult(Record):
 
 
 class Published(Target):
-    """The figure that a model and dtype are held against."""
+    """The figure that results of a model and dtype are compared with."""
 
     model: str
     dtype: Dtype
 
 
 class Ceilings(Record):
-    """What the device's own kernels reach, and what that makes of each model. ``measured`` is raw."""
+    """The measured speed of the device's own kernels, and the resulting floors of each model. ``measured`` is raw."""
 
     measured: dict[str, Any] | None
     floors: tuple[Floor, ...] = ()
@@ -73,7 +73,7 @@ class Ceilings(Record):
 
 
 class Verdict(Record):
-    """One thing to be shown, of one model and dtype. ``margin_pct`` is how far llmb lies above ``target``."""
+    """One target of one model and dtype. ``margin_pct`` is how far llmb is above ``target``."""
 
     model: str
     dtype: Dtype
@@ -87,7 +87,7 @@ class Verdict(Record):
 
 
 class Settings(Record):
-    """What decides the figures beside the code; a document holds results of one set of settings."""
+    """Everything but the code that determines the figures; a document holds results of one set of settings."""
 
     gpu_type: str
     device: str
@@ -101,7 +101,7 @@ class Settings(Record):
 
 
 class Document(Record):
-    """Everything that one comparison knows."""
+    """The full result of a comparison."""
 
     schema_version: Literal[1] = 1
     kind: Literal["engine-comparison"] = "engine-comparison"

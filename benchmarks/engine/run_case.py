@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one case in a process of its own and turns what it left into a result."""
+"""Runs one case in a separate process and converts its output to a result."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from llmb.runs.steps import read_steps
 
 GIB = 2**30
 REFUSED = (2, 3)
-"""Exit codes with which llmb says that it cannot train this, or not here."""
+"""Exit codes with which llmb reports that it cannot train this, or not on this machine."""
 LLMB_CONVENTIONS = (
     "fp32 master weights and moments, blocks in bf16 or fp8",
     "run by llmb run, step times as it logs them",
@@ -31,7 +31,7 @@ LLMB_CONVENTIONS = (
 
 
 def blank(case: Case) -> CaseResult:
-    """What is known of a case before it ran."""
+    """What is known of a case before it runs."""
     recipe, engine = case.subject.recipe, case.engine
     layout, model = recipe.layout, recipe.model
     return CaseResult(
@@ -60,7 +60,7 @@ def blank(case: Case) -> CaseResult:
 
 
 def run_case(case: Case, settings: Settings, folder: Path, limit_s: float) -> CaseResult:
-    """``folder`` is where the process leaves its files; it is given ``limit_s`` seconds."""
+    """``folder`` is where the process writes its files; its time limit is ``limit_s`` seconds."""
     known = blank(case)
     has_gpu = settings.gpu_type != "cpu"
     if reason := obstacle(case.engine, case.subject.recipe.model, known.dtype, has_gpu=has_gpu):
@@ -78,7 +78,7 @@ def run_case(case: Case, settings: Settings, folder: Path, limit_s: float) -> Ca
 
 
 def llmb_command(case: Case, settings: Settings) -> list[str]:
-    """The command that a user would give, with the window over the timed steps."""
+    """The command that a user would call, with the window over the timed steps."""
     recipe = case.subject.recipe
     steps = settings.warmup_steps + settings.steps
     command = [sys.executable, "-m", "llmb.cli.main", "run", "--json"]
@@ -132,7 +132,7 @@ def read_llmb(case: Case, known: CaseResult, ended: Ended, folder: Path) -> Case
 
 
 def _json(text: str) -> dict[str, Any] | None:
-    """A document on standard output, or null where the command ended without one."""
+    """A document on standard output, or None if the command ended without one."""
     try:
         document = json.loads(text)
     except ValueError:
@@ -147,7 +147,7 @@ def read_adapter(case: Case, known: CaseResult, ended: Ended, folder: Path) -> C
         return known.model_copy(update={**failed, "reason": failure_reason(ended)})
     measured = Measured.model_validate_json(result.read_text())
     if measured.parameters != known.parameters:
-        reason = f"trained another model: {measured.parameters:,} parameters instead of {known.parameters:,}"
+        reason = f"trained a different model: {measured.parameters:,} parameters instead of {known.parameters:,}"
         return known.model_copy(update={**failed, "reason": reason})
     return with_figures(case, known, measured)
 

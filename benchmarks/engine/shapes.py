@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which matrix products and attention a model needs, and what they cost at measured speeds. Pure."""
+"""The matrix products and attention that a model needs, and their time at measured speeds. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ PASSES = ("forward", "input_gradient", "weight_gradient")
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The products of one weight matrix, [n, k], with [m, k] inputs, ``count`` times in a micro-batch."""
+    """The products of one weight matrix, [n, k], with [m, k] inputs, ``count`` times per micro-batch."""
 
     name: str
     m: int
@@ -24,9 +24,9 @@ class Weights:
 
 
 class Floor(Record):
-    """The least time of one micro-batch with kernels as fast as measured: products and attention, nothing else.
+    """The minimum time of one micro-batch at the measured speed of kernels: only matrix products and attention.
 
-    ``products_tflops`` is the rate of all matrix products together. Null where a kernel could not be measured.
+    ``products_tflops`` is the rate of all matrix products together. None if a kernel could not be measured.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Floor(Record):
 
 
 def weights_of(model: Model, tokens: int) -> list[Weights]:
-    """Query, key and value count as one product, as do gate and up: the largest that an engine can make of them."""
+    """Query, key and value count as one product, as do gate and up: the largest that an engine can fuse."""
     hidden, queries = model.hidden_size, model.attention_heads * model.head_dim
     keys = model.kv_heads * model.head_dim
     ups = MATRICES[model.mlp] - 1
@@ -66,7 +66,7 @@ def _feed_forward(name: str, tokens: int, hidden: int, inner: int, ups: int, cou
 
 
 def request_of(recipes: Sequence[Recipe], device: str, copy_bytes: int) -> dict[str, Any]:
-    """What ``ceilings`` has to measure for these recipes, everything once."""
+    """What ``ceilings`` has to measure for these recipes, each shape once."""
     products = {tuple(item.items()): item for recipe in recipes for _, item in products_of(recipe)}
     attention = {tuple(item.items()): item for item in map(attention_of, recipes)}
     return {
@@ -88,7 +88,7 @@ def products_of(recipe: Recipe) -> Iterator[tuple[Weights, dict[str, Any]]]:
 
 
 def attention_of(recipe: Recipe) -> dict[str, Any]:
-    """Attention is computed in bf16 where products are in FP8."""
+    """Attention is computed in bf16 if matrix products are in FP8."""
     model, layout = recipe.model, recipe.layout
     return {
         "batch": layout.mbs,
@@ -101,7 +101,7 @@ def attention_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def floor_of(name: str, recipe: Recipe, measured: Mapping[str, Any]) -> Floor:
-    """The time of one micro-batch of ``recipe``, from what ``ceilings`` measured."""
+    """The time of one micro-batch of ``recipe``, from the measurements of ``ceilings``."""
     seconds, flops, reason = 0.0, 0.0, None
     for weights, wanted in products_of(recipe):
         found = next((row for row in measured["products"] if wanted.items() <= row.items()), None)

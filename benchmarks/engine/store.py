@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The document on disk: what an earlier call has done is not done again."""
+"""The document on disk: results of an earlier call are reused."""
 
 import hashlib
 from collections.abc import Iterable
@@ -16,15 +16,15 @@ ROOT = Path(__file__).parents[2]
 
 
 def open_document(path: Path | None, settings: Settings, *, fresh: bool) -> Document:
-    """The document to go on with. Raises UsageError where ``path`` holds one of other settings, or none at all."""
+    """The document to continue. Raises UsageError if ``path`` has results of other settings, or is not a document."""
     new = Document(settings=settings, environment={})
     if path is None or fresh or not path.exists():
         return new
-    advice = "give another --out, or add --fresh to begin it anew"
+    advice = "give another --out, or add --fresh to overwrite it"
     try:
         known = Document.model_validate_json(path.read_text())
     except ValidationError as error:
-        raise UsageError("this file holds no comparison of this version", where=str(path), do=advice) from error
+        raise UsageError("this file is not a comparison of this version", where=str(path), do=advice) from error
     if differences := list(_differences(known.settings, settings)):
         raise UsageError(
             f"this file holds results of other settings: {', '.join(differences)}", where=str(path), do=advice
@@ -44,13 +44,13 @@ def save(document: Document, path: Path | None) -> None:
 
 
 def with_case(document: Document, result: CaseResult) -> Document:
-    """Replaces what is known of the same case."""
+    """Replaces an earlier result of the same case."""
     others = [case for case in document.cases if case.key != result.key]
     return document.model_copy(update={"cases": (*others, result)})
 
 
 def is_done(document: Document, case: CaseResult) -> bool:
-    """Only figures of the same code count, of the same engine's version and of the same shape."""
+    """Only results of the same code, the same engine version and the same shape are reused."""
     same = {"key", "engine_version", "code", "layers", "vocab_size", "gbs", "seq_len"}
     return any(
         known.status == "done" and all(getattr(known, name) == getattr(case, name) for name in same)
@@ -59,7 +59,7 @@ def is_done(document: Document, case: CaseResult) -> bool:
 
 
 def code_of(engine: str) -> str:
-    """A digest of the code that decides an engine's figures, so that a changed engine is measured anew."""
+    """A digest of the code that determines an engine's results, so that a changed engine is measured again."""
     digest = hashlib.sha256()
     for file in code_files(ENGINES[engine].program):
         digest.update(str(file.relative_to(ROOT)).encode())
@@ -68,7 +68,7 @@ def code_of(engine: str) -> str:
 
 
 def code_files(program: str | None) -> list[Path]:
-    """llmb's sources with the catalogue, or an adapter with the loop that it runs in."""
+    """llmb's sources with the catalogue, or an adapter with the training loop that it uses."""
     if program is None:
         sources = ROOT / "src" / "llmb"
         return sorted([*sources.rglob("*.py"), *sources.rglob("*.yaml")])

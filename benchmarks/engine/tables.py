@@ -62,7 +62,7 @@ def _ratio(own: CaseResult | None, other: CaseResult) -> str:
 
 
 def floor_table(document: Document) -> Table:
-    """What the kernels alone would take for one micro-batch."""
+    """The time of one micro-batch with the kernels alone."""
     table = _table("The device's own kernels, one micro-batch", "model", left=1)
     for column in ("products TFLOPS", "products s", "attention s", "attention by"):
         table.add_column(column, justify="right")
@@ -97,8 +97,8 @@ def verdict_lines(document: Document) -> list[Text]:
 def footnotes(document: Document) -> list[Text]:
     ceilings = document.ceilings
     notes = [
-        "paper %: published MFU of the whole model; products %: TFLOPS (causal) over the rate of the matrix products"
-        " alone; kernels %: time of products and attention alone over the step's.",
+        "paper %: published MFU of the full model; products %: TFLOPS (causal) divided by the rate of matrix products"
+        " alone; kernels %: time of products and attention alone divided by the step time.",
     ]
     if ceilings and ceilings.reason:
         notes.append(f"kernels not measured: {ceilings.reason}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was to be shown of each model and dtype, and whether it was. Pure."""
+"""The targets of each model and dtype, and whether they were reached. Pure."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median
@@ -10,7 +10,7 @@ from llmb.catalogue.records import Dtype
 
 
 def merged(cases: Sequence[CaseResult]) -> list[CaseResult]:
-    """One result per engine, model and dtype: of several rounds the one whose median step is in the middle."""
+    """One result per engine, model and dtype: of several rounds the one with the median step time in the middle."""
     groups: dict[tuple[str, str, Dtype], list[CaseResult]] = {}
     for case in cases:
         groups.setdefault((case.engine, case.model, case.dtype), []).append(case)
@@ -27,7 +27,7 @@ def _step_time(case: CaseResult) -> float:
 
 
 def judge(cases: Sequence[CaseResult], published: Sequence[Published]) -> Iterator[Verdict]:
-    """Two things per model and dtype: the published MFU, and each other engine's tokens/s."""
+    """Two targets per model and dtype: the published MFU, and each other engine's tokens/s."""
     results = {(case.engine, case.model, case.dtype): case for case in merged(cases)}
     targets = {(target.model, target.dtype): target for target in published}
     for (engine, model, dtype), own in results.items():
@@ -64,7 +64,7 @@ def _why(case: CaseResult) -> str:
 def _verdict(
     own: CaseResult, shows: str, against: str, measured: float | None, target: float | None, reason: str | None
 ) -> Verdict:
-    """Reached where llmb is at least as good; a tie with another engine counts as not reached."""
+    """Reached if llmb is at least as good; a tie with another engine counts as not reached."""
     values = {"model": own.model, "dtype": own.dtype, "shows": shows, "against": against, "reason": reason}
     if reason or measured is None or target is None:
         return Verdict(**values, verdict="not_measured", measured=measured, target=target, margin_pct=None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What llmb needs beside torch, where nothing can be installed: a folder of wheels, unpacked. Standard library only."""
+"""Unpacks llmb's requirements from a folder of wheels if they cannot be installed. Standard library only."""
 
 import hashlib
 import os
@@ -13,14 +13,14 @@ NEEDED = ("typer", "rich", "pydantic", "yaml", "scipy")
 ROOT = Path(__file__).parents[2]
 ADVICE = """the benchmark needs these Python packages, which are not installed: {missing}
   do:    pip install typer rich pydantic PyYAML scipy
-  or:    where nothing can be installed, fill a folder on another machine, bring it along and add --wheels FOLDER:
+  or:    without network access, fill a folder on another machine, copy it and add --wheels FOLDER:
          pip download --only-binary :all: --python-version {version} --platform manylinux_2_28_x86_64 -d FOLDER \\
              typer rich pydantic PyYAML scipy
 """
 
 
 def prepare(wheels: Path | None) -> str | None:
-    """Makes llmb and what it needs importable, here and in child processes; what is missing, if anything is."""
+    """Makes llmb and its requirements importable, here and in child processes. Returns what is missing."""
     if wheels is not None:
         add_to_path(unpack(wheels))
     if find_spec("llmb") is None:
@@ -32,7 +32,7 @@ def prepare(wheels: Path | None) -> str | None:
 
 
 def unpack(wheels: Path) -> Path:
-    """Unpacks all wheels of a folder, once: a wheel is an archive of what lies in site-packages."""
+    """Unpacks all wheels of a folder once: a wheel is an archive of files in site-packages."""
     files = sorted(wheels.glob("*.whl"))
     names = " ".join(file.name for file in files)
     target = Path(tempfile.gettempdir()) / f"llmb-wheels-{hashlib.sha256(names.encode()).hexdigest()[:12]}"
@@ -45,7 +45,7 @@ def unpack(wheels: Path) -> Path:
 
 
 def add_to_path(folder: Path) -> None:
-    """Behind what is installed, so that a machine's own packages win."""
+    """Appended to the path, so that the machine's own packages take precedence."""
     sys.path.append(str(folder))
     known = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (known, str(folder)) if part)

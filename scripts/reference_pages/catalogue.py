@@ -11,19 +11,19 @@ from llmb.catalogue.schema import JobEntry, LayoutTable, WorkloadFile
 from llmb.metrics.parameters import parameter_count
 from reference_pages.markdown import bullets, page, table
 
-INTRO = """What the files in `src/llmb/catalogue/data` hold. An empty cell is a value that no source states. Where
-figures come from and what is known to be wrong with them: [published figures](../explanation/published-figures.md).
+INTRO = """The content of the files in `src/llmb/catalogue/data`. An empty cell is a value that no source states. For
+the sources of figures and their errata see [published figures](../explanation/published-figures.md).
 
 [Workloads](#workloads), [documents](#documents), [models](#models), [layouts](#layouts),
 [published figures](#published-figures), [FLOPs as published](#flops-as-published),
 [packed sequences](#packed-sequences), [training](#training), [checkpoint sizes](#checkpoint-sizes),
 [jobs](#jobs), [fabrics](#fabrics), [hardware](#hardware)."""
-LAYOUTS = """`line` is that of the row in the document. DP and GA follow from the other columns. Where vocabulary or
-experts are empty, the model's own count."""
+LAYOUTS = """`line` is that of the row in the document. DP and GA follow from the other columns. If vocabulary or
+experts are empty, the model's value holds."""
 ABOVE_LARGEST = {
-    "double": "Doublings of the largest scale run too, with the batch doubled alike.",
+    "double": "Doublings of the largest scale can be run too, with the batch size doubled as well.",
     "refuse": "No other scale.",
-    "any": "Any other scale runs too, as far as the batch divides.",
+    "any": "Any other scale that divides the batch size can be run too.",
 }
 
 
@@ -83,8 +83,8 @@ def model_section(models: Sequence[Model]) -> str:
     rest = [[m.model, m.size, name, part.model_dump()] for m in models for name in parts if (part := getattr(m, name))]
     return page(
         "## Models",
-        "True architectures, whatever a document prints. Active parameters are those that one token passes.",
-        "Embedding and head that are tied count once.",
+        "True architectures, whatever a document prints. Active parameters are those used for one token.",
+        "Tied embedding and head count once.",
         table(["model", "size", *sizes, "parameters", "active"], shapes),
         table(["model", "size", *details, "source"], more),
         table(["model", "size", "part", "values"], rest),
@@ -98,7 +98,7 @@ def layout_section(workload: WorkloadFile, item: LayoutTable) -> str:
         layout = layout_of(item, row)
         rows.append([row.line, *(getattr(layout, n) for n in names), row.proxy, row.vocab_size, row.experts])
     columns = ["line", "GPUs", "layers", *(name.upper() for name in names[2:]), "proxy", "vocabulary", "experts"]
-    origin = f"release {item.release}, document {item.document}" if item.release else "a layout of llmb's own"
+    origin = f"release {item.release}, document {item.document}" if item.release else "a layout of llmb itself"
     facts = f"{origin.capitalize()}; sequence length {item.seq_len}. {ABOVE_LARGEST[item.above_largest]}"
     place = f"{' '.join(item.dtypes)} on {' '.join(item.gpu_types)}"
     title = f"### {workload.workload} {item.size} {place}, {item.release or 'llmb'}"
@@ -144,7 +144,7 @@ def flops_section(workloads: Iterable[WorkloadFile]) -> str:
             counted = [item.document, item.line, item.seq_len, item.layers, item.printed_flops, item.formula]
             rows.append([f"{workload.model} {item.size}", *counted, item.as_published, " ".join(item.notes)])
     intro = (
-        "Of one sequence, forward and backward. Assumed sizes are those that the document gives wrongly. "
+        "For one sequence, forward and backward. Assumed sizes are wrong sizes that the document uses. "
         "True counts: [FLOPs and MFU](../explanation/flops-and-mfu.md)."
     )
     return page("## FLOPs as published", intro, table(columns, rows))
@@ -192,7 +192,7 @@ def job_section(workloads: Iterable[WorkloadFile]) -> str:
     columns = ["workload", "release", "sizes", "dtypes", "GPU types", "from scale"]
     return page(
         "## Jobs",
-        "What a job on a cluster asks for, unless it is told otherwise. The first time limit that fits counts.",
+        "Defaults of a job on a cluster. The first time limit that matches is used.",
         table([*columns, "minutes", "source"], limits),
         table([*columns, "variables", "source"], variables),
     )
@@ -206,7 +206,7 @@ def conditions(workload: WorkloadFile, entry: JobEntry) -> list[object]:
 def fabric_section(fabrics: Iterable[Fabric]) -> str:
     columns = ["fabric", "title", "variables", "the site has to set", "profile", "source", "notes"]
     rows = [[f.fabric, f.title, f.variables, f.needs, f.profile, f.source, " ".join(f.notes)] for f in fabrics]
-    intro = "Networks between nodes, for `fabric` in `cluster_config.yaml`: what NCCL needs to be told."
+    intro = "Networks between nodes, for `fabric` in `cluster_config.yaml`, with the settings that NCCL needs."
     return page("## Fabrics", intro, table(columns, rows))
 
 

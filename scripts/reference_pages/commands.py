@@ -12,7 +12,7 @@ from reference_pages.markdown import page, table, type_text
 
 INTRO = """`llmb` and `llmb-run` are the same program. Results go to stdout, everything else to stderr; `--json` prints
 one JSON document and nothing else on stdout. Every command has `--help` (`-h`), and `llmb --version` prints the
-version. What ends with which code: [exit codes](files.md#exit-codes)."""
+version. See also [exit codes](files.md#exit-codes)."""
 
 
 def commands_page() -> str:
@@ -22,7 +22,7 @@ def commands_page() -> str:
 
 
 def named_commands(name: str) -> Iterator[tuple[str, Any]]:
-    """A command by its whole name; a group and then its commands."""
+    """A command by its full name; a group and then its commands."""
     command = load_command(name)
     yield name, command
     for below, item in getattr(command, "commands", {}).items():
@@ -54,7 +54,7 @@ def option_row(param: Any, annotation: Any) -> list[str]:  # noqa: ANN401 (typer
 
 
 def option_type(annotation: Any) -> str:  # noqa: ANN401
-    """The type of the value that is given: null, which stands for none given, is left out."""
+    """The type of an option's value, without None, which means that the option is not specified."""
     if annotation is bool:
         return "flag"
     if get_origin(annotation) in (Union, types.UnionType):

@@ -9,7 +9,7 @@ from llmb.catalogue.variables import Variable, VariableUse
 from reference_pages.markdown import page, table
 
 INTRO = """`llmb launch WORKLOAD` reads these variables, with the names that the reference documents and their scripts
-give them ([how to](../how-to/use-the-documents-variables.md)). An empty value is none. Options of the command line come
+give them ([how to](../how-to/use-environment-variables.md)). An empty value is none. Options of the command line come
 first. A variable that does not apply to the workload, has a bad value or contradicts another one is rejected, all of
 them at once.
 
@@ -62,5 +62,5 @@ def use_text(use: VariableUse) -> str:
     if use.read_for:
         return f"stands for `{job_options()[use.read_for].spelled}` with every command that queues jobs"
     if use.accepts:
-        return f"can only be {' or '.join(use.accepts)}: {use.because}"
+        return f"must be {' or '.join(use.accepts)}: {use.because}"
     return f"not needed: {use.ignored}" if use.ignored else f"unsupported: {use.refused}"

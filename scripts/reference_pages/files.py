@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from llmb import errors
 from llmb.campaigns.campaign import Campaign, CampaignJob, JobRequest, new_campaign
 from llmb.campaigns.plan import planned
-from llmb.catalogue.jobs import job_defaults
+from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve

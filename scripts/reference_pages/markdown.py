@@ -21,7 +21,7 @@ WORDS: dict[object, str] = {
 
 
 def page(*parts: str) -> str:
-    """Parts with a blank line between them; empty ones are left out."""
+    """Joins parts with blank lines; empty parts are left out."""
     return "\n\n".join(part for part in parts if part)
 
 
@@ -53,7 +53,7 @@ def bullets(notes: Iterable[str]) -> str:
 
 
 def type_text(annotation: Any) -> str:  # noqa: ANN401 (any type there is)
-    """A type in words that hold for JSON and for the command line."""
+    """A type in words that are valid for JSON and for the command line."""
     origin = get_origin(annotation)
     if origin in (Union, types.UnionType):
         return " or ".join(type_text(item) for item in get_args(annotation))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors a user can meet. Each class carries the exit code its scripts rely on."""
+"""The errors a user can meet. Each class has the exit code that scripts rely on."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class LlmbError(Exception):
-    """Something the user can act on: says what is wrong, where, which values are valid and what to do."""
+    """An error that the user can act on: what is wrong, where, the valid values, and what to do."""
 
     exit_code = 2
 
@@ -47,19 +47,19 @@ class RunFailed(LlmbError):
 
 
 class InvalidRun(LlmbError):
-    """A run finished, but its numbers mean nothing (exit code 6)."""
+    """A run finished, but its values are invalid (exit code 6)."""
 
     exit_code = 6
 
 
 class InfrastructureError(LlmbError):
-    """The cluster or its scheduler failed or did not answer; trying again may help (exit code 7)."""
+    """The cluster or its scheduler failed or did not respond; a retry may help (exit code 7)."""
 
     exit_code = 7
 
 
 class UserInterrupt(LlmbError):
-    """The user ended what was under way (exit code 130)."""
+    """The user interrupted the command (exit code 130)."""
 
     exit_code = 130
 
@@ -71,7 +71,7 @@ def unknown(kind: str, value: object, choices: Iterable[object], *, do: str | No
 
 
 def did_you_mean(value: object, names: Iterable[str]) -> str:
-    """A question with the closest of ``names``, or nothing."""
+    """A question with the closest of ``names``, or an empty string."""
     near = closest(str(value).lower(), names, cutoff=0.5, most=1)
     return f"; did you mean '{near[0]}'?" if near else ""
 

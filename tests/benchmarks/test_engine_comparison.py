@@ -91,7 +91,7 @@ def test_a_second_call_keeps_what_is_done_and_records_a_crash(first, tmp_path) -
         python_path=(tmp_path,),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "huggingface llama3.1 bf16: kept from before" in done.stderr
+    assert "huggingface llama3.1 bf16: reused" in done.stderr
     before, after = by_case(document), by_case(json.loads(done.stdout))
     for key, case in before.items():
         if case["status"] == "done":

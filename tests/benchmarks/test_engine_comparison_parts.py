@@ -210,7 +210,7 @@ def test_results_of_other_settings_are_not_mixed(tmp_path) -> None:
         open_document(path, other, fresh=False)
     assert open_document(path, other, fresh=True).settings == other
     path.write_text("{}")
-    with pytest.raises(UsageError, match="no comparison"):
+    with pytest.raises(UsageError, match="not a comparison"):
         open_document(path, SETTINGS, fresh=False)
 
 
@@ -278,7 +278,7 @@ def test_the_page_lists_the_targets() -> None:
     for name, (workload, size) in GPU_MODELS.items():
         for dtype in (Dtype.BF16, Dtype.FP8):
             found = find_target(CATALOGUE, workload, size, dtype)
-            row = f"| {name} | {dtype} | n/a | n/a | n/a | n/a | none is published |"
+            row = f"| {name} | {dtype} | n/a | n/a | n/a | n/a | not published |"
             if found:
                 recounted = f"{found.mfu_pct_full:.2f} | {found.mfu_pct_causal:.2f}"
                 source = f"{found.source.split(' (')[0]} line {found.line}"

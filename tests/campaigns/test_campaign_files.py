@@ -99,21 +99,21 @@ pretrain_llama3.1 8b , 8
         "pretrain_qwen3"
     )
     assert [problem.removeprefix("jobs.txt:") for problem in problems] == [
-        "1:1: no header 'WORKLOAD_SIZE:' stands above this tuple",
+        "1:1: this tuple has no header 'WORKLOAD_SIZE:' above it",
         "2:1: a job is 'WORKLOAD SIZE DTYPE SCALE [KEY=VALUE ...]', not 3 words and the pairs",
         "3:27: scales is '8x'; it must be a whole number of at least 1",
         "3:30: unknown key 'tpp'; did you mean 'tp'?; a key is an option of 'llmb submit'; see its --help",
         "3:36: repeats is '0'; it must be a whole number of at least 1",
         f"4:1: unknown workload 'pretrain_lama3.1'; did you mean 'pretrain_llama3.1'?; {workloads}",
         f"5:1: unknown workload 'nemotron_340b'; did you mean 'pretrain_nemotron4'?; {workloads}",
-        "8:1: the tuple is not closed, or something stands behind it",
-        "9:15: this is no tuple; a quote, a bracket or a comma may be missing",
-        "10:1: the tuple is not closed, or something stands behind it",
+        "8:1: the tuple is not closed, or is followed by other text",
+        "9:15: this is not a tuple; a quote, a bracket or a comma may be missing",
+        "10:1: the tuple is not closed, or is followed by other text",
         "11:9: an item is a value or a list of values",
         "12:1: a tuple is (dtypes, scales, repeats, profile); this one has 1 items",
         "13:1: scales is empty",
         "14:34: 'stray' has no '='; after the scale come KEY=VALUE pairs",
-        "15:39: a quote is not closed",
+        "15:39: unclosed quote",
         "16:22: dtypes is empty",
     ]
     assert [entry.where for entry in entries] == ["jobs.txt:3", "jobs.txt:16"]
@@ -196,7 +196,7 @@ pretrain_nemotron4_15b: {scales: 32, proxy: perhaps}
         ("- pretrain_llama3.1_8b\n", "jobs.yaml:1: it must be a mapping"),
         (
             "pretrain_llama3.1_8b: {profle: true}\n",
-            "jobs.yaml:1: pretrain_llama3.1_8b.profle: there is no such key here",
+            "jobs.yaml:1: pretrain_llama3.1_8b.profle: unknown key",
         ),
         (
             "pretrain_llama3.1_8b: {tasks: [{sweep: {tp: {a: 1}}}]}\n",

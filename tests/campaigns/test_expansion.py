@@ -113,7 +113,7 @@ def test_repeats_and_a_profiled_run_more(catalogue: Catalogue) -> None:
         ({"dtypes": ("bf61",)}, "unknown dtype 'bf61'; did you mean 'bf16'?"),
         ({"workloads": (f"{LLAMA}_8b",), "gpu_type": "h1000"}, "unknown GPU type 'h1000'; did you mean 'h100'?"),
         ({"workloads": (LLAMA,), "sizes": ("8b",), "release": "25.4"}, "unknown release '25.4'"),
-        ({"workloads": (LLAMA, NEMOTRON), "max_scale": 4}, "no recipe fits"),
+        ({"workloads": (LLAMA, NEMOTRON), "max_scale": 4}, "no recipe matches"),
     ],
 )
 def test_wrong_names_are_told_with_the_closest(catalogue: Catalogue, selection: dict[str, object], words: str) -> None:

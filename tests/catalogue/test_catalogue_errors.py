@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from llmb.catalogue.data_files import CatalogueError
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
-from llmb.catalogue.source import CatalogueError
 
 LLAMA = "workloads/pretrain_llama3.1.yaml"
 
@@ -32,18 +32,24 @@ def read_whole(catalogue: Catalogue, part: str) -> None:
     [
         (LLAMA, "dp: 4, mbs: 1, gbs: 128, ga: 32", "dp: 2, mbs: 1, gbs: 128, ga: 32", "workloads", "prints DP 2"),
         (LLAMA, "gbs: 256, ga: 32", "gbs: 256, ga: 16", "workloads", "prints GA 16"),
-        (LLAMA, "layers: 80, tp: 4", "layers: 81, tp: 4", "workloads", "81 layers do not divide by PP x VP"),
-        (LLAMA, "layers: 30, tp: 8", "layers: 32, tp: 8", "workloads", "34 layers (embedding and loss counted)"),
+        (
+            LLAMA,
+            "layers: 80, tp: 4",
+            "layers: 81, tp: 4",
+            "workloads",
+            "number of layers 81 is not divisible by PP x VP",
+        ),
+        (LLAMA, "layers: 30, tp: 8", "layers: 32, tp: 8", "workloads", "layers 34 (embedding and loss counted)"),
         (LLAMA, "gpus: 16, layers: 32", "gpus: 16, layer: 32", "workloads", "layer"),
         (LLAMA, "document: llama3.1-24.11\n", "document: nowhere\n", "workloads", "unknown document 'nowhere'"),
-        (LLAMA, "workload: pretrain_llama3.1", "workload: pretrain_llama", "workloads", "as its file"),
+        (LLAMA, "workload: pretrain_llama3.1", "workload: pretrain_llama", "workloads", "like the name of its file"),
         (LLAMA, "model: llama3.1", "model: llama9", "workloads", "there is no model 'llama9'"),
-        ("models/llama3.1.yaml", "model: llama3.1", "model: llama", "models", "as its file"),
+        ("models/llama3.1.yaml", "model: llama3.1", "model: llama", "models", "like the name of its file"),
         (LLAMA, "peak_lr: 8.0e-5", "peak_lr: fast", "workloads", "peak_lr"),
         ("hardware.yaml", "memory_gb: 80", "memory_gb: lots", "gpus", "memory_gb"),
         ("hardware.yaml", 'tdp_w: "dgxc', 'tdp: "dgxc', "gpus", "no source for tdp_w"),
-        ("hardware.yaml", "borrows: [h100]", "borrows: [h1000]", "gpus", "no GPU type"),
-        (LLAMA, "    gpu_types: [h100]\n", "", "workloads", "has to say what the layouts are for"),
+        ("hardware.yaml", "borrows: [h100]", "borrows: [h1000]", "gpus", "not a GPU type"),
+        (LLAMA, "    gpu_types: [h100]\n", "", "workloads", "gpu_types or gpus_with is required"),
         ("models/llama3.1.yaml", "8b: {layers: 32", "8b: {layers: many", "models", "layers"),
         ("expectations/llama3.1-25.04.yaml", "step_time_s: 12.27", "step_time_s: fast", "figures", "step_time_s"),
         ("documents.yaml", 'release: "25.04"', "release: [25.04", "documents", "not valid YAML"),

@@ -3,7 +3,7 @@
 
 import pytest
 
-from llmb.catalogue.jobs import find_fabric, job_defaults
+from llmb.catalogue.job_defaults import find_fabric, job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, gpu_types_of, resolve, sizes_of
 from llmb.catalogue.schema import JobsEntry
@@ -73,7 +73,7 @@ def test_fabrics_hold_what_a_batch_script_can(catalogue: Catalogue) -> None:
 def test_a_workload_needs_a_time_limit_for_every_recipe() -> None:
     limit = {"minutes": 5, "source": "x"}
     assert JobsEntry(time_limits=[limit]).time_limits[0].minutes == 5
-    with pytest.raises(ValueError, match="has to hold for every recipe"):
+    with pytest.raises(ValueError, match="must apply to every recipe"):
         JobsEntry(time_limits=[{**limit, "sizes": ["8b"]}])
-    with pytest.raises(ValueError, match="has to hold for every recipe"):
+    with pytest.raises(ValueError, match="must apply to every recipe"):
         JobsEntry(time_limits=[])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.catalogue.check import check_layout
+from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Layout, Recipe
 from llmb.catalogue.resolve import Overrides, Request, resolve
@@ -86,22 +86,26 @@ def test_an_unlisted_scale_runs_with_a_batch_of_its_own(catalogue: Catalogue) ->
 
 def test_overrides_are_checked_together(catalogue: Catalogue) -> None:
     error = refusal(catalogue, size="70b", scale=64, overrides=Overrides(tp=3, layers=81, gbs=7))
-    for said in ("64 GPUs do not divide", "TP 3 does not divide the attention heads 64", "81 layers do not divide"):
+    for said in (
+        "GPUs 64 is not divisible",
+        "attention heads 64 is not divisible by TP 3",
+        "layers 81 is not divisible",
+    ):
         assert said in str(error)
 
 
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (Overrides(tp=3), "TP 3 does not divide"),
-        (Overrides(tp=16), "TP 16 does not divide the KV heads 8"),
+        (Overrides(tp=3), "is not divisible by TP 3"),
+        (Overrides(tp=16), "number of KV heads 8 is not divisible by TP 16"),
         (Overrides(gbs=2), "GBS 2 is below MBS x DP = 1 x 4 = 4"),
-        (Overrides(gbs=130), "GBS 130 does not divide by MBS x DP"),
+        (Overrides(gbs=130), "GBS 130 is not divisible by MBS x DP"),
         (Overrides(mbs=0), "mbs is 0; it must be at least 1"),
         (Overrides(layers=-1), "layers is -1"),
         (Overrides(vp=2), "VP 2 needs PP above 1"),
         (Overrides(ep=2), "need a model with experts"),
-        (Overrides(cp=4, seq_len=8190), "does not divide by 2 x CP = 8"),
+        (Overrides(cp=4, seq_len=8190), "is not divisible by 2 x CP = 8"),
     ],
 )
 def test_a_layout_that_does_not_divide_is_refused(catalogue: Catalogue, overrides: Overrides, said: str) -> None:
@@ -153,13 +157,13 @@ def test_a_layout_without_problems_uses_every_gpu_and_every_sample(
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"tp": 8}, "TP 8 does not divide the KV heads 4"),
-        ({"tp": 4, "seq_len": 126}, "TP 4 does not divide the sequence length 126"),
-        ({"cp": 4, "seq_len": 100}, "sequence length 100 does not divide by 2 x CP = 8"),
-        ({"tp": 4, "cp": 2, "seq_len": 132}, "TP 4 does not divide the sequence length of one CP rank 66"),
-        ({"sequence_parallel": False}, "TP 1 has no sequence parallelism to leave out"),
+        ({"tp": 8}, "number of KV heads 4 is not divisible by TP 8"),
+        ({"tp": 4, "seq_len": 126}, "sequence length 126 is not divisible by TP 4"),
+        ({"cp": 4, "seq_len": 100}, "sequence length 100 is not divisible by 2 x CP = 8"),
+        ({"tp": 4, "cp": 2, "seq_len": 132}, "sequence length of one CP rank 66 is not divisible by TP 4"),
+        ({"sequence_parallel": False}, "TP 1 has no sequence parallelism to disable"),
         ({"tp": 2, "sequence_parallel": False}, "experts with TP 2 need sequence parallelism"),
-        ({"tp": 2, "shared": 225}, "TP 2 does not divide the shared expert's FFN size 225"),
+        ({"tp": 2, "shared": 225}, "shared expert's FFN size 225 is not divisible by TP 2"),
     ],
 )
 def test_what_cannot_be_cut_evenly_is_refused(catalogue: Catalogue, changes: dict[str, int], problem: str) -> None:
@@ -177,5 +181,5 @@ def test_only_sequence_parallelism_needs_a_length_that_divides(catalogue: Catalo
     assert check_layout(model, layout.model_copy(update={"sequence_parallel": False})) == []
     assert check_layout(model, layout.model_copy(update={"seq_len": 35, "cp": 1, "sequence_parallel": False})) == []
     assert check_layout(model, layout.model_copy(update={"seq_len": 35, "cp": 1})) == [
-        "TP 2 does not divide the sequence length 35"
+        "sequence length 35 is not divisible by TP 2"
     ]

@@ -84,7 +84,7 @@ def test_a_launch_of_the_documents_is_read() -> None:
 
 def test_what_excludes_each_other_is_refused() -> None:
     assert refusal(ENABLE_PROFILE="true", ENABLE_NCCLTRACE="true") == [
-        "ENABLE_PROFILE and ENABLE_NCCLTRACE exclude each other; unset one of them"
+        "ENABLE_PROFILE and ENABLE_NCCLTRACE are mutually exclusive; unset one of them"
     ]
     assert reading(ENABLE_PROFILE="false", ENABLE_NCCLTRACE="true") == {"profile": False, "nccl_trace": True}
     assert reading(ENABLE_PYTORCH_PROFILE="1") == {"profile": True, "profiler": "torch"}
@@ -120,12 +120,12 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("workload", "name", "value", "words"),
     [
-        (MAVERICK, "STAGE_PATH", "/stage", "LLMB_INSTALL in its place"),
-        (LORA, "CUDA_GRAPH", "true", "can only be false: the engine captures no CUDA graphs"),
-        (LORA, "HIDDEN_SIZE", "4096", "can only be 8192"),
+        (MAVERICK, "STAGE_PATH", "/stage", "uses LLMB_INSTALL instead"),
+        (LORA, "CUDA_GRAPH", "true", "must be false: CUDA graphs are unsupported"),
+        (LORA, "HIDDEN_SIZE", "4096", "must be 8192"),
         (LLAMA, "CUDA_GRAPH", "true", "does not apply to pretrain_llama3.1; it is for finetune_llama3"),
         (LLAMA, "OPTIMIZATION_CODE", "x", "NeMo's launcher"),
-        (LLAMA, "ENABLE_VBOOST", "1", "leaves clocks as it finds them"),
+        (LLAMA, "ENABLE_VBOOST", "1", "does not change clocks"),
         (LORA, "FP8_RECIPE", "mx", "must be cs"),
     ],
 )
@@ -159,7 +159,7 @@ def test_stage_path_is_the_install_root_of_the_old_documents() -> None:
 def test_a_variable_that_nothing_is_done_with_is_told_of_once() -> None:
     environ = {"NEMO_HOME": "/x", "HF_HOME": "/y", "HF_TOKEN": "hf_secret"}
     assert read_variables(VARIABLES, environ, LLAMA, OPTIONS).notes == (
-        "NEMO_HOME is not needed: the engine is llmb's own",
+        "NEMO_HOME is not needed: llmb's engine does not use NeMo",
     )
 
 
@@ -178,7 +178,7 @@ def test_a_variable_that_nothing_is_done_with_is_told_of_once() -> None:
 )
 def test_a_near_miss_is_told_of(name: str, meant: str) -> None:
     (warning,) = near_misses(VARIABLES, [name, "PATH"])
-    assert warning == f"{name} is no variable that llmb reads; did you mean {meant}?"
+    assert warning == f"{name} is not a variable that llmb reads; did you mean {meant}?"
 
 
 def test_what_other_programs_read_is_no_near_miss() -> None:

@@ -83,7 +83,7 @@ def test_a_profile_is_a_run_beside_the_others(environ: dict[str, str], file: Pat
     jobs = shown(bulk, environ, str(file), "-s", "15b", "--profile")
     assert [(job["repeat"], job["profiled"]) for job in jobs] == [(1, False), (2, False), (3, True)]
     error = refused(submit, environ, *one, "--repeats", "2", "--profile", "--nccl-trace", "--dry-run")
-    assert "exclude each other" in error.what
+    assert "mutually exclusive" in error.what
 
 
 def test_everything_that_the_engine_can_run_is_found(environ: dict[str, str]) -> None:
@@ -108,8 +108,8 @@ def test_a_campaign_has_one_gpu_type(environ: dict[str, str], install: Path) -> 
         (("-w", "pretrain_llama3.1", "-s", "8b", "--dtype", "bf16,fp9"), "unknown dtype 'fp9'"),
         (("-w", "pretrain_llama3.1", "-s", "8b", "--dtype", "bf16", "--scale", "24,48"), "has no layout for 48 GPUs"),
         (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--wait"), "--wait follows one job"),
-        (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--array", "0-3"), "--array does not go"),
-        (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--tp", "3"), "TP 3 does not divide"),
+        (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--array", "0-3"), "--array is not supported"),
+        (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--tp", "3"), "is not divisible by TP 3"),
         (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--resume"), "no campaign from here is unfinished"),
     ],
 )
@@ -226,7 +226,7 @@ def test_options_of_a_launch_come_before_variables(environ: dict[str, str]) -> N
 
 def test_a_launch_tells_of_names_that_are_almost_right(environ: dict[str, str]) -> None:
     variables = {"JOB_TOTAL_GPUS": "8", "MODEL_SIZE": "8b", "JOB_TOTAL_GPU": "16", "NEMO_HOME": "/nemo"}
-    warning = "warning: JOB_TOTAL_GPU is no variable that llmb reads; did you mean JOB_TOTAL_GPUS?"
+    warning = "warning: JOB_TOTAL_GPU is not a variable that llmb reads; did you mean JOB_TOTAL_GPUS?"
     result = call(launch, environ | variables, "pretrain_llama3.1", "--dry-run")
     assert warning in result.stderr
     assert "note: NEMO_HOME is not needed" in result.stderr
@@ -248,7 +248,7 @@ def test_a_launch_that_cannot_be_is_refused(environ: dict[str, str]) -> None:
     assert "EP does not apply to pretrain_llama3.1" in wrong
     assert "ENABLE_CHECKPOINT is 'perhaps'; it must be true or false" in wrong
     both = {"ENABLE_PROFILE": "1", "ENABLE_NCCLTRACE": "1"}
-    assert "exclude each other" in refused(launch, environ | both, "pretrain_llama3.1").what
+    assert "are mutually exclusive" in refused(launch, environ | both, "pretrain_llama3.1").what
 
 
 def test_every_variable_sets_an_option_of_launch() -> None:

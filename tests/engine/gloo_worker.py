@@ -43,7 +43,7 @@ def main(folder: Path, rank: int) -> None:
     layout = plan.recipe.layout
     store = f"file://{folder}/store"
     dist.init_process_group(gloo_backend(), rank=rank, world_size=layout.gpus, init_method=store)
-    ranks = arrange(rank, CPU, layout, plan.parallelism.copies(layout))
+    ranks = arrange(rank, CPU, layout, plan.parallelism.replicas(layout))
     stages = prepare_stages(plan, ranks)
     Saver(plan, RunFolder(folder / "run"), ranks, stages, [])
     print(json.dumps({"groups": gloo_threads(), "devices": device_threads()}), flush=True)

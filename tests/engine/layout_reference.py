@@ -14,14 +14,14 @@ from layout_values import spread
 
 from llmb.engine.loop import build_data
 from llmb.engine.model.decoder import build_model
-from llmb.engine.model.initialise import initialise
+from llmb.engine.model.initialize import initialize
 from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate, set_learning_rate
 from llmb.runs.plan import EnginePlan
 
 
 def train(plan: EnginePlan) -> dict[str, object]:
     model, training = build_model(plan.recipe.model), plan.recipe.training
-    initialise(model, plan.recipe.model, plan.seed)
+    initialize(model, plan.recipe.model, plan.seed)
     spread(model)
     values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     gradients: dict[str, torch.Tensor] = {}

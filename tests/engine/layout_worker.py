@@ -70,7 +70,7 @@ def main(folder: Path, rank: int) -> None:
     plan = EnginePlan(**case["plan"])
     layout = plan.recipe.layout
     dist.init_process_group(gloo_backend(), rank=rank, world_size=layout.gpus, init_method=f"file://{folder}/store")
-    ranks = arrange(rank, CPU, layout, plan.parallelism.copies(layout))
+    ranks = arrange(rank, CPU, layout, plan.parallelism.replicas(layout))
     found = compare(plan, ranks, torch.load(case["reference"], weights_only=True))
     if rank == 0:
         print(json.dumps(found))

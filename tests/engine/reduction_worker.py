@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from llmb.engine.data.synthetic import micro_batches
 from llmb.engine.loop import build_data, build_passes, mean_count, prepare_stages
 from llmb.engine.model.decoder import build_model
-from llmb.engine.model.initialise import initialise
+from llmb.engine.model.initialize import initialize
 from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks, arrange
 from llmb.runs.plan import EnginePlan
@@ -34,7 +34,7 @@ def summed(plan: EnginePlan) -> dict[str, Tensor]:
     layout = plan.recipe.layout
     data = build_data(plan)
     model = build_model(plan.recipe.model)
-    initialise(model, plan.recipe.model, plan.seed)
+    initialize(model, plan.recipe.model, plan.seed)
     model.to(torch.bfloat16)
     sums = {name: torch.zeros(parameter.shape, dtype=torch.float64) for name, parameter in model.named_parameters()}
     for rank in range(layout.dp):
@@ -75,7 +75,7 @@ def main(folder: Path, rank: int) -> None:
     found = []
     for plan in plans:
         layout = plan.recipe.layout
-        found.append(compare(plan, arrange(rank, CPU, layout, plan.parallelism.copies(layout))))
+        found.append(compare(plan, arrange(rank, CPU, layout, plan.parallelism.replicas(layout))))
     if rank == 0:
         print(json.dumps(found))
     dist.barrier()

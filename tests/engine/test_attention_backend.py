@@ -43,7 +43,7 @@ def alone(tiny_plan: Callable[..., Plan]) -> Iterator[Alone]:
     def start(workload: str = "pretrain_llama3.1", **options: Any) -> tuple[Plan, Ranks]:
         plan = tiny_plan(workload, scale=1, **options)
         layout = plan.recipe.layout
-        return plan, arrange(0, torch.device("cpu"), layout, plan.parallelism.copies(layout))
+        return plan, arrange(0, torch.device("cpu"), layout, plan.parallelism.replicas(layout))
 
     yield start
     dist.destroy_process_group()

@@ -72,7 +72,7 @@ def test_a_backend_computes_what_exact_attention_does_or_refuses(
 def test_auto_times_the_backends_of_a_gpu(gpu: torch.device, tiny_plan: Callable[..., Plan]) -> None:
     plan = tiny_plan(scale=1, dtype="bf16").model_copy(update={"device": "cuda"})
     layout = plan.recipe.layout
-    ranks = arrange(0, gpu, layout, plan.parallelism.copies(layout))
+    ranks = arrange(0, gpu, layout, plan.parallelism.replicas(layout))
     report = choose_attention(prepare_stages(plan, ranks), plan, ranks)
     assert [trial.backend for trial in report.trials] == list(FUSED)
     timed = [trial.milliseconds for trial in report.trials if trial.milliseconds is not None]

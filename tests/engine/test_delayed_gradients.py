@@ -8,7 +8,7 @@ import torch
 
 from llmb.catalogue.records import Model
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.local import Linear
+from llmb.engine.model.local_shard import Linear
 from llmb.engine.model.moe import Experts
 from llmb.engine.parallel.delayed_gradients import delay_weight_gradients
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmb.engine.model.local import Linear
+from llmb.engine.model.local_shard import Linear
 from llmb.engine.model.moe import Experts
 from llmb.engine.precision.apply import check_device
 from llmb.engine.precision.experts import Fp8Stack
+from llmb.engine.precision.layer_scales import LayerScales
 from llmb.engine.precision.linear import Fp8Linear
-from llmb.engine.precision.place import Place
 from llmb.engine.precision.product import Scaled, cast, multiply
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, LARGEST, WEIGHT, Scales, scale_from
 from llmb.errors import EnvironmentProblem
@@ -24,9 +24,9 @@ ROUNDED = 2**-8
 """Relative: the results are bf16."""
 
 
-def place(*, delayed: bool) -> Place:
+def place(*, delayed: bool) -> LayerScales:
     torch.manual_seed(3)
-    return Place(Scales(1, torch.device("cpu"), None, delayed=delayed), 0)
+    return LayerScales(Scales(1, torch.device("cpu"), None, delayed=delayed), 0)
 
 
 def stands_for(values: Tensor, which: int, scales: Tensor, *, delayed: bool = True) -> Tensor:
@@ -158,7 +158,7 @@ def test_a_gpu_multiplies_as_the_cpu_does(needs: Callable[[str, bool, str], None
     for device, product_dtype in ((torch.device("cpu"), "fp32"), (torch.device("cuda"), "fp8")):
         copy = Linear(96, 80).bfloat16().to(device)
         copy.load_state_dict(whole.state_dict())
-        layer = Fp8Linear(copy, Place(Scales(1, device, None, delayed=False), 0), product_dtype=product_dtype)
+        layer = Fp8Linear(copy, LayerScales(Scales(1, device, None, delayed=False), 0), product_dtype=product_dtype)
         rows = hidden.to(device, copy=True).requires_grad_()
         output = layer(rows)
         output.backward(gradient.to(device))

@@ -14,9 +14,9 @@ from torch.nn import functional
 from llmb.catalogue.records import Model
 from llmb.engine.data.synthetic import SyntheticData
 from llmb.engine.model import softmax
+from llmb.engine.model.chunking import LARGEST_CHUNK, chunk_bytes, chunk_length, chunk_slices
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.loss import IGNORED, Head
-from llmb.engine.model.pieces import LARGEST_PIECE, cut, piece_bytes, piece_length
 
 IN_ONE, IN_PIECES = math.inf, 0
 
@@ -129,19 +129,19 @@ SIZES = st.integers(1, 5000)
 @settings(deadline=None)  # how long it takes is a matter of the machine
 @given(length=SIZES, width=SIZES, itemsize=st.sampled_from([2, 4]), most_bytes=st.integers(0, 2**24))
 def test_pieces_cover_all_and_keep_to_their_bytes(length: int, width: int, itemsize: int, most_bytes: int) -> None:
-    piece = piece_length(length, width, itemsize, most_bytes)
-    covered = [place for part in cut(length, piece) for place in range(part.start, part.stop)]
+    piece = chunk_length(length, width, itemsize, most_bytes)
+    covered = [place for part in chunk_slices(length, piece) for place in range(part.start, part.stop)]
     assert covered == list(range(length))
     assert piece == 1 or piece * width * itemsize <= most_bytes
     # No more pieces than needed, but for alignment.
     needed = math.ceil(length / max(1, most_bytes // (width * itemsize)))
-    assert len(list(cut(length, piece))) <= 2 * needed
+    assert len(list(chunk_slices(length, piece))) <= 2 * needed
 
 
 def test_small_logits_are_one_piece_and_large_ones_even_pieces() -> None:
-    assert piece_length(128, 1024, 4, piece_bytes(128, 1024)) == 128
-    assert piece_length(8192, 128256, 2, piece_bytes(8192, 128256, math.inf)) == 8192
-    assert piece_length(8192, 128256, 2, piece_bytes(8192, 128256)) == 1024
+    assert chunk_length(128, 1024, 4, chunk_bytes(128, 1024)) == 128
+    assert chunk_length(8192, 128256, 2, chunk_bytes(8192, 128256, math.inf)) == 8192
+    assert chunk_length(8192, 128256, 2, chunk_bytes(8192, 128256)) == 1024
     # 9 pieces: an eighth is no multiple of 64.
-    assert piece_length(128256, 8192, 2, piece_bytes(8192, 128256)) == 14272 == 223 * 64
-    assert LARGEST_PIECE == 1 / 16
+    assert chunk_length(128256, 8192, 2, chunk_bytes(8192, 128256)) == 14272 == 223 * 64
+    assert LARGEST_CHUNK == 1 / 16

@@ -6,7 +6,7 @@ import torch
 
 from llmb.catalogue.load import Catalogue
 from llmb.engine.model.decoder import Decoder, build_model
-from llmb.engine.model.initialise import initialise
+from llmb.engine.model.initialize import initialize
 from llmb.engine.recompute import apply_recompute
 
 MODEL = Catalogue().models[("llama3.1", "tiny")]
@@ -15,7 +15,7 @@ MODEL = Catalogue().models[("llama3.1", "tiny")]
 def gradients(mode: str) -> tuple[dict[str, torch.Tensor], int]:
     """Every parameter's gradient, and the bytes that the forward pass keeps for the backward pass."""
     decoder: Decoder = build_model(MODEL)
-    initialise(decoder, MODEL, seed=1)
+    initialize(decoder, MODEL, seed=1)
     apply_recompute(decoder, mode)
     tokens = torch.arange(2 * 64).reshape(2, 64)
     kept: dict[int, int] = {}

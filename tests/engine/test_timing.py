@@ -21,7 +21,7 @@ from llmb.engine.precision.apply import CAPABILITY
 from llmb.engine.precision.step import fp8_counts
 from llmb.engine.profile import TorchRecorder
 from llmb.engine.timing import StepReader
-from llmb.engine.watch.progress import Progress
+from llmb.engine.watchdog.progress import Progress
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.profiling import Profiling
@@ -43,7 +43,7 @@ def group(tmp_path: Path) -> Iterator[Callable[[str], None]]:
 
 
 def ranks_of(plan: Plan, device: torch.device) -> Ranks:
-    return arrange(0, device, plan.recipe.layout, plan.parallelism.copies(plan.recipe.layout))
+    return arrange(0, device, plan.recipe.layout, plan.parallelism.replicas(plan.recipe.layout))
 
 
 def reader_of(plan: Plan, ranks: Ranks, *, queues: bool) -> StepReader:

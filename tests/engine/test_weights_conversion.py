@@ -14,11 +14,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
-from llmb.engine.huggingface import chunks, weights_out
+from llmb.engine.huggingface import chunks, weights_export
 from llmb.engine.huggingface.chunks import chunks_of
-from llmb.engine.huggingface.source import open_files
-from llmb.engine.huggingface.weights_in import import_weights, parameter_shapes
-from llmb.engine.huggingface.weights_out import export_weights, stored_parts
+from llmb.engine.huggingface.safetensors_files import open_files
+from llmb.engine.huggingface.weights_export import export_weights, stored_parts
+from llmb.engine.huggingface.weights_import import import_weights, parameter_shapes
 from llmb.engine.model.decoder import build_model
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.huggingface.formats import format_of
@@ -169,8 +169,8 @@ def test_files_that_hold_something_else_are_refused_with_all_reasons(models, tmp
         models["llama"],
         tmp_path,
         "model.layers.2.self_attn.q_proj.weight is missing",
-        "model.norm.weight has the shape [7], that of the model has [128]",
-        "model.layers.0.self_attn.q_proj.bias is no tensor of this model",
+        "model.norm.weight has the shape [7]; the model has [128]",
+        "model.layers.0.self_attn.q_proj.bias is not a tensor of this model",
     )
 
 
@@ -183,12 +183,12 @@ def test_a_long_list_of_reasons_is_cut_short(models, tmp_path):
 def test_a_file_that_was_cut_off_is_refused(models, tmp_path, keep):
     save_file(hugging_face(models["llama"], values(models["llama"])), tmp_path / FILE)
     (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:keep])
-    assert_refused(models["llama"], tmp_path, "no whole safetensors file", "download it again")
+    assert_refused(models["llama"], tmp_path, "not a complete safetensors file", "download it again")
 
 
 def test_a_pickle_with_the_name_of_a_safetensors_file_is_not_read(models, tmp_path):
     torch.save(values(models["llama"]), tmp_path / FILE)
-    assert_refused(models["llama"], tmp_path, "no whole safetensors file")
+    assert_refused(models["llama"], tmp_path, "not a complete safetensors file")
 
 
 def test_a_tensor_in_two_files_is_refused(tmp_path):
@@ -212,7 +212,7 @@ def test_a_checkpoint_of_another_model_than_its_record_says_is_refused(models, s
     wider = models["llama"].model_copy(update={"vocab_size": 600, "layers": 5})
     with pytest.raises(UsageError) as caught:
         export_here(wider, saved, saved / "out")
-    assert "embed_tokens.weight has the shape [512, 128], that of its model has [600, 128]" in str(caught.value)
+    assert "embed_tokens.weight has the shape [512, 128]; its model has [600, 128]" in str(caught.value)
     assert "layers.4.mlp.up_proj.weight is missing" in str(caught.value)
     assert not list((saved / "out").iterdir())
 
@@ -233,7 +233,7 @@ def test_weights_that_cannot_be_read_are_said(models, saved):
 
 def test_a_folder_that_takes_no_files_is_said(models, saved):
     with pytest.raises(EnvironmentProblem, match=r"model\.safetensors cannot be written"):
-        weights_out.write_file(Path(saved / "nowhere" / FILE), {"a": torch.ones(2)})
+        weights_export.write_file(Path(saved / "nowhere" / FILE), {"a": torch.ones(2)})
     job = ImportJob(source=str(saved), files=(FILE,), folder=str(saved / FILE), model=models["llama"])
     with pytest.raises(EnvironmentProblem, match="weights cannot be written"), warnings.catch_warnings(action="ignore"):
         import_weights(job, lambda done, total: None)

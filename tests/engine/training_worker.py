@@ -78,7 +78,7 @@ def main(folder: Path, rank: int, world_size: int) -> None:
     dist.init_process_group(gloo_backend(), rank=rank, world_size=world_size, init_method=f"file://{folder}/store")
     for number, plan in enumerate(plans):
         layout = plan.recipe.layout
-        ranks = arrange(rank, torch.device("cpu"), layout, plan.parallelism.copies(layout))
+        ranks = arrange(rank, torch.device("cpu"), layout, plan.parallelism.replicas(layout))
         found = train(plan, ranks, folder / str(number))
         if rank == 0:
             torch.save(found, folder / f"{number}.pt")

@@ -48,7 +48,7 @@ def test_a_head_is_left_out_only_where_embeddings_are_tied() -> None:
     parameters = {"embed_tokens.weight": (8, 4)}
     found = {name: Stored("a", (8, 4), "BF16") for name in ("model.embed_tokens.weight", "lm_head.weight")}
     assert match_tensors(parameters, found, QWEN, tied=True).left_out == ("lm_head.weight",)
-    assert match_tensors(parameters, found, QWEN).problems == ("lm_head.weight is no tensor of this model",)
+    assert match_tensors(parameters, found, QWEN).problems == ("lm_head.weight is not a tensor of this model",)
 
 
 def test_only_gate_and_up_of_experts_change_their_shape() -> None:
@@ -76,7 +76,7 @@ def test_the_vision_part_and_computed_tables_are_left_out() -> None:
 
 def test_a_vision_part_of_no_multimodal_model_is_not_expected() -> None:
     match = match_tensors(PARAMETERS, stored() | {"vision_model.class_embedding": Stored("a", (7,), "F32")}, LLAMA4)
-    assert match.problems == ("vision_model.class_embedding is no tensor of this model",)
+    assert match.problems == ("vision_model.class_embedding is not a tensor of this model",)
 
 
 def test_every_problem_is_told() -> None:
@@ -85,8 +85,8 @@ def test_every_problem_is_told() -> None:
     found["model.norm.weight"] = Stored("a", (5,), "F32")
     found["model.embed_tokens.weight"] = Stored("a", (8, 4), "F8_E4M3")
     assert match_tensors(PARAMETERS, found, LLAMA4).problems == (
-        "model.embed_tokens.weight is F8_E4M3; F32, BF16, F16 can be read",
-        "model.norm.weight has the shape [5], that of the model has [4]",
+        "model.embed_tokens.weight is F8_E4M3; supported are F32, BF16, F16",
+        "model.norm.weight has the shape [5]; the model has [4]",
         "lm_head.weight is missing",
-        "model.layers.0.self_attn.q_proj.bias is no tensor of this model",
+        "model.layers.0.self_attn.q_proj.bias is not a tensor of this model",
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.catalogue.jobs import job_defaults
+from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.find import find_job, find_jobs

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.catalogue.source import CatalogueError
+from llmb.catalogue.data_files import CatalogueError
 from llmb.errors import UsageError
 from llmb.jobs.faults import faults_of, find_fault, read_faults, worth_a_retry
 from llmb.jobs.job import Job

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmb.errors import EnvironmentProblem, UsageError
-from llmb.logs import pool
+from llmb.logs import parallel_reader
 from llmb.logs.files import find_logs, parse_file
 
 
@@ -93,15 +93,15 @@ def test_a_missing_path_and_a_directory_without_logs_are_errors(tmp_path):
 
 def test_batches_hold_every_file_once_and_spread_the_large_ones():
     paths = [Path(str(number)) for number in range(1000)]
-    batches = pool._batches(paths, 4)
+    batches = parallel_reader._batches(paths, 4)
     assert sorted(path for batch in batches for path in batch) == sorted(paths)
     assert [batch[0] for batch in batches] == paths[: len(batches)]
-    assert len(pool._batches(paths[:3], 64)) == 3
+    assert len(parallel_reader._batches(paths[:3], 64)) == 3
 
 
 def test_a_killed_worker_is_told(tmp_path, monkeypatch):
     for number in range(600):
         (tmp_path / f"{number}.out").touch()
-    monkeypatch.setattr(pool, "_end_quietly_on_interrupt", os.abort)
+    monkeypatch.setattr(parallel_reader, "_end_quietly_on_interrupt", os.abort)
     with pytest.raises(EnvironmentProblem, match="a process that read logs was killed"):
-        list(pool.parse_logs(find_logs(tmp_path), "auto", 2))
+        list(parallel_reader.parse_logs(find_logs(tmp_path), "auto", 2))

@@ -98,7 +98,7 @@ def test_an_exception_before_the_last_step_is_no_reason():
 
 
 def test_a_run_that_died_in_a_line():
-    assert run(range(21), end=line(21)[:90]).reason == "died after step 20 of 50, while it logged the next"
+    assert run(range(21), end=line(21)[:90]).reason == "died after step 20 of 50, while logging the next"
 
 
 def test_missing_steps():
@@ -159,11 +159,11 @@ def test_a_window_outside_the_run():
     ("text", "reason"),
     [
         (b"", "empty file"),
-        (line(0)[:90].encode(), "the file ends within its first step line"),
+        (line(0)[:90].encode(), "the file ends in its first step line"),
         (b"\x7fELF\x00\x01", "no step line: binary data, or text in another encoding; \ufffdELF"),
         (line(0).encode("utf-16"), "no step line: binary data, or text in another encoding"),
         (b"Epoch 0: 50/50 [train_step_timing in s=12.80]", "no step line: a NeMo 1 progress bar"),
-        (b" iteration 1/ 1 | elapsed time per iteration (ms): 20289.1 |", "the file ends within its first step line"),
+        (b" iteration 1/ 1 | elapsed time per iteration (ms): 20289.1 |", "the file ends in its first step line"),
         (
             b"loading model\nRuntimeError: NCCL\n",
             "no step line: a run that ended before its first step; RuntimeError: NCCL",

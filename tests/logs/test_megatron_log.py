@@ -106,7 +106,7 @@ def test_a_last_line_without_its_end():
     assert judged(text.rstrip(b"\n"), "all").status == "success"
     cut = judged(text[:-60], "all")
     assert cut.status == "failed"
-    assert cut.reason.startswith("died after step 1 of 3, while it logged the next")
+    assert cut.reason.startswith("died after step 1 of 3, while logging the next")
 
 
 def test_a_file_is_parsed(tmp_path: Path):

@@ -15,7 +15,7 @@ def test_numbers_and_ranges_are_read() -> None:
     ("text", "reason"),
     [
         *(
-            (text, "is no number and no range")
+            (text, "is not a number or a range")
             for text in ("", "1,", "-1", "1-", "a", "1-2-3", " 1", "1:2", "1-9:0", "٣")
         ),
         ("4-2", "'4-2' ends before it begins"),

@@ -185,7 +185,7 @@ def test_only_the_latest_attempt_tells_why_a_run_failed(folder: RunFolder, plan:
     ("log", "host"),
     [
         (failure_line(1, "node-7.cluster", ValueError("x")), "node-7.cluster"),
-        ("llmb: stall: rank 2 on node17 stopped answering at step 7; ranks 0, 1 wait in all_gather", "node17"),
+        ("llmb: stall: rank 2 on node17 stopped responding at step 7; ranks 0, 1 wait in all_gather", "node17"),
         ("srun: error: node2: task 1: Killed", "node2"),
         (failure_line(1, "node7", RuntimeError("Connection closed by peer")), None),
         ("Training epoch 0, iteration 24/49", None),

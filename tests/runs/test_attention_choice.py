@@ -24,8 +24,8 @@ def attempts(*unable: AttentionBackend) -> Callable[[AttentionBackend, bool], Tr
 @pytest.mark.parametrize(
     ("unable", "taken", "tried", "why"),
     [
-        ((), "cudnn", ["flash", "cudnn", "efficient"], "the quickest of 3 that were timed"),
-        (("cudnn",), "flash", ["flash", "cudnn", "efficient"], "the quickest of 2 that were timed"),
+        ((), "cudnn", ["flash", "cudnn", "efficient"], "the fastest of 3 that were timed"),
+        (("cudnn",), "flash", ["flash", "cudnn", "efficient"], "the fastest of 2 that were timed"),
         (("cudnn", "flash"), "efficient", ["flash", "cudnn", "efficient"], "the only fused one that can be used"),
         (
             ("cudnn", "flash", "efficient"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmb.errors import EnvironmentProblem, UsageError
-from llmb.runs import space
+from llmb.runs import disk_space
 from llmb.runs.checkpoint import (
     CheckpointRecord,
     Origin,
@@ -21,8 +21,8 @@ from llmb.runs.checkpoint import (
     saved_checkpoints,
 )
 from llmb.runs.choices import DEFAULT_SEED, Choices
+from llmb.runs.disk_space import check_space, checkpoint_bytes
 from llmb.runs.plan import Plan, Start, make_plan
-from llmb.runs.space import check_space, checkpoint_bytes
 
 FILES = {"weights/.metadata": b"m" * 30, "weights/__0_0.distcp": b"w" * 500, "weights/__1_0.distcp": b"w" * 400}
 Make = Callable[..., Path]
@@ -68,7 +68,7 @@ def test_a_whole_checkpoint_is_read(make: Make) -> None:
 def test_every_file_has_to_be_there_with_its_size(make: Make, name: str) -> None:
     path = make()
     (path / name).write_bytes(FILES[name][:-1])
-    with pytest.raises(UsageError, match=rf"not whole:\n  - {name} has \d+ of {len(FILES[name])} bytes"):
+    with pytest.raises(UsageError, match=rf"incomplete:\n  - {name} has \d+ of {len(FILES[name])} bytes"):
         read_checkpoint(path)
     (path / name).unlink()
     with pytest.raises(UsageError, match=f"{name} is missing"):
@@ -78,7 +78,7 @@ def test_every_file_has_to_be_there_with_its_size(make: Make, name: str) -> None
 def test_one_that_was_never_finished_is_not_taken_for_one(make: Make, tmp_path: Path) -> None:
     path = make()
     partial = path.rename(partial_path(path))
-    with pytest.raises(UsageError, match="never finished"):
+    with pytest.raises(UsageError, match="is incomplete: its run ended"):
         read_checkpoint(partial)
     assert saved_checkpoints(tmp_path) == []
 
@@ -106,7 +106,7 @@ def test_the_newest_comes_last_and_damaged_ones_are_left_out(make: Make, tmp_pat
 def test_what_others_made_is_named(tmp_path: Path, file: str, said: str) -> None:
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("")
-    with pytest.raises(UsageError, match=f"no checkpoint of llmb: .*{said}"):
+    with pytest.raises(UsageError, match=f"not a checkpoint of llmb: .*{said}"):
         read_checkpoint(tmp_path)
 
 
@@ -135,7 +135,7 @@ def test_what_is_not_there_or_no_folder_is_said(make: Make, tmp_path: Path) -> N
 def test_a_record_of_somebody_else_is_refused(make: Make, content: str) -> None:
     path = make()
     (path / "checkpoint.json").write_text(content)
-    with pytest.raises(UsageError, match="not one that this version of llmb reads"):
+    with pytest.raises(UsageError, match="cannot be read by this version of llmb"):
         read_checkpoint(path)
 
 
@@ -237,9 +237,9 @@ def test_a_disk_without_room_is_said_before_anything_starts(
     usage = namedtuple("usage", "free")
     plan = tiny_plan(steps=12, checkpoint_interval=5)
     need = 3 * checkpoint_bytes(plan.recipe.model)
-    monkeypatch.setattr(space.shutil, "disk_usage", lambda path: usage(need - 1))
+    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda path: usage(need - 1))
     with pytest.raises(EnvironmentProblem, match=r"3 checkpoints need about 0.0413 GB; the disk has 0.0413 GB"):
         check_space(plan, tmp_path / "not" / "yet" / "there")
     check_space(tiny_plan(steps=12, save_checkpoint=True), tmp_path)
-    monkeypatch.setattr(space.shutil, "disk_usage", lambda path: usage(0))
+    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda path: usage(0))
     check_space(tiny_plan(steps=12), tmp_path)

@@ -27,8 +27,8 @@ def test_ranks_ended_by_the_launcher_are_not_the_cause() -> None:
 
 
 def test_what_made_a_run_stand_still_comes_before_its_ending() -> None:
-    log = f"llmb: stall: rank 2 on node2 stopped answering at step 7\n{failure_line(0, 'node0', LOST)}\n{entry(2, -9)}"
-    assert first_failure(log) == "rank 2 on node2 stopped answering at step 7"
+    log = f"llmb: stall: rank 2 on node2 stopped responding at step 7\n{failure_line(0, 'node0', LOST)}\n{entry(2, -9)}"
+    assert first_failure(log) == "rank 2 on node2 stopped responding at step 7"
 
 
 def test_a_rank_that_left_without_a_word_comes_before_those_that_lost_it() -> None:

@@ -43,9 +43,9 @@ def test_an_empty_folder_is_taken_over_and_no_other(tmp_path: Path) -> None:
     target.mkdir()
     with new_folder(target) as partial:
         (partial / "file").write_text("x")
-    with pytest.raises(UsageError, match="is there already"), new_folder(target):
+    with pytest.raises(UsageError, match="already exists"), new_folder(target):
         pass
-    with pytest.raises(UsageError, match="is there already"), new_folder(target / "file"):
+    with pytest.raises(UsageError, match="already exists"), new_folder(target / "file"):
         pass
 
 

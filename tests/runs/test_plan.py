@@ -11,7 +11,7 @@ from llmb.metrics.flops import flops_per_sequence, model_flops
 from llmb.metrics.packing import synthetic_packing
 from llmb.runs.choices import Choices
 from llmb.runs.device import Device
-from llmb.runs.documents import with_documents
+from llmb.runs.document_packing import with_documents
 from llmb.runs.folder import experiment_name
 from llmb.runs.parallelism import DpSharding, Parallelism, PipelineSchedule
 from llmb.runs.plan import EnginePlan, make_plan
@@ -84,7 +84,7 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Engin
         (
             "pretrain_llama3.1",
             {"dtype": "fp8", "parallelism": ordered("zero-bubble"), "overrides": {"pp": 2}},
-            "--pipeline-schedule zero-bubble splits products that FP8 does as one",
+            "--pipeline-schedule zero-bubble splits matrix products, which is unsupported in FP8",
         ),
         (
             "pretrain_llama3.1",
@@ -100,11 +100,11 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Engin
             {"parallelism": by(4), "scale": 4, "overrides": {"tp": 2}},
             "= 2 x 1 = 2: valid are 1, 2",
         ),
-        ("pretrain_llama3.1", {"parallelism": by(1, "none")}, "--dp-sharding none shares nothing out"),
+        ("pretrain_llama3.1", {"parallelism": by(1, "none")}, "--dp-sharding none does not shard"),
         (
             "finetune_llama4-maverick",
             {"parallelism": by(1), "scale": 4, "overrides": {"ep": 2}},
-            "the copies EDP 2: valid are 2, 4",
+            "the number of replicas EDP 2: valid are 2, 4",
         ),
         (
             "pretrain_llama3.1",
@@ -129,16 +129,16 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Engin
         (
             "pretrain_llama3.1",
             {"parallelism": ordered("zero-bubble"), "overrides": {"pp": 2, "gbs": 5}},
-            "GA 5 does not divide by PP 2",
+            "GA 5 is not divisible by PP 2",
         ),
         ("pretrain_llama3.1", {"overrides": {"pp": 2, "gbs": 1}}, "GA 1 is below PP 2"),
         (
             "pretrain_llama3.1",
             {"parallelism": ordered("zero-bubble"), "overrides": {"pp": 2}, "compiled": True},
-            "compiled blocks do not allow",
+            "unsupported for compiled blocks",
         ),
         ("pretrain_llama3.1", {"window": "35-60"}, "outside the run"),
-        ("pretrain_llama3.1", {"window": "late"}, "no window"),
+        ("pretrain_llama3.1", {"window": "late"}, "not a window"),
         ("pretrain_llama3.1", {"document_tokens": 0}, "--document-tokens is 0; it must be at least 2"),
         ("pretrain_llama3.1", {"document_tokens": 1}, "one token predicts nothing"),
         (

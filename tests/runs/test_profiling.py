@@ -88,16 +88,16 @@ def test_ranks_and_profiler(tiny_plan: Callable[..., Plan]) -> None:
 @pytest.mark.parametrize(
     ("profiling", "says"),
     [
-        (Profiling(profile=True, nccl_trace=True), "exclude each other"),
+        (Profiling(profile=True, nccl_trace=True), "mutually exclusive"),
         (Profiling(profile=True, profile_start_step=30, profile_stop_step=20), "do not fit"),
         (Profiling(profile=True, profile_stop_step=51), "numbered 0-49"),
         (Profiling(profile=True, profile_start_step=50), "do not fit"),
         (Profiling(profile=True, profile_ranks="0-16"), "rank 16, but the 16 ranks are numbered 0-15"),
         (Profiling(profile=True, profile_ranks="first"), "give ranks such as 0,4-7"),
         (Profiling(profile=True, profile_ranks="7-4"), "give ranks such as 0,4-7"),
-        (Profiling(profile=True, profile_gpu_metrics=True), "for Nsight Systems"),
-        (Profiling(profile_start_step=3), "--profile-start-step is given, but nothing is profiled"),
-        (Profiling(profile_ranks="0"), "--profile-ranks is given, but nothing is profiled"),
+        (Profiling(profile=True, profile_gpu_metrics=True), "needs Nsight Systems"),
+        (Profiling(profile_start_step=3), "--profile-start-step needs --profile"),
+        (Profiling(profile_ranks="0"), "--profile-ranks needs --profile"),
     ],
 )
 def test_what_cannot_be_is_refused(profiling: Profiling, says: str) -> None:
@@ -207,5 +207,5 @@ def test_a_missing_profile_is_a_warning(tmp_path: Path, tiny_plan: Callable[...,
     report = report_profile(folder, plan)
     assert report
     assert report.breakdown is None
-    assert "no breakdown of a step: no trace: the file is not JSON (rank-1.json.gz)" in report.warnings
+    assert "no breakdown of a step: not a trace: the file is not JSON (rank-1.json.gz)" in report.warnings
     assert report_profile(folder, tiny_plan()) is None

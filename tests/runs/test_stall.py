@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rank that holds up a run, told from what the ranks say of themselves. Real hangs are tested with real runs."""
+"""The rank that blocks a run, found from what the ranks report. Real hangs are tested with real runs."""
 
 import pytest
 from hypothesis import given
@@ -31,21 +31,21 @@ def find(ranks: list[Seen]) -> str | None:
 def test_a_stopped_process_is_named_with_what_the_others_wait_in() -> None:
     ranks = seen(beat(0, wait()), beat(1, wait()), beat(2, idle_s=0, step=8), beat(3, wait()), silent={2: 9})
     assert find(ranks) == (
-        "rank 2 on node1 stopped answering at step 9; ranks 0, 1, 3 wait in all_reduce of group mesh_0 (ranks 0-3)"
+        "rank 2 on node1 stopped responding at step 9; ranks 0, 1, 3 wait in all_reduce of group mesh_0 (ranks 0-3)"
     )
 
 
 def test_a_rank_in_no_collective_is_named() -> None:
     ranks = seen(beat(0, wait()), beat(1), beat(2, wait()), beat(3, wait()))
     assert find(ranks) == (
-        "rank 1 on node0 stands still at step 9 for 101 s, in no collective, at engine/loop.py:9 train; "
+        "rank 1 on node0 has hung for 101 s at step 9, in no collective, at engine/loop.py:9 train; "
         "ranks 0, 2, 3 wait in all_reduce of group mesh_0 (ranks 0-3)"
     )
 
 
 def test_a_rank_that_waits_for_what_torch_does_not_record_is_not_taken_for_idle() -> None:
     text = find(seen(beat(0), beat(1, communicates=True)))
-    assert text.startswith("rank 0 on node0 stands still")
+    assert text.startswith("rank 0 on node0 has hung")
 
 
 def test_the_end_of_a_chain_of_waiting_ranks_is_named() -> None:
@@ -54,12 +54,14 @@ def test_the_end_of_a_chain_of_waiting_ranks_is_named() -> None:
     ranks = seen(
         beat(0, tp), beat(1, dp, begun={"tp": 4, "dp": 3}), beat(2, wait("dp", 2, "1, 2")), beat(3, communicates=True)
     )
-    assert find(ranks).startswith("rank 2 on node1 stands still at step 9 for 101 s, in all_reduce of group mesh_dp")
+    assert find(ranks).startswith("rank 2 on node1 has hung for 101 s at step 9, in all_reduce of group mesh_dp")
 
 
 def test_what_cannot_be_told_is_not_guessed() -> None:
     ranks = seen(beat(0, wait()), beat(1, wait()))
-    assert find(ranks).startswith("no rank has gone on for 101 s at step 9, and none is seen to hold up the others; ")
+    assert find(ranks).startswith(
+        "no rank has made progress for 101 s at step 9, and none was found to block the others; "
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,26 +85,26 @@ def test_a_process_that_is_stopped_while_others_save_is_noticed_in_the_usual_tim
     assert find(seen(*saving, silent={1: 99})) is None
     going_on = saving[0].model_copy(update={"idle_s": 2})
     assert find(seen(going_on, *saving[1:], silent={1: 101})) is None
-    assert find(seen(*saving, silent={1: 101})) == "rank 1 on node0 stopped answering at step 9"
+    assert find(seen(*saving, silent={1: 101})) == "rank 1 on node0 stopped responding at step 9"
 
 
 def test_a_rank_that_never_came_has_the_time_of_a_start() -> None:
     others = seen(beat(0, phase="start", idle_s=399))
     assert find([*others, Seen(1, None, 399)]) is None
-    assert find([*others, Seen(1, None, 401)]).startswith("rank 1 never answered")
+    assert find([*others, Seen(1, None, 401)]).startswith("rank 1 never responded")
 
 
 def test_ranks_that_have_ended_are_not_missed() -> None:
     ranks = seen(beat(0, phase="end"), beat(1, phase="end", place="engine/mesh.py:9 leave"), silent={0: 500})
-    assert find(ranks).startswith("rank 1 on node0 stands still at step 9 for 101 s, in no collective, at engine/mesh")
+    assert find(ranks).startswith("rank 1 on node0 has hung for 101 s at step 9, in no collective, at engine/mesh")
     assert find(seen(beat(0, phase="end", idle_s=1), beat(1, phase="end", idle_s=1), silent={0: 500, 1: 500})) is None
 
 
 def test_many_ranks_take_one_line() -> None:
     ranks = seen(*(beat(rank, wait(f"tp{rank // 4}")) for rank in range(1000)), *(beat(rank) for rank in (1000, 1003)))
     text = find(ranks)
-    assert text.startswith("ranks 1000, 1003 on node500, node501 stand still")
-    assert text.endswith("; 246 more kinds of waiting")
+    assert text.startswith("ranks 1000, 1003 on node500, node501 have hung")
+    assert text.endswith("; 246 more groups of ranks")
     assert len(text) < 700
 
 

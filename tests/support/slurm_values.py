@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from llmb.catalogue.jobs import find_fabric, job_defaults
+from llmb.catalogue.job_defaults import find_fabric, job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Window
 from llmb.catalogue.resolve import Request, resolve

@@ -166,10 +166,10 @@ def test_events_may_end_anywhere_in_a_chunk(gpu_trace: Path, tmp_path: Path, mon
         (b"", "is not JSON"),
         (b"iteration 1/50", "is not JSON"),
         (b'{"steps": []}', "has no 'traceEvents'"),
-        (b'{"traceEvents": [{"ph": "X"}, {"ph', "ends within its events"),
-        (b'{"traceEvents": [1, 2]}', "no JSON objects"),
-        (b"\x1f\x8b\x08\x00broken", "cannot be unpacked"),
-        (b"SQLite format 3\x00broken", "no SQLite database that can be read"),
+        (b'{"traceEvents": [{"ph": "X"}, {"ph', "is truncated within its events"),
+        (b'{"traceEvents": [1, 2]}', "not JSON objects"),
+        (b"\x1f\x8b\x08\x00broken", "cannot be decompressed"),
+        (b"SQLite format 3\x00broken", "not an SQLite database that can be read"),
     ],
 )
 def test_what_is_no_trace_is_said(tmp_path: Path, content: bytes, says: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.catalogue.source import CatalogueError
+from llmb.catalogue.data_files import CatalogueError
 from llmb.traces.classify import Rules
 
 KERNELS = {

@@ -160,5 +160,5 @@ def test_folders_of_runs_are_searched(tmp_path: Path) -> None:
     assert [path.name for path in find_nccl_files([tmp_path])] == ["rank-2.log", "rank-10.log"]
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(UsageError, match="no log of NCCL"):
+    with pytest.raises(UsageError, match="no NCCL log"):
         find_nccl_files([empty])

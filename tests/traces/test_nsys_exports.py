@@ -114,6 +114,6 @@ def test_an_export_without_kernels_says_what_to_trace(tmp_path: Path) -> None:
     path = tmp_path / "empty.sqlite"
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
-    with pytest.raises(UsageError, match="holds no GPU kernels") as raised:
+    with pytest.raises(UsageError, match="has no GPU kernels") as raised:
         read_trace(path, Rules())
     assert "nsys export --type sqlite" in str(raised.value)

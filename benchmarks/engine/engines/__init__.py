@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One adapter per engine. Each but llmb's own is a program that trains one job and writes what it measured."""
+"""One adapter per engine. Each except llmb's is a program that trains one job and writes its measurements."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face transformers with torch.compile, as one trains with it: bf16 weights, SDPA attention, fused AdamW."""
+"""Hugging Face transformers with torch.compile, as it is usually trained: bf16 weights, SDPA attention, fused AdamW."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -18,7 +18,7 @@ WHOLE = "huggingface-whole"
 
 
 def build(job: Job) -> PlainTrainee:
-    """Random weights, of the configuration that llmb exports for its own model."""
+    """Random weights, with the configuration that llmb exports for its own model."""
     transformers: Any = import_module("transformers")
     fp32 = job.dtype is Dtype.FP32
     config = transformers.AutoConfig.for_model(**config_of(job.model, "fp32" if fp32 else "bf16"))
@@ -61,7 +61,7 @@ def compiled_how(job: Job) -> str:
 
 
 def loss_function(model: Any, job: Job) -> Callable[[Tensor, Tensor], Tensor]:  # noqa: ANN401 (transformers' class)
-    """Layers are compiled one by one, as they share their code; head and loss in one piece."""
+    """Layers are compiled one by one, as they share their code; head and loss as one graph."""
     head_loss: Callable[[Tensor, Tensor, Tensor], Tensor] = cross_entropy
     if job.compiled and job.engine != WHOLE:
         for layer in model.model.layers:
@@ -89,7 +89,7 @@ def use_fp8(model: nn.Module) -> str:
 
 
 def takes_fp8(module: nn.Module, name: str) -> bool:
-    """Products in FP8 need dimensions of multiples of 16; head and router stay in bf16.
+    """FP8 products need dimensions that are multiples of 16; head and router stay in bf16.
 
     So does the last layer of Llama 4's shared expert: transformers adds to its output in place, which torchao forbids.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an adapter is told and what it answers; both are files between two processes."""
+"""The input and the output of an adapter; both are files between two processes."""
 
 from llmb.catalogue.records import Dtype, Model, Record, Training
 
@@ -22,7 +22,7 @@ class Job(Record):
 
 
 class Measured(Record):
-    """``conventions`` say in which precisions the engine keeps and computes what."""
+    """``conventions`` list the precisions that the engine stores and computes in."""
 
     parameters: int
     step_times_s: tuple[float, ...]

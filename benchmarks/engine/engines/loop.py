@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop that every adapter shares: the same data, the same work and the same clock for each engine."""
+"""The loop that all adapters share: the same data, the same work and the same timing for each engine."""
 
 import resource
 import sys
@@ -16,7 +16,7 @@ from benchmarks.engine.engines.job import Job, Measured
 
 
 class Trainee(Protocol):
-    """A model in training, however its engine holds it."""
+    """A model in training, in the form of its engine."""
 
     conventions: tuple[str, ...]
     versions: dict[str, str]
@@ -25,10 +25,10 @@ class Trainee(Protocol):
     def parameters(self) -> int: ...
 
     def add_gradients(self, tokens: Tensor, share: float) -> Tensor:
-        """Adds ``share`` of the gradient of the mean loss of [mbs, seq_len + 1] tokens; that loss, 0-d."""
+        """Adds ``share`` of the gradient of the mean loss of [mbs, seq_len + 1] tokens. Returns that loss, 0-d."""
 
     def update(self) -> None:
-        """Clips the gradients, moves the parameters, forgets the gradients."""
+        """Clips the gradients, updates the parameters, resets the gradients."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class PlainTrainee:
 
     model: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor]
-    """Of inputs and labels, each [mbs, seq_len]."""
+    """Takes inputs and labels, each [mbs, seq_len]."""
     optimizer: torch.optim.Optimizer
     clip_grad: float
     conventions: tuple[str, ...]
@@ -59,7 +59,7 @@ class PlainTrainee:
 
 
 def adamw(parameters: Sequence[nn.Parameter], job: Job) -> torch.optim.Optimizer:
-    """The recipe's AdamW, fused. Constant learning rate: it has no part in speed."""
+    """The recipe's AdamW, fused. The learning rate is constant: it does not affect speed."""
     training = job.training
     betas = (training.beta1, training.beta2)
     return torch.optim.AdamW(
@@ -68,7 +68,7 @@ def adamw(parameters: Sequence[nn.Parameter], job: Job) -> torch.optim.Optimizer
 
 
 def measure(trainee: Trainee, job: Job) -> Measured:
-    """Trains ``job``. A step's time ends when its loss is on the host, and so with everything before it."""
+    """Trains ``job``. A step ends when its loss is on the host, and so with everything before it."""
     generator = torch.Generator(job.device).manual_seed(job.seed)
     times, losses = [], []
     for number in range(job.warmup_steps + job.timed_steps):
@@ -100,7 +100,7 @@ def finish(device: str) -> None:
 
 
 def peak_memory(device: str) -> int:
-    """On a GPU the most that the allocator handed out; on a CPU the largest resident set of the process."""
+    """On a GPU the peak memory allocated by PyTorch; on a CPU the largest resident set of the process."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

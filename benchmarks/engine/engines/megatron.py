@@ -17,7 +17,7 @@ from llmb.catalogue.records import Dtype, Model, Training
 
 
 class MegatronTrainee:
-    """Megatron-core keeps gradients in buffers of its own and clips within its optimizer."""
+    """Megatron-core keeps gradients in its own buffers and clips within its optimizer."""
 
     def __init__(self, model: Any, optimizer: Any, parameters: int, fp8: bool) -> None:  # noqa: ANN401
         self.model = model
@@ -71,7 +71,7 @@ def build(job: Job) -> MegatronTrainee:
 
 
 def join_alone() -> None:
-    """A process group of this process alone: Megatron-core asks for one."""
+    """A process group of this process alone, which Megatron-core requires."""
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     file = tempfile.NamedTemporaryFile(prefix="megatron-", delete=False)  # noqa: SIM115 (lives as long as the process)
     dist.init_process_group("nccl", init_method=f"file://{file.name}", rank=0, world_size=1)

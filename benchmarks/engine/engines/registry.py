@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engines there are, what each can train, and whether it is installed here."""
+"""The engines, what each can train, and whether it is installed here."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,10 +17,10 @@ LLAMA: Parts = {**DENSE, "norm": "rmsnorm", "mlp": "swiglu", "rotary_pairs": "ha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """``modules`` have to be importable, ``fp8_modules`` too for FP8; ``install`` says how they come to be."""
+    """``modules`` have to be importable, ``fp8_modules`` too for FP8; ``install`` is the command to install them."""
 
     program: str | None
-    """Module that trains a job; null for llmb, which is run by its own command."""
+    """Module that trains a job; None for llmb, which is run by its own command."""
     distribution: str
     modules: tuple[str, ...]
     install: str
@@ -62,14 +62,14 @@ DEFAULT_ENGINES = (LLMB, "huggingface", "torchtitan", "megatron-core")
 
 
 def obstacle(name: str, model: Model, dtype: Dtype, *, has_gpu: bool) -> str | None:
-    """Why an engine cannot train this model here, or null where nothing is known to be in the way."""
+    """Why an engine cannot train this model here, or None if nothing is known to prevent it."""
     engine = ENGINES[name]
     if missing := _missing(engine.modules):
         return f"not installed: {missing} ({engine.install})"
     if difference := next(part_differences(model, engine.parts), None):
         return f"the adapter of {name} cannot build this model: {difference}"
     if dtype is Dtype.FP8 and (missing := _missing(engine.fp8_modules)):
-        return f"not installed: {missing}, which {name} computes fp8 with (pip install torchao)"
+        return f"not installed: {missing}, which {name} needs for fp8 (pip install torchao)"
     if engine.needs_gpu and not has_gpu:
         return f"{name} needs a GPU"
     return None
@@ -82,7 +82,7 @@ def _missing(modules: Iterable[str]) -> str | None:
 def _importable(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except ModuleNotFoundError:  # of the package that it is part of
+    except ModuleNotFoundError:  # of its parent package
         return False
 
 

@@ -13,7 +13,7 @@ from llmb.catalogue.records import Dtype, Model
 
 
 def build(job: Job) -> PlainTrainee:
-    """What torchtitan's trainer sets up where there is one GPU: fp32 weights under autocast, blocks compiled."""
+    """What torchtitan's trainer sets up for one GPU: fp32 weights under autocast, compiled blocks."""
     llama: Any = import_module("torchtitan.models.llama3")
     parallelize: Any = import_module("torchtitan.models.llama3.infra.parallelize")
     with torch.device(job.device), torch.no_grad():
@@ -50,7 +50,7 @@ def build(job: Job) -> PlainTrainee:
 
 
 def model_arguments(model: Model, seq_len: int) -> Any:  # noqa: ANN401 (torchtitan's class)
-    """torchtitan rounds the feed-forward size up to ``multiple_of``, which is how an exact one is asked for."""
+    """torchtitan rounds the feed-forward size up to ``multiple_of``, which can therefore set an exact size."""
     arguments: Any = import_module("torchtitan.models.llama3.model.args")
     scaling = model.rope_scaling
     assert scaling is not None, "torchtitan's Llama always scales rotary frequencies"
@@ -74,7 +74,7 @@ def model_arguments(model: Model, seq_len: int) -> Any:  # noqa: ANN401 (torchti
 
 
 def use_fp8(model: torch.nn.Module) -> str:
-    """As torchtitan's float8 converter does with the head filtered out; returns torchao's version."""
+    """As torchtitan's float8 converter does without the head; returns torchao's version."""
     float8: Any = import_module("torchao.float8")
     utils: Any = import_module("torchtitan.components.quantization.utils")
     float8.convert_to_float8_training(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a campaign: every job, and how far each has come. It is what a killed client leaves to the next one."""
+"""The record of a campaign: every job with its progress, so that another client can resume after one was killed."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ State = Literal["planned", "submitting", "submitted", "refused"]
 
 
 class JobRequest(Record):
-    """All that decides one job beside the cluster's settings."""
+    """Everything that defines one job, apart from the cluster's settings."""
 
     request: Request
     choices: Choices
@@ -37,7 +37,7 @@ class CampaignJob(Record):
     key: str
     """Of the submission; no job is submitted twice under it."""
     where: str
-    """File and line that ask for the job."""
+    """File and line that name the job."""
     repeat: int
     profiled: bool
     wanted: JobRequest
@@ -55,7 +55,7 @@ class Campaign(Record):
     source: str
     """The file, or the command line."""
     fingerprint: str
-    """Of what was asked for: the same command makes the same."""
+    """Digest of the request: the same command has the same one."""
     created_at: str
     jobs: tuple[CampaignJob, ...]
 
@@ -64,7 +64,7 @@ class Campaign(Record):
         return any(job.state != "submitted" for job in self.jobs)
 
     def with_job(self, job: CampaignJob) -> "Campaign":
-        """With ``job`` in place of the one that has its key."""
+        """The campaign with ``job`` replacing the one with the same key."""
         jobs = tuple(job if job.key == other.key else other for other in self.jobs)
         return self.model_copy(update={"jobs": jobs})
 
@@ -88,7 +88,7 @@ def campaigns_folder(install: Path) -> Path:
 
 
 def write_campaign(install: Path, campaign: Campaign) -> None:
-    """Raises EnvironmentProblem where nothing can be written."""
+    """Raises EnvironmentProblem if it cannot be written."""
     folder = campaigns_folder(install)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def write_campaign(install: Path, campaign: Campaign) -> None:
 
 
 def read_campaigns(install: Path) -> list[Campaign]:
-    """All of an install root, the oldest first. Raises EnvironmentProblem for one that cannot be read."""
+    """All campaigns of an install root, the oldest first. Raises EnvironmentProblem for one that cannot be read."""
     return [_read(path) for path in sorted(campaigns_folder(install).glob("*.json"))]
 
 
@@ -111,7 +111,7 @@ def read_campaign(install: Path, name: str) -> Campaign:
 
 
 def unfinished_campaign(campaigns: Iterable[Campaign], asked: str, source: str, *, any_jobs: bool) -> Campaign | None:
-    """The newest one with jobs to submit that was asked for alike, or, with ``any_jobs``, from the same source."""
+    """The newest one with jobs to submit and the same request, or, with ``any_jobs``, from the same source."""
     found = [item for item in campaigns if item.unfinished and (item.fingerprint == asked or any_jobs)]
     return next((item for item in reversed(found) if item.source == source or item.fingerprint == asked), None)
 
@@ -120,6 +120,6 @@ def _read(path: Path) -> Campaign:
     try:
         return Campaign.model_validate_json(path.read_text())
     except (OSError, ValidationError) as error:
-        what = error.strerror if isinstance(error, OSError) else "it is no record of a campaign"
+        what = error.strerror if isinstance(error, OSError) else "it is not a record of a campaign"
         do = "move the file away; 'llmb jobs list' shows which of its jobs are queued"
         raise EnvironmentProblem(f"the campaign cannot be read: {what}", where=str(path), do=do) from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command line, or one part of a file, asks for before it is spelled out. Pure."""
+"""What the command line or one part of a file requests, before expansion into jobs. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,14 +14,14 @@ _selection = partial(Option, panel="Selection")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which recipes; an empty field leaves nothing out."""
+    """Selects recipes; an empty field selects all."""
 
     workloads: Annotated[
         Values,
         _selection(
             name="workload",
             flags=("-w", "--workload"),
-            help="What is trained, or several with commas; see 'llmb list'. Default: everything.",
+            help="Workload, or several separated by commas; see 'llmb list'. Default: all.",
         ),
     ] = ()
     """Workloads, or a workload and a size in one word, as in ``pretrain_llama3.1_8b``."""
@@ -48,7 +48,7 @@ class Selection:
     max_scale: Annotated[
         int | None, _selection(help="All scales up to N, and doublings of the largest.", minimum=1)
     ] = None
-    """Doublings of the largest published scale are taken up to here too."""
+    """Doublings of the largest published scale are included up to this one."""
     min_scale: Annotated[bool, _selection(help="The smallest scale of each recipe.")] = False
     """Only the smallest scale of each recipe."""
     exact_scales: Annotated[bool, _selection(help="Published scales, no doublings.")] = False
@@ -56,20 +56,20 @@ class Selection:
     proxy: Annotated[bool, _selection(help="Proxies: models of fewer layers, for few GPUs.")] = False
     """Proxies, at their own scales, and nothing else."""
     everything: bool = False
-    """What one recipe alone leaves empty is all of it, as where several are meant, and not its default."""
+    """For a single recipe, an empty field also means all values instead of the default."""
     gpu_type: Annotated[str | None, _selection(help="GPU type of the catalogue, or cpu.")] = None
-    release: Annotated[str | None, _selection(help="Release of the source document. Default: the newest.")] = None
+    release: Annotated[str | None, _selection(help="Release of the reference document. Default: the newest.")] = None
 
     @property
     def names_one(self) -> bool:
-        """One recipe is meant; dtype and scale, where they are left out, are its defaults."""
+        """True for one recipe: dtype and scale, if not specified, are its defaults."""
         limits = (self.max_scale, self.min_scale, self.exact_scales, self.proxy, self.everything)
         lists = (self.workloads, self.sizes, self.dtypes, self.scales)
         return bool(self.workloads) and all(len(items) <= 1 for items in lists) and not any(limits)
 
     @property
     def names_recipes(self) -> bool:
-        """Workloads, sizes and dtypes are all asked for by name, so that none may be missing."""
+        """Workloads, sizes and dtypes are all named, so a missing one is an error."""
         sized = bool(self.sizes) or all("_" in name.partition("_")[2] for name in self.workloads)
         return self.names_one or (bool(self.workloads) and sized and bool(self.dtypes))
 
@@ -90,12 +90,12 @@ class Entry:
     profile: Annotated[bool, Option(help="Every run is profiled.")] = False
     add_profile: Annotated[bool, Option(help="One more run is profiled, beside the others.")] = False
     repeatable: frozenset[str] = frozenset()
-    """Options whose values a job gets all of: they are not swept."""
+    """Options that take several values at once: they are not swept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One job, spelled out."""
+    """One job."""
 
     where: str
     workload: str
@@ -106,9 +106,9 @@ class Job:
     release: str | None
     proxy: bool
     named: bool = True
-    """Asked for by name, and not because it is there."""
+    """The job was named, not selected as one of all."""
     options: Mapping[str, Values] = field(default_factory=dict)
-    """Several values only where an option takes them at once."""
+    """One value each, except for options that take several at once."""
     variables: Mapping[str, str] = field(default_factory=dict)
     repeat: int = 1
     profiled: bool = False

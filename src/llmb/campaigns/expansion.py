@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what was asked for to single jobs, largest first. Pure."""
+"""Expands requests to single jobs, largest first. Pure."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +23,12 @@ from llmb.options.option import limit_problems
 TINY = "tiny"
 MOST_JOBS = 10_000
 MOST_RECIPES = 3
-"""That one line of a report names."""
+"""Recipes named in one line of a report."""
 
 
 @dataclass(slots=True)
 class Expansion:
-    """``problems`` are errors with their places; ``left_out`` is reported and no error."""
+    """``problems`` are errors with file and line; ``left_out`` is reported, but not an error."""
 
     jobs: list[Job] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Expansion:
 
 
 class _Recipe(NamedTuple):
-    """What is listed of a size in one dtype, and whether the entry means this one model and no other."""
+    """Scales of a size in one dtype, and whether the entry names only this model."""
 
     request: Request
     listed: Scales
@@ -48,11 +48,10 @@ class _Recipe(NamedTuple):
 
 
 def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None) -> Expansion:
-    """Every job of ``entries``, the largest scale first and otherwise in their order; whether each has a layout is for
-    the plan to find out.
+    """Every job of ``entries``, the largest scale first and otherwise in their order. Layouts are checked by the plan.
 
-    ``gpu_type`` is the cluster's. Where an entry means several models, those whose smallest scale is above one that is
-    asked for are left out of it.
+    ``gpu_type`` is the cluster's. If an entry selects several models, those whose smallest scale is above a
+    requested one are left out.
     """
     expansion = Expansion()
     for entry in entries:
@@ -62,9 +61,9 @@ def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None)
             for recipe in _recipes(catalogue, entry, gpu_type):
                 _add_jobs(entry, recipe, expansion)
             if expansion.size == before:
-                raise UsageError("no recipe fits what is asked for")
+                raise UsageError("no recipe matches")
             if len(expansion.jobs) > MOST_JOBS:
-                raise UsageError(f"these are more than {MOST_JOBS:,} jobs")
+                raise UsageError(f"there are more than {MOST_JOBS:,} jobs")
         except UsageError as error:
             expansion.problems.append(f"{entry.where}: {told(error)}")
     types = dict.fromkeys(job.gpu_type for job in expansion.jobs)
@@ -76,7 +75,7 @@ def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None)
 
 
 def told(error: UsageError) -> str:
-    """On one line, what is wrong and what is valid."""
+    """The problem and the valid values on one line."""
     head, *items = (line.strip().removeprefix("- ") for line in error.what.splitlines())
     parts = [
         " ".join([head, "; ".join(items)]).strip(),
@@ -87,7 +86,7 @@ def told(error: UsageError) -> str:
 
 
 def grouped(refusals: Iterable[tuple[Job, str]]) -> list[str]:
-    """One line for each reason why jobs cannot be, with their place and recipes."""
+    """One line for each reason why jobs are impossible, with file, line and recipes."""
     groups: dict[tuple[str, str], list[str]] = {}
     for job, reason in refusals:
         recipes = groups.setdefault((job.where, reason), [])
@@ -107,7 +106,7 @@ def _check(entry: Entry) -> None:
     if entry.repeats > MOST_JOBS:
         raise UsageError(f"{entry.repeats} repeats are more than {MOST_JOBS:,} jobs")
     if entry.profile and entry.add_profile:
-        raise UsageError("profile and add_profile exclude each other")
+        raise UsageError("profile and add_profile are mutually exclusive")
 
 
 def _recipes(catalogue: Catalogue, entry: Entry, site_gpu_type: str | None) -> Iterator[_Recipe]:
@@ -135,7 +134,7 @@ def _recipes(catalogue: Catalogue, entry: Entry, site_gpu_type: str | None) -> I
 
 
 def _models(catalogue: Catalogue, selection: Selection, gpu_type: str | None) -> Iterator[tuple[str, str]]:
-    """The sizes that are meant. Without a size those that the GPU type has; ``tiny`` only on a CPU."""
+    """The selected sizes; by default those that the GPU type has; ``tiny`` only on a CPU."""
     named = [split_model(catalogue, name) for name in selection.workloads]
     workloads: list[tuple[str, str | None]] = named or [(name, None) for name in catalogue.workloads]
     every_size = dict.fromkeys(size for name, _ in workloads for size in sizes_of(find_workload(catalogue, name)))
@@ -153,7 +152,7 @@ def _models(catalogue: Catalogue, selection: Selection, gpu_type: str | None) ->
 
 
 def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
-    """A workload, with the size where ``name`` ends in one. Raises UsageError with the closest name."""
+    """A workload, with the size if ``name`` ends in one. Raises UsageError with the closest name."""
     if name in catalogue.workloads:
         return name, None
     for workload in catalogue.workloads.values():
@@ -193,7 +192,7 @@ def _add_jobs(entry: Entry, recipe: _Recipe, expansion: Expansion) -> None:
 
 
 def scales_of(selection: Selection, listed: Scales, *, alone: bool = False) -> list[int]:
-    """The scales that a selection takes of a recipe, smallest first, whether or not it has them."""
+    """The scales that a selection requests of a recipe, smallest first, whether or not the recipe has them."""
     limit = selection.max_scale
     if selection.scales:
         return sorted({scale for scale in selection.scales if limit is None or scale <= limit})
@@ -207,7 +206,7 @@ def scales_of(selection: Selection, listed: Scales, *, alone: bool = False) -> l
 
 
 def swept(options: Mapping[str, Values], repeatable: Collection[str] = ()) -> Iterator[dict[str, Values]]:
-    """Every combination of the options' values, the last option's changing fastest."""
+    """Every combination of the options' values; the last option varies fastest."""
     lists = [[values] if name in repeatable else [(value,) for value in values] for name, values in options.items()]
     for combination in product(*lists):
         yield dict(zip(options, combination, strict=True))
@@ -237,7 +236,7 @@ def _jobs(entry: Entry, request: Request, scale: int, *, proxy: bool) -> Iterato
 
 
 def narrowed(catalogue: Catalogue, jobs: Iterable[Job], selection: Selection) -> list[Job]:
-    """Those of a file's jobs that a selection leaves. Raises UsageError for a workload that does not exist."""
+    """The jobs of a file that match a selection. Raises UsageError for a workload that does not exist."""
     models = [split_model(catalogue, name) for name in selection.workloads]
     kept = [job for job in jobs if _is_meant(job, selection, models)]
     if selection.exact_scales:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a campaign file, whichever kind it is."""
+"""Reads a campaign file, YAML or text."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +15,14 @@ YAML_SUFFIXES = (".yaml", ".yml")
 
 @dataclass(frozen=True, slots=True)
 class FileEntries:
-    """What a file asks for, and what is wrong with it, with places."""
+    """The entries of a file, and its problems with file and line."""
 
     entries: tuple[Entry, ...]
     problems: tuple[str, ...]
 
 
 def read_campaign_file(path: Path, keys: Keys, split_model: SplitModel) -> FileEntries:
-    """Raises UsageError where the file cannot be read or asks for nothing."""
+    """Raises UsageError if the file cannot be read or has no entries."""
     reader: YamlReader | TextReader
     try:
         if path.suffix.lower() in YAML_SUFFIXES:
@@ -34,8 +34,8 @@ def read_campaign_file(path: Path, keys: Keys, split_model: SplitModel) -> FileE
     except OSError as error:
         raise UsageError(f"cannot read the file: {error.strerror}", where=str(path)) from error
     except UnicodeDecodeError as error:
-        raise UsageError("this is no text", where=str(path)) from error
+        raise UsageError("this is not a text file", where=str(path)) from error
     if not reader.entries and not reader.problems:
-        do = "see docs/how-to/run-many-recipes.md for what a file may hold"
-        raise UsageError("the file asks for no job", where=str(path), do=do)
+        do = "see docs/how-to/run-many-recipes.md for the format of files"
+        raise UsageError("the file names no job", where=str(path), do=do)
     return FileEntries(tuple(reader.entries), tuple(reader.problems))

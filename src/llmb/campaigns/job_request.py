@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of one job, and the request that they make."""
+"""The options of one job, and the request that results from them."""
 
 import sys
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ from llmb.schedulers.lookup import QUEUE, find_scheduler
 
 
 def job_options() -> Mapping[str, Option]:
-    """Of the recipe, the training, the scheduler, and the framework, by name."""
+    """Options of recipe, training, scheduler and framework, by name."""
     return options_of(Request, Choices, find_scheduler(QUEUE).choices, FrameworkChoices)
 
 
 def job_request(values: Mapping[str, Any], environ: Mapping[str, str]) -> JobRequest:
-    """What the values of options ask for; those that are left out have their defaults, or the shell's variables.
+    """The request that options define; missing ones have their defaults, or the values of the shell's variables.
 
     Raises UsageError.
     """
@@ -35,7 +35,7 @@ def job_request(values: Mapping[str, Any], environ: Mapping[str, str]) -> JobReq
 
 
 def converted(texts: Mapping[str, Values]) -> dict[str, Any]:
-    """The values of options that are given as text. Raises UsageError with all that cannot be."""
+    """Converts the values of options from text. Raises UsageError with all problems."""
     found, problems = {}, list[str]()
     for name, values in texts.items():
         try:

@@ -14,23 +14,24 @@ from llmb.options.text import convert
 ALL = "all"
 ENVIRONMENT = "env."
 WORKLOAD = "workload"
-"""No key: files name workloads in other ways."""
+"""Not keys: files name workloads in other ways."""
 
 
 def entry_options() -> dict[str, Option]:
-    """Those that a file's entries have of their own, beside the options of a job."""
+    """Keys of a file's entries, in addition to the options of a job."""
     return {name: option for name, option in options_of(Entry).items() if name != WORKLOAD}
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """From each key, without dashes in front and with underscores, to the option; and the documents' variables."""
+    """Maps each key, without leading dashes and with underscores, to its option; also the variables of the reference
+    documents."""
 
     options: Mapping[str, Option]
     variables: Sequence[Variable] = ()
 
     def option(self, key: str, workload: str | None) -> Option:
-        """The option that ``key`` means; in capitals also a variable that sets one. Raises UsageError."""
+        """The option of ``key``, which may also be a variable that sets one. Raises UsageError."""
         name = key.strip().lstrip("-").replace("-", "_").lower()
         if name in self.options:
             return self.options[name]
@@ -43,7 +44,7 @@ class Keys:
 
 
 def campaign_keys(options: Iterable[Option], variables: Sequence[Variable]) -> Keys:
-    """Of a job's ``options`` and of an entry's own, which come first."""
+    """The keys of a job's ``options`` and of entries; the latter take precedence."""
     listed = [option for option in options if option.name != WORKLOAD]
     found = {key: option for option in (*listed, *entry_options().values()) for key in option.keys}
     return Keys(found, variables)
@@ -51,7 +52,7 @@ def campaign_keys(options: Iterable[Option], variables: Sequence[Variable]) -> K
 
 @dataclass(slots=True)
 class Draft:
-    """An entry in the making: keys are added one by one."""
+    """Builds an entry from its keys."""
 
     keys: Keys
     where: str
@@ -63,7 +64,7 @@ class Draft:
     repeatable: set[str] = field(default_factory=set)
 
     def set(self, key: str, values: Values) -> None:
-        """Raises UsageError for a key that does not exist or a value that it cannot have."""
+        """Raises UsageError for an unknown key or an invalid value."""
         if key.startswith(ENVIRONMENT):
             self.variables[key.removeprefix(ENVIRONMENT)] = str(convert(Option(), key, values))
             return
@@ -79,7 +80,7 @@ class Draft:
             self.fields[own.field] = convert(own, key, values)
 
     def set_text(self, key: str, text: str) -> None:
-        """The same of a text, which for a list holds values with commas between them."""
+        """The same for text; values of a list are separated by commas."""
         listed = not key.startswith(ENVIRONMENT) and self._option(key).listed
         values = tuple(part for part in text.split(",") if part) if listed else (text,)
         if not values:

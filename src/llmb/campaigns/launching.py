@@ -15,7 +15,7 @@ from llmb.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """``values`` are those of a job's options; ``notes`` name variables that nothing is done with, and why."""
+    """``values`` are those of a job's options; ``notes`` list ignored variables with reasons."""
 
     values: Mapping[str, Any]
     environ: Mapping[str, str]
@@ -25,9 +25,9 @@ class Launch:
 def read_launch(
     catalogue: Catalogue, environ: Mapping[str, str], model: str, values: Mapping[str, Any], given: Mapping[str, Any]
 ) -> Launch:
-    """What a launch of ``model``, a workload or a workload and a size, is to run.
+    """The job of a launch of ``model``, a workload or a workload and a size.
 
-    ``values`` are the command line's options with their defaults, ``given`` those that it has: they come before the
+    ``values`` are the command line's options with their defaults, ``given`` those specified there, which override the
     variables. Raises UsageError.
     """
     workload, own_size = split_model(catalogue, model)
@@ -44,7 +44,7 @@ def read_launch(
 
 
 def _only_size(catalogue: Catalogue, name: str) -> str:
-    """The size that the documents have, where it is one. Raises UsageError."""
+    """The size, if the documents have only one. Raises UsageError."""
     workload = find_workload(catalogue, name)
     sizes = [size for size in sizes_of(workload) if releases_of(workload, size)]
     if len(sizes) != 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a campaign will ask the cluster for. Pure."""
+"""The resources that a campaign requests. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from llmb.jobs.order import Order
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """A job, and what it asks for; None if it has no time limit."""
+    """A job with its resources; None if it has no time limit."""
 
     job: CampaignJob
     workload: str
@@ -24,7 +24,7 @@ class PlannedJob:
 
     @property
     def gpu_hours(self) -> float | None:
-        """At most: most jobs end before their time limit."""
+        """An upper bound: most jobs end before their time limit."""
         return None if self.time_limit_min is None else self.gpus * self.time_limit_min / 60
 
 

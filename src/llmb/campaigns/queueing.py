@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what is wanted to a campaign that is queued: every job is planned first, then the user agrees to it."""
+"""Queues a campaign: every job is planned first, then the user confirms."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The jobs that are wanted: ``values`` are all options, ``given`` those of them that the command line has."""
+    """The requested jobs: ``values`` are all options, ``given`` those specified on the command line."""
 
     source: str
     entries: Sequence[Entry]
@@ -36,7 +36,7 @@ class Wanted:
     values: Mapping[str, Any]
     given: Mapping[str, Any]
     within: Selection = field(default_factory=Selection)
-    """Leaves some of the jobs only."""
+    """Restricts the jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Context:
     catalogue: Catalogue
     site: Site
     environ: Mapping[str, str]
-    """Of the shell that submits."""
+    """Environment of the submitting shell."""
 
     @property
     def install(self) -> Path:
@@ -57,12 +57,12 @@ class Context:
         wanted = job.wanted
         order = make_order(self.catalogue, wanted.request, wanted.choices, wanted.options, self.site, wanted.framework)
         if order.sample().array:
-            raise UsageError("--array does not go with a campaign", do="use --repeats")
+            raise UsageError("--array is not supported for a campaign", do="use --repeats")
         return order
 
 
 def campaign_context(install: Path, environ: Mapping[str, str]) -> Context:
-    """Raises UsageError with all that is wrong with the cluster's settings."""
+    """Raises UsageError with all problems of the cluster's settings."""
     catalogue = Catalogue()
     return Context(catalogue=catalogue, site=read_cluster_site(catalogue, install, environ), environ=environ)
 
@@ -74,9 +74,9 @@ class Proposal:
     campaign: Campaign
     jobs: Sequence[PlannedJob]
     resumed: bool
-    """An earlier client has begun it."""
+    """An earlier client created it."""
     left_out: Sequence[str] = ()
-    """What was not asked for by name and cannot be run, with the reasons."""
+    """Jobs that were not named and cannot run, with reasons."""
 
     @property
     def remaining(self) -> list[PlannedJob]:
@@ -86,7 +86,7 @@ class Proposal:
 def from_command_line(
     entries: Iterable[Entry], selection: Selection, repeats: int | None, *, profile: bool
 ) -> list[Entry]:
-    """Entries of a file, with what the command line says of each of them."""
+    """Entries of a file, overridden by the command line."""
     return [
         replace(
             entry,
@@ -103,7 +103,7 @@ def from_command_line(
 
 
 def propose(context: Context, wanted: Wanted, *, resume: bool, anew: bool) -> Proposal:
-    """Plans every job, and looks for an unfinished campaign like it. Raises UsageError with all that is wrong."""
+    """Plans every job, and looks for an unfinished campaign like it. Raises UsageError with all problems."""
     checked, left_out = _checked(context, wanted)
     campaign = new_campaign(wanted.source, checked, now())
     unfinished = find_campaign(context.install, campaign, resume=resume, anew=anew)
@@ -113,10 +113,10 @@ def propose(context: Context, wanted: Wanted, *, resume: bool, anew: bool) -> Pr
 
 
 def agree(what: str, ask: Callable[[], bool] | None) -> None:
-    """Raises UserInterrupt where the answer is no, UsageError where ``ask`` is None: stdin is not a terminal."""
+    """Raises UserInterrupt if the answer is no, UsageError if ``ask`` is None because stdin is not a terminal."""
     if ask is None:
-        do = "add --yes, or --dry-run to look"
-        raise UsageError(f"stdin is not a terminal, so nothing can confirm queueing {what}", do=do)
+        do = "add --yes, or --dry-run to see the jobs"
+        raise UsageError(f"stdin is not a terminal, so queueing {what} cannot be confirmed", do=do)
     if not ask():
         raise UserInterrupt("nothing was queued")
 
@@ -124,9 +124,9 @@ def agree(what: str, ask: Callable[[], bool] | None) -> None:
 def queue(
     context: Context, proposal: Proposal, say: Say, on_job: Callable[[Campaign, CampaignJob], None], *, anew: bool
 ) -> Outcome:
-    """Queues what is left of a proposal; ``on_job`` hears of each job that is done with.
+    """Queues the remaining jobs of a proposal; ``on_job`` is called with each job that was submitted or rejected.
 
-    Raises UserInterrupt where it is cut short; the same call then resumes.
+    Raises UserInterrupt if it is interrupted; the same call then resumes.
     """
     install = context.install
     begun = proposal.campaign if proposal.resumed else begin_campaign(install, proposal.campaign, anew=anew)
@@ -140,25 +140,25 @@ def queue(
 
 
 def refusal(outcome: Outcome) -> UsageError | None:
-    """Of the jobs that the scheduler did not take."""
+    """The error for jobs that the scheduler rejected."""
     if not outcome.refusals:
         return None
     jobs = outcome.campaign.jobs
     refused = sum(job.state == "refused" for job in jobs)
     reasons = "\n".join(f"  - {error.what}" for error in outcome.refusals)
-    do = "correct the cause and rerun the same command: only these are submitted then"
+    do = "correct the cause and rerun the same command: it submits only these"
     return UsageError(f"{refused} of {len(jobs)} jobs could not be queued:\n{reasons}", do=do)
 
 
 def listed(what: str, items: Iterable[str]) -> str:
-    """``what`` and, a line each, the first of ``items``."""
+    """``what``, then the first of ``items``, one per line."""
     found = list(dict.fromkeys(items))
     more = [f"  ... and {len(found) - MOST_SHOWN} more"] if len(found) > MOST_SHOWN else []
     return "\n".join([f"{what}:" if found else what, *(f"  {item}" for item in found[:MOST_SHOWN]), *more])
 
 
 def _checked(context: Context, wanted: Wanted) -> tuple[list[CampaignJob], list[str]]:
-    """Every job, planned without a problem; and what is left out: it was not asked for by name."""
+    """Every job that can run; and those that are left out because they cannot run and were not named."""
     expansion = expand(context.catalogue, wanted.entries, context.site.config.gpu_type)
     refused: list[tuple[Job, str]] = []
     jobs = []
@@ -172,7 +172,7 @@ def _checked(context: Context, wanted: Wanted) -> tuple[list[CampaignJob], list[
     problems = [*wanted.problems, *expansion.problems, *grouped(item for item in refused if item[0].named)]
     left_out = [*expansion.left_out, *grouped(item for item in refused if not item[0].named)]
     if problems:
-        do = "docs/how-to/run-many-recipes.md tells what a file may hold" if wanted.problems else None
+        do = "see docs/how-to/run-many-recipes.md for the format of files" if wanted.problems else None
         raise UsageError(listed("the campaign cannot be queued", problems), do=do)
     if not jobs:
         raise UsageError(listed("nothing is left to queue", left_out), do="see 'llmb list'")

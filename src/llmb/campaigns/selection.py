@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command line selects, and whether that is one job or a campaign."""
+"""The selection of the command line: one job or a campaign."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from llmb.options.text import convert
 
 
 def selection_of(values: Mapping[str, Any]) -> Selection:
-    """The selection that options make; lists are texts with commas. Raises UsageError."""
+    """The selection of options; values of lists are separated by commas. Raises UsageError."""
     fields: dict[str, Any] = {}
     for name, option in options_of(Selection).items():
         value = values.get(name)
@@ -27,12 +27,14 @@ def selection_of(values: Mapping[str, Any]) -> Selection:
     if problems := list(limit_problems(selection)):
         raise UsageError("\n".join(problems))
     if selection.scales and (selection.max_scale is not None or selection.min_scale):
-        raise UsageError("--scale names the scales; --max-scale and --min-scale choose among them", do="leave one out")
+        raise UsageError(
+            "--scale names the scales; --max-scale and --min-scale choose among them", do="remove one of them"
+        )
     return selection
 
 
 def single_model(catalogue: Catalogue, selection: Selection, repeats: int) -> tuple[str, str] | None:
-    """Workload and size where one job is meant, and no campaign. Raises UsageError for an unknown name."""
+    """Workload and size if the selection is one job, not a campaign. Raises UsageError for an unknown name."""
     if not selection.names_one or repeats != 1:
         return None
     workload, own_size = split_model(catalogue, selection.workloads[0])
@@ -45,5 +47,5 @@ def _items(option: str, text: str) -> Values:
         return ()
     items = tuple(item.strip() for item in text.split(","))
     if not all(items):
-        raise UsageError(f"{option} is '{text}'; it must be a name, or names with commas between them")
+        raise UsageError(f"{option} is '{text}'; it must be a name, or names separated by commas")
     return tuple(dict.fromkeys(items))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Campaign files in text: a job a line, or the reference suite's headers and tuples. Pure."""
+"""Campaign files in text: one job per line, or the reference suite's headers and tuples. Pure."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from llmb.campaigns.keys import Draft, Keys
 from llmb.errors import UsageError
 
 SplitModel = Callable[[str], tuple[str, str | None]]
-"""From the name of a workload, or of a workload and a size, to both. Raises UsageError."""
+"""Splits the name of a workload, or of a workload and a size. Raises UsageError."""
 
 _FIELDS = ("sizes", "dtypes", "scales")
 _FIELD = re.compile(r"""(?:[^\s"'#]|(?<=\S)\#|"[^"]*"|'[^']*')+""")
@@ -35,7 +35,7 @@ class _Wrong(Exception):
 
 
 class TextReader:
-    """Entries of a file, and what is wrong with it as ``file:line:column: what``."""
+    """Entries of a file, and its problems as ``file:line:column: what``."""
 
     def __init__(self, name: str, keys: Keys, split_model: SplitModel) -> None:
         self.name = name
@@ -43,7 +43,7 @@ class TextReader:
         self.split_model = split_model
         self.header: tuple[str, str | None] | None = None
         self.header_failed = False
-        """The tuples below a header that names nothing are skipped: one problem is reported once."""
+        """Tuples below an invalid header are skipped, so that the problem is reported once."""
         self.entries: list[Entry] = []
         self.problems: list[str] = []
 
@@ -98,7 +98,7 @@ class TextReader:
     def _read_tuple(self, line: str, column: int, where: str) -> None:
         """``(dtype or [dtypes], [scales], repeats[, profile])`` below a header."""
         if self.header is None:
-            raise _Wrong(column, "no header 'WORKLOAD_SIZE:' stands above this tuple")
+            raise _Wrong(column, "this tuple has no header 'WORKLOAD_SIZE:' above it")
         items = _read_items(line, column)
         if not 2 <= len(items) <= len(_TUPLE):
             raise _Wrong(column, f"a tuple is (dtypes, scales, repeats, profile); this one has {len(items)} items")
@@ -121,7 +121,7 @@ class TextReader:
 
 
 def _cells(line: str) -> Iterator[_Cell]:
-    """The words of a line up to a comment; a value in quotes may hold blanks."""
+    """The words of a line up to a comment; a quoted value may contain spaces."""
     place = 0
     while place < len(line):
         if line[place].isspace():
@@ -132,24 +132,24 @@ def _cells(line: str) -> Iterator[_Cell]:
             yield _Cell(match[0], place + 1)
             place = match.end()
         else:
-            raise _Wrong(place + 1, "a quote is not closed")
+            raise _Wrong(place + 1, "unclosed quote")
 
 
 def _read_items(line: str, column: int) -> list[list[_Cell]]:
-    """The items of a tuple, each a list of its values: in brackets instead, a tuple is a list of YAML."""
+    """The items of a tuple, each a list of values: with brackets instead, a tuple is a YAML list."""
     match = _TUPLE_LINE.fullmatch(line, column - 1)
     if not match:
-        raise _Wrong(column, "the tuple is not closed, or something stands behind it")
+        raise _Wrong(column, "the tuple is not closed, or is followed by other text")
     try:
         node = yaml.compose(f"[{match[1]}]", Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         place = column + (error.problem_mark.column if error.problem_mark else 0)
-        raise _Wrong(place, "this is no tuple; a quote, a bracket or a comma may be missing") from error
+        raise _Wrong(place, "this is not a tuple; a quote, a bracket or a comma may be missing") from error
     return [_values(item, column) for item in node.value] if isinstance(node, yaml.SequenceNode) else []
 
 
 def _values(node: yaml.Node, column: int) -> list[_Cell]:
-    """Those of a list, or the one that ``node`` is."""
+    """The values of a list, or the single value of ``node``."""
     place = column + node.start_mark.column
     if isinstance(node, yaml.ScalarNode):
         return [_Cell(node.value, place)]
@@ -161,5 +161,5 @@ def _values(node: yaml.Node, column: int) -> list[_Cell]:
 
 
 def unquoted(text: str) -> str:
-    """Without the quotes around parts of it."""
+    """Removes quotes."""
     return re.sub(r"""\"([^\"]*)\"|'([^']*)'""", lambda match: match[1] if match[1] is not None else match[2], text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Campaign files in YAML: for each recipe defaults, tasks, sweeps and overrides."""
+"""Campaign files in YAML: defaults, tasks, sweeps and overrides of each recipe."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,17 +12,17 @@ from llmb.campaigns.entry import Entry, Values
 from llmb.campaigns.expansion import told
 from llmb.campaigns.keys import ENVIRONMENT, Draft, Keys, entry_options
 from llmb.campaigns.text_file import SplitModel
+from llmb.catalogue.data_files import CatalogueError, Key, compose_file, line_in, read_file
 from llmb.catalogue.records import Record
-from llmb.catalogue.source import CatalogueError, Key, compose_file, line_in, read_file
 from llmb.errors import UsageError
 
 Place = tuple[Key, ...]
 Setting = tuple[Place, str, Values]
-"""Where a key stands, the key and its values."""
+"""Position of a key, the key, and its values."""
 
 
 def _text(value: object) -> object:
-    """A scalar of YAML as a command line has it."""
+    """A YAML scalar as text of the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else value
@@ -37,7 +37,7 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
 
 
 class Settings(Record):
-    """Options and variables of jobs; options stand below ``params`` or right here."""
+    """Options and variables of jobs; options are keys of ``params`` or of the mapping itself."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Texts] = Field(init=False)
@@ -57,13 +57,13 @@ _Own: Any = create_model("_Own", __base__=Record, **_FIELDS)
 
 
 class Task(_Own):  # an entry's options are its fields
-    """Jobs of one recipe. What is left out is taken from the recipe, and then from the file's defaults."""
+    """Jobs of one recipe. Missing keys are those of the recipe, then of the file's defaults."""
 
     sweep: dict[str, Texts] = Field(default_factory=dict)
     overrides: Settings = Settings()
 
     def own(self) -> Iterator[Setting]:
-        """What is given here of the selection, the repeats and the profile."""
+        """Selection, repeats and profile, as far as specified here."""
         for name in ("sizes", *_OWN):
             if (values := getattr(self, name, None)) is not None:
                 yield (name,), name, values
@@ -74,7 +74,7 @@ class Task(_Own):  # an entry's options are its fields
 
 
 class RecipeTasks(Task):
-    """All of one recipe: a workload and a size, or several sizes."""
+    """All jobs of a workload and a size, or several sizes."""
 
     sizes: Texts | None = None
     defaults: Settings = Settings()
@@ -82,7 +82,7 @@ class RecipeTasks(Task):
 
 
 class FileDefaults(Task):
-    """What holds for every recipe of the file, unless it says otherwise."""
+    """Defaults of every recipe of the file."""
 
     env: dict[str, Text] = Field(default_factory=dict)
     params: dict[str, Texts] = Field(default_factory=dict)
@@ -93,7 +93,7 @@ class FileDefaults(Task):
 
 
 class CampaignFile(Record):
-    """A whole file; every other key than these three is a recipe."""
+    """A complete file; every key except these three is a recipe."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, RecipeTasks] = Field(init=False)
@@ -108,7 +108,7 @@ def _below(key: str, settings: Settings) -> Iterator[Setting]:
 
 
 class YamlReader:
-    """Entries of a file, and what is wrong with it as ``file:line: what``."""
+    """Entries of a file, and its problems as ``file:line: what``."""
 
     def __init__(self, path: Path, keys: Keys, split_model: SplitModel) -> None:
         self.path = path
@@ -118,7 +118,7 @@ class YamlReader:
         self.problems: list[str] = []
 
     def read(self) -> None:
-        """Raises UsageError where the file cannot be read at all."""
+        """Raises UsageError if the file cannot be parsed."""
         try:
             file = read_file(self.path, CampaignFile)
             root = compose_file(self.path)
@@ -151,14 +151,14 @@ class YamlReader:
 
 
 def _tasks(name: str, recipe: RecipeTasks) -> Iterator[tuple[Place, Task | None]]:
-    """Each task with its place; a recipe without any is one itself."""
+    """Each task with its position; a recipe without tasks is one task."""
     if not recipe.tasks:
         yield (name,), None
     yield from (((name, "tasks", number), task) for number, task in enumerate(recipe.tasks))
 
 
 def _layers(file: CampaignFile, name: str, recipe: RecipeTasks, keys: Place, task: Task | None) -> Iterator[Setting]:
-    """What holds for a task, the strongest last."""
+    """Settings of a task, those with the highest precedence last."""
     for layer in (file.defaults.own(), file.defaults.settings()):
         yield from ((("defaults", *place), key, values) for place, key, values in layer)
     yield from ((("sweep", key), key, values) for key, values in file.sweep.items())
@@ -171,7 +171,7 @@ def _layers(file: CampaignFile, name: str, recipe: RecipeTasks, keys: Place, tas
 
 
 def _duplicates(node: yaml.Node) -> Iterator[tuple[int, str]]:
-    """Line and name of each key that a mapping has already: YAML would drop what stands there first."""
+    """Line and name of each duplicate key: YAML would silently drop the first value."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             yield from _duplicates(item)

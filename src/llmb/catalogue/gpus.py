@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a workload has for the GPU types of the catalogue, which it need not name one by one. Pure."""
+"""Expands what a workload defines for kinds of GPU to the GPU types of the catalogue. Pure."""
 
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
@@ -11,7 +11,7 @@ Entry = TypeVar("Entry", LayoutTable, JobEntry)
 
 
 def for_gpus(workload: WorkloadFile, gpus: Mapping[str, Gpu]) -> WorkloadFile:
-    """The same with every GPU type by name: those that ``gpus_with`` describes, and whose layouts each may borrow."""
+    """The workload with every GPU type by name: those that ``gpus_with`` describes, and the types each borrows from."""
     jobs = workload.jobs.model_copy(
         update={name: _named(getattr(workload.jobs, name), gpus) for name in JobsEntry.model_fields}
     )
@@ -28,7 +28,7 @@ def for_gpus(workload: WorkloadFile, gpus: Mapping[str, Gpu]) -> WorkloadFile:
 
 
 def _named(entries: Iterable[Entry], gpus: Mapping[str, Gpu]) -> tuple[Entry, ...]:
-    """Without the entries that are for none of ``gpus``: no GPU type at all would mean every one."""
+    """Drops entries that apply to none of ``gpus``: an empty list of GPU types would mean all types."""
     return tuple(named for entry in entries if (named := _with_names(entry, gpus)).gpu_types or entry.gpus_with is None)
 
 

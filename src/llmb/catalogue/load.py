@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads and checks the whole catalogue."""
+"""Loads and checks the complete catalogue."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
-from llmb.catalogue.check import check_layout
+from llmb.catalogue.data_files import CatalogueError, located, read_file, schema_problems
 from llmb.catalogue.gpus import for_gpus
+from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.records import Document, Expectation, Fabric, Gpu, Layout, Model
 from llmb.catalogue.schema import (
     DocumentsFile,
@@ -23,7 +24,6 @@ from llmb.catalogue.schema import (
     ModelFile,
     WorkloadFile,
 )
-from llmb.catalogue.source import CatalogueError, located, read_file, schema_problems
 
 if TYPE_CHECKING:
     from llmb.catalogue.variables import Variable
@@ -35,7 +35,7 @@ DATA = Path(__file__).parent / "data"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A published figure and the recipe it belongs to; ``gpu_type`` is null where the document does not state it."""
+    """A published figure and the recipe it belongs to; ``gpu_type`` is None if the document does not state it."""
 
     workload: str
     size: str
@@ -46,7 +46,7 @@ class Figure:
 
 
 class Files(Mapping[str, Content]):
-    """What the files of a folder hold, by their names without ``.yaml``; each is read when it is first asked for."""
+    """The files of a folder by name without ``.yaml``; each is read at its first use."""
 
     def __init__(self, folder: Path, read: Callable[[Path], Content]) -> None:
         self.paths = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
@@ -66,10 +66,10 @@ class Files(Mapping[str, Content]):
 
 
 class Catalogue:
-    """Everything that can be run and what is published of it, each part read when first asked for.
+    """All recipes and published figures. Each part is read when it is first used.
 
-    Every part raises CatalogueError, naming file and line, for a file that breaks its schema, a layout that does not
-    divide, or a row whose printed DP or GA contradicts its other columns.
+    Every part raises CatalogueError, with file and line, for a file that violates its schema, a layout that is not
+    divisible, or a row whose printed DP or GA contradicts its other columns.
     """
 
     def __init__(self, root: Path = DATA) -> None:
@@ -80,7 +80,7 @@ class Catalogue:
         path = self.root / "hardware.yaml"
         gpus = {gpu.gpu_type: gpu for gpu in read_file(path, HardwareFile, wrap="gpus").gpus}
         if problems := [
-            located(path, (number, "borrows"), f"{gpu.gpu_type} borrows from '{name}', which is no GPU type")
+            located(path, (number, "borrows"), f"{gpu.gpu_type} borrows from '{name}', which is not a GPU type")
             for number, gpu in enumerate(gpus.values())
             for name in gpu.borrows
             if name not in gpus
@@ -95,8 +95,8 @@ class Catalogue:
 
     @cached_property
     def variables(self) -> "tuple[Variable, ...]":
-        """The environment variables that the documents know."""
-        from llmb.catalogue.variables import VariablesFile  # compiles patterns that 'list' and 'show' do not need
+        """The environment variables of the reference documents."""
+        from llmb.catalogue.variables import VariablesFile  # compiles patterns that 'list' and 'show' do not use
 
         return read_file(self.root / "variables.yaml", VariablesFile, wrap="variables").variables
 
@@ -136,7 +136,7 @@ class Catalogue:
 
     @cached_property
     def published(self) -> Mapping[str, tuple[Figure, ...]]:
-        """Figures by the document that they are from."""
+        """Figures by document."""
         return Files(self.root / "expectations", lambda path: tuple(_read_figures(path, self.documents)))
 
 
@@ -149,7 +149,7 @@ def layout_of(table: LayoutTable, row: LayoutRow) -> Layout:
 
 
 def model_of(model: Model, row: LayoutRow) -> Model:
-    """The model a row trains: fewer layers, tokens or experts where it is a proxy."""
+    """The model that a row trains: a proxy has fewer layers, tokens or experts."""
     changes: dict[str, object] = {"layers": row.layers}
     if row.vocab_size is not None:
         changes["vocab_size"] = row.vocab_size
@@ -173,9 +173,11 @@ def _read_models(path: Path) -> Mapping[str, Model]:
 
 
 def _check_name(path: Path, key: str, name: str) -> None:
-    """One file is found by the name of what it holds, without a look into the others."""
+    """A file has the name of its content, so that it is found without reading the others."""
     if name != path.stem:
-        raise CatalogueError([located(path, (key,), f"{key}: '{name}' has to be called '{path.stem}', as its file")])
+        raise CatalogueError(
+            [located(path, (key,), f"{key}: '{name}' must be '{path.stem}', like the name of its file")]
+        )
 
 
 def _contradictions(

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a model has the parts that something else asks for. Pure."""
+"""Compares a model with required parts. Pure."""
 
 from collections.abc import Iterator, Mapping
 
 from llmb.catalogue.records import Model, Record
 
 Parts = Mapping[str, object]
-"""What fields of a model have to be, by name; ``moe.router`` is that of its experts, None for a model without any."""
+"""Required values of a model's fields, by name; ``moe.router`` is the router of its experts, None if it has none."""
 
 
 def part(model: Model, name: str) -> object:
-    """A field of ``model``; None where it belongs to a part that the model lacks."""
+    """A field of ``model``; None if it belongs to a part that the model lacks."""
     found: object = model
     for step in name.split("."):
         found = getattr(found, step) if isinstance(found, Record) else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Typed, frozen records of everything the catalogue holds."""
+"""Typed, frozen records of the catalogue."""
 
 from enum import StrEnum
 from typing import Annotated, Literal, Self
@@ -10,7 +10,7 @@ from llmb.catalogue.upgrade import upgraded_model
 
 
 class Record(BaseModel):
-    """Base of all records that cross a file: immutable, and unknown keys are errors."""
+    """Base of all records that are written to files: immutable; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -35,7 +35,7 @@ class Convention(StrEnum):
 
 
 class Gpu(Record):
-    """One GPU type. Peaks are dense; bandwidths are per GPU; ``nvlink_gb_s`` adds both directions."""
+    """One GPU type. Peaks are dense; bandwidths are per GPU; ``nvlink_gb_s`` is the sum of both directions."""
 
     gpu_type: str
     name: str
@@ -48,11 +48,11 @@ class Gpu(Record):
     tdp_w: float | None = None
     gpus_per_node: int
     device_names: tuple[str, ...]
-    """Patterns (glob) of the driver's device names that are this very variant."""
+    """Patterns (glob) of the driver's device names of exactly this variant."""
     borrows: tuple[str, ...] = ()
-    """Types whose published layouts it takes where a workload publishes none for it, the closest first."""
+    """Types whose published layouts it uses if a workload has none for it, the closest first."""
     nvlink_c2c: bool = False
-    """NVLink connects it with its host's CPU, too."""
+    """NVLink also connects it with the CPU of its host."""
     sources: dict[str, str]
     notes: tuple[str, ...] = ()
 
@@ -61,7 +61,7 @@ class Gpu(Record):
         sourced = ("peak_tflops", "memory_gb", "memory_bandwidth_tb_s", "nvlink_gb_s", "network_gb_s", "tdp_w")
         missing = [name for name in sourced if getattr(self, name) is not None and name not in self.sources]
         if missing:
-            raise ValueError(f"{self.gpu_type} states no source for {', '.join(missing)}")
+            raise ValueError(f"{self.gpu_type} has no source for {', '.join(missing)}")
         return self
 
 
@@ -75,10 +75,10 @@ class RopeScaling(Record):
 
 
 Router = Literal["sigmoid-scaled-inputs", "softmax-weighted-outputs"]
-"""What becomes of the logits of a token's chosen experts, and what it is multiplied with.
+"""The scores of a token's chosen experts, and what they scale.
 
 ``sigmoid-scaled-inputs`` (Llama 4): each logit's sigmoid scales the token before its expert.
-``softmax-weighted-outputs`` (Mixtral): the softmax over the chosen logits weights what the experts return.
+``softmax-weighted-outputs`` (Mixtral): the softmax over the chosen logits weights the outputs of the experts.
 """
 
 
@@ -90,7 +90,7 @@ class MixtureOfExperts(Record):
     top_k: int
     ffn_hidden_size: int
     shared_ffn_hidden_size: int | None = None
-    """Of an expert that every token passes beside the chosen ones; None without one."""
+    """FFN size of the shared expert, which processes every token; None without one."""
     interleave: int
 
     @model_validator(mode="after")
@@ -101,7 +101,8 @@ class MixtureOfExperts(Record):
 
 
 class ChunkedAttention(Record):
-    """Chunks, but on each ``global_every``-th layer neither chunks nor rotary: a temperature by position (Llama 4)."""
+    """Chunked attention; each ``global_every``-th layer has full attention, no rotary embedding, and a temperature by
+    position (Llama 4)."""
 
     chunk_size: int
     global_every: int
@@ -110,9 +111,9 @@ class ChunkedAttention(Record):
 
 
 Norm = Literal["rmsnorm", "layernorm1p"]
-"""``layernorm1p`` keeps its weight as the distance from one, and has a bias."""
+"""``layernorm1p`` stores its weight minus one, and has a bias."""
 Mlp = Literal["swiglu", "squared-relu"]
-"""Feed-forward layers, experts included: gated SiLU with three matrices, or a squared ReLU between two."""
+"""Feed-forward layers, including experts: gated SiLU with three matrices, or squared ReLU with two."""
 RotaryPairs = Literal["halves", "interleaved"]
 """Which elements of a head are rotated together: i and i + half, or 2i and 2i + 1."""
 
@@ -126,9 +127,9 @@ class Model(Record):
     mlp: Mlp
     rotary_pairs: RotaryPairs = "halves"
     qk_norm: Literal["rmsnorm"] | None = None
-    """A norm of each query and key head, before rotary."""
+    """A norm of each query and key head, before the rotary embedding."""
     tied_embeddings: bool = False
-    """Embedding and head are one matrix."""
+    """The embedding and the head share one matrix."""
     layers: int
     hidden_size: int
     ffn_hidden_size: int
@@ -144,29 +145,29 @@ class Model(Record):
     init_std: float
     moe: MixtureOfExperts | None = None
     chunked_attention: ChunkedAttention | None = None
-    """Null where each query sees every earlier position of its document."""
+    """None for full causal attention within each document."""
     source: str
 
     @model_validator(mode="after")
     def _experts_are_gated(self) -> Self:
         if self.moe is not None and self.mlp != "swiglu":
-            raise ValueError(f"experts are gated: mlp is {self.mlp}, swiglu is needed")
+            raise ValueError(f"experts need mlp swiglu, not {self.mlp}")
         return self
 
     def is_moe_layer(self, layer: int) -> bool:
         return self.moe is not None and layer % self.moe.interleave == self.moe.interleave - 1
 
     def is_global_layer(self, layer: int) -> bool:
-        """True for a layer whose attention sees every earlier position."""
+        """True for a layer with full causal attention."""
         return self.chunked_attention is None or (layer + 1) % self.chunked_attention.global_every == 0
 
 
 RecordedModel = Annotated[Model, BeforeValidator(upgraded_model)]
-"""Of a file that version 0.1 may have written."""
+"""A model in a file that version 0.1 may have written."""
 
 
 class Layout(Record):
-    """How a model is spread over GPUs and how its batch is cut. ``vp`` is 1 without virtual stages."""
+    """Parallel sizes and batch sizes of a run. ``vp`` is 1 without virtual stages."""
 
     gpus: int
     tp: int = 1
@@ -182,11 +183,11 @@ class Layout(Record):
     counts_embedding_and_loss: bool = False
     """The pipeline split counts the embedding and the loss as one layer each."""
     first_stage_layers: int | None = None
-    """Layers of the first of the PP x VP stages, where it has a size of its own; the embedding then counts nothing."""
+    """Layers of the first of the PP x VP stages, if it differs; the embedding is then not counted."""
     last_stage_layers: int | None = None
-    """Likewise of the last stage; the loss then counts nothing."""
+    """Likewise of the last stage; the loss is then not counted."""
     sequence_parallel: bool = True
-    """Between the layers that TP cuts, its ranks hold a part of the sequence each; without, all hold all of it."""
+    """Between tensor parallel layers, each TP rank holds a part of the sequence; without it, each holds all of it."""
 
     @property
     def dp(self) -> int:
@@ -195,12 +196,12 @@ class Layout(Record):
 
     @property
     def edp(self) -> int:
-        """Expert-data-parallel size: how many times the routed experts are there."""
+        """Expert-data-parallel size: the number of replicas of the routed experts."""
         return self.gpus // (self.etp * self.ep * self.pp)
 
     @property
     def ga(self) -> int:
-        """Micro-batches that one step accumulates."""
+        """Micro-batches per step whose gradients are accumulated."""
         return self.gbs // (self.mbs * self.dp)
 
     @property
@@ -211,7 +212,7 @@ class Layout(Record):
 
     @property
     def has_own_split(self) -> bool:
-        """The first or the last stage has a number of layers of its own."""
+        """The layout gives the number of layers of the first or the last stage."""
         return self.first_stage_layers is not None or self.last_stage_layers is not None
 
 
@@ -228,11 +229,11 @@ class Training(Record):
     weight_decay: float
     clip_grad: float
     grad_reduce_dtype: GradReduceDtype = "fp32"
-    """What gradients of micro-batches and of ranks are added up in; a run that computes in fp32 uses fp32."""
+    """Dtype of gradient accumulation and reduction; a run that computes in fp32 uses fp32."""
     data: Literal["uniform", "zipf"]
-    """Synthetic tokens: uniform as in the reference suite, or Zipf-distributed, from which a model can learn."""
+    """Synthetic tokens: uniform as in the reference suite, or Zipf-distributed, which a model can learn."""
     document_tokens: int | None = None
-    """Mean tokens of the documents that sequences are packed from; null for sequences of one text."""
+    """Mean tokens of the packed documents; None if a sequence is one document."""
 
 
 class Packing(Record):
@@ -241,7 +242,7 @@ class Packing(Record):
     tokens: float
     sum_of_squares: float
     chunked_sum_of_squares: float | None = None
-    """The same of documents cut into the model's attention chunks; null where no document is longer than a chunk."""
+    """The same for documents split at the model's attention chunks; None if no document is longer than a chunk."""
     source: str
 
 
@@ -267,7 +268,7 @@ class Document(Record):
 
 
 class Expectation(Record):
-    """A published figure, as published. A figure the document does not print is null."""
+    """A published figure, as published. None for figures that the document does not print."""
 
     kind: Literal["table", "example"]
     step_time_s: float | None
@@ -286,20 +287,20 @@ class Expectation(Record):
 
 
 class PublishedFlops(Record):
-    """How the source document counts the model FLOPs of one sequence."""
+    """How the reference document counts the model FLOPs of one sequence."""
 
     formula: Literal["full", "causal", "two thirds of causal"]
     as_published: dict[str, int] = Field(default_factory=dict)
-    """Sizes the document gives wrongly, used for its own formula only."""
+    """Sizes that are wrong in the document, used only for its own formula."""
     printed_flops: float | None
-    """The value the document prints for this depth and sequence length, where it prints one."""
+    """The value that the document prints for this depth and sequence length, if any."""
     source: str
     line: int | None
     notes: tuple[str, ...] = ()
 
 
 class Checkpoint(Record):
-    """What the documents say of a size's checkpoint."""
+    """Checkpoint sizes in the documents."""
 
     size_gb: float
     save_scales: tuple[int, int] | None = None
@@ -310,7 +311,7 @@ class Checkpoint(Record):
 
 
 class Recipe(Record):
-    """One thing that can be run: workload x size x dtype x GPU type x scale, fully resolved."""
+    """A fully resolved recipe: workload x size x dtype x GPU type x scale."""
 
     workload: str
     size: str
@@ -319,7 +320,7 @@ class Recipe(Record):
     scale: int
     release: str | None
     document: Document | None
-    """Where the layout was published; null for one of llmb's own."""
+    """Where the layout was published; None for a custom layout."""
     task: Literal["pretrain", "lora", "sft"]
     proxy: bool
     model: RecordedModel
@@ -329,14 +330,14 @@ class Recipe(Record):
     published_flops: PublishedFlops | None
     expectations: tuple[Expectation, ...]
     expectations_reason: str | None
-    """Why there is no expectation, when there is none."""
+    """The reason if there is no expectation."""
     checkpoint: Checkpoint | None
     peak_tflops: float | None
     notes: tuple[str, ...]
 
 
 class JobVariable(Record):
-    """A variable of a recipe's or a fabric's jobs, and who sets it."""
+    """An environment variable of a recipe's or a fabric's jobs, and who sets it."""
 
     name: str
     value: str
@@ -344,26 +345,26 @@ class JobVariable(Record):
 
 
 class JobDefaults(Record):
-    """What a scheduler is asked for to run a recipe, unless the site or the user says otherwise."""
+    """Default resources of a recipe's job; the site and the user can override them."""
 
     time_limit_min: int
     time_limit_source: str
     gpus_per_node: int | None
-    """Null on a CPU, where any number of processes fits a node."""
+    """None on a CPU: any number of processes fits a node."""
     nvlink_domain_nodes: int
-    """Nodes whose GPUs NVLink connects."""
+    """Number of nodes whose GPUs NVLink connects."""
     variables: tuple[JobVariable, ...]
 
 
 class Fabric(Record):
-    """A network between nodes: what NCCL needs to be told to use it, and it alone."""
+    """A network between nodes: the NCCL settings that make NCCL use it, and only it."""
 
     fabric: str
     title: str
     variables: dict[str, str] = Field(default_factory=dict)
     needs: tuple[str, ...] = ()
-    """Variables that only the site knows the value of."""
+    """Variables whose value only the site knows."""
     profile: str | None = None
-    """A file on the nodes that sets more of them; the batch script sources it."""
+    """A file on the nodes that sets more variables; the batch script sources it."""
     source: str
     notes: tuple[str, ...] = ()

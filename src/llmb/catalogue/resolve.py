@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a request to a recipe: picks the layout, applies overrides, checks everything, attaches what is published."""
+"""Resolves a request to a recipe: selects the layout, applies overrides, checks everything, adds published figures."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain
 from typing import Annotated, Literal, NamedTuple
 
-from llmb.catalogue.check import check_layout
+from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.load import Catalogue, layout_of, model_of
 from llmb.catalogue.records import Dtype, Expectation, Layout, Model, Packing, PublishedFlops, Recipe, Record
 from llmb.catalogue.schema import LayoutRow, LayoutTable, WorkloadFile
@@ -20,7 +20,7 @@ _size = partial(Option, panel="Layout overrides", minimum=1)
 
 
 class Overrides(Record):
-    """Layout values that replace the recipe's; None keeps it."""
+    """Layout values that replace those of the recipe; None keeps the recipe's value."""
 
     tp: Annotated[int | None, _size(help="Tensor parallel size.")] = None
     pp: Annotated[int | None, _size(help="Pipeline parallel size.")] = None
@@ -53,9 +53,9 @@ class Overrides(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the user asked for; None means the default."""
+    """What the user specified; None means the default."""
 
-    workload: Annotated[str, Option(flags=("-w", "--workload"), help="What is trained; see 'llmb list'.")]
+    workload: Annotated[str, Option(flags=("-w", "--workload"), help="Workload; see 'llmb list'.")]
     size: Annotated[
         str,
         Option(flags=("-s", "--size"), help="Model size, such as 8b; 'tiny' trains on a laptop.", form=WORD),
@@ -65,12 +65,12 @@ class Request:
     ] = None
     scale: Annotated[int | None, Option(help="Number of GPUs, or of processes on a CPU.", minimum=1)] = None
     gpu_type: Annotated[str | None, Option(help="GPU type of the catalogue, or cpu.", form=WORD)] = None
-    release: Annotated[str | None, Option(help="Release of the source document. Default: the newest.")] = None
+    release: Annotated[str | None, Option(help="Release of the reference document. Default: the newest.")] = None
     overrides: Overrides = field(default_factory=Overrides)
 
 
 class Scales(NamedTuple):
-    """Scales that are listed, and what becomes of those above the largest."""
+    """The scales that are listed, and the rule for scales above the largest."""
 
     full: tuple[int, ...]
     proxies: tuple[int, ...]
@@ -79,7 +79,7 @@ class Scales(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """A layout table of the right size, dtype and GPU type; borrowed when it was published for another type."""
+    """A layout table of the right size, dtype and GPU type; borrowed if it was published for another type."""
 
     table: LayoutTable
     borrowed_from: str | None
@@ -87,7 +87,7 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Pick:
-    """The row that serves a scale, and how it was changed to do so."""
+    """The row for a scale, and how it was changed for it."""
 
     choice: _Choice
     row: LayoutRow
@@ -97,8 +97,8 @@ class _Pick:
 def resolve(catalogue: Catalogue, request: Request) -> Recipe:
     """The recipe that ``request`` names.
 
-    Raises UsageError for an unknown name (with the closest one), a scale the recipe does not list, and a layout that
-    does not divide (all violations together).
+    Raises UsageError for an unknown name (with the closest one), a scale that the recipe does not list, and an
+    invalid layout (with all problems).
     """
     workload = find_workload(catalogue, request.workload)
     sizes = sizes_of(workload)
@@ -114,7 +114,7 @@ def resolve(catalogue: Catalogue, request: Request) -> Recipe:
 
 
 def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, Scales]:
-    """What is listed of a workload's size on a GPU type, by dtype; the request's dtype and scale do not matter.
+    """The scales of a workload's size on a GPU type, by dtype; the request's dtype and scale are ignored.
 
     Raises UsageError for an unknown name.
     """
@@ -141,7 +141,7 @@ def find_workload(catalogue: Catalogue, name: str) -> WorkloadFile:
 
 
 def find_model(catalogue: Catalogue, workload: str, size: str) -> Model:
-    """The whole model, no proxy, that a size of a workload trains."""
+    """The full model, not a proxy, that a size of a workload trains."""
     found = find_workload(catalogue, workload)
     if size not in sizes_of(found):
         raise unknown("size", size, sizes_of(found))
@@ -153,7 +153,7 @@ def sizes_of(workload: WorkloadFile) -> list[str]:
 
 
 def gpu_types_of(workload: WorkloadFile, size: str) -> list[str]:
-    """GPU types a size runs on: those of its layouts and those that may borrow one."""
+    """GPU types that a size runs on: those of its layouts and those that may borrow one."""
     listed = _unique(chain.from_iterable(table.gpu_types for table in workload.layouts if table.size == size))
     return _unique([*listed, *(gpu for gpu, base in workload.borrowed_layouts.items() if base in listed)])
 
@@ -180,7 +180,7 @@ def _release(workload: WorkloadFile, request: Request) -> str | None:
         return releases[-1] if releases else None
     if request.release not in releases:
         if not releases:
-            raise UsageError(f"size {request.size} belongs to no release", do="leave --release out")
+            raise UsageError(f"size {request.size} belongs to no release", do="do not specify --release")
         raise unknown("release", request.release, releases)
     return request.release
 
@@ -223,7 +223,7 @@ def _pick_row(workload: WorkloadFile, choices: Sequence[_Choice], request: Reque
     if scale >= 1 and request.overrides.gbs is not None:
         base = rows[max((gpus for gpus in rows if gpus <= scale), default=min(rows))]
         row = base.row.model_copy(update={"gpus": scale, "dp": None, "ga": None})
-        return _Pick(base.choice, row, (f"a layout of your own, from the one for {base.row.gpus} GPUs",))
+        return _Pick(base.choice, row, (f"a custom layout, derived from the one for {base.row.gpus} GPUs",))
     raise _scale_error(workload, request, release, scale, sorted(rows), above)
 
 
@@ -241,7 +241,7 @@ def _scale_error(
         if table.size == request.size and table.release not in (None, release)
     }
     elsewhere = [name for name, scales in others.items() if scale in scales]
-    advice = f"add --release {elsewhere[0]}" if elsewhere else "give --gbs too, to run a layout of your own"
+    advice = f"add --release {elsewhere[0]}" if elsewhere else "specify --gbs too, to run a custom layout"
     choices = [*map(str, listed)]
     if above == "double":
         choices.append(f"doublings of {listed[-1]}")
@@ -288,13 +288,13 @@ def _recipe(
 
 def layout_error(problems: Sequence[str]) -> UsageError:
     lines = "\n".join(f"  - {problem}" for problem in problems)
-    return UsageError(f"this layout cannot run:\n{lines}")
+    return UsageError(f"this layout is invalid:\n{lines}")
 
 
 def _published_flops(
     catalogue: Catalogue, workload: WorkloadFile, table: LayoutTable, layout: Layout
 ) -> PublishedFlops | None:
-    """The document's own count: its printed value where it holds for this shape, else its formula."""
+    """The document's own count: its printed value if that is for this shape, else its formula."""
     entries = [
         entry for entry in workload.published_flops if (entry.size, entry.document) == (table.size, table.document)
     ]
@@ -322,17 +322,17 @@ def _notes(pick: _Pick, gpu_type: str, changed: dict[str, int], published: Layou
         notes.append(f"the layout was published for {pick.choice.borrowed_from}, none for {gpu_type}")
     if changed:
         pairs = ", ".join(f"{name} {getattr(published, name)} -> {value}" for name, value in changed.items())
-        notes.append(f"changed by you: {pairs}")
+        notes.append(f"changed by options: {pairs}")
     return tuple(notes)
 
 
 def _expectations(
     catalogue: Catalogue, request: Request, gpu_type: str, dtype: Dtype, pick: _Pick, changed: dict[str, int]
 ) -> tuple[tuple[Expectation, ...], str | None]:
-    """The published figures of this very recipe, tables before examples, or the reason why there are none."""
+    """The published figures of exactly this recipe, tables before examples, or the reason why there are none."""
     table = pick.choice.table
     if table.release is None:
-        return (), "the recipe is llmb's own; nothing is published of it"
+        return (), "a recipe of llmb itself, without published figures"
     if changed:
         return (), f"the layout differs from the published one ({', '.join(changed)})"
     found = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shapes of the catalogue's data files."""
+"""Schema of the catalogue's data files."""
 
 from typing import Any, Literal, Self
 
@@ -15,7 +15,7 @@ class HardwareFile(Record):
 
 
 class ModelFile(Record):
-    """``models/<model>.yaml``: each size is ``common`` with its own keys on top."""
+    """``models/<model>.yaml``: each size consists of ``common`` and its own keys, which win."""
 
     model: str
     source: str
@@ -30,12 +30,12 @@ class DocumentsFile(Record):
 
 
 class GpuKind(Record):
-    """GPU types by what they are: no list has to name a new one."""
+    """GPU types by property, so that a new type need not be added to lists."""
 
     min_memory_gb: float = 0
     below_memory_gb: float = float("inf")
     nvlink_c2c: bool = False
-    """Only those with it."""
+    """Only GPU types with this property."""
 
     def holds_for(self, gpu: Gpu) -> bool:
         return self.min_memory_gb <= gpu.memory_gb < self.below_memory_gb and (gpu.nvlink_c2c or not self.nvlink_c2c)
@@ -63,18 +63,18 @@ class LayoutRow(Record):
 
 
 class LayoutTable(Record):
-    """Layouts of one size. Without a release the table is the project's own."""
+    """Layouts of one size. A table without a release is a custom one of the project."""
 
     size: str
     release: str | None = None
     document: str | None = None
     gpu_types: tuple[str, ...] = ()
     gpus_with: GpuKind | None = None
-    """For these GPU types, too."""
+    """Also for these GPU types."""
     dtypes: tuple[Dtype, ...]
     seq_len: int
     above_largest: Literal["double", "refuse", "any"]
-    """Scales beyond the rows: doublings of the largest, none, or any number at the same batch."""
+    """Scales beyond the rows: doublings of the largest, none, or any number with the same batch."""
     counts_embedding_and_loss: bool = False
     notes: tuple[str, ...] = ()
     rows: tuple[LayoutRow, ...]
@@ -82,7 +82,7 @@ class LayoutTable(Record):
     @model_validator(mode="after")
     def _is_for_something(self) -> Self:
         if not self.gpu_types and self.gpus_with is None:
-            raise ValueError("gpu_types or gpus_with has to say what the layouts are for")
+            raise ValueError("gpu_types or gpus_with is required: the GPU types of the layouts")
         return self
 
 
@@ -97,7 +97,7 @@ class FlopsEntry(Record):
     line: int | None = None
     formula: Literal["full", "causal", "two thirds of causal"]
     as_published: dict[str, int] = Field(default_factory=dict)
-    """Sizes the document gives wrongly, used for its own formula only."""
+    """Sizes that are wrong in the document, used only for its own formula."""
     notes: tuple[str, ...] = ()
 
 
@@ -128,14 +128,14 @@ class FabricsFile(Record):
 
 
 class JobEntry(Record):
-    """Something about the jobs of some recipes; what is left out holds for all."""
+    """Selects the recipes that an entry applies to; an omitted key matches all."""
 
     release: str | None = None
     sizes: tuple[str, ...] = ()
     dtypes: tuple[Dtype, ...] = ()
     gpu_types: tuple[str, ...] = ()
     gpus_with: GpuKind | None = None
-    """For these GPU types, too; then no longer for a CPU."""
+    """Also for these GPU types; then not for a CPU."""
     min_scale: int = 1
     source: str
 
@@ -150,19 +150,19 @@ class JobEntry(Record):
 
 
 class TimeLimitEntry(JobEntry):
-    """How long a job may last."""
+    """Time limit of a job."""
 
     minutes: int
 
 
 class VariablesEntry(JobEntry):
-    """Variables that the workers get; later entries replace earlier ones."""
+    """Environment variables of the workers; later entries replace earlier ones."""
 
     variables: dict[str, str]
 
 
 class JobsEntry(Record):
-    """Defaults of a workload's jobs. The first time limit that fits counts."""
+    """Defaults of a workload's jobs. The first matching time limit is used."""
 
     time_limits: tuple[TimeLimitEntry, ...]
     variables: tuple[VariablesEntry, ...] = ()
@@ -171,7 +171,7 @@ class JobsEntry(Record):
     def _every_recipe_has_a_time_limit(self) -> Self:
         selecting = {"release", "sizes", "dtypes", "gpu_types", "gpus_with", "min_scale"}
         if not self.time_limits or selecting & self.time_limits[-1].model_fields_set:
-            raise ValueError("the last time limit has to hold for every recipe")
+            raise ValueError("the last time limit must apply to every recipe")
         return self
 
 
@@ -183,8 +183,7 @@ class WorkloadFile(Record):
     task: Literal["pretrain", "lora", "sft"]
     model: str
     borrowed_layouts: dict[str, str] = Field(default_factory=dict)
-    """GPU types without layouts of their own, and the type whose layouts they take, where ``hardware.yaml`` says other.
-    """
+    """GPU types without layouts, and the type whose layouts they use; overrides ``hardware.yaml``."""
     training: dict[str, dict[str, Any]]
     packing: tuple[PackingEntry, ...] = ()
     published_flops: tuple[FlopsEntry, ...]

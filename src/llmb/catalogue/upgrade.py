@@ -13,8 +13,8 @@ ROUTER = "sigmoid-scaled-inputs"
 """The only one that version 0.1 had."""
 
 
-def upgraded_model(fields: Any) -> Any:  # noqa: ANN401 (whatever a file holds; what is no old record passes)
-    """The fields of a model as they are called now."""
+def upgraded_model(fields: Any) -> Any:  # noqa: ANN401 (any content of a file; other records pass unchanged)
+    """The fields of a model with their current names."""
     if not isinstance(fields, Mapping) or fields.get("architecture") not in PARTS:
         return fields
     kept = {name: value for name, value in fields.items() if name not in ("architecture", "gated_mlp")}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment variables of the reference documents, and what they ask of llmb. Pure."""
+"""The environment variables of the reference documents, and how llmb interprets them. Pure."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,31 +22,31 @@ TYPES: Mapping[str, Option] = {
     "number": Option(annotation=int, minimum=0),
     "flag": Option(annotation=bool),
 }
-"""What values of variables may be that set no option."""
+"""Types of variables that set no option."""
 SHORTEST_INEXACT = 7
-"""Letters of a name that others may be near to: of shorter ones, many differ by one letter only."""
+"""Minimum letters of a name for which similar names are suggested: many shorter names differ by one letter only."""
 LIKENESS = 0.87
 MOST_LETTERS_MORE = 1
 
 
 class VariableUse(Record):
-    """What llmb makes of a variable, for some workloads or for all."""
+    """How llmb interprets a variable, for some workloads or for all."""
 
     workloads: tuple[str, ...] = ()
     framework: bool = False
-    """Only where a framework runs the recipe in its container, and not llmb's engine."""
+    """Only for jobs of another framework, not for llmb's engine."""
     sets: str | None = None
-    """The name of the option that takes the value."""
+    """Name of the option that gets the value."""
     values: dict[str, str] = Field(default_factory=dict)
-    """The values that are possible, and what the option calls them; empty where they are the option's own."""
+    """Valid values, and the option's value for each; empty if they are the same."""
     adds: dict[str, str] = Field(default_factory=dict)
-    """Options that go with it, unless the value is false."""
+    """Options that are also set, unless the value is false."""
     install: bool = False
     """The value is the install root."""
     read_for: str | None = None
-    """The name of the option that it stands for wherever a job is submitted, whether by ``llmb launch`` or not."""
+    """Name of the option that reads the variable wherever a job is submitted, not only by ``llmb launch``."""
     accepts: tuple[str, ...] = ()
-    """The only values that are possible."""
+    """The only supported values."""
     because: str | None = None
     ignored: str | None = None
     refused: str | None = None
@@ -55,9 +55,9 @@ class VariableUse(Record):
     def _is_one_use(self) -> Self:
         kinds = (self.sets, self.install, self.read_for, self.accepts, self.ignored, self.refused)
         if sum(map(bool, kinds)) != 1:
-            raise ValueError("a use is one of sets, install, read_for, accepts, ignored and refused")
+            raise ValueError("a use needs exactly one of sets, install, read_for, accepts, ignored and refused")
         if bool(self.accepts) != bool(self.because):
-            raise ValueError("accepts needs a reason in because")
+            raise ValueError("accepts requires a reason in because")
         return self
 
     def fits(self, workload: str, *, framework: bool) -> bool:
@@ -65,20 +65,20 @@ class VariableUse(Record):
 
 
 class Variable(Record):
-    """One variable of the documents."""
+    """A variable of the reference documents."""
 
     name: str
     meaning: str
     type: Literal["word", "text", "count", "number", "flag"] | None = None
-    """What a value has to be; None where that is the option's to say."""
+    """Type of the value; None if an option defines it."""
     none_is: int | None = None
-    """What a word such as null stands for, where ``none_is`` is given at all."""
+    """The value that words such as null stand for, if ``none_is`` is given."""
     releases: tuple[str, ...]
     uses: tuple[VariableUse, ...]
     excludes: tuple[str, ...] = ()
-    """Variables that ask for what does not go with this."""
+    """Variables that cannot be combined with this one."""
     quiet: bool = False
-    """Other programs read it too: a value that llmb has no need of is not reported."""
+    """Other programs read it too: if llmb ignores it, that is not reported."""
 
     def use_for(self, workload: str, *, framework: bool = False) -> VariableUse | None:
         return next((use for use in self.uses if use.fits(workload, framework=framework)), None)
@@ -86,16 +86,16 @@ class Variable(Record):
     @model_validator(mode="after")
     def _has_one_type(self) -> Self:
         if bool(self.type) == bool(self.option):
-            raise ValueError("type is for variables that no use of gives to an option, and these need it")
+            raise ValueError("type is required if no use sets an option, and invalid otherwise")
         return self
 
     @property
     def option(self) -> str | None:
-        """The name of the option that values are of."""
+        """Name of the option that defines the values."""
         return next((name for use in self.uses if (name := use.sets or use.read_for)), None)
 
     def value(self, text: str, options: Mapping[str, Option]) -> Value:
-        """Raises ValueError with what is valid."""
+        """Raises ValueError with the valid values."""
         if "none_is" in self.model_fields_set and text.lower() in NONE_WORDS:
             return self.none_is
         takes = self.takes(options)
@@ -103,7 +103,7 @@ class Variable(Record):
         return found
 
     def valid(self, options: Mapping[str, Option]) -> str:
-        """What a value may be, in words that follow "it must be"."""
+        """Valid values, as words after "it must be"."""
         names = [name for use in self.uses for name in use.values]
         return " or ".join(names) if names else valid_values(self.takes(options))
 
@@ -119,7 +119,7 @@ class VariablesFile(Record):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the environment asks for."""
+    """What the environment requests."""
 
     options: Mapping[str, Value]
     """Values by option."""
@@ -127,7 +127,7 @@ class Reading:
     """The variable that each of ``options`` comes from."""
     install: str | None
     notes: tuple[str, ...]
-    """Variables that nothing is done with, and why."""
+    """Ignored variables, with the reasons."""
 
 
 def read_variables(
@@ -139,11 +139,11 @@ def read_variables(
     *,
     framework: bool = False,
 ) -> Reading:
-    """What ``environ`` says about a launch of ``workload``. As in the documents' scripts, an empty value is none.
+    """What ``environ`` requests of a launch of ``workload``. As in the reference scripts, an empty value is unset.
 
-    ``options`` are those that variables may set. Those in ``given``, of the command line, win: a variable that sets one
-    of them is not looked at. Raises UsageError with every variable that does not apply, has a bad value, or contradicts
-    another one.
+    ``options`` are those that variables may set. Options in ``given``, of the command line, take precedence: a variable
+    that sets one of them is not checked. Raises UsageError with every variable that does not apply, is invalid, or
+    contradicts another one.
     """
     reading, problems = _Readings(options), list[str]()
     for variable in variables:
@@ -158,7 +158,7 @@ def read_variables(
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         raise UsageError(
-            f"the environment asks for what cannot be done:\n{lines}",
+            f"the environment has invalid or unsupported variables:\n{lines}",
             where="environment variables",
             do="correct or unset them; see docs/reference/environment.md",
         )
@@ -178,7 +178,7 @@ class _Readings:
         """Values by variable, of those that set something."""
 
     def add(self, variable: Variable, use: VariableUse, text: str) -> str | None:
-        """Takes the value up; returns what is wrong with it."""
+        """Stores the value; returns the problem with it, if any."""
         if use.refused:
             return f"{variable.name} is not supported: {use.refused}"
         if use.ignored:
@@ -220,18 +220,18 @@ def _read(variable: Variable, use: VariableUse, text: str, options: Mapping[str,
 
 
 def _exclusions(variables: Iterable[Variable], honored: Mapping[str, Value]) -> Iterator[str]:
-    """Of flags that are set: one that is false excludes nothing."""
+    """Considers flags that are set; a false one excludes nothing."""
     for variable in variables:
         for other in variable.excludes:
             if honored.get(variable.name) and honored.get(other):
-                yield f"{variable.name} and {other} exclude each other; unset one of them"
+                yield f"{variable.name} and {other} are mutually exclusive; unset one of them"
 
 
 def _not_accepted(variable: Variable, use: VariableUse, value: Value) -> str | None:
     written = str(value).lower()
     if written in use.accepts:
         return None
-    return f"{variable.name} is '{written}'; it can only be {' or '.join(use.accepts)}: {use.because}"
+    return f"{variable.name} is '{written}'; it must be {' or '.join(use.accepts)}: {use.because}"
 
 
 def _does_not_apply(variable: Variable, workload: str) -> str:
@@ -240,21 +240,21 @@ def _does_not_apply(variable: Variable, workload: str) -> str:
 
 
 def near_misses(variables: Iterable[Variable], environ: Iterable[str]) -> Iterator[str]:
-    """A warning for each name in ``environ`` that is almost that of a variable."""
+    """A warning for each name in ``environ`` that is similar to that of a variable."""
     known = {_letters(variable.name): variable.name for variable in variables}
     for name in sorted(set(environ) - set(known.values())):
         like = closest(_letters(name), known, cutoff=LIKENESS)
         if near := [known[letters] for letters in like if _is_near(name, letters)]:
-            yield f"{name} is no variable that llmb reads; did you mean {' or '.join(near)}?"
+            yield f"{name} is not a variable that llmb reads; did you mean {' or '.join(near)}?"
 
 
 def _is_near(name: str, known: str) -> bool:
-    """Whether ``name``, which is like the letters ``known``, can be meant for them: a prefix more is another name."""
+    """True if ``name`` may be a misspelling of ``known``; a name with an additional prefix is another name."""
     letters = _letters(name)
     long = len(known) >= SHORTEST_INEXACT
     return letters == known or (long and abs(len(letters) - len(known)) <= MOST_LETTERS_MORE)
 
 
 def _letters(name: str) -> str:
-    """Without what is often written otherwise: case and underscores."""
+    """Ignores case and underscores, which are often misspelled."""
     return name.replace("_", "").upper()

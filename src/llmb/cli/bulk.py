@@ -37,8 +37,8 @@ def bulk(
     """Queue the jobs of a file on a Slurm cluster, the largest first.
 
     The campaign is shown and confirmed. A client that is killed loses nothing: the same command resumes, and no job
-    is queued twice. Options of the command line come before those of the file; those that select leave
-    some of the file's jobs only. What a file may hold: docs/how-to/run-many-recipes.md.
+    is queued twice. Options of the command line override those of the file; options that select
+    recipes restrict the file's jobs. Format of files: docs/how-to/run-many-recipes.md.
 
     Examples:
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands that queue campaigns have in common: options, the question, and what is printed."""
+"""Shared by the commands that queue campaigns: options, confirmation, and output."""
 
 import sys
 from dataclasses import replace
@@ -12,23 +12,23 @@ from llmb.campaigns.entry import Entry, Selection
 from llmb.campaigns.job_request import job_options
 from llmb.campaigns.plan import total_gpu_hours
 from llmb.campaigns.queueing import Context, Proposal, Wanted, agree, listed, propose, queue, refusal
+from llmb.cli.messages import say
 from llmb.cli.options import value_options
-from llmb.cli.said import say
 from llmb.options.option import options_of
 from llmb.report.campaign_report import campaign_document, campaign_table, hours_text, total_text
 from llmb.report.output import print_json, print_table
 
 REPEATS = replace(options_of(Entry)["repeats"], annotation=int | None, default=None)
-"""None leaves it to the file."""
+"""None means the value of the file."""
 SELECTION = value_options([*options_of(Selection).values(), REPEATS])
 """The options that select recipes."""
 JOB = value_options([option for name, option in job_options().items() if name not in options_of(Selection)])
-"""The options of one job but for those that name its recipe."""
+"""The options of one job, except those that name its recipe."""
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be queued, queue nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before queueing.")]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Resume the unfinished campaign from here, even if this has changed since.")
+    bool, typer.Option("--resume", help="Resume the unfinished campaign, even if the file or the options have changed.")
 ]
 Anew = Annotated[bool, typer.Option("--new", help="Begin a new campaign even if one like it is unfinished.")]
 
@@ -36,7 +36,10 @@ Anew = Annotated[bool, typer.Option("--new", help="Begin a new campaign even if 
 def run_campaign(
     context: Context, wanted: Wanted, *, dry_run: bool, yes: bool, json: bool, resume: bool, anew: bool
 ) -> None:
-    """Shows a campaign, asks, and queues it. Raises UsageError with all that is wrong, and where jobs are rejected."""
+    """Shows a campaign, asks for confirmation, and queues it.
+
+    Raises UsageError with all problems, and if jobs are rejected.
+    """
     proposal = propose(context, wanted, resume=resume, anew=anew)
     if proposal.left_out:
         sys.stderr.write(listed("left out", proposal.left_out) + "\n")
@@ -75,7 +78,7 @@ def _confirm(proposal: Proposal, *, yes: bool) -> None:
 
 
 def _show_job(campaign: Campaign, job: CampaignJob) -> None:
-    """Of each job that is done with."""
+    """Reports a job that was submitted or rejected."""
     count = len(campaign.jobs)
     number = int(job.key.rpartition("-")[2])
     what = f"job {job.job_id}  {job.folder}" if job.state == "submitted" else f"rejected: {job.reason}"

@@ -26,7 +26,7 @@ Checkpoint = Annotated[
 
 @app.command()
 def show(checkpoint: Checkpoint, json: Json = False) -> None:
-    """What a checkpoint is: of which model, how far it was trained, what it holds.
+    """Show a checkpoint: its model, its step, and its contents.
 
     Example:
 
@@ -44,16 +44,16 @@ def export_(
     checkpoint: Checkpoint,
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="New folder for the Hugging Face model.")],
     dtype: Annotated[
-        Literal["fp32", "bf16"], typer.Option("--dtype", help="Of the weights; checkpoints hold fp32.")
+        Literal["fp32", "bf16"], typer.Option("--dtype", help="Dtype of the exported weights; checkpoints hold fp32.")
     ] = "fp32",
     max_shard_size: Annotated[
-        str, typer.Option("--max-shard-size", help="Most bytes of weights in a file, such as 500MB.")
+        str, typer.Option("--max-shard-size", help="Maximum size of a file, such as 500MB.")
     ] = "5GB",
 ) -> None:
     """Write a checkpoint's weights as a Hugging Face model: safetensors files and config.json.
 
-    Memory is needed for the weights of one file, or for the largest tensor. The folder gets its name only when all of
-    it is on disk.
+    The command needs memory for the weights of one file, or for the largest tensor. The folder is renamed to its final
+    name only when all files are on disk.
 
     Examples:
 
@@ -73,14 +73,16 @@ def import_(
         Path, typer.Argument(metavar="HF_DIRECTORY", help="Folder with config.json and safetensors files.")
     ],
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="New folder for the checkpoint.")],
-    workload: Annotated[str, typer.Option("-w", "--workload", help="Whose model it is; see 'llmb list'.")],
+    workload: Annotated[
+        str, typer.Option("-w", "--workload", help="Workload that the model belongs to; see 'llmb list'.")
+    ],
     size: Annotated[str, typer.Option("-s", "--size", help="Model size, such as 8b.")],
 ) -> None:
     """Make a checkpoint from a Hugging Face model, for `llmb run --load-checkpoint`.
 
-    It holds weights alone: training starts at step 0 with a new optimizer state. The configuration has to be that of
-    the catalogue's model, and the files have to hold just its weights, in fp32, bf16 or fp16. Pickle files are not
-    read.
+    It contains only weights: training starts at step 0 with a new optimizer state. The configuration must match the
+    catalogue's model, and the files must contain exactly its weights, in fp32, bf16 or fp16. Pickle files are
+    rejected.
 
     Example:
 

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from llmb.cli.json_option import Json
-from llmb.cli.said import say
+from llmb.cli.messages import say
 from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
 from llmb.jobs.find import find_job, find_jobs
 from llmb.jobs.history import open_history

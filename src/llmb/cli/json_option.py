@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The option that almost every command has."""
+"""The option --json, which almost every command has."""
 
 from typing import Annotated
 

@@ -27,7 +27,7 @@ OPTIONS = value_options(
 @takes(OPTIONS)
 def launch(
     values: dict[str, Any],
-    workload: Annotated[str, typer.Argument(help="What is trained; see 'llmb list'.")],
+    workload: Annotated[str, typer.Argument(help="Workload; see 'llmb list'.")],
     ctx: typer.Context,
     size: Annotated[
         str | None,
@@ -38,11 +38,11 @@ def launch(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Queue the run that environment variables describe, with the names that the reference documents give them.
+    """Queue the run that the environment variables of the reference documents describe.
 
-    JOB_TOTAL_GPUS, MODEL_SIZE, DTYPE, GPU_TYPE, MAX_STEPS, TP and the others: docs/reference/environment.md has all of
-    them. A variable that does not apply to the workload, or has a bad value, is rejected, and a name that is almost
-    right is reported. Options of the command line come first, and cluster_config.yaml last.
+    JOB_TOTAL_GPUS, MODEL_SIZE, DTYPE, GPU_TYPE, MAX_STEPS, TP and the others: docs/reference/environment.md lists all.
+    A variable that is invalid or does not apply to the workload is an error, and a misspelled name is reported.
+    Options of the command line override variables, and variables override cluster_config.yaml.
 
     Examples:
 

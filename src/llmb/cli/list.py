@@ -19,10 +19,10 @@ def list_(
     workload: Annotated[str | None, typer.Option("-w", "--workload", help="Only this workload.")] = None,
     json: Json = False,
 ) -> None:
-    """Workloads, sizes, dtypes, GPU types and scales that can be run.
+    """Workloads, sizes, dtypes, GPU types and scales of the catalogue.
 
-    Scales in brackets are proxies: fewer layers, so that a big model fits few GPUs. A plus sign means that doublings of
-    the largest scale run too.
+    Scales in brackets are proxies: models with fewer layers, which fit few GPUs. A plus sign means that doublings of
+    the largest scale are also available.
 
     Examples:
 

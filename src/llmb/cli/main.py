@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The top-level command: knows every command's name, loads only the one that is called, prints errors."""
+"""The top-level command: lists all commands, loads only the one that is called, prints errors."""
 
 import gc
 import os
@@ -14,29 +14,29 @@ from llmb import __version__
 from llmb.errors import LlmbError, UserInterrupt, unknown
 
 COMMANDS = {
-    "list": ("llmb.cli.list", "Workloads, sizes, dtypes, GPU types and scales that can be run."),
-    "show": ("llmb.cli.show", "One recipe, fully resolved: model, layout, FLOPs, what is published of it."),
+    "list": ("llmb.cli.list", "Workloads, sizes, dtypes, GPU types and scales of the catalogue."),
+    "show": ("llmb.cli.show", "One recipe, fully resolved: model, layout, FLOPs, published figures."),
     "metrics": ("llmb.cli.metrics", "Throughput, TFLOPS, MFU and time to train for a given step time."),
     "run": ("llmb.cli.run", "Train on this machine, now, and print the result."),
     "submit": ("llmb.cli.submit", "Queue a run on a Slurm cluster."),
     "single": ("llmb.cli.submit", "The same as submit."),
     "bulk": ("llmb.cli.bulk", "Queue the jobs of a file on a Slurm cluster."),
-    "launch": ("llmb.cli.launch", "Queue a run that the documents' environment variables describe."),
-    "result": ("llmb.cli.result", "The result of a run that has ended, once more."),
-    "jobs": ("llmb.cli.jobs", "What was submitted, and what became of it; logs, waiting, cancelling, slow nodes."),
+    "launch": ("llmb.cli.launch", "Queue a run that the environment variables of the reference documents describe."),
+    "result": ("llmb.cli.result", "The result of a finished run."),
+    "jobs": ("llmb.cli.jobs", "Submitted jobs and their results; logs, waiting, cancelling, slow nodes."),
     "checkpoint": ("llmb.cli.checkpoint", "Show checkpoints; export and import weights for Hugging Face."),
     "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),
-    "trace": ("llmb.cli.trace", "Where the time of profiled steps went."),
+    "trace": ("llmb.cli.trace", "The time of profiled steps by activity."),
     "nccl": ("llmb.cli.nccl", "Collectives in NCCL's logs, and bandwidths from nccl-tests."),
 }
 
 EPILOG = """Examples:
 
-- `llmb list`: what can be run
+- `llmb list`: all recipes
 
-- `llmb run -w pretrain_llama3.1 -s tiny`: a first result, here and now
+- `llmb run -w pretrain_llama3.1 -s tiny`: a first result on this machine
 
-- `llmb show -w pretrain_llama3.1 -s 8b --scale 8`: what is published
+- `llmb show -w pretrain_llama3.1 -s 8b --scale 8`: one recipe with its published figures
 
 Exit codes: 0 ok, 2 usage, 3 environment, 4 run failed, 6 invalid, 7 infrastructure, 130 interrupted.
 Results go to stdout, everything else to stderr.
@@ -44,7 +44,7 @@ Results go to stdout, everything else to stderr.
 
 
 class LazyGroup(TyperGroup):
-    """Lists commands from a table and imports a command's module only to run it, so that ``--help`` stays quick."""
+    """Lists commands from a table and imports a command's module only to run it, so that ``--help`` is fast."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 (typer keeps its context type private)
         return list(COMMANDS)
@@ -95,16 +95,16 @@ def llmb(
 
 def main() -> NoReturn:
     """Entry point of the console scripts."""
-    # Starting up allocates much and frees little: collecting garbage meanwhile takes 7 % of 'llmb list' for nothing.
+    # Start-up allocates much and frees little: garbage collection would take 7 % of the time of 'llmb list'.
     gc.set_threshold(200_000)
     exit_code = _run_app()
     sys.stderr.flush()
-    # Results are written and flushed. All that is left is to take the interpreter apart, a fifth of 'llmb list'.
+    # Results are flushed. Finalizing the interpreter would take a fifth of the time of 'llmb list'.
     os._exit(exit_code)
 
 
 def was_interrupted(end: SystemExit) -> bool:
-    """Whether Ctrl-C is behind it: click makes an exit with 1 of it."""
+    """True if it was caused by Ctrl-C, which click turns into exit code 1."""
     error: BaseException | None = end
     while error and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
@@ -125,7 +125,7 @@ def _run_app() -> int:
         sys.stderr.write("llmb: interrupted\n")
         return UserInterrupt.exit_code
     except BrokenPipeError:
-        return 0  # the reader went away, as in 'llmb list | head'
+        return 0  # the reader has exited, as in 'llmb list | head'
     return 0
 
 

@@ -27,15 +27,15 @@ def metrics(
 ) -> None:
     """Throughput, TFLOPS per GPU, MFU and time to train for a given step time.
 
-    MFU is printed in every FLOP convention: 'published' as the source document counts, 'full' with the whole attention
-    square, 'causal' with the half that is needed.
+    MFU is printed in every FLOP convention: 'published' as in the reference document, 'full' with the full attention
+    matrix, 'causal' with only the half that is needed.
 
     Example:
 
     - `llmb metrics -w pretrain_llama3.1 -s 8b --scale 8 --gpu-type h100 --step-time 12.27`
     """
     if not step_time > 0:
-        raise UsageError(f"a step time of {step_time} s is not possible", do="give --step-time in seconds, above 0")
+        raise UsageError(f"step time {step_time} s is invalid", do="specify --step-time in seconds, above 0")
     recipe = resolve(Catalogue(), request)
     result = throughput(recipe, step_time)
     if json:

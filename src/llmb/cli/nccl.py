@@ -29,9 +29,9 @@ def nccl(
 ) -> None:
     """Collectives in NCCL's logs, and bandwidths from the tables of nccl-tests.
 
-    Logs of NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=COLL are read together, as those of one run: what was called, on how
-    many ranks, how large, how often, and how many bytes each step moved where steps can be told. Tables of nccl-tests
-    are found by their column headers; those of several files are compared.
+    Logs of NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=COLL are read together, as those of one run. The result lists
+    collectives with number of ranks, size and count, and the bytes of each step if steps are known. Tables of
+    nccl-tests are recognized by their column headers; those of several files are compared.
 
     Examples:
 
@@ -47,10 +47,10 @@ def nccl(
     if not log.calls and not tests:
         named = ", ".join(str(path) for path in files[:3]) + (", ..." if len(files) > 3 else "")
         raise UsageError(
-            "nothing of NCCL in there",
+            "no output of NCCL found",
             where=named,
             choices=EXPECTED,
-            do="set NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,COLL, or take 'llmb run --nccl-trace'",
+            do="set NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,COLL, or use 'llmb run --nccl-trace'",
         )
     summary = summarize_nccl(log, Codes()) if log.calls else None
     if json:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line's part of options: parameters for typer, made from what records declare."""
+"""Parameters for typer, derived from the options that records declare."""
 
 import functools
 import inspect
@@ -15,7 +15,7 @@ Maker = Callable[..., Any]
 
 
 def parameter(option: Option, *, envvar: bool = True) -> inspect.Parameter:
-    """What typer makes an option of. Limits are shown, but checked where all that is wrong is reported at once."""
+    """The typer parameter of an option. Limits are shown, but checked later, with all other problems."""
     info = typer.Option(
         *option.spellings,
         help=option.help,
@@ -44,12 +44,12 @@ def _metavar(option: Option) -> str | None:
 
 
 def record_options(record: type) -> Maker:
-    """A maker of ``record`` from the options that it declares."""
+    """A function that makes ``record`` from its options."""
     return _maker(options_of(record).values(), lambda **values: made(record, values))
 
 
 def value_options(options: Iterable[Option], *, envvar: bool = True) -> Maker:
-    """A maker of the options' values by name; without ``envvar`` none is read from the shell."""
+    """A function that returns the options' values by name; without ``envvar`` it reads no environment variables."""
     return _maker(options, lambda **values: values, envvar=envvar)
 
 
@@ -63,7 +63,7 @@ def _maker(options: Iterable[Option], make: Maker, *, envvar: bool = True) -> Ma
 
 
 def takes(*makers: Maker) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command the options of each maker in place of its first parameters, the values that they make."""
+    """Replaces the first parameters of a command, which are results of makers, by the options of the makers."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         parts = [list(inspect.signature(maker).parameters.values()) for maker in makers]
@@ -87,12 +87,12 @@ def takes(*makers: Maker) -> Callable[[Callable[..., None]], Callable[..., None]
 
 
 def takes_recipe(command: Callable[..., None]) -> Callable[..., None]:
-    """For a command on a recipe."""
+    """Options of a command on a recipe."""
     return takes(record_options(Request))(command)
 
 
 def given_of(ctx: typer.Context, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the options that the command line has, and no default or variable of the shell."""
+    """The options specified on the command line, not by a default or an environment variable."""
     return {
         name: value for name, value in values.items() if str(ctx.get_parameter_source(name)).endswith("COMMANDLINE")
     }

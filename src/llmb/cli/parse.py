@@ -13,7 +13,7 @@ from rich.progress import track
 
 from llmb.errors import RunFailed
 from llmb.logs.files import FoundFiles, ParsedFile, find_logs
-from llmb.logs.pool import parse_logs
+from llmb.logs.parallel_reader import parse_logs
 from llmb.metrics.window import check_rule
 from llmb.report.output import print_json, print_table, print_text
 from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report, parse_table
@@ -42,17 +42,18 @@ def parse(
             show_default=False,
         ),
     ] = None,
-    output: Annotated[Format, typer.Option("--format", help="How the result is printed.")] = Format.TABLE,
-    full_names: Annotated[bool, typer.Option("--full-names", help="Print file names as they are.")] = False,
+    output: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TABLE,
+    full_names: Annotated[bool, typer.Option("--full-names", help="Do not shorten file names.")] = False,
     window: Annotated[
         str,
         typer.Option(help="Steps to average: auto (70 % to 90 % of the run), last, all, or A-B, numbered from 0."),
     ] = "auto",
     jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, help="Processes that read. Default: one a core.", show_default=False)
+        int | None,
+        typer.Option("--jobs", min=1, help="Number of reader processes. Default: one per core.", show_default=False),
     ] = None,
 ) -> None:
-    """Step-time statistics of training logs, and what became of every run.
+    """Step-time statistics of training logs, and the outcome of every run.
 
     Reads the step lines of NeMo 2 and of llmb ("Training epoch 0, iteration 49/49 | ..."). A run is a success if it
     logged every step of the window and its last one, and its loss was finite throughout. Statistics use the sample
@@ -73,11 +74,11 @@ def parse(
     report = parse_report(root, window, files, full_names=full_names)
     _print(report, output)
     if not report.counts["success"]:
-        raise RunFailed(f"none of {len(report.files)} logs is of a successful run", where=str(root.absolute()))
+        raise RunFailed(f"none of {len(report.files)} logs is from a successful run", where=str(root.absolute()))
 
 
 def _default_root() -> Path:
-    """Where results most likely are: below the current folder, else where ``llmb run`` keeps them."""
+    """Default folder of logs: ``experiments`` in the current folder, else where ``llmb run`` saves results."""
     kept = install_root(os.environ, Path.cwd()) / "workloads"
     return next((path for path in (Path("experiments"), kept) if path.is_dir()), Path())
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from llmb.cli.json_option import Json
-from llmb.cli.said import say
+from llmb.cli.messages import say
 from llmb.errors import UsageError
 from llmb.jobs.find import find_job
 from llmb.jobs.history import open_history

@@ -10,10 +10,10 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import CPU, Request
 from llmb.cli.json_option import Json
+from llmb.cli.messages import say
 from llmb.cli.options import record_options, takes
 from llmb.cli.progress import RunProgress
 from llmb.cli.result import print_result
-from llmb.cli.said import say
 from llmb.jobs.local_run import local_spec, run_here
 from llmb.programs.engine.here import check_here
 from llmb.programs.engine.nsys import with_profiler
@@ -22,9 +22,9 @@ from llmb.report.run_report import plan_document, plan_table
 from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.choices import Choices
 from llmb.runs.device import Device
+from llmb.runs.disk_space import check_space
 from llmb.runs.folder import RunFolder, create_run_folder, experiment_name, install_root, run_parent
 from llmb.runs.plan import EnginePlan, make_plan
-from llmb.runs.space import check_space
 from llmb.schedulers.local.command import local_command, local_variables
 from llmb.site.machine import check_machine, recipe_for, this_machine
 

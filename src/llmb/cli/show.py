@@ -3,7 +3,7 @@
 
 import typer
 
-from llmb.catalogue.jobs import job_defaults
+from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.cli.json_option import Json
@@ -20,7 +20,7 @@ def show(
     request: Request,
     json: Json = False,
 ) -> None:
-    """One recipe, fully resolved: model, layout, FLOPs, what is published of it and what a job of it asks for.
+    """One recipe, fully resolved: model, layout, FLOPs, published figures and job resources.
 
     Examples:
 

@@ -17,10 +17,10 @@ from llmb.campaigns.selection import selection_of, single_model
 from llmb.catalogue.load import Catalogue
 from llmb.cli.campaign_options import JOB, SELECTION, Anew, DryRun, Resume, Yes, run_campaign
 from llmb.cli.json_option import Json
+from llmb.cli.messages import say
 from llmb.cli.options import given_of, takes
 from llmb.cli.progress import JobProgress
 from llmb.cli.result import print_run
-from llmb.cli.said import say
 from llmb.errors import InfrastructureError, UsageError, UserInterrupt
 from llmb.jobs.history import open_history
 from llmb.jobs.order import Order, Queued, make_order

@@ -29,10 +29,10 @@ def trace(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Where the time of each training step went: matrix products, attention, communication, idle.
+    """The time of each training step by activity: matrix products, attention, communication, idle.
 
-    Reads traces of the PyTorch profiler and SQLite exports of Nsight Systems, one file a rank. Every instant of a step
-    counts once, so that the parts add up to it; communication beside computation is told apart as hidden.
+    Reads traces of the PyTorch profiler and SQLite exports of Nsight Systems, one file per rank. Every instant of a
+    step is counted once, so the parts sum to the step time; overlapped communication is reported as hidden.
 
     Examples:
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the attention kernel of a run: tries those of the device on the model's own attention, at its very shapes.
+"""Chooses the attention backend of a run: tries those of the device with the model's own attention and shapes.
 
-The first rank tries, all ranks use what it found. Scores depend on nothing but shapes, so random inputs do.
+The first rank tries them, and all ranks use its choice. The time depends only on shapes, so inputs are random.
 """
 
 import statistics
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from llmb.engine.device import Moment, synchronise
+from llmb.engine.device import Moment, synchronize
 from llmb.engine.model.attention import CausalAttention, Masks, document_masks
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.context_parallel import rank_positions
@@ -44,10 +44,10 @@ Pass = Callable[[], object]
 
 @contextmanager
 def attention_kernel(backend: AttentionBackend) -> Iterator[None]:
-    """All attention within is computed by ``backend``, or fails.
+    """Computes all attention in this context with ``backend``, or raises.
 
-    torch keeps compiled code between processes and takes no notice of the kernel when it looks for it there: without
-    the tag, a block would be found that was compiled for another one.
+    torch caches compiled code on disk without regard to the attention backend: without the tag, a block that was
+    compiled for another backend would be used.
     """
     tag = f"{torch.compiler.config.cache_key_tag}attention={backend}"
     with sdpa_kernel(KERNELS[backend]), torch.compiler.config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
@@ -55,7 +55,7 @@ def attention_kernel(backend: AttentionBackend) -> Iterator[None]:
 
 
 def choose_attention(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> AttentionReport:
-    """Sets up ``stages`` for the chosen backend. A collective. Raises UsageError on all ranks where there is none."""
+    """Sets up ``stages`` for the chosen backend. A collective. Raises UsageError on all ranks if none can be used."""
     cores = attention_cores(stages)
     shared: list[Any] = [None]
     if ranks.is_first:
@@ -75,7 +75,7 @@ def attention_cores(stages: Sequence[Decoder]) -> list[CausalAttention]:
 def attempt(
     cores: Sequence[CausalAttention], plan: EnginePlan, ranks: Ranks, backend: AttentionBackend, timed: bool
 ) -> Trial:
-    """Tries ``backend`` with grouped heads, and where it does not take them with repeated ones."""
+    """Tries ``backend`` with grouped heads and, if that is unsupported, with repeated ones."""
     model = plan.recipe.model
     trial = attempt_heads(cores, plan, ranks, backend, timed=timed, repeats_heads=False)
     if trial.problem is None or model.attention_heads == model.kv_heads:
@@ -92,7 +92,7 @@ def attempt_heads(
     timed: bool,
     repeats_heads: bool,
 ) -> Trial:
-    """One layer of each kind does its passes; its time counts for all layers of its kind."""
+    """Runs one layer of each kind; its time counts for all layers of its kind."""
     kinds = {core.chunk_size: core for core in cores}
     layers = Counter(core.chunk_size for core in cores)
     milliseconds = 0.0
@@ -105,7 +105,7 @@ def attempt_heads(
                     once = passes(core, *inputs(plan, ranks))
                     once()
                     milliseconds += layers[kind] * (pass_milliseconds(once, ranks.device) if timed else 0.0)
-            synchronise(ranks.device)
+            synchronize(ranks.device)
         except RuntimeError as error:
             problem = problem_text(str(error), [str(warning.message) for warning in told])
             return Trial(backend=backend, repeats_heads=repeats_heads, problem=problem)
@@ -113,7 +113,7 @@ def attempt_heads(
 
 
 def inputs(plan: EnginePlan, ranks: Ranks) -> tuple[tuple[Tensor, Tensor, Tensor], Masks | None]:
-    """Query, key and value as a layer's core gets them for one micro-batch, and masks where sequences are packed."""
+    """Query, key and value as a layer gets them for one micro-batch, and masks if sequences are packed."""
     model, layout, device = plan.recipe.model, plan.recipe.layout, ranks.device
     generator = torch.Generator(device).manual_seed(plan.seed)
 
@@ -138,19 +138,19 @@ def passes(core: nn.Module, heads: tuple[Tensor, Tensor, Tensor], masks: Masks |
 
 
 def pass_milliseconds(once: Pass, device: torch.device) -> float:
-    """Median over some passes, one after the other as the device does them, after some that warm it up."""
+    """Median time of several passes in sequence, after warm-up passes."""
     for _ in range(WARM_UPS):
         once()
     moments = [Moment(device)]
     for _ in range(TIMED):
         once()
         moments.append(Moment(device))
-    synchronise(device)
+    synchronize(device)
     return 1e3 * statistics.median(later.seconds_since(earlier) for earlier, later in pairwise(moments))
 
 
 def forget_memory(device: torch.device) -> None:
-    """What was tried is no part of what the run needs."""
+    """Memory used by the trials is not part of what the run needs."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)

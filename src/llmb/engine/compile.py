@@ -12,11 +12,11 @@ from llmb.engine.model.softmax import Softmax
 
 
 def apply_compile(model: Decoder, backend: str | Callable[..., Any] = "inductor") -> None:
-    """Replaces the forward pass of every block by a compiled one, and what the loss does between its products.
+    """Compiles the forward pass of every block, and the part of the loss between its matrix products.
 
     Blocks of the same kind share their code. The method is replaced, not the module: parameters keep their names, and
-    what gathers parameters before a block stays outside, where no compiler reorders it. So do experts, but for their
-    activation: how many rows it has depends on the tokens.
+    the gathering of parameters before a block stays outside, where the compiler cannot reorder it. The same holds for
+    experts, except their activation: its number of rows depends on the tokens.
     """
     for block in model.layers.values():
         if isinstance(block, MoEBlock):

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that converts weights: ``python -m llmb.engine.convert JOB``, the job as JSON. Its lines are JSON too."""
+"""The program that converts weights: ``python -m llmb.engine.convert JOB``. Job and output lines are JSON."""
 
 import sys
 import warnings
 
-from llmb.engine.huggingface.weights_in import import_weights
-from llmb.engine.huggingface.weights_out import export_weights
+from llmb.engine.huggingface.weights_export import export_weights
+from llmb.engine.huggingface.weights_import import import_weights
 from llmb.errors import LlmbError
-from llmb.runs.conversion import ExportJob, ImportJob, Said, error_record, parse_job
+from llmb.runs.conversion import ConverterMessage, ExportJob, ImportJob, error_record, parse_job
 
 
-def say(said: Said) -> None:
-    sys.stdout.write(said.model_dump_json(exclude_none=True) + "\n")
+def say(message: ConverterMessage) -> None:
+    sys.stdout.write(message.model_dump_json(exclude_none=True) + "\n")
     sys.stdout.flush()
 
 
 def report_progress(done: int, total: int) -> None:
-    say(Said(progress=(done, total)))
+    say(ConverterMessage(progress=(done, total)))
 
 
 def convert(job: ExportJob | ImportJob) -> None:
@@ -26,16 +26,16 @@ def convert(job: ExportJob | ImportJob) -> None:
     left_out = import_weights(job, report_progress)
     if left_out:
         some = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
-        say(Said(note=f"{len(left_out)} tensors are left out, the model has none of them: {some}"))
+        say(ConverterMessage(note=f"{len(left_out)} tensors that the model does not have are left out: {some}"))
 
 
 def main() -> int:
     try:
-        # torch warns of what is meant here: one process.
+        # torch warns about a single process, which is intended.
         with warnings.catch_warnings(action="ignore"):
             convert(parse_job(sys.argv[1]))
     except LlmbError as error:
-        say(Said(error=error_record(error)))
+        say(ConverterMessage(error=error_record(error)))
         return error.exit_code
     return 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between a CPU and a GPU: backend, clock, memory, identity."""
+"""What differs between CPU and GPU: backend, clock, memory, name."""
 
 import os
 import platform
@@ -16,14 +16,14 @@ from llmb.runs.device import Device
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes in use by this process on its device, now and at most so far."""
+    """Bytes in use by this process on its device, now and at the peak."""
 
     allocated_bytes: int
     peak_bytes: int
 
 
 class Moment:
-    """When all that was queued on the device so far is done; without a queue, now."""
+    """The time at which all work queued on the device so far is done; without a queue, now."""
 
     def __init__(self, device: torch.device) -> None:
         self.time_s = time.perf_counter()
@@ -37,15 +37,15 @@ class Moment:
             self.event.synchronize()
 
     def seconds_since(self, earlier: "Moment") -> float:
-        """Both moments have to be over."""
+        """Both moments must have passed."""
         if self.event and earlier.event:
             milliseconds: float = earlier.event.elapsed_time(self.event)
             return milliseconds / 1000
         return self.time_s - earlier.time_s
 
 
-def synchronise(device: torch.device) -> None:
-    """Waits until all that was queued is done."""
+def synchronize(device: torch.device) -> None:
+    """Waits until all queued work is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -59,12 +59,12 @@ def local_device(kind: Device) -> torch.device:
 
 
 def exact_fp32() -> None:
-    """fp32 is computed as such, also by products on a GPU, which could round their inputs to 10 bits (TF32)."""
+    """Computes fp32 matrix products in full precision: GPUs could otherwise round their inputs to 10 bits (TF32)."""
     torch.set_float32_matmul_precision("highest")
 
 
 def memory(device: torch.device) -> Memory:
-    """On a GPU what the allocator handed out; on a CPU the resident set of the process."""
+    """On a GPU the memory allocated by PyTorch; on a CPU the resident set of the process."""
     if device.type == "cuda":
         return Memory(torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device))
     return Memory(_resident_bytes(), _peak_resident_bytes())

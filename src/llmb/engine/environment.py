@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the workers ran on and with, for the record."""
+"""Hardware and software of the workers, for the record."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ RECORDED = ("NCCL_", "CUDA_", "TORCH_", "OMP_", "GOMP_", "MKL_", "GLOO_", "LLMB_
 
 
 def describe_environment(ranks: Ranks) -> Environment:
-    """Versions, devices, nodes and the settings that change speed. A collective: every rank has to call it."""
+    """Versions, devices, nodes and the settings that affect speed. A collective: every rank must call it."""
     nodes: list[str] = [""] * ranks.world_size
     dist.all_gather_object(nodes, host_name())
     on_gpu = ranks.device.type == "cuda"
@@ -45,5 +45,5 @@ def _nccl_version() -> str:
 
 
 def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that may change a run's speed, without any that may hold a secret."""
+    """The variables that may affect a run's speed, except those that may hold a secret."""
     return {name: value for name, value in sorted(without_secrets(environ).items()) if name.startswith(RECORDED)}

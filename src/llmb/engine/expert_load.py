@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many tokens each routed expert got: per step for the log of steps, over the run for a file of its own."""
+"""Counts the tokens of each routed expert: per step for ``metrics.jsonl``, over the run for a separate file."""
 
 import json
 from collections.abc import Sequence
@@ -18,20 +18,20 @@ from llmb.runs.folder import write_atomically
 
 
 def force_load_balancing(model: Decoder, ranks: Ranks) -> None:
-    """Makes every expert get the same number of tokens, by routers that do not look at what they say."""
+    """Gives every expert the same number of tokens, with routers that ignore their logits."""
     place = ranks.rank % (ranks.world_size // ranks.mesh["pp"].size())
     for layer in moe_layers(model).values():
         layer.router = BalancedRouter(layer.router, place)
 
 
 def moe_layers(model: Decoder) -> dict[int, MoELayer]:
-    """By the number of their block."""
+    """MoE layers by block number."""
     layers = {int(number): getattr(block, "mlp", None) for number, block in model.layers.items()}
     return {number: layer for number, layer in layers.items() if isinstance(layer, MoELayer)}
 
 
 class ExpertLoadCounter:
-    """Collects what the layers of all ranks counted. Every rank has one, and calls its methods after the same steps."""
+    """Collects the counts of the layers of all ranks. Every rank has one, and calls it after the same steps."""
 
     def __init__(self, stages: Sequence[Decoder], ranks: Ranks) -> None:
         model = stages[0].model
@@ -43,11 +43,11 @@ class ExpertLoadCounter:
                 layer.experts.register_forward_pre_hook(partial(self._count, number))
 
     def _count(self, number: int, _experts: Experts, inputs: tuple[Tensor, Tensor]) -> None:
-        """Rows of this rank for each expert; those of activations that are computed again count twice, all of them."""
+        """Rows of this rank for each expert; with recomputation all of them count twice."""
         self.counts[number] += inputs[1]
 
     def of_step(self) -> Tensor | None:
-        """``summary`` of the load since the last call, of all ranks together; null for a model without experts."""
+        """``summary`` of the load since the last call, over all ranks; None for a model without experts."""
         if not self.counts.numel():
             return None
         dist.all_reduce(self.counts)
@@ -57,7 +57,7 @@ class ExpertLoadCounter:
         return load
 
     def write(self, path: Path) -> None:
-        """Each expert's share of the tokens of its layer, over all steps so far."""
+        """Each expert's fraction of the tokens of its layer, over all steps so far."""
         shares = {number: (row.double() / row.sum()).tolist() for number, row in enumerate(self.total) if row.any()}
         write_atomically(path, json.dumps({"share_of_tokens": shares}) + "\n")
 
@@ -65,7 +65,7 @@ class ExpertLoadCounter:
 def summary(counts: Tensor) -> Tensor:
     """The fields of ``ExpertLoad``, [2] fp64, from tokens per expert, [layers, experts].
 
-    Layers without any are left out. Stays on the device.
+    Layers without tokens are left out. The result stays on the device.
     """
     used = counts.any(-1)
     rows = counts.double()

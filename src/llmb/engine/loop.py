@@ -18,8 +18,9 @@ from llmb.engine.data.synthetic import SyntheticData, micro_batches, rank_sample
 from llmb.engine.device import Memory, exact_fp32
 from llmb.engine.environment import describe_environment
 from llmb.engine.expert_load import ExpertLoadCounter
+from llmb.engine.gradient_accumulation import Accumulation, Passes
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.initialise import initialise
+from llmb.engine.model.initialize import initialize
 from llmb.engine.optimizer import (
     FusedAdamW,
     build_optimizer,
@@ -32,13 +33,12 @@ from llmb.engine.parallel.context_parallel import rank_positions
 from llmb.engine.parallel.data_parallel import compute_dtype
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import Pipeline, build_stages
-from llmb.engine.passes import Accumulation, Passes
 from llmb.engine.precision.step import fp8_counts, fp8_step
 from llmb.engine.profile import StepProfiler
 from llmb.engine.reporter import Reporter
 from llmb.engine.timing import StepReader
 from llmb.engine.transformations import transform
-from llmb.engine.watch.progress import Progress
+from llmb.engine.watchdog.progress import Progress
 from llmb.runs.checkpoint_times import add_checkpoint_time
 from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, write_atomically
@@ -89,14 +89,14 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
             progress.enter("step", number + 1)
         saver.finish()
     profiler.close()
-    if ranks.is_first and plan.recipe.model.moe and plan.steps:  # none where the last attempt had done them all
+    if ranks.is_first and plan.recipe.model.moe and plan.steps:  # no steps if the previous attempt completed all
         load.write(folder.expert_load)
 
 
 def pauses_after(plan: EnginePlan, number: int) -> bool:
-    """Whether a step's figures have to be known before anything else is done.
+    """True if a step's figures must be known before anything else is done.
 
-    What is saved has to be sound, and the step after a profile begins when that is written.
+    A saved checkpoint must have finite values, and the step after a profile starts when the profile is written.
     """
     profile_ends = plan.profile is not None and number == plan.profile.stop_step - 1
     return number == plan.last_step or plan.saves_after(number) or profile_ends
@@ -108,14 +108,14 @@ def record_environment(folder: RunFolder, ranks: Ranks, environment: Environment
 
 
 def prepare_stages(plan: EnginePlan, ranks: Ranks) -> list[Decoder]:
-    """This rank's share of the model with its initial values: one pipeline stage, or several with VP."""
+    """This rank's shard of the model with initial weights: one pipeline stage, or several with VP."""
     model, layout = plan.recipe.model, plan.recipe.layout
     with torch.device("meta"):
         stages = build_stages(model, layout, ranks.pp_rank, v_shaped=plan.parallelism.v_shaped)
     transform(stages, plan, ranks)
     for stage in stages:
         stage.to_empty(device=ranks.device)
-        initialise(stage, model, plan.seed)
+        initialize(stage, model, plan.seed)
     return stages
 
 
@@ -139,18 +139,18 @@ def build_data(plan: EnginePlan) -> SyntheticData:
 
 
 def mean_count(data: SyntheticData, layout: Layout, first_sample: int, ranks: Ranks) -> Tensor | float:
-    """Labels that count in one micro-batch on one rank, on average over a step: see ``Passes.add_gradients``."""
+    """Average number of counted labels per micro-batch and rank in a step; see ``Passes.add_gradients``."""
     if data.document_tokens is None:
         return layout.mbs * layout.seq_len / layout.cp
     own = sum(data.counted_labels(n) for numbers in rank_samples(layout, first_sample, ranks.dp_rank) for n in numbers)
-    # Filled by the device: a copy from the host would wait for all that is queued. It stays there for the same reason.
+    # Created on the device, and kept there: a copy from or to the host would wait for all queued work.
     count = torch.full((), own, dtype=torch.float64, device=ranks.device)
     dist.all_reduce(count, group=ranks.mesh.get_group("dp"))
     return (count / (layout.ga * layout.dp * layout.cp)).float()
 
 
 def add_gradients(passes: Passes, plan: EnginePlan, data: SyntheticData, number: int, ranks: Ranks) -> Tensor | None:
-    """Adds the gradients of a step's micro-batches; this rank's mean loss, if it has one."""
+    """Accumulates the gradients of a step's micro-batches; returns this rank's mean loss, if it has one."""
     layout, first_sample = plan.recipe.layout, plan.samples_before(number)
     count = mean_count(data, layout, first_sample, ranks)
     with fp8_step(passes.stages, number):
@@ -158,7 +158,7 @@ def add_gradients(passes: Passes, plan: EnginePlan, data: SyntheticData, number:
 
 
 def update(stages: Sequence[Decoder], optimizers: Sequence[FusedAdamW], training: Training, number: int) -> Tensor:
-    """Clips the gradients, moves the parameters and forgets the gradients; the gradients' norm before."""
+    """Clips gradients, updates parameters and frees gradients; returns the gradient norm before clipping."""
     parameters = [parameter for stage in stages for parameter in stage.own_parameters()]
     norm = clip_gradients(parameters, optimizers, training.clip_grad)
     for optimizer in optimizers:
@@ -171,13 +171,13 @@ def update(stages: Sequence[Decoder], optimizers: Sequence[FusedAdamW], training
 def do_step(
     number: int, plan: EnginePlan, passes: Passes, optimizers: Sequence[FusedAdamW], data: SyntheticData, ranks: Ranks
 ) -> tuple[Tensor | None, Tensor]:
-    """This rank's loss, if it has one, and the gradients' norm. Nothing here waits for the device."""
+    """This rank's loss, if it has one, and the gradient norm. Does not wait for the device."""
     loss = add_gradients(passes, plan, data, number, ranks)
     return loss, update(passes.stages, optimizers, plan.recipe.training, number)
 
 
 def report_sound(known: Sequence[tuple[Step, Memory]], reporter: Reporter | None) -> bool:
-    """Reports steps up to the first that is not finite; whether there is one."""
+    """Reports steps up to the first non-finite one; returns True if there is one."""
     for step, memory in known:
         if reporter:
             reporter.report(step, memory)
@@ -187,7 +187,7 @@ def report_sound(known: Sequence[tuple[Step, Memory]], reporter: Reporter | None
 
 
 def collect_garbage(number: int) -> None:
-    """Python's collector at the same step on all ranks: a pause of one rank at a time would stall all the others."""
+    """Runs Python's garbage collector at the same step on all ranks: a pause of one rank stalls all others."""
     gc.disable()
     if number % STEPS_BETWEEN_COLLECTIONS == 0:
         gc.collect()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AdamW with warm-up and cosine schedule, as the recipes train."""
+"""AdamW with linear warm-up and cosine decay, as in the recipes."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -12,20 +12,20 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
 from llmb.catalogue.records import Training
-from llmb.engine.model.local import this_ranks
+from llmb.engine.model.local_shard import local_tensor
 
 SMALLEST_NORM = 1e-6
-"""Added to a norm before dividing by it, as torch does."""
+"""Added to a norm before dividing by it, as in torch."""
 
 
 class FusedAdamW(AdamW):
-    """AdamW in one pass over memory, which divides gradients by ``grad_scale``, 0-d fp32, where that is set."""
+    """AdamW in one pass over memory, which divides gradients by ``grad_scale``, 0-d fp32, if that is set."""
 
     grad_scale: Tensor | None = None
 
 
 def build_optimizer(model: nn.Module, training: Training) -> FusedAdamW:
-    """Weight decay on matrices only; norm weights and biases keep their scale."""
+    """Applies weight decay only to matrices, not to norm weights and biases."""
     parameters = list(model.parameters())
     groups = [
         {"params": list(group), "weight_decay": training.weight_decay if group[0].ndim > 1 else 0.0}
@@ -36,7 +36,7 @@ def build_optimizer(model: nn.Module, training: Training) -> FusedAdamW:
 
 
 def alike(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Matrices apart from vectors, and by mesh: torch cannot update parameters of several meshes together."""
+    """Separates matrices from vectors, and meshes: torch cannot update parameters of several meshes together."""
     groups: dict[tuple[bool, DeviceMesh | None], list[nn.Parameter]] = {}
     for parameter in parameters:
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
@@ -59,9 +59,9 @@ def set_learning_rate(optimizer: AdamW, lr: float) -> None:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], optimizers: Iterable[FusedAdamW], largest_norm: float) -> Tensor:
-    """Makes the next step scale gradients of ``parameters`` down to ``largest_norm`` over all ranks. A collective.
+    """Clips gradients of ``parameters`` to ``largest_norm`` over all ranks, by scaling in the next step. A collective.
 
-    Returns the norm before, 0-d fp64.
+    Returns the norm before clipping, 0-d fp64.
     """
     norm = gradient_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     scale = ((norm + SMALLEST_NORM) / largest_norm).clamp(min=1.0).float()
@@ -71,12 +71,12 @@ def clip_gradients(parameters: Iterable[nn.Parameter], optimizers: Iterable[Fuse
 
 
 def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Of all ranks' gradients together, each element counted once however many ranks have it; 0-d fp64.
+    """The norm over all ranks, each element counted once even if several ranks hold it; 0-d fp64.
 
-    In fp64, because the sum of a large gradient's squares in fp32 depends on how it is cut in its fifth digit.
+    In fp64, because in fp32 the fifth digit of a large gradient's sum of squares depends on how it is sharded.
     """
-    norms = torch._foreach_norm([this_ranks(gradient) for gradient in gradients], 2.0, torch.float64)
-    # As numbers, not as a tensor: that would have to be copied from the host, which waits for all that is queued.
+    norms = torch._foreach_norm([local_tensor(gradient) for gradient in gradients], 2.0, torch.float64)
+    # Numbers, not a tensor: a tensor would be copied from the host, which waits for all queued work.
     squares = torch._foreach_div(torch._foreach_pow(norms, 2.0), [float(ranks_with_a_copy(g)) for g in gradients])
     total = torch.stack(squares).sum()
     if dist.is_initialized():
@@ -85,7 +85,7 @@ def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def ranks_with_a_copy(tensor: Tensor) -> int:
-    """How many ranks of its mesh have the same part of a tensor as this one."""
+    """The number of ranks of its mesh that hold the same shard of a tensor as this one."""
     if not isinstance(tensor, DTensor):
         return 1
     sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
@@ -93,5 +93,5 @@ def ranks_with_a_copy(tensor: Tensor) -> int:
 
 
 def reproducible(seed: int) -> None:
-    """Seeds what draws random numbers outside of data and initial values, which carry their own."""
+    """Seeds all random number generators except those for data and initial weights, which have their own."""
     torch.manual_seed(seed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records what a rank does in the steps that the plan wants profiled. In all other steps it does nothing."""
+"""Profiles a rank in the steps that the plan specifies. In all other steps it does nothing."""
 
 import errno
 import gzip
@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from llmb.engine.device import synchronise
+from llmb.engine.device import synchronize
 from llmb.engine.parallel.mesh import Ranks
-from llmb.engine.watch.progress import Progress
+from llmb.engine.watchdog.progress import Progress
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import nccl_log, profile_file
@@ -46,7 +46,7 @@ class StepProfiler:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """A step that raises leaves the recording open; the process ends then."""
+        """If a step raises, the recording is left open; the process ends then."""
         if self.nccl_log:
             self.nccl_log.begin(number)
         wanted = self.plan.profile
@@ -54,8 +54,8 @@ class StepProfiler:
             yield
             return
         if not self.recording:
-            # A GPU may still work on what the steps before have launched.
-            synchronise(self.ranks.device)
+            # A GPU may still work on kernels that the steps before launched.
+            synchronize(self.ranks.device)
             self.recording = True
             if self.recorder:
                 self.recorder.start()
@@ -65,12 +65,12 @@ class StepProfiler:
             self.close()
 
     def close(self) -> None:
-        """Ends the recording where there is one; all ranks wait, or the next step would be slow for some of them."""
+        """Stops the recording if there is one; all ranks wait, or the next step would be slow for some of them."""
         if not self.recording:
             return
         self.recording = False
         self.progress.enter("profile", self.progress.position.step)
-        synchronise(self.ranks.device)
+        synchronize(self.ranks.device)
         if self.recorder:
             try:
                 self.recorder.stop()
@@ -105,7 +105,7 @@ class TorchRecorder:
         self.path.parent.mkdir(exist_ok=True)
         partial = self.path.with_name(f".{self.path.name}")
         try:
-            # torch could pack it too, but takes a full disk for an empty trace, and leaves there what it wrote.
+            # torch could compress it too, but on a full disk reports no error and leaves an empty trace behind.
             with TemporaryDirectory(prefix="llmb-profile-") as folder:
                 whole = Path(folder) / "trace.json"
                 self.profile.export_chrome_trace(str(whole))
@@ -116,15 +116,15 @@ class TorchRecorder:
 
 
 def pack(whole: Path, packed: Path) -> None:
-    """Raises OSError where there is nothing to pack: torch says nothing of a trace that it could not write."""
+    """Raises OSError if there is nothing to compress: torch reports no error if it could not write a trace."""
     if not whole.exists() or not whole.stat().st_size:
-        raise OSError(errno.EIO, "torch wrote no trace; is its disk full? TMPDIR can be another", str(whole.parent))
+        raise OSError(errno.EIO, "torch wrote no trace; is its disk full? TMPDIR sets another one", str(whole.parent))
     with whole.open("rb") as source, gzip.open(packed, "wb") as target:
         shutil.copyfileobj(source, target)
 
 
 class NsysRecorder:
-    """Tells Nsight Systems, which this process then runs under, when to record."""
+    """Starts and stops the recording of Nsight Systems, which this process runs under."""
 
     def start(self) -> None:
         torch.cuda.cudart().cudaProfilerStart()  # type: ignore[no-untyped-call]
@@ -143,7 +143,7 @@ def _nvtx_range(name: str, ranks: Ranks) -> Iterator[None]:
 
 
 class NcclLog:
-    """NCCL's log of this rank, with a note of how long it was when each step began: NCCL itself knows no steps.
+    """NCCL's log of this rank, with its size at the beginning of each step: NCCL itself does not know the steps.
 
     NCCL writes a collective's line when it is called, on the calling thread, and flushes each line.
     """
@@ -159,7 +159,7 @@ class NcclLog:
 
 
 def ask_for_nccl_log(plan: Plan, folder: RunFolder) -> None:
-    """Has NCCL, which reads its variables when it is first used, log all collectives and communicators of this rank.
+    """Makes NCCL, which reads its variables when it is first used, log all collectives and communicators of this rank.
 
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
     """

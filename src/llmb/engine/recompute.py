@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activation checkpointing: what the backward pass computes again instead of keeping."""
+"""Activation checkpointing: what the backward pass recomputes instead of keeping."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -32,14 +32,14 @@ KEPT = frozenset(
         aten._scaled_dot_product_flash_attention_for_cpu.default,
     }
 )
-"""What ``selective`` keeps: the results that cost most to compute for their size."""
+"""What ``selective`` keeps: the results that are most expensive to compute for their size."""
 PARTS = ("before_experts", "run_experts", "after_experts")
 
 
 def apply_recompute(model: Decoder, mode: Literal["none", "selective", "full"], *, by_part: bool = False) -> None:
-    """Every block keeps its input only (``full``), or also the results of matrix products and attention.
+    """Every block keeps only its input (``full``), or also results of matrix products and attention (``selective``).
 
-    ``by_part`` treats the parts of a block that are compiled on their own as blocks.
+    ``by_part`` treats the parts of a block that are compiled separately as blocks.
     """
     if mode == "none":
         return
@@ -47,15 +47,15 @@ def apply_recompute(model: Decoder, mode: Literal["none", "selective", "full"], 
     if mode == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     for block in model.layers.values():
-        # Methods, not modules, are replaced: parameters keep their names.
+        # Methods are replaced, not modules: parameters keep their names.
         for part in PARTS if by_part and isinstance(block, MoEBlock) else ("forward",):
             setattr(block, part, partial(checkpoint, getattr(block, part), **options))
 
 
 def hide_gathering(model: Decoder) -> None:
-    """Hides from ``selective`` what FSDP does before and after a module inside a block, as for routed experts.
+    """Hides from ``selective`` what FSDP does before and after a module inside a block, such as routed experts.
 
-    It expects the same operations when a block is computed again, but then parameters may have been gathered already.
+    Recomputation has to run the same operations as the forward pass, but parameters may already be gathered then.
     """
     for block in model.layers.values():
         for module in [part for part in block.modules() if part is not block and isinstance(part, FSDPModule)]:
@@ -65,7 +65,7 @@ def hide_gathering(model: Decoder) -> None:
 
 def _unseen(hook: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(hook)
-    def unseen(*args: Any, **options: Any) -> Any:  # noqa: ANN401 (whatever the hook takes and gives)
+    def unseen(*args: Any, **options: Any) -> Any:  # noqa: ANN401 (whatever the hook takes and returns)
         selective = isinstance(_get_current_dispatch_mode(), _CachingTorchDispatchMode | _CachedTorchDispatchMode)
         with _pop_mode_temporarily() if selective else nullcontext():
             return hook(*args, **options)

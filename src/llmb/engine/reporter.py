@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the first rank tells the world: the log line and ``metrics.jsonl``, step by step."""
+"""Writes the log line and the line of ``metrics.jsonl`` of each step, on the first rank."""
 
 import sys
 from types import TracebackType
@@ -15,11 +15,11 @@ from llmb.runs.steps import Step, step_to_json
 
 
 class Reporter:
-    """Writes each step at once, so that a crash loses at most the step in flight."""
+    """Writes each step immediately, so that a crash loses at most the current step."""
 
     def __init__(self, folder: RunFolder, plan: Plan) -> None:
         self.plan = plan
-        # A run that is started again has its earlier steps there.
+        # A restarted run has its earlier steps there.
         self.stream = folder.steps.open("a", buffering=1)
 
     def __enter__(self) -> Self:

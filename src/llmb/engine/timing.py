@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step's figures, read so late that the device need not wait for the host.
+"""Times and values of steps, read late enough that the device need not wait for the host.
 
-A GPU works through a queue that the host fills. A host that waits for a loss leaves the queue empty, so that the
-figures of a step are read when the next one is queued. Without a queue they are read at once.
+A GPU works through a queue that the host fills. If the host waits for a loss, the queue runs empty. The values of a
+step are therefore read after the next step is queued. Without a queue they are read immediately.
 """
 
 import time
@@ -25,10 +25,10 @@ from llmb.runs.steps import ExpertLoad, Fp8Counts, Step
 
 @dataclass(slots=True)
 class PendingStep:
-    """A step that the device may still be at. ``values`` are valid once ``ended`` is over.
+    """A step that the device may still be working on. ``values`` are valid once ``ended`` has passed.
 
-    values: this rank's loss (0 without one) and the gradients' norm, then, where there are such, the load of experts
-    and the counts of FP8.
+    values: this rank's loss (0 without one) and the gradient norm, then, if there are any, the load of experts and the
+    counts of FP8.
     """
 
     number: int
@@ -41,7 +41,7 @@ class PendingStep:
 
 
 class StepReader:
-    """Is told when a step begins and ends; gives it back when it is known. Every rank has one, and calls it alike."""
+    """Called when a step begins and ends; returns a step when its values are known. All ranks call it alike."""
 
     def __init__(self, plan: Plan, ranks: Ranks, load: ExpertLoadCounter) -> None:
         self.plan = plan
@@ -49,16 +49,16 @@ class StepReader:
         self.load = load
         self.queues = ranks.device.type == "cuda"
         self.pending: deque[PendingStep] = deque()
-        # What hosts know they exchange among themselves: on the GPU it would queue up behind the next step.
+        # Values that hosts know are exchanged between hosts: on the GPU they would be queued after the next step.
         self.group = dist.new_group(backend=gloo_backend(), group_desc="figures of steps") if self.queues else None
 
     def begin(self, number: int, *, saving: bool) -> None:
-        """A step begins where the one before ends, if that is still under way. ``saving`` is as in ``Step``."""
+        """A step begins where the one before ends, if that is still running. ``saving`` is as in ``Step``."""
         self.number, self.saving = number, saving
         self.began = self.pending[-1].ended if self.pending else Moment(self.ranks.device)
 
     def end(self, loss: Tensor | None, norm: Tensor, fp8: Tensor | None = None) -> None:
-        """All of the step is queued: this rank's loss, if any, the norm, 0-d fp64, and the counts of FP8, [2]."""
+        """Called when all of the step is queued: this rank's loss, if any, the norm, 0-d fp64, and FP8 counts, [2]."""
         load = self.load.of_step()
         parts = [torch.zeros_like(norm) if loss is None else loss, norm]
         parts += [value for values in (load, fp8) if values is not None for value in values]
@@ -67,14 +67,14 @@ class StepReader:
         self.pending.append(PendingStep(self.number, self.saving, self.began, ended, loss is not None, values, used))
 
     def read(self, *, all_steps: bool) -> Iterator[tuple[Step, Memory]]:
-        """The steps to be read now, with this rank's memory: ``all_steps``, or those that nothing has to wait for."""
+        """The steps to read now, with this rank's memory: ``all_steps``, or those that need no waiting."""
         left = 1 if self.queues and not all_steps else 0
         while len(self.pending) > left:
             step = self.pending.popleft()
             yield self._read(step), step.memory
 
     def _read(self, pending: PendingStep) -> Step:
-        """One step as all ranks saw it: all ranks get the same."""
+        """One step over all ranks; every rank gets the same."""
         pending.ended.wait()
         loss, norm, *others = pending.values.tolist()
         load, fp8 = (others[:-2], others[-2:]) if self.plan.fp8_recipe else (others, None)
@@ -84,7 +84,7 @@ class StepReader:
         recipe = self.plan.recipe
         return Step(
             step=pending.number,
-            # Without a queue, the exchange is part of the step: nothing else is done meanwhile.
+            # Without a queue, the exchange is part of the step: nothing overlaps it.
             step_time_s=max(times) if self.queues else time.perf_counter() - pending.began.time_s,
             loss=sum(losses) / sum(with_loss),
             grad_norm=norms[0],
@@ -102,7 +102,7 @@ class StepReader:
         )
 
     def _exchange(self, mine: list[float]) -> list[list[float]]:
-        """For each of these values, that of every rank."""
+        """The values of every rank."""
         values = torch.tensor(mine, dtype=torch.float64)
         gathered = [torch.empty_like(values) for _ in range(self.ranks.world_size)]
         dist.all_gather(gathered, values, group=self.group)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done to a model between its plain form and training, in this one order.
+"""The transformations of a model before training, in this order.
 
-A stage has no values yet: it lies on the meta device, and gets memory for this rank's shards alone afterwards.
+Stages are on the meta device; afterwards only this rank's shards are materialized.
 """
 
 import math
@@ -25,22 +25,22 @@ Apply = Callable[[Sequence[Decoder], EnginePlan, Ranks], None]
 
 @dataclass(frozen=True, slots=True)
 class Transformation:
-    """One step of the order. ``apply`` changes this rank's stages in place where the plan asks for it, else nothing."""
+    """One transformation. ``apply`` changes this rank's stages in place if the plan requires it."""
 
     name: str
     reason: str
-    """Why it stands where it does."""
+    """Reason for its position in the order."""
     apply: Apply
 
 
 def transform(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
-    """Applies all ``TRANSFORMATIONS``. Raises EnvironmentProblem where a GPU has no FP8."""
+    """Applies all ``TRANSFORMATIONS``. Raises EnvironmentProblem if a GPU has no FP8."""
     for step in TRANSFORMATIONS:
         step.apply(stages, plan, ranks)
 
 
 def keeps_parameters(plan: EnginePlan) -> bool:
-    """Whether parameters stay gathered between a step's micro-batches."""
+    """True if parameters stay gathered between a step's micro-batches."""
     return plan.parallelism.keeps_parameters or plan.recipe.layout.pp > 1
 
 
@@ -89,7 +89,7 @@ def _context_parallel(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks)
 
 def _data_parallel(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
     policy = precision_policy(plan.recipe.dtype, plan.recipe.training.grad_reduce_dtype)
-    if ranks.world_size == 1 and not policy.param_dtype:  # Nothing is sharded or cast, but it would take time.
+    if ranks.world_size == 1 and not policy.param_dtype:  # Nothing to shard or cast; FSDP would only cost time.
         return
     for stage in stages:
         shard(stage, ranks.fsdp, ranks.expert_fsdp, policy, keep_whole=keeps_parameters(plan))
@@ -110,47 +110,47 @@ def _whole_logits(stages: Sequence[Decoder], plan: EnginePlan, _ranks: Ranks) ->
 TRANSFORMATIONS = (
     Transformation(
         "selective recompute",
-        "Before compile, so that it lies inside of compiled blocks: only the compiler can tell there what is kept.",
+        "Before compile, so that it is inside compiled blocks, where only the compiler can decide what is kept.",
         _selective_recompute,
     ),
     Transformation(
         "compile",
-        "Before parameters are sharded: what gathers them stays outside, where no compiler reorders it.",
+        "Before parameters are sharded: their all-gathers stay outside, where the compiler does not reorder them.",
         _compile,
     ),
     Transformation(
         "full recompute",
-        "After compile, around compiled blocks: inside, torch 2.13 fails for parameters of tensor parallelism.",
+        "After compile, around compiled blocks: inside, torch 2.13 fails for tensor-parallel parameters.",
         _full_recompute,
     ),
     Transformation(
         "forced balance",
-        "Before expert parallelism, which exchanges no numbers of tokens where routers are balanced.",
+        "Before expert parallelism, which does not exchange token counts if routers are balanced.",
         _forced_balance,
     ),
     Transformation(
         "expert parallel",
-        "Before FP8 and data parallelism, which take the experts that a rank holds.",
+        "Before FP8 and data parallelism, which apply to the experts that a rank holds.",
         _expert_parallel,
     ),
     Transformation(
         "FP8",
-        "After expert parallelism; before tensor parallelism, which then cuts the weights of the new layers.",
+        "After expert parallelism; before tensor parallelism, which shards the weights of the new layers.",
         _fp8,
     ),
     Transformation(
         "tensor parallel",
-        "Before data parallelism, which shards what this leaves on a rank.",
+        "Before data parallelism, which shards the remaining part of a rank.",
         _tensor_parallel,
     ),
     Transformation(
         "context parallel",
-        "Before data parallelism, which takes modules as they are; attention is replaced.",
+        "Before data parallelism, which wraps modules: attention is replaced.",
         _context_parallel,
     ),
     Transformation(
         "data parallel",
-        "After all that adds, replaces or cuts a parameter: it takes over those that it finds.",
+        "After everything that adds, replaces or shards a parameter: it wraps the existing ones.",
         _data_parallel,
     ),
     Transformation(
@@ -160,8 +160,8 @@ TRANSFORMATIONS = (
     ),
     Transformation(
         "whole logits",
-        "Anywhere: it sets a size that only the loss reads.",
+        "At any position: it sets a size that only the loss uses.",
         _whole_logits,
     ),
 )
-"""A later step sees what the earlier ones made."""
+"""Each transformation gets the result of the earlier ones."""

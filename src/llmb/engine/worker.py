@@ -9,8 +9,8 @@ from pathlib import Path
 from llmb.engine.loop import train
 from llmb.engine.parallel.mesh import join_ranks, leave_ranks
 from llmb.engine.profile import ask_for_nccl_log
-from llmb.engine.watch.progress import Progress
-from llmb.engine.watch.watch import watch
+from llmb.engine.watchdog.progress import Progress
+from llmb.engine.watchdog.watchdog import start_watchdog
 from llmb.runs.attempts import attempt_plan
 from llmb.runs.failure import failure_line
 from llmb.runs.folder import RunFolder
@@ -21,7 +21,7 @@ from llmb.runs.record import read_record
 def work(folder: RunFolder) -> None:
     plan = attempt_plan(read_record(folder))
     progress = Progress(plan.first_step)
-    watch(plan, folder, progress)
+    start_watchdog(plan, folder, progress)
     ask_for_nccl_log(plan, folder)
     ranks = join_ranks(plan)
     train(plan, folder, ranks, progress)
@@ -30,12 +30,12 @@ def work(folder: RunFolder) -> None:
 
 
 def main() -> None:
-    """Ends the process itself: what torch's threads do while the interpreter shuts down can abort a good run."""
+    """Exits immediately: torch's threads can abort a successful run while the interpreter shuts down."""
     exit_code = 1
     try:
         work(RunFolder(Path(sys.argv[1])))
         exit_code = 0
-    except Exception as error:  # noqa: BLE001 (the edge of the process: whatever it was, it ends this rank)
+    except Exception as error:  # noqa: BLE001 (top level of the process: any error ends this rank)
         traceback.print_exc()
         sys.stderr.write(failure_line(int(os.environ.get("RANK", "0")), host_name(), error) + "\n")
     sys.stdout.flush()

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models as Hugging Face keeps them: names, shapes, configuration and files. Knows no torch."""
+"""Names, shapes, configuration and files of Hugging Face models. Does not import torch."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder of Hugging Face's on disk: its configuration and the files that hold its weights."""
+"""A Hugging Face model folder on disk: its configuration and the files that hold its weights."""
 
 import json
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceFolder:
-    """``files`` are names of safetensors files in ``path``, all of which are there."""
+    """``files`` are the names of safetensors files in ``path``, all of which exist."""
 
     path: Path
     config: dict[str, Any]
@@ -22,17 +22,17 @@ class HuggingFaceFolder:
 
 
 def read_folder(path: Path) -> HuggingFaceFolder:
-    """Reads the configuration and the index. Raises UsageError where the folder cannot be one to import."""
+    """Reads the configuration and the index. Raises UsageError if the folder cannot be imported."""
     if not path.is_dir():
         problem = "it is a file" if path.exists() else "there is no such folder"
         raise UsageError(
-            f"this is no Hugging Face model: {problem}",
+            f"this is not a Hugging Face model: {problem}",
             where=str(path),
-            do="give the folder that holds 'config.json'; 'hf download NAME --local-dir FOLDER' makes one",
+            do="give the folder that holds 'config.json'; 'hf download NAME --local-dir FOLDER' downloads one",
         )
     files = _weight_files(path)
     if not (path / CONFIG).is_file():
-        raise UsageError(f"the folder has no '{CONFIG}', which says what model it is", where=str(path))
+        raise UsageError(f"the folder has no '{CONFIG}', which defines the model", where=str(path))
     return HuggingFaceFolder(path.absolute(), _read_json(path / CONFIG), files)
 
 
@@ -47,7 +47,7 @@ def _weight_files(path: Path) -> tuple[str, ...]:
     if missing:
         lines = "\n".join(f"  - {name} is missing" for name in missing[:10])
         count = f" ({len(missing)} files)" if len(missing) > 10 else ""
-        raise UsageError(f"the model is not whole{count}:\n{lines}", where=str(path), do="download it again")
+        raise UsageError(f"the model is incomplete{count}:\n{lines}", where=str(path), do="download it again")
     return files
 
 
@@ -58,7 +58,9 @@ def _indexed_files(index: Path) -> tuple[str, ...]:
     files = tuple(sorted(set(map(str, weight_map.values()))))
     for name in files:
         if PurePath(name).name != name or not name.endswith(".safetensors"):
-            raise UsageError(f"the index names '{name}', which is no safetensors file of its folder", where=str(index))
+            raise UsageError(
+                f"the index names '{name}', which is not a safetensors file of its folder", where=str(index)
+            )
     return files
 
 
@@ -66,11 +68,11 @@ def _no_weights(path: Path) -> UsageError:
     pickles = sorted(found.name for pattern in PICKLES for found in path.glob(pattern))
     if pickles:
         return UsageError(
-            f"the weights are pickle files ({', '.join(pickles[:3])}), which are not read: "
-            "a pickle runs whatever program it holds",
+            f"the weights are pickle files ({', '.join(pickles[:3])}), which are unsupported: "
+            "a pickle can run any code",
             where=str(path),
-            do="download the model's safetensors files, or have transformers write them "
-            "(save_pretrained) where you trust the files",
+            do="download the model's safetensors files or, if you trust the files, convert them with "
+            "transformers (save_pretrained)",
         )
     return UsageError(f"the folder has neither '{INDEX}' nor '{SINGLE_FILE}'", where=str(path))
 
@@ -81,5 +83,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (ValueError, OSError) as error:
         raise UsageError(f"'{path.name}' cannot be read: {error}", where=str(path)) from error
     if not isinstance(content, dict):
-        raise UsageError(f"'{path.name}' holds no JSON object", where=str(path))
+        raise UsageError(f"'{path.name}' does not hold a JSON object", where=str(path))
     return content

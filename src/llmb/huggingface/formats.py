@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import Field
 
+from llmb.catalogue.data_files import read_file
 from llmb.catalogue.parts import part, part_differences
 from llmb.catalogue.records import Model, Record
-from llmb.catalogue.source import read_file
 from llmb.errors import UsageError
 
 DATA = Path(__file__).with_name("formats.yaml")

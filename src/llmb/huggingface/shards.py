@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tensors are spread over safetensors files. Pure."""
+"""Plans how tensors are divided into safetensors files. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B)", text.strip(), re.IGNORECASE)
     size = round(float(match[1]) * UNITS[match[2].upper()]) if match else 0
     if size < 1:
-        raise UsageError(f"'{text}' is no size", do="give a number and a unit (B, KB, MB, GB, TB), such as 5GB")
+        raise UsageError(f"'{text}' is not a size", do="give a number and a unit (B, KB, MB, GB, TB), such as 5GB")
     return size
 
 
 def plan_shards(sizes: Mapping[str, int], largest: int) -> list[list[str]]:
-    """Names of tensors by file, in order. A file has at most ``largest`` bytes of tensors, or holds a single one."""
+    """Names of tensors by file, in order. A file has at most ``largest`` bytes of tensors, or holds a single tensor."""
     shards: list[list[str]] = []
     room = 0
     for name, size in sizes.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names and shapes of a model's parameters in Hugging Face's files, and whether files hold them all. Pure."""
+"""Names and shapes of a model's parameters in Hugging Face files, and a check that files hold them all. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from llmb.huggingface.formats import Format
 Shape = tuple[int, ...]
 
 READABLE = {"F32": 4, "BF16": 2, "F16": 2}
-"""Dtypes of safetensors that become fp32 without loss, and their bytes."""
+"""Dtypes of safetensors that convert to fp32 without loss, with their bytes per element."""
 
 HEAD = "lm_head."
 HEAD_WEIGHT = "lm_head.weight"
 DECODER = "model."
 LANGUAGE_MODEL = "language_model."
-"""Stands before every name of the text model where a model of Llama 4 has a vision part."""
+"""Prefix of every name of the text model if a Llama 4 model has a vision part."""
 VISION = ("vision_model.", "multi_modal_projector.")
 ROTARY_TABLE = ".rotary_emb.inv_freq"
 """Computed from the configuration; old versions of transformers saved it."""
@@ -32,7 +32,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Which stored tensors each parameter is made of, tensors that are left out, and all that keeps files from use."""
+    """The stored tensors of each parameter, tensors that are left out, and all problems that prevent the import."""
 
     sources: dict[str, tuple[str, ...]]
     left_out: tuple[str, ...]
@@ -48,14 +48,14 @@ def hugging_face_name(name: str, form: Format) -> str:
 
 
 def hugging_face_shape(name: str, shape: Shape) -> Shape:
-    """Gate and up of stacked experts lie there in one dimension, gate first: [experts, hidden, 2 x ffn]."""
+    """Gate and up of stacked experts are stored in one dimension, gate first: [experts, hidden, 2 x ffn]."""
     if name.endswith(".experts.gate_up_proj"):
         return (*shape[:-2], shape[-2] * shape[-1])
     return shape
 
 
 def matrices_of_expert(name: str, form: Format) -> tuple[str, ...]:
-    """What each expert's tensors of a stacked parameter are called; none where experts are stacked there, too."""
+    """Names of each expert's tensors of a stacked parameter; none if the format stacks experts, too."""
     return form.expert_matrices.get(name.rpartition(".")[2], ())
 
 
@@ -72,9 +72,9 @@ def stored_tensors(name: str, shape: Shape, form: Format) -> dict[str, Shape]:
 def match_tensors(
     parameters: Mapping[str, Shape], found: Mapping[str, Stored], form: Format, *, tied: bool = False
 ) -> Match:
-    """Finds every parameter, given with its shape, among the stored tensors. Nothing may be missing or be left over.
+    """Finds every parameter, given with its shape, among the stored tensors. None may be missing or unknown.
 
-    ``tied``: a head that is stored beside the embedding is no parameter of its own.
+    ``tied``: a head that is stored beside the embedding is not a parameter.
     """
     multimodal = any(name.startswith(LANGUAGE_MODEL) for name in found)
     prefix = LANGUAGE_MODEL if multimodal else ""
@@ -91,7 +91,7 @@ def match_tensors(
         for stored, needed in tensors.items()
         for problem in _problems(stored, needed, found)
     ]
-    problems += [f"{name} is no tensor of this model" for name in sorted(unknown)]
+    problems += [f"{name} is not a tensor of this model" for name in sorted(unknown)]
     return Match({name: tuple(tensors) for name, tensors in wanted.items()}, left_out, tuple(problems))
 
 
@@ -107,6 +107,6 @@ def _problems(name: str, shape: Shape, found: Mapping[str, Stored]) -> Iterator[
         yield f"{name} is missing"
         return
     if stored.shape != shape:
-        yield f"{name} has the shape {list(stored.shape)}, that of the model has {list(shape)}"
+        yield f"{name} has the shape {list(stored.shape)}; the model has {list(shape)}"
     if stored.dtype not in READABLE:
-        yield f"{name} is {stored.dtype}; {', '.join(READABLE)} can be read"
+        yield f"{name} is {stored.dtype}; supported are {', '.join(READABLE)}"

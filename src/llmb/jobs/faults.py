@@ -5,8 +5,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
-from llmb.catalogue.source import read_file
 from llmb.runs.failure import failed_host
 from llmb.schedulers.port import INFRASTRUCTURE, FaultPattern, Phase, Scheduler
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from llmb.catalogue.jobs import job_defaults
+from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import JobDefaults
 from llmb.catalogue.resolve import Request, resolve
@@ -17,6 +17,7 @@ from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.jobspec.spec import JobSpec, write_spec
 from llmb.programs.lookup import find_program
 from llmb.runs.choices import Choices
+from llmb.runs.disk_space import check_space
 from llmb.runs.folder import (
     RunFolder,
     cannot_write,
@@ -27,7 +28,6 @@ from llmb.runs.folder import (
 )
 from llmb.runs.plan import Plan
 from llmb.runs.record import ENGINE, SubmittedJob, now, queued_record, write_record
-from llmb.runs.space import check_space
 from llmb.schedulers.lookup import QUEUE, find_scheduler
 from llmb.schedulers.port import Scheduler
 from llmb.site.site import Site

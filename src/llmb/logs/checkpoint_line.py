@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines that a run logs after it saved or loaded a checkpoint: writing them and finding them."""
+"""Writes and finds the lines that a run logs after it saved or loaded a checkpoint."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _LOAD = re.compile(
 
 
 class SaveLine(NamedTuple):
-    """``iteration`` counts the steps done before the save; ``start_s`` is in seconds since 1970."""
+    """``iteration`` is the number of steps done before the save; ``start_s`` is in seconds since 1970."""
 
     rank: int
     iteration: int
@@ -51,12 +51,12 @@ def format_load_line(line: LoadLine) -> str:
 
 
 def find_saves(text: bytes) -> Iterator[SaveLine]:
-    """All saves that ``text`` logs, whatever stands before them on their lines."""
+    """All saves that ``text`` logs, with any prefix on their lines."""
     for rank, iteration, start, duration in (match.groups() for match in _SAVE.finditer(text)):
         yield SaveLine(int(rank), int(iteration), float(start), float(duration))
 
 
 def find_loads(text: bytes) -> Iterator[LoadLine]:
-    """All loads that ``text`` logs, whatever stands before them on their lines."""
+    """All loads that ``text`` logs, with any prefix on their lines."""
     for rank, start, duration in (match.groups() for match in _LOAD.finditer(text)):
         yield LoadLine(int(rank), float(start), float(duration))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the logs below a directory and reads one of them."""
+"""Finds the logs in a directory and reads one of them."""
 
 import os
 import re
@@ -12,12 +12,12 @@ from llmb.logs.outcome import LogOutcome, judge_log
 from llmb.logs.reader import read_log
 
 _NOT_A_RUN = (
-    (re.compile(r"^sbatch_"), "output of the batch script; the run's own log is beside it"),
+    (re.compile(r"^sbatch_"), "output of the batch script; the run's own log is in the same folder"),
     (re.compile(r"^vboost"), "output of a helper job"),
-    (re.compile(r"nccltrace"), "a traced run, which tracing slows down"),
-    (re.compile(r"_(nsys|torchprofile)(_|\.|$)"), "a profiled run, which profiling slows down"),
+    (re.compile(r"nccltrace"), "a traced run: tracing slows it down"),
+    (re.compile(r"_(nsys|torchprofile)(_|\.|$)"), "a profiled run: profiling slows it down"),
     (re.compile(r"nsys_analysis"), "analysis of a profile"),
-    (re.compile(r"prepare_squad_dataset_exp|import_ckpt_exp"), "preparation of data or of a checkpoint"),
+    (re.compile(r"prepare_squad_dataset_exp|import_ckpt_exp"), "preparation of a dataset or a checkpoint"),
 )
 
 
@@ -29,7 +29,7 @@ class ParsedFile:
 
 @dataclass(frozen=True, slots=True)
 class FoundFiles:
-    """``logs`` are to be read, largest first; ``refused`` are accounted for already."""
+    """``logs`` are to be read, largest first; ``refused`` already have an outcome."""
 
     logs: tuple[Path, ...]
     total_bytes: int
@@ -37,9 +37,9 @@ class FoundFiles:
 
 
 def find_logs(root: Path) -> FoundFiles:
-    """All ``*.out`` files in and below ``root``, or the single file that ``root`` is, whatever its name.
+    """All ``*.out`` files in ``root`` and its subfolders, or ``root`` itself if it is a file, whatever its name.
 
-    Raises UsageError where there is none.
+    Raises UsageError if there is none.
     """
     if root.is_file():
         return FoundFiles((root,), root.stat().st_size, ())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows the steps of a log and keeps what matters of the latest attempt: its window, and how it began and ended."""
+"""Follows the steps of a log and keeps the latest attempt: its window, and how it began and ended."""
 
 import math
 from array import array
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
-from llmb.logs.block import StepBlock
+from llmb.logs.step_block import StepBlock
 from llmb.logs.step_line import STEP_TIME_FIELD, TFLOPS_FIELD, StepLine
 from llmb.metrics.window import resolve_window
 
@@ -27,35 +27,35 @@ class LoggedAttempt:
 
     rule: str
     foreseen_last: int | None = None
-    """Number of the run's last step where it is known before the log is read."""
+    """Number of the run's last step, if it is known before the log is read."""
     continued: bool = False
-    """The run loaded a checkpoint before its first step, which need not be number 0 then."""
+    """The run loaded a checkpoint before its first step, so its first step may not be number 0."""
     number: int = 0
-    """Counts from 1: step numbers that fall back begin a new attempt."""
+    """Counts from 1. A step number lower than the one before begins a new attempt."""
     last: int | None = None
-    """Number of the run's last step, as the latest line declares it; None before the first step."""
+    """Number of the run's last step, as declared by the latest line; None before the first step."""
     window: Window | None = None
-    """None before the first step, and where the rule does not fit the run."""
+    """None before the first step, and if the rule does not fit the run."""
     window_last: int | None = None
-    """Number of the last step of the run that the window is made for, as the attempt's first line declares it."""
+    """Number of the run's last step that the window was resolved for, as declared by the attempt's first line."""
     first_step: int = 0
-    """Where the run begins."""
+    """Number of the run's first step."""
     steps: int = 0
     max_step: int = -1
     loss_first: float = math.nan
     loss_last: float = math.nan
     bad_loss_step: int | None = None
-    """The first step whose loss is logged and not finite."""
+    """The first step with a logged loss that is not finite."""
     bad_loss: float = math.nan
     bad_grad_norm_step: int | None = None
-    """The first step whose gradient norm is logged and not finite."""
+    """The first step with a logged gradient norm that is not finite."""
     step: "array[int]" = field(default_factory=_integers)
     step_time_s: "array[float]" = field(default_factory=_floats)
     tflops_per_gpu: "array[float]" = field(default_factory=_floats)
 
     def add_lines(self, lines: Iterable[StepLine]) -> None:
         for line in lines:
-            if line.step == self.max_step:  # several ranks log it
+            if line.step == self.max_step:  # logged by several ranks
                 continue
             self._enter(line)
             if self.bad_loss_step is None and line.loss is not None and not math.isfinite(line.loss):
@@ -69,7 +69,7 @@ class LoggedAttempt:
             self._leave(line, 1)
 
     def add_block(self, block: StepBlock) -> bool:
-        """Adds the steps of ``block``; False where they must be added line by line."""
+        """Adds the steps of ``block``. Returns False if they have to be added line by line."""
         if block.first.step == self.max_step:
             return False
         self._enter(block.first)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lines that Megatron-LM and Megatron-Bridge log after each iteration.
 
-An iteration is ``iteration N/ LAST | ... elapsed time per iteration (ms): T | ...``, counted from 1. Throughput stands
-in that line, or in one of its own before it (``GPU utilization: F MODEL_TFLOP/s/GPU``). Formats: Megatron-Bridge v0.2.0
-to v0.6.0, ``training/utils/train_utils.py``.
+An iteration is ``iteration N/ LAST | ... elapsed time per iteration (ms): T | ...``, counted from 1. Throughput is
+logged in that line, or in a line of its own before it (``GPU utilization: F MODEL_TFLOP/s/GPU``). Formats:
+Megatron-Bridge v0.2.0 to v0.6.0, ``training/utils/train_utils.py``.
 """
 
 import re
@@ -14,11 +14,12 @@ from llmb.logs.step_line import StepLine
 
 LOADED = b"successfully loaded checkpoint from"
 MARK = b"elapsed time per iteration (ms): "
-"""Of a line that logs an iteration."""
+"""Found in a line that logs an iteration."""
 LAST_FIELD = b"number of nan iterations:"
 
 _NUMBER = rb"(\d{1,12}(?:\.\d{1,9})?)"
-# All is bounded, so that text without line ends costs no quadratic time, and begins with text that is found fast.
+# Every repetition is bounded, so that text without line ends takes no quadratic time. The pattern begins with literal
+# text, which is found fast.
 _STEP = re.compile(
     rb"iteration +(?P<step>\d{1,9})/ *(?P<last>\d{1,9}) \|[^\r\n]{0,400}?"
     rb" elapsed time per iteration \(ms\): (?P<ms>\d{1,12}(?:\.\d{1,9})?) \|(?P<body>[^\r\n]{0,3000}+)(?:[\r\n]|\Z)"
@@ -33,37 +34,37 @@ _GRAD_NORM = re.compile(rb" grad norm: " + _VALUE, re.IGNORECASE)
 
 
 class MegatronLines:
-    """Finds the steps of a log part by part, and pairs each with the throughput that was logged before it."""
+    """Finds the steps of a log chunk by chunk, and pairs each with the throughput that was logged before it."""
 
     def __init__(self) -> None:
         self.tflops_per_gpu: float | None = None
 
     def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterator[StepLine]:
-        """The steps in ``text[start:end]``, which consists of whole lines."""
+        """The steps in ``text[start:end]``, which consists of complete lines."""
         place, end = start, min(end, len(text))
         for match in _STEP.finditer(text, start, end):
-            self._look_for_utilisation(text, place, match.start())
+            self._find_utilization(text, place, match.start())
             place = match.end()
             if step := self._read(match):
                 yield step
-        self._look_for_utilisation(text, place, end)
+        self._find_utilization(text, place, end)
 
     def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
-        """The step in a file's last line, which has no line end, and whether one was cut off there."""
+        """The step in a file's last line, which has no line end, and whether the line was truncated."""
         match = _STEP.search(text)
         if match and LAST_FIELD in match["body"] and match["body"].rstrip().endswith(b"|"):
             step = self._read(match)
             return ([step] if step else []), False
         return [], _UNENDED.search(text) is not None
 
-    def _look_for_utilisation(self, text: bytes, start: int, end: int) -> None:
+    def _find_utilization(self, text: bytes, start: int, end: int) -> None:
         """Keeps the last one."""
         at = text.rfind(_UTILISATION_HEAD, start, end)
         if at >= 0 and (match := _UTILISATION.match(text, at, end)):
             self.tflops_per_gpu = float(match[1])
 
     def _read(self, match: "re.Match[bytes]") -> StepLine | None:
-        """None for a line that counts from 0, which Megatron does not."""
+        """None for a line that counts from 0, which Megatron never does."""
         body, number = match["body"], int(match["step"])
         own = _THROUGHPUT.search(body)
         tflops, self.tflops_per_gpu = (float(own[1]) if own else self.tflops_per_gpu), None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges a run by its log: did it get through, are its numbers sound, how long did a step take."""
+"""The outcome of a run according to its log: did it finish, are its values valid, how long did a step take."""
 
 import math
 from array import array
@@ -11,7 +11,7 @@ import numpy as np
 
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
-from llmb.logs.clues import describe_content, last_words
+from llmb.logs.error_text import describe_content, last_error
 from llmb.logs.logged_attempt import LoggedAttempt
 from llmb.logs.reader import RunLog
 from llmb.logs.step_line import find_invalid_line
@@ -23,13 +23,13 @@ Status = Literal["success", "failed", "invalid", "no_steps", "skipped", "unreada
 
 @dataclass(frozen=True, slots=True)
 class LogOutcome:
-    """What became of the run that one file logs. Statistics are those of a success; what is unknown is None."""
+    """The outcome of the run that one file logs. Only a success has statistics; unknown values are None."""
 
     status: Status
     reason: str
     window: Window | None = None
     steps: int | None = None
-    """Steps that the last attempt logged."""
+    """Steps logged by the last attempt."""
     attempts: int | None = None
     max_step: int | None = None
     step_time_s: Statistics | None = None
@@ -39,7 +39,7 @@ class LogOutcome:
 
 
 def judge_log(log: RunLog) -> LogOutcome:
-    """The outcome of a log, with statistics over the window that it was read for."""
+    """The outcome of a log, with statistics over the window that it was read with."""
     attempt = log.attempt
     if attempt.last is None:
         return LogOutcome("no_steps", _why_no_steps(log), steps=0, attempts=0)
@@ -59,7 +59,7 @@ def judge_log(log: RunLog) -> LogOutcome:
 
 
 def _describe(values: "array[float]") -> Statistics:
-    return describe(np.sort(values).tolist())  # which numpy does faster than Python, and there may be a million
+    return describe(np.sort(values).tolist())  # there may be a million values, which NumPy sorts faster than Python
 
 
 def _outcome(
@@ -92,14 +92,14 @@ def _why_no_steps(log: RunLog) -> str:
     if not log.size:
         return "empty file"
     if log.truncated_line:
-        return "the file ends within its first step line"
+        return "the file ends in its first step line"
     return _quoting(f"no step line: {describe_content(log.head, log.tail)}", log.tail)
 
 
 def _why_unfinished(log: RunLog, last: int, window: Window) -> str | None:
     attempt = log.attempt
     if attempt.max_step < last:
-        where = ", while it logged the next" if log.truncated_line else ""
+        where = ", while logging the next" if log.truncated_line else ""
         return _quoting(f"died after step {attempt.max_step} of {last + 1}{where}{_attempts_text(attempt)}", log.tail)
     if len(attempt.step) < window.last - window.first + 1:
         seen = (window.first - 1, *attempt.step, window.last + 1)
@@ -121,7 +121,7 @@ def _why_invalid(log: RunLog, window: Window) -> str | None:
 
 
 def _quoting(reason: str, tail: bytes) -> str:
-    words = last_words(tail)
+    words = last_error(tail)
     return f"{reason}; {words}" if words else reason
 
 

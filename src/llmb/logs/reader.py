@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a run's log as a stream, in memory that grows with the window's steps alone."""
+"""Reads a run's log as a stream; memory use grows only with the steps in the window."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -7,19 +7,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from llmb.logs.block import StepBlock, find_block
-from llmb.logs.finder import StepFinder
 from llmb.logs.logged_attempt import LoggedAttempt
+from llmb.logs.step_block import StepBlock, find_block
+from llmb.logs.step_finder import StepFinder
 from llmb.logs.step_line import MAX_LINE_BYTES, STEP_LINE_HEAD
 
-CHUNK_BYTES = 1 << 19  # stays in a core's cache between reading and searching
+CHUNK_BYTES = 1 << 19  # fits in a core's cache between reading and searching
 _HEAD_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class RunLog:
-    """What a log says."""
+    """The content of a log."""
 
     size: int
     """Bytes of the file."""
@@ -28,26 +28,26 @@ class RunLog:
     tail: bytes
     """The file's last 16 KiB."""
     truncated_line: bool
-    """The file ends within a step line, which is left out."""
+    """The file ends in the middle of a step line, which is left out."""
     attempt: LoggedAttempt
-    """The last one."""
+    """The last attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """``text[:first]`` ends a line, ``text[first:end]`` are whole ones, the rest begins one."""
+    """``text[:first]`` ends a line, ``text[first:end]`` are complete lines, the rest begins a line."""
 
     text: bytes
     first: int
     end: int
     block: "Future[StepBlock | None] | None"
-    """What the whole lines are, if they may be one."""
+    """The complete lines as a block, if they may form one."""
 
 
 def read_log(stream: BinaryIO, rule: str, chunk_bytes: int = CHUNK_BYTES) -> RunLog:
-    """Reads ``stream`` to its end. Any bytes are accepted; ``rule`` says which steps are kept.
+    """Reads ``stream`` to its end. Any bytes are accepted; ``rule`` selects the steps that are kept.
 
-    A log that declares another last step midway moves the window, perhaps to steps gone by, and is read again.
+    If the declared last step changes midway, the window moves, perhaps to earlier steps, and the log is read again.
     """
     log = _read(stream, LoggedAttempt(rule), chunk_bytes)
     if log.attempt.last == log.attempt.window_last:
@@ -71,7 +71,7 @@ def _read(stream: BinaryIO, attempt: LoggedAttempt, chunk_bytes: int) -> RunLog:
         if not chunk.end:
             rest = (rest + text)[-MAX_LINE_BYTES:]
             continue
-        # Only the chunk's first line is joined with what was left: copying all of it would cost as much as the search.
+        # Only the chunk's first line is joined with the remainder: copying all of it would cost as much as the search.
         attempt.add_lines(finder.find(rest + text[: chunk.first]))
         block = chunk.block.result() if chunk.block else None
         if not (block and finder.format == "nemo" and attempt.add_block(block)):
@@ -83,7 +83,7 @@ def _read(stream: BinaryIO, attempt: LoggedAttempt, chunk_bytes: int) -> RunLog:
 
 
 def _chunks(stream: BinaryIO, chunk_bytes: int) -> Iterator[_Chunk]:
-    """All of ``stream``. Of a log dense with step lines, each chunk is examined while the next one is read."""
+    """All of ``stream``. While one chunk of a log dense with step lines is searched, the next one is read."""
     ahead: deque[_Chunk] = deque()
     with ThreadPoolExecutor(1) as pool:
         while text := stream.read(chunk_bytes):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The line that a run logs after each step: writing it and finding it."""
+"""Writes and finds the line that a run logs after each step."""
 
 import math
 import re
@@ -10,9 +10,9 @@ from typing import NamedTuple
 STEP_LINE_HEAD = b"Training epoch "
 MAX_BODY_BYTES = 4000
 MAX_LINE_BYTES = 4096
-"""No step line is longer: the head takes at most 57 bytes, the fields ``MAX_BODY_BYTES``."""
+"""The longest step line: the head takes at most 57 bytes, the fields ``MAX_BODY_BYTES``."""
 
-# Everything is bounded and the body possessive, so that text without line ends costs no quadratic time.
+# Every repetition is bounded and the body possessive, so that text without line ends takes no quadratic time.
 _LINE = re.compile(
     rb"Training epoch \d{1,9}, iteration (\d{1,9})/(\d{1,9}) \|([^\r\n]{0,%d}+)(?:[\r\n]|\Z)" % MAX_BODY_BYTES
 )
@@ -30,11 +30,11 @@ _INVALID = re.compile(rb"^%s([^\r\n]*)" % INVALID_HEAD.encode(), re.MULTILINE)
 
 
 class StepLine(NamedTuple):
-    """What one step line says. A field that the line does not have is None."""
+    """The content of a step line. A field that the line does not have is None."""
 
     step: int
     last: int
-    """Number of the run's last step, as the line declares it."""
+    """Number of the run's last step, as declared by the line."""
     step_time_s: float
     loss: float | None
     tflops_per_gpu: float | None
@@ -55,7 +55,7 @@ def format_step_line(
     consumed_samples: int,
     epoch: int = 0,
 ) -> str:
-    """The line of step ``step`` (from 0) of ``steps``, without line end. What is None is left out."""
+    """The line of step ``step`` (from 0) of ``steps``, without line end. None values are left out."""
     fields = {
         "lr": f"{lr:.4g}",
         "global_batch_size": global_batch_size,
@@ -72,24 +72,24 @@ def format_step_line(
 
 
 def _plain_decimal(value: float) -> str:
-    """At least four significant digits, and never an exponent: scripts that read these logs cut it off."""
+    """At least four significant digits, and no exponent: scripts that read these logs would truncate it."""
     digits = 3 - math.floor(math.log10(value)) if 0 < value < math.inf else 3
     return f"{value:.{max(3, digits)}f}"
 
 
 def format_invalid_line(why: str) -> str:
-    """The line that a run logs last when its numbers stopped making sense; the step line has no gradient norm."""
+    """The last line of a run whose loss or gradient norm is not finite; the step line has no gradient norm."""
     return f"{INVALID_HEAD}{why}"
 
 
 def find_invalid_line(text: bytes) -> str | None:
-    """Why the run that logged ``text`` called itself invalid, if it did."""
+    """The reason for which the run that logged ``text`` declared itself invalid, if it did."""
     match = _INVALID.search(text)
     return match[1].decode("utf-8", "replace").strip() if match else None
 
 
 def find_steps(text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterator[StepLine]:
-    """The step lines in ``text[start:end]``, which consists of whole lines."""
+    """The step lines in ``text[start:end]``, which consists of complete lines."""
     for match in _LINE.finditer(text, start, end):
         number, last, body = match.groups()
         if STEP_LINE_HEAD in body:
@@ -99,28 +99,28 @@ def find_steps(text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterator[
 
 
 def find_unended_steps(text: bytes) -> tuple[list[StepLine], bool]:
-    """The steps in a file's last line, which has no line end, and whether a step line was cut off there."""
+    """The steps in a file's last line, which has no line end, and whether a step line was truncated there."""
     found = list(_split(text, ended=False))
     return [step for step in found if step], bool(found) and found[-1] is None
 
 
 def _split(line: bytes, *, ended: bool) -> Iterator[StepLine | None]:
-    """The steps of a line that lacks line ends, None for a cut one: its writer died, or others wrote too."""
-    pieces = line.split(STEP_LINE_HEAD)[1:]
-    for count, piece in enumerate(pieces, start=1):
-        match = _LINE.fullmatch(STEP_LINE_HEAD + piece)
-        whole = match and ((ended and count == len(pieces)) or _is_whole(match[3]))
-        yield _read(*match.groups()) if match and whole else None
+    """The steps of a line without line end, None for a truncated step: its writer died, or others wrote too."""
+    parts = line.split(STEP_LINE_HEAD)[1:]
+    for count, part in enumerate(parts, start=1):
+        match = _LINE.fullmatch(STEP_LINE_HEAD + part)
+        complete = match and ((ended and count == len(parts)) or _is_complete(match[3]))
+        yield _read(*match.groups()) if match and complete else None
 
 
-def _is_whole(body: bytes) -> bool:
-    """Whether the values that are read are complete although no line end says so."""
+def _is_complete(body: bytes) -> bool:
+    """Whether the values that are read are complete although there is no line end."""
     name, _, value = body.rpartition(b"|")[2].strip().partition(b": ")
     return b" consumed_samples: " in body and value != b"" and name not in _NAMES_READ
 
 
 def _read(number: bytes, last: bytes, body: bytes) -> StepLine | None:
-    """None where the line has no step time, or a value that is no number."""
+    """None if the line has no step time, or a value that is not a number."""
     step_time = _STEP_TIME.search(body)
     if not step_time:
         return None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model FLOPs of one training sequence, forward and backward, under named conventions.
 
-A product of an m x k by a k x n matrix counts 2mkn. The backward pass of a trained weight costs twice its forward pass,
+Multiplying an m x k by a k x n matrix counts 2mkn. The backward pass of a trained weight costs twice its forward pass,
 for the gradients of its input and of itself; that of a frozen weight (LoRA's base model) costs one. Recomputation never
 counts (Narayanan et al., 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM").
 """
@@ -14,7 +14,7 @@ FROZEN_PASSES = 2
 
 
 def flops_per_sequence(recipe: Recipe, convention: Convention) -> float | None:
-    """Model FLOPs of one sequence of ``recipe``; null where no document counts them (``published`` only)."""
+    """Model FLOPs of one sequence of ``recipe``; None if no reference document counts them (``published`` only)."""
     if convention == Convention.PUBLISHED:
         source = recipe.published_flops
         return None if source is None else published_flops(recipe.model, recipe.layout.seq_len, source)
@@ -32,8 +32,8 @@ def model_flops(
 ) -> float:
     """Model FLOPs of one sequence of ``seq_len`` tokens.
 
-    ``causal`` counts the half of the attention square that a causal model needs, otherwise the whole square counts.
-    ``frozen`` drops the weight gradients (two thirds of the weight products; attention scores have no weights).
+    ``causal`` counts the half of the attention square that a causal model needs, otherwise the full square counts.
+    ``frozen`` leaves out weight gradients: two thirds of the weight products remain (attention has no weights).
     ``packing`` replaces the square of the length by the documents' sum of squared lengths (of their attention chunks).
     """
     tokens = packing.tokens if packing else seq_len
@@ -45,7 +45,7 @@ def model_flops(
 
 
 def published_flops(model: Model, seq_len: int, source: PublishedFlops) -> float:
-    """The count of the source document: what it prints, else what its formula gives, slips included."""
+    """The count of the source document: the value it prints, else the value of its formula, errors included."""
     if source.printed_flops is not None:
         return source.printed_flops
     as_published = model.model_copy(update=source.as_published)
@@ -55,7 +55,7 @@ def published_flops(model: Model, seq_len: int, source: PublishedFlops) -> float
 
 
 def _layer_weights(model: Model, layer: int) -> int:
-    """Weights of one layer that a token is multiplied with (the router, under 0.5 %, is left out as is customary)."""
+    """Weights of one layer that a token is multiplied with (without the router, which is under 0.5 %, as is usual)."""
     hidden = model.hidden_size
     attention = 2 * hidden * model.head_dim * (model.attention_heads + model.kv_heads)
     matrices = MATRICES[model.mlp]
@@ -67,7 +67,7 @@ def _layer_weights(model: Model, layer: int) -> int:
 
 
 def _attention_square(model: Model, layer: int, seq_len: int, packing: Packing | None) -> float:
-    """Pairs of positions that one layer's attention compares, the causal half not taken off."""
+    """Pairs of positions that one layer's attention compares, without subtracting the causal half."""
     chunked = model.chunked_attention
     if packing:
         cut = packing.chunked_sum_of_squares

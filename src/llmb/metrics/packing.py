@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequences packed from synthetic documents: how long documents are, and what attention within them costs. Pure.
+"""Sequences packed from synthetic documents: document lengths, and the cost of attention within documents. Pure.
 
 Lengths are uniform between one token and ``longest_document``. Documents fill a sequence one after the other; the last
-one ends with the sequence.
+one is truncated at the end of the sequence.
 """
 
 from itertools import accumulate
@@ -19,7 +19,7 @@ def longest_document(mean: int) -> int:
 
 
 def synthetic_packing(model: Model, seq_len: int, mean: int) -> Packing:
-    """What is expected of sequences packed from documents of ``mean`` tokens on average."""
+    """The expected statistics of sequences packed from documents of ``mean`` tokens on average."""
     chunked = model.chunked_attention
     cut = chunked is not None and min(seq_len, longest_document(mean)) > chunked.chunk_size
     return Packing(

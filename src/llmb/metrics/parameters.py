@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many parameters a model has, from its record alone."""
+"""Counts the parameters of a model from its record alone."""
 
 from llmb.catalogue.records import Mlp, Model
 
@@ -8,7 +8,7 @@ MATRICES: dict[Mlp, int] = {"swiglu": 3, "squared-relu": 2}
 
 
 def parameter_count(model: Model) -> tuple[int, int]:
-    """All parameters, and those that one token passes: an expert counts only where the router chooses it.
+    """Total parameters, and active parameters, in which only the experts that the router chooses count.
 
     Both include the embedding and the head, once where they are one matrix.
     """
@@ -34,7 +34,7 @@ def _norm(model: Model) -> int:
 
 
 def _feed_forward(model: Model, layer: int) -> tuple[int, int]:
-    """With all experts, and with the chosen ones."""
+    """Parameters with all experts, and with the chosen ones."""
     matrices = MATRICES[model.mlp]
     if model.moe is None or not model.is_moe_layer(layer):
         dense = matrices * model.hidden_size * model.ffn_hidden_size

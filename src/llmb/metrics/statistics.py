@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What is known of a sample. Spread and interval are None where one value cannot tell them."""
+    """Statistics of a sample. Spread and interval are None for a single value."""
 
     count: int
     mean: float
@@ -48,7 +48,7 @@ def describe(values: Sequence[float]) -> Statistics:
 
 
 def _ci95(mean: float, std: float, count: int) -> tuple[float, float]:
-    from scipy.special import stdtrit  # takes longer to load than most commands take
+    from scipy.special import stdtrit  # takes longer to load than most commands take to run
 
     half_width = float(stdtrit(count - 1, 0.975)) * std / math.sqrt(count)
     return mean - half_width, mean + half_width

@@ -12,7 +12,7 @@ TERA = 1e12
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """What a step time means. Null values have their reason in ``reasons`` under the same name."""
+    """The metrics that follow from a step time. Each None has its reason in ``reasons`` under the same name."""
 
     step_time_s: float
     tokens_per_s: float
@@ -26,7 +26,7 @@ class Throughput:
 
 
 def throughput(recipe: Recipe, step_time_s: float) -> Throughput:
-    """The metrics of ``recipe`` at ``step_time_s`` seconds a step.
+    """The metrics of ``recipe`` at ``step_time_s`` seconds per step.
 
     tokens/s = GBS x sequence length / step time; MFU = GBS x model FLOPs / (step time x GPUs x peak).
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which steps of a run its statistics are taken over."""
+"""The steps of a run that its statistics are taken over."""
 
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
@@ -9,26 +9,26 @@ WINDOW_RULES = ("auto", "last", "all", "A-B")
 
 
 def check_rule(rule: str) -> None:
-    """Raises UsageError where ``rule`` can fit no run at all."""
+    """Raises UsageError if no run can have the window ``rule``."""
     if rule not in WINDOW_RULES[:-1]:
         _literal(rule)
 
 
 def _literal(rule: str) -> Span:
-    """A-B. Raises UsageError."""
+    """The steps of a rule A-B. Raises UsageError."""
     try:
         span, *others = parse_ranges(rule)
     except ValueError as error:
-        raise _bad_window(f"'{rule}' is no window: {error}") from error
+        raise _bad_window(f"'{rule}' is not a window: {error}") from error
     if others or span.step != 1 or "-" not in rule:
-        raise _bad_window(f"'{rule}' is no window")
+        raise _bad_window(f"'{rule}' is not a window")
     return span
 
 
 def resolve_window(rule: str, total_steps: int, first_step: int = 0) -> Window:
-    """The window of a run of ``total_steps`` steps; ``first_step`` is not 0 where it goes on from a checkpoint.
+    """The window of a run of ``total_steps`` steps; ``first_step`` is not 0 if it resumes from a checkpoint.
 
-    ``auto`` leaves out the first 70 % (warm-up) and the last 10 % (checkpoint, clean-up): 35-44 of 50 steps.
+    ``auto`` leaves out the first 70 % (warm-up) and the last 10 % (checkpoint, cleanup): 35-44 of 50 steps.
     """
     if total_steps < 1:
         raise ValueError("a run has at least one step")

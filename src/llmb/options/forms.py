@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to write an option's value as text. Pure."""
+"""Text formats of options' values. Pure."""
 
 import re
 from collections.abc import Callable
@@ -9,13 +9,13 @@ from llmb.options.ranges import parse_ranges
 
 
 class Form(NamedTuple):
-    """``is_written`` is false of text that is written otherwise, or raises ValueError."""
+    """``is_written`` returns False, or raises ValueError, for text in another format."""
 
     is_written: Callable[[str], object]
     valid: str
-    """What the text has to be, in words that follow "it must be"."""
+    """The valid texts, as words after "it must be"."""
     any_case: bool = False
-    """The reference suite's scripts take capitals for small letters."""
+    """Case is ignored, as in the reference suite's scripts."""
 
 
 def pattern(expression: str) -> Callable[[str], object]:

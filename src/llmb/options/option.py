@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options as the fields of records declare them: ``steps: Annotated[int | None, Option(help=..., minimum=1)] = None``.
 
-The field gives name, type and default. Command line, campaign files, variables and documentation are made from this.
+The field has name, type and default. Command line, campaign files, variables and documentation derive from it.
 """
 
 import dataclasses
@@ -21,37 +21,37 @@ REQUIRED = inspect.Parameter.empty
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """What a field's declaration adds to its type. The last four fields are filled by ``options_of``."""
+    """Metadata of an option's field. ``options_of`` fills the last four fields."""
 
     help: str = ""
     flags: tuple[str, ...] = ()
-    """As the command line spells it, if not ``--name``."""
+    """Flags on the command line, if not ``--name``."""
     panel: str | None = None
-    """The part of the help that shows it."""
+    """Panel of the help that lists it."""
     minimum: float | None = None
     above: float | None = None
     form: Form = TEXT
     """Of text."""
     metavar: str | None = None
     repeatable: bool = False
-    """Given several times, and a job gets all the values: it is not swept. The field is a tuple."""
+    """It can be repeated, and a job gets all values: it is not swept. The field is a tuple."""
     negates: bool = False
     """A flag, ``--no-name``, that sets the field to False."""
     folder: bool = False
-    """A path, made absolute: workers may start elsewhere."""
+    """A path, made absolute, because workers may start in another folder."""
     envvar: str | None = None
-    """The reference suite's variable, which the command line reads where the option is not given."""
+    """The reference suite's variable, which the command line reads if the option is not given."""
     set_by: tuple[str, ...] = ()
-    """Variables, the strongest first, that the scheduler reads: they come below its other settings in the shell."""
+    """Variables that the scheduler reads, in order of precedence."""
     name: str = ""
-    """The option's own; the field's unless the declaration says otherwise."""
+    """Name of the option: that of the field by default."""
     field: str = ""
     annotation: Any = str
     default: Any = None
 
     @property
     def type(self) -> Any:  # noqa: ANN401 (whatever the field's type is)
-        """Of one value: without None, and without the tuple of several."""
+        """Type of one value: without None, and without the tuple of a repeated option."""
         wanted = self.annotation
         if get_origin(wanted) in (Union, UnionType):
             (wanted,) = (item for item in get_args(wanted) if item is not NoneType)
@@ -59,40 +59,40 @@ class Option:
 
     @property
     def listed(self) -> bool:
-        """Values with commas between them."""
+        """Values are separated by commas."""
         return get_origin(self.annotation) is tuple and not self.repeatable
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Of a pair such as ``--compile/--no-compile`` both in one."""
+        """Flags; a pair such as ``--compile/--no-compile`` is one."""
         return self.flags or (f"--{self.name.replace('_', '-')}",)
 
     @property
     def spelled(self) -> str:
-        """As messages name it."""
+        """Its name in messages."""
         return self.spellings[-1].partition("/")[0]
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Its names in files: the option's, the field's, and the long ones of the command line, without dashes."""
+        """Its keys in files: the option's name, the field's, and the long flags without dashes."""
         long = (text.partition("/")[0] for text in self.spellings if text.startswith("--"))
         spelled = (text.removeprefix("--").replace("-", "_") for text in long)
         return tuple(dict.fromkeys((self.name, *(() if self.negates else (self.field,)), *spelled)))
 
     @property
     def limit(self) -> str:
-        """Of a number, in words; empty without one."""
+        """Limit of a number in words; empty without one."""
         if self.minimum is not None:
             return f"at least {self.minimum:g}"
         return "" if self.above is None else f"above {self.above:g}"
 
     def is_within(self, number: Any) -> bool:  # noqa: ANN401 (of the option's type)
-        """Whether the limit, if any, allows it."""
+        """True if it is within the limit."""
         low = self.minimum is None or number >= self.minimum
         return bool(low and (self.above is None or number > self.above))
 
     def value(self, given: Any) -> Any:  # noqa: ANN401 (of the option's type)
-        """What the field gets."""
+        """The value of the field."""
         if self.negates:
             return False if given else self.default
         return str(Path(given).absolute()) if self.folder else given
@@ -100,12 +100,12 @@ class Option:
 
 @cache
 def options_of(*records: type) -> Mapping[str, Option]:
-    """The options that fields of ``records`` and of records in them declare, by name and in their order."""
+    """The options declared by the fields of ``records`` and of nested records, by name, in order."""
     return {option.name: option for record in records for option in _options(record)}
 
 
 def made(record: type[Shape], values: Mapping[str, Any]) -> Shape:
-    """The record that options make; one that is None or not among ``values`` leaves its field to the default."""
+    """A record from values of options; a value that is None or missing leaves the field at its default."""
     given: dict[str, Any] = {}
     kind: type = record
     for field, declared in _declared(kind).items():
@@ -117,7 +117,7 @@ def made(record: type[Shape], values: Mapping[str, Any]) -> Shape:
 
 
 def limit_problems(record: object) -> Iterator[str]:
-    """What is wrong with the numbers of a record's own fields."""
+    """Problems with the numbers of a record's own fields."""
     kind: type = type(record)
     for field, option in _declared(kind).items():
         if isinstance(option, Option):
@@ -137,7 +137,7 @@ def _options(record: type) -> Iterator[Option]:
 
 @cache
 def _declared(record: type) -> dict[str, Option | type]:
-    """Of each field its option, or the record that it holds; fields without any are left out."""
+    """The option of each field, or the nested record; other fields are omitted."""
     found: dict[str, Option | type] = {}
     defaults = _defaults(record)
     for field, annotation in inspect.get_annotations(record).items():
@@ -157,7 +157,7 @@ def _declared_in(annotation: type) -> bool:
 
 
 def _defaults(record: type) -> dict[str, Any]:
-    """Default of each field; ``REQUIRED`` without one."""
+    """Default of each field; ``REQUIRED`` if it has none."""
     fields = getattr(record, "model_fields", None)
     if fields is not None:
         return {name: REQUIRED if field.is_required() else field.default for name, field in fields.items()}

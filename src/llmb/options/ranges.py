@@ -9,13 +9,13 @@ _PART = r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([1-9][0-9]{0,8}))?)?"
 
 
 class Span(NamedTuple):
-    """``first`` to ``last``, both included; a number alone is both."""
+    """``first`` to ``last``, both inclusive; equal for a single number."""
 
     first: int
     last: int
     step: int = 1
     width: int = 1
-    """Digits of the first number as written, with leading zeros."""
+    """Digits of the first number as written, including leading zeros."""
 
     @property
     def numbers(self) -> range:
@@ -23,19 +23,19 @@ class Span(NamedTuple):
 
 
 def parse_ranges(text: str) -> tuple[Span, ...]:
-    """Raises ValueError with what is wrong. Nothing is spelled out: a range may be long."""
+    """Raises ValueError. Ranges are not expanded, because they may be long."""
     return tuple(_span(part) for part in text.split(","))
 
 
 def numbers_of(spans: Iterable[Span]) -> tuple[int, ...]:
-    """Every number of the ranges, as they name them."""
+    """Every number of the ranges, in their order."""
     return tuple(number for span in spans for number in span.numbers)
 
 
 def _span(part: str) -> Span:
     found = re.fullmatch(_PART, part)
     if not found:
-        raise ValueError(f"'{part}' is no number and no range")
+        raise ValueError(f"'{part}' is not a number or a range")
     first, last, step = found.groups()
     span = Span(int(first), int(last or first), int(step or 1), len(first))
     if span.last < span.first:

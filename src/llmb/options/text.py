@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From text to the value of an option, for campaign files and variables."""
+"""Converts text to values of options, for campaign files and variables."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -11,12 +11,12 @@ from llmb.errors import UsageError
 from llmb.options.forms import Form, pattern
 from llmb.options.option import Option
 
-# pydantic also takes '1.0', '1_000' and ' 1' for whole numbers, and 'nan' for a number.
+# pydantic also accepts '1.0', '1_000' and ' 1' as whole numbers, and 'nan' as a number.
 _NUMBERS = {int: pattern(r"-?\d{1,12}"), float: pattern(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?")}
 
 
 def convert(option: Option, key: str, texts: Sequence[str]) -> Any:  # noqa: ANN401 (of the option's type)
-    """The option's value, of several a tuple. Raises UsageError naming ``key``, the value and what is valid."""
+    """The option's value; a tuple if it is repeated. Raises UsageError with ``key``, the value and the valid values."""
     if option.repeatable or option.listed:
         return tuple(_one(option, key, text) for text in texts)
     if len(texts) != 1:
@@ -33,7 +33,7 @@ def read_value(option: Option, text: str) -> Any:  # noqa: ANN401 (of the option
 
 
 def valid_values(option: Option) -> str:
-    """What one value may be, in words that follow "it must be"."""
+    """Valid values, as words after "it must be"."""
     if get_origin(option.type) is Literal:
         return " or ".join(get_args(option.type))
     if option.type is bool:

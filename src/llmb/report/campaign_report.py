@@ -15,13 +15,13 @@ _SHOWN = (
     "choices.profiling",
     "options.flags.time",
 )
-"""Settings that the other columns tell."""
+"""Settings that are shown in other columns."""
 
 
 def campaign_table(jobs: Sequence[PlannedJob]) -> Table:
-    """One row a job, in the order of their submission, and what they ask for together."""
+    """One row per job, in the order of submission, and the total."""
     columns = ("", "workload", "size", "dtype", "GPUs", "type", "nodes", "time limit", "GPU-hours", "run")
-    # What is the same of all jobs needs no column.
+    # Settings that all jobs have in common need no column.
     asked_by = len({item.job.where for item in jobs}) > 1
     differing = different_settings(jobs)
     more = (*(["with"] if any(differing) else []), *(["asked by"] if asked_by else []))
@@ -48,7 +48,7 @@ def campaign_table(jobs: Sequence[PlannedJob]) -> Table:
 
 
 def different_settings(jobs: Sequence[PlannedJob]) -> list[str]:
-    """Of each job the settings without a column of their own that are not the same of all, such as ``seed=2``."""
+    """For each job the settings without a column of their own that differ between jobs, such as ``seed=2``."""
     found = [dict(_settings(item.job.wanted.model_dump(mode="json"))) for item in jobs]
     names = [name for name in dict.fromkeys(name for own in found for name in own) if not name.startswith(_SHOWN)]
     kept = [name for name in names if len({str(own.get(name)) for own in found}) > 1]
@@ -71,7 +71,7 @@ def total_text(jobs: Sequence[PlannedJob]) -> str:
 
 
 def hours_text(hours: float | None) -> str:
-    """At most so many: jobs may end before their limit."""
+    """An upper bound: jobs may end before their time limit."""
     return number(hours)
 
 

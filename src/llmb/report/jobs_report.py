@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LONGEST_REASON = 100
 _LEAST_WIDTHS = {"state": 9}
-# States that say no more than the status of the run does.
+# States that add nothing to the status of the run.
 _IMPLIED = {
     "queued": "PENDING",
     "running": "RUNNING",
@@ -31,7 +31,7 @@ _IMPLIED = {
 
 
 def jobs_document(jobs: Sequence[Job], total: int) -> dict[str, Any]:
-    """The JSON of ``llmb jobs list``; its keys are a contract. ``total`` counts those that a limit left out, too."""
+    """The JSON of ``llmb jobs list``; its keys are a contract. ``total`` includes the jobs beyond the limit."""
     return {"jobs": [job.document() for job in jobs], "total": total}
 
 
@@ -42,7 +42,7 @@ def jobs_table(jobs: Sequence[Job], total: int) -> Table:
         right=("scale", "step s"),
     )  # fmt: skip
     for column in table.columns:
-        # On a narrow terminal the others give way: a row has to be found by its id and state.
+        # On a narrow terminal the other columns are shortened: a row has to be found by its id and state.
         column.wrap = column.header not in ("job", "submitted", "step s")
         column.min_width = _LEAST_WIDTHS.get(column.header)
     for job in jobs:
@@ -127,13 +127,13 @@ def local_time(time_s: float) -> str:
 
 
 def short_time(time_s: float) -> str:
-    """For a row of a table: without the year if it is this one, without the hour if it is not."""
+    """For a row of a table: without the year if it is the current one, without the time if it is not."""
     at = datetime.fromtimestamp(time_s)
     return at.strftime("%m-%d %H:%M" if at.year == datetime.now().year else "%Y-%m-%d")
 
 
 def shortened(reason: str) -> str:
-    """For a row of a table; 'show' has the whole."""
+    """For a row of a table; 'show' prints the full reason."""
     return reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 3]}..."
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be run, as a table and a JSON document."""
+"""The available recipes, as a table and a JSON document."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -51,7 +51,7 @@ def list_table(workloads: Iterable[WorkloadFile]) -> Table:
 
 
 def _grouped(tables: Iterable[LayoutTable]) -> dict[tuple[str, str, str], list[str]]:
-    """GPU types by what they have in common: release, dtypes and scales."""
+    """GPU types grouped by release, dtypes and scales."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for table in tables:
         key = (table.release or "llmb", " ".join(table.dtypes), _scales(table))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NCCL's logs and nccl-tests say, as tables and as a JSON document."""
+"""Summaries of NCCL logs and nccl-tests, as tables and as a JSON document."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -14,11 +14,11 @@ from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable
 MOST_ROWS = 40
 MIB = 2**20
 Key = tuple[int, str, str | None]
-"""What lines of several files have in common: size, datatype and reduction."""
+"""What lines of several files are matched by: size, datatype and reduction."""
 
 
 def nccl_document(summary: NcclSummary | None, tests: Sequence[TestTable]) -> dict[str, Any]:
-    """The JSON document; ``log`` is null where no line is of NCCL's log."""
+    """The JSON document; ``log`` is null if no line is NCCL's."""
     return {"log": summary and asdict(summary), "tests": [asdict(table) for table in tests]}
 
 
@@ -35,7 +35,7 @@ def nccl_tables(summary: NcclSummary | None, tests: Sequence[TestTable]) -> Iter
 
 
 def _collectives_table(summary: NcclSummary) -> Table:
-    right = ("ranks", "communicators", "count", "MiB a call", "calls a rank", "MiB a rank")
+    right = ("ranks", "communicators", "count", "MiB per call", "calls per rank", "MiB per rank")
     title = f"Collectives: {summary.calls:,} calls of {summary.logged_ranks} ranks"
     table = result_table(title, "operation", "datatype", *right, right=right)
     for row in summary.collectives[:MOST_ROWS]:
@@ -50,9 +50,9 @@ def _collectives_table(summary: NcclSummary) -> Table:
             _mib(row.bytes_per_rank),
         )
     hidden = len(summary.collectives) - MOST_ROWS
-    notes = [f"{hidden} more rows with less, see --json."] if hidden > 0 else []
+    notes = [f"{hidden} smaller rows are left out, see --json."] if hidden > 0 else []
     if summary.coarse:
-        notes.append("There are very many sizes; they are told apart by powers of two.")
+        notes.append("There are too many sizes; they are grouped by powers of two.")
     table.caption = " ".join(notes) or None
     return table
 
@@ -66,7 +66,7 @@ def _mib(size: float | None) -> str:
 
 
 def _steps_table(summary: NcclSummary) -> Table:
-    right = ("step", "calls a rank", "MiB a rank")
+    right = ("step", "calls per rank", "MiB per rank")
     table = result_table("By step", *right, right=right)
     for step in summary.steps:
         table.add_row(str(step.step), number(step.calls_per_rank), _mib(step.bytes_per_rank))
@@ -80,7 +80,7 @@ def _test_table(test: TestTable) -> Table:
     for row in test.rows:
         ways = [*_figures(row.out_of_place), *_figures(row.in_place)]
         table.add_row(f"{row.size_bytes:,}", row.datatype, row.reduction or "", *ways)
-    table.caption = f"Left out of place, right in place. Average bus bandwidth: {number(test.average_bus_gb_s)} GB/s."
+    table.caption = f"Left: out of place, right: in place. Average bus bandwidth: {number(test.average_bus_gb_s)} GB/s."
     return table
 
 
@@ -96,7 +96,7 @@ def _figures(way: Bandwidth | None) -> list[str]:
 
 
 def _comparison(tests: Sequence[TestTable]) -> Table:
-    """Bus bandwidth of the same sizes in several files, out of place, and each over the first."""
+    """Out-of-place bus bandwidth of the same sizes in several files, and the ratio to the first file."""
     sources = [test.source for test in tests]
     right = ("bytes", *sources, *(f"{source} / first" for source in sources[1:]))
     title = f"{tests[0].name or 'nccl-tests'}: bus bandwidth in GB/s, out of place"

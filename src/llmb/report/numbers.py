@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers as people read them."""
+"""Formats numbers for people."""
 
 
 def number(value: float | None) -> str:
-    """Four significant digits, thousands whole; 'n/a' when unknown."""
+    """Four significant digits, integers above 1,000; 'n/a' if unknown."""
     if value is None:
         return "n/a"
     if abs(value) >= 1000:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place that writes results to standard output."""
+"""Writes results to standard output; the only module that does."""
 
 import json
 import re
@@ -15,18 +15,18 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def print_json(document: Any) -> None:  # noqa: ANN401 (any JSON value)
-    """Prints one strictly valid JSON document; a value that JSON cannot hold is an error."""
+    """Prints one strictly valid JSON document; raises an error for a value that JSON cannot represent."""
     print_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
 def print_table(table: Table) -> None:
-    """Prints a table as wide as the terminal; into a pipe, as wide as it needs to be, so that nothing is cut."""
+    """Prints a table as wide as the terminal, or as wide as needed if the output is not a terminal."""
     lines = styled_lines(table, shutil.get_terminal_size().columns) if sys.stdout.isatty() else plain_lines(table)
     print_text("".join(f"{line}\n" for line in lines))
 
 
 def styled_lines(table: Table, width: int) -> list[str]:
-    """For a terminal of so many columns: what does not fit is folded, titles are bold."""
+    """Lines for a terminal of ``width`` columns: cells that do not fit are wrapped, titles are bold."""
     from rich import console, text
     from rich import table as rich_table
 
@@ -57,7 +57,7 @@ def styled_lines(table: Table, width: int) -> list[str]:
 
 
 def print_text(text: str) -> None:
-    """Raises EnvironmentProblem where standard output takes no more, such as a file on a full disk."""
+    """Raises EnvironmentProblem if standard output cannot be written, such as a file on a full disk."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -68,10 +68,10 @@ def print_text(text: str) -> None:
 
 
 def printable(text: object) -> str:
-    """What a file says, safe for a terminal: control characters become question marks."""
+    """Text from a file, safe for a terminal: control characters become question marks."""
     return CONTROL.sub("?", str(text))
 
 
 def result_table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
-    """An empty table in the one style of all results; ``right`` names the columns of numbers."""
+    """An empty table in the common style; ``right`` names the columns of numbers, which are right-aligned."""
     return Table(title, [Column(name, right=name in right) for name in columns])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What logs were found to say, as a table, as CSV and as a JSON document."""
+"""The outcomes of logs, as a table, as CSV and as a JSON document."""
 
 import csv
 import io
@@ -44,7 +44,7 @@ CSV_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class ParseReport:
-    """All files below ``directory`` in the order of their paths, each with the name it is shown under."""
+    """All files below ``directory``, sorted by path, each with its display name."""
 
     directory: str
     rule: str
@@ -64,24 +64,24 @@ def parse_report(root: Path, rule: str, files: Iterable[ParsedFile], *, full_nam
 
 
 def display_names(paths: Iterable[Path], root: Path, *, full: bool) -> dict[Path, str]:
-    """Short names (or with ``full`` file names); files of one name are told apart by what differs in their paths."""
+    """Short names (with ``full`` file names); equal names are distinguished by the parts of their paths that differ."""
     groups: dict[str, list[Path]] = defaultdict(list)
     for path in paths:
         groups[path.name if full else _short_name(path.name)].append(path)
     names: dict[Path, str] = {}
     for name, group in groups.items():
-        names |= _told_apart(name, group, root) if len(group) > 1 else {group[0]: name}
+        names |= _distinguished(name, group, root) if len(group) > 1 else {group[0]: name}
     taken = Counter(names.values())
     return {path: _text(name if taken[name] == 1 else path.relative_to(root)) for path, name in names.items()}
 
 
 def _short_name(file_name: str) -> str:
-    """The experiment and its job: without ``log-``, the account, ``.out`` and the number of a first try."""
+    """The experiment and its job: without ``log-``, the account, ``.out`` and the number of a first attempt."""
     return _ACCOUNT.sub("", file_name).removesuffix(".out").removesuffix("_0") or file_name
 
 
-def _told_apart(name: str, group: Sequence[Path], root: Path) -> dict[Path, str]:
-    """Names of files that share ``name``: the parts of their paths that differ, and the name unless they hold it."""
+def _distinguished(name: str, group: Sequence[Path], root: Path) -> dict[Path, str]:
+    """Names of files that share ``name``: the parts of their paths that differ, and the name unless they contain it."""
     parts = [path.relative_to(root).parts for path in group]
     if len({len(own) for own in parts}) > 1:
         return {path: "/".join(own) for path, own in zip(group, parts, strict=True)}
@@ -94,12 +94,12 @@ def _told_apart(name: str, group: Sequence[Path], root: Path) -> dict[Path, str]
 
 
 def _text(name: object) -> str:
-    """Bytes of a file name that are no UTF-8 become escapes, so that any output can hold them."""
+    """Bytes of a file name that are not UTF-8 are escaped, so that any output can hold them."""
     return str(name).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def parse_table(report: ParseReport) -> Table:
-    """The table, with counts below. Reasons wrap, names are never cut."""
+    """The table, with counts below. Reasons are wrapped, names are never shortened."""
     right = ("time (s)", "std (s)", "CV (%)", "TFLOPS/GPU", "std")
     table = result_table(f"Step times, window {report.rule}", "run", "status", *right, "reason", right=right)
     table.columns[-1].max_width = _REASON_WIDTH
@@ -119,7 +119,7 @@ def parse_table(report: ParseReport) -> Table:
 
 
 def parse_csv(report: ParseReport) -> str:
-    """One header and one line a file; what is unknown is an empty field."""
+    """A header and one line per file; an unknown value is an empty field."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
@@ -152,7 +152,7 @@ def _figures(statistics: Statistics | None, *names: str) -> list[float | None]:
 
 
 def parse_document(report: ParseReport) -> dict[str, Any]:
-    """The JSON document; what is unknown is null."""
+    """The JSON document; an unknown value is null."""
     return {
         "analysis": {"directory": report.directory, "window_rule": report.rule, "files": len(report.files)},
         "results": [_result(file, report.names[file.path]) for file in report.files],

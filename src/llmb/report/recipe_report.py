@@ -4,8 +4,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from llmb.catalogue.pipeline_stages import stage_layers
 from llmb.catalogue.records import Convention, Expectation, JobDefaults, Recipe
-from llmb.catalogue.stages import stage_layers
 from llmb.metrics.flops import flops_per_sequence
 from llmb.metrics.parameters import parameter_count
 from llmb.metrics.throughput import Throughput
@@ -43,7 +43,7 @@ def recipe_document(recipe: Recipe, job: JobDefaults) -> dict[str, Any]:
 
 
 def recipe_tables(recipe: Recipe, job: JobDefaults) -> Iterator[Table]:
-    """What a person wants to know of a recipe, in a few tables."""
+    """A recipe as a few tables."""
     yield _summary(recipe)
     yield _expectation_table(recipe.expectations, recipe.expectations_reason)
     yield _job_table(job)
@@ -77,7 +77,7 @@ def _summary(recipe: Recipe) -> Table:
     table.add_row("batch", f"MBS {layout.mbs} GBS {layout.gbs} GA {layout.ga}, sequence length {layout.seq_len}")
     for convention in Convention:
         flops = flops_per_sequence(recipe, convention)
-        text = unknown("no document counts them") if flops is None else f"{flops:.5g}"
+        text = unknown("not in any reference document") if flops is None else f"{flops:.5g}"
         table.add_row(f"FLOPs per sequence, {convention}", text)
     table.add_row(
         "peak", f"{number(recipe.peak_tflops)} TFLOPS" if recipe.peak_tflops else unknown("not in the catalogue")
@@ -95,12 +95,12 @@ def _expectation_table(expectations: Sequence[Expectation], reason: str | None) 
         table.add_row(item.kind, *figures, item.convention, item.window, item.source, str(item.line))
     if not expectations:
         table = result_table("Published", "")
-        table.add_row(unknown(reason or "nothing is published"))
+        table.add_row(unknown(reason or "no published figure"))
     return table
 
 
 def _job_table(job: JobDefaults) -> Table:
-    """What a job on a cluster asks for, unless it is told otherwise."""
+    """The defaults of a job on a cluster."""
     table = result_table("On a cluster", "", "", "source")
     table.add_row("time limit", f"{job.time_limit_min} min", job.time_limit_source)
     for variable in job.variables:

@@ -3,8 +3,8 @@
 
 from typing import Any
 
+from llmb.catalogue.pipeline_stages import stage_layers
 from llmb.catalogue.records import Convention, Expectation
-from llmb.catalogue.stages import stage_layers
 from llmb.report.numbers import number
 from llmb.report.output import result_table
 from llmb.report.table import Table
@@ -55,7 +55,7 @@ def plan_table(plan: EnginePlan, command: tuple[str, ...], variables: dict[str, 
     table.add_row("steps", f"{plan.steps}, statistics over steps {window.first}-{window.last}")
     without = "" if layout.sequence_parallel else ", no sequence parallelism"
     table.add_row("layout", f"DP {layout.dp}, MBS {layout.mbs}, GBS {layout.gbs}, GA {layout.ga}{without}")
-    table.add_row("sequence", f"{layout.seq_len} tokens, {layout.gbs * layout.seq_len:,} tokens a step")
+    table.add_row("sequence", f"{layout.seq_len} tokens, {layout.gbs * layout.seq_len:,} tokens per step")
     if plan.recipe.training.document_tokens:
         table.add_row("documents", f"{plan.recipe.training.document_tokens} tokens on average, packed")
     if layout.pp > 1:
@@ -63,23 +63,23 @@ def plan_table(plan: EnginePlan, command: tuple[str, ...], variables: dict[str, 
         table.add_row("pipeline", f"PP {layout.pp}, VP {layout.vp}, layers of the stages: {', '.join(map(str, sizes))}")
         table.add_row("pipeline schedule", str(plan.parallelism.pipeline_schedule))
     table.add_row("data parallel", _sharing(plan))
-    table.add_row("gradients", f"added up in {plan.recipe.training.grad_reduce_dtype}")
+    table.add_row("gradients", f"reduced in {plan.recipe.training.grad_reduce_dtype}")
     table.add_row("model", f"{layout.layers} layers" + (", a proxy" if plan.recipe.proxy else ""))
     table.add_row("seed", str(plan.seed))
     table.add_row("recompute", plan.recompute)
-    table.add_row("logits", "kept whole" if plan.keep_logits else "in pieces, computed twice unless small")
+    table.add_row("logits", "kept" if plan.keep_logits else "chunked, recomputed unless small")
     table.add_row("compiled", "block by block" if plan.compiled else "no")
     table.add_row("attention backend", plan.attention_backend)
     if plan.start:
-        fresh = "" if plan.start.optimizer_state else ", optimizer state begins anew"
-        table.add_row("goes on from", f"step {plan.start.step}: {plan.start.path}{fresh}")
+        fresh = "" if plan.start.optimizer_state else ", with new optimizer state"
+        table.add_row("resumes from", f"step {plan.start.step}: {plan.start.path}{fresh}")
     if plan.save_checkpoint:
         every = f"every {plan.checkpoint_interval} steps and " if plan.checkpoint_interval else ""
         table.add_row("checkpoints", f"{every}at the end")
     if plan.profile:
         table.add_row("profile", profile_text(plan.profile))
     if plan.nccl_trace:
-        table.add_row("NCCL's log", "of every collective, on each rank")
+        table.add_row("NCCL's log", "every collective, on each rank")
     for name, value in variables.items():
         table.add_row("variable", f"{name}={value}")
     table.add_row("command", " ".join(command))
@@ -87,22 +87,22 @@ def plan_table(plan: EnginePlan, command: tuple[str, ...], variables: dict[str, 
 
 
 def profile_text(profile: Profile) -> str:
-    """What is profiled, with what."""
+    """The profiled steps and ranks, and the profiler."""
     name = "Nsight Systems" if profile.profiler == "nsys" else "PyTorch's profiler"
     return f"steps {profile.first_step}-{profile.stop_step - 1}, ranks {ranks_text(profile.ranks)}, {name}"
 
 
 def _sharing(plan: EnginePlan) -> str:
     parallelism = plan.parallelism
-    copies = parallelism.copies(plan.recipe.layout).dense
+    replicas = parallelism.replicas(plan.recipe.layout).dense
     sharing = parallelism.dp_sharding or "full"
     shared = {"full": "parameters and optimizer state", "optimizer": "optimizer state", "none": "nothing"}
-    kept = f", {copies} copies" if copies > 1 else ""
-    return f"{sharing}: ranks share out {shared[sharing]}{kept}"
+    kept = f", {replicas} replicas" if replicas > 1 else ""
+    return f"{sharing}: ranks shard {shared[sharing]}{kept}"
 
 
 def run_table(plan: Plan, result: Result) -> Table:
-    """Measured beside expected, one row a metric."""
+    """Measured and expected values, one row per metric."""
     window = plan.window
     title = f"{plan_title(plan)}, steps {window.first}-{window.last} of {plan.last_step + 1}"
     table = result_table(title, "metric", "measured", "expected", "note", right=("measured", "expected"))
@@ -127,7 +127,7 @@ def _add_step_time(table: Table, result: Result, expected: Expectation | None, r
     if times is None:
         table.add_row("step time s", "n/a", "", result.step_time_reason or "")
         return
-    source = f"{expected.source} line {expected.line}" if expected else reason or "nothing is published"
+    source = f"{expected.source} line {expected.line}" if expected else reason or "no published figure"
     table.add_row("step time s, mean", number(times.mean), number(expected.step_time_s) if expected else "n/a", source)
     table.add_row("step time s, median", number(times.median))
     if times.std is not None and times.cv is not None and times.ci95 is not None:
@@ -163,7 +163,7 @@ def _add_counters(table: Table, result: Result) -> None:
     if counters is None:
         return
     table.add_row("non-finite steps", str(counters.non_finite_steps), "", "loss or gradient norm; the first ends a run")
-    table.add_row("skipped steps", str(counters.skipped_steps), "", "left the parameters as they were")
+    table.add_row("skipped steps", str(counters.skipped_steps), "", "parameters not updated")
 
 
 def _add_expert_load(table: Table, result: Result) -> None:
@@ -171,8 +171,8 @@ def _add_expert_load(table: Table, result: Result) -> None:
     if load is None:
         return
     forced = "forced to balance" if load.forced else "as the routers chose"
-    table.add_row("busiest expert / mean", number(load.max_over_mean), "", f"tokens of a step, worst layer; {forced}")
-    table.add_row("experts without tokens", number(load.idle_experts), "", "of all layers, mean of the steps")
+    table.add_row("busiest expert / mean", number(load.max_over_mean), "", f"tokens per step, worst layer; {forced}")
+    table.add_row("experts without tokens", number(load.idle_experts), "", "all layers, mean of the steps")
 
 
 def _add_fp8(table: Table, result: Result) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was queued, for people and as a JSON document."""
+"""Queued jobs, for people and as a JSON document."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,6 +29,6 @@ def submit_text(runs: Mapping[RunFolder, SubmittedJob]) -> str:
 
 
 def flags_text(flags: Mapping[str, str | None]) -> str:
-    """What a job asks for, on one line, before it is queued."""
+    """The resources of a job on one line, before it is queued."""
     shown = ("nodes", "gpus-per-node", "gres", "time", "account", "partition", "qos", "reservation", "array")
     return ", ".join(f"{name} {flags[name]}" for name in shown if flags.get(name))

@@ -11,19 +11,19 @@ GAP = "  "
 
 @dataclass(slots=True)
 class Column:
-    """A column of numbers stands on the right. On a narrow terminal columns that may ``wrap`` give way."""
+    """Columns of numbers are right-aligned. On a narrow terminal, columns with ``wrap`` are shortened."""
 
     header: str
     right: bool = False
     wrap: bool = True
     min_width: int | None = None
     max_width: int | None = None
-    """Wider cells are wrapped, also where nothing is narrow."""
+    """Wider cells are always wrapped."""
 
 
 @dataclass(slots=True)
 class Table:
-    """Cells are plain text: nothing in them is markup."""
+    """Cells are plain text, never markup."""
 
     title: str
     columns: list[Column]
@@ -37,7 +37,7 @@ class Table:
 
 
 def plain_lines(table: Table) -> Iterator[str]:
-    """The table as wide as it needs to be."""
+    """The table as plain lines, as wide as needed."""
     headers = tuple(column.header for column in table.columns)
     rows = [[_lines(*item) for item in zip(row, table.columns, strict=False)] for row in (headers, *table.rows)]
     widths = [max(_width(line) for cell in cells for line in cell) for cells in zip_longest(*rows, fillvalue=("",))]
@@ -60,7 +60,7 @@ def _lines(cell: str, column: Column) -> list[str]:
 
 
 def _width(line: str) -> int:
-    """Columns of a terminal."""
+    """Width in terminal columns."""
     return len(line) if line.isascii() else sum(map(_letter_width, line))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traced steps as stacked bars in one SVG file that needs nothing else. Pure."""
+"""Traced steps as stacked bars in one self-contained SVG file. Pure."""
 
 from collections.abc import Iterator
 from html import escape
@@ -9,7 +9,7 @@ from llmb.report.trace_report import PART_NAMES
 from llmb.traces.breakdown import StepBreakdown
 from llmb.traces.summary import TraceSummary
 
-COLOURS = {
+COLORS = {
     "attention": "#0072b2",
     "matrix_product": "#009e73",
     "other": "#e69f00",
@@ -17,8 +17,8 @@ COLOURS = {
     "communication_exposed": "#d55e00",
     "idle": "#dddddd",
 }
-"""Told apart by the colour-blind: https://jfly.uni-koeln.de/color/ (Okabe and Ito)."""
-HIDDEN_COLOUR = "#d55e00"
+"""Distinguishable by colorblind people: https://jfly.uni-koeln.de/color/ (Okabe and Ito)."""
+HIDDEN_COLOR = "#d55e00"
 WIDTH, LEFT, RIGHT = 1000, 190, 90
 ROW, BAR, HIDDEN, TOP, BOTTOM = 30, 16, 4, 96, 20
 NARROWEST_LABEL = 34
@@ -27,7 +27,7 @@ CHARACTERS = 24
 
 
 def trace_picture(summary: TraceSummary) -> str:
-    """One bar a step and rank, all on one scale, with a thin line below for hidden communication."""
+    """One bar per step and rank, on a common scale, with a thin bar below for hidden communication."""
     rows = [(rank.label, step) for rank in summary.ranks for step in rank.steps]
     longest = max(step.duration_s for _, step in rows)
     height = TOP + ROW * len(rows) + BOTTOM
@@ -51,10 +51,10 @@ def _scale(seconds: float, longest: float) -> float:
 def _legend() -> Iterator[str]:
     x = 20.0
     for part, name in PART_NAMES.items():
-        yield f'<rect x="{x:.1f}" y="42" width="12" height="12" fill="{COLOURS[part]}"/>'
+        yield f'<rect x="{x:.1f}" y="42" width="12" height="12" fill="{COLORS[part]}"/>'
         yield f'<text x="{x + 17:.1f}" y="52">{name}</text>'
         x += 36 + 6.9 * len(name)
-    yield f'<rect x="{x:.1f}" y="46" width="12" height="{HIDDEN}" fill="{HIDDEN_COLOUR}"/>'
+    yield f'<rect x="{x:.1f}" y="46" width="12" height="{HIDDEN}" fill="{HIDDEN_COLOR}"/>'
     yield f'<text x="{x + 17:.1f}" y="52">communication, hidden</text>'
 
 
@@ -76,14 +76,14 @@ def _bar(label: str, step: StepBreakdown, longest: float, y: float) -> Iterator[
         width = _scale(seconds, longest)
         share = f"{100 * seconds / step.duration_s:.1f} %" if step.duration_s else ""
         yield (
-            f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{BAR}" fill="{COLOURS[part]}">'
+            f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{BAR}" fill="{COLORS[part]}">'
             f"<title>{name}: {number(1e3 * seconds)} ms, {share}</title></rect>"
         )
         if width >= NARROWEST_LABEL:
-            colour = "#222222" if part in ("idle", "other", "memory_copy") else "#ffffff"
+            color = "#222222" if part in ("idle", "other", "memory_copy") else "#ffffff"
             text = f"{100 * seconds / step.duration_s:.0f} %"
-            yield f'<text x="{x + width / 2:.2f}" y="{y + 12}" text-anchor="middle" fill="{colour}">{text}</text>'
+            yield f'<text x="{x + width / 2:.2f}" y="{y + 12}" text-anchor="middle" fill="{color}">{text}</text>'
         x += width
     hidden = _scale(step.communication_hidden_s, longest)
-    yield f'<rect x="{LEFT}" y="{y + BAR + 1}" width="{hidden:.2f}" height="{HIDDEN}" fill="{HIDDEN_COLOUR}"/>'
+    yield f'<rect x="{LEFT}" y="{y + BAR + 1}" width="{hidden:.2f}" height="{HIDDEN}" fill="{HIDDEN_COLOR}"/>'
     yield f'<text x="{x + 6:.2f}" y="{y + 12}">{number(1e3 * step.duration_s)} ms</text>'

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of traced steps went, as tables and as a JSON document."""
+"""The time of traced steps by activity, as tables and as a JSON document."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -23,7 +23,7 @@ LONGEST_NAME = 90
 
 
 def trace_document(summary: TraceSummary) -> dict[str, Any]:
-    """The JSON document; what a trace does not say is null."""
+    """The JSON document; null for what the trace does not have."""
     return {
         "ranks": [_rank_document(rank) for rank in summary.ranks],
         "slowest_rank": summary.slowest and asdict(summary.slowest),
@@ -70,7 +70,7 @@ def _steps_table(summary: TraceSummary) -> Table:
     if summary.slowest:
         slowest = summary.slowest
         table.caption = (
-            f"Slowest: {slowest.label}, {number(1e3 * slowest.own_s)} ms a step without exposed communication;"
+            f"Slowest: {slowest.label}, {number(1e3 * slowest.own_s)} ms per step without exposed communication;"
             f" the others {number(1e3 * slowest.others_own_s)} ms (median)."
         )
     return table
@@ -97,7 +97,7 @@ def _times(item: CollectiveTime) -> list[str]:
 
 def _names_table(rank: RankTrace) -> Table:
     what = "kernel" if rank.device == "gpu" else "operator"
-    right = ("calls", "ms", "ms a step")
+    right = ("calls", "ms", "ms per step")
     table = result_table(f"Longest {what}s of {rank.label}, all steps", what, "kind", *right, right=right)
     for item in rank.names:
         name = item.name if len(item.name) <= LONGEST_NAME else f"{item.name[: LONGEST_NAME - 3]}..."

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of torch's attention kernels a run uses, and why. Pure."""
+"""Selects the attention backend of a run among those of PyTorch, with the reason. Pure."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -14,23 +14,23 @@ BACKENDS: dict[Device, tuple[AttentionBackend, ...]] = {
     "cpu": ("flash", "math"),
     "cuda": ("flash", "cudnn", "efficient", "math"),
 }
-"""What torch has for a device. ``math`` is the last resort: it keeps the scores of all pairs of tokens."""
+"""The backends of each device. ``math`` is the last resort: it keeps the scores of all pairs of tokens."""
 
 
 class Trial(Record):
-    """What became of a backend that was tried at the run's shapes, forward and backward."""
+    """The result of trying a backend at the run's shapes, forward and backward."""
 
     backend: AttentionBackend
     repeats_heads: bool = False
-    """It does not take grouped heads, so that each key and value head is copied for every query head of its group."""
+    """The backend lacks grouped-query attention: each KV head is copied for every query head of its group."""
     milliseconds: float | None = None
-    """Of all attention layers of the first rank for one micro-batch; null where it was not timed."""
+    """Of all attention layers of the first rank for one micro-batch; None if not timed."""
     problem: str | None = None
-    """Why it cannot be used; null if it can."""
+    """Why it cannot be used; None if it can."""
 
 
 class AttentionReport(Record):
-    """The backend of a run, as ``run.json`` has it."""
+    """The backend of a run, as recorded in ``run.json``."""
 
     choice: AttentionChoice
     backend: AttentionBackend
@@ -40,7 +40,7 @@ class AttentionReport(Record):
 
 
 def choice_problem(choice: AttentionChoice, device: Device) -> str | None:
-    """Why a device cannot have the backend at all."""
+    """Why the backend is unsupported on a device; None if it is supported."""
     if choice == "auto" or choice in BACKENDS[device]:
         return None
     valid = ", ".join(("auto", *BACKENDS[device]))
@@ -50,9 +50,9 @@ def choice_problem(choice: AttentionChoice, device: Device) -> str | None:
 def try_backends(
     choice: AttentionChoice, device: Device, attempt: Callable[[AttentionBackend, bool], Trial]
 ) -> list[Trial]:
-    """Trials of the backends that come into question; ``attempt`` makes one, and times it where its second input says.
+    """Tries the candidate backends. ``attempt`` tries one, and times it if its second argument is true.
 
-    ``auto`` times all fused backends of a GPU. A CPU has but one, which keeps no scores: nothing to time.
+    ``auto`` times all fused backends of a GPU. A CPU has only one, which keeps no scores, so nothing is timed.
     """
     if choice != "auto":
         return [attempt(choice, False)]
@@ -62,9 +62,9 @@ def try_backends(
 
 
 def select(choice: AttentionChoice, trials: Sequence[Trial]) -> AttentionReport:
-    """The quickest backend of those that can be used.
+    """Selects the fastest backend of those that can be used.
 
-    Raises UsageError where none can, with all reasons.
+    Raises UsageError with all reasons if none can be used.
     """
     usable = able(trials)
     if not usable:
@@ -92,11 +92,11 @@ def _why(choice: AttentionChoice, best: Trial, usable: int) -> str:
         return "chosen"
     if best.milliseconds is None:
         return "the only one that computes this run's attention" if best.backend == "math" else "the only fused one"
-    return f"the quickest of {usable} that were timed" if usable > 1 else "the only fused one that can be used"
+    return f"the fastest of {usable} that were timed" if usable > 1 else "the only fused one that can be used"
 
 
 def problem_text(error: str, warnings: Sequence[str]) -> str:
-    """Why torch refused a backend: what it warns of beside its error, but for backends that were switched off."""
-    told = [warning.partition(" (Triggered internally")[0] for warning in warnings]
-    reasons = [reason for reason in told if "runtime disabled" not in reason and "not used because" not in reason]
+    """Why torch rejected a backend: its warnings, except those about backends that were disabled, else its error."""
+    messages = [warning.partition(" (Triggered internally")[0] for warning in warnings]
+    reasons = [reason for reason in messages if "runtime disabled" not in reason and "not used because" not in reason]
     return "; ".join(dict.fromkeys(reasons)) or error.partition("\n")[0]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint on disk: its name, its record, and whether it is whole.
+"""A checkpoint on disk: its name, its record, and whether it is complete.
 
-A checkpoint is written beside its place, under a name that begins with a dot. Its record is written last and names
-every file with its size, then the folder takes its own name: a folder with that name is whole, or was damaged later.
+A checkpoint is written to a temporary folder whose name begins with a dot. Its record is written last and lists every
+file with its size; then the folder is renamed. A folder with the final name is complete, or was damaged later.
 """
 
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ RECORD = "checkpoint.json"
 WEIGHTS = "weights"
 PARTIAL = ".partial"
 NOT_ARCHITECTURE = ("model", "size", "source", "init_std", "max_seq_len")
-"""Fields of a model that may differ between checkpoint and run: names, and what acts on new models only."""
+"""Fields of a model that may differ between checkpoint and run: names, and fields that only affect new models."""
 
 
 class Origin(Record):
-    """Where imported weights came from."""
+    """The source of imported weights."""
 
     format: Literal["huggingface"]
     path: str
@@ -32,9 +32,9 @@ class Origin(Record):
 
 
 class CheckpointRecord(Record):
-    """The content of ``checkpoint.json``: what was trained, how far, and the files with their sizes in bytes.
+    """The content of ``checkpoint.json``: the model, the training progress, and the files with their sizes in bytes.
 
-    Weights that were imported come from no run of llmb: what only a run has is null.
+    Imported weights do not come from a run of llmb: fields that only a run has are None.
     """
 
     schema_version: Literal[1] = 1
@@ -57,7 +57,7 @@ class CheckpointRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """A whole checkpoint and where it lies."""
+    """A complete checkpoint and its folder."""
 
     path: Path
     record: CheckpointRecord
@@ -72,14 +72,14 @@ def checkpoint_name(step: int, consumed_samples: int) -> str:
 
 
 def partial_path(checkpoint: Path) -> Path:
-    """Where ``checkpoint`` is written until it is whole."""
+    """Where ``checkpoint`` is written until it is complete."""
     return checkpoint.with_name(f".{checkpoint.name}{PARTIAL}")
 
 
 def read_checkpoint(path: Path) -> SavedCheckpoint:
     """The checkpoint at ``path``, the folder above ``weights``.
 
-    Raises UsageError where there is none, where it is not whole, or where it is not one of llmb.
+    Raises UsageError if there is none, if it is incomplete, or if it is not a checkpoint of llmb.
     """
     try:
         record = _read_record(path)
@@ -88,12 +88,12 @@ def read_checkpoint(path: Path) -> SavedCheckpoint:
         raise UsageError(f"the checkpoint cannot be read: {error.strerror}", where=str(error.filename)) from error
     if missing:
         lines = "\n".join(f"  - {line}" for line in missing[:10])
-        raise UsageError(f"the checkpoint is not whole:\n{lines}", where=str(path), do="load another one")
+        raise UsageError(f"the checkpoint is incomplete:\n{lines}", where=str(path), do="load another one")
     return SavedCheckpoint(path.absolute(), record)
 
 
 def saved_checkpoints(folder: Path) -> list[SavedCheckpoint]:
-    """The whole checkpoints in ``folder``, by their step."""
+    """The complete checkpoints in ``folder``, by step."""
     found = []
     for path in folder.glob(f"*/{RECORD}"):
         if not path.parent.name.startswith("."):
@@ -105,7 +105,7 @@ def saved_checkpoints(folder: Path) -> list[SavedCheckpoint]:
 
 
 def model_differences(ours: Model, theirs: Model) -> Iterator[str]:
-    """What keeps weights of one model from being weights of the other, field by field."""
+    """The differences that prevent loading the weights of one model into the other, field by field."""
     mine, other = (model.model_dump(exclude=set(NOT_ARCHITECTURE)) for model in (ours, theirs))
     for name, value in mine.items():
         if value != other[name]:
@@ -116,15 +116,15 @@ def _read_record(path: Path) -> CheckpointRecord:
     if not path.exists():
         raise UsageError("there is no such checkpoint", where=str(path), do="give a folder that holds 'weights'")
     if path.name.startswith(".") and path.name.endswith(PARTIAL):
-        raise UsageError("this checkpoint was never finished: its run ended while it was saved", where=str(path))
+        raise UsageError("this checkpoint is incomplete: its run ended while saving it", where=str(path))
     if not (path / RECORD).is_file():
         description = describe_folder(path, RECORD)
         raise UsageError(
-            f"this is no checkpoint of llmb: {description.what}",
+            f"this is not a checkpoint of llmb: {description.what}",
             where=str(path),
             choices=description.checkpoints,
-            do="give a folder that 'llmb run --save-checkpoint' wrote, the one above 'weights'; "
-            "'llmb checkpoint import' makes one of a Hugging Face model",
+            do="give a folder saved by 'llmb run --save-checkpoint', the one above 'weights'; "
+            "'llmb checkpoint import' imports a Hugging Face model",
         )
     try:
         return CheckpointRecord.model_validate_json((path / RECORD).read_bytes())
@@ -133,15 +133,15 @@ def _read_record(path: Path) -> CheckpointRecord:
         place = ".".join(map(str, first["loc"]))
         problem = f"{place}: {first['msg']}" if place else first["msg"]
         raise UsageError(
-            f"'{RECORD}' is not one that this version of llmb reads: {problem}",
+            f"'{RECORD}' cannot be read by this version of llmb: {problem}",
             where=str(path / RECORD),
-            do="load it with the version that saved it, if it says which",
+            do="load it with the version that saved it, if the record names it",
         ) from error
 
 
 def _damage(path: Path, record: CheckpointRecord) -> Iterator[str]:
     if not record.files:
-        yield "its record names no file"
+        yield "its record lists no files"
     for name, size in record.files.items():
         file = path / name
         if not file.is_file():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run's checkpoints took: time, which is never part of a step's, and space."""
+"""Time and disk space of a run's checkpoints. That time is never part of a step time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from llmb.runs.steps import Step
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """Seconds of each save and of the load, and the newest whole checkpoint.
+    """Seconds of each save and of the load, and the newest complete checkpoint.
 
-    Saves in between are written while training goes on: ``overlapped_steps`` were slowed down by that, of which
+    Checkpoints before the last are written asynchronously: ``overlapped_steps`` were slowed down by that, of which
     ``overlapped_steps_in_window`` are in the statistics.
     """
 
@@ -29,7 +29,7 @@ class CheckpointReport:
 
 
 def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointReport | None:
-    """Null for a run that neither loads nor saves. Raises OSError where the run's files cannot be read."""
+    """None for a run that neither loads nor saves. Raises OSError if the run's files cannot be read."""
     if not plan.save_checkpoint and plan.start is None:
         return None
     times = _times(folder)

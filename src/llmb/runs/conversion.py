@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the program that converts weights is told, and what it tells: one JSON document each way a line."""
+"""The protocol of the program that converts weights: one JSON document in, one per line out."""
 
 from collections.abc import Callable
 from typing import Annotated, Literal
@@ -11,14 +11,14 @@ from llmb.errors import EnvironmentProblem, LlmbError, RunFailed, UsageError
 from llmb.huggingface.config import ExportDtype
 
 ERRORS = {kind.__name__: kind for kind in (UsageError, EnvironmentProblem, RunFailed)}
-"""Errors that can cross from one program to the other."""
+"""Errors that are passed from one process to the other."""
 
 OnProgress = Callable[[int, int], None]
-"""Is given the bytes that are done and the bytes in all."""
+"""Called with the number of bytes done and in all."""
 
 
 class ExportJob(Record):
-    """Weights of the checkpoint at ``checkpoint`` into safetensors files in ``folder``, which is there and empty."""
+    """Exports weights of ``checkpoint`` to safetensors files in ``folder``, which exists and is empty."""
 
     kind: Literal["export"] = "export"
     checkpoint: str
@@ -29,7 +29,7 @@ class ExportJob(Record):
 
 
 class ImportJob(Record):
-    """Weights from safetensors ``files`` in ``source`` into a checkpoint in ``folder``, which is there and empty."""
+    """Imports safetensors ``files`` in ``source`` into a checkpoint in ``folder``, which exists and is empty."""
 
     kind: Literal["import"] = "import"
     source: str
@@ -42,7 +42,7 @@ Job = Annotated[ExportJob | ImportJob, Field(discriminator="kind")]
 
 
 class ErrorRecord(Record):
-    """An LlmbError on its way from one program to the other."""
+    """An LlmbError that is passed from one process to the other."""
 
     kind: str
     what: str
@@ -51,8 +51,8 @@ class ErrorRecord(Record):
     do: str | None = None
 
 
-class Said(Record):
-    """One line of the converting program; one of its fields is set. ``progress`` is (bytes done, bytes in all)."""
+class ConverterMessage(Record):
+    """One line of the program's output; one of the fields is set. ``progress`` is (bytes done, bytes in all)."""
 
     progress: tuple[int, int] | None = None
     note: str | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers compute on."""
+"""The devices that workers run on."""
 
 from typing import Literal
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the workers of a run ran on and with, as ``run.json`` has it."""
+"""Hardware and software of a run's workers, as saved in ``run.json``."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from llmb.runs.fp8_product import Fp8Product
 
 
 class Environment(Record):
-    """Versions, devices, nodes and the settings that change speed; ``cuda`` and ``nccl`` are null on a CPU."""
+    """Versions, devices, nodes and the settings that affect speed; ``cuda`` and ``nccl`` are None on a CPU."""
 
     python: str
     torch: str
@@ -23,16 +23,16 @@ class Environment(Record):
     device_memory_gib: float | None
     cpu_threads_per_rank: int
     nodes: tuple[str, ...]
-    """In the order of their first ranks."""
+    """Ordered by their first ranks."""
     ranks_per_node: dict[str, int]
     variables: dict[str, str]
-    """Those that may change speed, without any that may hold a secret."""
+    """Variables that may affect speed, except those that may hold a secret."""
     attention: AttentionReport | None = None
-    """Null until a backend was chosen."""
+    """None until a backend is chosen."""
     fp8_product: Fp8Product | None = None
-    """None for a run that does not compute in FP8, and for one of an earlier version."""
+    """None for a run without FP8, or of an earlier version."""
 
 
 def read_environment(path: Path) -> Environment | None:
-    """Null where the workers wrote none. Raises OSError, and ValueError for a file that is damaged."""
+    """None if the workers wrote none. Raises OSError, and ValueError for a damaged file."""
     return Environment.model_validate_json(path.read_text()) if path.exists() else None

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a folder seems to be that is no checkpoint of llmb."""
+"""Describes a folder that is not a checkpoint of llmb."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-# The first pattern that finds something decides; each is a file that the format cannot do without.
+# The first pattern that matches decides; each is a file that its format requires.
 SIGNS = (
     ("context/model.yaml", "it looks like a NeMo 2 checkpoint"),
     ("context/io.json", "it looks like a NeMo 2 checkpoint"),
@@ -26,18 +26,18 @@ SIGNS = (
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """For people. ``checkpoints`` are those of llmb close by, which may have been meant."""
+    """For messages. ``checkpoints`` are those of llmb nearby, which may have been meant."""
 
     what: str
     checkpoints: tuple[str, ...] = ()
 
 
 def describe_folder(path: Path, record: str) -> Description:
-    """What ``path`` seems to be, and the checkpoints of llmb, which have a ``record``, in or above it."""
+    """Describes ``path``, and lists the checkpoints of llmb, which have a ``record``, in or above it."""
     if not path.is_dir():
         return Description("it is a file")
     if (path.parent / record).is_file():
-        return Description("it is the inside of one", (str(path.parent),))
+        return Description("it is the inside of a checkpoint", (str(path.parent),))
     inside = [*path.glob(f"*/{record}"), *path.glob(f"checkpoints/*/{record}")]
     named = [str(found.parent.relative_to(path)) for found in inside if not found.parent.name.startswith(".")]
     if named:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine is called."""
+"""The name of this machine."""
 
 import os
 import socket
 
 
 def host_name() -> str:
-    """The scheduler's name for this node, which its commands take, else the machine's own."""
+    """The scheduler's name for this node, which its commands accept, else the hostname."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder that nobody sees before it is whole."""
+"""Creates a folder that becomes visible only when it is complete."""
 
 import os
 import secrets
@@ -14,10 +14,10 @@ from llmb.runs.checkpoint import PARTIAL
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A folder beside ``target``, which takes that name when the block ends, and is removed where the block fails.
+    """A folder next to ``target``, renamed to ``target`` when the block ends, and removed if the block fails.
 
-    What an earlier attempt at the same target left behind, because it was killed, is removed first. Raises UsageError
-    where ``target`` is taken, EnvironmentProblem where nothing can be written.
+    Leftovers of an earlier attempt at the same target, which was killed, are removed first. Raises UsageError if
+    ``target`` exists, EnvironmentProblem if writing fails.
     """
     check_free(target)
     try:
@@ -41,13 +41,13 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def check_free(target: Path) -> None:
-    """Raises UsageError where ``target`` is there already; an empty folder is taken over."""
+    """Raises UsageError if ``target`` exists; an empty folder is used."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise UsageError("this is there already", where=str(target), do="give a new folder, or remove this one")
+        raise UsageError("this already exists", where=str(target), do="give a new folder, or remove this one")
 
 
 def flush_folder(path: Path) -> None:
-    """Puts the names in a folder on disk; the files' content is flushed by who wrote it."""
+    """Flushes the names in a folder to disk; the content of files is flushed by their writers."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ranks with the same parameters share them out, and the order of work in a pipeline. Pure."""
+"""How data-parallel ranks shard the model, and the schedule of a pipeline. Pure."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -13,32 +13,32 @@ PipelineSchedule = Literal["1f1b", "interleaved", "zero-bubble", "zero-bubble-v"
 _option = partial(Option, panel="Parallelism")
 
 
-class Copies(NamedTuple):
-    """How many groups of ranks keep parameters and optimizer state, each group all of them."""
+class Replicas(NamedTuple):
+    """The number of replicas of parameters and optimizer state; the ranks of a group hold one replica together."""
 
     dense: int = 1
     experts: int = 1
 
 
 class Parallelism(Record):
-    """What a run chooses beside its layout."""
+    """Parallelism options of a run in addition to its layout."""
 
     dp_sharding: Annotated[
         DpSharding | None,
         _option(
             help="What data-parallel ranks shard: 'full' parameters, gradients and optimizer state (ZeRO-3), "
             "'optimizer' all but the parameters within a step (ZeRO-1), 'none' nothing (DDP). Default: full; optimizer "
-            "where there is a single rank."
+            "if there is only one rank."
         ),
     ] = None
-    """What the ranks of DP x CP share out: parameters, gradients and optimizer state, or those but for the parameters
-    within a step, or nothing. Null for ``full``; where there is nobody to share with, for ``optimizer``, which then
-    differs only in that bf16 or FP8 copies of parameters are made once a step instead of twice a micro-batch."""
+    """What the ranks of DP x CP shard: parameters, gradients and optimizer state; only gradients and optimizer state;
+    or nothing. None means ``full`` or, if there is only one rank, ``optimizer``, which then differs only in that bf16
+    or FP8 copies of parameters are made once per step instead of twice per micro-batch."""
     dp_shard_size: Annotated[
         int | None,
         _option(help="Shard within groups of N ranks of DP x CP, each group with a replica. Default: one group."),
     ] = None
-    """Ranks that share one copy out; null for all."""
+    """Number of ranks that shard one replica; None means all."""
 
     pipeline_schedule: Annotated[
         PipelineSchedule | None,
@@ -47,7 +47,7 @@ class Parallelism(Record):
             "gradients for idle time, 'zero-bubble-v' (VP 2) also lays the stages in a V."
         ),
     ] = None
-    """Null without pipeline parallelism."""
+    """None without pipeline parallelism."""
 
     @property
     def v_shaped(self) -> bool:
@@ -60,23 +60,23 @@ class Parallelism(Record):
 
     @property
     def keeps_parameters(self) -> bool:
-        """Whether parameters stay whole on every rank through a step."""
+        """Whether parameters stay gathered on every rank throughout a step."""
         return self.dp_sharding in ("optimizer", "none")
 
-    def copies(self, layout: Layout) -> Copies:
-        """Copies of dense parameters over the ranks of DP x CP, and of routed experts over those of EDP.
+    def replicas(self, layout: Layout) -> Replicas:
+        """Replicas of dense parameters over the ranks of DP x CP, and of routed experts over those of EDP.
 
-        With a shard size both have as many: as in Megatron-LM, a group of neighbours keeps one copy of everything.
+        With a shard size both have the same number: as in Megatron-LM, a group of neighboring ranks holds one replica.
         """
         replicas = layout.dp * layout.cp
         if self.dp_sharding == "none":
-            return Copies(replicas, layout.edp)
+            return Replicas(replicas, layout.edp)
         if self.dp_shard_size is None:
-            return Copies()
-        return Copies(replicas // self.dp_shard_size, replicas // self.dp_shard_size)
+            return Replicas()
+        return Replicas(replicas // self.dp_shard_size, replicas // self.dp_shard_size)
 
     def settled(self, layout: Layout, *, experts: bool) -> Self:
-        """With what is used where nothing was chosen."""
+        """With defaults for the options that are not specified."""
         shared = layout.dp * layout.cp > 1 or (experts and layout.edp > 1)
         return self.model_copy(
             update={
@@ -86,29 +86,29 @@ class Parallelism(Record):
         )
 
     def schedule_of(self, layout: Layout) -> PipelineSchedule | None:
-        """The chosen one, or the usual one of the layout."""
+        """The specified schedule, or the default of the layout."""
         if self.pipeline_schedule or layout.pp == 1:
             return self.pipeline_schedule
         return "1f1b" if layout.vp == 1 else "interleaved"
 
     def problems(self, layout: Layout, *, compiled: bool) -> Iterator[str]:
-        """Why ``layout`` cannot run this way, with the valid choices."""
+        """Why ``layout`` cannot run with these options, with the valid choices."""
         if self.dp_shard_size is not None:
             yield from _shard_size_problems(layout, self.dp_sharding or "full", self.dp_shard_size)
         schedule = self.schedule_of(layout)
         if schedule is not None:
             yield from _schedule_problems(layout, schedule)
         if self.delays_weight_gradients and compiled:
-            yield f"--pipeline-schedule {schedule} splits the backward pass, which compiled blocks do not allow"
+            yield f"--pipeline-schedule {schedule} splits the backward pass, which is unsupported for compiled blocks"
 
 
 def _shard_size_problems(layout: Layout, sharding: DpSharding, size: int) -> Iterator[str]:
     valid = valid_shard_sizes(layout)
     if sharding == "none":
-        yield f"--dp-shard-size is {size}, but --dp-sharding none shares nothing out; choose full or optimizer"
+        yield f"--dp-shard-size is {size}, but --dp-sharding none does not shard; choose full or optimizer"
     elif size not in valid:
         ranks = f"DP x CP = {layout.dp} x {layout.cp} = {layout.dp * layout.cp}"
-        experts = f", the copies EDP {layout.edp}" if layout.edp % (layout.dp * layout.cp) else ""
+        experts = f" and the number of replicas EDP {layout.edp}" if layout.edp % (layout.dp * layout.cp) else ""
         yield f"--dp-shard-size is {size}; it must divide {ranks}{experts}: valid are {', '.join(map(str, valid))}"
 
 
@@ -120,11 +120,11 @@ def _schedule_problems(layout: Layout, schedule: PipelineSchedule) -> Iterator[s
     elif schedule == "1f1b" and layout.ga < layout.pp:
         yield f"GA {layout.ga} is below PP {layout.pp}: 1F1B needs a micro-batch for every stage"
     elif schedule == "zero-bubble" and layout.ga % layout.pp:
-        yield f"GA {layout.ga} does not divide by PP {layout.pp}, which --pipeline-schedule zero-bubble needs"
+        yield f"GA {layout.ga} is not divisible by PP {layout.pp}, which --pipeline-schedule zero-bubble requires"
 
 
 def fitting_schedules(layout: Layout) -> list[PipelineSchedule]:
-    """1F1B has one stage a rank, interleaved 1F1B several, a V two."""
+    """1F1B has one stage per rank, interleaved 1F1B several, a V schedule two."""
     if layout.pp == 1:
         return []
     by_stages: list[PipelineSchedule] = ["1f1b", "zero-bubble"] if layout.vp == 1 else ["interleaved", "zero-bubble"]
@@ -132,7 +132,7 @@ def fitting_schedules(layout: Layout) -> list[PipelineSchedule]:
 
 
 def valid_shard_sizes(layout: Layout) -> list[int]:
-    """Divisors of DP x CP; where experts are spread out, those whose number of copies divides EDP too."""
+    """Divisors of DP x CP; with expert parallelism, those for which the number of replicas divides EDP too."""
     replicas = layout.dp * layout.cp
     divisors = [size for size in range(1, replicas + 1) if replicas % size == 0]
     return [size for size in divisors if layout.edp % (replicas // size) == 0]

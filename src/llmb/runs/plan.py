@@ -10,7 +10,7 @@ from llmb.runs.attention import AttentionChoice
 from llmb.runs.checkpoint import CheckpointRecord, SavedCheckpoint, model_differences
 from llmb.runs.choices import DEFAULT_SEED, DEFAULT_STALL_LIMIT_S, Choices, Fp8Recipe, Recompute
 from llmb.runs.device import Device
-from llmb.runs.documents import document_problems, with_documents
+from llmb.runs.document_packing import document_problems, with_documents
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.profiling import Profile
 

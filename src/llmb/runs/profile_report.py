@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of a run's profile: are the files there, and where did the time of one step go."""
+"""Finds the files of a run's profile, and breaks down the time of one step."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -16,31 +16,31 @@ from llmb.traces.summary import summarize
 
 @dataclass(frozen=True, slots=True)
 class ProfileReport:
-    """``breakdown`` is that of the first profiled rank, of its step whose duration is the median."""
+    """``breakdown`` is that of the first profiled rank, of the step with the median duration."""
 
     profiler: str
     files: tuple[str, ...]
     breakdown: StepBreakdown | None
     warnings: tuple[str, ...]
-    """What is missing, and why as far as it is known."""
+    """What is missing, and why if that is known."""
 
 
 def profile_file(folder: RunFolder, plan: Plan, rank: int) -> Path:
-    """Where the profile of ``rank`` is written."""
+    """The file with the profile of ``rank``."""
     if plan.profile and plan.profile.profiler == "nsys":
         return folder.nsys_profile / f"profile_{rank}.nsys-rep"
     return folder.torch_profile / f"rank-{rank}.json.gz"
 
 
 def nccl_log(folder: RunFolder, rank: int) -> Path:
-    """Where NCCL writes what ``rank`` does."""
+    """The file with NCCL's log of ``rank``."""
     return folder.nccl_trace / f"rank-{rank}{NCCL_LOG_END}"
 
 
 def report_profile(folder: RunFolder, plan: Plan, export_failure: str | None = None) -> ProfileReport | None:
-    """Null for a run that is not profiled. A breakdown that is kept already is taken as it is.
+    """None for a run that is not profiled. A breakdown that was saved before is used as it is.
 
-    ``export_failure`` is why a report that is there cannot be read.
+    ``export_failure`` is the reason why an existing report cannot be read.
     """
     if plan.profile is None:
         return None
@@ -62,13 +62,13 @@ def report_profile(folder: RunFolder, plan: Plan, export_failure: str | None = N
 
 
 def keep_breakdown(folder: RunFolder, profile: ProfileReport | None) -> None:
-    """Writes the breakdown of a step, if there is one, beside the run's record. Raises OSError where it cannot."""
+    """Writes the breakdown of a step, if there is one, to the run folder. Raises OSError if that fails."""
     if profile and profile.breakdown:
         write_atomically(folder.breakdown, json.dumps(asdict(profile.breakdown), indent=2) + "\n")
 
 
 def kept_breakdown(folder: RunFolder) -> StepBreakdown | None:
-    """The breakdown that was written when the run ended, if it was."""
+    """The breakdown that was saved when the run ended, if it was."""
     if not folder.breakdown.exists():
         return None
     values = json.loads(folder.breakdown.read_text())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which steps and ranks of a run are profiled, and with what. Pure."""
+"""The steps and ranks of a run that are profiled, and the profiler. Pure."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -13,27 +13,27 @@ from llmb.options.ranges import Span, numbers_of, parse_ranges
 Profiler = Literal["nsys", "torch"]
 NCCL_TRACE_STEPS = 5
 MOST_RANKS = 8
-"""Ranks profiled unless the user says which: the first node's."""
+"""Ranks that are profiled by default: those of the first node."""
 _option = partial(Option, panel="Profiling")
 
 
 class Profile(Record):
-    """The profiling of one run, settled. Its results say so and leave the profiled steps out."""
+    """The resolved profiling of one run. Its results report it and leave the profiled steps out."""
 
     profiler: Profiler
     first_step: int
     stop_step: int
-    """The first step that is not profiled any more."""
+    """The first step that is no longer profiled."""
     ranks: tuple[int, ...]
     gpu_metrics: bool = False
-    """Of the first of the ranks."""
+    """Only for the first of the ranks."""
 
     def covers(self, step: int) -> bool:
         return self.first_step <= step < self.stop_step
 
 
 class Profiling(Record):
-    """What a run chooses to have recorded of it. Null leaves a choice to the number of steps and of ranks."""
+    """The profiling options of a run. None means a default that depends on the number of steps and ranks."""
 
     profile: Annotated[
         bool, _option(help="Profile some steps, and show where the time of one went.", envvar="ENABLE_PROFILE")
@@ -80,13 +80,13 @@ class Profiling(Record):
     ] = False
 
     def steps_of(self) -> int | None:
-        """How many steps a run has because of it, where nobody says."""
+        """The number of steps of the run that profiling implies, if none is specified."""
         if self.nccl_trace:
             return NCCL_TRACE_STEPS
         return self.profile_stop_step if self.profile else None
 
     def settled(self, device: str, steps: int, first_step: int, ranks: int) -> Profile | None:
-        """What ``problems`` finds nothing wrong with, settled: by default the last tenth of the steps."""
+        """The options resolved, by default to the last tenth of the steps; call only if ``problems`` finds none."""
         if not self.profile:
             return None
         stop = first_step + steps if self.profile_stop_step is None else self.profile_stop_step
@@ -100,35 +100,35 @@ class Profiling(Record):
         )
 
     def problems(self, device: str, steps: int, first_step: int, ranks: int) -> Iterator[str]:
-        """Why a run of ``steps`` steps from ``first_step`` on ``ranks`` ranks cannot be recorded this way."""
+        """Why a run of ``steps`` steps from ``first_step`` on ``ranks`` ranks cannot be profiled with these options."""
         if self.nccl_trace and self.profile:
-            yield "--nccl-trace and --profile exclude each other: each would slow down what the other shows"
+            yield "--nccl-trace and --profile are mutually exclusive: each slows down what the other measures"
         if self.nccl_trace and device == "cpu":
-            yield "--nccl-trace needs GPUs: on a CPU processes talk through gloo, which writes no such log"
+            yield "--nccl-trace needs GPUs: on a CPU ranks communicate with gloo, which writes no such log"
         if not self.profile:
             yield from self._without_profile()
             return
         if self.profiler == "nsys" and device == "cpu":
-            yield "--profiler nsys needs GPUs; on a CPU there is the PyTorch profiler, --profiler torch"
+            yield "--profiler nsys needs GPUs; on a CPU use the PyTorch profiler, --profiler torch"
         if self.profile_gpu_metrics and self.profiler != "nsys":
-            yield "--profile-gpu-metrics is for Nsight Systems; put 'nsys' on the PATH, or leave it out"
+            yield "--profile-gpu-metrics needs Nsight Systems; put 'nsys' on the PATH, or leave the option out"
         if self.profile_ranks is not None:
             yield from _rank_problems(self.profile_ranks, ranks)
         profile = self.model_copy(update={"profile_ranks": None}).settled(device, steps, first_step, ranks)
         if profile and not first_step <= profile.first_step < profile.stop_step <= first_step + steps:
             yield (
                 f"--profile-start-step {profile.first_step} and --profile-stop-step {profile.stop_step} do not fit:"
-                f" the steps are numbered {first_step}-{first_step + steps - 1}, and the stop is profiled no more"
+                f" the steps are numbered {first_step}-{first_step + steps - 1}, and the stop step is not profiled"
             )
 
     def _without_profile(self) -> Iterator[str]:
         for name in ("profile_start_step", "profile_stop_step", "profile_ranks"):
             if getattr(self, name) is not None:
-                yield f"--{name.replace('_', '-')} is given, but nothing is profiled; add --profile"
+                yield f"--{name.replace('_', '-')} needs --profile"
 
 
 def listed(ranks: str) -> tuple[int, ...]:
-    """The ranks that a text such as ``0,4-7`` names, in order."""
+    """The ranks in a text such as ``0,4-7``, sorted."""
     return tuple(sorted(set(numbers_of(parse_ranges(ranks)))))
 
 

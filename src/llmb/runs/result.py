@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What came of a run: its status with a reason, and its numbers. Pure."""
+"""The result of a run: its status with a reason, and its figures. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,51 +12,50 @@ from llmb.metrics.throughput import Throughput, throughput
 from llmb.runs.attention import AttentionBackend
 from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
-from llmb.runs.counters import Counters, count
 from llmb.runs.failure import LOCALHOST, first_failure
 from llmb.runs.fp8_product import Fp8Product
 from llmb.runs.plan import EnginePlan
 from llmb.runs.profile_report import ProfileReport
-from llmb.runs.steps import Step
+from llmb.runs.steps import Counters, Step, count_steps
 
 GIB = 2**30
 Status = Literal["queued", "running", "success", "failed", "invalid"]
 MOST_PROFILED = 0.5
-"""Share of the window's steps that may be profiled, and thus left out, before the rest stand for nothing."""
+"""Maximum fraction of the window's steps that may be profiled and thus excluded for valid statistics."""
 NO_VERDICT = "runs are not judged yet; the published figure stands beside the measured one"
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertLoadReport:
-    """Means over the steps of the window, of the figures that each step has."""
+    """Means over the steps of the window."""
 
     max_over_mean: float
     idle_experts: float
     forced: bool
-    """Tokens were shared out evenly, whatever the routers said."""
+    """Tokens were routed evenly, independent of the routers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Report:
-    """How FP8 was computed; means over the steps of the window, of the figures that each step has."""
+    """The FP8 computation; figures are means over the steps of the window."""
 
     recipe: Fp8Recipe
     emulated: bool
     saturated_tensors: float
     not_finite_tensors: float
     product: Fp8Product | None = None
-    """None for a run of an earlier version, and for one that ended before it was chosen."""
+    """None for a run of an earlier version, or one that ended before it was chosen."""
 
 
 class Loss(Record):
-    """Of the first and of the last step."""
+    """Losses of the first and the last step."""
 
     first: float
     last: float
 
 
 class Result(Record):
-    """Status, reason and numbers of a run; the numbers are null where the run gave none. The keys are a contract."""
+    """Status, reason and figures of a run; unavailable figures are None. The keys are a contract."""
 
     status: Status
     reason: str | None
@@ -65,7 +64,7 @@ class Result(Record):
     loss: Loss | None
     peak_memory_gib: float | None
     step_time_reason: str | None = None
-    """Why ``step_time_s`` is null."""
+    """The reason if ``step_time_s`` is None."""
     checkpoint: CheckpointReport | None = None
     profile: ProfileReport | None = None
     expert_load: ExpertLoadReport | None = None
@@ -81,7 +80,7 @@ class Result(Record):
     flops_per_sequence: dict[str, float | None] | None = None
     peak_tflops: float | None = None
     reasons: dict[str, str] | None = None
-    """Why one of these is null, under its name."""
+    """Reasons for figures that are None, by name."""
     verdict: None = None
     verdict_reason: str = NO_VERDICT
 
@@ -101,10 +100,10 @@ def conclude(
     host: str = LOCALHOST,
     cut: str | None = None,
 ) -> Result:
-    """The result of a run whose workers ended with ``exit_code`` and left ``steps`` and the end of their log.
+    """The result of a run from the workers' ``exit_code``, ``steps`` and the end of their log.
 
-    ``host`` is the name of the machine, where a run has but one. ``cut`` says why the steps of the window do not belong
-    together.
+    ``host`` is the name of the machine if the run has only one. ``cut`` is the reason if the steps of the window cannot
+    be combined.
     """
     status: Status
     reason: str | None
@@ -128,25 +127,25 @@ def conclude(
         checkpoint=checkpoint,
         profile=profile,
         expert_load=None if no_statistics else _expert_load(plan, inside),
-        counters=count(steps),
+        counters=count_steps(steps),
         fp8=None if no_statistics else _fp8(plan, inside),
         **(metrics_of(throughput(plan.recipe, statistics.mean)) if statistics else {}),
     )
 
 
 def metrics_of(measured: Throughput) -> dict[str, Any]:
-    """As fields of a result, which has the step time with its spread."""
+    """Throughput as fields of a result, which has the step time with its spread."""
     return {name: value for name, value in asdict(measured).items() if name != "step_time_s"}
 
 
 def _no_statistics(plan: EnginePlan, status: Status, inside: Sequence[Step]) -> str | None:
-    """Why the steps of the window give no statistics; null where they do."""
+    """The reason if the steps of the window give no statistics, else None."""
     window = plan.window
     size = window.last - window.first + 1
     if status != "success":
-        return "the run is no success"
+        return "the run was not successful"
     if len(inside) < size:
-        return f"only {len(inside)} of the {size} steps of the window were done"
+        return f"only {len(inside)} of the {size} steps of the window were completed"
     profiled = sum(step.profiled for step in inside)
     if profiled / size > MOST_PROFILED:
         what = "traced" if plan.nccl_trace else "profiled"

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which variables hold secrets, by their names and values: the one filter for files, scripts and jobs. Pure."""
+"""Detects variables that hold secrets, by name and value: the only filter for files, scripts and jobs. Pure."""
 
 import re
 from collections.abc import Mapping
 
-# A part of the name, or its end: HF_TOKEN, OPENAI_API_KEY, SLURM_JWT, MYPASSWORD, but not TOKENIZERS_PARALLELISM.
+# Part or end of the name: HF_TOKEN, OPENAI_API_KEY, SLURM_JWT, MYPASSWORD, but not TOKENIZERS_PARALLELISM.
 _SECRET_NAME = re.compile(
     r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASSCODE|CREDENTIAL|COOKIE|BEARER|APIKEY|ACCESSKEY|PRIVATEKEY|PGPASS"
     r"|(^|_)(KEY|JWT|PAT|PWD|PASS|AUTH|AUTHORIZATION|NETRC))S?(_|$)",
     re.IGNORECASE,
 )
-# Names that the above would take, and that hold none.
+# Names that match the above, but hold no secret.
 _NO_SECRET = frozenset({"PWD", "OLDPWD"})
-# Where a program finds a key or an agent that has it: whoever reads the value has the key.
+# Location of a key or of an agent that holds it: the value gives access to the key.
 _KEY_SOURCES = frozenset({"SSH_AUTH_SOCK", "SSH_ASKPASS"})
 _SECRET_VALUE = re.compile(
-    # Hugging Face, GitHub, GitLab, AWS, Slack, NVIDIA, OpenAI and Anthropic; long enough that no setting looks like it.
+    # Hugging Face, GitHub, GitLab, AWS, Slack, NVIDIA, OpenAI and Anthropic; long enough not to match settings.
     r"\b(hf_\w{20}|gh[pousr]_\w{20}|github_pat_\w{20}|glpat-[\w-]{16}|A[KS]IA[0-9A-Z]{16}|xox[abeprs]-[\w-]{8}"
     r"|nvapi-[\w-]{20}|sk-[\w-]{20}"
     # A JSON web token, in three parts.
@@ -28,7 +28,7 @@ _SECRET_VALUE = re.compile(
 
 
 def holds_secret(name: str, value: str = "") -> bool:
-    """Whether a variable looks like one that must not be written anywhere."""
+    """True if a variable may hold a secret, which must not be saved or printed."""
     named = _SECRET_NAME.search(name) and name.upper() not in _NO_SECRET
     return bool(named or name.upper() in _KEY_SOURCES or _SECRET_VALUE.search(value))
 

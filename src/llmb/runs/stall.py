@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank a run that stands still waits for. Pure: workers say where they are, this makes sense of it."""
+"""Finds the rank that a hung run waits for, from what each rank reports about itself. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,25 +12,25 @@ from llmb.options.ranges import numbers_of, parse_ranges
 
 Phase = Literal["start", "step", "profile", "checkpoint", "end"]
 PHASE_LIMITS: dict[Phase, int] = {"start": 4, "step": 1, "profile": 12, "checkpoint": 12, "end": 1}
-"""How often the limit a phase may take: loading and compiling before the first step, and disks, are slow."""
+"""Factor on the limit for each phase: loading, compiling before the first step and writing to disk are slow."""
 STALL = "llmb: stall: "
-"""What the line begins with that names the cause in a run's log."""
+"""Prefix of the line in a run's log that names the cause."""
 ENDING_S = 6.0
-"""What it takes the ranks to agree on who is at fault, to say so, and to be ended."""
+"""Time for the ranks to agree on the cause, log it, and exit."""
 MOST_KINDS = 4
 MOST_RANKS = 16
 
 
 def time_to_notice(limit_s: float) -> float:
-    """Seconds without progress after which ranks act, so that the run has ended when ``limit_s`` are over.
+    """Seconds without progress after which ranks act, so that the run has ended within ``limit_s``.
 
-    A limit too short for that is cut in half: nobody should take a breath for a stall.
+    If the limit is too short for that, ranks act after half of it: they must not act on every short pause.
     """
     return max(limit_s / 2, limit_s - ENDING_S)
 
 
 class Wait(Record):
-    """A collective that a rank has begun and that is not done: which call of its group it is, and who takes part."""
+    """An unfinished collective of a rank: its sequence number in its group, and the ranks that take part."""
 
     operation: str
     group: str
@@ -44,10 +44,10 @@ class Wait(Record):
 
 
 class Beat(Record):
-    """What one rank says of itself. ``place`` is the line of code that its main thread is in.
+    """The state of one rank, as it reports it. ``place`` is the line of code that its main thread is in.
 
-    ``begun`` counts the collectives begun, by group; ``communicates`` is true where a rank may wait in something that
-    is not recorded. Only a rank that has stood still for a while looks at its collectives and its place.
+    ``begun`` counts the collectives begun, by group. ``communicates`` is true if the rank may be waiting in something
+    that is not recorded. A rank looks at its collectives and its place only after some time without progress.
     """
 
     number: int
@@ -68,7 +68,7 @@ class Beat(Record):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is known of a rank: its last beat, if there was any, and for how long there was no other."""
+    """What is known of a rank: its last heartbeat, if there was one, and the time since."""
 
     rank: int
     beat: Beat | None
@@ -76,10 +76,10 @@ class Seen:
 
 
 def find_stall(ranks: Sequence[Seen], limit_s: float, patience_s: float) -> str | None:
-    """Who holds the run up, for the log; null while it goes on, or may.
+    """The ranks that block the run, for the log; None while the run makes progress, or may do so.
 
-    A rank without news for ``patience_s`` does not answer. The run stands still when no rank that answers went on
-    within its limit; or, with a rank that has not answered for the limit, when none went on for the limit at all.
+    A rank without a heartbeat for ``patience_s`` is not responding. The run is hung if no rank that responds has made
+    progress within its limit, or, if some rank has not responded for the limit, if none has made progress since.
     """
     silent = [seen for seen in ranks if seen.silent_s > patience_s and not _left(seen)]
     awake = [seen.beat for seen in ranks if seen.beat and seen.silent_s <= patience_s]
@@ -92,7 +92,7 @@ def find_stall(ranks: Sequence[Seen], limit_s: float, patience_s: float) -> str 
     others = [beat for beat in awake if beat not in culprits]
     if not culprits:
         step, idle = min(beat.step for beat in awake), min(beat.idle_s for beat in awake)
-        head = f"no rank has gone on for {idle:.0f} s at step {step}, and none is seen to hold up the others"
+        head = f"no rank has made progress for {idle:.0f} s at step {step}, and none was found to block the others"
         return _join(head, _waits_text(others))
     return _join(_culprits_text(culprits), _waits_text(others))
 
@@ -102,7 +102,7 @@ def overdue(beat: Beat, limit_s: float) -> bool:
 
 
 def held_up_by(beats: Sequence[Beat]) -> list[Beat]:
-    """The ranks that are in no collective, or else those that others wait for while they wait for nobody."""
+    """The ranks that are in no collective, or else those that others wait for and that wait for no other rank."""
     outside = [beat for beat in beats if not beat.waiting]
     if outside:
         return outside
@@ -125,43 +125,43 @@ def _begun(beat: Beat, wait: Wait) -> int:
 
 
 def _left(seen: Seen) -> bool:
-    """Whether a rank ends, and thus need not answer any more."""
+    """Whether a rank is exiting, and thus need not respond any more."""
     return seen.beat is not None and seen.beat.phase == "end"
 
 
 def _silent_text(silent: Sequence[Seen], awake: Sequence[Beat]) -> str:
-    """The step is the one that the others wait in: the last beat of the silent ones is older."""
+    """The step is the one that the others wait in: the last heartbeat of the silent ranks is older."""
     known = [seen.beat for seen in silent if seen.beat]
     parts = []
     if known:
-        parts.append(f"{_who(known)} stopped answering at step {min(beat.step for beat in awake or known)}")
+        parts.append(f"{_who(known)} stopped responding at step {min(beat.step for beat in awake or known)}")
     if len(known) < len(silent):
-        parts.append(f"{_ranks(seen.rank for seen in silent if not seen.beat)} never answered")
+        parts.append(f"{_ranks(seen.rank for seen in silent if not seen.beat)} never responded")
     return " and ".join(parts)
 
 
 def _culprits_text(culprits: Sequence[Beat]) -> str:
     place = _where(culprits[0])
-    stands = "stands" if len(culprits) == 1 else "stand"
+    has = "has" if len(culprits) == 1 else "have"
     idle = min(beat.idle_s for beat in culprits)
-    return f"{_who(culprits)} {stands} still at step {culprits[0].step} for {idle:.0f} s, {place}"
+    return f"{_who(culprits)} {has} hung for {idle:.0f} s at step {culprits[0].step}, {place}"
 
 
 def _where(beat: Beat) -> str:
     if beat.waits:
         return f"in {beat.waits[0].text}"
-    place = f"at {beat.place}" if beat.place else "nobody knows where"
+    place = f"at {beat.place}" if beat.place else "at an unknown place"
     return place if beat.communicates else f"in no collective, {place}"
 
 
 def _waits_text(beats: Sequence[Beat]) -> str:
-    """What ranks wait in, those that wait in the same together."""
+    """What ranks wait in; ranks that wait in the same place are listed together."""
     kinds: dict[str, list[int]] = {}
     for beat in beats:
         if beat.waiting or beat.place:
             kinds.setdefault(_wait_text(beat), []).append(beat.rank)
     parts = [f"{_ranks(ranks)} wait{'s' if len(ranks) == 1 else ''} {text}" for text, ranks in kinds.items()]
-    more = [f"{len(parts) - MOST_KINDS} more kinds of waiting"] if len(parts) > MOST_KINDS else []
+    more = [f"{len(parts) - MOST_KINDS} more groups of ranks"] if len(parts) > MOST_KINDS else []
     return "; ".join(parts[:MOST_KINDS] + more)
 
 
@@ -185,7 +185,7 @@ def _join(head: str, tail: str) -> str:
 
 
 def ranks_text(ranks: Iterable[int], most: int | None = None) -> str:
-    """``0, 1, 4-7``: three or more neighbours make a range. After ``most`` entries the rest is only counted."""
+    """``0, 1, 4-7``: three or more consecutive ranks make a range. After ``most`` entries the rest is only counted."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:
@@ -201,12 +201,12 @@ def ranks_text(ranks: Iterable[int], most: int | None = None) -> str:
 
 
 def parse_ranks(text: str) -> set[int]:
-    """What ``ranks_text`` wrote, without a limit."""
+    """Parses the output of ``ranks_text`` without a limit."""
     return set(numbers_of(parse_ranges(text.replace(", ", ",")))) if text else set()
 
 
 def see(raw: Mapping[int, tuple[bytes | None, float]]) -> list[Seen]:
-    """Ranks from their beats as they came over the wire, each with the seconds since it changed."""
+    """Parses the heartbeats of ranks, each with the seconds since it changed."""
     return [
         Seen(rank, Beat.model_validate_json(text) if text else None, silent_s)
         for rank, (text, silent_s) in sorted(raw.items())

@@ -3,6 +3,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,27 +11,27 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLoad:
-    """How evenly tokens went to routed experts, of all ranks and layers."""
+    """How evenly tokens were routed to experts, over all ranks and layers."""
 
     max_over_mean: float
-    """Tokens of the busiest expert over the mean of its layer, in the layer where that is largest; 1 is balanced."""
+    """Tokens of the busiest expert divided by the mean of its layer, in the worst layer; 1 is balanced."""
     idle_experts: int
-    """Experts that got no token; every layer has its own."""
+    """Experts without tokens, summed over layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Counts:
-    """Tensors that were cast to FP8 in a step, of all layers together, and did not come out as they should."""
+    """Tensors of all layers that were cast to FP8 in a step with saturated or non-finite values."""
 
     saturated_tensors: int
-    """Held values beyond the largest that their scale allows, which became that largest value."""
+    """Tensors with values beyond the range of their scale, which were clamped."""
     not_finite_tensors: int
-    """Held values that were infinite or not a number."""
+    """Tensors with infinite values or NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One training step. Memory is of the rank that needs most; times of ranks differ by what they wait for."""
+    """One training step. Memory is that of the rank with the most; step times differ between ranks by their waiting."""
 
     step: int
     step_time_s: float
@@ -44,15 +45,15 @@ class Step:
     rank_step_time_s_max: float
     slowest_rank: int
     updated: bool = True
-    """The parameters moved."""
+    """Whether the parameters were updated."""
     saving: bool = False
-    """A checkpoint was being written meanwhile."""
+    """Whether a checkpoint was being written at the same time."""
     profiled: bool = False
-    """Slowed down by a profiler or by NCCL's log, so that statistics leave it out."""
+    """Whether a profiler or NCCL's log slowed the step down; statistics leave it out."""
     expert_load: ExpertLoad | None = None
-    """Null for a model without experts."""
+    """None for a model without experts."""
     fp8: Fp8Counts | None = None
-    """Null for a run that does not compute in FP8."""
+    """None for a run that does not use FP8."""
 
     @property
     def finite(self) -> bool:
@@ -63,8 +64,27 @@ class Step:
         return f"step {self.step}: loss {self.loss:.4g}, gradient norm {self.grad_norm:.4g}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """The number of steps of a run that make its values invalid, or may do so."""
+
+    non_finite_steps: int
+    """Steps whose loss or gradient norm is not finite. The first of them ends a run."""
+    skipped_steps: int
+    """Steps that did not update the parameters."""
+
+
+def count_steps(steps: Sequence[Step]) -> Counters | None:
+    """None for a run without a step."""
+    if not steps:
+        return None
+    return Counters(
+        non_finite_steps=sum(not step.finite for step in steps), skipped_steps=sum(not step.updated for step in steps)
+    )
+
+
 def step_to_json(step: Step) -> str:
-    """One line. JSON has no NaN: such a value becomes null and ``not_finite`` tells which it was."""
+    """One line. JSON has no NaN: such a value becomes null, and ``not_finite`` keeps it as text."""
     values: dict[str, Any] = asdict(step)
     numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
     spoiled = {name: str(value) for name, value in numbers.items() if not math.isfinite(value)}
@@ -75,7 +95,7 @@ def step_to_json(step: Step) -> str:
 
 
 def step_from_json(line: str) -> Step:
-    """Raises ValueError for a line that is not a whole step."""
+    """Raises ValueError if the line is not a complete step."""
     values = json.loads(line)
     if not isinstance(values, dict):
         raise TypeError("a step is a JSON object")
@@ -87,7 +107,7 @@ def step_from_json(line: str) -> Step:
 
 
 def read_steps(path: Path) -> list[Step]:
-    """All whole steps; a last line that was cut off by a crash is left out."""
+    """All complete steps; a last line that was truncated by a crash is left out."""
     if not path.exists():
         return []
     steps = []

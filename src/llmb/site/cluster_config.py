@@ -6,8 +6,8 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
+from llmb.catalogue.data_files import CatalogueError, read_file
 from llmb.catalogue.records import Record
-from llmb.catalogue.source import CatalogueError, read_file
 from llmb.errors import UsageError
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.variables import variable_problems

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads traces of profilers, and says where the time of a step went."""
+"""Reads profiler traces, and breaks down the time of a step."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the time of a step went. Pure.
 
-Every instant of a step counts once: for the first kind of activity, in the order of ``Activity``, of which anything
-runs at that instant on any stream or thread; where nothing runs, it is idle. So the parts add up to the step.
-Communication beside computation or copies is hidden: it costs the step nothing, and is told apart.
+Every instant of a step counts once. If several activities run at that instant on any stream or thread, it counts for
+the first of them in the order of ``Activity``; if none runs, it is idle. The parts therefore sum to the step.
+Communication that overlaps computation or copies is hidden: it does not lengthen the step, and is reported separately.
 """
 
 from bisect import bisect_left
@@ -19,20 +19,20 @@ NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTime:
-    """All collectives of one kind and group in one step. Those of several groups may run side by side."""
+    """All collectives of one kind and group in one step. Collectives of several groups may overlap."""
 
     kind: str
     group: str | None
     calls: int
     total_s: float
     exposed_s: float
-    """Nothing but communication runs meanwhile."""
+    """Time in which nothing but communication runs."""
     hidden_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class StepBreakdown:
-    """One step of one rank. All but ``communication_hidden_s`` and what follows it add up to ``duration_s``."""
+    """One step of one rank. The fields from ``attention_s`` to ``idle_s`` sum to ``duration_s``."""
 
     step: int
     rank: int | None
@@ -45,17 +45,17 @@ class StepBreakdown:
     idle_s: float
     communication_hidden_s: float
     idle_longest_s: float
-    """The longest time at a stretch in which nothing ran."""
+    """The longest interval in which nothing ran."""
     collectives: tuple[CollectiveTime, ...]
 
     @property
     def own_s(self) -> float:
-        """The time that this rank did not merely wait for others or pass data on."""
+        """The time in which this rank did anything but exposed communication."""
         return self.duration_s - self.communication_exposed_s
 
 
 PARTS = ("attention_s", "matrix_product_s", "other_s", "memory_copy_s", "communication_exposed_s", "idle_s")
-"""The parts of a step that add up to it, as fields of ``StepBreakdown``."""
+"""The parts of a step, which sum to its duration, as fields of ``StepBreakdown``."""
 
 
 def break_down(timeline: Timeline) -> list[StepBreakdown]:
@@ -98,7 +98,7 @@ def _union_of(inside: Mapping[Label, Sequence[Span]], activity: Activity) -> lis
 def _collectives(
     timeline: Timeline, inside: Mapping[Label, Sequence[Span]], uncovered: Sequence[Span], window: Span
 ) -> list[CollectiveTime]:
-    """The longest first. ``uncovered`` is the time in which nothing else runs."""
+    """Sorted by time, longest first. ``uncovered`` is the time in which nothing else runs."""
     found = []
     for label, spans in inside.items():
         if label.activity is not Activity.COMMUNICATION or not spans:

@@ -17,7 +17,7 @@ _NO_GROUP = ("", "undefined")
 
 
 def rank_in_name(path: Path) -> int | None:
-    """The rank that a file name tells."""
+    """The rank in a file name, if there is one."""
     match = _RANK_IN_NAME.search(path.name)
     return int(match[1] or match[2]) if match else None
 
@@ -29,7 +29,7 @@ class _Collected:
     rules: Rules
     steps: dict[int, tuple[int, int]] = field(default_factory=dict)
     device_ends: dict[int, int] = field(default_factory=dict)
-    """When the device was done with what a step had launched."""
+    """When the device finished the work that a step had launched."""
     kernels: Recorder = field(default_factory=Recorder)
     threads: dict[tuple[object, object], Recorder] = field(default_factory=lambda: defaultdict(Recorder))
 
@@ -70,9 +70,9 @@ class _Collected:
 
 
 def read_chrome(path: Path, rules: Rules) -> Timeline:
-    """Operators of the CPU count only where there is no GPU in the trace.
+    """Reads one trace. CPU operators count only if the trace has no GPU kernels.
 
-    Raises UsageError for a file that is no trace. A trace without steps gives a timeline without steps.
+    Raises UsageError if the file is not a trace. A trace without steps gives a timeline without steps.
     """
     file = TraceFile(path)
     collected = _Collected(rules)
@@ -89,10 +89,11 @@ def read_chrome(path: Path, rules: Rules) -> Timeline:
 
 
 def device_steps(host: dict[int, tuple[int, int]], device_ends: dict[int, int]) -> list[TracedStep]:
-    """When a GPU worked on each step, whose host may run ahead of it.
+    """The time that a GPU spent on each step, as the host may run ahead of it.
 
-    A step begins with its range on the host, or when the GPU is done with what earlier steps launched, whichever is
-    later; it ends with that range, or when the GPU is done with what the step launched, whichever is later.
+    A step begins when its range on the host begins or when the GPU has finished the work of earlier steps, whichever
+    is later. It ends when that range ends or when the GPU has finished the work that the step launched, whichever is
+    later.
     """
     steps: list[TracedStep] = []
     done = 0

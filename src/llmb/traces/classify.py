@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an activity of a trace is, by its name; the rules are data."""
+"""Classifies the activities of a trace by name; the rules are data."""
 
 import re
 from enum import StrEnum
@@ -9,14 +9,14 @@ from typing import Annotated, NamedTuple
 
 from pydantic import BeforeValidator
 
+from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
-from llmb.catalogue.source import read_file
 
 RULES = Path(__file__).parent / "data" / "activities.yaml"
 
 
 class Activity(StrEnum):
-    """What a device does. Where several run at once, an instant counts for the first of them in this order."""
+    """What a device does. If several activities run at once, an instant counts for the first of them in this order."""
 
     ATTENTION = "attention"
     MATRIX_PRODUCT = "matrix_product"
@@ -26,7 +26,7 @@ class Activity(StrEnum):
 
 
 class Label(NamedTuple):
-    """What one activity is; of a communication also the collective and the ranks' group, as far as a trace says it."""
+    """The class of an activity; for communication also the collective and the process group, if the trace has them."""
 
     activity: Activity
     kind: str | None = None
@@ -41,7 +41,7 @@ def _compiled(text: object) -> object:
     try:
         return re.compile(text, re.IGNORECASE) if isinstance(text, str) else text
     except re.error as error:
-        raise ValueError(f"no regular expression: {error}") from error
+        raise ValueError(f"not a regular expression: {error}") from error
 
 
 Pattern = Annotated[re.Pattern[str], BeforeValidator(_compiled)]
@@ -67,7 +67,7 @@ class RulesFile(Record):
 
 
 class Rules:
-    """Answers are kept: a trace has millions of activities and few names."""
+    """Results are cached: a trace has millions of activities and few names."""
 
     def __init__(self, path: Path = RULES) -> None:
         self.path = path
@@ -79,13 +79,13 @@ class Rules:
         return read_file(self.path, RulesFile)
 
     def kernel(self, name: str) -> Label:
-        """Of a GPU kernel."""
+        """The label of a GPU kernel."""
         if name not in self._kernels:
             self._kernels[name] = _first(self.file.kernels, name) or OTHER
         return self._kernels[name]
 
     def operator(self, name: str) -> Label | None:
-        """Of an operator on a CPU; null for one that is nothing of its own."""
+        """The label of an operator on a CPU; None if its time belongs to the operators that it calls."""
         if name not in self._operators:
             self._operators[name] = _first(self.file.operators, name)
         return self._operators[name]

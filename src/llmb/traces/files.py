@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds traces, and reads one of them whatever wrote it."""
+"""Finds traces, and reads one of them in any supported format."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,9 +18,9 @@ EXPECTED = ("PyTorch profiler: *.json, *.json.gz", "Nsight Systems: *.sqlite (ns
 
 
 def find_traces(paths: Iterable[Path]) -> list[Path]:
-    """The traces among ``paths`` and, of a folder, those that runs below left, else those that lie in it.
+    """The files among ``paths`` and the traces of each folder: those of the runs in it, else those in the folder.
 
-    Raises UsageError where one of ``paths`` gives none.
+    Raises UsageError if one of ``paths`` has no trace.
     """
     return [trace for path in paths for trace in (_in_folder(path) if path.is_dir() else [path])]
 
@@ -35,7 +35,7 @@ def _in_folder(folder: Path) -> list[Path]:
     if reports:
         raise _report(reports[0])
     raise UsageError(
-        "no trace in this folder", where=str(folder), choices=EXPECTED, do="profile with 'llmb run --profile'"
+        "no trace in this folder", where=str(folder), choices=EXPECTED, do="record one with 'llmb run --profile'"
     )
 
 
@@ -45,7 +45,7 @@ def _natural(path: Path) -> tuple[int, str]:
 
 
 def read_trace(path: Path, rules: Rules) -> list[Timeline]:
-    """One timeline a process. Raises UsageError for what is no trace, or one without training steps."""
+    """One timeline per process. Raises UsageError if the file is not a trace, or has no training steps."""
     if path.name.endswith(REPORT_END):
         raise _report(path)
     timelines = read_nsys(path, rules) if _is_sqlite(path) else [read_chrome(path, rules)]
@@ -55,7 +55,7 @@ def read_trace(path: Path, rules: Rules) -> list[Timeline]:
             "this trace has no training steps",
             where=str(path),
             choices=("annotations 'ProfilerStep#N' of the PyTorch profiler", "NVTX ranges 'step N'"),
-            do="annotate the steps, or profile with 'llmb run --profile', which does",
+            do="annotate the steps, or record a trace with 'llmb run --profile', which annotates them",
         )
     return with_steps
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic of time intervals: sorted, disjoint, half open, in whole nanoseconds. Pure."""
+"""Arithmetic on time intervals: sorted, disjoint, half open, in integer nanoseconds. Pure."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ Span = tuple[int, int]
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """The time that any of ``spans``, in any order, covers; empty ones cover nothing."""
+    """The time covered by any of ``spans``, which may be in any order or empty."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if end <= start:
@@ -22,7 +22,7 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def intersect(left: Sequence[Span], right: Sequence[Span]) -> list[Span]:
-    """The time that both cover."""
+    """The time covered by both."""
     found: list[Span] = []
     i = j = 0
     while i < len(left) and j < len(right):
@@ -37,7 +37,7 @@ def intersect(left: Sequence[Span], right: Sequence[Span]) -> list[Span]:
 
 
 def subtract(left: Sequence[Span], right: Sequence[Span]) -> list[Span]:
-    """The time that ``left`` covers and ``right`` does not."""
+    """The time covered by ``left`` and not by ``right``."""
     rest: list[Span] = []
     j = 0
     for start, end in left:
@@ -62,5 +62,5 @@ def clip(spans: Sequence[Span], window: Span) -> list[Span]:
 
 
 def total(spans: Iterable[Span]) -> int:
-    """Nanoseconds that disjoint ``spans`` cover."""
+    """The nanoseconds covered by disjoint ``spans``."""
     return sum(end - start for start, end in spans)

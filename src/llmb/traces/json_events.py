@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The events of a trace in Chrome's JSON format, one after the other, in bounded memory."""
+"""Streams the events of a trace in Chrome's JSON format, in bounded memory."""
 
 import codecs
 import gzip
@@ -15,7 +15,7 @@ from llmb.errors import UsageError
 
 CHUNK_BYTES = 1 << 20
 LONGEST_EVENT = 1 << 26
-"""Characters. What is longer is taken for a file that was cut off or is none of events."""
+"""Characters. A longer event means that the file is truncated, or has no events."""
 GZIP_MAGIC = b"\x1f\x8b"
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _GAP = re.compile(r"[\s,]*")
@@ -23,13 +23,13 @@ _GAP = re.compile(r"[\s,]*")
 
 @dataclass(slots=True)
 class TraceFile:
-    """Iterate over ``events()`` once; then ``header`` holds all else that the file says, as far as it was read."""
+    """Iterate over ``events()`` once; then ``header`` holds everything else that was read of the file."""
 
     path: Path
     header: dict[str, Any] = field(default_factory=dict)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Raises UsageError for a file that is no trace, is cut off or cannot be read."""
+        """Raises UsageError if the file is not a trace, is truncated or cannot be read."""
         try:
             with self.path.open("rb") as raw:
                 if raw.peek(2)[:2] == GZIP_MAGIC:
@@ -38,7 +38,7 @@ class TraceFile:
                 else:
                     yield from self._parse(_text(raw))
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise self._broken(f"cannot be unpacked: {error}") from error
+            raise self._broken(f"cannot be decompressed: {error}") from error
         except OSError as error:
             raise self._broken(f"cannot be read: {error.strerror}") from error
 
@@ -57,19 +57,19 @@ class TraceFile:
                 text, at = text[at:] + self._next(chunks, len(text) - at), 0
                 continue
             if not isinstance(event, dict):
-                raise self._broken("its events are no JSON objects")
+                raise self._broken("has events that are not JSON objects")
             yield event
 
     def _next(self, chunks: Iterator[str], pending: int) -> str:
         more = next(chunks, None)
         if more is None:
-            raise self._broken("ends within its events")
+            raise self._broken("is truncated within its events")
         if pending > LONGEST_EVENT:
             raise self._broken("is not valid JSON")
         return more
 
     def _skip_header(self, chunks: Iterator[str]) -> str:
-        """The text behind the bracket that opens the list of events."""
+        """The text after the bracket that opens the list of events."""
         text = next(chunks, "").lstrip()
         if text.startswith("["):
             return text[1:]
@@ -88,7 +88,7 @@ class TraceFile:
 
     def _broken(self, what: str) -> UsageError:
         return UsageError(
-            f"no trace: the file {what}",
+            f"not a trace: the file {what}",
             where=str(self.path),
             do="give a trace of the PyTorch profiler (.json, .json.gz) or an export of Nsight Systems (.sqlite)",
         )

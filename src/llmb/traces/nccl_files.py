@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds what NCCL has to do with."""
+"""Finds NCCL logs and nccl-tests output."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,9 +14,9 @@ EXPECTED = (
 
 
 def find_nccl_files(paths: Iterable[Path]) -> list[Path]:
-    """Files as they are given; of a folder, the logs that a run with ``--nccl-trace`` left in or below it.
+    """The given files and, for a folder, the logs that runs with ``--nccl-trace`` wrote in it or below it.
 
-    Raises UsageError for a folder without any.
+    Raises UsageError if a folder has none.
     """
     found: list[Path] = []
     for path in paths:
@@ -29,5 +29,5 @@ def _in_folder(folder: Path) -> list[Path]:
     logs = [path for home in homes for path in home.iterdir() if path.name.endswith(NCCL_LOG_END)]
     if not logs:
         advice = f"give a log file, or the folder of a run with --nccl-trace ({NCCL_FOLDER}/*{NCCL_LOG_END})"
-        raise UsageError("no log of NCCL in this folder", where=str(folder), choices=EXPECTED, do=advice)
+        raise UsageError("no NCCL log in this folder", where=str(folder), choices=EXPECTED, do=advice)
     return sorted(logs, key=lambda path: (len(path.name), path.name))

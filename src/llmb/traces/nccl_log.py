@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what NCCL logs with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=COLL, as a stream.
+"""Reads the log that NCCL writes with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=COLL, as a stream.
 
 ``node7:4001:4123 [3] NCCL INFO AllReduce: opCount 2 sendbuff 0x7f.. recvbuff 0x7f.. count 1024 datatype 7 op 0 root 0
-comm 0x55.. [nranks=8] stream 0x55..``; the counter is hexadecimal, the rest decimal. Every rank writes a line of its
-own for each collective, with its own handle of the communicator (``comm``).
+comm 0x55.. [nranks=8] stream 0x55..``; the counter is hexadecimal, the rest decimal. Every rank writes its own line for
+each collective, with its own handle of the communicator (``comm``).
 """
 
 import re
@@ -20,8 +20,8 @@ from llmb.traces.folders import NCCL_STEPS_END
 
 CHUNK_BYTES = 1 << 22
 MOST_KEYS = 100_000
-"""Different calls that are told apart exactly; then sizes are told apart by powers of two only."""
-# What tells calls apart is taken as a whole and read once for each: the greater part of the time goes into this search.
+"""With more different calls, sizes are grouped by powers of two."""
+# The text that distinguishes calls is matched as one string and parsed once per call: most of the time is spent here.
 _CALL = re.compile(rb"NCCL INFO ([A-Za-z]++): opCount [^ ]++ sendbuff [^ ]++ recvbuff [^ ]++ (count [^\]\r\n]++\])")
 _FIELDS = re.compile(rb"count (\d+) datatype (\d+) op \d+ root -?\d+ comm (\S+) \[nranks=(\d+)\]")
 _INIT_END = b"Init COMPLETE"
@@ -32,20 +32,20 @@ _STEP = re.compile(rb"%s\d{1,9}, iteration (\d{1,9})/" % STEP_LINE_HEAD)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of one rank. ``most`` is greater than ``least`` where sizes are told apart by powers of two."""
+    """A call of one rank. ``most`` is greater than ``least`` if sizes are grouped by powers of two."""
 
     operation: str
     least: int
     most: int
     datatype: int
     handle: str
-    """Of the communicator, in the file it is from."""
+    """Handle of the communicator, in the file that it is from."""
     ranks: int
 
 
 @dataclass(slots=True)
 class Calls:
-    """How often a call was made, and with how many elements in all."""
+    """The number of times that a call was made, and its number of elements in all."""
 
     number: int = 0
     elements: int = 0
@@ -57,17 +57,17 @@ Kind = tuple[str, int, int]
 
 @dataclass(slots=True)
 class NcclLog:
-    """What the logs of one run say, all that were read together."""
+    """The content of the logs of one run, all read together."""
 
     calls: dict[Call, Calls] = field(default_factory=dict)
     communicators: dict[str, str] = field(default_factory=dict)
-    """The identifier that all ranks of a communicator share, by handle; where the log has NCCL_DEBUG_SUBSYS=INIT."""
+    """The identifier that all ranks of a communicator have in common, by handle; logged with NCCL_DEBUG_SUBSYS=INIT."""
     writers: dict[str, str] = field(default_factory=dict)
-    """The process that a handle belongs to."""
+    """The process of each handle."""
     steps: dict[int, dict[Kind, Calls]] = field(default_factory=dict)
-    """What each step called, where steps can be told."""
+    """The calls of each step, if steps are known."""
     coarse: bool = False
-    """Sizes are told apart by powers of two only."""
+    """Sizes are grouped by powers of two."""
 
     def add(self, call: Call, number: int) -> None:
         self._add(call, number, number * call.least)
@@ -96,9 +96,9 @@ def _coarse(call: Call) -> Call:
 
 
 def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
-    """All of ``paths`` together, each of one or more ranks. Empty where no line is NCCL's.
+    """Reads all of ``paths`` together, each the log of one or more ranks. Empty if no line is NCCL's.
 
-    Raises UsageError for a file that cannot be read.
+    Raises UsageError if a file cannot be read.
     """
     log = NcclLog()
     for number, path in enumerate(paths):
@@ -111,7 +111,7 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
 
 
 def _noted_steps(path: Path) -> list[tuple[int, int]]:
-    """Where in the log steps begin, as ``llmb run --nccl-trace`` notes it beside: pairs of offset and step."""
+    """Pairs of offset and step: where in the log steps begin, as noted by ``llmb run --nccl-trace``."""
     notes = path.with_suffix(NCCL_STEPS_END)
     if not notes.exists():
         return []
@@ -123,10 +123,10 @@ def _read(stream: BinaryIO, log: NcclLog, file: str, noted: Sequence[tuple[int, 
     waiting: dict[Kind, Calls] = {}
     known: dict[tuple[bytes, bytes], Call | None] = {}
     for position, text in _chunks(stream):
-        for piece, step in _pieces_noted(text, position, noted) if noted else _pieces_ended(text):
-            for key, number in Counter(_CALL.findall(piece)).items():
+        for part, step in _parts_noted(text, position, noted) if noted else _parts_ended(text):
+            for key, number in Counter(_CALL.findall(part)).items():
                 if key not in known:
-                    known[key] = _call(key, piece, log, file)
+                    known[key] = _call(key, part, log, file)
                 call = known[key]
                 if call:
                     log.add(call, number)
@@ -142,8 +142,8 @@ def _read(stream: BinaryIO, log: NcclLog, file: str, noted: Sequence[tuple[int, 
         _note_communicators(text, log, file)
 
 
-def _call(key: tuple[bytes, bytes], piece: bytes, log: NcclLog, file: str) -> Call | None:
-    """What the line of a call says; null for a line in another form."""
+def _call(key: tuple[bytes, bytes], part: bytes, log: NcclLog, file: str) -> Call | None:
+    """Parses the line of a call; None if the line has another form."""
     operation, tail = key
     fields = _FIELDS.fullmatch(tail)
     if not fields:
@@ -151,19 +151,19 @@ def _call(key: tuple[bytes, bytes], piece: bytes, log: NcclLog, file: str) -> Ca
     count, datatype, pointer, ranks = fields.groups()
     handle = f"{file}{pointer.decode()}"
     if handle not in log.writers:
-        log.writers[handle] = file + _writer(piece, piece.find(tail))
+        log.writers[handle] = file + _writer(part, part.find(tail))
     return Call(operation.decode(), int(count), int(count), int(datatype), handle, int(ranks))
 
 
 def _writer(text: bytes, place: int) -> str:
-    """The process that wrote the line at ``place``: host and process id, or what stands there instead."""
+    """The process that wrote the line at ``place``: host and process id, or the prefix found there instead."""
     line = text[text.rfind(b"\n", 0, place) + 1 : place]
     writer = _WRITER.search(line)
     return (writer[1] if writer else line.partition(b"NCCL INFO")[0].strip()).decode(errors="replace")
 
 
 def _chunks(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Whole lines with where they begin; a line longer than a chunk is cut."""
+    """Complete lines with their offsets; a line longer than a chunk is split."""
     position, rest = 0, b""
     while text := stream.read(CHUNK_BYTES):
         text = rest + text
@@ -175,8 +175,8 @@ def _chunks(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
         yield position, rest
 
 
-def _pieces_noted(text: bytes, position: int, noted: Sequence[tuple[int, int]]) -> Iterator[tuple[bytes, int | None]]:
-    """``text`` cut where steps begin, each piece with its step; null before the first."""
+def _parts_noted(text: bytes, position: int, noted: Sequence[tuple[int, int]]) -> Iterator[tuple[bytes, int | None]]:
+    """``text`` split where steps begin, each part with its step; None before the first."""
     offsets = [offset for offset, _ in noted]
     at = 0
     while at < len(text):
@@ -186,8 +186,8 @@ def _pieces_noted(text: bytes, position: int, noted: Sequence[tuple[int, int]]) 
         at = end
 
 
-def _pieces_ended(text: bytes) -> Iterator[tuple[bytes, int | None]]:
-    """``text`` cut at the lines that a run logs after each step, with that step; null for what comes after the last."""
+def _parts_ended(text: bytes) -> Iterator[tuple[bytes, int | None]]:
+    """``text`` split at the lines that a run logs after each step, each part with that step; None after the last."""
     at = 0
     for match in _STEP.finditer(text) if STEP_LINE_HEAD in text else ():
         yield text[at : match.start()], int(match[1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NCCL's logs say of a run's communication: who called what, how often, how much. Pure."""
+"""Summarizes the communication in NCCL's logs: callers, counts and sizes. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
-from llmb.catalogue.source import read_file
 from llmb.traces.nccl_log import Call, Calls, NcclLog
 
 CODES = Path(__file__).parent / "data" / "nccl.yaml"
@@ -29,7 +29,7 @@ class CodesFile(Record):
 
 
 class Codes:
-    """What the numbers in the log mean."""
+    """The meaning of the numbers in the log."""
 
     def __init__(self, path: Path = CODES) -> None:
         self.path = path
@@ -43,7 +43,7 @@ class Codes:
         return known.name if known else f"code {code}"
 
     def bytes(self, operation: str, elements: int, datatype: int, ranks: int) -> int | None:
-        """Algorithm bytes of calls with ``elements`` in all; null for a datatype that is not known."""
+        """Algorithm bytes of calls with ``elements`` in all; None for an unknown datatype."""
         known = self.file.datatypes.get(datatype)
         if known is None:
             return None
@@ -53,33 +53,33 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """Equal calls within communicators that all do the same."""
+    """Equal calls of communicators that make the same calls."""
 
     operation: str
     datatype: str
     ranks: int
-    """Of each communicator."""
+    """The ranks of each communicator."""
     communicators: int | None
-    """Null where the log does not tell."""
+    """None if the log does not have it."""
     communicator_names: tuple[str, ...]
-    """The first of the identifiers that ranks share; empty where the log does not have them."""
+    """The first of the communicators' identifiers; empty if the log does not have them."""
     logged_ranks: int
-    """Ranks whose calls these are, all communicators together."""
+    """Ranks that make these calls, in all communicators."""
     count: int | None
-    """Elements that each was called with; null where several sizes are told together."""
+    """Elements of each call; None if several sizes are grouped."""
     count_least: int
     count_most: int
     calls: int
     calls_per_rank: float
     bytes_per_call: float | None
-    """Algorithm bytes, as nccl-tests count them (S); a mean where several sizes are told together."""
+    """Algorithm bytes of a call, as nccl-tests define them (S); a mean if several sizes are grouped."""
     bytes_per_rank: float | None
     """Algorithm bytes of all calls of one rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTraffic:
-    """What one step called, all logged ranks together, and of the mean rank."""
+    """The calls of one step: of all logged ranks together, and of the mean rank."""
 
     step: int
     calls: int
@@ -92,9 +92,9 @@ class NcclSummary:
     calls: int
     logged_ranks: int
     collectives: tuple[Collective, ...]
-    """The most bytes first."""
+    """Sorted by bytes, most first."""
     steps: tuple[StepTraffic, ...]
-    """Empty where steps cannot be told."""
+    """Empty if steps are unknown."""
     coarse: bool
 
 
@@ -112,7 +112,7 @@ Shape = tuple[str, int, int, int]
 
 @dataclass(slots=True)
 class _Communicator:
-    """All handles of one communicator that were logged; a handle alone where nothing says which belong together."""
+    """All logged handles of one communicator; a handle alone if nothing tells which belong together."""
 
     ranks: int
     name: str | None
@@ -121,7 +121,7 @@ class _Communicator:
 
 
 def _groups(log: NcclLog) -> Iterable[list[_Communicator]]:
-    """Communicators with the same calls: those of all tensor-parallel groups, for instance."""
+    """Communicators that make the same calls, such as those of all tensor-parallel groups."""
     by_name: dict[str, _Communicator] = {}
     for call, calls in log.calls.items():
         name = log.communicators.get(call.handle)

@@ -22,7 +22,7 @@ _WRONG = ("#wrong", "error")
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """One way of calling: out of place or in place. What was not measured is null."""
+    """Results out of place or in place. What was not measured is None."""
 
     time_us: float | None
     algorithm_gb_s: float | None
@@ -33,7 +33,7 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class TestRow:
-    """One line of a table. ``reduction`` and ``root`` are null where the collective has none."""
+    """One line of a table. ``reduction`` and ``root`` are None if the collective has none."""
 
     __test__ = False  # not one of pytest's
 
@@ -54,7 +54,7 @@ class TestTable:
 
     source: str
     name: str | None
-    """Such as ``all_reduce``; null where the output does not say it."""
+    """Such as ``all_reduce``; None if the output does not name it."""
     ranks: int | None
     rows: tuple[TestRow, ...]
     average_bus_gb_s: float | None = None
@@ -62,7 +62,7 @@ class TestTable:
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """The columns of a table: those that name the row, then those of each way of calling."""
+    """The columns of a table: those that name the row, then those of the results out of place and in place."""
 
     names: tuple[str, ...]
     first: tuple[str, ...]
@@ -70,7 +70,7 @@ class _Header:
 
 
 def read_test_tables(path: Path) -> list[TestTable]:
-    """Every table of the file; empty where there is none. Raises UsageError for a file that cannot be read."""
+    """Every table of the file; empty if there is none. Raises UsageError if the file cannot be read."""
     try:
         if not _has_header(path):
             return []
@@ -81,7 +81,7 @@ def read_test_tables(path: Path) -> list[TestTable]:
 
 
 def _has_header(path: Path) -> bool:
-    """Whether the file may hold a table at all: to look at each line of a large log takes far longer."""
+    """Whether the file may contain a table: parsing each line of a large log takes far longer."""
     rest = b""
     with path.open("rb", buffering=0) as stream:
         while chunk := stream.read(CHUNK_BYTES):
@@ -117,7 +117,7 @@ def _tables(source: str, lines: Iterable[str]) -> Iterator[TestTable]:
 
 
 def _header(line: str) -> _Header | None:
-    """The columns that a line names; null for any other line. mpirun may have put something in front of it."""
+    """The columns that a header line names; None for any other line. mpirun may have added a prefix."""
     words = line.partition("#")[2].split()
     if words[:3] != ["size", "count", "type"] or HEADER_WORD not in words:
         return None
@@ -153,7 +153,7 @@ def _row(header: _Header, line: str) -> TestRow | None:
 
 
 def _bandwidth(columns: Sequence[str], words: Sequence[str]) -> Bandwidth | None:
-    """Null where there are no such columns, or one holds neither a number nor ``N/A``."""
+    """None if there are no such columns, or if one holds neither a number nor ``N/A``."""
     try:
         values = {name: None if word == "N/A" else float(word) for name, word in zip(columns, words, strict=False)}
     except ValueError:

@@ -2,7 +2,7 @@
 """Reads SQLite exports of Nsight Systems (``nsys export --type sqlite``).
 
 Tables and columns: https://docs.nvidia.com/nsight-systems/UserGuide/index.html#sqlite-schema-reference. Times are in
-nanoseconds. Which of them an export has depends on its version and on what was traced.
+nanoseconds. The tables and columns of an export depend on its version and on what was traced.
 """
 
 import sqlite3
@@ -26,16 +26,16 @@ Steps = dict[int, tuple[int, int]]
 
 
 def read_nsys(path: Path, rules: Rules) -> list[Timeline]:
-    """One timeline a process, in the order of their identifiers; kernels count for their own process.
+    """One timeline per process, in the order of their identifiers; kernels count for their own process.
 
-    Raises UsageError for a file that is no export, or one without GPU kernels. A process without steps gives a
-    timeline without steps.
+    Raises UsageError if the file is not an export, or has no GPU kernels. A process without steps gives a timeline
+    without steps.
     """
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             return list(_timelines(_Export(path, connection), rules))
     except sqlite3.Error as error:
-        raise _unreadable(path, f"is no SQLite database that can be read: {error}") from error
+        raise _unreadable(path, f"is not an SQLite database that can be read: {error}") from error
 
 
 @dataclass(slots=True)
@@ -44,18 +44,18 @@ class _Export:
     connection: sqlite3.Connection
 
     def columns(self, table: str) -> set[str]:
-        """Empty where there is no such table."""
+        """Empty if there is no such table."""
         return {row[1] for row in self.connection.execute(f"PRAGMA table_info({table})")}
 
     def processes(self) -> list[int | None]:
-        """Those that used a GPU; a single unknown one where the export does not tell processes apart."""
+        """Processes that used a GPU; a single unknown one if the export does not distinguish processes."""
         if "globalPid" not in self.columns(KERNELS):
             return [None]
         query = f"SELECT DISTINCT globalPid FROM {KERNELS} ORDER BY globalPid"  # noqa: S608 (a name of this module)
         return [row[0] for row in self.connection.execute(query)]
 
     def steps(self, process: int | None) -> Steps:
-        """The ranges on the host that are named after a step."""
+        """The ranges on the host that are named after steps."""
         columns = self.columns(RANGES)
         text = "COALESCE(r.text, s.value)" if "text" in columns else "s.value"
         name_of = "LEFT JOIN StringIds s ON s.id = r.textId" if "textId" in columns else ""
@@ -70,7 +70,7 @@ class _Export:
         return found
 
     def done(self, step: tuple[int, int], process: int | None) -> int | None:
-        """When the GPU was done with the kernels that were launched in ``step``; null where there are none."""
+        """When the GPU finished the kernels that were launched in ``step``; None if there are none."""
         if not self.columns(LAUNCHES):
             return None
         own = "" if process is None else "AND k.globalPid = :process AND (l.globalTid & :mask) = :process"
@@ -99,7 +99,7 @@ class _Export:
 
 def _timelines(export: _Export, rules: Rules) -> Iterator[Timeline]:
     if not export.columns("StringIds") or not export.columns(KERNELS):
-        raise _unreadable(export.path, f"holds no GPU kernels (table {KERNELS})")
+        raise _unreadable(export.path, f"has no GPU kernels (table {KERNELS})")
     processes = export.processes()
     for process in processes:
         recorder = Recorder()
@@ -117,7 +117,7 @@ def _timelines(export: _Export, rules: Rules) -> Iterator[Timeline]:
 
 def _unreadable(path: Path, what: str) -> UsageError:
     return UsageError(
-        f"no trace: the file {what}",
+        f"not a trace: the file {what}",
         where=str(path),
-        do="make one of a report with 'nsys export --type sqlite REPORT.nsys-rep'; trace at least 'cuda,nvtx'",
+        do="export a report with 'nsys export --type sqlite REPORT.nsys-rep'; trace at least 'cuda,nvtx'",
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several ranks beside each other. Pure."""
+"""Compares several ranks. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ MOST_NAMES = 15
 
 @dataclass(frozen=True, slots=True)
 class RankTrace:
-    """What one process's trace says."""
+    """The steps of one process."""
 
     source: str
     rank: int | None
     device: Device
     steps: tuple[StepBreakdown, ...]
     names: tuple[NameTime, ...]
-    """The longest kernels (on a CPU: operators) of all steps together."""
+    """The longest kernels (on a CPU: operators), summed over all steps."""
 
     @property
     def label(self) -> str:
@@ -28,18 +28,18 @@ class RankTrace:
 
     @property
     def typical(self) -> StepBreakdown:
-        """The step whose duration is the median; of two in the middle the earlier."""
+        """The step with the median duration; of two in the middle the earlier."""
         ordered = sorted(self.steps, key=lambda step: (step.duration_s, step.step))
         return ordered[(len(ordered) - 1) // 2]
 
 
 @dataclass(frozen=True, slots=True)
 class Slowest:
-    """The rank that the others wait for: it has least time left for waiting within communication."""
+    """The rank that the others wait for: it spends the least time waiting in communication."""
 
     label: str
     own_s: float
-    """Mean time of a step but for exposed communication."""
+    """Mean time of a step without exposed communication."""
     others_own_s: float
     """Median of the other ranks."""
 
@@ -48,11 +48,11 @@ class Slowest:
 class TraceSummary:
     ranks: tuple[RankTrace, ...]
     slowest: Slowest | None
-    """Null for a single rank."""
+    """None for a single rank."""
 
 
 def summarize(timelines: Iterable[Timeline]) -> TraceSummary:
-    """By rank; those without one come last, in the order given."""
+    """Sorted by rank; those without one come last, in the given order."""
     ranks = sorted(map(_rank_trace, timelines), key=lambda item: (item.rank is None, item.rank))
     return TraceSummary(tuple(ranks), _slowest(ranks))
 
@@ -71,5 +71,5 @@ def _slowest(ranks: Sequence[RankTrace]) -> Slowest | None:
 
 
 def shares(step: StepBreakdown) -> dict[str, float]:
-    """Each part of a step over its duration; the parts add up to 1."""
+    """Each part of a step divided by its duration; the parts sum to 1."""
     return {part.removesuffix("_s"): getattr(step, part) / step.duration_s for part in PARTS}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one process did over time, however a profiler wrote it down."""
+"""The activities of one process over time, independent of the profiler."""
 
 from array import array
 from collections import Counter
@@ -22,7 +22,7 @@ class TracedStep(NamedTuple):
 
 
 class NameTime(NamedTuple):
-    """Everything of one name, summed up over the steps of a trace."""
+    """All activities of one name, summed over the steps of a trace."""
 
     name: str
     activity: Activity
@@ -32,18 +32,18 @@ class NameTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The activities of one process by what they are, merged to disjoint spans."""
+    """The activities of one process by label, merged into disjoint spans."""
 
     source: str
     rank: int | None
-    """Null where neither the trace nor its name says so."""
+    """None if neither the trace nor its file name has it."""
     device: Device
     steps: tuple[TracedStep, ...]
     spans: Mapping[Label, Sequence[Span]]
     calls: Mapping[Label, Sequence[int]]
     """When each communication began, in order."""
     names: tuple[NameTime, ...]
-    """The longest first."""
+    """Sorted by time, longest first."""
 
 
 class Recorded(NamedTuple):
@@ -54,7 +54,7 @@ class Recorded(NamedTuple):
 
 
 class Recorder:
-    """Activities as they come out of a file, 24 bytes each; names and labels are kept once."""
+    """One activity as read from a file, 24 bytes; names and labels are stored once."""
 
     def __init__(self) -> None:
         self.starts = array("q")
@@ -74,20 +74,20 @@ class Recorder:
         self.label_numbers.append(self.labels.setdefault(label, len(self.labels)))
 
     def rows(self) -> Iterator[Recorded]:
-        """As they came."""
+        """In the order in which they were added."""
         return map(Recorded, self.starts, self.ends, self.name_numbers, self.label_numbers)
 
     def in_order(self) -> Iterator[Recorded]:
-        """By start; of those that start together the longest first, as it holds the others."""
+        """By start. Of activities that start together the longest comes first, as it contains the others."""
         order = sorted(range(len(self)), key=lambda i: (self.starts[i], -self.ends[i]))
         return (Recorded(self.starts[i], self.ends[i], self.name_numbers[i], self.label_numbers[i]) for i in order)
 
 
 def leaves(thread: Recorder) -> Recorder:
-    """The operators of one thread without those within others, so that no instant counts twice.
+    """Flattens the nested operators of one thread, so that no instant counts twice.
 
-    An instant belongs to the outermost operator that is of a kind, as attention keeps the products within it; where
-    there is none, to the innermost: ``aten::linear``, which is nothing of its own, leaves its time to ``aten::mm``.
+    An instant belongs to the outermost operator that has a class: attention includes its matrix products. If there is
+    none, it belongs to the innermost: ``aten::linear``, which has no class, leaves its time to ``aten::mm``.
     """
     flat = Recorder()
     names, labels = list(thread.names), list(thread.labels)
@@ -114,7 +114,7 @@ def leaves(thread: Recorder) -> Recorder:
             advance(open_[-1].end)
             open_.pop()
         advance(row.start)
-        # Clocks are rounded: an operator may seem to outlast the one around it by a nanosecond.
+        # Timestamps are rounded: an operator may seem to outlast its parent by a nanosecond.
         open_.append(row._replace(end=min(row.end, open_[-1].end)) if open_ else row)
     while open_:
         advance(open_[-1].end)
@@ -125,7 +125,7 @@ def leaves(thread: Recorder) -> Recorder:
 def make_timeline(
     source: str, rank: int | None, device: Device, steps: Sequence[TracedStep], recorders: Sequence[Recorder]
 ) -> Timeline:
-    """``recorders`` hold what ran side by side: threads of a CPU, whose operators lie within each other, or a GPU."""
+    """``recorders`` hold what ran in parallel: the threads of a CPU, whose operators are nested, or a GPU."""
     calls_of = _calls(steps, recorders)
     if device == "cpu":
         recorders = [leaves(recorder) for recorder in recorders]
@@ -144,7 +144,7 @@ def make_timeline(
 
 
 def _calls(steps: Sequence[TracedStep], recorders: Sequence[Recorder]) -> Counter[str]:
-    """How often each name began within the steps."""
+    """The number of calls of each name that began within the steps."""
     counted: Counter[str] = Counter()
     for recorder in recorders:
         names = list(recorder.names)
@@ -155,7 +155,7 @@ def _calls(steps: Sequence[TracedStep], recorders: Sequence[Recorder]) -> Counte
 def _names(
     steps: Sequence[TracedStep], recorders: Sequence[Recorder], calls: Mapping[str, int]
 ) -> tuple[NameTime, ...]:
-    """Sums of what began within the steps."""
+    """Total times of the activities that began within the steps."""
     sums: Counter[tuple[str, Activity]] = Counter()
     for recorder in recorders:
         names, labels = list(recorder.names), list(recorder.labels)

@@ -25,10 +25,10 @@ from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
 from llmb.runs.checkpoint import partial_path, read_checkpoint, saved_checkpoints
 from llmb.runs.checkpoint_times import read_checkpoint_times
+from llmb.runs.disk_space import checkpoint_bytes
 from llmb.runs.folder import RunFolder, create_run_folder
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, write_record
-from llmb.runs.space import checkpoint_bytes
 from llmb.runs.steps import read_steps
 
 Finished = Callable[..., dict[str, Any]]
@@ -343,7 +343,7 @@ def test_whenever_a_process_is_killed_the_newest_whole_checkpoint_is_good(
     for folder in folders:
         for partial in folder.checkpoints.glob(".*"):
             unfinished += 1
-            with pytest.raises(UsageError, match="never finished"):
+            with pytest.raises(UsageError, match="is incomplete: its run ended"):
                 read_checkpoint(partial)
         checkpoints = saved_checkpoints(folder.checkpoints)
         # None with its own name is broken, none is missing, and the last is at most one save behind the steps done.

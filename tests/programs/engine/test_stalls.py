@@ -73,14 +73,14 @@ def test_a_stopped_worker_ends_the_run_and_is_named(
     _, talk = run.process.communicate()
     assert LIMIT_S / 2 < time.monotonic() - began < LIMIT_S + SOON_S
     assert run.process.returncode == 4
-    assert f"the run failed: rank {victim} on {HOST} stopped answering at step " in talk
+    assert f"the run failed: rank {victim} on {HOST} stopped responding at step " in talk
     assert f"; {others}" in talk
     assert " of group " in talk
     assert "Training epoch 0, iteration " in talk
     assert gone(list(workers.values()))
     kept = run.record()
     assert kept["plan"]["stall_limit_s"] == LIMIT_S
-    assert f"rank {victim} on {HOST} stopped answering" in kept["reason"]
+    assert f"rank {victim} on {HOST} stopped responding" in kept["reason"]
     log = (folder / f"log-{folder.name}.out").read_text()
     assert "thread MainThread, most recent call last:" in log
     assert not (folder / "stall.txt").exists()
@@ -141,7 +141,7 @@ def run_odd(python: str, plan: Plan, install: Path, odd: str) -> tuple[Result, f
             "sleep",
             SHORT_LIMIT_S,
             SHORT_LIMIT_S + SOON_S,
-            rf"rank 1 on {HOST} stands still at step 3 for \d+ s, in no collective, at engine/loop",
+            rf"rank 1 on {HOST} has hung for \d+ s at step 3, in no collective, at engine/loop",
         ),
         ("fail", 300, SOON_S, f"rank 1 on {HOST} failed: ValueError: an odd shape, after 3 of 10"),
         ("leave", 300, SOON_S, f"rank 1 on {HOST} ended with exit code 3, after 3 of 10"),
@@ -189,6 +189,6 @@ def test_a_stopped_rank_that_keeps_the_store_is_named(
             rank.kill()
             rank.wait()
     assert (
-        f"llmb: stall: rank 0 at 127.0.0.1:{port}, which keeps the run's store, stopped ans" in folder.log.read_text()
+        f"llmb: stall: rank 0 at 127.0.0.1:{port}, which hosts the run's store, stopped res" in folder.log.read_text()
     )
     assert folder.stall.exists()

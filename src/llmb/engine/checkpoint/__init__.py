@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving and loading of all that training goes on from, with torch.distributed.checkpoint."""
+"""Saves and loads everything that training resumes from, with torch.distributed.checkpoint."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a checkpoint into a model and an optimizer, on any number of ranks."""
+"""Loads a checkpoint into a model and an optimizer, on any number of ranks."""
 
 import pickle
 import sys
@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.optim import AdamW
 
-from llmb.engine.checkpoint.failures import said_by_torch
 from llmb.engine.checkpoint.state import RANDOM, allocate_optimizer_state, restore_random, saved_name, training_state
+from llmb.engine.checkpoint.torch_errors import torch_message
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.state import FP8
 from llmb.errors import UsageError
@@ -26,8 +26,8 @@ from llmb.logs.checkpoint_line import LoadLine, format_load_line
 from llmb.runs.checkpoint import WEIGHTS
 from llmb.runs.checkpoint_times import CheckpointTime, checkpoint_time
 
-# All that the metadata of a checkpoint of tensors is made of. BytesStorageMetadata is missing on purpose: it stands for
-# objects, which torch would unpickle.
+# The types that the metadata of a checkpoint of tensors consists of. BytesStorageMetadata is excluded on purpose: it
+# describes objects, which torch would unpickle.
 METADATA_TYPES = frozenset(
     {
         ("torch.distributed.checkpoint.metadata", "Metadata"),
@@ -55,11 +55,11 @@ def load_checkpoint(
     *,
     optimizer_state: bool = True,
 ) -> CheckpointTime:
-    """Restores weights, optimizer state and random numbers from the folder above ``weights``; what that took.
+    """Restores weights, optimizer state and random states from the folder above ``weights``; returns its duration.
 
-    Without ``optimizer_state``, which imported weights lack, the optimizer begins anew. A collective: every rank has to
-    call it. Raises ValueError where metadata names what no checkpoint of llmb holds, and UsageError where a tensor is
-    missing or cannot be read.
+    Without ``optimizer_state``, which imported weights lack, the optimizer state is initialized. A collective: all
+    ranks have to call it. Raises ValueError if the metadata names a type that no checkpoint of llmb contains, and
+    UsageError if a tensor is missing or cannot be read.
     """
     start, began = time.time(), time.perf_counter()
     for optimizer in optimizers if optimizer_state else ():
@@ -70,8 +70,8 @@ def load_checkpoint(
         training_state([stage], [optimizer], ranks.device) for stage, optimizer in zip(stages, optimizers, strict=True)
     ]
     wanted = {name: tensor for of_stage in each for name, tensor in of_stage.items()}
-    # A generator that the saving run did not have, because it ran on another kind of device, keeps its seed; where it
-    # did not compute in FP8 with delayed scaling, that begins anew.
+    # A generator that the saving run did not have, because it ran on another type of device, keeps its seed. If it
+    # did not use FP8 with delayed scaling, that state is initialized.
     named = {name: saved_name(name, saved) for name in wanted}
     state = {name: wanted[ours] for ours, name in named.items() if name in saved or not name.startswith((RANDOM, FP8))}
     if missing := sorted(state.keys() - saved.keys()):
@@ -79,7 +79,7 @@ def load_checkpoint(
     try:
         load(state, storage_reader=reader)
     except CheckpointException as error:
-        raise UsageError(f"the checkpoint cannot be read: {said_by_torch(error)}", where=str(path)) from error
+        raise UsageError(f"the checkpoint cannot be read: {torch_message(error)}", where=str(path)) from error
     for of_stage in each:
         fill_copies(of_stage, wanted)
     restore_random(wanted, ranks.device)
@@ -99,7 +99,7 @@ def fill_copies(of_stage: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> N
 
 
 class TensorReader(FileSystemReader):
-    """Reads checkpoints of tensors alone. What torch would unpickle freely, this takes from a list of types only."""
+    """Reads checkpoints of tensors only. Where torch would unpickle any type, this one accepts a list of types."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ANN401, ARG002 (as torch declares it)
         with (Path(self.path) / ".metadata").open("rb") as stream:
@@ -111,7 +111,7 @@ class TensorReader(FileSystemReader):
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Knows the types of ``METADATA_TYPES`` and no others."""
+    """Accepts only the types of ``METADATA_TYPES``."""
 
     def find_class(self, module: str, name: str) -> Callable[..., object]:
         if (module, name) not in METADATA_TYPES:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves checkpoints, in between ones while training goes on."""
+"""Saves checkpoints, asynchronously except for the last."""
 
 import sys
 import time
@@ -15,12 +15,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import AdamW
 
-from llmb.engine.checkpoint.seal import discard, seal
+from llmb.engine.checkpoint.finalize import discard, finalize
 from llmb.engine.checkpoint.state import training_state
 from llmb.engine.checkpoint.writer import Writer, cannot_save
 from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks
-from llmb.engine.watch.traffic import CHECKPOINT_GROUP
+from llmb.engine.watchdog.flight_recorder import CHECKPOINT_GROUP
 from llmb.logs.checkpoint_line import SaveLine, format_save_line
 from llmb.runs.checkpoint import WEIGHTS, checkpoint_name, partial_path
 from llmb.runs.checkpoint_times import add_checkpoint_time, checkpoint_time
@@ -28,12 +28,12 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 
 LONGEST_SAVE = timedelta(hours=6)
-"""How long a rank waits for the others to have written."""
+"""Time limit for the other ranks to finish writing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """One save under way. ``start_s`` is in seconds since 1970, ``began`` on the performance counter."""
+    """A save in progress. ``start_s`` is in seconds since 1970, ``began`` on the performance counter."""
 
     step: int
     path: Path
@@ -42,10 +42,10 @@ class Save:
 
 
 class Saver:
-    """Saves the checkpoints that a plan asks for. Every rank has one and calls it after the same steps.
+    """Saves the checkpoints of a plan. Every rank has one and calls it after the same steps.
 
-    A checkpoint in between is copied to host memory, which training waits for, and written by a thread; the ranks
-    agree through a group of their own, so that they never disturb the collectives of training.
+    An asynchronous checkpoint is copied to host memory, which training waits for, and written by a thread; the ranks
+    synchronize through their own process group, which never interferes with the collectives of training.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Saver:
         return self.pending is not None and not self.pending.done()
 
     def after_step(self, number: int) -> None:
-        """Saves, where the plan says so after this step; raises where an earlier save failed meanwhile."""
+        """Saves if the plan has a checkpoint after this step; raises if an earlier save failed."""
         if not self.busy:
             self.finish()
         if not self.plan.saves_after(number):
@@ -84,7 +84,7 @@ class Saver:
             self.pending = self.thread.submit(self._write, begun, writer, writer.stage(state))
 
     def finish(self) -> None:
-        """Waits for the save under way, if there is one, and logs it; raises where it failed."""
+        """Waits for the save in progress, if any, and logs it; raises if it failed."""
         if self.pending:
             pending, self.pending = self.pending, None
             self._report(pending.result())
@@ -93,7 +93,7 @@ class Saver:
         try:
             metadata = save(state, storage_writer=writer, process_group=self.group)
             if self.ranks.is_first:
-                seal(self.plan, begun.step, begun.path, metadata)
+                finalize(self.plan, begun.step, begun.path, metadata)
         except (CheckpointException, OSError) as error:
             if self.ranks.is_first:
                 discard(begun.path)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint holds: tensors only, by names that no layout changes.
+"""The content of a checkpoint: only tensors, under names that are the same for every layout.
 
 Weights and optimizer state are DTensors with global shapes, so any number of ranks can read what any other wrote.
-There is nothing but tensors, because reading other objects would mean to unpickle, that is to run, what a file says.
+There are only tensors, because reading other objects means unpickling, which can run any code that a file contains.
 """
 
 from collections.abc import Container, Sequence
@@ -20,9 +20,9 @@ RANDOM = "random."
 
 
 def training_state(stages: Sequence[nn.Module], optimizers: Sequence[AdamW], device: torch.device) -> dict[str, Tensor]:
-    """This rank's share: fp32 weights, AdamW's moments and step counts, FP8 scales, and the states of random numbers.
+    """This rank's shard: fp32 weights, AdamW's moments and step counts, FP8 scales, and random number generator states.
 
-    Weights, optimizer state and scales are the live ones, so that reading into them restores them.
+    Weights, optimizer state and scales are the live tensors, so that reading into them restores them.
     """
     state = {}
     for stage, optimizer in zip(stages, optimizers, strict=True):
@@ -44,7 +44,7 @@ def saved_name(name: str, saved: Container[str]) -> str:
 
 
 def allocate_optimizer_state(optimizer: AdamW) -> None:
-    """AdamW makes its state at its first step; to be read from a file, it has to be there before."""
+    """AdamW creates its state in its first step; to be read from a file, it has to exist before."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter] = {
@@ -55,7 +55,7 @@ def allocate_optimizer_state(optimizer: AdamW) -> None:
 
 
 def restore_random(state: dict[str, Tensor], device: torch.device) -> None:
-    """The generators of ranks are seeded alike, so that one state serves them all."""
+    """All ranks seed their generators with the same value, so one state is valid for all of them."""
     torch.set_rng_state(state[f"{RANDOM}cpu"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(state[f"{RANDOM}cuda"], device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes this rank's files of a checkpoint, and says why where it cannot."""
+"""Writes this rank's files of a checkpoint, with the reason if that fails."""
 
 from collections.abc import Iterator
 
@@ -14,9 +14,9 @@ from llmb.errors import EnvironmentProblem
 
 
 class Writer(FileSystemWriter):
-    """Fails with what the system said: torch.save hides a full disk behind an error about its own file positions.
+    """Raises the error of the operating system: torch.save hides a full disk behind an error about file positions.
 
-    What it wrote stands in the metadata that a save returns: torch 2.11 enters it in a copy.
+    The metadata that a save returns lists the written tensors: torch 2.11 adds them only to a copy of it.
     """
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -31,7 +31,7 @@ class Writer(FileSystemWriter):
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """What led to ``error``, the latest first."""
+    """The causes of ``error``, the latest first."""
     cause = error.__cause__ or error.__context__
     while cause:
         yield cause
@@ -39,7 +39,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def cannot_save(name: str, error: CheckpointException | OSError) -> EnvironmentProblem:
-    """The reason of the first rank that failed, without the stack traces of all."""
+    """The reason of the first rank that failed, without the stack traces of all ranks."""
     reason = str(error)
     if isinstance(error, CheckpointException) and error.failures:
         rank, (cause, _) = min(error.failures.items())

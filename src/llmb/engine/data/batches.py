@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Micro-batches on their way to the device."""
+"""Copies micro-batches to the device."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 class MicroBatch(NamedTuple):
-    """[MBS, seq] each, of whole sequences.
+    """[MBS, seq] each, of complete sequences.
 
-    starts: where in its sequence the document of each token begins; null where a sequence is one text.
+    starts: position in its sequence at which the document of each token begins; None if a sequence is one document.
     """
 
     tokens: Tensor
@@ -20,9 +20,9 @@ class MicroBatch(NamedTuple):
 
 
 def on_device(batches: Iterator[MicroBatch], device: torch.device) -> Iterator[MicroBatch]:
-    """The same, on ``device``. Each is made and copied to a GPU before the one before it is given out.
+    """The same micro-batches on ``device``. Each is copied to a GPU before the one before it is returned.
 
-    The copy has a stream of its own, so that it does not wait for what the GPU has to compute first.
+    The copy has its own stream, so that it does not wait for work that is queued on the GPU.
     """
     if device.type != "cuda":
         yield from batches
@@ -49,7 +49,7 @@ def _copied(batch: MicroBatch, device: torch.device, stream: torch.cuda.Stream) 
 
 
 def _ready(batch: MicroBatch, stream: torch.cuda.Stream) -> MicroBatch:
-    """Makes the current stream wait for the copy, and the allocator keep the memory for as long as it is used there."""
+    """Makes the current stream wait for the copy, and the allocator keep the memory while the stream uses it."""
     current = torch.cuda.current_stream()
     current.wait_stream(stream)
     for part in batch:

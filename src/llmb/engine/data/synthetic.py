@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Synthetic tokens. A sample depends on the seed and its number alone, so that every layout trains on the same data."""
+"""Synthetic tokens. A sample depends only on the seed and its number, so every layout trains on the same data."""
 
 import hashlib
 import math
@@ -35,15 +35,15 @@ class SyntheticData:
         shape = (self.seq_len + 1,)
         if self.distribution == "uniform":
             return torch.randint(self.vocab_size, shape, generator=generator)
-        # The inverse of the distribution function of 1/k frequencies, taken as continuous: k = (V + 1)^u.
+        # The inverse of the distribution function of 1/k frequencies, treated as continuous: k = (V + 1)^u.
         uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
         ranks = torch.exp(uniform * math.log(self.vocab_size + 1)).long() - 1
         return ranks.clamp_(0, self.vocab_size - 1)
 
     def document_starts(self, number: int, document_tokens: int) -> Tensor:
-        """[seq_len] int64: where in the sequence the document of each token begins.
+        """[seq_len] int64: position in the sequence at which the document of each token begins.
 
-        Lengths are uniform on what ``longest_document`` allows; the last document ends with the sequence.
+        Lengths are uniform up to ``longest_document``; the last document is truncated at the end of the sequence.
         """
         generator = _generator(f"{self.seed} {number} documents")
         longest = longest_document(document_tokens)
@@ -53,7 +53,7 @@ class SyntheticData:
         return begins[torch.searchsorted(begins, places, right=True) - 1]
 
     def micro_batch(self, numbers: range) -> MicroBatch:
-        """The samples of these numbers. The last token of a document predicts nothing."""
+        """The samples with these numbers. The last token of a document has no label."""
         samples = torch.stack([self.sample(number) for number in numbers])
         tokens, labels = samples[:, :-1], samples[:, 1:]
         if self.document_tokens is None:
@@ -64,7 +64,7 @@ class SyntheticData:
         return MicroBatch(tokens, labels.masked_fill(last, IGNORED), starts)
 
     def counted_labels(self, number: int) -> int:
-        """Labels of a sample that count: all but one of each document."""
+        """Number of labels in a sample: all tokens but one of each document."""
         if self.document_tokens is None:
             return self.seq_len
         starts = self.document_starts(number, self.document_tokens)
@@ -79,7 +79,7 @@ def _generator(name: str) -> torch.Generator:
 def rank_samples(layout: Layout, first_sample: int, dp_rank: int) -> Iterator[range]:
     """The numbers of the samples in every micro-batch of a rank.
 
-    All ranks together see the GBS samples from ``first_sample`` on, whatever the layout.
+    All ranks together train on the GBS samples from ``first_sample`` on, whatever the layout.
     """
     for index in range(layout.ga):
         first = first_sample + (index * layout.dp + dp_rank) * layout.mbs
@@ -89,6 +89,6 @@ def rank_samples(layout: Layout, first_sample: int, dp_rank: int) -> Iterator[ra
 def micro_batches(
     data: SyntheticData, layout: Layout, first_sample: int, dp_rank: int, device: torch.device
 ) -> Iterator[MicroBatch]:
-    """Every micro-batch of this rank, on its device."""
+    """All micro-batches of this rank, on its device."""
     numbers = rank_samples(layout, first_sample, dp_rank)
     return on_device((data.micro_batch(samples) for samples in numbers), device)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights from checkpoints to safetensors files and back, in a bounded amount of memory."""
+"""Converts weights from checkpoints to safetensors files and back, in bounded memory."""

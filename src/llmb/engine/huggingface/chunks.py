@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves tensors that are not in memory: torch.distributed.checkpoint asks for them piece by piece."""
+"""Saves tensors that are not in memory: torch.distributed.checkpoint requests them chunk by chunk."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from llmb.huggingface.tensors import Shape
 
 CHUNK_BYTES = 2**28
-"""Large enough for a disk, and small enough for a rank that reads a piece to get at its share of it."""
+"""Large enough for a disk, and small enough for a rank that reads a chunk to get its shard of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows ``first`` to ``end`` (excluded) of a parameter."""
+    """Rows ``first`` to ``end`` (exclusive) of a parameter."""
 
     name: str
     first: int
@@ -27,14 +27,14 @@ class Chunk:
 
 
 def chunks_of(name: str, shape: Shape, largest: int) -> Iterator[Chunk]:
-    """Pieces of whole rows of an fp32 parameter, of ``largest`` bytes at most or one row alone."""
+    """Chunks of complete rows of an fp32 parameter, of at most ``largest`` bytes or of a single row."""
     rows = max(1, largest // (4 * prod(shape[1:])))
     for first in range(0, shape[0], rows):
         yield Chunk(name, first, min(first + rows, shape[0]))
 
 
 class ChunkPlanner(DefaultSavePlanner):
-    """Plans to write ``shapes`` as fp32 tensors in chunks, whose values ``read`` gives when they are written."""
+    """Plans to write ``shapes`` as fp32 tensors in chunks, each of which is read with ``read`` when it is written."""
 
     def __init__(self, shapes: Mapping[str, Shape], read: Callable[[Chunk], Tensor]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoder models, built from the parts that a model's record names. Parameter names are the same for all of them."""
+"""Decoder models, built from the parts named in a model's record. All models use the same parameter names."""

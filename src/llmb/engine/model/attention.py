@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causal self-attention with grouped key and value heads, in chunks or not."""
+"""Causal self-attention with grouped key and value heads, full or chunked."""
 
 from typing import NamedTuple
 
@@ -8,15 +8,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from llmb.catalogue.records import Model
-from llmb.engine.model.local import Linear
+from llmb.engine.model.local_shard import Linear
 from llmb.engine.model.norms import RMSNorm
 from llmb.engine.model.rotary import Rotary, apply_rotary
 
 
 class Masks(NamedTuple):
-    """Which keys a query sees where sequences are packed from documents: [batch, 1, queries, keys] bool.
+    """Attention masks of sequences packed from documents: [batch, 1, queries, keys] bool.
 
-    document: those of its document, up to itself. chunk: of these, those in its chunk of the document.
+    document: causal within each document. chunk: also within each chunk of the document.
     """
 
     document: Tensor
@@ -43,9 +43,9 @@ def _between(first: Tensor, last: Tensor, keys: int) -> Tensor:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, repeats_heads: bool = False
 ) -> Tensor:
-    """Each query sees the keys that ``mask`` says, or up to its own: [batch, queries or keys, heads, head_dim].
+    """Attention with ``mask``, or causal: [batch, queries or keys, heads, head_dim].
 
-    ``repeats_heads`` makes a key and value head for each query head, for kernels that do not take grouped ones.
+    ``repeats_heads`` expands key and value heads to one per query head, for kernels without grouped-query attention.
     """
     group = query.shape[2] // key.shape[2]
     if group > 1 and repeats_heads:
@@ -59,7 +59,7 @@ def attend(
 
 
 class CausalAttention(nn.Module):
-    """Each query sees the keys up to its own position: [batch, seq, heads, head_dim] in and out."""
+    """Full causal attention: [batch, seq, heads, head_dim] in and out."""
 
     chunk_size: int | None = None
     repeats_heads = False
@@ -69,7 +69,7 @@ class CausalAttention(nn.Module):
 
 
 class ChunkedCausalAttention(CausalAttention):
-    """Each query sees the keys of its own chunk up to its own position."""
+    """Causal attention within each chunk."""
 
     def __init__(self, chunk_size: int) -> None:
         super().__init__()
@@ -81,8 +81,8 @@ class ChunkedCausalAttention(CausalAttention):
         batch, seq = query.shape[:2]
         if self.chunk_size is None or seq <= self.chunk_size:
             return super().forward(query, key, value)
-        # Chunks become sequences of their own, which needs no mask. Only the last chunk can be padded, and padding
-        # at its end is seen by no query that is kept.
+        # Chunks become separate sequences, which need no mask. Only the last chunk can be padded, and no query that
+        # is kept attends to padding at its end.
         padding = -seq % self.chunk_size
         query, key, value = (as_chunks(heads, padding, self.chunk_size) for heads in (query, key, value))
         seen = super().forward(query, key, value)
@@ -90,7 +90,7 @@ class ChunkedCausalAttention(CausalAttention):
 
 
 def as_chunks(heads: Tensor, padding: int, size: int) -> Tensor:
-    """Chunks of [batch, seq, heads, head_dim], its end padded, in the place of the batch's sequences."""
+    """Splits [batch, seq, heads, head_dim], padded at its end, into chunks along the batch dimension."""
     padded = functional.pad(heads, (0, 0, 0, 0, 0, padding)) if padding else heads
     return torch.unflatten(padded, 1, (-1, size)).flatten(0, 1)
 
@@ -109,7 +109,7 @@ class RotaryPosition(nn.Module):
 
 
 class TemperaturePosition(nn.Module):
-    """Leaves out the rotation and scales the queries, more at later positions (Nakanishi, 2025)."""
+    """No rotation; scales the queries, more at later positions (Nakanishi, 2025)."""
 
     def __init__(self, floor_scale: float, attn_scale: float) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class TemperaturePosition(nn.Module):
 
 
 class Attention(nn.Module):
-    """Projections around the attention core. The number of heads is that of the projections' local outputs."""
+    """Projections around the attention core. The number of heads follows from the projections' local outputs."""
 
     def __init__(self, model: Model, layer: int) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decoder: embedding, blocks, final norm and head, or the share of them that one pipeline stage holds."""
+"""The decoder: embedding, blocks, final norm and head, or the part of them in one pipeline stage."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Self
@@ -22,7 +22,7 @@ MLPS: dict[Mlp, type[GatedMLP | SquaredReluMLP]] = {"swiglu": GatedMLP, "squared
 
 
 class Block(nn.Module):
-    """One layer: attention, then a feed-forward layer, each adding to the residual stream what it made of its norm."""
+    """One layer: attention, then a feed-forward layer, each with a norm before it and a residual connection."""
 
     def __init__(self, model: Model, layer: int) -> None:
         super().__init__()
@@ -40,8 +40,8 @@ class Block(nn.Module):
 class MoEBlock(nn.Module):
     """``Block`` with a mixture of experts, in three parts.
 
-    Only the parts around the experts can be compiled: the experts' shapes depend on the tokens, and they gather their
-    parameters apart from their block.
+    Only the parts around the experts can be compiled: the experts' shapes depend on the tokens, and their
+    parameters are gathered separately from the block.
     """
 
     def __init__(self, model: Model, layer: int, experts: MixtureOfExperts) -> None:
@@ -68,10 +68,10 @@ class MoEBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A model, or one pipeline stage of it: parameters are named by their place in the whole model either way.
+    """A model, or one pipeline stage of it: parameter names are those of the full model either way.
 
-    ``embeds``: it begins with the embedding. Where embedding and head are tied they are one parameter, by the name of
-    the embedding; a last stage that is not the first has a copy of it, see ``parallel.tied_embedding``.
+    ``embeds``: it begins with the embedding. Tied embedding and head are one parameter, with the name of the embedding;
+    a last stage that is not the first has a replica of it, see ``parallel.tied_embedding``.
     """
 
     def __init__(self, model: Model, layers: Iterable[int], *, embedding: bool, head: bool) -> None:
@@ -86,17 +86,17 @@ class Decoder(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Makes the head use the embedding's matrix, where the model ties them."""
+        """Makes the head use the embedding's matrix if the model ties them."""
         if self.model.tied_embeddings and self.lm_head is not None and self.embed_tokens is not None:
             self.lm_head.weight = self.embed_tokens.weight
 
     def own_parameters(self) -> Iterator[nn.Parameter]:
-        """All but the copy of an embedding that another stage holds."""
+        """All parameters except the replica of another stage's embedding."""
         copied = self.embed_tokens is not None and not self.embeds
         return (item for name, item in self.named_parameters() if not (copied and name == EMBEDDING))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # What moves parameters to a device, as ``to_empty`` does, makes a new one for every module.
+        # Moving parameters to a device, such as by ``to_empty``, makes a new parameter for every module.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.tie()
         return self
@@ -109,15 +109,15 @@ class Decoder(nn.Module):
         starts: Tensor | None = None,
         count: Tensor | float | None = None,
     ) -> Tensor:
-        """The loss where labels are given, else logits [batch, seq, vocab].
+        """The loss if labels are given, else logits [batch, seq, vocab].
 
-        tokens: [batch, seq] int64, or the hidden states of the stage before where there is no embedding. labels:
+        tokens: [batch, seq] int64, or the hidden states of the previous stage if it has no embedding. labels:
         [batch, seq] int64. positions: [seq] or [batch, seq], by default 0, 1, 2, ... A stage without a head returns
         hidden states.
 
-        starts: where sequences are packed, the position at which the document of each token begins, for all positions
-        of the whole sequences, [batch, whole seq] int64; ``positions`` is then [seq]. Each document is computed as it
-        would be by itself. count: what the loss is divided by instead of its own number of labels.
+        starts: for packed sequences, the position at which the document of each token begins, for all positions of the
+        full sequences, [batch, full seq] int64; ``positions`` is then [seq]. Each document is computed as if it were
+        alone. count: divisor of the loss, by default its number of labels.
         """
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
@@ -138,7 +138,7 @@ class Decoder(nn.Module):
 
 
 def build_model(model: Model) -> Decoder:
-    """The whole model. Its values are meaningless until ``initialise`` or a checkpoint sets them."""
+    """The full model. Its values are undefined until ``initialize`` or a checkpoint sets them."""
     return Decoder(model, range(model.layers), embedding=True, head=True)
 
 

@@ -4,7 +4,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from llmb.engine.model.local import Linear
+from llmb.engine.model.local_shard import Linear
 
 
 class GatedMLP(nn.Module):

@@ -9,15 +9,15 @@ from torch.nn import functional
 
 from llmb.catalogue.records import MixtureOfExperts
 from llmb.engine.model.feedforward import GatedMLP
-from llmb.engine.model.local import local
+from llmb.engine.model.local_shard import local_shard
 from llmb.engine.model.routing import Router
 
 
 def grouped_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     """Multiply each group of rows with its own matrix.
 
-    rows: [n, k], the groups one after the other. weights: [groups, k, m]. counts: [groups], rows of each group, which
-    may be zero and add up to n. Returns [n, m].
+    rows: [n, k], ordered by group. weights: [groups, k, m]. counts: [groups], rows of each group, which may be zero
+    and sum to n. Returns [n, m].
     """
     if not runs_grouped(rows, weights):
         return loop_matmul(rows, weights, counts)
@@ -25,15 +25,15 @@ def grouped_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
 
 
 def runs_grouped(rows: Tensor, weights: Tensor) -> bool:
-    """Whether torch's grouped product takes these operands: its rows have to start at multiples of 16 bytes."""
-    # Its shape rule, which the compiler asks, knows bf16 only.
+    """True if torch's grouped product supports these operands: rows must be aligned to 16 bytes."""
+    # Its meta function, which the compiler uses, supports only bf16.
     dtypes = [torch.bfloat16] if torch.compiler.is_compiling() else [torch.bfloat16, torch.float32]
     aligned = all(size * rows.element_size() % 16 == 0 for size in weights.shape[1:])
     return aligned and rows.dtype in dtypes
 
 
 def loop_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """``grouped_matmul`` as one product per group: for any operands, at the price of a wait for ``counts``."""
+    """``grouped_matmul`` as one product per group: for any operands, but it waits for ``counts``."""
     groups = torch.split(rows, counts.tolist())
     return torch.cat([group @ weight for group, weight in zip(groups, weights, strict=True)])
 
@@ -55,7 +55,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 class Experts(nn.Module):
     """Gated feed-forward layers, their matrices stacked. Takes rows [n, hidden] in the order of their experts.
 
-    Gate and up are one matrix, for one product, but keep a dimension of their own: so both can be cut by features.
+    Gate and up are one matrix, for one product, with a separate dimension, so that both can be sharded by features.
     """
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, experts: int) -> None:
@@ -72,27 +72,27 @@ class Experts(nn.Module):
 
     def matrices(self, name: str) -> Tensor:
         """One matrix per expert of this rank: [experts, inputs, outputs]."""
-        return local(self.get_parameter(name)).flatten(2)
+        return local_shard(self.get_parameter(name)).flatten(2)
 
 
 class Routed(NamedTuple):
-    """Tokens on their way to experts."""
+    """Tokens that are routed to experts."""
 
     hidden: Tensor
-    """What was routed: [batch, seq, hidden]."""
+    """Input of the router: [batch, seq, hidden]."""
     rows: Tensor
-    """Tokens, scaled where the router scales inputs, once for each expert they go to, in the order of experts:
+    """Tokens, scaled if the router scales inputs, once for each of their experts, in the order of experts:
     [n, hidden]."""
     counts: Tensor
     """Rows for each expert."""
     places: Tensor
     """Which of the rows is the first, second, ... choice of the first, second, ... token: [tokens, top_k]."""
     weights: Tensor | None
-    """Of the choices' outputs, [tokens, top_k]; null where the router scales inputs."""
+    """Weights of the outputs, [tokens, top_k]; None if the router scales inputs."""
 
 
 class MoELayer(nn.Module):
-    """Routed experts, beside a shared expert that every token passes where there is one."""
+    """Routed experts, and a shared expert, if any, which processes every token."""
 
     def __init__(self, hidden_size: int, moe: MixtureOfExperts) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class MoELayer(nn.Module):
     def dispatch(self, hidden: Tensor) -> Routed:
         tokens = hidden.flatten(0, -2)
         scores, chosen = self.router(tokens)
-        # Copied before they are put in order: a gather with repeated sources would have no reproducible gradient.
+        # Expanded before sorting: the gradient of a gather with repeated sources would not be reproducible.
         copies = tokens.unsqueeze(1).expand(*chosen.shape, -1)
         rows = (copies * scores.unsqueeze(-1) if self.scales_inputs else copies).flatten(0, 1)
         order = chosen.flatten().argsort(stable=True)
@@ -119,8 +119,8 @@ class MoELayer(nn.Module):
         return Routed(hidden, rows.index_select(0, order), self.counts(chosen), places, weights)
 
     def combine(self, routed: Routed, outputs: Tensor) -> Tensor:
-        """What the experts made of ``routed.rows``, weighted and summed by token, beside the shared expert."""
-        # Back into the tokens' order by a gather: a scatter with repeated targets would not be reproducible.
+        """Outputs of the experts, weighted and summed by token, plus that of the shared expert."""
+        # A gather restores the order of tokens: a scatter with repeated targets would not be reproducible.
         rows = torch.unflatten(outputs.index_select(0, routed.places.flatten()), 0, routed.places.shape)
         weighted = rows if routed.weights is None else rows * routed.weights.unsqueeze(-1)
         summed = weighted.sum(1).view_as(routed.hidden)

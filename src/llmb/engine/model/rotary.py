@@ -11,10 +11,10 @@ from llmb.catalogue.records import Model, RopeScaling
 
 
 class Rotary(NamedTuple):
-    """Where the tokens of a sequence stand, and the rotation of each head that says so.
+    """Positions of tokens, and the corresponding rotations.
 
     positions: [seq] or [batch, seq], integers. cos and sin: [*positions.shape, pairs] in fp32, where 2 * pairs of a
-    head's elements are rotated and the others are left alone.
+    head's elements are rotated, and the others unchanged.
     """
 
     positions: Tensor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which expert a token goes to."""
+"""Routers, which choose the experts of each token."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,13 +10,13 @@ from torch.nn import functional
 
 from llmb.catalogue.records import MixtureOfExperts
 from llmb.catalogue.records import Router as RouterName
-from llmb.engine.model.local import local
+from llmb.engine.model.local_shard import local_shard
 
 SCORES: dict[RouterName, Callable[[Tensor], Tensor]] = {
     "sigmoid-scaled-inputs": torch.sigmoid,
     "softmax-weighted-outputs": partial(torch.softmax, dim=-1),
 }
-"""From the logits of a token's chosen experts, [n, top_k]. A softmax over all of them, renormalized, is the same."""
+"""Scores from the logits of the chosen experts, [n, top_k]; equal to a renormalized softmax over all experts."""
 
 
 class Router(nn.Module):
@@ -29,7 +29,7 @@ class Router(nn.Module):
         self.score = SCORES[moe.router]
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        logits = functional.linear(tokens, local(self.weight))
+        logits = functional.linear(tokens, local_shard(self.weight))
         chosen = self.choose(logits)
         return self.score(logits.gather(-1, chosen).float()).to(tokens.dtype), chosen
 
@@ -39,9 +39,9 @@ class Router(nn.Module):
 
 
 class BalancedRouter(Router):
-    """Takes the experts in turn, whatever the logits say, so that all get the same number of tokens.
+    """Chooses experts round-robin, independent of the logits, so that all get the same number of tokens.
 
-    ``place`` is this rank's among those whose tokens meet: each goes on where the one before it stops.
+    ``place`` is the index of this rank among those that share experts: each continues after the previous one.
     """
 
     def __init__(self, router: Router, place: int) -> None:
@@ -56,11 +56,11 @@ class BalancedRouter(Router):
 
 
 def turns(place: int, choices: int, experts: int, device: torch.device) -> Tensor:
-    """The experts that the rank at ``place`` takes one after the other, each rank as many: [choices]."""
+    """The consecutive experts that the rank at ``place`` chooses, the same number on each rank: [choices]."""
     first = place * choices
     return torch.arange(first, first + choices, device=device) % experts
 
 
 def balanced_counts(place: int, choices: int, experts: int) -> Tensor:
-    """How often the rank at ``place`` takes each expert, on the host: [experts]."""
+    """How often the rank at ``place`` chooses each expert, on the host: [experts]."""
     return turns(place, choices, experts, torch.device("cpu")).bincount(minlength=experts)

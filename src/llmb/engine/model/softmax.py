@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the loss does with a piece of logits between the matrix products, in fp32 whatever the dtype of the logits."""
+"""Computation on a chunk of logits between the matrix products of the loss, in fp32 for any dtype of the logits."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmb.engine.model.pieces import cut
+from llmb.engine.model.chunking import chunk_slices
 
 
 def statistics(logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     """Of [rows, columns] logits: log(sum(exp(logits))) and the label's logit, [rows] fp32 each.
 
-    ``places`` are the labels' columns, -1 where a label is in another piece; its logit is then 0.
+    ``places`` are the labels' columns, -1 if a label is in another chunk; its logit is then 0.
     """
     largest = logits.amax(-1, keepdim=True).float()
     log_sums = (logits - largest).exp_().sum(-1).log_() + largest.squeeze(-1)
@@ -22,7 +22,7 @@ def statistics(logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def to_gradient(logits: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor) -> None:
-    """Puts the gradient of ``sum(shares * (log_sums - label))`` in place of the logits.
+    """Overwrites the logits with the gradient of ``sum(shares * (log_sums - label))``.
 
     It is share * (softmax - one-hot of the label); ``log_sums`` are those of all columns.
     """
@@ -33,9 +33,9 @@ def to_gradient(logits: Tensor, places: Tensor, log_sums: Tensor, shares: Tensor
 
 
 class Softmax:
-    """Both functions over some rows at a time, because their intermediate values are in memory.
+    """Both functions process some rows at a time, because their intermediate values are in memory.
 
-    Compiled, they take all rows at once: intermediate values then stay in registers.
+    Compiled, they process all rows at once: intermediate values then stay in registers.
     """
 
     def __init__(self, backend: str | Callable[..., Any] | None = None) -> None:
@@ -55,4 +55,4 @@ class Softmax:
             self._to_gradient(logits[rows], places[rows], log_sums[rows], shares[rows])
 
     def _slices(self, logits: Tensor, slice_rows: int) -> list[slice]:
-        return list(cut(len(logits), slice_rows if self.sliced else len(logits)))
+        return list(chunk_slices(len(logits), slice_rows if self.sliced else len(logits)))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ranks share the work: the mesh, and one module per parallelism."""
+"""Parallelism: the device mesh, and one module per kind of parallelism."""

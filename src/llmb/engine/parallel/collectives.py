@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives that are part of the computation: they have gradients, can be compiled, and return finished tensors.
+"""Collectives that are part of the computation: they have gradients, can be compiled, and return completed tensors.
 
-The operators below have the same names in every torch that is supported; their Python wrappers were renamed in 2.13 and
-return tensors that are still under way, whose gradient a compiled block can lose.
+The operators below have the same names in every supported version of torch. Their Python wrappers were renamed in 2.13
+and return asynchronous tensors, whose gradient a compiled block can lose.
 """
 
 from typing import Literal, NamedTuple
@@ -16,7 +16,7 @@ c10d = torch.ops._c10d_functional
 
 
 class Group(NamedTuple):
-    """The ranks that take part, as constants that a compiler can see through; ``rank`` is this one's place."""
+    """A process group as constants for the compiler; ``rank`` is this rank's position in it."""
 
     name: str
     size: int
@@ -24,45 +24,45 @@ class Group(NamedTuple):
 
 
 def group_of(mesh: DeviceMesh) -> Group:
-    """The ranks of a mesh with one dimension."""
+    """The process group of a mesh with one dimension."""
     return Group(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank())
 
 
-def all_gather(part: Tensor, dim: int, group: Group) -> Tensor:
-    """The parts of all ranks, one after the other along ``dim``. Gradients are summed over the ranks."""
-    gathered: Tensor = _AllGather.apply(part, dim, group)  # type: ignore[no-untyped-call]
+def all_gather(shard: Tensor, dim: int, group: Group) -> Tensor:
+    """Concatenates the shards of all ranks along ``dim``. Gradients are summed over the ranks."""
+    gathered: Tensor = _AllGather.apply(shard, dim, group)  # type: ignore[no-untyped-call]
     return gathered
 
 
-def reduce_scatter(whole: Tensor, dim: int, group: Group) -> Tensor:
-    """This rank's part, along ``dim``, of the sum over the ranks."""
-    part: Tensor = _ReduceScatter.apply(whole, dim, group)  # type: ignore[no-untyped-call]
-    return part
+def reduce_scatter(full: Tensor, dim: int, group: Group) -> Tensor:
+    """This rank's shard, along ``dim``, of the sum over the ranks."""
+    shard: Tensor = _ReduceScatter.apply(full, dim, group)  # type: ignore[no-untyped-call]
+    return shard
 
 
 def all_to_all(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
-    """Exchanges rows: ``sent[i]`` of these go to rank i, one rank's after the other's; ``received[i]`` come from it.
+    """Exchanges rows: ``sent[i]`` rows go to rank i, in the order of ranks; ``received[i]`` rows come from it.
 
-    Gradients take the way back.
+    Gradients are exchanged in the opposite direction.
     """
     exchanged: Tensor = _AllToAll.apply(rows, sent, received, group)  # type: ignore[no-untyped-call]
     return exchanged
 
 
 def rank_sum(summand: Tensor, group: Group) -> Tensor:
-    """Every rank gets the sum over the ranks; its gradient, the same on all of them, is that of each summand."""
+    """All-reduces the sum. The gradient, which is the same on all ranks, is the gradient of each summand."""
     total: Tensor = _RankSum.apply(summand, group)  # type: ignore[no-untyped-call]
     return total
 
 
 def gradient_sum(tensor: Tensor, group: Group) -> Tensor:
-    """The tensor that all ranks have. Gradients, of what each rank makes of it, are summed over the ranks."""
+    """The input, which is the same on all ranks. Its gradients, which differ, are summed over the ranks."""
     same: Tensor = _GradientSum.apply(tensor, group)  # type: ignore[no-untyped-call]
     return same
 
 
 def all_reduce(tensor: Tensor, how: Literal["sum", "max"], group: Group) -> Tensor:
-    """Every rank gets the sum or the maximum over the ranks. It has no gradient."""
+    """All-reduces the sum or the maximum, without a gradient."""
     reduced: Tensor = c10d.wait_tensor(c10d.all_reduce(tensor.contiguous(), how, group.name))
     return reduced
 
@@ -76,9 +76,9 @@ class _Context(FunctionCtx):
 
 class _AllGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, part: Tensor, dim: int, group: Group) -> Tensor:
+    def forward(ctx: _Context, shard: Tensor, dim: int, group: Group) -> Tensor:
         ctx.dim, ctx.group = dim, group
-        return _gathered(part, dim, group)
+        return _gathered(shard, dim, group)
 
     @staticmethod
     @once_differentiable
@@ -111,9 +111,9 @@ class _GradientSum(torch.autograd.Function):
 
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, whole: Tensor, dim: int, group: Group) -> Tensor:
+    def forward(ctx: _Context, full: Tensor, dim: int, group: Group) -> Tensor:
         ctx.dim, ctx.group = dim, group
-        return _scattered(whole, dim, group)
+        return _scattered(full, dim, group)
 
     @staticmethod
     @once_differentiable
@@ -138,16 +138,16 @@ def _exchanged(rows: Tensor, sent: list[int], received: list[int], group: Group)
     return exchanged
 
 
-# Collectives work along dimension 0. Moving the dimension there copies nothing where those before it have size 1.
+# Collectives work along dimension 0. Moving the dimension there copies nothing if the dimensions before it have size 1.
 
 
-def _gathered(part: Tensor, dim: int, group: Group) -> Tensor:
-    rows = part.movedim(dim, 0).contiguous()
+def _gathered(shard: Tensor, dim: int, group: Group) -> Tensor:
+    rows = shard.movedim(dim, 0).contiguous()
     gathered: Tensor = c10d.wait_tensor(c10d.all_gather_into_tensor(rows, group.size, group.name))
     return gathered.movedim(0, dim)
 
 
-def _scattered(whole: Tensor, dim: int, group: Group) -> Tensor:
-    rows = whole.movedim(dim, 0).contiguous()
+def _scattered(full: Tensor, dim: int, group: Group) -> Tensor:
+    rows = full.movedim(dim, 0).contiguous()
     scattered: Tensor = c10d.wait_tensor(c10d.reduce_scatter_tensor(rows, "sum", group.size, group.name))
     return scattered.movedim(0, dim)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data parallel (FSDP2): what ranks with the same parameters keep whole, and what they share out.
+"""Data parallelism (FSDP2): what ranks with the same parameters shard.
 
-``full`` shares out parameters, gradients and optimizer state (ZeRO-3). ``optimizer`` gathers parameters once a step and
-keeps them, so that gradients and optimizer state alone are shared out between steps (ZeRO-1, Megatron-LM's distributed
-optimizer). ``none`` shares out nothing (DDP). The mesh says among which ranks; a mesh with a dimension ``replicate``
-has copies, whose gradients are summed up.
+``full`` shards parameters, gradients and optimizer state (ZeRO-3). ``optimizer`` gathers parameters once per step and
+keeps them, so that only gradients and optimizer state are sharded between steps (ZeRO-1, Megatron-LM's distributed
+optimizer). ``none`` does not shard (DDP). The mesh defines the ranks that shard; a mesh with a dimension ``replicate``
+has replicas, whose gradients are all-reduced.
 """
 
 from itertools import pairwise
@@ -23,11 +23,11 @@ from llmb.engine.model.moe import Experts, MoELayer
 def shard(
     model: Decoder, mesh: DeviceMesh, experts: DeviceMesh, policy: MixedPrecisionPolicy, *, keep_whole: bool = False
 ) -> None:
-    """Shards ``model`` in place, block by block, so that only one block's parameters are whole at a time.
+    """Shards ``model`` in place, block by block, so that the full parameters of only one block exist at a time.
 
-    Routed experts are shared out over the ranks of ``experts``, all else over those of ``mesh``.
+    Routed experts are sharded over the ranks of ``experts``, everything else over those of ``mesh``.
 
-    ``keep_whole`` keeps gathered parameters for the backward pass: for all but ``full``, and under pipeline
+    ``keep_whole`` keeps gathered parameters for the backward pass: for all but ``full``, and with pipeline
     parallelism, where they would otherwise be gathered twice for every micro-batch.
     """
     for layer in [module for module in model.modules() if isinstance(module, MoELayer)]:
@@ -38,10 +38,10 @@ def shard(
 
 
 def prefetch_blocks(model: Decoder) -> None:
-    """Each block gathers the next one's parameters before it computes.
+    """Makes each block prefetch the next one's parameters before it computes.
 
-    Left alone, the next block's are asked for when the host reaches it, which is late where the host waited within this
-    block, as it does for the numbers of tokens that travel to experts. The backward pass does so by itself.
+    By default, the next block's parameters are gathered when the host reaches it, which is late if the host waited
+    within this block, such as for the numbers of tokens sent to experts. The backward pass prefetches by default.
     """
     for module, following in pairwise([model, *model.layers.values()]):
         assert isinstance(module, FSDPModule)
@@ -50,7 +50,7 @@ def prefetch_blocks(model: Decoder) -> None:
 
 
 def outer_features(parameter: nn.Parameter) -> Shard:
-    """The dimension of stacked matrices that counts hidden features: expert parallelism cuts the other two."""
+    """The hidden dimension of stacked matrices: expert parallelism shards the other two."""
     return Shard(2 if parameter.ndim == 3 else 1)
 
 
@@ -59,29 +59,29 @@ def shard_experts(
 ) -> None:
     """Shards stacked experts by their outer features, as there may be more ranks than experts on each.
 
-    Their gradients sum up over all tokens of a pipeline stage, wherever the tokens come from, so that the mean is over
-    ``batches``, the ranks whose losses the step's loss is the mean of, and not over those of ``mesh``.
+    Their gradients are summed over all tokens of a pipeline stage, whichever rank the tokens come from. The mean is
+    therefore over ``batches``, the ranks whose losses are averaged, and not over those of ``mesh``.
     """
     fully_shard(
         module, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep_whole, shard_placement_fn=outer_features
     )
     assert isinstance(module, FSDPModule)
     module.set_gradient_divide_factor(batches)
-    # Gloo cannot multiply while it reduces; where no shares are made, torch would then divide twice.
+    # Gloo cannot multiply while it reduces; without sharding, torch would then divide twice.
     module.set_force_sum_reduction_for_comms(mesh.size(mesh.ndim - 1) > 1)
 
 
 def compute_dtype(dtype: Dtype) -> torch.dtype:
-    """What blocks compute in, and hidden states are."""
+    """The dtype that blocks compute in, and of hidden states."""
     return torch.float32 if dtype is Dtype.FP32 else torch.bfloat16
 
 
 def precision_policy(dtype: Dtype, grad_reduce_dtype: GradReduceDtype) -> MixedPrecisionPolicy:
-    """Master weights stay in fp32, blocks compute in bf16, gradients are added up in ``grad_reduce_dtype``.
+    """Master weights stay in fp32, blocks compute in bf16, gradients are reduced in ``grad_reduce_dtype``.
 
-    That holds for those of micro-batches, which come in bf16, as well as for those of ranks.
+    That holds for gradients of micro-batches, which are computed in bf16, as well as for those of ranks.
 
-    Inputs are left as they are: hidden states follow the parameters, and the tables of rotary angles stay in fp32.
+    Inputs are not cast: hidden states follow the parameters, and the tables of rotary angles stay in fp32.
     """
     if dtype is Dtype.FP32:
         return MixedPrecisionPolicy(cast_forward_inputs=False)
@@ -90,9 +90,9 @@ def precision_policy(dtype: Dtype, grad_reduce_dtype: GradReduceDtype) -> MixedP
 
 
 def add_up(model: Decoder) -> None:
-    """Adds gradients to their sum in the dtype of the reduction, as FSDP does itself after each backward pass.
+    """Accumulates gradients in the dtype of the reduction, as FSDP does after each backward pass.
 
-    For gradients that a backward pass did not bring.
+    For gradients that are not computed in a backward pass.
     """
     for module in model.modules():
         group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
@@ -102,9 +102,9 @@ def add_up(model: Decoder) -> None:
 
 
 def accumulate(model: Decoder, *, last: bool, keep_whole: bool) -> None:
-    """Says whether the coming backward pass is a step's last: gradients are reduced once a step, not each time.
+    """Sets whether the next backward pass is the last of a step: gradients are reduced once per step.
 
-    ``keep_whole`` keeps gathered parameters up to there too. Nothing to say to a model that no ranks share.
+    ``keep_whole`` keeps gathered parameters until then too. Does nothing for a model that is not sharded.
     """
     if not isinstance(model, FSDPModule):
         return

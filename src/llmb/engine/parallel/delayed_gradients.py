@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weight gradients for later: a backward pass that computes what other pipeline ranks wait for, and no more.
+"""Delayed weight gradients: a backward pass that computes only what other pipeline ranks wait for.
 
-The backward pass of a product is two products: one for the gradient of its input, which the stage before waits for, and
-one for that of its weight, which nobody does before the step's end. Zero-bubble schedules (Qi et al., 2024) fill idle
-time with the latter. Everything but large matrices (norms, router, embedding) keeps its ordinary backward pass.
+The backward pass of a matrix product is two products: one for the gradient of its input, which the stage before waits
+for, and one for that of its weight, which is not needed before the end of the step. Zero-bubble schedules (Qi et al.,
+2024) fill idle time with the latter. All but large matrices (norms, router, embedding) have an ordinary backward pass.
 """
 
 from collections import deque
@@ -17,14 +17,14 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.local import Linear, local
+from llmb.engine.model.local_shard import Linear, local_shard
 from llmb.engine.model.loss import Head
 from llmb.engine.model.moe import Experts, grouped_matmul, grouped_outer
 from llmb.engine.parallel.data_parallel import add_up
 
 
 class Product(NamedTuple):
-    """Rows times a weight, and the two products of its backward pass."""
+    """Multiplies rows by a weight, and computes the two products of the backward pass separately."""
 
     multiply: Callable[[Tensor, Tensor], Tensor]
     """Rows, weight."""
@@ -35,22 +35,22 @@ class Product(NamedTuple):
 
 
 class DelayedGradients:
-    """What the backward passes of a stage left for later, in the order it came up."""
+    """The weight gradients that the backward passes of a stage delayed, in order."""
 
     def __init__(self) -> None:
         self.waiting: deque[Callable[[], None]] = deque()
 
     def multiply(self, product: Product, weight: Callable[[], Tensor], rows: Tensor) -> Tensor:
-        """``weight`` is asked for again when its gradient is added: FSDP may have dropped it in between."""
+        """``weight`` is called again when its gradient is added: FSDP may have resharded it in between."""
         result: Tensor = _Multiply.apply(rows, weight().detach(), product, weight, self)  # type: ignore[no-untyped-call]
         return result
 
     def leave(self, weight: Callable[[], Tensor], make: Callable[[Tensor], Tensor]) -> None:
-        """``make`` makes the gradient of ``weight`` from it."""
+        """``make`` computes the gradient of ``weight`` from it."""
         self.waiting.append(partial(_add, weight, make))
 
     def take(self) -> Callable[[], None]:
-        """What is waiting now, as one task, which frees the rows and gradients that it holds as it goes."""
+        """All delayed gradients so far as one task, which frees the rows and gradients that it holds as it runs."""
         taken, self.waiting = self.waiting, deque()
 
         def add_all() -> None:
@@ -61,10 +61,10 @@ class DelayedGradients:
 
 
 def delay_weight_gradients(stage: Decoder) -> Callable[[], Callable[[], None]]:
-    """Changes ``stage`` in place. What is returned is to be called after a backward pass: it gives what was left."""
+    """Changes ``stage`` in place. Call the result after a backward pass: it returns the delayed gradients as a task."""
     delayed = DelayedGradients()
     for module in stage.modules():
-        # The methods, not the modules, are replaced: parameters keep their names, and hooks stay where they are.
+        # Methods are replaced, not modules: parameters keep their names, and hooks stay in place.
         if isinstance(module, Head):
             module.later = partial(delayed.leave, partial(_matrix, module))
         elif isinstance(module, Linear):
@@ -85,7 +85,7 @@ def delay_weight_gradients(stage: Decoder) -> Callable[[], Callable[[], None]]:
 
 
 def _matrix(module: Linear) -> Tensor:
-    return local(module.weight)
+    return local_shard(module.weight)
 
 
 def _linear_weight_gradient(rows: Tensor, gradient: Tensor, _weight: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expert and expert tensor parallel: ranks hold some of the experts each, or slices of them, and exchange tokens.
+"""Expert and expert tensor parallelism: each rank holds some of the experts, or shards of them; tokens are exchanged.
 
-A token goes to the rank of its expert and comes back (EP; Lepikhin et al., 2021). Where an expert is cut over several
-ranks (ETP), each of them takes the tokens of all and adds its part of the result, as Megatron-LM does.
+A token is sent to the rank of its expert and back (EP; Lepikhin et al., 2021). If an expert is sharded over several
+ranks (ETP), each of them gets the tokens of all and computes a partial sum of the result, as in Megatron-LM.
 """
 
 from typing import NamedTuple
@@ -19,11 +19,11 @@ from llmb.engine.parallel.collectives import Group, all_gather, all_to_all, grou
 
 EXPERT = 0
 FEATURE = {"gate_up_proj": 3, "down_proj": 1}
-"""The dimension of a stacked matrix that counts the inner features of an expert."""
+"""The dimension of a stacked matrix with the inner features of an expert."""
 
 
 def apply_expert_parallel(model: Decoder, mesh: DeviceMesh) -> None:
-    """Spreads the routed experts of ``model`` in place over the ranks of ``mesh``, whose dimensions are ep and etp."""
+    """Distributes the routed experts of ``model`` in place over the ranks of ``mesh``, with dimensions ep and etp."""
     if mesh.size() == 1:
         return
     for layer in [module for module in model.modules() if isinstance(module, MoELayer)]:
@@ -33,42 +33,42 @@ def apply_expert_parallel(model: Decoder, mesh: DeviceMesh) -> None:
 
 
 def rank_places(mesh: DeviceMesh, own: int) -> Tensor:
-    """The places of the ranks of ``mesh`` among those of their pipeline stage, where this rank's is ``own``."""
+    """The positions of the ranks of ``mesh`` in their pipeline stage, given this rank's position ``own``."""
     return mesh.mesh.cpu() - (mesh.get_rank() - own)
 
 
 class Traffic(NamedTuple):
-    """Which rows go where. Lists have one number of rows per rank of a group."""
+    """Which rows are sent where. Lists have one number of rows per rank of a group."""
 
     sent: list[int]
-    """To the ranks of ep."""
+    """Sent to the ranks of ep."""
     received: list[int]
-    """From the ranks of ep."""
+    """Received from the ranks of ep."""
     gathered: list[int]
-    """From the ranks of etp: what each of them received."""
+    """Gathered from the ranks of etp: what each of them received."""
     order: Tensor
-    """Brings the gathered rows, which come by rank, into the order of experts."""
+    """Permutation of the gathered rows, which are ordered by rank, into the order of experts."""
     back: Tensor
-    """Brings them back."""
+    """The inverse permutation."""
     counts: Tensor
-    """Gathered rows of each expert of this rank."""
+    """Number of gathered rows for each expert of this rank."""
 
 
 class ParallelExperts(Experts):
-    """Takes rows of this rank for any expert, in the order of experts, and returns what those experts made of them.
+    """Takes rows of this rank for any expert, in the order of experts, and returns the outputs of those experts.
 
-    ``places``, [ep, etp], are those of the ranks where all take the ``experts`` in turn: what goes where is then known,
-    and the host need not wait for the device to tell.
+    ``places``, [ep, etp], are given if routing is balanced: the number of rows for each rank is then known, and the
+    host need not wait for the device to count them.
     """
 
-    def __init__(self, whole: Experts, mesh: DeviceMesh, experts: int, places: Tensor | None = None) -> None:
+    def __init__(self, full: Experts, mesh: DeviceMesh, experts: int, places: Tensor | None = None) -> None:
         nn.Module.__init__(self)
-        for name, parameter in whole.named_parameters(recurse=False):
+        for name, parameter in full.named_parameters(recurse=False):
             placements = [Shard(EXPERT), Shard(FEATURE[name])]
             self.register_parameter(
                 name, nn.Parameter(distribute_tensor(parameter, mesh, placements, src_data_rank=None))
             )
-        self.activate = whole.activate
+        self.activate = full.activate
         self.ep = group_of(mesh["ep"])
         self.etp = group_of(mesh["etp"])
         self.experts = experts
@@ -99,23 +99,23 @@ class ParallelExperts(Experts):
         return self.known[key]
 
     def _gather(self, arrived: Tensor, traffic: Traffic) -> Tensor:
-        """What all ranks that share these experts received. Parts are uneven, so each sends its own to every other."""
+        """What all ranks that share these experts received. Shards are uneven, so each rank sends its own to all."""
         if self.etp.size == 1:
             return arrived
-        copies = [len(arrived)] * self.etp.size
-        return all_to_all(arrived.repeat(self.etp.size, 1), copies, traffic.gathered, self.etp)
+        counts = [len(arrived)] * self.etp.size
+        return all_to_all(arrived.repeat(self.etp.size, 1), counts, traffic.gathered, self.etp)
 
     def _reduce(self, outputs: Tensor, traffic: Traffic) -> Tensor:
-        """For what this rank received, the sum of what the ranks that share these experts made of it."""
+        """For the rows that this rank received, the sum of the partial outputs of all ranks that share the experts."""
         if self.etp.size == 1:
             return outputs
-        copies = [sum(traffic.received)] * self.etp.size
-        parts = all_to_all(outputs, traffic.gathered, copies, self.etp)
-        return parts.view(self.etp.size, copies[0], parts.shape[-1]).sum(0)
+        counts = [sum(traffic.received)] * self.etp.size
+        parts = all_to_all(outputs, traffic.gathered, counts, self.etp)
+        return parts.view(self.etp.size, counts[0], parts.shape[-1]).sum(0)
 
 
 def plan_traffic(by_etp: Tensor, ep: Group, etp: Group) -> Traffic:
-    """From the number of each rank's rows for each expert, [etp, ep, experts]; waits for the device that has them."""
+    """From the number of each rank's rows for each expert, [etp, ep, experts]; waits for the device."""
     # [etp, ep, experts of all] -> [etp, ep, owner, experts of the owner]
     blocks = by_etp.view(etp.size, ep.size, ep.size, -1)
     mine = blocks[:, :, ep.rank]

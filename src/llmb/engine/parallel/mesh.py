@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place that describes how ranks are arranged."""
+"""The arrangement of ranks in device meshes."""
 
 import os
 import sys
@@ -13,13 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from llmb.catalogue.records import Layout
 from llmb.engine.device import local_device
 from llmb.engine.parallel.gloo import gloo_backend
-from llmb.runs.parallelism import Copies
+from llmb.runs.parallelism import Replicas
 from llmb.runs.plan import EnginePlan
 
 DIMENSIONS = ("pp", "dp", "cp", "tp")
-"""Slowest first: the ranks of a tensor-parallel group are neighbours, as in Megatron-LM."""
+"""Slowest-varying first: the ranks of a tensor-parallel group are consecutive, as in Megatron-LM."""
 EXPERT_DIMENSIONS = ("pp", "edp", "ep", "etp")
-"""The same ranks as routed experts see them: every rank of a pipeline stage brings its own tokens to them."""
+"""The mesh of the same ranks for routed experts: every rank of a pipeline stage has different tokens."""
 LONGEST_LEAVE_S = 5
 
 
@@ -32,8 +32,8 @@ class Ranks:
     device: torch.device
     mesh: DeviceMesh
     fsdp: DeviceMesh
-    """The ranks of dp and cp, which use the same parameters on different tokens: those that share them out, or, with
-    copies, the dimensions ``replicate`` and ``shard``."""
+    """The ranks of dp and cp, which use the same parameters for different tokens: one dimension that shards them or,
+    with replicas, the dimensions ``replicate`` and ``shard``."""
     expert_mesh: DeviceMesh
     """The second view, with one dimension per name of ``EXPERT_DIMENSIONS``; ranks of edp hold the same experts."""
     expert_fsdp: DeviceMesh
@@ -69,7 +69,7 @@ class Ranks:
 
 
 def join_ranks(plan: EnginePlan) -> Ranks:
-    """Connects this process to the others, as torch.distributed.run's environment variables say."""
+    """Connects this process to the others, as configured by the environment variables of torch.distributed.run."""
     device, gpus = local_device(plan.device), plan.recipe.layout.gpus
     if plan.device == "cuda":
         dist.init_process_group("nccl", device_id=device)
@@ -78,31 +78,33 @@ def join_ranks(plan: EnginePlan) -> Ranks:
     world_size = dist.get_world_size()
     if world_size != gpus:
         raise ValueError(f"the plan is for {gpus} ranks, but {world_size} were started")
-    return arrange(int(os.environ["RANK"]), device, plan.recipe.layout, plan.parallelism.copies(plan.recipe.layout))
+    return arrange(int(os.environ["RANK"]), device, plan.recipe.layout, plan.parallelism.replicas(plan.recipe.layout))
 
 
-def arrange(rank: int, device: torch.device, layout: Layout, copies: Copies) -> Ranks:
-    """This rank's place among the ``layout.gpus`` that are connected."""
+def arrange(rank: int, device: torch.device, layout: Layout, replicas: Replicas) -> Ranks:
+    """This rank's position among ``layout.gpus`` connected ranks."""
     sizes = tuple(getattr(layout, name) for name in DIMENSIONS)
     mesh = init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS)
     expert_sizes = tuple(getattr(layout, name) for name in EXPERT_DIMENSIONS)
     expert_mesh = init_device_mesh(device.type, expert_sizes, mesh_dim_names=EXPERT_DIMENSIONS)
-    fsdp = with_copies(mesh["dp", "cp"]._flatten("fsdp"), copies.dense)
-    return Ranks(rank, layout.gpus, device, mesh, fsdp, expert_mesh, with_copies(expert_mesh["edp"], copies.experts))
+    fsdp = with_replicas(mesh["dp", "cp"]._flatten("fsdp"), replicas.dense)
+    return Ranks(
+        rank, layout.gpus, device, mesh, fsdp, expert_mesh, with_replicas(expert_mesh["edp"], replicas.experts)
+    )
 
 
-def with_copies(mesh: DeviceMesh, copies: int) -> DeviceMesh:
-    """Ranks that share parameters out, cut into ``copies`` groups of neighbours that each do."""
-    if copies == 1:
+def with_replicas(mesh: DeviceMesh, replicas: int) -> DeviceMesh:
+    """Splits a mesh into ``replicas`` groups of consecutive ranks, each of which shards one replica."""
+    if replicas == 1:
         return mesh
-    return mesh._unflatten(0, (copies, mesh.size() // copies), ("replicate", "shard"))
+    return mesh._unflatten(0, (replicas, mesh.size() // replicas), ("replicate", "shard"))
 
 
 def leave_ranks() -> None:
-    """Waits for the others, then disconnects: a process that leaves early breaks collectives still under way.
+    """Waits for the others, then disconnects: a process that exits early breaks collectives in progress.
 
-    By then all work is done. Where disconnecting hangs, as it may with graphs that hold communicators, the process ends
-    all the same.
+    All work is done by then. If disconnecting hangs, as it may with graphs that hold communicators, the process exits
+    anyway.
     """
     dist.barrier()
     sys.stdout.flush()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipeline parallel: each rank holds some of the model's stages and passes micro-batches on to the next.
+"""Pipeline parallelism: each rank holds some of the model's stages and sends micro-batches to the next stage.
 
-One forward and one backward pass alternate on a rank (1F1B; Narayanan et al., 2021, section 2.2). With virtual stages a
+Forward and backward passes alternate on a rank (1F1B; Narayanan et al., 2021, section 2.2). With virtual stages a
 rank holds every PP-th stage (interleaved 1F1B), which shortens the idle time at both ends of a step. Zero-bubble
-schedules (Qi et al., 2024) fill that time with weight gradients left for later; one of them lays the stages in a V.
+schedules (Qi et al., 2024) fill that time with delayed weight gradients; one of them places the stages in a V.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,8 +28,8 @@ from torch.distributed.pipelining.schedules import (
     _PipelineScheduleRuntime,
 )
 
+from llmb.catalogue.pipeline_stages import rank_stages, stage_layers
 from llmb.catalogue.records import Layout, Model
-from llmb.catalogue.stages import rank_stages, stage_layers
 from llmb.engine.data.batches import MicroBatch
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.delayed_gradients import delay_weight_gradients
@@ -42,11 +42,11 @@ SCHEDULES: dict[PipelineSchedule, type[_PipelineScheduleRuntime]] = {
     "zero-bubble": ScheduleInterleavedZeroBubble,
     "zero-bubble-v": ScheduleZBVZeroBubble,
 }
-"""Those that take several stages a rank; 1F1B takes one."""
+"""Schedules with several stages per rank; 1F1B has one."""
 
 
 def build_stages(model: Model, layout: Layout, pp_rank: int, *, v_shaped: bool = False) -> list[Decoder]:
-    """This rank's stages, in the order a token passes them; without pipeline parallelism the whole model."""
+    """This rank's stages, in the order in which a token passes them; without pipeline parallelism the full model."""
     layers = stage_layers(layout)
     return [
         Decoder(model, layers[index], embedding=index == 0, head=index == len(layers) - 1)
@@ -55,7 +55,7 @@ def build_stages(model: Model, layout: Layout, pp_rank: int, *, v_shaped: bool =
 
 
 class Stage(PipelineStage):
-    """A stage of a V may have its neighbour on its own rank, which torch 2.11 would connect to itself beforehand."""
+    """In a V schedule, a stage may have its neighbor on its own rank; torch 2.11 would connect the rank to itself."""
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         connections: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()
@@ -78,7 +78,7 @@ class Pipeline:
         self.ranks = ranks
         self.positions = positions
         for stage in stages:
-            # The method, not the module, is replaced: FSDP looks at the module that a stage runs.
+            # The method is replaced, not the module: FSDP inspects the module that a stage runs.
             stage.forward = partial(self._forward, stage.forward)  # type: ignore[method-assign]
         numbers = rank_stages(layout, ranks.pp_rank, v_shaped=parallelism.v_shaped)
         self.has_embedding = numbers[0] == 0
@@ -102,7 +102,7 @@ class Pipeline:
         self.count = count
         tokens, labels, starts = zip(*batches, strict=True)
         inputs = (torch.cat(tokens)[:, self.positions],) if self.has_embedding else ()
-        # Every stage gets the starts of its micro-batch: the schedule cuts what it is given by name too.
+        # Every stage needs the starts of its micro-batch: the schedule splits keyword arguments too.
         packed: dict[str, Any] = {} if starts[0] is None else {"starts": torch.cat(starts)}
         losses: list[Tensor] = []
         if self.has_loss:
@@ -118,7 +118,7 @@ class Pipeline:
 
 
 def of_last_stage(loss: Tensor, _labels: Tensor) -> Tensor:
-    """The loss: that stage computes it itself. A schedule without such a function has no backward pass."""
+    """Returns the loss, which the last stage computes itself. Without such a function there is no backward pass."""
     return loss
 
 
@@ -136,9 +136,9 @@ def _schedule(
 
 
 def gathered_once(order: Sequence[_Action]) -> list[_Action]:
-    """An order in which every stage is gathered once and dropped at the end.
+    """A schedule in which every stage is gathered once and resharded at the end.
 
-    torch keeps three stages of a rank gathered at a time, and gathers others anew in every round of micro-batches.
+    torch keeps three stages of a rank gathered at a time, and gathers the others again in every round of micro-batches.
     """
     gathered: set[int] = set()
     drops: dict[int, _Action] = {}
@@ -154,7 +154,7 @@ def gathered_once(order: Sequence[_Action]) -> list[_Action]:
 
 
 def _shapes(stage: Decoder, layout: Layout, dtype: torch.dtype, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """What a stage takes and gives for one micro-batch, so that no forward pass has to be spent on learning it."""
+    """Inputs and outputs of a stage for one micro-batch, so that no forward pass is needed to infer their shapes."""
     seq = layout.seq_len // layout.cp
     float_like = partial(torch.empty, device=ranks.device, dtype=dtype, requires_grad=True)
     hidden = float_like(layout.mbs, seq // layout.tp if layout.sequence_parallel else seq, stage.model.hidden_size)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor and sequence parallel (Megatron-LM; Korthikanti et al., 2022).
+"""Tensor and sequence parallelism (Megatron-LM; Korthikanti et al., 2022).
 
-Attention and dense feed-forward layers are cut by heads and by inner features, embedding, head and loss by the
-vocabulary. Between them every rank holds its part of the sequence, so that norms and residual stream are cut too;
-without sequence parallelism all ranks hold, and compute, the same there.
-A router is whole on every rank and takes the tokens of its part of the sequence; experts have a mesh of their own.
+Attention and dense feed-forward layers are sharded by heads and by inner features, embedding, head and loss by the
+vocabulary. Between them every rank holds its shard of the sequence, so that norms and residual stream are sharded
+too; without sequence parallelism all ranks compute the same there.
+A router is replicated on every rank and takes the tokens of its shard of the sequence; experts have their own mesh.
 
-Parameters are DTensors, which optimizer, clipping, FSDP and checkpoints understand; the forward pass uses local
-tensors.
+Parameters are DTensors, which the optimizer, gradient clipping, FSDP and checkpoints support; the forward pass uses
+local tensors.
 """
 
 from functools import partial
@@ -24,10 +24,10 @@ from llmb.engine.model.moe import Experts
 from llmb.engine.model.norms import Norm
 from llmb.engine.parallel.boundary import Boundary
 from llmb.engine.parallel.collectives import group_of
-from llmb.engine.parallel.vocab_parallel import VocabParallelEmbedding, VocabularyShare
+from llmb.engine.parallel.vocab_parallel import VocabParallelEmbedding, VocabularyShard
 
 OUTPUTS, INPUTS = 0, 1
-CUT = {
+SHARDED_DIM = {
     "embed_tokens": OUTPUTS,
     "q_proj": OUTPUTS,
     "k_proj": OUTPUTS,
@@ -38,16 +38,16 @@ CUT = {
     "down_proj": INPUTS,
     "lm_head": OUTPUTS,
 }
-"""The dimension of a layer's matrix that is cut, by the layer's name; all else is whole on every rank."""
+"""The sharded dimension of a layer's matrix, by the layer's name; everything else is replicated."""
 
 PER_HEAD = ("q_norm", "k_norm")
 
 
 def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
-    """Cuts ``model`` in place over the ranks of ``mesh``: then it returns logits of this rank's part of the vocabulary.
+    """Shards ``model`` in place over the ranks of ``mesh``; it then returns logits of this rank's vocabulary shard.
 
-    A stage without an embedding takes, and one without a head returns, hidden states of this rank's part of the
-    sequence, or of all of it without ``sequence_parallel``.
+    A stage without an embedding takes, and a stage without a head returns, hidden states of this rank's shard of the
+    sequence, or of the full sequence without ``sequence_parallel``.
     """
     if mesh.size() == 1:
         return
@@ -55,34 +55,34 @@ def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence_parallel
     if model.embed_tokens is not None:
         model.embed_tokens = VocabParallelEmbedding(model.embed_tokens, boundary)
     if model.lm_head is not None:
-        model.lm_head.vocabulary = VocabularyShare(boundary.group, model.model.vocab_size)
+        model.lm_head.vocabulary = VocabularyShard(boundary.group, model.model.vocab_size)
     for path, module in model.named_modules():
         if isinstance(module, Experts):
             continue
         name = path.rpartition(".")[2]
-        cut_parameters(module, mesh, Shard(CUT[name]) if name in CUT else Replicate())
+        shard_parameters(module, mesh, Shard(SHARDED_DIM[name]) if name in SHARDED_DIM else Replicate())
         if isinstance(module, Norm):
             # Ranks see different heads, whatever tokens they see.
             module.same_tokens = not sequence_parallel and name not in PER_HEAD
         elif isinstance(module, Attention | GatedMLP | SquaredReluMLP) or name == "lm_head":
             module.register_forward_pre_hook(partial(_enter, boundary))
-        elif CUT.get(name) == INPUTS:
+        elif SHARDED_DIM.get(name) == INPUTS:
             module.register_forward_hook(partial(_leave, boundary))
     model.tie()
 
 
-def cut_parameters(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
-    """Replaces the parameters that ``module`` itself owns. Communicates nothing: values come later, or are the same."""
+def shard_parameters(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
+    """Replaces the module's own parameters without communication: values are set later, or equal on all ranks."""
     for name, parameter in list(module.named_parameters(recurse=False)):
         cut = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
         setattr(module, name, nn.Parameter(cut, requires_grad=parameter.requires_grad))
 
 
 def _enter(boundary: Boundary, _layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Before a layer whose first input are hidden states."""
+    """Runs before a layer whose first input is hidden states."""
     return (boundary.enter(inputs[0]), *inputs[1:])
 
 
 def _leave(boundary: Boundary, _layer: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-    """After a layer whose inputs are cut, so that each rank's output is a summand."""
+    """Runs after a layer whose inputs are sharded, so that each rank's output is a partial sum."""
     return boundary.leave(output)

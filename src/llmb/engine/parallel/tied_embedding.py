@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.local import this_ranks
+from llmb.engine.model.local_shard import local_tensor
 
 
 @torch.no_grad()
@@ -34,7 +34,7 @@ def tied_gradient(stage: Decoder) -> Tensor | None:
         return None
     gradient = stage.embed_tokens.weight.grad
     assert gradient is not None, "both ends of a pipeline use the embedding"
-    return this_ranks(gradient)
+    return local_tensor(gradient)
 
 
 def received_for(gradient: Tensor, pp: DeviceMesh) -> Tensor:

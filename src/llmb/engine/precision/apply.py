@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the layers of a model into FP8."""
+"""Converts layers of a model to FP8."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -9,26 +9,26 @@ import torch
 from torch import Tensor, nn
 
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.local import Linear
+from llmb.engine.model.local_shard import Linear
 from llmb.engine.model.moe import Experts
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.experts import Fp8Stack
+from llmb.engine.precision.layer_scales import LayerScales
 from llmb.engine.precision.linear import Fp8Linear
-from llmb.engine.precision.place import Place
 from llmb.engine.precision.scaling import Scales
 from llmb.errors import EnvironmentProblem
 from llmb.runs.fp8_product import ProductDtype, fp8_product
 from llmb.runs.plan import EnginePlan
 
 CAPABILITY = (8, 9)
-"""Of the first GPUs that multiply FP8 matrices."""
+"""Compute capability of the first GPUs with FP8 products."""
 
 
 def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, *, keep_weights: bool) -> None:
-    """Changes attention and feed-forward layers in place, after experts were spread and before layers are cut.
+    """Changes attention and feed-forward layers in place, after expert parallelism and before tensor parallelism.
 
-    ``keep_weights`` keeps cast weights over a step: for parameters that stay whole as long. Raises EnvironmentProblem
-    where a GPU has no FP8 and emulation was not asked for.
+    ``keep_weights`` keeps cast weights for a step, for parameters that stay gathered that long. Raises
+    EnvironmentProblem if a GPU has no FP8 and emulation was not requested.
     """
     if plan.fp8_recipe is None:
         return
@@ -39,7 +39,7 @@ def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, *, keep
     found = [layer for stage in stages for block in fp8_blocks(stage, plan) for layer in layers_of(block)]
     scales = Scales(len(found), ranks.device, group, delayed=plan.fp8_recipe == "delayed")
     for number, layer in enumerate(found):
-        replaced = layer.replace(Place(scales, number), product_dtype)
+        replaced = layer.replace(LayerScales(scales, number), product_dtype)
         if keep_weights:
             layer.gathered.register_forward_pre_hook(partial(_keep_weight, replaced))
 
@@ -50,23 +50,23 @@ def check_device(device: torch.device) -> None:
     if capability < CAPABILITY:
         found = ".".join(map(str, capability))
         raise EnvironmentProblem(
-            f"{torch.cuda.get_device_name(device)} has no FP8: its compute capability is {found}, 8.9 is needed",
+            f"{torch.cuda.get_device_name(device)} has no FP8: its compute capability is {found}; 8.9 is required",
             do="train with --dtype bf16, or add --emulate-fp8",
         )
 
 
 def fp8_blocks(stage: Decoder, plan: EnginePlan) -> list[nn.Module]:
-    """All; current scaling leaves the first and the last one of the whole model in bf16."""
+    """All blocks; with current scaling the first and the last one of the model stay in bf16."""
     ends = () if plan.fp8_recipe == "delayed" else (0, stage.model.layers - 1)
     return [block for number, block in stage.layers.items() if int(number) not in ends]
 
 
 class Layer(NamedTuple):
-    """One matrix, or one stack of them, that is to compute in FP8."""
+    """One matrix, or one stack of matrices, to be computed in FP8."""
 
     gathered: nn.Module
-    """Before this one runs, the matrix has been gathered."""
-    replace: Callable[[Place, ProductDtype], Fp8Linear | Fp8Stack]
+    """A layer before whose forward pass the matrix is gathered."""
+    replace: Callable[[LayerScales, ProductDtype], Fp8Linear | Fp8Stack]
 
 
 def layers_of(block: nn.Module) -> Iterator[Layer]:
@@ -80,14 +80,16 @@ def layers_of(block: nn.Module) -> Iterator[Layer]:
                     yield Layer(block, partial(_replace_linear, module, name, child))
 
 
-def _replace_linear(owner: nn.Module, name: str, whole: Linear, place: Place, product_dtype: ProductDtype) -> Fp8Linear:
-    layer = Fp8Linear(whole, place, product_dtype=product_dtype)
+def _replace_linear(
+    owner: nn.Module, name: str, whole: Linear, layer_scales: LayerScales, product_dtype: ProductDtype
+) -> Fp8Linear:
+    layer = Fp8Linear(whole, layer_scales, product_dtype=product_dtype)
     owner.add_module(name, layer)
     return layer
 
 
-def _replace_stack(experts: Experts, name: str, place: Place, product_dtype: ProductDtype) -> Fp8Stack:
-    stack = Fp8Stack(experts, name, place, product_dtype=product_dtype)
+def _replace_stack(experts: Experts, name: str, layer_scales: LayerScales, product_dtype: ProductDtype) -> Fp8Stack:
+    stack = Fp8Stack(experts, name, layer_scales, product_dtype=product_dtype)
     experts.add_module(f"{name}_product", stack)
     experts.multiply = partial(_multiply, experts)  # type: ignore[method-assign]
     return stack
@@ -99,7 +101,7 @@ def _multiply(experts: Experts, name: str, rows: Tensor, counts: Tensor) -> Tens
 
 
 def _keep_weight(layer: Fp8Linear | Fp8Stack, _module: nn.Module, _inputs: object) -> None:
-    """Outside of what is compiled."""
+    """Outside compiled code."""
     layer.keep_weight()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routed experts whose products are in FP8: one product for each expert, all of a layer's matrices with one scale."""
+"""Routed experts whose products are in FP8: one product per expert, with one scale for all matrices of a layer."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from llmb.engine.model.moe import Experts
-from llmb.engine.precision.place import Place
+from llmb.engine.precision.layer_scales import LayerScales
 from llmb.engine.precision.product import Scaled, cast, cast_with_amax, multiply
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
 from llmb.runs.fp8_product import ProductDtype
@@ -18,16 +18,16 @@ from llmb.runs.fp8_product import ProductDtype
 class Fp8Stack(nn.Module):
     """Computes in FP8 the products of one of the stacked matrices of ``experts``; see ``Fp8Linear``.
 
-    torch's grouped FP8 product takes no gradients in e5m2, so that experts are multiplied one after the other; their
-    numbers of rows have to be known to the host.
+    torch's grouped FP8 product does not support e5m2 gradients, so experts are multiplied one after the other; the host
+    must know their numbers of rows.
     """
 
-    def __init__(self, experts: Experts, name: str, place: Place, *, product_dtype: ProductDtype) -> None:
+    def __init__(self, experts: Experts, name: str, layer_scales: LayerScales, *, product_dtype: ProductDtype) -> None:
         super().__init__()
-        # Not as attributes: the experts have this as a part of theirs.
+        # Not attributes: the experts have this as a submodule.
         self.matrices = partial(experts.matrices, name)
         self.parameter = partial(experts.get_parameter, name)
-        self.place, self.product_dtype = place, product_dtype
+        self.layer_scales, self.product_dtype = layer_scales, product_dtype
         self.kept: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -35,17 +35,23 @@ class Fp8Stack(nn.Module):
         return self.parameter()
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """[n, inputs] of all experts, one's after the other's, to [n, outputs]."""
+        """[n, inputs] of all experts, in order, to [n, outputs]."""
         product: Tensor = _Fp8GroupedProduct.apply(  # type: ignore[no-untyped-call]
-            rows, self.matrices(), self.kept, self.place, self.place.probe, counts.tolist(), self.product_dtype
+            rows,
+            self.matrices(),
+            self.kept,
+            self.layer_scales,
+            self.layer_scales.probe,
+            counts.tolist(),
+            self.product_dtype,
         )
         return product
 
     @torch.no_grad()
     def keep_weight(self) -> None:
-        """Casts the matrices, which have to be whole, once for many products."""
+        """Casts the matrices, which must be gathered, once for many products."""
         if self.kept is None:
-            self.kept = cast_both_ways(self.matrices(), self.place.scale)
+            self.kept = cast_both_ways(self.matrices(), self.layer_scales.scale)
 
 
 def cast_both_ways(weights: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,7 +63,7 @@ def cast_both_ways(weights: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 class _Context(FunctionCtx):
     saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor]
     kept: tuple[Tensor, Tensor] | None
-    place: Place
+    layer_scales: LayerScales
     counts: list[int]
     product_dtype: ProductDtype
 
@@ -71,23 +77,23 @@ class _Fp8GroupedProduct(torch.autograd.Function):
         rows: Tensor,
         weights: Tensor,
         kept: tuple[Tensor, Tensor] | None,
-        place: Place,
-        probe: Tensor,  # noqa: ARG004 (takes part for its gradient alone)
+        layer_scales: LayerScales,
+        probe: Tensor,  # noqa: ARG004 (used only for its gradient)
         counts: list[int],
         product_dtype: ProductDtype,
     ) -> Tensor:
-        taken, amax = cast_with_amax(rows, INPUT, place.scale, delayed=place.scales.delayed)
-        _, transposed = kept or cast_both_ways(weights, place.scale)
-        ctx.kept, ctx.place, ctx.counts, ctx.product_dtype = kept, place, counts, product_dtype
+        taken, amax = cast_with_amax(rows, INPUT, layer_scales.scale, delayed=layer_scales.scales.delayed)
+        _, transposed = kept or cast_both_ways(weights, layer_scales.scale)
+        ctx.kept, ctx.layer_scales, ctx.counts, ctx.product_dtype = kept, layer_scales, counts, product_dtype
         ctx.save_for_backward(taken.values, weights, taken.scale, amax)
-        columns = [Scaled(matrix, place.scale[WEIGHT]).mT for matrix in transposed]
+        columns = [Scaled(matrix, layer_scales.scale[WEIGHT]).mT for matrix in transposed]
         return torch.cat(each_product(parts(taken, counts), columns, fast=True, product_dtype=product_dtype))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, Tensor, None, None]:
         rows, weights, rows_scale, rows_amax = ctx.saved_tensors
-        scale, delayed = ctx.place.scale, ctx.place.scales.delayed
+        scale, delayed = ctx.layer_scales.scale, ctx.layer_scales.scales.delayed
         given, amax = cast_with_amax(gradient, GRADIENT, scale, delayed=delayed)
         values, _ = ctx.kept or cast_both_ways(weights, scale)
         product = partial(each_product, fast=False, product_dtype=ctx.product_dtype)
@@ -106,7 +112,7 @@ def parts(rows: Scaled, counts: list[int]) -> list[Scaled]:
 
 
 def turned(matrix: Scaled) -> Scaled:
-    """The same matrix, column by column in memory."""
+    """The same matrix in column-major memory."""
     return Scaled(matrix.values.t().contiguous().t(), matrix.scale)
 
 

@@ -7,32 +7,32 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from llmb.engine.model.local import Linear, local
-from llmb.engine.precision.place import Place
+from llmb.engine.model.local_shard import Linear, local_shard
+from llmb.engine.precision.layer_scales import LayerScales
 from llmb.engine.precision.product import Scaled, cast, cast_with_amax, multiply
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
 from llmb.runs.fp8_product import ProductDtype
 
 
 class Fp8Linear(Linear):
-    """A matrix without bias; computes in FP8 what ``whole`` would, [..., inputs] to [..., outputs], bf16.
+    """A matrix without bias; computes in FP8 what ``whole`` computes, [..., inputs] to [..., outputs], bf16.
 
-    kept: the weight in FP8 and its transpose, where it is kept over the micro-batches of a step; else it is cast
-    whenever it is used, and lives as long as the weight does.
+    kept: the weight in FP8 and its transpose, if kept for the micro-batches of a step; else the weight is cast at every
+    use.
     """
 
-    def __init__(self, whole: Linear, place: Place, *, product_dtype: ProductDtype) -> None:
+    def __init__(self, whole: Linear, layer_scales: LayerScales, *, product_dtype: ProductDtype) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = whole.in_features, whole.out_features
         self.weight = whole.weight
         self.register_parameter("bias", None)
-        self.place = place
-        self.scale, self.probe = place.scale, place.probe
-        self.delayed, self.product_dtype = place.scales.delayed, product_dtype
+        self.layer_scales = layer_scales
+        self.scale, self.probe = layer_scales.scale, layer_scales.probe
+        self.delayed, self.product_dtype = layer_scales.scales.delayed, product_dtype
         self.kept: tuple[Tensor, Tensor] | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        weight = local(self.weight)
+        weight = local_shard(self.weight)
         kept = self.kept or (None, None)
         product: Tensor = _Fp8Product.apply(  # type: ignore[no-untyped-call]
             hidden.flatten(0, -2), weight, *kept, self.scale, self.probe, self.delayed, self.product_dtype
@@ -41,9 +41,9 @@ class Fp8Linear(Linear):
 
     @torch.no_grad()
     def keep_weight(self) -> None:
-        """Casts the weight, which has to be whole, once for many products."""
+        """Casts the weight, which must be gathered, once for many products."""
         if self.kept is None:
-            weight = cast(local(self.weight), self.scale[WEIGHT], FORMATS[WEIGHT])
+            weight = cast(local_shard(self.weight), self.scale[WEIGHT], FORMATS[WEIGHT])
             self.kept = weight, weight.t().contiguous()
 
 
@@ -55,7 +55,7 @@ class _Context(FunctionCtx):
 
 
 class _Fp8Product(torch.autograd.Function):
-    """y = x w^T, dx = dy w, dw = dy^T x; a copy of each FP8 matrix for either side of a product (see ``multiply``)."""
+    """y = x w^T, dx = dy w, dw = dy^T x; each FP8 matrix is stored for both sides of a product (see ``multiply``)."""
 
     @staticmethod
     def forward(
@@ -65,7 +65,7 @@ class _Fp8Product(torch.autograd.Function):
         kept: Tensor | None,
         kept_transposed: Tensor | None,
         scale: Tensor,
-        probe: Tensor,  # noqa: ARG004 (takes part for its gradient alone)
+        probe: Tensor,  # noqa: ARG004 (used only for its gradient)
         delayed: bool,
         product_dtype: ProductDtype,
     ) -> Tensor:

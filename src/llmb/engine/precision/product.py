@@ -11,7 +11,7 @@ from llmb.engine.precision.scaling import FORMATS, LARGEST, scale_from
 from llmb.runs.fp8_product import ProductDtype
 
 ALIGNED = 16
-"""Values: what the GPU's product wants a row's length to be a multiple of."""
+"""Row lengths in values must be multiples of it for the GPU's product."""
 
 
 class Scaled(NamedTuple):
@@ -26,21 +26,21 @@ class Scaled(NamedTuple):
 
 
 def largest_value(values: Tensor) -> Tensor:
-    """Of the absolute values; 0-d fp32, not a number where one of them is not."""
+    """Largest absolute value; 0-d fp32, NaN if any value is NaN."""
     return values.abs().amax().float() if values.numel() else values.new_zeros((), dtype=torch.float32)
 
 
 def cast(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """``values`` times ``scale``. What is larger than the largest value of ``dtype`` becomes that value."""
+    """``values`` times ``scale``. Values beyond the range of ``dtype`` are clamped."""
     largest = torch.finfo(dtype).max
-    # Versions and devices of torch do not agree on what a cast does with larger values.
+    # Casts of larger values differ between versions and devices of torch.
     return (values.float() * scale).clamp(-largest, largest).to(dtype)
 
 
 def cast_with_amax(values: Tensor, which: int, scale: Tensor, *, delayed: bool) -> tuple[Scaled, Tensor]:
     """A layer's input or gradient in its format, and its largest absolute value.
 
-    scale: of the layer's tensors, [3]; with current scaling the tensor's own largest value decides.
+    scale: of the layer's tensors, [3]; with current scaling it is computed from the tensor.
     """
     amax = largest_value(values)
     own = scale[which] if delayed else scale_from(amax, LARGEST[which], 1.0)
@@ -48,11 +48,11 @@ def cast_with_amax(values: Tensor, which: int, scale: Tensor, *, delayed: bool) 
 
 
 def multiply(left: Scaled, right: Scaled, *, fast: bool, product_dtype: ProductDtype) -> Tensor:
-    """The product, rounded to bf16, of what the two stand for, [m, k] and [k, n], added up in fp32.
+    """The product of the two unscaled matrices, [m, k] and [k, n], accumulated in fp32 and rounded to bf16.
 
-    left: row by row in memory. right: column by column; a GPU of compute capability 9 takes no others.
-    fast: adds up with fewer bits where the device can. product_dtype: both values are cast to it, which changes
-    none; bf16 rounds the result twice, before and after the scales are divided out, the others once.
+    left: row-major. right: column-major; a GPU of compute capability 9 supports no other order. fast: accumulates with
+    fewer bits if the device can. product_dtype: both matrices are cast to it, which is exact; bf16 rounds the result
+    twice, before and after the scales are divided out, the others once.
     """
     rows, columns = left.values.shape[0], right.values.shape[1]
     if not left.values.numel() or not right.values.numel():
@@ -73,9 +73,9 @@ def multiply(left: Scaled, right: Scaled, *, fast: bool, product_dtype: ProductD
 
 
 def _padded(matrix: Tensor, *, rows: int = 0) -> Tensor:
-    """With zeros up to sizes that are multiples of ``ALIGNED``: its columns, and its rows where they are given."""
+    """Zero-pads the columns, and the rows if given, to multiples of ``ALIGNED``."""
     missing = (-matrix.shape[1] % ALIGNED, -rows % ALIGNED)
     if not any(missing):
         return matrix
-    # As bytes, as torch pads no FP8; a zero is a byte of zeros.
+    # As bytes, because torch cannot pad FP8; zero is a zero byte.
     return functional.pad(matrix.view(torch.uint8), (0, missing[0], 0, missing[1])).view(matrix.dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scales of FP8 tensors: what a tensor is multiplied by before it is cast.
+"""Scales of FP8 tensors: the factors by which tensors are multiplied before the cast.
 
 Delayed scaling takes them from the largest values of earlier steps (Micikevicius et al., 2022, as TransformerEngine
 has it), current scaling from the tensor itself.
@@ -12,11 +12,11 @@ from torch.distributed import ProcessGroup
 INPUT, WEIGHT, GRADIENT = range(3)
 """The tensors of a layer that are cast; the last is the gradient of its output."""
 FORMATS = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2)
-"""Of these tensors: precision for the forward pass, range for gradients (the hybrid format)."""
+"""Formats of these tensors: precision for the forward pass, range for gradients (the hybrid format)."""
 LARGEST = (448.0, 448.0, 57344.0)
 """The largest values of these formats."""
 OVERFLOW = (464.0, 464.0, 61440.0)
-"""Half a step above: what is rounded to the largest value lies below."""
+"""Half a step above: smaller values are rounded to the largest value."""
 HISTORY_LENGTH = 1024
 LARGEST_SCALE = torch.finfo(torch.float32).max
 
@@ -24,7 +24,7 @@ LARGEST_SCALE = torch.finfo(torch.float32).max
 def scale_from(amax: Tensor, largest: Tensor | float, otherwise: Tensor | float) -> Tensor:
     """The scale that brings the largest absolute value to the format's largest, with margin 0; all fp32.
 
-    A tensor of zeros and one that is not finite have no such scale: they get the one given ``otherwise``.
+    A tensor of zeros or with non-finite values has no such scale; the result is then ``otherwise``.
     """
     scale = (largest / amax).clamp(max=LARGEST_SCALE)
     return torch.where((amax > 0) & amax.isfinite(), scale, otherwise)
@@ -33,9 +33,9 @@ def scale_from(amax: Tensor, largest: Tensor | float, otherwise: Tensor | float)
 class Scales:
     """Scales and largest absolute values of the tensors of some layers, as [layers, 3]; all fp32.
 
-    amax: of the step under way. history: of the latest steps, [layers, 3, ``length``], in no order that matters.
-    counts: tensors that the last step saturated, and tensors in which it met what is not finite, [2] int64.
-    group: the ranks whose parts of these tensors have one scale.
+    amax: of the current step. history: of the latest steps, [layers, 3, ``length``], in any order.
+    counts: saturated tensors and tensors with non-finite values of the last step, [2] int64.
+    group: the ranks whose parts of these tensors share a scale.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Scales:
         self.largest, self.overflow = (torch.tensor(values, device=device) for values in (LARGEST, OVERFLOW))
 
     def finish(self, step: int) -> None:
-        """After a step, whose ``amax`` are those of all ranks: counts, and the next step's scales if delayed.
+        """After a step, with ``amax`` of all ranks: updates counts and, if delayed, the scales of the next step.
 
-        The largest value of the history decides. A step takes the place of the one a history's length before.
+        The scale follows from the largest value of the history, a ring buffer.
         """
         finite = self.amax.isfinite()
         self.counts[1] = (~finite).sum()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint keeps of FP8: delayed scaling goes on where it stopped, on any layout."""
+"""State of FP8 in checkpoints: delayed scaling resumes with any layout."""
 
 from torch import Tensor, nn
 
@@ -10,10 +10,10 @@ FP8 = "fp8."
 
 
 def scale_state(stage: nn.Module) -> dict[str, Tensor]:
-    """The live scales and histories of a stage's layers, the same on all its ranks; none with current scaling."""
+    """The scales and histories of a stage's layers, not copied, equal on all its ranks; empty with current scaling."""
     return {
         f"{FP8}{name}.{kind}": tensor
         for name, layer in stage.named_modules()
-        if isinstance(layer, Fp8Linear | Fp8Stack) and layer.place.scales.delayed
-        for kind, tensor in (("scale", layer.place.scale), ("history", layer.place.history))
+        if isinstance(layer, Fp8Linear | Fp8Stack) and layer.layer_scales.scales.delayed
+        for kind, tensor in (("scale", layer.layer_scales.scale), ("history", layer.layer_scales.history))
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings the scales of FP8 layers from step to step."""
+"""Updates the scales of FP8 layers in each step."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,49 +17,53 @@ from llmb.runs.plan import Plan
 
 @contextmanager
 def fp8_step(stages: Sequence[nn.Module], number: int) -> Iterator[None]:
-    """Around the passes of a step: weights' largest values before, everybody's scales after."""
+    """Around the passes of a step: largest values of weights before, scales of all tensors after."""
     layers = fp8_layers(stages)
     if not layers:
         yield
         return
-    scales = layers[0].place.scales
+    scales = layers[0].layer_scales.scales
     scales.amax[:, WEIGHT] = weight_amax([layer.weight for layer in layers])
     if not scales.delayed:
         amax = scales.amax[:, WEIGHT].contiguous()
-        everybodys_largest(amax, scales.group)
+        reduce_largest(amax, scales.group)
         scales.scale[:, WEIGHT] = scale_from(amax, LARGEST[WEIGHT], 1.0)
     yield
     for layer in layers:
         layer.kept = None
-    everybodys_largest(scales.amax, scales.group)
+    reduce_largest(scales.amax, scales.group)
     scales.finish(number)
 
 
 @torch.no_grad()
 def weight_amax(weights: Sequence[Tensor]) -> Tensor:
-    """Largest absolute values of this rank's parts of fp32 weights, as bf16 products see them: [weights] fp32."""
+    """Largest absolute values of this rank's shards of fp32 weights, rounded to bf16: [weights] fp32."""
     parts = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
-    # A rank may have no part of a small weight.
+    # A rank may hold no part of a small weight.
     parts = [part if part.numel() else part.new_zeros(1) for part in parts]
-    # Rounding keeps the order, so that the largest of the rounded is the largest one rounded.
+    # Rounding preserves order, so the largest rounded value is the rounded largest value.
     return torch.stack(torch._foreach_norm(parts, torch.inf)).bfloat16().float()
 
 
-def everybodys_largest(amax: Tensor, group: dist.ProcessGroup) -> None:
-    """In place, over the ranks of a group. What is not a number becomes infinite: it is the largest for nobody."""
+def reduce_largest(amax: Tensor, group: dist.ProcessGroup) -> None:
+    """Reduces in place over the ranks of a group. NaN becomes infinity, because a maximum may ignore it."""
     amax.nan_to_num_(nan=torch.inf, posinf=torch.inf)
     dist.all_reduce(amax, dist.ReduceOp.MAX, group)
 
 
 def fp8_counts(plan: Plan, stages: Sequence[nn.Module], ranks: Ranks) -> Tensor | None:
-    """The fields of ``Fp8Counts`` of the last step and the whole model, [2] fp64; null for a run without FP8.
+    """The fields of ``Fp8Counts`` of the last step and the full model, [2] fp64; None for a run without FP8.
 
     A collective of all ranks. Stays on the device.
     """
     if plan.fp8_recipe is None:
         return None
     layers = fp8_layers(stages)
-    counts = layers[0].place.scales.counts.clone() if layers else torch.zeros(2, dtype=torch.int64, device=ranks.device)
+    counts = (
+        layers[0].layer_scales.scales.counts.clone()
+        if layers
+        else torch.zeros(2, dtype=torch.int64, device=ranks.device)
+    )
     dist.all_reduce(counts)
-    # The ranks of a pipeline stage have counted the same.
+    # The ranks of a pipeline stage have equal counts.
     return (counts // (ranks.world_size // ranks.pp.size())).double()

@@ -12,10 +12,10 @@ from llmb.huggingface.folder import HuggingFaceFolder, read_folder
 from llmb.programs.engine.converter import check_converter, run_converter
 from llmb.runs.checkpoint import RECORD, WEIGHTS, CheckpointRecord, Origin, read_checkpoint
 from llmb.runs.conversion import ExportJob, ImportJob, OnProgress
+from llmb.runs.disk_space import check_weights_space
 from llmb.runs.folder import write_atomically
 from llmb.runs.new_folder import check_free, new_folder
 from llmb.runs.record import now
-from llmb.runs.space import check_weights_space
 
 BYTES = {"fp32": 4, "bf16": 2}
 OnNote = Callable[[str], None]

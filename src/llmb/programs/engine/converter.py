@@ -12,7 +12,7 @@ from typing import IO
 from llmb.errors import EnvironmentProblem, LlmbError, RunFailed, UserInterrupt
 from llmb.processes.families import end_tree
 from llmb.processes.signals import Interrupted, signals_as_exceptions
-from llmb.runs.conversion import ExportJob, ImportJob, OnProgress, Said, error_from
+from llmb.runs.conversion import ConverterMessage, ExportJob, ImportJob, OnProgress, error_from
 
 NEEDED = ("torch", "safetensors")
 LAST_LINES = 12
@@ -63,13 +63,13 @@ def follow(
     assert process.stdout is not None
     with process.stdout as lines:
         for line in lines:
-            said = Said.model_validate_json(line)
-            if said.progress:
-                on_progress(*said.progress)
-            if said.note:
-                on_note(said.note)
-            if said.error:
-                error = error_from(said.error)
+            message = ConverterMessage.model_validate_json(line)
+            if message.progress:
+                on_progress(*message.progress)
+            if message.note:
+                on_note(message.note)
+            if message.error:
+                error = error_from(message.error)
     process.wait()
     return error
 

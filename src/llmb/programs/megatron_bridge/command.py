@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+from llmb.catalogue.data_files import read_file
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Recipe, Record
 from llmb.catalogue.resolve import find_model
-from llmb.catalogue.source import read_file
 from llmb.errors import UsageError
 from llmb.jobspec.words import RUN_FOLDER, Word
 from llmb.metrics.window import resolve_window

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
-from llmb.catalogue.source import read_file
 from llmb.errors import InfrastructureError
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads YAML data files into typed records; every error names its file and line."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from llmb.errors import UsageError
+
+Shape = TypeVar("Shape", bound=BaseModel)
+Key = str | int
+# The two loaders do not accept exactly the same files, so one is used for all.
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+# pydantic's messages for these mention its classes.
+_MESSAGES = {
+    "extra_forbidden": "unknown key",
+    "missing": "it is missing",
+    "model_type": "it must be a mapping, that is, lines of 'key: value'",
+    "dict_type": "it must be a mapping, that is, lines of 'key: value'",
+}
+
+
+class CatalogueError(UsageError):
+    """A data file contradicts itself or its schema; lists every problem as ``file:line: what``."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        noun = "problem" if len(self.problems) == 1 else "problems"
+        lines = "\n".join(f"  {problem}" for problem in self.problems)
+        super().__init__(f"the catalogue has {len(self.problems)} {noun}:\n{lines}")
+
+
+def read_file(path: Path, shape: type[Shape], wrap: str | None = None) -> Shape:
+    """Reads ``path`` as ``shape``; ``wrap`` names the field that a file holding a bare list fills.
+
+    Raises CatalogueError with all schema violations of the file.
+    """
+    try:
+        with path.open("rb") as stream:
+            data = yaml.load(stream, Loader=_LOADER)  # noqa: S506 (a safe loader)
+    except OSError as error:
+        raise CatalogueError([f"{path}: {error.strerror}"]) from error
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise CatalogueError([f"{path}:{line}: not valid YAML: {error.problem}"]) from error
+    except (yaml.YAMLError, ValueError) as error:  # a character or a date that cannot be
+        raise CatalogueError([f"{path}: not valid YAML: {str(error).splitlines()[0]}"]) from error
+    try:
+        return shape.model_validate({wrap: data} if wrap else {} if data is None else data)
+    except ValidationError as error:
+        raise CatalogueError(schema_problems(path, error, skip=1 if wrap else 0)) from error
+
+
+def schema_problems(path: Path, error: ValidationError, skip: int = 0, below: tuple[Key, ...] = ()) -> list[str]:
+    """One line per violation. ``skip`` drops leading keys that the file lacks, ``below`` prepends missing ones."""
+    problems = []
+    for item in error.errors(include_url=False):
+        keys = (*below, *item["loc"][skip:])
+        name = ".".join(map(str, keys))
+        what = _MESSAGES.get(item["type"], item["msg"])
+        problems.append(located(path, keys, f"{name}: {what}" if name else what))
+    return problems
+
+
+def located(path: Path, keys: tuple[Key, ...], what: str) -> str:
+    """``file:line: what`` for the value that ``keys`` lead to (or the nearest one above it)."""
+    return f"{path}:{line_of(path, keys)}: {what}"
+
+
+def line_of(path: Path, keys: tuple[Key, ...]) -> int:
+    """Line (from 1) of a value in a YAML file. The file is parsed a second time, because only errors need lines."""
+    return line_in(compose_file(path), keys)
+
+
+def compose_file(path: Path) -> Any:  # noqa: ANN401 (yaml's nodes are untyped)
+    """The nodes of a YAML file, which have line numbers."""
+    with path.open("rb") as stream:
+        return yaml.compose(stream, Loader=_LOADER)
+
+
+def line_in(node: Any, keys: tuple[Key, ...]) -> int:  # noqa: ANN401 (yaml's nodes are untyped)
+    """Line (from 1) of a value in a composed file."""
+    for key in keys:
+        child = _child(node, key)
+        if child is None:
+            break
+        node = child
+    return int(node.start_mark.line) + 1 if node is not None else 1
+
+
+def _child(node: Any, key: Key) -> Any:  # noqa: ANN401 (yaml's nodes are untyped)
+    if isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
+        return node.value[key]
+    if isinstance(node, yaml.MappingNode):
+        return next((value for name, value in reversed(node.value) if name.value == str(key)), None)
+    return None

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The resources that a recipe requests from a scheduler."""
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Fabric, JobDefaults, JobVariable, Recipe
+from llmb.errors import unknown
+
+
+def job_defaults(catalogue: Catalogue, recipe: Recipe) -> JobDefaults:
+    """The catalogue's time limit and variables for ``recipe``, and the placement of its GPUs on nodes."""
+    jobs = catalogue.workloads[recipe.workload].jobs
+    limit = next(entry for entry in jobs.time_limits if entry.holds_for(recipe))
+    variables = {
+        name: JobVariable(name=name, value=value, source=entry.source)
+        for entry in jobs.variables
+        if entry.holds_for(recipe)
+        for name, value in entry.variables.items()
+    }
+    gpu = catalogue.gpus.get(recipe.gpu_type)
+    return JobDefaults(
+        time_limit_min=limit.minutes,
+        time_limit_source=limit.source,
+        gpus_per_node=gpu.gpus_per_node if gpu else None,
+        nvlink_domain_nodes=gpu.nvlink_domain_gpus // gpu.gpus_per_node if gpu else 1,
+        variables=tuple(variables.values()),
+    )
+
+
+def find_fabric(catalogue: Catalogue, name: str) -> Fabric:
+    if name not in catalogue.fabrics:
+        raise unknown("fabric", name, catalogue.fabrics, do="see 'fabric' in cluster_config.yaml")
+    return catalogue.fabrics[name]

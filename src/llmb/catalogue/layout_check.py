@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks the arithmetic of a layout. Pure; reports all problems at once."""
+
+from collections.abc import Iterator
+
+from llmb.catalogue.pipeline_stages import given_sizes
+from llmb.catalogue.records import Layout, Model
+
+
+def check_layout(model: Model, layout: Layout) -> list[str]:
+    """All reasons why ``model`` cannot be trained with ``layout``; empty if it can."""
+    ends = {"first_stage_layers", "last_stage_layers"}
+    sizes = layout.model_dump(exclude={"counts_embedding_and_loss", "sequence_parallel", *ends})
+    small = [f"{name} is {value}; it must be at least 1" for name, value in sizes.items() if value < 1]
+    if small:
+        return small
+    batch = list(_batch(layout))
+    pipeline = _pipeline(layout, batch_divides=not batch)
+    return [*batch, *_tensor(model, layout), *pipeline, *_context(layout), *_experts(model, layout)]
+
+
+def _batch(layout: Layout) -> Iterator[str]:
+    ranks = layout.tp * layout.pp * layout.cp
+    if layout.gpus % ranks:
+        product = f"TP x PP x CP = {layout.tp} x {layout.pp} x {layout.cp} = {ranks}"
+        yield f"number of GPUs {layout.gpus} is not divisible by {product}"
+        return
+    samples = layout.mbs * layout.dp
+    if layout.gbs < samples:
+        yield f"GBS {layout.gbs} is below MBS x DP = {layout.mbs} x {layout.dp} = {samples}"
+    elif layout.gbs % samples:
+        yield f"GBS {layout.gbs} is not divisible by MBS x DP = {layout.mbs} x {layout.dp} = {samples}"
+
+
+def _tensor(model: Model, layout: Layout) -> Iterator[str]:
+    tp = layout.tp
+    parts = {
+        "number of attention heads": model.attention_heads,
+        "number of KV heads": model.kv_heads,
+        **({} if all(map(model.is_moe_layer, range(model.layers))) else {"FFN size": model.ffn_hidden_size}),
+        "vocabulary size": model.vocab_size,
+    }
+    if layout.sequence_parallel:
+        parts["sequence length"] = layout.seq_len
+    if model.moe is not None and model.moe.shared_ffn_hidden_size is not None:
+        parts["shared expert's FFN size"] = model.moe.shared_ffn_hidden_size
+    for name, value in parts.items():
+        if value % tp:
+            yield f"{name} {value} is not divisible by TP {tp}"
+    if not layout.sequence_parallel and tp == 1:
+        yield "TP 1 has no sequence parallelism to disable"
+    elif not layout.sequence_parallel and model.moe is not None:
+        yield f"experts with TP {tp} need sequence parallelism: without it each of {tp} ranks routes the same tokens"
+
+
+def _pipeline(layout: Layout, *, batch_divides: bool) -> Iterator[str]:
+    stages = layout.pp * layout.vp
+    if layout.vp > 1 and layout.pp == 1:
+        yield f"VP {layout.vp} needs PP above 1"
+    elif layout.has_own_split:
+        yield from _own_split(layout)
+    elif layout.pipeline_layers % stages:
+        counted = " (embedding and loss counted)" if layout.pipeline_layers != layout.layers else ""
+        split = f"PP x VP = {layout.pp} x {layout.vp} = {stages}"
+        yield f"number of layers {layout.pipeline_layers}{counted} is not divisible by {split}"
+    if batch_divides and layout.vp > 1 and layout.ga % layout.pp:
+        yield f"GA {layout.ga} is not divisible by PP {layout.pp}, which interleaved 1F1B requires"
+
+
+def _own_split(layout: Layout) -> Iterator[str]:
+    """The layout gives the layers of the first or the last stage; the others hold the rest evenly."""
+    if layout.pp == 1:
+        yield "a first or last stage with a given number of layers needs PP above 1"
+        return
+    first, last = given_sizes(layout)
+    given, stages = sum(first) + sum(last), layout.pp * layout.vp - len(first) - len(last)
+    rest = layout.layers - given
+    if min(*first, *last, rest, 0) < 0:
+        yield f"the first and the last stage cannot hold {given} of {layout.layers} layers"
+    elif rest % stages if stages else rest:
+        yield f"the other {rest} layers are not divisible by the {stages} stages that hold them"
+
+
+def _context(layout: Layout) -> Iterator[str]:
+    if layout.cp > 1 and layout.seq_len % (2 * layout.cp):
+        yield f"sequence length {layout.seq_len} is not divisible by 2 x CP = {2 * layout.cp}"
+    elif layout.sequence_parallel and layout.seq_len % layout.tp == 0 and layout.seq_len // layout.cp % layout.tp:
+        yield f"sequence length of one CP rank {layout.seq_len // layout.cp} is not divisible by TP {layout.tp}"
+
+
+def _experts(model: Model, layout: Layout) -> Iterator[str]:
+    if model.moe is None:
+        if layout.ep > 1 or layout.etp > 1:
+            yield f"EP {layout.ep} and ETP {layout.etp} need a model with experts; {model.model} has none"
+        return
+    if model.moe.experts % layout.ep:
+        yield f"number of experts {model.moe.experts} is not divisible by EP {layout.ep}"
+    if model.moe.ffn_hidden_size % layout.etp:
+        yield f"experts' FFN size {model.moe.ffn_hidden_size} is not divisible by ETP {layout.etp}"
+    ranks = layout.etp * layout.ep * layout.pp
+    if layout.gpus % ranks:
+        product = f"ETP x EP x PP = {layout.etp} x {layout.ep} x {layout.pp} = {ranks}"
+        yield f"number of GPUs {layout.gpus} is not divisible by {product}"

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forward and backward passes of a step, with gradient accumulation over micro-batches."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from llmb.catalogue.records import Layout
+from llmb.engine.data.batches import MicroBatch
+from llmb.engine.model.decoder import Decoder
+from llmb.engine.parallel.data_parallel import accumulate
+
+
+class Passes(Protocol):
+    """Runs the passes of a step on this rank's part of the model."""
+
+    @property
+    def stages(self) -> Sequence[Decoder]: ...
+
+    def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor | None:
+        """Accumulates the gradients of the mean loss. Returns this rank's loss, 0-d fp64, or None if it has none.
+
+        count: labels per micro-batch and rank, averaged over the step's micro-batches and ranks. A sum divided by it
+        is, on average, the mean over all labels.
+        """
+
+
+class Accumulation:
+    """Runs micro-batches one by one through the full model; ``keep_whole`` keeps gathered parameters in between."""
+
+    def __init__(self, model: Decoder, layout: Layout, positions: Tensor, *, keep_whole: bool) -> None:
+        self.stages = [model]
+        self.keep_whole = keep_whole
+        self.layout = layout
+        self.positions = positions
+
+    def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor:
+        (model,), ga = self.stages, self.layout.ga
+        # fp64: in fp32 the last digit of the mean would depend on the order of the losses.
+        total = torch.zeros((), device=self.positions.device, dtype=torch.float64)
+        for index, (tokens, labels, starts) in enumerate(batches):
+            accumulate(model, last=index == ga - 1, keep_whole=self.keep_whole)
+            # Divided here, not afterwards, which would round bf16 gradients once more.
+            loss = model(tokens[:, self.positions], labels[:, self.positions], self.positions, starts, count * ga)
+            loss.backward()
+            total += loss.detach()
+        return total

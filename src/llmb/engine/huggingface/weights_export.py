@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converts the weights of a checkpoint to safetensors files."""
+
+import json
+import os
+import pickle
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from llmb.engine.checkpoint.load import TensorReader
+from llmb.engine.checkpoint.state import MODEL, saved_name
+from llmb.engine.checkpoint.torch_errors import torch_message
+from llmb.engine.huggingface.weights_import import MOST_PROBLEMS, parameter_shapes
+from llmb.errors import EnvironmentProblem, UsageError
+from llmb.huggingface.config import config_of
+from llmb.huggingface.formats import Format, format_of
+from llmb.huggingface.shards import CONFIG, INDEX, index_document, plan_shards, shard_files
+from llmb.huggingface.tensors import Shape, matrices_of_expert, stored_tensors
+from llmb.runs.checkpoint import WEIGHTS
+from llmb.runs.conversion import ExportJob, OnProgress
+from llmb.runs.folder import write_atomically
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+BROKEN = (OSError, ValueError, pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError)
+"""The exceptions that reading a damaged pickle can raise, according to pickle's documentation."""
+
+
+def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
+    """Writes weights, index and configuration to the job's folder, the tensors of one file in memory at a time.
+
+    Raises UsageError if the checkpoint does not match its model.
+    """
+    folder, dtype = Path(job.folder), DTYPES[job.dtype]
+    shapes = parameter_shapes(job.model)
+    reader = CachedReader(Path(job.checkpoint) / WEIGHTS)
+    check_complete(shapes, reader.metadata, job.checkpoint)
+    form = format_of(job.model)
+    sizes = {name: torch.Size(shape).numel() * dtype.itemsize for name, shape in shapes.items()}
+    shards = plan_shards(sizes, job.largest_file_bytes)
+    done, total = 0, sum(sizes.values())
+    on_progress(done, total)
+    for names, file in zip(shards, shard_files(len(shards)), strict=True):
+        # Not bound to a name, so that they are freed before those of the next file are read.
+        write_file(folder / file, read_tensors(reader, {name: shapes[name] for name in names}, dtype, form))
+        done += sum(sizes[name] for name in names)
+        on_progress(done, total)
+    if len(shards) > 1:
+        stored = {name: stored_tensors(name, shape, form) for name, shape in shapes.items()}
+        named = [[tensor for name in names for tensor in stored[name]] for names in shards]
+        index = index_document(named, sum(sizes.values()))
+        write_atomically(folder / INDEX, json.dumps(index, indent=2) + "\n")
+    write_atomically(folder / CONFIG, json.dumps(config_of(job.model, job.dtype), indent=2) + "\n")
+
+
+class CachedReader(TensorReader):
+    """Reads the metadata once for many loads: reading that of a large run takes seconds."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            self.metadata = super().read_metadata()
+        except BROKEN as error:
+            raise UsageError(f"the checkpoint's metadata cannot be read: {error}", where=str(path)) from error
+
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:  # noqa: ARG002 (as torch declares it)
+        return self.metadata
+
+
+def check_complete(shapes: Mapping[str, Shape], metadata: Metadata, place: str) -> None:
+    """Raises UsageError with every parameter that is missing or has another shape."""
+    problems = []
+    for name, shape in shapes.items():
+        found = metadata.state_dict_metadata
+        saved = found.get(saved_name(MODEL + name, found))
+        if not isinstance(saved, TensorStorageMetadata):
+            problems.append(f"{name} is missing")
+        elif tuple(saved.size) != shape:
+            problems.append(f"{name} has the shape {list(saved.size)}; its model has {list(shape)}")
+    if problems:
+        lines = "\n".join(f"  - {line}" for line in problems[:MOST_PROBLEMS])
+        raise UsageError(f"the checkpoint does not match the weights of its model:\n{lines}", where=place)
+
+
+def read_tensors(
+    reader: CachedReader, shapes: Mapping[str, Shape], dtype: torch.dtype, form: Format
+) -> dict[str, Tensor]:
+    """Full parameters in ``dtype``, by Hugging Face names and shapes; rounded to nearest if it is narrower."""
+    tensors = {name: torch.empty(shape, dtype=dtype) for name, shape in shapes.items()}
+    try:
+        found = reader.metadata.state_dict_metadata
+        named = {saved_name(MODEL + name, found): tensor for name, tensor in tensors.items()}
+        load(named, storage_reader=reader, no_dist=True)
+    except (CheckpointException, OSError) as error:
+        raise UsageError(
+            f"the checkpoint cannot be read: {torch_message(error)}", where=str(reader.path), do="export another one"
+        ) from error
+    return {stored: part for name, tensor in tensors.items() for stored, part in stored_parts(name, tensor, form)}
+
+
+def stored_parts(name: str, tensor: Tensor, form: Format) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that hold a parameter, by Hugging Face's names."""
+    stored = stored_tensors(name, tuple(tensor.shape), form)
+    matrices = len(matrices_of_expert(name, form))
+    if matrices:
+        parts = tensor.view(*tensor.shape[:2], matrices, tensor.shape[-1]).transpose(1, 2).flatten(0, 1).mT
+    else:
+        parts = tensor.unsqueeze(0)
+    for (other, shape), part in zip(stored.items(), parts, strict=True):
+        yield other, part.contiguous().view(shape)
+
+
+def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Returns when the file is on disk. Raises EnvironmentProblem if it cannot be written."""
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+        path.chmod(0o644)  # safetensors restricts it to its owner
+        flush_file(path)
+    except (SafetensorError, OSError) as error:
+        advice = "free some space, or give a folder on another disk"
+        raise EnvironmentProblem(f"{path.name} cannot be written: {error}", where=str(path), do=advice) from error
+
+
+def flush_file(path: Path) -> None:
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the text of a log says about why a run failed."""
+
+import re
+
+from llmb.logs.megatron_line import MARK as MEGATRON_MARK
+from llmb.logs.step_line import STEP_LINE_HEAD
+
+_ERROR = re.compile(
+    rb"^(?:\[rank\d+\]: |\d+: )*(?!\S*ChildFailedError)((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b[^\r\n]*)",
+    re.MULTILINE,
+)
+_UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\x20-\x7e\xa0-\U0010ffff]+")
+_LONGEST_QUOTE = 160
+
+_CONTENTS = (
+    (re.compile(rb"\0"), "binary data, or text in another encoding"),
+    (re.compile(rb"train_step_timing in s="), "a NeMo 1 progress bar, which is unsupported"),
+    (re.compile(rb"(?i)iteration|training|model|experiment"), "a run that ended before its first step"),
+)
+
+
+def describe_content(head: bytes, tail: bytes) -> str:
+    """What a file without a step line appears to be."""
+    for pattern, meaning in _CONTENTS:
+        if pattern.search(head) or pattern.search(tail):
+            return meaning
+    return "not a training log"
+
+
+def last_error(tail: bytes) -> str:
+    """The last exception after the last step line, else the last line; '' if there is neither."""
+    step_line = max(tail.rfind(STEP_LINE_HEAD), tail.rfind(MEGATRON_MARK))
+    text = tail if step_line < 0 else tail[step_line:].partition(b"\n")[2]
+    if errors := _ERROR.findall(text):
+        return _printable(errors[-1])
+    lines = [line for line in re.split(rb"[\r\n]", text) if line.strip()]
+    return _printable(lines[-1]) if lines else ""
+
+
+def _printable(line: bytes) -> str:
+    return _UNPRINTABLE.sub(" ", line.decode("utf-8", "replace")).strip()[:_LONGEST_QUOTE]

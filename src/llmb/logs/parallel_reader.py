@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads many logs in parallel."""
+
+import math
+import multiprocessing
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
+
+from llmb.errors import EnvironmentProblem
+from llmb.logs.files import FoundFiles, ParsedFile, parse_file
+
+_BATCH_FILES = 64
+_BATCHES_PER_WORKER = 8
+_WORTH_A_POOL_FILES = 500
+_WORTH_A_POOL_BYTES = 1 << 28
+
+
+def parse_logs(found: FoundFiles, rule: str, workers: int) -> Iterator[ParsedFile]:
+    """Every file of ``found``, in the order in which they finish."""
+    yield from found.refused
+    if workers > 1 and _is_worth_a_pool(found):
+        yield from _parse_in_pool(found.logs, rule, workers)
+    else:
+        yield from (parse_file(path, rule) for path in found.logs)
+
+
+def _is_worth_a_pool(found: FoundFiles) -> bool:
+    if len(found.logs) < 2:
+        return False
+    return len(found.logs) >= _WORTH_A_POOL_FILES or found.total_bytes >= _WORTH_A_POOL_BYTES
+
+
+def _parse_in_pool(paths: Sequence[Path], rule: str, workers: int) -> Iterator[ParsedFile]:
+    # The fork server has no threads. This process has, because of its progress bar, and must not be forked.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    pool = ProcessPoolExecutor(workers, context, initializer=_end_quietly_on_interrupt)
+    try:
+        with _interrupts_held_back():
+            batches = [pool.submit(_parse_batch, batch, rule) for batch in _batches(paths, workers)]
+        for done in as_completed(batches):
+            yield from done.result()
+    except (KeyboardInterrupt, GeneratorExit):
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+        raise
+    except BrokenProcessPool as error:
+        raise EnvironmentProblem(
+            "a process that read logs was killed, perhaps out of memory", do="use fewer processes: --jobs 1"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Worker processes start with interrupts ignored: an interrupt could hit them in the middle of an import."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_quietly_on_interrupt() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _batches(paths: Sequence[Path], workers: int) -> list[Sequence[Path]]:
+    """Batches of similar size: each takes every n-th file of a list that is sorted by size."""
+    count = max(_BATCHES_PER_WORKER * workers, math.ceil(len(paths) / _BATCH_FILES))
+    return [paths[i::count] for i in range(min(count, len(paths)))]
+
+
+def _parse_batch(paths: Sequence[Path], rule: str) -> list[ParsedFile]:
+    return [parse_file(path, rule) for path in paths]

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recognizes text in which each line is the next step, for the cost of a search instead of a parse."""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmb.logs.step_line import (
+    LOSS_FIELD,
+    MAX_BODY_BYTES,
+    STEP_LINE_HEAD,
+    STEP_TIME_FIELD,
+    TFLOPS_FIELD,
+    StepLine,
+    find_steps,
+)
+
+_HEAD = re.compile(rb"[^|\r\n]*%s\d{1,9}, iteration (\d{1,9})/\d{1,9} \|" % STEP_LINE_HEAD)
+_BAR, _ZERO, _SPACE = b"|0 "
+_VALUE_BYTES = 8  # fits in a NumPy integer
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepBlock:
+    """Lines of all steps from ``first`` to ``final``, in order and once each, that declare the same last step."""
+
+    first: StepLine
+    final: StepLine
+    text: bytes
+    bars: Indices
+    """Offsets in ``text`` at which the fields of each line begin: lines x fields."""
+    line_ends: Indices
+    """Offset of the end of the line before the first, then of each line."""
+    fields: dict[bytes, int]
+    """Column numbers of the fields that are read."""
+
+    @property
+    def count(self) -> int:
+        return self.final.step - self.first.step + 1
+
+    def column(self, name: bytes) -> NDArray[np.float64] | None:
+        """The values of a field, nan if the lines do not have it. None if they have to be read line by line."""
+        if name not in self.fields:
+            return None if name in self.text else np.full(self.count, math.nan)
+        column = self.fields[name]
+        starts = self.bars[:, column] + 1 + len(name)
+        ends = self.bars[:, column + 1] if column + 1 < self.bars.shape[1] else self.line_ends[1:]
+        lengths = ends - starts
+        if lengths.max() > _VALUE_BYTES or starts[-1] + _VALUE_BYTES > len(self.text):
+            return None
+        rows = _gather(self.text, starts, _VALUE_BYTES)
+        rows[np.arange(_VALUE_BYTES) >= lengths[:, np.newaxis]] = _SPACE
+        words, places = np.unique(rows.view(np.uint64), return_inverse=True)  # few of the values differ
+        try:
+            return np.array([float(word) for word in words.view(f"S{_VALUE_BYTES}")])[places.ravel()]
+        except ValueError:
+            return None
+
+
+def find_block(text: bytes, start: int, end: int) -> StepBlock | None:
+    """Returns the complete lines ``text[start:end]`` as a block if they form one; ``text[start - 1]`` ends a line.
+
+    Every line must have as many fields as the first, and the fields that are read must be in the same columns. A
+    value must begin with a digit, which excludes nan and infinity; it is then assumed to be a number.
+    """
+    first_line = text[start : text.find(b"\n", start, end) + 1]
+    head = _HEAD.match(first_line)
+    if not head:
+        return None
+    first = _only_step(first_line)
+    final = _only_step(text[text.rfind(b"\n", start, end - 1) + 1 : end])
+    if first is None or final is None:
+        return None
+    count = final.step - first.step + 1
+    fields = first_line.split(b"|")[1:]
+    characters = np.frombuffer(text, np.uint8, end - start, start)
+    found = np.flatnonzero(characters == _BAR)
+    if len(found) != count * len(fields) or np.count_nonzero(characters < _SPACE) != count:
+        return None
+    bars = (found + start).reshape(count, len(fields))
+    line_ends = np.append(bars[:, 0] - head.end(), end - 1)
+    if not _have_heads(text, line_ends, head, first.step):
+        return None
+    columns = {}
+    for name in (STEP_TIME_FIELD, LOSS_FIELD, TFLOPS_FIELD)[: 2 if first.tflops_per_gpu is None else 3]:
+        column = next((i for i, field in enumerate(fields) if field.startswith(name)), None)
+        if column is None or not _have_field(text, bars[:, column] + 1, name):
+            return None
+        columns[name] = column
+    return StepBlock(first, final, text, bars, line_ends, columns)
+
+
+def _only_step(line: bytes) -> StepLine | None:
+    steps = list(find_steps(line))
+    return steps[0] if len(steps) == 1 else None
+
+
+def _have_heads(text: bytes, line_ends: Indices, head: "re.Match[bytes]", step: int) -> bool:
+    """Whether each line end but the last is followed by a head like ``head``, numbered from ``step``."""
+    if np.diff(line_ends).max() > 1 + head.end() + MAX_BODY_BYTES:
+        return False
+    number, after = 1 + head.start(1), 1 + head.end(1)
+    digits = _gather(text, line_ends[:-1] + number, after - number) - _ZERO
+    numbers = digits @ 10 ** np.arange(after - number)[::-1]
+    if (digits > 9).any() or not np.array_equal(numbers, np.arange(step, step + len(digits))):
+        return False
+    heads = _gather(text, line_ends[:-1], 1 + head.end())
+    heads[:, number:after] = _ZERO
+    return _are_all(heads, heads[0].tobytes())
+
+
+def _have_field(text: bytes, places: Indices, name: bytes) -> bool:
+    """Whether ``name`` followed by a digit is found at all ``places``."""
+    if places[-1] + len(name) >= len(text):
+        return False
+    found = _gather(text, places, len(name) + 1)
+    digits = found[:, -1] - _ZERO
+    found[:, -1] = _ZERO
+    return bool((digits <= 9).all()) and _are_all(found, name + b"0")
+
+
+def _are_all(rows: NDArray[np.uint8], row: bytes) -> bool:
+    return rows.tobytes() == row * len(rows)
+
+
+def _gather(text: bytes, places: Indices, width: int) -> NDArray[np.uint8]:
+    """``width`` bytes from each place, one row per place."""
+    windows: NDArray[Any] = np.ndarray(len(text) - width + 1, f"V{width}", text, strides=(1,))
+    return windows[places].view(np.uint8).reshape(len(places), width)

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documents that the sequences of a run are packed from. Pure."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from llmb.catalogue.records import Recipe, Training
+from llmb.metrics.packing import SHORTEST_MEAN, fitted_mean, synthetic_packing
+
+
+def document_problems(training: Training, seq_len: int) -> Iterator[str]:
+    mean = training.document_tokens
+    if mean is None:
+        return
+    if mean < SHORTEST_MEAN:
+        yield f"--document-tokens is {mean}; it must be at least {SHORTEST_MEAN}: one token predicts nothing"
+    elif mean > seq_len:
+        yield f"documents of {mean} tokens on average are longer than a sequence, {seq_len}; lower --document-tokens"
+
+
+def with_documents(recipe: Recipe, training: Training) -> Recipe:
+    """The recipe with ``training``, and with the statistics of the documents that it then trains on.
+
+    If a recipe packs and ``training`` specifies no documents, their length is chosen for the same attention cost.
+    """
+    seq_len = recipe.layout.seq_len
+    usual = fitted_mean(recipe.packing, seq_len) if recipe.packing else None
+    mean = training.document_tokens or usual
+    if mean is None:
+        return recipe.model_copy(update={"training": training})
+    changes: dict[str, Any] = {
+        "training": training.model_copy(update={"document_tokens": mean}),
+        "packing": synthetic_packing(recipe.model, seq_len, mean),
+    }
+    if mean != usual:
+        # Published figures hold only for the recipe's own data.
+        reason = f"sequences are packed from documents of {mean} tokens on average"
+        changes |= {"published_flops": None, "expectations": (), "expectations_reason": reason}
+    return recipe.model_copy(update=changes)

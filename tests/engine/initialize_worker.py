@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of a (data, tensor) parallel mesh: names the parameters whose shard is not that of the unsharded values.
+
+Arguments: backend ("gloo", or "fake" where no other process answers), folder with models.json and room for the
+rendezvous, rank, data and tensor parallel size.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from cut_by_hand import cut_tensors, tensor_dimension
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from llmb.catalogue.records import Model
+from llmb.engine.model import initialize as initialize_module
+from llmb.engine.model.decoder import build_model
+from llmb.engine.model.initialize import initialize
+from llmb.engine.parallel.gloo import gloo_backend
+
+
+def expected_shard(full: Tensor, name: str, mesh: DeviceMesh) -> Tensor:
+    """Tensor parallelism cuts first; FSDP cuts what that leaves, along dimension 0."""
+    dimension = tensor_dimension(name)
+    if dimension is not None:
+        full = full.chunk(mesh["tp"].size(), dimension)[mesh["tp"].get_local_rank()]
+    return full.chunk(mesh["dp"].size(), 0)[mesh["dp"].get_local_rank()]
+
+
+def differing(model: Model, mesh: DeviceMesh) -> list[str]:
+    whole = build_model(model)
+    initialize(whole, model, seed=7)
+    with torch.device("meta"):
+        sharded = build_model(model)
+    cut_tensors(sharded, mesh["tp"])
+    for block in (*sharded.layers.values(), sharded):
+        fully_shard(block, mesh=mesh["dp"])
+    sharded.to_empty(device="cpu")
+    initialize(sharded, model, seed=7)
+    values = whole.state_dict()
+    return [
+        f"{model.model} {name}"
+        for name, parameter in sharded.named_parameters()
+        if not torch.equal(parameter.to_local(), expected_shard(values[name], name, mesh))
+    ]
+
+
+def main(backend: str, folder: Path, dp: int, tp: int, rank: int) -> None:
+    meeting = {"store": FakeStore()} if backend == "fake" else {"init_method": f"file://{folder}/store"}
+    dist.init_process_group(gloo_backend() if backend == "gloo" else backend, rank=rank, world_size=dp * tp, **meeting)
+    mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
+    models = [Model(**fields) for fields in json.loads((folder / "models.json").read_text())]
+    found = []
+    for initialize_module.BLOCK_ELEMENTS in (2**24, 1000):
+        found += [name for model in models for name in differing(model, mesh)]
+    print("differing:", found)
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
+
+
+main(sys.argv[1], Path(sys.argv[2]), *(int(number) for number in sys.argv[3:]))
