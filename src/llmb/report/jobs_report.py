@@ -99,7 +99,8 @@ def job_table(job: Job, details: "JobDetails") -> Table:
         for attempt in details.attempts:
             table.add_row(f"attempt {attempt.number}", attempt_text(attempt))
     for name, path in _files(job).items():
-        table.add_row(name.replace("_", " "), str(path))
+        if name != "batch_output" or path.exists():  # a run on this machine has none
+            table.add_row(name.replace("_", " "), str(path))
     return table
 
 
