@@ -14,9 +14,9 @@ first. A variable that does not apply to the workload, has a bad value or contra
 them at once.
 
 `release` is that of the documents or scripts that know a variable; 26.06 is the reference suite's newest and no
-document of the catalogue. The page is made from `src/llmb/catalogue/data/variables.yaml` and from the options'
-declarations, which say what their values may be."""
-ERRATA = """## Errata of the reference documents' scripts
+document of the catalogue. The page is generated from `src/llmb/catalogue/data/variables.yaml` and from the options'
+declarations, which define valid values."""
+ERRATA = """## Errata of the reference scripts
 
 These errors of the scripts are not repeated:
 

@@ -70,7 +70,7 @@ def config_differences(model: Model, config: Config) -> Iterator[str]:
         yield f"model_type is {found_type}; {model.model} {model.size} is {form.model_type}"
         return
     if config.get("quantization_config"):
-        yield "quantization_config is set: quantised weights are not read"
+        yield "quantization_config is set: quantized weights are unsupported"
     wanted, found = (_settings(item, form) for item in (config_of(model, "fp32"), config))
     for name, value in wanted.items():
         if found[name] != value:
@@ -104,7 +104,7 @@ def _layer_lists(model: Model) -> dict[str, Any]:
 
 
 def _settings(config: Config, form: Format) -> dict[str, Any]:
-    """What acts on weights, in one form for all the ways to say it; null where the file does not say it."""
+    """Settings that affect weights, normalized; None if the file does not specify them."""
     said = {name: value for name, value in config.items() if value is not None or name in NULL_MEANS_NONE}
     values = {**SILENT_EVERYWHERE, **form.silent, **said}
     heads = _count(values, "num_attention_heads")

@@ -32,7 +32,7 @@ def result_of_log(plan: Plan, outcome: LogOutcome, end: End) -> Result:
         step_time_s=times,
         loss=None if None in losses or status == "invalid" else Loss(first=_known(losses[0]), last=_known(losses[1])),
         peak_memory_gib=None,
-        step_time_reason=None if times else "the run is no success",
+        step_time_reason=None if times else "the run was not successful",
         **(metrics_of(throughput(plan.recipe, times.mean)) if times else {}),
     )
 
