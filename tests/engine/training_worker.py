@@ -45,6 +45,7 @@ def train_stages(stages: list[Decoder], plan: EnginePlan, ranks: Ranks, folder: 
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     if plan.start:
         load_checkpoint(Path(plan.start.path), stages, optimizers, ranks)
+    folder.mkdir(exist_ok=True)
     saver = Saver(plan, RunFolder(folder), ranks, stages, optimizers)
     gradients: dict[str, torch.Tensor] = {}
     losses, norms, counts = [], [], []
