@@ -43,7 +43,7 @@ def node_records(jobs: Iterable[Job]) -> list[NodeRecord]:
 
 
 def _recipe(job: Job) -> Recipe:
-    """Runs whose step times may be compared: the experiment's name contains the whole layout."""
+    """Key of runs with comparable step times: the experiment's name contains the complete layout."""
     return job.experiment, job.gpu_type
 
 
