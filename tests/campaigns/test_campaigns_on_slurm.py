@@ -112,7 +112,7 @@ def test_a_campaign_of_30_jobs_survives_killed_clients(client: Client, tmp_path:
 
 
 def test_a_job_that_slurm_got_is_found_again(client: Client) -> None:
-    """The client is killed when Slurm has the job and nobody has written down its id."""
+    """The client is killed when Slurm has the job and its id is not yet written."""
     client.write_program("sbatch", f'PATH={SEARCHED} sbatch "$@"; sleep 2')
     command = ("submit", "-w", TINY[0], "-s", "tiny", "--scale", "1", "--repeats", "2", "--yes", "--steps", "1")
     process = client.start(*command)
@@ -182,7 +182,7 @@ def test_what_slurm_refuses_is_told_and_tried_again(client: Client, tmp_path: Pa
         assert {job["state"] for job in json.loads(second.stdout)["jobs"]} == {"submitted"}
         third = client.call("bulk", str(file), "--resume", "--yes")
         assert third.returncode == 2
-        assert "no campaign from here is unfinished" in third.stderr
+        assert "no campaign from this source is unfinished" in third.stderr
     finally:
         client.slurm.run("scancel", "--me")
         client.slurm.run("scontrol", "delete", "partition=nowhere")

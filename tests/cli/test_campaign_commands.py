@@ -110,7 +110,10 @@ def test_a_campaign_has_one_gpu_type(environ: dict[str, str], install: Path) -> 
         (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--wait"), "--wait follows one job"),
         (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--array", "0-3"), "--array is not supported"),
         (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--tp", "3"), "is not divisible by TP 3"),
-        (("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--resume"), "no campaign from here is unfinished"),
+        (
+            ("-w", "pretrain_llama3.1", "-s", "8b", "--repeats", "2", "--resume"),
+            "no campaign from this source is unfinished",
+        ),
     ],
 )
 def test_what_cannot_be_queued_is_refused(environ: dict[str, str], options: tuple[str, ...], words: str) -> None:

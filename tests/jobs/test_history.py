@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A history that is lost or broken is made again from the run folders; names of jobs; logs; locks."""
+"""A history that is missing or damaged is rebuilt from the run folders; names of jobs; logs; locks."""
 
 import io
 import subprocess
@@ -74,11 +74,11 @@ def test_a_lost_history_is_made_again_with_every_job_of_a_run(
         ("b", "3", "c"),
     ]
     assert {(job.state, job.status, job.submitted_s) for job in found} == {("PENDING", "queued", 1795255200.0)}
-    assert said == ["the history of jobs was made again from 3 jobs in run folders; 'llmb jobs refresh' updates them"]
+    assert said == ["the history of jobs was rebuilt from 3 jobs in run folders; 'llmb jobs refresh' updates them"]
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage " * 1000, b"SQLite format 3\0" + b"\xff" * 9000])
-def test_a_broken_history_is_put_aside_and_made_again(
+def test_a_damaged_history_is_renamed_and_rebuilt(
     tmp_path: Path, submitted: Submitted, said: list[str], content: bytes
 ) -> None:
     job = submitted("a", "1")

@@ -146,7 +146,7 @@ def test_a_table_with_a_bad_pattern_is_refused(tmp_path: Path) -> None:
     assert len(caught.value.problems) == 4
 
 
-def test_the_next_try_begins_anew_with_fewer_retries() -> None:
+def test_a_retry_is_a_new_job_with_fewer_retries() -> None:
     failed = job("k", job_id="7", state="FAILED", status="failed", retries=3, restarts=1, fault="f", bad_nodes="n1",
                  checked_s=9.0, ended_s=8.0, nodes="n[1-2]", campaign="c", exit_code=1)  # fmt: skip
     again = repeated(failed, 50.0)

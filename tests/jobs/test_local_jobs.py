@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of this machine in the history: listed, waited for, cancelled, printed again, and found out when killed."""
+"""Runs on this machine in the history: listed, waited for, cancelled, printed again, and detected when killed."""
 
 import json
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node is lost under a real run on a real Slurm, and the run goes on from its checkpoint."""
+"""A node is lost under a real run on a real Slurm, and the run resumes from its checkpoint."""
 
 import json
 from pathlib import Path

@@ -168,7 +168,7 @@ def test_jobs_that_slurm_has_forgotten_are_read_from_their_marks(
     wait_until(lambda: not shell.cluster.run("squeue", "-h").stdout.strip(), "the end of all jobs")
     RunFolder(Path(killed.run_dir)).job_end.unlink()  # as where its node was lost with it
     forget(shell)
-    # The history is lost with it: both are made again from the run folders.
+    # The history is lost with it: it is rebuilt from the run folders.
     for part in database_path(shell.install).parent.glob("jobs.sqlite*"):
         part.unlink()
     with open_history(shell.install, lambda _: None) as again:
@@ -179,8 +179,8 @@ def test_jobs_that_slurm_has_forgotten_are_read_from_their_marks(
     assert (found["a"].state, found["a"].status, found["a"].step_time_s) == ("COMPLETED", "success", 0.5)
     assert (found["b"].state, found["b"].status) == ("FAILED", "failed")
     assert (found["c"].state, found["c"].status) == ("LOST", "failed")
-    assert "left no mark of its end" in str(found["c"].reason)
-    assert new.job.job_id == "1", "ids began anew, and the first job's row is not this one's"
+    assert "did not record its end" in str(found["c"].reason)
+    assert new.job.job_id == "1", "ids start again at 1, and the first job's row is not this one's"
     assert found["new"].state != "LOST"
 
 

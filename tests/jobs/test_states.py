@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of a job: every state of Slurm, with what the job left in its folder and without it."""
+"""States of jobs: every state of Slurm, with and without the files that the job left in its folder."""
 
 from dataclasses import replace
 
@@ -174,8 +174,8 @@ UNKNOWN = JobState(job_id="7")
         (replace(WHOLE, exit_code=143, signal="TERM", **ENDED), "LOST", "success", "TERM, after its last step"),
         (replace(WHOLE, run_status="invalid", run_reason="nan", exit_code=0, **ENDED), "COMPLETED", "invalid", "nan"),
         (WHOLE, "LOST", "success", "every step is done"),
-        (HALF, "LOST", "failed", "left no mark of its end: killed, or lost with its node, after 5 of 10 steps"),
-        (NOTHING, "LOST", "failed", "never began: most likely cancelled while it waited"),
+        (HALF, "LOST", "failed", "did not record its end: killed, or lost with its node, after 5 of 10 steps"),
+        (NOTHING, "LOST", "failed", "never started: most likely cancelled while it was pending"),
     ],
 )
 def test_a_job_that_slurm_has_forgotten(left: Left, state: str, status: str, said: str | None) -> None:

@@ -78,7 +78,7 @@ def new_campaign(source: str, jobs: Iterable[CampaignJob], created_at: str) -> C
 
 
 def fingerprint(jobs: Iterable[CampaignJob]) -> str:
-    """Of what the jobs are, not of how far they have come, nor of where they stand in their file."""
+    """Digest of the jobs' requests, independent of their progress and of their position in the file."""
     asked = [(job.wanted.model_dump(mode="json"), job.repeat, job.profiled) for job in jobs]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 

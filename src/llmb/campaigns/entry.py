@@ -88,7 +88,7 @@ class Entry:
         int, _selection(flags=("-r", "--repeats"), help="Runs of each recipe. Default: 1.", minimum=1)
     ] = 1
     profile: Annotated[bool, Option(help="Every run is profiled.")] = False
-    add_profile: Annotated[bool, Option(help="One more run is profiled, beside the others.")] = False
+    add_profile: Annotated[bool, Option(help="Add one profiled run of each recipe.")] = False
     repeatable: frozenset[str] = frozenset()
     """Options that take several values at once: they are not swept."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hands the jobs of campaigns over by way of the history of jobs, which submits no key twice."""
+"""Submits the jobs of campaigns through the history of jobs, which submits no key twice."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class HistorySender:
-    """``order_of`` plans a job; ``environ`` is what the scheduler gets; ``say`` hears of lost submissions."""
+    """``order_of`` plans a job; ``environ`` is what the scheduler gets; ``say`` reports lost submissions."""
 
     order_of: Callable[[CampaignJob], Order]
     install: Path

@@ -102,11 +102,11 @@ def from_command_line(
     ]
 
 
-def propose(context: Context, wanted: Wanted, *, resume: bool, anew: bool) -> Proposal:
+def propose(context: Context, wanted: Wanted, *, resume: bool, start_new: bool) -> Proposal:
     """Plans every job, and looks for an unfinished campaign like it. Raises UsageError with all problems."""
     checked, left_out = _checked(context, wanted)
     campaign = new_campaign(wanted.source, checked, now())
-    unfinished = find_campaign(context.install, campaign, resume=resume, anew=anew)
+    unfinished = find_campaign(context.install, campaign, resume=resume, start_new=start_new)
     shown = unfinished or campaign
     jobs = [planned(job, context.order(job)) for job in shown.jobs]
     return Proposal(campaign=shown, jobs=jobs, resumed=unfinished is not None, left_out=left_out)
@@ -122,14 +122,14 @@ def agree(what: str, ask: Callable[[], bool] | None) -> None:
 
 
 def queue(
-    context: Context, proposal: Proposal, say: Say, on_job: Callable[[Campaign, CampaignJob], None], *, anew: bool
+    context: Context, proposal: Proposal, say: Say, on_job: Callable[[Campaign, CampaignJob], None], *, start_new: bool
 ) -> Outcome:
     """Queues the remaining jobs of a proposal; ``on_job`` is called with each job that was submitted or rejected.
 
     Raises UserInterrupt if it is interrupted; the same call then resumes.
     """
     install = context.install
-    begun = proposal.campaign if proposal.resumed else begin_campaign(install, proposal.campaign, anew=anew)
+    begun = proposal.campaign if proposal.resumed else begin_campaign(install, proposal.campaign, start_new=start_new)
     with open_history(install, say) as history:
         sender = HistorySender(context.order, install, context.environ, history, say)
         try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues the jobs of a campaign, each of them once, however often the client is killed and called again.
+"""Queues the jobs of a campaign, each of them once, however often the client is killed and rerun.
 
-Before a job is sent, the campaign's file says so. A client that finds this asks the sender, who keeps account of the
-keys, whether the job got as far as the scheduler; only one that never did is sent again.
+Before a job is sent, the campaign's file records that. A client that finds this record asks the sender, which tracks
+jobs by key, whether the job reached the scheduler; only a job that never did is sent again.
 """
 
 from collections.abc import Callable
@@ -28,57 +28,57 @@ BUSY = "submitting this campaign"
 
 
 class Sender(Protocol):
-    """Hands jobs to the scheduler. A job is sent under its key, and found again by it."""
+    """Submits jobs to the scheduler. A job is sent, and later found, by its key."""
 
     def find(self, job: CampaignJob) -> CampaignJob | None:
-        """The job as submitted, where an earlier client got as far as the scheduler; null where it never did.
+        """The submitted job if an earlier client reached the scheduler with it, else None.
 
-        Raises InfrastructureError where the scheduler does not answer.
+        Raises InfrastructureError if the scheduler does not answer.
         """
 
     def send(self, job: CampaignJob) -> CampaignJob:
-        """The job as submitted.
+        """The submitted job.
 
-        Raises UsageError where the scheduler refuses it, InfrastructureError where it does not answer.
+        Raises UsageError if the scheduler rejects it, InfrastructureError if it does not answer.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A campaign after a client's work on it."""
+    """A campaign after a client has submitted its jobs."""
 
     campaign: Campaign
     refusals: tuple[LlmbError, ...]
     """One of each kind."""
 
 
-def find_campaign(install: Path, wanted: Campaign, *, resume: bool, anew: bool) -> Campaign | None:
-    """The newest unfinished campaign that was asked for like ``wanted``; with ``resume`` the newest one from the same
-    source, whatever its jobs, and with ``anew`` none. Raises UsageError where there is none to resume."""
-    if anew:
+def find_campaign(install: Path, wanted: Campaign, *, resume: bool, start_new: bool) -> Campaign | None:
+    """The newest unfinished campaign with the same request as ``wanted``; with ``resume`` the newest one from the same
+    source, whatever its jobs, and with ``start_new`` none. Raises UsageError if there is none to resume."""
+    if start_new:
         return None
     found = unfinished_campaign(read_campaigns(install), wanted.fingerprint, wanted.source, any_jobs=resume)
     if resume and not found:
-        do = "leave --resume out to begin a new campaign"
-        raise UsageError("no campaign from here is unfinished", where=wanted.source, do=do)
+        do = "omit --resume to start a new campaign"
+        raise UsageError("no campaign from this source is unfinished", where=wanted.source, do=do)
     return found
 
 
-def begin_campaign(install: Path, wanted: Campaign, *, anew: bool) -> Campaign:
-    """Writes ``wanted`` down, unless another client has just begun the same: then that one."""
+def begin_campaign(install: Path, wanted: Campaign, *, start_new: bool) -> Campaign:
+    """Writes ``wanted``, unless another client has just started the same campaign: then returns that one."""
     with file_lock(campaigns_folder(install) / "campaigns.lock", PATIENCE_S, BUSY):
-        found = find_campaign(install, wanted, resume=False, anew=anew)
+        found = find_campaign(install, wanted, resume=False, start_new=start_new)
         if found is None:
             write_campaign(install, wanted)
         return found or wanted
 
 
 def submit_campaign(install: Path, name: str, sender: Sender, on_job: Callable[[CampaignJob], None]) -> Outcome:
-    """Submits what is left of a campaign, in its order; ``on_job`` hears of each job that is done with.
+    """Submits the remaining jobs of a campaign, in its order; calls ``on_job`` with each submitted or rejected job.
 
-    A job that is refused is left for the next call, and the others go on. Raises EnvironmentProblem where nothing
-    can be written or another client is at work, InfrastructureError where the scheduler does not answer; then the
-    same call resumes later.
+    A rejected job is left for the next call, and the others are submitted. Raises EnvironmentProblem if files cannot
+    be written or another client is submitting, InfrastructureError if the scheduler does not answer; then the same
+    call resumes later.
     """
     refusals: dict[str, LlmbError] = {}
     with file_lock(campaigns_folder(install) / f"{name}.lock", PATIENCE_S, BUSY):

@@ -13,7 +13,7 @@ from llmb.campaigns.job_request import job_options
 from llmb.campaigns.keys import campaign_keys
 from llmb.campaigns.queueing import Wanted, campaign_context, from_command_line
 from llmb.campaigns.selection import selection_of
-from llmb.cli.campaign_options import JOB, SELECTION, Anew, DryRun, Resume, Yes, run_campaign
+from llmb.cli.campaign_options import JOB, SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
 from llmb.cli.json_option import Json
 from llmb.cli.options import given_of, takes
 from llmb.runs.folder import install_root
@@ -31,7 +31,7 @@ def bulk(
     dry_run: DryRun = False,
     yes: Yes = False,
     resume: Resume = False,
-    anew: Anew = False,
+    start_new: StartNew = False,
     json: Json = False,
 ) -> None:
     """Queue the jobs of a file on a Slurm cluster, the largest first.
@@ -61,4 +61,4 @@ def bulk(
         given=given,
         within=selection,
     )
-    run_campaign(context, wanted, dry_run=dry_run, yes=yes, json=json, resume=resume, anew=anew)
+    run_campaign(context, wanted, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new)

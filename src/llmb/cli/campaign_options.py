@@ -30,24 +30,24 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before queuei
 Resume = Annotated[
     bool, typer.Option("--resume", help="Resume the unfinished campaign, even if the file or the options have changed.")
 ]
-Anew = Annotated[bool, typer.Option("--new", help="Begin a new campaign even if one like it is unfinished.")]
+StartNew = Annotated[bool, typer.Option("--new", help="Begin a new campaign even if one like it is unfinished.")]
 
 
 def run_campaign(
-    context: Context, wanted: Wanted, *, dry_run: bool, yes: bool, json: bool, resume: bool, anew: bool
+    context: Context, wanted: Wanted, *, dry_run: bool, yes: bool, json: bool, resume: bool, start_new: bool
 ) -> None:
     """Shows a campaign, asks for confirmation, and queues it.
 
     Raises UsageError with all problems, and if jobs are rejected.
     """
-    proposal = propose(context, wanted, resume=resume, anew=anew)
+    proposal = propose(context, wanted, resume=resume, start_new=start_new)
     if proposal.left_out:
         sys.stderr.write(listed("left out", proposal.left_out) + "\n")
     if dry_run:
         _print(proposal.campaign, proposal, json=json)
         return
     _confirm(proposal, yes=yes)
-    outcome = queue(context, proposal, say, _show_job, anew=anew)
+    outcome = queue(context, proposal, say, _show_job, start_new=start_new)
     if json:
         _print(outcome.campaign, proposal, json=True)
     if error := refusal(outcome):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb jobs``.
 
-Most of the time, ``list`` has only the history to read: what asks a scheduler or reads run folders is imported by the
+Usually ``list`` reads only the history: code that queries a scheduler or reads run folders is imported by the
 commands that do so.
 """
 
@@ -29,17 +29,17 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 DEFAULT_LIMIT = 50
 FRESH_S = 10.0
-"""States that were asked for so lately are shown as they are."""
+"""States that were queried within this time are shown without another query."""
 PATIENCE_S = 5.0
-"""How long a list may wait for a scheduler; without an answer it shows what is known."""
+"""How long a list may wait for a scheduler; without an answer it shows the last known states."""
 
-JobId = Annotated[str, typer.Argument(metavar="ID", help="Id of the job, or how the name of the run's folder begins.")]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="Id of the job, or the beginning of the run folder's name.")]
 JobIds = Annotated[list[str], typer.Argument(metavar="ID...", help="As for show; an array's id means all its tasks.")]
 
 
 @app.callback(invoke_without_command=True)
 def jobs(context: typer.Context) -> None:
-    """What was submitted, and what became of it. Without a command: list."""
+    """Submitted jobs and their results. Without a command: list."""
     if context.invoked_subcommand is None:
         list_()
 
@@ -54,13 +54,18 @@ def list_(
         str | None, typer.Option("--since", help="Submitted since: 30m, 12h, 7d, 2026-11-21, 2026-11-21T14:00.")
     ] = None,
     campaign: Annotated[str | None, typer.Option("--campaign", help="Only jobs of this campaign.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="At most so many, the newest; 0: all.")] = DEFAULT_LIMIT,
-    no_refresh: Annotated[bool, typer.Option("--no-refresh", help="Show what is known, ask no scheduler.")] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", min=0, help="The newest jobs, at most this number; 0: all.")
+    ] = DEFAULT_LIMIT,
+    no_refresh: Annotated[
+        bool, typer.Option("--no-refresh", help="Show the last known states, query no scheduler.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """The jobs of this install root, the newest last.
 
-    Schedulers are asked first for jobs that have not ended; without an answer within 5 s, what is known is shown.
+    Schedulers are queried first for jobs that have not ended; without an answer within 5 s, the last known states are
+    shown.
 
     Examples:
 
@@ -114,10 +119,10 @@ def show(job_id: JobId, json: Json = False) -> None:
 @app.command()
 def log(
     job_id: JobId,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the log until the job has ended.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last N lines. Default: all.")] = None,
 ) -> None:
-    """The log of a job's run; where its workers never began, what the batch script said.
+    """The log of a job's run; if its workers never started, the output of its batch script.
 
     Examples:
 
@@ -140,14 +145,16 @@ def log(
 @app.command()
 def wait(
     job_ids: JobIds,
-    timeout: Annotated[float | None, typer.Option("--timeout", min=0, help="Give up after so many seconds.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", min=0, help="Give up after this number of seconds.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Wait for jobs to end; the exit code is that of the worst.
 
-    4 failed, 7 failed by the infrastructure, 6 invalid or not ended in time, 130 cancelled, 0 success. Jobs that were
-    submitted with --retries are tried again meanwhile, and the last try counts. A controller that does not answer is
-    borne with for ten minutes.
+    4 failed, 7 failed because of the infrastructure, 6 invalid or not ended in time, 130 cancelled, 0 success. Jobs
+    that were submitted with --retries are retried meanwhile, and the last attempt counts. A scheduler may fail to
+    answer for at most ten minutes.
 
     Examples:
 
@@ -163,14 +170,14 @@ def wait(
             found = _waited(store, keys, timeout)
         except KeyboardInterrupt as error:
             do = "'llmb jobs wait' waits again, 'llmb jobs cancel' ends them"
-            raise UserInterrupt("not waiting any more; the jobs go on", do=do) from error
+            raise UserInterrupt("stopped waiting; the jobs continue", do=do) from error
     _print_jobs(found, json=json)
     raise typer.Exit(exit_code(found))
 
 
 @app.command()
 def cancel(job_ids: JobIds, json: Json = False) -> None:
-    """End jobs, or take them from the queue. One that has ended already is left alone.
+    """Cancel running and queued jobs. Jobs that have ended are not changed.
 
     Example:
 
@@ -193,10 +200,10 @@ def cancel(job_ids: JobIds, json: Json = False) -> None:
 
 @app.command()
 def refresh(json: Json = False) -> None:
-    """Ask what became of all jobs, and submit failed ones again that have retries left.
+    """Update the states of all jobs, and resubmit failed ones that have retries left.
 
-    Only jobs that the infrastructure failed are submitted again. Exit code 7 where a scheduler does not answer: the
-    states of its jobs then stay as they were.
+    Only jobs that failed because of the infrastructure are resubmitted. Exit code 7 if a scheduler does not answer:
+    the states of its jobs are then unchanged.
 
     Example:
 
@@ -213,9 +220,9 @@ def refresh(json: Json = False) -> None:
 
 @app.command()
 def rebuild(json: Json = False) -> None:
-    """Read the run folders again, and add the jobs that the history lacks.
+    """Read the run folders, and add jobs that are missing from the history.
 
-    Nothing that the history has is changed or removed.
+    Jobs in the history are not changed or removed.
 
     Example:
 
@@ -237,9 +244,9 @@ def nodes(
     since: Annotated[str | None, typer.Option("--since", help="Only jobs submitted since, as for list.")] = None,
     json: Json = False,
 ) -> None:
-    """How nodes did: their runs, failures, and how slow runs with them were.
+    """Statistics of nodes: their runs, failures and slowdown.
 
-    The slowdown compares step times of runs with a node with those of the same recipe and layout elsewhere.
+    The slowdown compares step times of runs on a node with those of the same recipe and layout on other nodes.
 
     Example:
 
@@ -258,7 +265,7 @@ def nodes(
 
 def _waited(store: Store, keys: list[str], timeout: float | None) -> list[Job]:
     """With the steps of a single job shown meanwhile."""
-    from llmb.cli.progress import JobProgress  # 10 ms, which no other command needs to spend
+    from llmb.cli.progress import JobProgress  # takes 10 ms, and no other command needs it
     from llmb.jobs.wait import Watch, last_try, wait_for
     from llmb.runs.record import read_record
 
@@ -283,7 +290,7 @@ def _history() -> Store:
 
 
 def _bring_up_to_date(store: Store) -> None:
-    """Asks schedulers, where somebody wants to look; without an answer people are told how old the states are."""
+    """Queries schedulers if states are old; without an answer it reports that they are."""
     live = store.live()
     if not stale(live, time.time(), FRESH_S) and not store.unresolved():
         return

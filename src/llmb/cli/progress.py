@@ -27,7 +27,7 @@ GB = 10**9
 
 
 class _LongWork:
-    """A bar with ``columns`` of its own between the text and the time that is left."""
+    """A bar with additional ``columns`` between the text and the remaining time."""
 
     def __init__(self, text: str, total: int | None, *columns: ProgressColumn) -> None:
         self.spoke_at = time.monotonic()
@@ -49,7 +49,7 @@ class _LongWork:
             self.bar.stop()
 
     def _show(self, done: int, total: int, text: str, line: str) -> None:
-        """``text`` beside the bar, or ``line`` where there is none."""
+        """``text`` beside the bar, or ``line`` without one."""
         if self.bar:
             self.bar.update(self.task, completed=done, total=total, description=text)
         elif time.monotonic() - self.spoke_at > LINE_EVERY_S or done == total:
@@ -58,7 +58,7 @@ class _LongWork:
 
 
 class RunProgress(_LongWork):
-    """Shows steps as they are done, with step time, loss and the time that is left."""
+    """Shows steps as they are done, with step time, loss and the remaining time."""
 
     def __init__(self, total: int, first_step: int = 0) -> None:
         super().__init__("starting workers", total, MofNCompleteColumn(), TimeElapsedColumn())
@@ -73,7 +73,7 @@ class RunProgress(_LongWork):
 
 
 class JobProgress(RunProgress):
-    """The same of a job in a queue, whose states are shown until it runs."""
+    """The same for a queued job, whose states are shown until it runs."""
 
     def __init__(self, total: int, first_step: int = 0) -> None:
         super().__init__(total, first_step)

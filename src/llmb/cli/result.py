@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llmb result``, and how a run ended for every command that waits for one."""
+"""``llmb result``, and the printing of results for every command that waits for a run."""
 
 import os
 import sys
@@ -27,10 +27,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 @app.command()
 def result(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a job, start of its folder's name, or a folder.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Id of a job, beginning of its run folder's name, or folder.")
+    ],
     json: Json = False,
 ) -> None:
-    """The result of a run that has ended, as it was printed then.
+    """Print again the result of a run that has ended.
 
     The exit code is that of the run: 0 success, 4 failed, 6 invalid.
 
@@ -44,29 +46,29 @@ def result(
 
 
 def print_run(folder: RunFolder, *, json: bool) -> None:
-    """Raises UsageError where the run has not ended, InvalidRun or RunFailed where it was no success."""
+    """Raises UsageError if the run has not ended, InvalidRun or RunFailed if it was not successful."""
     try:
         record = read_record(folder)
     except (OSError, ValueError) as error:
         raise UsageError("the run's record cannot be read", where=str(folder.record)) from error
     if record.status in ("queued", "running"):
-        do = "'llmb jobs wait' waits for it; 'llmb jobs refresh' finds out what became of it"
+        do = "'llmb jobs wait' waits for it; 'llmb jobs refresh' updates its state"
         raise UsageError(f"the run has no result yet: it is {record.status}", where=str(folder.path), do=do)
     print_result(folder, record.plan, finished_result(folder, record), json=json)
 
 
 def print_result(folder: RunFolder, plan: Plan, result: Result, *, json: bool) -> None:
-    """Raises InvalidRun or RunFailed where the run was no success."""
+    """Raises InvalidRun or RunFailed if the run was not successful."""
     if json:
         print_json(run_document(folder, plan, result))
     elif result.status == "success":
         print_table(run_table(plan, result))
-        sys.stderr.write(f"kept in {folder.path}\n")
+        sys.stderr.write(f"saved to {folder.path}\n")
     raise_unless_successful(folder, result)
 
 
 def _folder_of(text: str) -> RunFolder:
-    """A folder with a run in it, or the one that holds only such a folder; else the job of that name."""
+    """A run folder, or the only run folder in a folder; else the run folder of the job of that name."""
     path = Path(text).expanduser().absolute()
     if path.is_dir():
         below = sorted(found.parent for found in path.glob("*/run.json"))

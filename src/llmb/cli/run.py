@@ -41,8 +41,8 @@ def run(
 ) -> None:
     """Train on this machine, now, with a progress bar, and print the result.
 
-    Results are kept below $LLMB_INSTALL (default ~/.llmb): the log, every step in metrics.jsonl, and run.json with
-    everything that decided the run.
+    Results are saved below $LLMB_INSTALL (default ~/.llmb): the log, every step in metrics.jsonl, and run.json with
+    the complete settings of the run.
 
     Examples:
 

@@ -15,7 +15,7 @@ from llmb.campaigns.job_request import job_request
 from llmb.campaigns.queueing import Wanted, campaign_context
 from llmb.campaigns.selection import selection_of, single_model
 from llmb.catalogue.load import Catalogue
-from llmb.cli.campaign_options import JOB, SELECTION, Anew, DryRun, Resume, Yes, run_campaign
+from llmb.cli.campaign_options import JOB, SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.options import given_of, takes
@@ -48,20 +48,21 @@ def submit(
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end and print the result.")] = False,
     yes: Yes = False,
     resume: Resume = False,
-    anew: Anew = False,
+    start_new: StartNew = False,
     json: Json = False,
 ) -> None:
     """Queue runs on a Slurm cluster, with the same options as `llmb run`.
 
     One recipe is one job; `--dry-run` prints its batch script. Lists with commas, limits of the scale and repeats make
-    a campaign: all combinations, the largest first, and where workloads, sizes, dtypes or scales are left out, all
-    that the cluster's GPU type has. A campaign is shown and confirmed. A client that is killed loses nothing: the same
-    command resumes, and no job is queued twice. With `--profile` a campaign has one profiled run of each
-    recipe beside the others.
+    a campaign: all combinations, the largest first. Workloads, sizes, dtypes and scales that are not specified default
+    to all that the cluster's GPU type has. A campaign is shown and confirmed. A client that is killed loses nothing:
+    the same command resumes, and no job is queued twice. With `--profile` a campaign has one additional, profiled run
+    of each recipe.
 
-    Every plan is checked here and now. The run folder is made at once: it holds the batch script and, later, the
-    results. Options come before variables of the shell (SBATCH_ACCOUNT, SBATCH_PARTITION, TIME_LIMIT, GPUS_PER_NODE,
-    ADDITIONAL_SLURM_PARAMS), those before cluster_config.yaml in $LLMB_INSTALL, and that before the recipe's defaults.
+    Every plan is checked before submission. The run folder is created immediately: it contains the batch script and,
+    later, the results. Options override the shell's variables (SBATCH_ACCOUNT, SBATCH_PARTITION, TIME_LIMIT,
+    GPUS_PER_NODE, ADDITIONAL_SLURM_PARAMS), variables override cluster_config.yaml in $LLMB_INSTALL, and that file
+    overrides the recipe's defaults.
 
     Examples:
 
@@ -83,7 +84,7 @@ def submit(
         queue_one(wanted, os.environ, dry_run=dry_run, wait=wait, yes=yes, json=json)
         return
     if wait:
-        raise UsageError("--wait follows one job, and this is a campaign", do="leave it out, or name one recipe")
+        raise UsageError("--wait follows one job, and this is a campaign", do="omit it, or name one recipe")
     profile = bool(values.get("profile"))
     entry = Entry(where=COMMAND_LINE, selection=selection, repeats=repeats, add_profile=profile)
     campaign = Wanted(
@@ -93,13 +94,13 @@ def submit(
         given={name: value for name, value in given_of(ctx, values).items() if name != "profile"},
     )
     context = campaign_context(install_root(os.environ, Path.cwd()), os.environ)
-    run_campaign(context, campaign, dry_run=dry_run, yes=yes, json=json, resume=resume, anew=anew)
+    run_campaign(context, campaign, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new)
 
 
 def queue_one(
     wanted: JobRequest, environ: Mapping[str, str], *, dry_run: bool, wait: bool, yes: bool, json: bool
 ) -> None:
-    """One job, from its plan to its end if that is waited for."""
+    """One job, from its plan to its submission, or with ``--wait`` to its end."""
     catalogue, install = Catalogue(), install_root(environ, Path.cwd())
     site = read_cluster_site(catalogue, install, environ)
     order = make_order(catalogue, wanted.request, wanted.choices, wanted.options, site, wanted.framework)
@@ -111,7 +112,7 @@ def queue_one(
             print_text(script)
         return
     if wait and order.sample().array:
-        raise UsageError("--wait follows one job, and --array makes several", do="leave one of them out")
+        raise UsageError("--wait follows one job, and --array makes several", do="omit one of them")
     _confirm(order, yes=yes)
     with open_history(install, say) as store:
         queued = _submit(store, order, environ)
@@ -133,8 +134,8 @@ def _confirm(order: Order, *, yes: bool) -> None:
 
 
 def _submit(store: Store, order: Order, environ: Mapping[str, str]) -> list[Queued]:
-    """Says what is unknown where no answer came: calling the same again could queue the job twice."""
-    do = "'llmb jobs refresh' finds out, and 'llmb jobs list' then shows it; do not submit it again before"
+    """Explains an error without an answer: rerunning the command could queue the job twice."""
+    do = "'llmb jobs refresh' finds out, and 'llmb jobs list' then shows it; do not resubmit it before"
     try:
         return submit_order(store, order, environ, key=new_key())
     except InfrastructureError as error:
@@ -144,12 +145,12 @@ def _submit(store: Store, order: Order, environ: Mapping[str, str]) -> list[Queu
 
 
 def _wait(store: Store, install: Path, order: Order, run: Queued, environ: Mapping[str, str], *, json: bool) -> None:
-    """Follows the run to its end, over all tries, and prints its result."""
+    """Follows the run to its end, including retries, and prints its result."""
     with JobProgress(order.plan.steps, order.plan.first_step) as progress:
         try:
             (job,) = wait_for(store, install, [run.job.key], environ, say, watch=Watch(progress.job, progress.step))
         except KeyboardInterrupt as error:
             job_id = run.job.job_id
             do = f"'llmb jobs wait {job_id}' waits again, 'llmb jobs cancel {job_id}' ends the job"
-            raise UserInterrupt("not waiting any more; the job goes on", where=str(run.folder.path), do=do) from error
+            raise UserInterrupt("stopped waiting; the job continues", where=str(run.folder.path), do=do) from error
     print_run(RunFolder(Path(job.run_dir)), json=json)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a plan, what was asked for, and the site, to the specification of a job. Pure."""
+"""Builds the specification of a job from a plan, the requested options and the site. Pure."""
 
 from collections.abc import Iterator
 
@@ -33,7 +33,7 @@ def assemble(
     scheduler: Scheduler,
     folder: RunFolder,
 ) -> JobSpec:
-    """The job that runs ``plan`` in ``folder``, which need not exist. Raises UsageError where it cannot be."""
+    """The job that runs ``plan`` in ``folder``, which need not exist. Raises UsageError if it is not possible."""
     recipe, chosen = plan.recipe, scheduler.defaults(site)
     given = options.gpus_per_node or chosen.gpus_per_node
     config = site.config
@@ -69,7 +69,7 @@ def assemble(
 def job_variables(
     plan: Plan, work: Work, defaults: JobDefaults, options: JobOptions, site: Site
 ) -> tuple[Variable, ...]:
-    """Raises UsageError where the network needs a variable that nobody has set."""
+    """Raises UsageError if the network needs a variable that is not set."""
     config = site.config
     fabric = site.fabric if plan.device == "cuda" else None
     shipped = [work.variables]
@@ -92,7 +92,7 @@ def job_variables(
 
 
 def mounted(container: ContainerSettings, plan: Plan, site: Site) -> ContainerSettings:
-    """With the folders that every job needs. Raises UsageError for one that cannot be mounted by its name."""
+    """Adds the folders that every job needs. Raises UsageError for a folder whose name cannot be mounted."""
     if container.runtime == "none":
         return container
     own = list(_own_mounts(plan, site))

@@ -15,10 +15,10 @@ from llmb.schedulers.lookup import QUEUE, find_scheduler
 
 
 def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
-    """Writes down that the run begins, or begins again, in which job and on which nodes.
+    """Records that the run starts, or restarts, with its job and its nodes.
 
-    Raises UsageError where another job has this run; InfrastructureError, and ends the run's record, where it was
-    started as often as it may be.
+    Raises UsageError if another job has this run; InfrastructureError, and ends the run's record, if it has no
+    restart left.
     """
     spec = read_spec(folder)
     job = find_scheduler(spec.scheduler if spec else QUEUE).current_job(environ)
@@ -33,7 +33,7 @@ def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
 
 
 def check_single(folder: RunFolder, record: RunRecord, job: BegunJob) -> None:
-    """Raises UsageError where another job began the run, unless it was queued again since.
+    """Raises UsageError if another job started the run, unless it was requeued since.
 
     A requeued job keeps its id; a submission of the run in a new job sets its status back to queued.
     """

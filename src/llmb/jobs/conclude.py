@@ -13,13 +13,13 @@ KILLED = 137
 
 
 def conclude_job(folder: RunFolder, state: JobState, scheduler_title: str) -> Result:
-    """The result that the job has written, else what its files and its state say."""
+    """The result that the job wrote; without one, the result that follows from its files and its state."""
     record = read_record(folder)
     if record.status not in ("queued", "running"):
         return finished_result(folder, record)
     end = read_job_end(folder)
     if end and record.job and end.job_id != record.job.job_id:
-        end = None  # of a second job, which was not let into the run
+        end = None  # of a second job, which was rejected
     if end and state.phase in ("unknown", "completed", "failed"):
         return finish_job(folder, end.exit_code, end.signal)
     cause = f"{scheduler_title} ({state.state})"

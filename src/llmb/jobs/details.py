@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run folder tells of a job beside its row."""
+"""Details of a job that are in its run folder, not in its row of the history."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +15,14 @@ MOST_LINES = 12
 
 @dataclass(frozen=True, slots=True)
 class JobDetails:
-    """``last_lines`` are of a failed run's log, up to the failure, or what its batch script said."""
+    """``last_lines`` are from a failed run's log, up to the failure, or from its batch script's output."""
 
     attempts: tuple[Attempt, ...] = ()
     last_lines: tuple[str, ...] = ()
 
 
 def read_details(job: Job) -> JobDetails:
-    """What can be read of them."""
+    """The details that can be read."""
     folder = RunFolder(Path(job.run_dir))
     try:
         attempts = read_record(folder).attempts

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a job failed through no fault of its own, and which nodes are to blame. Pure, but for its table."""
+"""Whether the infrastructure made a job fail, and which nodes are at fault. Pure, except for reading its table."""
 
 import re
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class FaultTable(Record):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What ended a job. ``nodes`` are those at fault, as far as they are known."""
+    """The cause of a job's failure. ``nodes`` are those at fault, as far as they are known."""
 
     name: str
     infrastructure: bool
@@ -30,25 +30,25 @@ class Fault:
 
 
 def read_faults(path: Path = TABLE) -> FaultTable:
-    """What every log may say. Raises CatalogueError for a file that breaks its schema."""
+    """The patterns for every log. Raises CatalogueError for a file that violates its schema."""
     return read_file(path, FaultTable)
 
 
 def faults_of(scheduler: Scheduler) -> FaultTable:
-    """The same, and what the scheduler's own messages say."""
+    """The same, and the patterns of the scheduler's own messages."""
     return FaultTable(faults=(*read_faults().faults, *scheduler.fault_patterns()))
 
 
 def find_fault(table: FaultTable, phase: Phase, log: str) -> Fault | None:
-    """The cause of the end ``phase`` of a job whose log ends with ``log``; None where nobody knows.
+    """The cause of the end ``phase`` of a job whose log ends with ``log``; None if it is unknown.
 
-    The scheduler's own word goes first: what processes say that die with their node is of no use. A node that it found
-    dead is down, and needs no naming. A run without a known cause is not tried again.
+    The scheduler's state takes precedence: messages of processes that die with their node are misleading. A node that
+    the scheduler found dead is already down, so it is not listed. A run without a known cause is not retried.
     """
     if phase in INFRASTRUCTURE:
         return Fault(phase, infrastructure=True, meaning=MEANINGS[phase])
     if phase == "out_of_memory":
-        return Fault("host_out_of_memory", infrastructure=False, meaning="a node's memory does not hold the run")
+        return Fault("host_out_of_memory", infrastructure=False, meaning="a node ran out of host memory")
     if phase != "failed":
         return None
     for entry in table.faults:
@@ -60,7 +60,7 @@ def find_fault(table: FaultTable, phase: Phase, log: str) -> Fault | None:
 
 
 def worth_a_retry(table: FaultTable, fault: str | None) -> bool:
-    """Whether what a job failed by is none of its own doing."""
+    """Whether ``fault`` is a fault of the infrastructure."""
     if fault in INFRASTRUCTURE:
         return True
     return any(entry.fault == fault and entry.kind == "infrastructure" for entry in table.faults)
@@ -74,7 +74,7 @@ MEANINGS = {
 
 
 def _nodes(found: re.Match[str], log: str) -> tuple[str, ...]:
-    """The nodes that the line itself names, else the one of the rank that failed first."""
+    """The nodes that the line names; without any, the node of the rank that failed first."""
     named = [text for name, text in found.groupdict().items() if text]
     host = failed_host(log)
     return tuple(named) or ((host,) if host else ())

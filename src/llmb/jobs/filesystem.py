@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kind of file system a folder lies on: write-ahead logging needs memory that all its readers share."""
+"""The type of a folder's file system: SQLite's write-ahead log requires shared memory, so a single host."""
 
 from pathlib import Path
 
 MOUNTS = Path("/proc/self/mountinfo")
-# Seen by several machines. Those that are mounted through FUSE are taken for shared, too.
+# Visible to several hosts. File systems mounted through FUSE count as shared, too.
 SHARED = frozenset(
     [
         "9p",
@@ -31,7 +31,7 @@ SHARED = frozenset(
 
 
 def is_shared(folder: Path) -> bool:
-    """Whether other machines may use ``folder``, too. Without a list of mounts it is taken for local."""
+    """Whether other hosts may use ``folder``, too. Without a list of mounts it counts as local."""
     try:
         return shared_in(MOUNTS.read_text(), folder.resolve())
     except OSError:

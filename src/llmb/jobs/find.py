@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which jobs people mean."""
+"""Finds jobs by id or name."""
 
 import difflib
 from collections.abc import Iterable
@@ -12,9 +12,9 @@ NEAR = 5
 
 
 def find_jobs(store: Store, texts: Iterable[str]) -> list[Job]:
-    """Of each text the job with that id, every run of an array, or the run whose folder's name begins so.
+    """For each text the job with that id, every run of an array, or the run whose folder name starts with it.
 
-    Of a run that was submitted several times, and of an id that was given twice, the latest job. Raises UsageError.
+    If a run was submitted several times, or an id was reused, the latest job. Raises UsageError.
     """
     found = [job for text in texts for job in _find(store, text)]
     return list({job.key: job for job in found}.values())

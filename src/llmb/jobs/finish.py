@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job calls when its workers ended: ``python -m llmb.jobs.finish RUN_FOLDER EXIT_CODE SIGNAL``.
+"""What a job calls after its workers ended: ``python -m llmb.jobs.finish RUN_FOLDER EXIT_CODE SIGNAL``.
 
-No signal is empty.
+SIGNAL is empty if there was none.
 """
 
 import sys
@@ -16,7 +16,7 @@ from llmb.schedulers.lookup import QUEUE, find_scheduler
 
 
 def finish_job(folder: RunFolder, exit_code: int, signal: str = "") -> Result:
-    """Writes the result of a job whose workers ended; the empty signal is none."""
+    """Writes the result of a job whose workers ended; ``signal`` is empty if there was none."""
     record = read_record(folder)
     scheduler = find_scheduler(record.job.scheduler if record.job else QUEUE)
     return conclude_run(folder, record, End(exit_code, scheduler.cause(signal) if signal else None))

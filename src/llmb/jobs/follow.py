@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of a job's run, as it is and as it grows."""
+"""Prints and follows the log of a job's run."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ ASK_EVERY_S = 5.0
 
 
 def job_log(job: Job, lines: int | None) -> Iterator[bytes]:
-    """The whole log, or its last ``lines``, piece by piece. Raises UsageError where there is none yet."""
+    """The whole log, or its last ``lines``, in chunks. Raises UsageError if there is no log yet."""
     path = log_of(job)
     if path is None:
         why = f": {job.reason}" if job.reason else ""
@@ -31,13 +31,13 @@ def job_log(job: Job, lines: int | None) -> Iterator[bytes]:
 
 
 def log_of(job: Job) -> Path | None:
-    """What the workers wrote, else what the batch script said; null where there is neither."""
+    """The workers' log, else the batch script's output; None if neither has content."""
     folder = RunFolder(Path(job.run_dir))
     return next((path for path in (folder.log, folder.batch_output) if path.exists() and path.stat().st_size), None)
 
 
 def start_of_last(stream: BinaryIO, lines: int) -> int:
-    """Where the last ``lines`` lines begin; reads from the end, so that a long log takes no longer."""
+    """Offset in bytes of the last ``lines`` lines; reads from the end, so a long log takes no longer."""
     end = position = stream.seek(0, 2)
     wanted = lines + 1 if lines and _ends_with_newline(stream, end) else lines
     found = 0
@@ -81,7 +81,7 @@ def follow_log(
 
 
 class _Follower:
-    """Hands on what is added to a file."""
+    """Copies what is appended to a file."""
 
     def __init__(self, path: Path, lines: int | None) -> None:
         self.path = path
@@ -99,7 +99,7 @@ class _Follower:
 
 
 def _next_reader(reader: _Follower | None, job: Job, lines: int | None) -> _Follower | None:
-    """The workers' log takes the place of the batch script's words once it is there."""
+    """The workers' log replaces the batch script's output once it exists."""
     path = log_of(job)
     if path is None or (reader and reader.path == path):
         return reader

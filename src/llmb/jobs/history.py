@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens the history of an install root; makes it anew from the run folders where it is lost or broken."""
+"""Opens the history of an install root; rebuilds it from the run folders if it is missing or damaged."""
 
 import time
 from collections.abc import Callable
@@ -21,17 +21,17 @@ def database_path(install: Path) -> Path:
 def open_history(install: Path, say: Callable[[str], None]) -> Store:
     """The history below ``install``, of the current schema.
 
-    One that is broken is put aside under another name, which ``say`` is told; where there is none, or none any more,
-    it is made again from the run folders. Raises EnvironmentProblem.
+    A damaged one is renamed, which ``say`` reports; a missing or renamed one is rebuilt from the run folders.
+    Raises EnvironmentProblem.
     """
     path = database_path(install)
-    # Whoever comes second must find the history whole, and must not put aside the new one.
-    with file_lock(path.with_name("open.lock"), PATIENCE_S, "making the history of jobs"):
+    # A second process must find the complete history, and must not rename the new one.
+    with file_lock(path.with_name("open.lock"), PATIENCE_S, "rebuilding the history of jobs"):
         if path.exists() and path.stat().st_size:
             try:
                 return _open(path)
             except Damaged as error:
-                say(f"{error.what}; it is kept as {put_aside(path)}")
+                say(f"{error.what}; it is kept as {rename_damaged(path)}")
         return _rebuilt(install, path, say)
 
 
@@ -46,23 +46,23 @@ def _open(path: Path) -> Store:
 
 
 def _rebuilt(install: Path, path: Path, say: Callable[[str], None]) -> Store:
-    """A file of this name is a whole history: one that is being made has another."""
-    from llmb.jobs.rebuild import jobs_of_folders  # reads run folders, which a whole history does not need
+    """A file of this name is a complete history: while it is written it has another name."""
+    from llmb.jobs.rebuild import jobs_of_folders  # reads run folders, not needed for a complete history
 
     partial = path.with_name(f".{path.name}.partial")
     for part in _PARTS:
         Path(f"{partial}{part}").unlink(missing_ok=True)
     with Store(partial) as store:
         count = store.restore(jobs_of_folders(install))
-    put_aside(path)  # what a database that is gone left: it would be taken for a part of the new one
+    rename_damaged(path)  # SQLite would take the old database's -wal and -shm files for the new one's
     partial.replace(path)
     if count:
-        say(f"the history of jobs was made again from {count} jobs in run folders; 'llmb jobs refresh' updates them")
+        say(f"the history of jobs was rebuilt from {count} jobs in run folders; 'llmb jobs refresh' updates them")
     return Store(path)
 
 
-def put_aside(path: Path) -> Path:
-    """The broken database's new name; its companions go with it, also those of one that is gone."""
+def rename_damaged(path: Path) -> Path:
+    """Renames the database and its -wal, -shm and -journal files, also if only those exist; the new name."""
     stamp = int(time.time())
     while any(Path(f"{path}.damaged-{stamp}{part}").exists() for part in _PARTS):
         stamp += 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One job of the history, and the words for what becomes of it."""
+"""One job of the history, and the terms for its states."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 Status = Literal["queued", "running", "success", "failed", "invalid", "cancelled"]
 LIVE: tuple[Status, ...] = ("queued", "running")
 
-# A scheduler's words for the states of a job are taken as they are. These three are of llmb:
+# A scheduler's states of a job are used unchanged. These three are llmb's own:
 SUBMITTING = "SUBMITTING"
-"""Written before the scheduler is asked: the job may have reached it or not."""
+"""Written before the job is submitted: it may have reached the scheduler or not."""
 NOT_SUBMITTED = "NOT_SUBMITTED"
-"""The scheduler does not know it and never did."""
+"""The scheduler never received it."""
 LOST = "LOST"
-"""It was submitted, and nobody knows any more how it ended."""
+"""It was submitted, and no record of how it ended exists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +28,10 @@ class Job:
     """A row of the history. Times are seconds since 1970."""
 
     key: str
-    """Given before the job is submitted: the same is never submitted twice."""
+    """Assigned before the job is submitted; no key is submitted twice."""
     scheduler: str = "slurm"
     cluster: str | None = None
-    """Where the scheduler serves several."""
+    """If the scheduler serves several."""
     job_id: str | None = None
     run_dir: str
     array_index: int | None = None
@@ -47,9 +47,9 @@ class Job:
     campaign: str | None = None
     submitted_s: float
     state: str = SUBMITTING
-    """The scheduler's word for the job."""
+    """The scheduler's state of the job."""
     status: Status = "queued"
-    """What became of the run: one whose every step is done may be ended, and a job that is called done may be bad."""
+    """The result of the run: it may be a success in a job that was killed, or invalid in one that completed."""
     reason: str | None = None
     exit_code: int | None = None
     signal: int | None = None
@@ -59,21 +59,21 @@ class Job:
     started_s: float | None = None
     ended_s: float | None = None
     checked_s: float | None = None
-    """When the scheduler was last asked; what stands here was true then."""
+    """When the scheduler was last queried; the row is as of then."""
     retries: int = 0
-    """How often it may be submitted again after failures that are not its own."""
+    """How often it may be resubmitted after failures of the infrastructure."""
     retry_of: str | None = None
     """The key of the job that this one repeats."""
     fault: str | None = None
-    """What it failed by, as far as that is known: a name of faults.yaml, or how the job ended."""
+    """The cause of its failure, if known: a name of faults.yaml, or how the job ended."""
     bad_nodes: str | None = None
-    """Nodes at fault, with commas between them."""
+    """Nodes at fault, separated by commas."""
     step_time_s: float | None = None
     """Mean over the window, of a success."""
 
     @property
     def asked(self) -> "AskedJob":
-        """As its scheduler is asked for it."""
+        """The job as its scheduler is queried for it."""
         from llmb.schedulers.port import AskedJob  # not needed to list jobs
 
         base = RunFolder(Path(self.base_dir or self.run_dir))
@@ -98,7 +98,7 @@ COLUMNS = tuple(item.name for item in fields(Job))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What a look at a job found, as of ``checked_s``."""
+    """The result of a query for a job, as of ``checked_s``."""
 
     key: str
     state: str
@@ -117,5 +117,5 @@ class Change:
 
 
 def stale(jobs: Iterable[Job], now_s: float, older_than_s: float) -> bool:
-    """Whether one of ``jobs`` may have changed since Slurm was asked for it."""
+    """Whether one of ``jobs`` may have changed since its scheduler was queried."""
     return any(job.live and now_s - (job.checked_s or 0) > older_than_s for job in jobs if job.state != SUBMITTING)

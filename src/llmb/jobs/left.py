@@ -16,7 +16,7 @@ Content = TypeVar("Content")
 
 
 def read_left(run_dir: str) -> Left:
-    """What is missing, damaged or not to be read is as if it were not there: a job may die anywhere."""
+    """Missing, damaged and unreadable files count as missing: a job may die at any point."""
     folder = RunFolder(Path(run_dir))
     record, end = _readable(read_record, folder), _readable(read_job_end, folder)
     progress = _read_progress(folder, record) if record else Progress(0, done=False)
@@ -44,7 +44,7 @@ def _read_progress(folder: RunFolder, record: RunRecord) -> Progress:
 
 
 def read_step_time(run_dir: str) -> float | None:
-    """Mean step time in seconds that the run measured; null where it measured none."""
+    """Mean step time in seconds that the run measured; None if it measured none."""
     record = _readable(read_record, RunFolder(Path(run_dir)))
     times = record.result.step_time_s if record and record.result else None
     return times.mean if times else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One whole run on this machine: specification, record, workers, result; and its place in the history."""
+"""A complete run on this machine: specification, record, workers, result, and its row in the history."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -64,7 +64,7 @@ def local_spec(plan: EnginePlan, install: Path, environ: Mapping[str, str], fold
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A run that is written down, and its row in the history."""
+    """The record of a run, and its row in the history."""
 
     record: RunRecord
     row: Job
@@ -89,7 +89,7 @@ def _begin(
 
 
 def _note(install: Path, say: Say, write: Callable[[Store], object]) -> None:
-    """A run is not lost because the history cannot be written: 'llmb jobs rebuild' adds it later."""
+    """A history that cannot be written does not fail the run: 'llmb jobs rebuild' adds it later."""
     try:
         with open_history(install, say) as store:
             write(store)
@@ -106,9 +106,9 @@ def run_here(
     on_step: Callable[[StepNews], None],
     say: Say,
 ) -> Result:
-    """Runs ``plan`` to its end, whatever that is, and writes its record.
+    """Runs ``plan`` until it ends, successfully or not, and writes its record.
 
-    Raises UserInterrupt once an interrupted run is ended and recorded, EnvironmentProblem where nothing can be written.
+    Raises UserInterrupt once an interrupted run is ended and recorded, EnvironmentProblem if files cannot be written.
     """
     patience_s = time_to_notice(plan.stall_limit_s)
     steps = find_program(spec.program).new_steps(folder)

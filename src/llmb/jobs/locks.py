@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks between processes, which the system lets go of when their holders are gone, however they went."""
+"""Locks between processes, which the kernel releases when their holders end, also if they are killed."""
 
 import fcntl
 import os
@@ -18,8 +18,8 @@ POLL_S = 0.02
 def file_lock(path: Path, patience_s: float, what: str) -> Iterator[int]:
     """Holds the lock on ``path``; gives its descriptor.
 
-    A child that inherits the descriptor holds the lock, too, also when its parent is gone. Raises EnvironmentProblem
-    after ``patience_s``, or where the file system has no locks.
+    A child that inherits the descriptor holds the lock, too, also after its parent ended. Raises EnvironmentProblem
+    after ``patience_s``, or if the file system has no locks.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def _acquire(descriptor: int, path: Path, patience_s: float, what: str) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > end:
-                do = "try again; if it stays so, end the process that holds the file (lsof tells which)"
+                do = "retry; if it stays so, end the process that holds the file (see lsof)"
                 raise EnvironmentProblem(
                     f"another process has been {what} for {patience_s:.0f} s", where=str(path), do=do
                 ) from None

@@ -30,7 +30,7 @@ MIGRATIONS = (
     CREATE INDEX jobs_by_time ON jobs (submitted_s);
     CREATE INDEX jobs_by_id ON jobs (job_id);
     """,
-    # What is needed to submit a job again that failed through no fault of its own, and to compare nodes.
+    # What is needed to resubmit a job that the infrastructure made fail, and to compare nodes.
     """
     ALTER TABLE jobs ADD COLUMN retries INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE jobs ADD COLUMN retry_of TEXT;
@@ -39,7 +39,7 @@ MIGRATIONS = (
     ALTER TABLE jobs ADD COLUMN step_time_s REAL;
     CREATE UNIQUE INDEX jobs_by_repeated ON jobs (retry_of);
     """,
-    # Jobs of more than one scheduler. What version 0.1 knew of arrays stood in ids and names of folders.
+    # Jobs of more than one scheduler. Version 0.1 kept array indices only in ids and folder names.
     """
     ALTER TABLE jobs ADD COLUMN scheduler TEXT NOT NULL DEFAULT 'slurm';
     ALTER TABLE jobs ADD COLUMN array_index INTEGER;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How nodes did in the jobs of the history."""
+"""Statistics of nodes over the jobs of the history."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -14,18 +14,18 @@ Recipe = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """What is known of one node."""
+    """Statistics of one node."""
 
     node: str
     runs: int
     """Jobs that ran on it, among others."""
     failures: int
-    """Those of them that failed."""
+    """Those jobs that failed."""
     blamed: int
-    """Those in which it was the node at fault."""
+    """Jobs in which it was the node at fault."""
     slowdown: float | None
-    """Median, over the recipes it ran, of its median step time over that of the same recipe elsewhere; 1 is as fast.
-    Null where no recipe ran both with and without it."""
+    """Median, over the recipes it ran, of its median step time divided by that of the same recipe elsewhere; 1 is as
+    fast. None if no recipe ran both with and without it."""
 
 
 def node_records(jobs: Iterable[Job]) -> list[NodeRecord]:
@@ -43,7 +43,7 @@ def node_records(jobs: Iterable[Job]) -> list[NodeRecord]:
 
 
 def _recipe(job: Job) -> Recipe:
-    """Runs whose step times may be compared: the experiment's name carries the whole layout."""
+    """Key of runs with comparable step times: the experiment's name contains the complete layout."""
     return job.experiment, job.gpu_type
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a request to a job that is handed over: the plan is checked, then the run folder written."""
+"""Turns a request into a submitted job: checks the plan, then writes the run folder."""
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ from llmb.site.site import Site
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A job that can be queued: everything is decided but its folder."""
+    """A job that can be queued: everything is decided except its folder."""
 
     plan: Plan
     defaults: JobDefaults
@@ -67,7 +67,7 @@ class Order:
         return RunFolder(run_parent(self.site.install, self.plan) / f"{name}_SECONDS" / name)
 
     def sample(self) -> JobSpec:
-        """The job in a folder that need not exist. Raises UsageError where it cannot be asked for."""
+        """The job in a folder that need not exist. Raises UsageError if it cannot be requested."""
         return self.spec(self.sample_folder())
 
     def script(self) -> str:
@@ -110,14 +110,14 @@ def make_order(
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A job whose files are all there; only the scheduler does not know of it. Of an array, folders are by index."""
+    """A job whose files are written, but which is not submitted yet. The folders of an array are by index."""
 
     spec: JobSpec
     base: RunFolder
     """Holds the script."""
     folders: Mapping[int | None, RunFolder]
     again: bool = False
-    """It was handed over before."""
+    """It was submitted before."""
 
 
 def prepare(order: Order) -> Prepared:
@@ -137,9 +137,9 @@ def prepare(order: Order) -> Prepared:
 
 
 def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = ()) -> list[Queued]:
-    """Hands the job to its scheduler, whose programs inherit the descriptors ``held``, and thus the locks on them.
+    """Submits the job to its scheduler, whose programs inherit the descriptors ``held``, and thus the locks on them.
 
-    Raises UsageError and EnvironmentProblem where it was refused, InfrastructureError where nobody answered.
+    Raises UsageError and EnvironmentProblem if it was rejected, InfrastructureError if the scheduler did not answer.
     """
     spec, base = prepared.spec, prepared.base
     submitted = find_scheduler(spec.scheduler).submit(spec, base, environ, held, again=prepared.again)
@@ -161,7 +161,7 @@ def send(prepared: Prepared, environ: Mapping[str, str], held: Sequence[int] = (
 
 
 def write_job(run: Queued) -> None:
-    """Keeps the handle of a run in its folder. Raises EnvironmentProblem."""
+    """Writes the handle of a run to its folder. Raises EnvironmentProblem."""
     try:
         write_atomically(run.folder.job, run.job.model_dump_json(indent=2) + "\n")
     except OSError as error:
@@ -170,9 +170,9 @@ def write_job(run: Queued) -> None:
 
 @contextmanager
 def removed_if_refused(prepared: Prepared) -> Iterator[None]:
-    """Removes the run folders of a job that is refused.
+    """Removes the run folders of a job that is rejected.
 
-    Where nobody answers they stay, since the job may be queued: its script tells which run it is.
+    They are kept if the scheduler does not answer, since the job may be queued: its script identifies the run.
     """
     try:
         yield
@@ -197,6 +197,6 @@ def _write(order: Order, prepared: Prepared) -> None:
 
 
 def array_folder(base: RunFolder, index: int) -> RunFolder:
-    """The folder of one run of an array, beside that which holds its script."""
+    """The folder of one run of an array, next to the folder with its script."""
     above = base.path.parent
     return RunFolder(above.with_name(f"{above.name}.{index}") / base.name)

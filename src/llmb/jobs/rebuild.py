@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the history of jobs back from the run folders."""
+"""Reads jobs from the run folders, to rebuild the history."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -13,13 +13,13 @@ PATTERN = "workloads/*/experiments/*/*/*/job.json"
 
 
 def jobs_of_folders(install: Path) -> Iterator[Job]:
-    """The jobs of every run folder that was submitted, as they were when they were queued."""
+    """The jobs of every submitted run folder, in the state in which they were queued."""
     for path in sorted(install.glob(PATTERN)):
         folder = RunFolder(path.parent)
         try:
             submitted, record = read_job(folder), read_record(folder)
         except (OSError, ValueError):
-            continue  # a folder that cannot be read is no reason to lose the others
+            continue  # one unreadable folder must not lose the others
         for one in (*submitted.earlier, submitted) if submitted else ():
             yield _job(folder, record, one.in_folder(folder))
 
@@ -43,7 +43,7 @@ def _job(folder: RunFolder, record: RunRecord, submitted: SubmittedJob) -> Job:
         campaign=submitted.campaign,
         submitted_s=datetime.fromisoformat(submitted.submitted_at).timestamp(),
         state="PENDING",
-        reason="as of its submission: the history was made again from the run folders",
+        reason="as of its submission: the history was rebuilt from the run folders",
         retries=submitted.retries,
         retry_of=submitted.retry_of,
     )

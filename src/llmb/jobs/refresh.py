@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds out what became of jobs: a handful of questions for all of them, then a look into run folders."""
+"""Updates the states of jobs: a few queries to schedulers for all jobs, then a look into run folders."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,26 +20,26 @@ from llmb.schedulers.lookup import LOCAL, find_scheduler
 from llmb.schedulers.port import JobState, Phase
 
 TIME_OUT_S = 60.0
-"""How long one question may take."""
+"""How long one query may take."""
 SETTLE_S = 10.0
 PUT_BACK_S = 3600.0
-"""For so long after its end a job is asked for again: somebody may have put it back into the queue."""
+"""For this long after its end a job is queried again: it may have been requeued."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:
-    """What a look at the jobs found."""
+    """The result of a refresh."""
 
     changed: tuple[Job, ...]
-    """Jobs whose state or status is another one now, as they are now."""
+    """Jobs whose state or status changed, as they are now."""
     warnings: tuple[str, ...]
 
 
 def refresh(store: Store, install: Path, time_out_s: float = TIME_OUT_S) -> Refreshed:
     """Brings every job that may have changed up to date.
 
-    Raises InfrastructureError where a scheduler does not answer, EnvironmentProblem where there is none here; its jobs
-    are left as they were then, and those of the others are up to date.
+    Raises InfrastructureError if a scheduler does not answer, EnvironmentProblem if it is not installed here; its jobs
+    are then left unchanged, and those of the others are up to date.
     """
     asked_s = time.time()
     jobs = store.changeable(asked_s - PUT_BACK_S)
@@ -73,7 +73,7 @@ def refresh_job(store: Store, job: Job) -> None:
 
 
 def _apply(store: Store, jobs: Sequence[Job], seen: Mapping[str, JobState], asked_s: float) -> Iterator[Job]:
-    """Writes down what was seen; the jobs whose state or status is another one now."""
+    """Writes the changes to the history; the jobs whose state or status changed."""
     before = {job.key: job for job in jobs}
     changes = [change for job in jobs if job.key in seen and (change := look(job, seen[job.key], asked_s))]
     store.apply(changes)
@@ -83,7 +83,7 @@ def _apply(store: Store, jobs: Sequence[Job], seen: Mapping[str, JobState], aske
 
 
 def look(job: Job, seen: JobState, asked_s: float) -> Change | None:
-    """What to write down; None where nothing can have changed. The record of a run that ended is concluded."""
+    """The change to write; None if nothing can have changed. Concludes the record of a run that ended."""
     if not job.live and seen.ended and seen.restarts <= job.restarts:
         return None
     if seen.phase in ("queued", "running"):
@@ -91,9 +91,9 @@ def look(job: Job, seen: JobState, asked_s: float) -> Change | None:
     left = read_left(job.run_dir)
     marked = left.belongs_to(job, max(seen.restarts, job.restarts))
     if seen.may_be_told and not marked:
-        return None  # it stays as it was until the scheduler or its folder tells how it ended
+        return None  # unchanged until the scheduler or the folder reports how it ended
     if left.run_status == "running" and not marked and _just_ended(seen, asked_s):
-        return None  # files of other nodes may be seen here a little later
+        return None  # files of other nodes may be visible here with a delay
     if left.run_status in ("queued", "running") and conclude(job, seen):
         left = read_left(job.run_dir)
     return with_fault(job, seen, decide(job, seen, left, asked_s))
@@ -104,7 +104,7 @@ def _just_ended(seen: JobState, asked_s: float) -> bool:
 
 
 def conclude(job: Job, seen: JobState) -> bool:
-    """Writes the run's result, which the job could not do itself; false where its folder does not let it."""
+    """Writes the run's result, which the job did not write itself; false if its folder does not permit that."""
     try:
         conclude_job(RunFolder(Path(job.run_dir)), seen, find_scheduler(job.scheduler).title)
     except (OSError, ValueError):
@@ -113,7 +113,7 @@ def conclude(job: Job, seen: JobState) -> bool:
 
 
 def with_fault(job: Job, seen: JobState, change: Change) -> Change:
-    """The same with what the run measured, or with what it failed by, and the nodes to blame for it."""
+    """``change`` with the step time of a success, or the cause of a failure and the nodes at fault."""
     if change.status != "failed":
         return replace(change, step_time_s=read_step_time(job.run_dir) if change.status == "success" else None)
     scheduler = find_scheduler(job.scheduler)
@@ -126,7 +126,7 @@ def with_fault(job: Job, seen: JobState, change: Change) -> Change:
 
 
 def matching(listed: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Those of the list that ``names`` mean, which may have their domain behind."""
+    """Those of ``listed`` that are in ``names``, which may include the domain."""
     return tuple(dict.fromkeys(host for name in names for host in (name, name.split(".")[0]) if host in listed))
 
 

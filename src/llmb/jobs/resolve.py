@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds out whether submissions reached their scheduler whose client died, or who got no answer."""
+"""Resolves submissions whose client died or got no answer: whether they reached their scheduler."""
 
 import time
 from collections.abc import Iterator
@@ -14,17 +14,17 @@ from llmb.runs.record import SubmittedJob, now, read_record, write_record
 from llmb.schedulers.lookup import find_scheduler
 
 SETTLED_S = 5.0
-"""A scheduler that is busy may still have a submission in hand for so long."""
+"""A busy scheduler may take this long to process a submission."""
 
 
 def resolve_submissions(store: Store, install: Path, scheduler: str, time_out_s: float) -> Iterator[str]:
-    """Gives every submission to ``scheduler`` without an id its id, or writes down that there is none.
+    """Finds the id of every submission to ``scheduler`` that has none, or records that it was not submitted.
 
-    Yields what people should know. Raises InfrastructureError where the scheduler does not answer.
+    Yields messages for the user. Raises InfrastructureError if the scheduler does not answer.
     """
     if not _unresolved(store, scheduler):
         return
-    # With the lock nobody's submission is under way: what is not known now will not be known later.
+    # While the lock is held no submission is in progress: a job that is unknown now stays unknown.
     with submission_lock(install):
         unresolved = _unresolved(store, scheduler)
         claimed = store.job_ids()
@@ -50,7 +50,7 @@ def _unresolved(store: Store, scheduler: str) -> list[Job]:
 
 
 def _begun_as(job: Job, claimed: set[str]) -> str | None:
-    """What the job says that ran in the folder; of a run that was tried before, that is an older job."""
+    """The id that the job in the folder recorded; None if it is that of an earlier attempt."""
     try:
         begun = read_record(RunFolder(Path(job.run_dir))).job
     except (OSError, ValueError):

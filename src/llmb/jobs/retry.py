@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Submits jobs again that failed through no fault of their own, without the nodes that did.
+"""Resubmits jobs that the infrastructure made fail, without the nodes at fault.
 
-The run keeps its folder: the new job goes on from the last checkpoint, if there is one.
+The run keeps its folder: the new job resumes from the last checkpoint, if one exists.
 """
 
 import re
@@ -21,14 +21,14 @@ from llmb.runs.record import read_record, write_record
 from llmb.schedulers.lookup import find_scheduler
 
 LONGEST_AGO_S = 86400.0
-"""A job that failed longer ago is nobody's concern any more."""
+"""A job that failed longer ago is not retried."""
 _NUMBER = re.compile(r"(.*)#(\d+)")
 
 
 def retry_failed(store: Store, install: Path, environ: Mapping[str, str], now_s: float) -> Iterator[str]:
-    """Submits jobs again that may be; yields what people should know.
+    """Resubmits jobs that may be retried; yields messages for the user.
 
-    Of several clients one does it. A job that is refused is left as it is, and tried at the next refresh.
+    Of several clients only one does it. A rejected job is left unchanged, and retried at the next refresh.
     """
     for job in store.failed_with_retries(now_s - LONGEST_AGO_S):
         if job.retries - job.restarts < 1 or not worth_a_retry(faults_of(find_scheduler(job.scheduler)), job.fault):
@@ -39,14 +39,14 @@ def retry_failed(store: Store, install: Path, environ: Mapping[str, str], now_s:
             continue
         except (LlmbError, OSError, ValueError) as error:
             what = error.what if isinstance(error, LlmbError) else error
-            yield f"job {job.job_id} failed ({job.fault}) and could not be submitted again: {what}"
+            yield f"job {job.job_id} failed ({job.fault}) and could not be resubmitted: {what}"
             continue
         without = f", without {nodes}" if nodes else ""
-        yield f"job {job.job_id} failed ({job.fault}); it was submitted again as {again}{without}"
+        yield f"job {job.job_id} failed ({job.fault}); it was resubmitted as {again}{without}"
 
 
 def repeated(job: Job, now_s: float) -> Job:
-    """The next try of ``job``, which used up a retry each time that it was started again. Pure."""
+    """The next attempt at ``job``, which used one retry for each restart. Pure."""
     found = _NUMBER.fullmatch(job.key)
     fresh = {item.name: item.default for item in fields(Job) if item.default is not MISSING}
     same = {name: getattr(job, name) for name in ("scheduler", "cluster", "campaign", "array_index", "base_dir")}
@@ -56,16 +56,16 @@ def repeated(job: Job, now_s: float) -> Job:
 
 
 def excluded(*nodes: str | None) -> str | None:
-    """Nodes to leave out: those that the job leaves out itself, and all that were at fault. Pure."""
+    """Nodes to exclude: those that the job excludes itself, and all that were at fault. Pure."""
     return ",".join(dict.fromkeys(filter(None, nodes))) or None
 
 
 def _submit_again(store: Store, install: Path, job: Job, environ: Mapping[str, str], now_s: float) -> tuple[str, str]:
-    """Id of the new job, and the nodes that it leaves out."""
+    """Id of the new job, and the nodes that it excludes."""
     folder = RunFolder(Path(job.run_dir))
     spec = read_spec(folder)
     if spec is None:
-        raise UsageError("it was submitted by an older llmb", do="submit the recipe anew")
+        raise UsageError("it was submitted by an older llmb", do="submit the recipe again")
     nodes = excluded(spec.excluded_nodes, *(tried.bad_nodes for tried in _tries(store, job)))
     prepared = Prepared(
         spec.model_copy(update={"excluded_nodes": nodes}), job.asked.base, {job.array_index: folder}, again=True
@@ -84,7 +84,7 @@ def _submit_again(store: Store, install: Path, job: Job, environ: Mapping[str, s
 
 
 def _tries(store: Store, job: Job) -> Iterator[Job]:
-    """The job, and those that it repeats."""
+    """The job, and those that it retries."""
     tried: Job | None = job
     while tried:
         yield tried

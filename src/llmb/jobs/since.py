@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Points in time as people give them. Pure."""
+"""Parses points in time that users specify. Pure."""
 
 import re
 from datetime import datetime
@@ -11,7 +11,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def parse_since(text: str, now_s: float) -> float:
-    """Seconds since 1970 of a date, a time, or of how long ago it is; local without a zone. Raises UsageError."""
+    """Seconds since 1970 of a date, a time or an age; in local time without a zone. Raises UsageError."""
     ago = _AGO.fullmatch(text.strip())
     if ago:
         return now_s - int(ago[1]) * _SECONDS[ago[2]]

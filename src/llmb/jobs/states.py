@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of a job: from what its scheduler says, and what the job left in its run folder. Pure.
+"""Decides the state of a job from its scheduler's answer and the files in its run folder. Pure.
 
-The scheduler tells how the job ended, the folder how the run did: a run whose every step is done is a success although
-the job was ended, and one whose loss is not a number is none although the job is called completed.
+The scheduler reports how the job ended, the folder how the run did: a run with all steps done is a success even if the
+job was killed, and a run whose loss is not a number is invalid even if the job completed.
 """
 
 from dataclasses import dataclass
@@ -14,33 +14,33 @@ from llmb.schedulers.port import FROM_OUTSIDE, JobState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """What a run folder says of its run."""
+    """The state of a run according to its folder."""
 
     begun: bool = False
     """The batch script has started."""
     job_id: str | None = None
-    """The job that wrote the mark of its end."""
+    """The job that recorded its end."""
     restarts: int = 0
     exit_code: int | None = None
-    """Of the batch script; null while it runs, and where it was killed."""
+    """Of the batch script; None while it runs, and if it was killed."""
     signal: str | None = None
-    """The signal that it was ended by, if it could still write that."""
+    """The signal that ended it, if it could still record that."""
     ended_s: float | None = None
     run_status: str | None = None
     """``status`` of run.json."""
     run_reason: str | None = None
     run_of: tuple[str, int] | None = None
-    """The job, and its restarts, that the run was in for the last time."""
+    """The last job that ran it, and that job's restarts."""
     steps: int = 0
     """Steps done."""
     planned: int | None = None
     done: bool = False
-    """Every step is done, and the last checkpoint is there where one is wanted."""
+    """Every step is done, and the last checkpoint exists if one was requested."""
 
     def belongs_to(self, job: Job, restarts: int) -> bool:
-        """Whether the mark is of this job's latest start: an older one says nothing of it.
+        """Whether the recorded end is that of this job's latest start: an older one is irrelevant.
 
-        A task of an array has an id of its own within the job, and a folder of its own.
+        A task of an array has its own id within the job, and its own folder.
         """
         same = self.job_id == job.job_id or job.array_index is not None
         return self.exit_code is not None and same and self.restarts >= restarts
@@ -52,14 +52,14 @@ OWN_WORDS = frozenset([COMPLETED, FAILED, LOST, SUBMITTING, NOT_SUBMITTED])
 
 
 def known_states() -> frozenset[str]:
-    """All that a job's state may be."""
+    """All states that a job may have."""
     return OWN_WORDS.union(*(scheduler.words for scheduler in all_schedulers()))
 
 
 def decide(job: Job, seen: JobState, left: Left, now_s: float) -> Change:
-    """What to write down of ``job``, where its scheduler was asked at ``now_s`` and answered ``seen``.
+    """The change of ``job`` if its scheduler was queried at ``now_s`` and answered ``seen``.
 
-    Of a job that the scheduler does not know (any more) its folder alone tells what became of it.
+    The result of a job that the scheduler does not know (any more) follows from its folder alone.
     """
     if seen.phase == "unknown":
         return _forgotten(job, left, now_s)
@@ -108,7 +108,7 @@ def _ended(job: Job, seen: JobState, left: Left) -> tuple[Status, str | None]:
 
 
 def _completed(left: Left) -> tuple[Status, str | None]:
-    """The scheduler's word holds for a run of which the folder says nothing, but one that failed did not succeed."""
+    """The scheduler's state decides if the folder has no record of the run; a failed run is not a success."""
     if left.run_status == "failed":
         return "failed", left.run_reason
     if left.planned is not None and not left.done and left.run_status != "success":
@@ -121,18 +121,18 @@ def _progress(left: Left) -> str:
 
 
 def _forgotten(job: Job, left: Left, now_s: float) -> Change:
-    """No job that still waits or runs is forgotten: it has ended, and its folder may know how."""
+    """Schedulers forget no pending or running job: it has ended, and its folder may contain how."""
     if left.belongs_to(job, job.restarts):
         state, status, reason = _marked(left)
     elif left.done and left.begun:
-        state, status, reason = LOST, "success", "every step is done, but nobody knows how the job ended"
+        state, status, reason = LOST, "success", "every step is done, but how the job ended is unknown"
     elif left.begun:
         state, status = LOST, "failed"
-        mark = "it left no mark of its end: killed, or lost with its node"
+        mark = "it did not record its end: killed, or lost with its node"
         reason = f"its scheduler has forgotten it, and {mark}{_progress(left)}"
     else:
         state, status = LOST, "failed"
-        reason = "its scheduler has forgotten it, and it never began: most likely cancelled while it waited"
+        reason = "its scheduler has forgotten it, and it never started: most likely cancelled while it was pending"
     return Change(
         key=job.key,
         state=state,

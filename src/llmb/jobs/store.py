@@ -2,7 +2,7 @@
 """The history of jobs in SQLite.
 
 Any number of processes may use it at once. Every change is one transaction, which is on disk when the call returns; a
-process that dies leaves the state before it or after it. What was seen later is never replaced by what was seen before.
+process that dies leaves the state before it or after it. A later query's result is never replaced by an earlier one's.
 """
 
 import sqlite3
@@ -25,10 +25,10 @@ _SELECT = f"SELECT {', '.join(COLUMNS)} FROM jobs"  # noqa: S608 (names of colum
 
 
 class Damaged(EnvironmentProblem):
-    """The history of jobs is no database, or not a whole one."""
+    """The history of jobs is not a database, or an incomplete one."""
 
     def __init__(self, what: str, path: Path) -> None:
-        do = "call the command again: the file is then put aside, and made again from the run folders"
+        do = "rerun the command: it renames the file and rebuilds the history from the run folders"
         super().__init__(f"the history of jobs is damaged: {what}", where=str(path), do=do)
 
 
@@ -38,22 +38,22 @@ class KeyTaken(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which jobs are wanted; null and empty leave a question open. ``states`` are states or statuses, in any case."""
+    """Selects jobs; None and empty select all. ``states`` are states or statuses, case-insensitive."""
 
     states: tuple[str, ...] = ()
     workload: str | None = None
     campaign: str | None = None
     since_s: float | None = None
     limit: int | None = None
-    """At most so many, the newest."""
+    """The newest jobs, at most this number."""
 
 
 def check_states(states: Iterable[str]) -> tuple[str, ...]:
-    """Raises UsageError where one is no state of a job and no status of a run."""
+    """Raises UsageError if one is neither a state of a job nor a status of a run."""
     wanted = tuple(states)
     if not wanted:
         return ()
-    from llmb.jobs.states import known_states  # of all schedulers, which a plain list has no use for
+    from llmb.jobs.states import known_states  # imports all schedulers, which a plain list does not need
 
     known = sorted({*known_states(), *get_args(Status)})
     for state in wanted:
@@ -63,7 +63,7 @@ def check_states(states: Iterable[str]) -> tuple[str, ...]:
 
 
 class Store:
-    """An open history. Raises EnvironmentProblem where it cannot be read or written, Damaged where it is broken."""
+    """An open history. Raises EnvironmentProblem if it cannot be read or written, Damaged if it is damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -86,7 +86,7 @@ class Store:
         self.db.close()
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Raises KeyTaken, and adds none, where one of them is there already, unless it never reached its scheduler."""
+        """Raises KeyTaken, and adds none, if one of them exists already, unless it never reached its scheduler."""
         rows = [asdict(job) for job in jobs]
         try:
             with self._transaction():
@@ -96,7 +96,7 @@ class Store:
             raise KeyTaken(f"this was submitted before: {error}", where=str(self.path)) from error
 
     def restore(self, jobs: Iterable[Job]) -> int:
-        """Adds those that are missing, by their key and by their run's job id; how many that were."""
+        """Adds those that are missing, by their key and by their run's job id; returns their number."""
         rows = [asdict(job) for job in jobs]
         with self._transaction():
             before = self.db.total_changes
@@ -104,16 +104,16 @@ class Store:
             return self.db.total_changes - before
 
     def submitted(self, job_ids: Mapping[str, str]) -> None:
-        """The scheduler has taken the jobs of these keys, and calls them so. A job keeps the id that it got first."""
+        """Sets the ids of jobs that the scheduler accepted, by key. A job keeps the id that it got first."""
         with self._transaction():
             self.db.executemany(
-                "UPDATE jobs SET job_id = ?, state = 'PENDING', status = 'queued', reason = NULL"
+                "UPDATE jobs SET reason = NULL, job_id = ?, state = 'PENDING', status = 'queued'"
                 " WHERE key = ? AND job_id IS NULL",
                 [(job_id, key) for key, job_id in job_ids.items()],
             )
 
     def withdraw(self, keys: Iterable[str]) -> None:
-        """The jobs of these keys were refused: it is as if nobody had tried."""
+        """Removes the jobs of these keys, which were rejected."""
         with self._transaction():
             self.db.executemany("DELETE FROM jobs WHERE key = ? AND job_id IS NULL", [(key,) for key in keys])
 
@@ -126,7 +126,7 @@ class Store:
             )
 
     def apply(self, changes: Iterable[Change]) -> None:
-        """Writes what was found, but where somebody has looked later."""
+        """Writes the results of queries, except for jobs that were queried later."""
         rows = [asdict(change) for change in changes]
         if not rows:
             return
@@ -138,7 +138,7 @@ class Store:
             )
 
     def jobs(self, wanted: Filter = Filter()) -> list[Job]:
-        """Those that are wanted, in the order of their submission."""
+        """The selected jobs, in the order of their submission."""
         where, values = _where(wanted)
         limit = "" if wanted.limit is None else " LIMIT ?"
         values += [] if wanted.limit is None else [wanted.limit]
@@ -147,7 +147,7 @@ class Store:
             return found.fetchall()[::-1]
 
     def count(self, wanted: Filter) -> int:
-        """How many there are without the limit."""
+        """The number of selected jobs, without the limit."""
         where, values = _where(wanted)
         return self._single(f"SELECT count(*) FROM jobs{where}", values)  # noqa: S608
 
@@ -155,15 +155,15 @@ class Store:
         return self.jobs(Filter(states=LIVE))
 
     def changeable(self, since_s: float) -> list[Job]:
-        """Jobs that live, and those that ended since then: they may be put back into the queue."""
+        """Jobs that have not ended, and those that ended since then: they may be requeued."""
         return self._select("WHERE status IN ('queued', 'running') OR ended_s >= ? ORDER BY submitted_s", since_s)
 
     def unresolved(self) -> list[Job]:
-        """Submissions of which nobody knows whether they were handed over."""
+        """Submissions that may or may not have reached their scheduler."""
         return self._select("WHERE job_id IS NULL AND state = ? ORDER BY submitted_s", SUBMITTING)
 
     def failed_with_retries(self, since_s: float) -> list[Job]:
-        """Failed jobs with a known cause that may be, and have not been, submitted again."""
+        """Failed jobs with a known cause that may be, and have not been, resubmitted."""
         return self._select(
             "AS failed WHERE status = 'failed' AND retries > 0 AND fault IS NOT NULL AND ended_s >= ? AND NOT EXISTS"
             " (SELECT 1 FROM jobs AS next WHERE next.retry_of = failed.key AND next.state != ?) ORDER BY submitted_s",
@@ -175,7 +175,7 @@ class Store:
         return {job.job_id for job in self._select("WHERE job_id IS NOT NULL") if job.job_id}
 
     def named(self, text: str) -> list[Job]:
-        """Jobs with this id, runs of this array, and runs whose folder's name begins so."""
+        """Jobs with this id, runs of this array, and runs whose folder name starts with ``text``."""
         prefix = _escaped(text)
         return self._select(
             "WHERE job_id = ? OR (array_index IS NOT NULL AND job_id = ? || '_' || array_index)"
@@ -198,7 +198,7 @@ class Store:
         return next(iter(self._select("WHERE key = ?", key)), None)
 
     def check(self) -> None:
-        """Raises Damaged where the file's pages contradict each other."""
+        """Raises Damaged if the file's pages are inconsistent."""
         with self._problems():
             cursor = self.db.cursor()
             cursor.row_factory = None
@@ -207,7 +207,7 @@ class Store:
             raise Damaged(said, self.path)
 
     def _prepare(self) -> None:
-        # Write-ahead logging lets people read while others write, but only on one machine.
+        # Write-ahead logging permits reads during writes, but only on one host.
         mode = "DELETE" if is_shared(self.path.parent) else "WAL"
         self.db.execute(f"PRAGMA journal_mode = {mode}")
         self.db.execute("PRAGMA synchronous = FULL")
@@ -298,7 +298,7 @@ def _environment_problem(error: sqlite3.OperationalError, path: Path) -> Environ
         return EnvironmentProblem(
             f"another process has been writing to the history of jobs for {BUSY_S:.0f} s",
             where=str(path),
-            do="try again; if it stays so, end the process that holds it (lsof tells which)",
+            do="retry; if it stays so, end the process that holds it (see lsof)",
         )
-    do = "free some space" if "full" in said else "check the folder, its rights and its free space"
+    do = "free some space" if "full" in said else "check the folder, its permissions and its free space"
     return EnvironmentProblem(f"the history of jobs cannot be used: {said}", where=str(path), do=do)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Submits jobs that the history knows of before the scheduler does, so that a client may die at any moment.
+"""Submits jobs that are in the history before the scheduler receives them, so that a client may die at any time.
 
-One submission at a time: the row is written, the job handed over, its id written down. The lock that this happens under
-is held by the program that submits, too. Whoever gets it next knows that of every row without an id the scheduler has
-been told, or will never be.
+One submission at a time: the row is written, the job submitted, its id written. The program that submits (sbatch)
+inherits the lock on this. So the next holder of the lock knows that no submission is in progress: each row without an
+id has reached the scheduler already, or never will.
 """
 
 import secrets
@@ -31,7 +31,7 @@ def new_key() -> str:
 
 @contextmanager
 def submission_lock(install: Path) -> Iterator[int]:
-    """Nobody else submits below ``install`` meanwhile, and nobody's submission is under way."""
+    """While it is held, no other submission below ``install`` is in progress."""
     with file_lock(install / FOLDER / "submit.lock", PATIENCE_S, "submitting jobs") as descriptor:
         yield descriptor
 
@@ -41,9 +41,9 @@ def submit_order(
 ) -> list[Queued]:
     """Queues ``order`` under ``key``: one job, or those of an array, whose keys have the index behind.
 
-    Raises KeyTaken where that was done before; UsageError and EnvironmentProblem where it is refused, and the history
-    then knows nothing of it; InfrastructureError where nobody answers: the job may be queued, and the next
-    refresh finds out.
+    Raises KeyTaken if that was done before; UsageError and EnvironmentProblem if it is rejected, and then it is not in
+    the history; InfrastructureError if the scheduler does not answer: the job may be queued, and the next refresh finds
+    out.
     """
     with submission_lock(order.site.install) as descriptor:
         prepared = prepare(order)
@@ -63,7 +63,7 @@ def hand_over(
     environ: Mapping[str, str],
     descriptor: int,
 ) -> list[Queued]:
-    """Hands jobs over that the history has, and writes down their ids."""
+    """Submits jobs that are in the history, and writes their ids."""
     try:
         queued = send(prepared, environ, [descriptor])
     except (UsageError, EnvironmentProblem):
@@ -77,7 +77,7 @@ def hand_over(
 
 
 def with_handle(run: Queued, job: Job) -> Queued:
-    """What the run folder keeps of a job and of those that it repeats, so that the history can be made again."""
+    """The record of a job, and of those that it retries, in the run folder, to rebuild the history from."""
     before = read_job(run.folder)
     earlier = (*before.earlier, before.model_copy(update={"earlier": ()})) if before else ()
     own = {"key": job.key, "campaign": job.campaign, "retries": job.retries, "retry_of": job.retry_of}
@@ -86,7 +86,7 @@ def with_handle(run: Queued, job: Job) -> Queued:
 
 
 def new_job(prepared: Prepared, index: int | None, plan: Plan, key: str, campaign: str | None) -> Job:
-    """The row of one run of a job that is handed over next."""
+    """The row of one run of a job that is about to be submitted."""
     recipe, folder, spec = plan.recipe, prepared.folders[index], prepared.spec
     return Job(
         key=key,

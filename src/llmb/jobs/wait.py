@@ -19,10 +19,10 @@ from llmb.runs.step_follower import StepNews
 from llmb.schedulers.lookup import find_scheduler
 
 SHORTEST_S, LONGEST_S = 1.0, 15.0
-"""Between two questions to a scheduler; longer the longer it takes."""
+"""Between two queries of a scheduler; it grows with the time waited."""
 LOOK_EVERY_S = 0.5
 PATIENCE_S = 600.0
-"""How long a scheduler may not answer."""
+"""How long a scheduler may fail to answer."""
 WORST_FIRST = (
     RunFailed.exit_code,
     InfrastructureError.exit_code,
@@ -41,9 +41,9 @@ def wait_for(
     time_out_s: float | None = None,
     watch: "Watch | None" = None,
 ) -> list[Job]:
-    """The jobs of ``keys`` once all have ended, or ``time_out_s`` is over; of one that was tried again, its last try.
+    """The jobs of ``keys`` once all have ended, or ``time_out_s`` is over; for a retried job, its last attempt.
 
-    ``watch`` looks at them meanwhile. Raises InfrastructureError where a scheduler does not answer for ten minutes.
+    ``watch`` is called meanwhile. Raises InfrastructureError if a scheduler does not answer for ten minutes.
     """
     began = heard = time.monotonic()
     while True:
@@ -71,7 +71,7 @@ def wait_for(
 
 
 class Watch:
-    """Tells of one job that is waited for, and of its steps as they are done."""
+    """Reports one job that is waited for, and its steps as they are done."""
 
     def __init__(self, on_job: Callable[[Job], None], on_step: Callable[[StepNews], None]) -> None:
         self.on_job = on_job
@@ -91,13 +91,13 @@ class Watch:
 
 
 def refresh_and_retry(store: Store, install: Path, environ: Mapping[str, str]) -> list[str]:
-    """Brings all jobs up to date, and submits again what may be; gives what people should know."""
+    """Updates all jobs, and resubmits those that may be retried; returns messages for the user."""
     found = refresh(store, install)
     return [*found.warnings, *retry_failed(store, install, environ, time.time())]
 
 
 def last_try(store: Store, key: str) -> Job:
-    """The job of ``key``, or the last of those that were submitted because it failed."""
+    """The job of ``key``, or its last retry."""
     job = store.by_key(key)
     assert job, f"no job has the key {key}"
     while again := store.next_try(job.key):
@@ -106,7 +106,7 @@ def last_try(store: Store, key: str) -> Job:
 
 
 def exit_code(jobs: Sequence[Job]) -> int:
-    """Of the job that ended worst; a job that has not ended is inconclusive."""
+    """The exit code of the worst job; a job that has not ended counts as invalid."""
     codes = {_exit_code(job, worth_a_retry(faults_of(find_scheduler(job.scheduler)), job.fault)) for job in jobs}
     return next(code for code in WORST_FIRST if code in codes or code == 0)
 
