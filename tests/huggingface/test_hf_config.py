@@ -130,7 +130,7 @@ def test_older_forms_are_understood() -> None:
         ({"hidden_act": "gelu"}, "hidden_act is gelu"),
         ({"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantised weights are not read"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights are unsupported"),
         ({"num_hidden_layers": "many"}, "num_hidden_layers is many"),
     ],
 )

@@ -50,7 +50,7 @@ def import_weights(job: ImportJob, on_progress: OnProgress) -> tuple[str, ...]:
 
 
 def head_differences(files: SafetensorsFiles, match: Match) -> Iterator[str]:
-    """What keeps the head of a model with tied embeddings from being the copy that it is said to be."""
+    """What keeps the head of a model with tied embeddings from being the copy that the tying requires."""
     (embedding,) = match.sources[EMBEDDING]
     shape, copied = (files.stored[name].shape for name in (embedding, HEAD_WEIGHT))
     equal = shape == copied and all(
