@@ -21,7 +21,7 @@ ERRATA = """## Errata of the reference scripts
 These errors of the scripts are not repeated:
 
 - `GBS` is honored at the 405b proxies as well; the script of 24.11 replaces it there.
-- `GPUS_PER_NODE` is honored everywhere; the script of Nemotron4 takes 8 whatever it says.
+- `GPUS_PER_NODE` is honored everywhere; the script of Nemotron4 always uses 8.
 - `MODEL_SIZE` is honored everywhere; the script of 25.12 never reads it. A size that the workload lacks is rejected.
 - `ENABLE_PROFILE` and `ENABLE_NCCLTRACE` together are rejected; the script of 25.04 runs both.
 - `ENABLE_PROFILE` queues the profiled run alone; the script of 25.04 queues a plain run beside it.

@@ -102,9 +102,9 @@ workloads/<workload>/experiments/<experiment>/<experiment>_<seconds>/<experiment
   {record:<24} everything that decided the run, and its result
   {expert_load:<24} of a model with experts: each one's share of its layer's tokens, by layer
   {batch_script:<24} of a submitted run: its batch script
-  {batch_output:<24} likewise: what the script and the scheduler said
+  {batch_output:<24} likewise: output of the script and the scheduler
   {job:<24} the job's handle
-  {job_spec:<24} everything that was decided of the job before it was handed over
+  {job_spec:<24} the full specification of the job, as it was submitted
   {job_end:<24} of a submitted run: how its script ended
   {checkpoint_times:<24} what saves and loads of checkpoints took: `kind`, `step`, `start_s`, `duration_s`
   {torch_profile:<24} of a profiled run: traces of the PyTorch profiler, one a rank
@@ -115,8 +115,8 @@ workloads/<workload>/experiments/<experiment>/<experiment>_<seconds>/<experiment
 
 `<seconds>` is the start in Unix time. `<experiment>` carries the configuration, for example
 `{experiment}`. While a run lasts, `{environment}` holds what moves into
-`{record}` at its end, and workers that end a run which stands still leave `{stall}`. `{record}` is replaced as a
-whole: a reader sees the old content or the new."""
+`{record}` at its end, and workers that end a hung run leave `{stall}`. `{record}` is replaced
+atomically: a reader sees the old content or the new."""
 
 LOG_LINE = """One line a step; here it is broken for the page:
 
@@ -124,10 +124,10 @@ LOG_LINE = """One line a step; here it is broken for the page:
 {line}
 ```
 
-Steps count from 0, and behind the slash stands the number of the last one. `TFLOPS_per_GPU` is in the `full`
+Steps count from 0, and the number after the slash is that of the last one. `TFLOPS_per_GPU` is in the `full`
 convention; memory is that of rank 0, in bytes. A loss that is not finite is `nan`, and the line
 `llmb: the run is invalid: ...` follows it. `train_step_timing in s` never has an exponent, because scripts that read
-such logs cut it off."""
+such logs do not read it."""
 
 STEPS = """One JSON object per line, written as the step ends. JSON has no NaN: such a value is null, and `not_finite`
 then maps its name to `nan`, `inf` or `-inf`."""
@@ -144,18 +144,18 @@ JOB_END = """Written by the batch script whatever ended it, but for the loss of 
 exit code is theirs."""
 
 JOB_ROW = """What the commands of `llmb jobs` say of each job; `jobs show` has [more](#json-of-llmb-jobs-show).
-What states there are, and what becomes of them: [states of jobs](../explanation/job-states.md)."""
+The states and their transitions: [states of jobs](../explanation/job-states.md)."""
 
 CLUSTER_CONFIG = (
     """In `$LLMB_INSTALL`; every key may be left out. See [how to run on Slurm](../how-to/run-on-slurm.md)."""
 )
 
 CAMPAIGN = """`.llmb/campaigns/<campaign>.json` below `$LLMB_INSTALL` holds every job of a campaign and how far it has
-come. It is replaced as a whole before and after each submission. A client that finds a campaign unfinished goes on with
+come. It is replaced atomically before and after each submission. A client that finds a campaign unfinished continues
 it ([how to run many recipes](../how-to/run-many-recipes.md)); one that is finished is kept as a record."""
 
 ERRORS = """An error is written to stderr as `llmb: error: <what>`, followed by `where:`, `valid:` and `do:` as far as
-they apply. `llmb parse` ends with 4 where no log is of a successful run, whatever became of the others."""
+they apply. `llmb parse` ends with 4 where no log is of a successful run, whatever the result of the others."""
 
 
 def files_page(catalogue: Catalogue) -> str:

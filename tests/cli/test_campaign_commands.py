@@ -282,7 +282,7 @@ SAID = "echo 'sbatch: error: Batch job submission failed: {}' >&2; exit 1"
         (
             SAID.format("Invalid account"),
             UsageError,
-            "Slurm refuses the job: Batch job submission failed: Invalid account",
+            "Slurm rejected the job: Batch job submission failed: Invalid account",
         ),
         (SAID.format("Socket timed out"), InfrastructureError, "the job may be queued all the same"),
         ("kill -INT $PPID", UserInterrupt, "interrupted; the job may be queued all the same"),

@@ -127,7 +127,7 @@ def test_a_run_of_another_machine_stays_as_it_was_and_says_so(tmp_path: Path) ->
         refresh(store, tmp_path)
         (job,) = store.jobs()
     assert (job.status, job.state) == ("running", "UNKNOWN")
-    assert job.reason == "it was started on elsewhere, and only there is seen whether it still runs"
+    assert job.reason == "it was started on elsewhere, and only that host can show whether it still runs"
     done = llmb(tmp_path, "jobs", "cancel", str(job.job_id), code=2)
     assert f"call 'llmb jobs cancel {job.job_id}' on elsewhere" in done.stderr
 

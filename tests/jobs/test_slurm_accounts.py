@@ -98,7 +98,7 @@ def test_accounts_alone_tell_how_forgotten_jobs_ended(
 def test_only_known_accounts_are_charged(client: Client) -> None:
     options = ("-w", "pretrain_llama3.1", "-s", "tiny", "--scale", "1", "--slurm-arg", "hold")
     done = client.run("submit", *options, "--account", "nobody", code=2)
-    assert "Slurm refuses the job" in done.stderr
+    assert "Slurm rejected the job" in done.stderr
     assert "Invalid account" in done.stderr
     assert client.json("jobs", "list")["total"] == 0
     job = client.submit("--slurm-arg", "hold", "--account", ACCOUNT, scale=1)

@@ -102,7 +102,7 @@ def test_an_end_from_outside_takes_nothing_from_a_run_that_was_through(state: st
         ("NODE_FAIL", "failed", "a node failed (n[1-2]), after 5 of 10 steps"),
         ("BOOT_FAIL", "failed", "a node could not be booted (n[1-2]), after 5 of 10 steps"),
         ("PREEMPTED", "failed", "preempted by another job, after 5 of 10 steps"),
-        ("OUT_OF_MEMORY", "failed", "ended by the kernel for want of host memory (n[1-2]), after 5 of 10 steps"),
+        ("OUT_OF_MEMORY", "failed", "ended by the kernel: out of host memory (n[1-2]), after 5 of 10 steps"),
         ("CANCELLED", "cancelled", "cancelled, after 5 of 10 steps"),
         ("REVOKED", "cancelled", "revoked: another cluster runs it, after 5 of 10 steps"),
     ],

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An install root as version 0.1 left it, small: it is listed, shown, parsed and made a history of again.
 
-``data/version-0.1`` holds what was below /cluster/bench: runs on Slurm (one tried again, an array, one that waits, two
+``data/version-0.1`` holds what was below /cluster/bench: runs on Slurm (one retried, an array, one that waits, two
 of a campaign, one of Megatron-Bridge), a run on a machine with a checkpoint, and the history as SQL. Weights are left
 out.
 """

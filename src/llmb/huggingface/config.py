@@ -15,7 +15,7 @@ TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16"}
 ACTIVATIONS: dict[Mlp, str] = {"swiglu": "silu", "squared-relu": "relu2"}
 SILENT_EVERYWHERE = {"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False}
 NULL_MEANS_NONE = ("attention_chunk_size",)
-"""Settings whose null is a value of its own; any other null is silence."""
+"""Settings whose null is a value of its own; any other null means not specified."""
 COMPARED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act")
 """Settings that act on weights, in every form; others are in ``formats.yaml``."""
 
@@ -23,8 +23,8 @@ COMPARED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers
 def config_of(model: Model, dtype: ExportDtype) -> dict[str, Any]:
     """The ``config.json`` of a model whose weights are kept in ``dtype``.
 
-    Rotary settings stand where transformers 4 and other programs look for them; transformers 5 reads them there too.
-    Tokens with a meaning are null: a checkpoint of llmb knows no tokenizer. Raises UsageError for a model that the
+    Rotary settings are where transformers 4 and other programs look for them; transformers 5 reads them there too.
+    Special tokens are null: a checkpoint of llmb has no tokenizer. Raises UsageError for a model that the
     format cannot express.
     """
     form = format_of(model)
@@ -61,7 +61,7 @@ def config_of(model: Model, dtype: ExportDtype) -> dict[str, Any]:
 def config_differences(model: Model, config: Config) -> Iterator[str]:
     """Everything in which ``config`` describes another model, or weights that training cannot start from.
 
-    Not compared is what acts on no weight: the longest sequence, dropout, the spread of initial values, tokens.
+    What acts on no weight is not compared: the longest sequence, dropout, the spread of initial values, tokens.
     """
     form, found_type = format_of(model), config.get("model_type")
     if found_type is not None and found_type == form.multimodal_type:
@@ -118,7 +118,7 @@ def _settings(config: Config, form: Format) -> dict[str, Any]:
 
 
 def _rotary_settings(values: Config) -> dict[str, Any]:
-    """From ``rope_parameters`` (transformers 5), or from what stood in its place before."""
+    """From ``rope_parameters`` (transformers 5), or from what older versions have in its place."""
     rope = {**values.get("rope_scaling", {}), **values.get("rope_parameters", {})}
     theta = rope.pop("rope_theta", values["rope_theta"])
     fraction = rope.pop("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))
@@ -141,6 +141,6 @@ def _layer_settings(values: Config) -> dict[str, Any]:
 
 
 def _count(values: Config, name: str) -> int:
-    """0 where the file says no whole number."""
+    """0 if the file has no whole number."""
     value = values.get(name)
     return value if isinstance(value, int) else 0

@@ -23,7 +23,7 @@ _option = partial(Option, panel="Container and framework")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """What was asked for; None leaves a choice to the cluster's settings."""
+    """What was requested; None leaves a choice to the cluster's settings."""
 
     flags: Flags = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class JobOptions:
 
 
 class FrameworkChoices(Record):
-    """The options that say what a job runs in, and with what."""
+    """The options for the framework of a job, its image and its arguments."""
 
     framework: Annotated[
         FrameworkName | None,
@@ -76,7 +76,7 @@ def framework_options(chosen: FrameworkChoices) -> FrameworkOptions:
         if not equals or not re.fullmatch(r"[a-z][a-z0-9_]*", name, re.ASCII) or not value.isprintable():
             problems.append(f"--framework-arg is {text!r}; write NAME=VALUE")
         elif name in arguments:
-            problems.append(f"--framework-arg gives '{name}' twice")
+            problems.append(f"--framework-arg has duplicate key '{name}'")
         arguments[name] = value
     if problems:
         raise UsageError("\n".join(problems))

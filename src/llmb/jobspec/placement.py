@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a run's processes lie on nodes. Pure."""
+"""How a run's processes are placed on nodes. Pure."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class Placement:
 
 
 def place(scale: int, gpus_per_node: int | None) -> Placement:
-    """Nodes for ``scale`` processes; null takes one node. Raises UsageError where they do not fill nodes evenly."""
+    """Nodes for ``scale`` processes; None means one node. Raises UsageError if they do not fill nodes evenly."""
     per_node = gpus_per_node or scale
     if scale < per_node:
         return Placement(1, scale, whole_nodes=False)
@@ -29,7 +29,7 @@ def place(scale: int, gpus_per_node: int | None) -> Placement:
     if rest:
         fitting = [size for size in range(per_node, 0, -1) if scale % size == 0]
         raise UsageError(
-            f"a scale of {scale} does not divide by {per_node} GPUs a node",
+            f"a scale of {scale} is not divisible by {per_node} GPUs per node",
             choices=(f"--gpus-per-node {size}" for size in fitting),
             do="give another --scale, or take fewer GPUs of each node",
         )

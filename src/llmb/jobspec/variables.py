@@ -9,7 +9,7 @@ from llmb.errors import UsageError
 from llmb.runs.secrets import holds_secret
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Who starts the workers sets the first; bash lets nobody set the others.
+# The launcher sets the first; the others are read-only in bash.
 TAKEN = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"})
 READ_ONLY = frozenset({"UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO"})
 PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "BASH_", "llmb_")
@@ -48,7 +48,7 @@ def _variables(layer: Layer) -> dict[str, Variable]:
 
 
 def parse_variables(texts: Iterable[str]) -> dict[str, str]:
-    """``NAME=VALUE`` each. Raises UsageError with all that is wrong."""
+    """``NAME=VALUE`` each. Raises UsageError with all problems."""
     variables: dict[str, str] = {}
     problems = []
     for text in texts:
@@ -56,7 +56,7 @@ def parse_variables(texts: Iterable[str]) -> dict[str, str]:
         if not equals:
             problems.append(f"'{text}' has no value; write NAME=VALUE")
         elif name in variables and variables[name] != value:
-            problems.append(f"{name} is given twice")
+            problems.append(f"duplicate key {name}")
         variables[name] = value
     problems.extend(problem for problem in variable_problems(variables) if problem not in problems)
     if problems:
@@ -70,7 +70,7 @@ def variable_problems(variables: Mapping[str, str]) -> Iterator[str]:
         if not NAME.fullmatch(name):
             yield f"'{name}' is no name of a variable"
         elif name in TAKEN or name in READ_ONLY or name.startswith(PREFIXES):
-            yield f"{name} is set by whoever starts the workers"
+            yield f"{name} is set by the launcher of the workers"
         elif holds_secret(name, value):
             yield (
                 f"{name} looks like a secret, and variables are written into the batch script; jobs need none:"

@@ -13,7 +13,7 @@ class Interrupted(Exception):
 
 
 class SignalGate:
-    """Holds back the signal that ends a run until somebody is there who ends the processes it has started."""
+    """Defers the signal that ends a run until the code that ends the run's processes is ready."""
 
     def __init__(self) -> None:
         self.open = False
@@ -27,7 +27,7 @@ class SignalGate:
             raise Interrupted(self.name)
 
     def let_through(self) -> None:
-        """Raises Interrupted where a signal has come already."""
+        """Raises Interrupted if a signal has already arrived."""
         self.open = True
         if self.name:
             raise Interrupted(self.name)
@@ -35,9 +35,9 @@ class SignalGate:
 
 @contextmanager
 def signals_as_exceptions() -> Iterator[SignalGate]:
-    """The first signal that ends a run raises Interrupted, once it is let through; further ones disturb nobody.
+    """The first signal that ends a run raises Interrupted, once it is let through; further ones are ignored.
 
-    Without that, one that comes while a process is being started would leave it behind.
+    Without that, a signal during the start of a process would leave the process behind.
     """
     gate = SignalGate()
     previous = {number: signal.signal(number, gate.take) for number in ENDING}

@@ -11,7 +11,7 @@ from llmb.runs.stall import STALL
 
 LONGEST_BETWEEN_S = 30.0
 MARGIN_S = 10.0
-"""How much longer workers may be stopped than their parent: the others say more about it, if there are others."""
+"""How much longer workers may be stopped than their parent: the others report more about it, if there are others."""
 
 
 class StoppedFamily:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs by name; each is imported when it is first asked for."""
+"""Programs by name; each is imported when it is first used."""
 
 from functools import cache
 from importlib import import_module

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job runs, for whoever assembles, follows and concludes jobs."""
+"""The interface of programs, for the code that assembles, follows and concludes jobs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from llmb.site.site import Site
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What was asked for beside the plan, and where."""
+    """What was requested beside the plan, and where."""
 
     choices: Choices
     options: FrameworkOptions
@@ -33,12 +33,12 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a program asks of the job that runs it."""
+    """What a program needs from the job that runs it."""
 
     command: tuple[Word, ...]
     """One process per GPU, or as many on a CPU."""
     start: StartMode | None = None
-    """None where both modes will do."""
+    """None if it supports both modes."""
     container: ContainerSettings
     control_in_container: bool = True
     """The container has llmb, which begins and finishes the job."""
@@ -46,7 +46,7 @@ class Work:
     recipe_variables: bool = True
     """Whether variables that the catalogue has for a recipe are for this program."""
     title: str = ""
-    """What is said of the program behind a job's title."""
+    """Note on the program, appended to a job's title."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,10 @@ class End:
 
 
 class NewSteps(Protocol):
-    """Gives steps that were not given before."""
+    """Yields each step once."""
 
     def new(self) -> Iterator[StepNews]:
-        """Those that were done since the last call; a run that is started again gives its steps again."""
+        """Those that were done since the last call; a restarted run yields its steps again."""
 
 
 class Program(Protocol):
@@ -78,16 +78,16 @@ class Program(Protocol):
     name: str
 
     def plan(self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions) -> Plan:
-        """What it is to do. Raises UsageError with all that it cannot."""
+        """What it is to do. Raises UsageError with everything that it does not support."""
 
     def work(self, plan: Plan, asked: Asked, folder: RunFolder) -> Work:
         """How it is run in ``folder``, which need not exist. Raises UsageError where the site cannot run it."""
 
     def progress(self, folder: RunFolder, plan: Plan) -> Progress:
-        """What the files of a run say, whether it has ended or not."""
+        """Progress from the files of a run, whether it has ended or not."""
 
     def new_steps(self, folder: RunFolder) -> NewSteps:
         """Follows the steps of a run that lasts."""
 
     def result(self, folder: RunFolder, record: RunRecord, end: End) -> Result:
-        """What the files of a run that ended say. Raises OSError."""
+        """The result from the files of a run that ended. Raises OSError."""

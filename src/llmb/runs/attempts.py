@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts of one run: a scheduler may start its job again, and it then goes on from its last checkpoint.
+"""Starts of one run: a scheduler may start its job again, and it then resumes from its last checkpoint.
 
 Nothing of an earlier attempt is lost: its steps stay in a file of its own, its log in the run's log, its nodes and its
-end in the record. ``metrics.jsonl`` has every step of the run once, from the attempt that got beyond it.
+end in the record. ``metrics.jsonl`` has every step of the run once, from the last attempt that trained it.
 """
 
 from pathlib import Path
@@ -21,16 +21,16 @@ AnyPlan = TypeVar("AnyPlan", bound=Plan)
 
 
 def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRecord:
-    """Makes the run ready for its next start by ``job``, and writes the record that the workers will read.
+    """Prepares the run for its next start by ``job``, and writes the record that the workers will read.
 
-    Raises InfrastructureError where the run was started as often as it may be, OSError where nothing can be written.
+    Raises InfrastructureError if the run has no retries left, OSError if nothing can be written.
     """
     number = len(record.attempts) + 1
     if record.retries and number > record.retries + 1:
         raise InfrastructureError(
-            f"the run was started {number - 1} times, and may be tried again {record.retries} times only",
+            f"the run was started {number - 1} times, and may be retried {record.retries} times only",
             where=str(folder.path),
-            do="look for what its nodes have in common: 'llmb jobs nodes'; then submit it anew",
+            do="look for what its nodes have in common: 'llmb jobs nodes'; then submit it again",
         )
     if number == 1:
         first_step, checkpoint = record.plan.first_step, None
@@ -65,7 +65,7 @@ def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRec
 
 
 def newest_checkpoint(folder: RunFolder, plan: Plan) -> SavedCheckpoint | None:
-    """The last whole checkpoint that this run has saved."""
+    """The last complete checkpoint that this run has saved."""
     found = saved_checkpoints(folder.checkpoints_of(plan))
     return found[-1] if found else None
 
@@ -83,7 +83,7 @@ def attempt_plan(record: RunRecord) -> EnginePlan:
 def with_window(plan: AnyPlan, first_step: int) -> AnyPlan:
     """Statistics are of one attempt: one that begins before the window's end has a warm-up and a window of its own.
 
-    A window that is given by its steps stays: it is for the result to say that it was cut.
+    A window that is given by its steps stays: the result reports that it was cut.
     """
     if not plan.first_step < first_step <= plan.window.last:
         return plan
@@ -95,7 +95,7 @@ def with_window(plan: AnyPlan, first_step: int) -> AnyPlan:
 
 
 def cut(record: RunRecord) -> str | None:
-    """Why the window holds steps of more than one attempt; null where it does not."""
+    """Why the window holds steps of more than one attempt; else None."""
     window = record.plan.window
     for attempt in record.attempts[1:]:
         if window.first < attempt.first_step <= window.last:
@@ -105,7 +105,7 @@ def cut(record: RunRecord) -> str | None:
 
 
 def is_done(folder: RunFolder, plan: Plan) -> bool:
-    """Whether every step is done, and saved where that is wanted: what ends the run now takes nothing away from it."""
+    """Whether every step is done, and saved if requested: the run is complete however it ends from here."""
     if len(read_steps(folder.steps)) < plan.steps:
         return False
     last = checkpoint_name(plan.last_step + 1, plan.samples_before(plan.last_step + 1))
@@ -119,7 +119,7 @@ def attempt_line(attempt: Attempt) -> str:
 
 
 def _keep_steps(folder: RunFolder, number: int, first_step: int) -> None:
-    """Puts the steps of attempt ``number`` aside, and leaves those that the next one does not do again."""
+    """Copies the steps of attempt ``number`` to their own file, and keeps those that the next one does not repeat."""
     if not folder.steps.exists():
         return
     kept = folder.steps_of_attempt(number)
@@ -130,7 +130,7 @@ def _keep_steps(folder: RunFolder, number: int, first_step: int) -> None:
 
 
 def _left_end(folder: RunFolder) -> JobEnd | None:
-    """A mark that was not written whole is none."""
+    """None if the end was not recorded, or not completely."""
     try:
         return read_job_end(folder)
     except ValueError:
@@ -138,7 +138,7 @@ def _left_end(folder: RunFolder) -> JobEnd | None:
 
 
 def _ended(attempts: tuple[Attempt, ...], end: JobEnd | None) -> tuple[Attempt, ...]:
-    """The attempts so far, the last one with its end, if it could leave a mark of it."""
+    """The attempts so far, the last one with its end, if that was recorded."""
     if (
         end is None
         or not attempts

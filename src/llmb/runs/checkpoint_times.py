@@ -32,7 +32,7 @@ def add_checkpoint_time(path: Path, time: CheckpointTime) -> None:
 
 
 def read_checkpoint_times(path: Path) -> list[CheckpointTime]:
-    """All whole lines; one that was cut off by a crash is left out. Raises OSError where there is no such file."""
+    """All complete lines, without one that was truncated by a crash. Raises OSError if there is no such file."""
     found = []
     for line in path.read_text().splitlines():
         try:

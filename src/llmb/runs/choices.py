@@ -115,11 +115,11 @@ class Choices(Record):
     ] = None
     profiling: Profiling = Profiling()
 
-    def steps_of(self, *, goes_on: bool) -> int:
+    def steps_of(self, *, resumes: bool) -> int:
         if self.steps is not None:
             return self.steps
-        recorded = None if goes_on else self.profiling.steps_of()
-        return recorded or (1 if goes_on else DEFAULT_STEPS)
+        recorded = None if resumes else self.profiling.steps_of()
+        return recorded or (1 if resumes else DEFAULT_STEPS)
 
     def compiles_on(self, device: Device) -> bool:
         """By default True on a GPU, where it saves memory traffic, unless the schedule splits the backward pass."""

@@ -11,7 +11,7 @@ LOCALHOST = "localhost"
 ATTEMPT = "llmb: attempt "
 """What the line begins with that separates a run's attempts in its log."""
 LONGEST_MESSAGE = 300
-# What ranks say whose peer went away: they are victims, not the cause.
+# Messages of ranks whose peer is gone: they are victims, not the cause.
 VICTIM = re.compile(r"Connection (closed|reset) by|Broken pipe|Socket Timeout|remote process exited|NCCL.*abort", re.I)
 
 _STALL_LINE = re.compile(rf"^{STALL}(?:(?P<who>ranks? [\d, -]+) on (?P<host>[\w.-]+) )?(?P<how>.*)$", re.MULTILINE)
@@ -19,12 +19,12 @@ _WORKER_LINE = re.compile(r"^llmb: rank (?P<rank>\d+) on (?P<host>\S+) failed: (
 # An entry of the report that torch.distributed.run ends a failed run with.
 _ENTRY = re.compile(r"host\s*: (?P<host>\S+)\s+rank\s*: (?P<rank>\d+) .*\s+exitcode\s*: (?P<code>-?\d+) ")
 
-# What srun says of a task that ended badly: a rank, or the launcher of a node's ranks.
+# What srun reports of a failed task: a rank, or the launcher of a node's ranks.
 _TASK = re.compile(r"^srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)$", re.MULTILINE)
 _EXPECTED = ("Exited", "Terminated")
-"""Ends that leave better words elsewhere in the log, or that srun brought about itself."""
+"""Ends that the log describes better elsewhere, or that srun caused itself."""
 
-# What comes after a rank that left without a word: traces of the others, and the launcher's own report.
+# What follows a rank that ended with no output: traces of the others, and the launcher's own report.
 _AFTERMATH = re.compile(r"^(Traceback \(most recent|[WE]\d{4} \S+ \d+ torch/distributed/elastic)", re.MULTILINE)
 
 
@@ -35,7 +35,7 @@ def failure_line(rank: int, host: str, error: BaseException) -> str:
 
 
 def first_failure(log: str, host: str = LOCALHOST) -> str | None:
-    """The rank that most likely failed first, and how; null when the log names none.
+    """The rank that most likely failed first, and how; None if the log names none.
 
     ``host`` is what the machine is called that the launcher calls localhost.
     """
@@ -44,7 +44,7 @@ def first_failure(log: str, host: str = LOCALHOST) -> str | None:
 
 
 def failed_host(log: str) -> str | None:
-    """The node of the rank that failed first; null where only its victims are known."""
+    """The node of the rank that failed first; None if only its victims are known."""
     found = _find(log)
     return found.host if found and found.host != LOCALHOST and not VICTIM.search(found.how) else None
 
@@ -56,7 +56,7 @@ def latest_attempt(log: str) -> str:
 
 
 def last_lines(log: str, most: int) -> list[str]:
-    """The lines that lead to the first failure, without what its victims and the launcher said after it."""
+    """The lines that lead to the first failure, without the output of its victims and the launcher after it."""
     found = _find(log)
     end = found.end if found else None
     if end is None:
@@ -70,7 +70,7 @@ class _Failure(NamedTuple):
 
     how: str
     who: str | None = None
-    """Such as 'rank 3'; None where ``how`` says it all."""
+    """Such as 'rank 3'; None if ``how`` is the full message."""
     host: str | None = None
     end: int | None = None
 
@@ -82,7 +82,7 @@ class _Failure(NamedTuple):
 
 
 def _find(log: str) -> _Failure | None:
-    """A run that stood still was ended for it: what follows is the ending.
+    """A hung run was ended by the watchdog: what follows in the log comes from that.
 
     Else a rank killed from outside comes first, then one that failed by itself, then a task that srun saw killed, then
     a rank that ended silently, then one that lost its connection: which of them the launcher saw first is a matter of

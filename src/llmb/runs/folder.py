@@ -81,7 +81,7 @@ class RunFolder:
 
     @property
     def checkpoint_times(self) -> Path:
-        """What saves and loads took; there once one was done."""
+        """Times of saves and loads; exists after the first one."""
         return self.path / "checkpoints.jsonl"
 
     @property
@@ -91,7 +91,7 @@ class RunFolder:
 
     @property
     def stall(self) -> Path:
-        """Written by a worker that ends a run which stands still, so that the launcher helps; removed with the end."""
+        """Written by a worker that ends a hung run, for the launcher to end the others; removed when the run ends."""
         return self.path / "stall.txt"
 
     @property
@@ -101,7 +101,7 @@ class RunFolder:
 
     @property
     def batch_output(self) -> Path:
-        """What the batch script and the scheduler said; the workers write ``log``."""
+        """Output of the batch script and the scheduler; the workers write ``log``."""
         return self.path / f"sbatch_{self.name}.out"
 
     @property

@@ -16,7 +16,7 @@ from llmb.runs.profiling import Profile
 
 
 class Start(Record):
-    """The checkpoint that a run goes on from: where it lies, and how far its training had come."""
+    """The checkpoint that a run resumes from: its path, and the progress of its training."""
 
     path: str
     step: int
@@ -25,7 +25,7 @@ class Start(Record):
 
 
 class Plan(Record):
-    """What every program that trains is told of a run; each says more in a plan of its own."""
+    """The part of a run's plan that every program needs; each adds its own."""
 
     recipe: Recipe
     device: Device
@@ -37,14 +37,14 @@ class Plan(Record):
     save_checkpoint: bool = False
     checkpoint_interval: int | None = None
     checkpoint_dir: str | None = None
-    """Absolute; the run saves in a folder of its own below. Null for the run's folder."""
+    """Absolute; the run saves in a folder of its own below. None for the run's folder."""
     start: Start | None = None
     profile: Profile | None = None
     nccl_trace: bool = False
 
     @property
     def first_step(self) -> int:
-        """Steps are numbered through the whole training, over all runs that went on from each other."""
+        """Steps are numbered through the whole training, over all runs that resumed from each other."""
         return self.start.step if self.start else 0
 
     @property
@@ -72,7 +72,7 @@ class EnginePlan(Plan):
 
     emulate_fp8: bool = False
     recompute: Recompute
-    """Required: by it the plan of an engine's run is known in a file."""
+    """Required: it identifies the plan of an engine's run in a file."""
     compiled: bool = False
     keep_logits: bool = False
     attention_backend: AttentionChoice = "auto"
@@ -86,12 +86,12 @@ def make_plan(
 ) -> EnginePlan:
     """Checks that the engine can train ``recipe`` this way.
 
-    A run that goes on from a checkpoint takes seed and training (optimizer, schedule, data) from there, but for what is
-    chosen here and what an imported one does not know; but gradients are reduced as the recipe says, and in fp32 where
-    the run computes in fp32.
+    A run that resumes from a checkpoint takes seed and training (optimizer, schedule, data) from there, except what is
+    chosen here and what an imported checkpoint lacks. Gradients are reduced as the recipe specifies, and in fp32 if the
+    run computes in fp32.
 
-    Sequences are packed from documents of ``document_tokens`` on average; where the recipe packs and nothing else is
-    said, from documents whose attention costs what the recipe's do. The plan's recipe then holds the statistics of
+    Sequences are packed from documents of ``document_tokens`` on average; if the recipe packs and it is not
+    specified, from documents whose attention costs what the recipe's do. The plan's recipe then holds the statistics of
     these documents.
 
     Raises UsageError with all reasons why it cannot.
@@ -102,7 +102,7 @@ def make_plan(
     if saved:
         problems.extend(_checkpoint_problems(recipe, choices.seed, saved))
     problems.extend(document_problems(training, recipe.layout.seq_len))
-    steps, first_step = choices.steps_of(goes_on=saved is not None), saved.step if saved else 0
+    steps, first_step = choices.steps_of(resumes=saved is not None), saved.step if saved else 0
     recorded = (device, steps, first_step, recipe.scale)
     problems.extend(choices.profiling.problems(*recorded))
     if problems:
@@ -133,7 +133,7 @@ def make_plan(
 
 
 def chosen_training(recipe: Recipe, choices: Choices, saved: CheckpointRecord | None) -> Training:
-    """How the recipe trains, or the training that a run goes on with, with what was chosen otherwise."""
+    """How the recipe trains, or the training that a run continues, with what was chosen otherwise."""
     changes = {
         "peak_lr": choices.peak_lr,
         "warmup_steps": choices.warmup_steps,
@@ -145,7 +145,7 @@ def chosen_training(recipe: Recipe, choices: Choices, saved: CheckpointRecord | 
 
 
 def reduction(recipe: Recipe, given: GradReduceDtype | None) -> GradReduceDtype:
-    """A question of precision as the dtype is, so that a checkpoint has no say in it."""
+    """Part of the precision, like the dtype, so not taken from a checkpoint."""
     return "fp32" if recipe.dtype is Dtype.FP32 else given or recipe.training.grad_reduce_dtype
 
 

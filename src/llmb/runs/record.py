@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``run.json``: everything that decided a run, and what came of it."""
+"""``run.json``: everything that decided a run, and its result."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -30,21 +30,21 @@ class BegunJob(Record):
 
 
 class Attempt(Record):
-    """One start of a run by a scheduler. Its end is null while it lasts, and where it left no mark of it."""
+    """One start of a run by a scheduler. Its end is None while it lasts, and if it was not recorded."""
 
     number: int
     started_at: str
     job: BegunJob
     first_step: int
     checkpoint: str | None
-    """What it goes on from; null for the run's own start."""
+    """What it resumes from; None for the run's own start."""
     ended_at: str | None = None
     exit_code: int | None = None
     signal: str | None = None
 
 
 class Process(Record):
-    """A process that cannot be taken for a later one with its number."""
+    """A process, distinguished from a later one with the same pid."""
 
     host: str
     pid: int
@@ -87,7 +87,7 @@ class SubmittedJob(Record):
 
 
 class JobEnd(Record):
-    """The content of ``job_end.json``. ``signal`` is empty where none ended the job."""
+    """The content of ``job_end.json``. ``signal`` is empty if none ended the job."""
 
     job_id: str
     restarts: int
@@ -97,7 +97,7 @@ class JobEnd(Record):
 
 
 class RunRecord(Record):
-    """The content of ``run.json``. ``environment`` is what the workers saw; null until they wrote it."""
+    """The content of ``run.json``. ``environment`` is what the workers saw; None until they wrote it."""
 
     schema_version: int = SCHEMA_VERSION
     status: Status
@@ -105,13 +105,13 @@ class RunRecord(Record):
     exit_code: int | None = None
     llmb_version: str = __version__
     program: str = ENGINE
-    """What trains. Version 0.1 did not say it: its records hold the engine's plan whatever ran."""
+    """What trains. Version 0.1 did not record it: its records hold the engine's plan whatever ran."""
     started_at: str | None
-    """Null while the run waits in a queue."""
+    """None while the run is queued."""
     ended_at: str | None = None
     command: tuple[str, ...]
     job: BegunJob | None = None
-    """Null for a run without a scheduler, and for one that waits."""
+    """None for a run without a scheduler, and while it is queued."""
     variables: dict[str, str] = Field(default_factory=dict)
     """What the workers' environment got beside the user's."""
     retries: int = 0
@@ -180,10 +180,10 @@ def read_record(folder: RunFolder) -> RunRecord:
 
 
 def read_job(folder: RunFolder) -> SubmittedJob | None:
-    """Null where the run was not submitted, or the client was killed before it could write this down."""
+    """None if the run was not submitted, or the client was killed before it could record this."""
     return SubmittedJob.model_validate_json(folder.job.read_text()).in_folder(folder) if folder.job.exists() else None
 
 
 def read_job_end(folder: RunFolder) -> JobEnd | None:
-    """Null while the job has not ended, or where it was killed with its batch script."""
+    """None while the job has not ended, or if it was killed with its batch script."""
     return JobEnd.model_validate_json(folder.job_end.read_text()) if folder.job_end.exists() else None

@@ -10,7 +10,7 @@ from llmb.runs.steps import step_from_json
 
 
 class StepNews(NamedTuple):
-    """A step that is done, as far as every program tells of it."""
+    """A completed step, with the figures that every program reports."""
 
     step: int
     step_time_s: float
@@ -18,7 +18,7 @@ class StepNews(NamedTuple):
 
 
 class StepFollower:
-    """Reads the whole lines that were added to ``metrics.jsonl`` since the last call.
+    """Reads the complete lines that were added to ``metrics.jsonl`` since the last call.
 
     A run that is started again gets a new file, with the steps that it keeps; they are read again.
     """

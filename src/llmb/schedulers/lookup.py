@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedulers by name; each is imported when it is first asked for."""
+"""Schedulers by name; each is imported when it is first used."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache

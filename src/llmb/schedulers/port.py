@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What jobs are asked of, in words that every scheduler can be told in."""
+"""The interface of schedulers, in terms that apply to each of them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -31,23 +31,23 @@ Phase = Literal[
     "unknown",
 ]
 FROM_OUTSIDE: frozenset[Phase] = frozenset(["timed_out", "node_fail", "preempted", "boot_fail", "cancelled", "killed"])
-"""Ends that say nothing of the run: it may have been through."""
+"""Ends that do not show the result of the run: it may have been complete."""
 INFRASTRUCTURE: frozenset[Phase] = frozenset(["node_fail", "preempted", "boot_fail"])
-"""Ends after which the same job may well get through."""
+"""Ends after which the same job may succeed."""
 
 
 class JobState(Record):
-    """What a scheduler says of a job. Exit code and signal are of what it started; None where they are not known."""
+    """What a scheduler reports of a job. Exit code and signal are of what it started; None where they are not known."""
 
     job_id: str
     state: str = UNKNOWN
-    """The scheduler's own word."""
+    """The scheduler's own term."""
     phase: Phase = "unknown"
-    """What that means; unknown where the scheduler does not know the job (any more)."""
+    """What that means; unknown if the scheduler does not know the job, or has forgotten it."""
     meaning: str | None = None
-    """For people: what the job waits for, or how it ended."""
+    """In words: what the job waits for, or how it ended."""
     may_be_told: bool = False
-    """Of an unknown one: it has ended, and how may be known later."""
+    """Of an unknown one: it has ended, and how it ended may be known later."""
     exit_code: int | None = None
     signal: int | None = None
     nodes: str | None = None
@@ -77,7 +77,7 @@ class AskedJob:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """States by key; jobs of which nobody could be asked are missing. ``warnings`` are for people."""
+    """States by key, without jobs whose scheduler could not be queried. ``warnings`` are shown to the user."""
 
     states: Mapping[str, JobState]
     warnings: Sequence[str] = ()
@@ -104,12 +104,12 @@ class Defaults:
 
 
 class FaultPattern(Record):
-    """What a failed run's log says of its cause."""
+    """How the cause of a failure shows in a run's log."""
 
     fault: str
     kind: Literal["own", "infrastructure"]
     pattern: str
-    """Regular expression; a group that is named takes the node at fault."""
+    """Regular expression; named groups match the node at fault."""
     meaning: str
 
     @field_validator("pattern")
@@ -123,7 +123,7 @@ class FaultPattern(Record):
 
 
 class Scheduler(Protocol):
-    """Takes jobs and tells of them.
+    """Takes jobs and reports their states.
 
     Raises InfrastructureError where it does not answer, EnvironmentProblem where it cannot be reached from here.
     """
@@ -134,9 +134,9 @@ class Scheduler(Protocol):
     settings: type[Record] | None
     """Of its section in cluster_config.yaml."""
     choices: type[Record]
-    """Declares its options: each field of them is one."""
+    """Declares its options, one per field."""
     words: frozenset[str]
-    """All that a state of its jobs may be."""
+    """Every state that its jobs may have."""
 
     def asked(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
         """What the values of options ask for, above the variables of the shell; ``python`` is the interpreter that
@@ -159,17 +159,17 @@ class Scheduler(Protocol):
     ) -> Submitted:
         """Hands over the job whose files are below ``base``; ``again`` for one that was handed over before.
 
-        Programs that it calls inherit the descriptors ``held``. Raises UsageError where it is refused.
+        Programs that it calls inherit the descriptors ``held``. Raises UsageError if it is rejected.
         """
 
     def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> Answers:
-        """What becomes of ``jobs``."""
+        """The states of ``jobs``."""
 
     def find(self, jobs: Sequence[AskedJob], since_s: float, claimed: set[str], time_out_s: float) -> dict[str, str]:
         """Ids, by key, of ``jobs`` without one that were submitted since then; ``claimed`` ids belong to others."""
 
     def cancel(self, jobs: Sequence[AskedJob]) -> None:
-        """Ends jobs. Raises UsageError where it is refused; jobs that have ended are no error."""
+        """Ends jobs. Raises UsageError if that is rejected; jobs that have ended are no error."""
 
     def current_job(self, environ: Mapping[str, str]) -> BegunJob:
         """The job that this process runs in."""
@@ -181,4 +181,4 @@ class Scheduler(Protocol):
         """Who ended a job by this signal."""
 
     def fault_patterns(self) -> Sequence[FaultPattern]:
-        """What its own messages in a log say of a run's failure."""
+        """How its own messages in a log show the cause of a failure."""

@@ -38,9 +38,9 @@ class ClusterConfig(WorkloadSettings):
 
     cluster_name: str | None = None
     gpu_type: str | None = None
-    """Taken where a command names none."""
+    """Used if a command names none."""
     python: str | None = None
-    """The interpreter on the nodes that has llmb and torch; null for the one that submits."""
+    """The interpreter on the nodes that has llmb and torch; None for the one that submits."""
     fabric: str | None = None
     """The network between nodes, by its name in the catalogue."""
     modules: tuple[str, ...] = ()

@@ -52,7 +52,7 @@ def _gpu_names() -> tuple[str, ...]:
 
 
 def gpu_type_of(name: str, gpus: Iterable[Gpu]) -> str | None:
-    """The catalogue's type of a device name; null for any other variant, whose peak nobody should guess."""
+    """The catalogue's type of a device name; None for any other variant, whose peak is not guessed."""
     for gpu in gpus:
         if any(fnmatch.fnmatch(name, pattern) for pattern in gpu.device_names):
             return gpu.gpu_type

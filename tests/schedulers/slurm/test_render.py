@@ -146,7 +146,7 @@ def test_a_part_of_a_node_is_not_taken_whole() -> None:
 
 def test_a_scale_that_does_not_fill_nodes_is_refused_with_what_would() -> None:
     request = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="h100", scale=12, overrides=Overrides(gbs=24))
-    with pytest.raises(UsageError, match=r"12 does not divide by 8 .*\n.*--gpus-per-node 6, --gpus-per-node 4"):
+    with pytest.raises(UsageError, match=r"12 is not divisible by 8 .*\n.*--gpus-per-node 6, --gpus-per-node 4"):
         script_of(order_of(request))
     assert job_of(order_of(request, shell={"GPUS_PER_NODE": "4"})).flags["nodes"] == "3"
 

@@ -94,7 +94,7 @@ def test_commas_between_parameters_are_not_guessed_at() -> None:
         ({"slurm_args": ("output=x",)}, "follows from the run folder"),
         ({"slurm_args": ("A=x",)}, "'A' is no long name"),
         ({"slurm_args": ("a b=x",)}, "'a b' is no long name"),
-        ({"slurm_args": ("qos=a", "qos=b")}, "gives 'qos' twice"),
+        ({"slurm_args": ("qos=a", "qos=b")}, "has duplicate key 'qos'"),
         ({"flags": {"qos": "a"}, "slurm_args": ("qos=b",)}, "both give qos"),
         ({"shell": {"ADDITIONAL_SLURM_PARAMS": "nodes=3"}}, "follows from --scale"),
         ({"shell": {"GPUS_PER_NODE": "many"}}, "GPUS_PER_NODE is 'many'"),

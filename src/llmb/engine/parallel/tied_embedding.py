@@ -29,7 +29,7 @@ def reduce_tied_gradients(stages: Sequence[Decoder], pp: DeviceMesh) -> None:
 
 
 def tied_gradient(stage: Decoder) -> Tensor | None:
-    """This rank's part of the gradient of a tied embedding; null for a stage without one."""
+    """This rank's part of the gradient of a tied embedding; None for a stage without one."""
     if not stage.model.tied_embeddings or stage.embed_tokens is None:
         return None
     gradient = stage.embed_tokens.weight.grad

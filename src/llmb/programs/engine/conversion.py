@@ -30,7 +30,7 @@ def export_checkpoint(
     """
     checkpoint, target = read_checkpoint(path), target.absolute()
     model = checkpoint.record.model
-    config_of(model, dtype)  # a model that has no form there is refused before any work
+    config_of(model, dtype)  # a model without a form there is rejected before any work
     _check_target(target, model, BYTES[dtype])
     with new_folder(target) as folder:
         job = ExportJob(

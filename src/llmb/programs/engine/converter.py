@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the program that converts weights, follows what it says, ends it when asked to."""
+"""Runs the program that converts weights, follows its output, ends it on request."""
 
 import os
 import subprocess
@@ -58,7 +58,7 @@ def run_converter(job: ExportJob | ImportJob, on_progress: OnProgress, on_note: 
 def follow(
     process: "subprocess.Popen[bytes]", on_progress: OnProgress, on_note: Callable[[str], None]
 ) -> LlmbError | None:
-    """Reads all that the program says until it ends; the error that it reports, if it does."""
+    """Reads the program's output until it ends; the error that it reports, if any."""
     error: LlmbError | None = None
     assert process.stdout is not None
     with process.stdout as lines:

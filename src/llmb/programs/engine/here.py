@@ -13,7 +13,7 @@ def check_here(plan: Plan) -> None:
     """Raises EnvironmentProblem where a program is missing that ``plan`` needs."""
     if plan.profile and plan.profile.profiler == "nsys" and shutil.which(NSYS) is None:
         raise EnvironmentProblem(
-            "Nsight Systems is asked for, but there is no 'nsys' on the PATH",
+            "Nsight Systems was requested, but there is no 'nsys' on the PATH",
             do="install it, put it on the PATH, or take --profiler torch",
         )
     if find_spec("torch") is None:

@@ -17,7 +17,7 @@ EXPORT_LIMIT_S = 1800
 
 
 def with_profiler(choices: Choices, device: Device) -> Choices:
-    """Nsight Systems is taken on GPUs where it is on the PATH and nothing else is chosen."""
+    """Selects Nsight Systems on GPUs if it is on the PATH and no other profiler is chosen."""
     profiling = choices.profiling
     if not profiling.profile or profiling.profiler != "auto" or device == "cpu" or not shutil.which(NSYS):
         return choices
@@ -25,10 +25,10 @@ def with_profiler(choices: Choices, device: Device) -> Choices:
 
 
 def nsys_command(plan: Plan, folder: RunFolder, rank: int) -> tuple[str, ...]:
-    """What stands in front of the worker of ``rank``; nothing where it is not profiled.
+    """The prefix of the command of worker ``rank``; empty if it is not profiled.
 
     Options: https://docs.nvidia.com/nsight-systems/UserGuide/index.html#cli-profile-command-switch-options. Only what
-    the worker marks is recorded, and the worker goes on when the recording stops.
+    the worker marks is recorded, and the worker continues when the recording stops.
     """
     wanted = plan.profile
     if wanted is None or wanted.profiler != "nsys" or rank not in wanted.ranks:
@@ -50,7 +50,7 @@ def nsys_command(plan: Plan, folder: RunFolder, rank: int) -> tuple[str, ...]:
 
 
 def export_report(plan: Plan, folder: RunFolder) -> str | None:
-    """Exports the report of the first rank that has one, for its breakdown; why it could not be, null if it was."""
+    """Exports the report of the first rank that has one, for its breakdown; the reason if it could not, else None."""
     if plan.profile is None or plan.profile.profiler != "nsys":
         return None
     reports = [profile_file(folder, plan, rank) for rank in plan.profile.ranks]

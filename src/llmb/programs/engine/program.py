@@ -85,7 +85,7 @@ def with_choices(result: Result, environment: Environment) -> Result:
 
 
 def engine_container(options: FrameworkOptions, container: ContainerSettings) -> ContainerSettings:
-    """That of the cluster, with what was asked for. Raises UsageError where there is none to put things in."""
+    """That of the cluster, with the options' image and mounts. Raises UsageError if the cluster has no container."""
     if not options.image and not options.mounts:
         return container
     if container.runtime == "none":

@@ -12,9 +12,9 @@ class ShippedVariable(NamedTuple):
     value: str
     why: str
     device: Device | None = None
-    """Null for both."""
+    """None for both."""
     also: tuple[str, ...] = ()
-    """Other names of the same setting: a user who has set one of them has set it."""
+    """Other names of the same setting: setting one of them counts as setting this one."""
 
 
 SHIPPED = (

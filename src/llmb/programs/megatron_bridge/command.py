@@ -16,7 +16,7 @@ from llmb.runs.choices import DEFAULT_SEED, Choices, Fp8Recipe
 from llmb.runs.plan import Plan
 
 DATA = Path(__file__).with_name("megatron_bridge.yaml")
-# Choices that the script can be told; any other has to be left at its default.
+# Choices that the script supports; any other has to be left at its default.
 SUPPORTED = frozenset(
     {
         "steps",
@@ -83,7 +83,7 @@ def bridge_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Plan:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         what = f"{data.framework} {data.release} cannot run this:\n{lines}"
         raise UsageError(what, do="leave --framework out: the engine is llmb's own")
-    steps = choices.steps_of(goes_on=False)
+    steps = choices.steps_of(resumes=False)
     return Plan(
         recipe=recipe,
         device="cuda",
@@ -138,7 +138,7 @@ def _arguments(plan: Plan, choices: Choices, save_dir: str) -> Iterator[tuple[st
     """Names and values, as argument_parser.py has them."""
     data, recipe, layout = bridge_data(), plan.recipe, plan.recipe.layout
     own = bridge_recipe(recipe)
-    assert own is not None, "bridge_plan refuses other recipes"
+    assert own is not None, "bridge_plan rejects other recipes"
     yield "model_family_name", own.family
     yield "model_recipe_name", own.recipe
     yield "task", own.task
@@ -198,7 +198,7 @@ def _recipe_problems(catalogue: Catalogue, recipe: Recipe) -> Iterator[str]:
 def _choice_problems(choices: Choices) -> Iterator[str]:
     default, scaling = Choices(), bridge_data().fp8_recipe
     if choices.fp8_recipe not in (None, scaling):
-        yield f"--fp8-recipe is {choices.fp8_recipe}; the script is told {scaling}"
+        yield f"--fp8-recipe is {choices.fp8_recipe}; the script uses {scaling}"
     for name in Choices.model_fields:
         if name not in SUPPORTED and getattr(choices, name) != getattr(default, name):
             yield f"{name.replace('_', ' ')} is chosen, which is for llmb's engine"

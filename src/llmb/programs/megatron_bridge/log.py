@@ -16,7 +16,7 @@ from llmb.runs.step_follower import StepNews
 
 
 def judge_latest_attempt(folder: RunFolder, window: Window) -> LogOutcome:
-    """What the log of the latest start says: steps that an earlier one did are not its own."""
+    """What the log shows of the latest start: steps of earlier ones do not count."""
     rule = f"{window.first}-{window.last}"
     try:
         with folder.log.open("rb") as stream:
@@ -39,7 +39,7 @@ def _latest_attempt(handle: int) -> int:
 
 
 class NewLogSteps:
-    """Reads the whole lines that were added to a log."""
+    """Reads the complete lines that were added to a log."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -50,7 +50,7 @@ class MegatronBridge(Program):
 
 
 def bridge_container(options: FrameworkOptions, settings: ContainerSettings) -> ContainerSettings:
-    """The framework's image, or the one that was asked for. Raises UsageError where the cluster has no containers."""
+    """The framework's image, or the requested one. Raises UsageError if the cluster has no containers."""
     if settings.runtime == "none":
         do = "set 'container: {runtime: pyxis, image: ...}' (or apptainer) in cluster_config.yaml"
         raise UsageError(f"{MegatronBridge.name} runs in its container, and this cluster has none", do=do)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What came of a run of Megatron-Bridge, by its log."""
+"""The result of a run of Megatron-Bridge, from its log."""
 
 from llmb.logs.outcome import LogOutcome
 from llmb.metrics.throughput import throughput
@@ -9,7 +9,7 @@ from llmb.runs.plan import Plan
 from llmb.runs.result import Loss, Result, Status, metrics_of
 
 SAVED = "train_state.pt"
-"""Written into a checkpoint's folder, ``iter_<step>``, once all of it is there (training/checkpointing.py)."""
+"""Written into a checkpoint's folder, ``iter_<step>``, once it is complete (training/checkpointing.py)."""
 
 
 def result_of_log(plan: Plan, outcome: LogOutcome, end: End) -> Result:
@@ -38,7 +38,7 @@ def result_of_log(plan: Plan, outcome: LogOutcome, end: End) -> Result:
 
 
 def is_done(folder: RunFolder, plan: Plan, outcome: LogOutcome) -> bool:
-    """Whether every step is logged, and the last checkpoint is whole where one is wanted."""
+    """Whether every step is logged, and the last checkpoint is complete if one is requested."""
     if outcome.max_step is None or outcome.max_step < plan.last_step:
         return False
     last = folder.checkpoints_of(plan) / f"iter_{plan.last_step + 1:07d}" / SAVED

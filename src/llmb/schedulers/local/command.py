@@ -9,7 +9,7 @@ from llmb.jobspec.words import filled
 from llmb.runs.folder import RunFolder
 
 THREADS = "OMP_NUM_THREADS"
-"""Cores for each process: they are shared out, or each one's thread pool takes them all."""
+"""Cores per process: without it, the thread pool of each process uses all of them."""
 
 
 def local_command(spec: JobSpec, folder: RunFolder) -> tuple[str, ...]:

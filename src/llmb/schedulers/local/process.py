@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which process runs a job, so that another one with the same number is never taken for it."""
+"""Identifies the process of a job, so that a later one with the same pid is never mistaken for it."""
 
 import os
 import socket

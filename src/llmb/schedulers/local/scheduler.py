@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This machine behind the port: a job is the process of ``llmb run``, which begins at once."""
+"""This machine as a scheduler: a job is the process of ``llmb run``, which begins at once."""
 
 import os
 import secrets
@@ -126,7 +126,7 @@ def _process(base: RunFolder) -> Process | None:
 
 
 def _state(job: AskedJob) -> JobState:
-    """Whether its process lives is looked at first: a run that ends meanwhile has its record by then."""
+    """Checks for the process first: if the run ends in between, its record is written by then."""
     job_id, process = str(job.job_id), _process(job.base)
     here = process is not None and is_here(process)
     alive = process is not None and here and is_alive(process)
@@ -139,7 +139,7 @@ def _state(job: AskedJob) -> JobState:
         return _ended(job_id, record, nodes)
     started_s = _seconds(record.started_at) if record else None
     if process and not here:
-        meaning = f"it was started on {process.host}, and only there is seen whether it still runs"
+        meaning = f"it was started on {process.host}, and only that host can show whether it still runs"
         return JobState(job_id=job_id, phase="running", meaning=meaning, nodes=nodes, started_s=started_s)
     phase: Phase = "running" if alive else "killed"
     how = None if alive else "its process was killed"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a command on this machine: starts the workers, watches over them, ends them when asked to."""
+"""Runs a command on this machine: starts the workers, monitors them, ends them on request."""
 
 import os
 import subprocess
@@ -22,10 +22,10 @@ def run_workers(
     on_time: Callable[[], None],
     stall_limit_s: float = 0,
 ) -> int:
-    """Exit code of ``command``, whose output goes to the run's log; ``on_time`` is called now and then.
+    """Exit code of ``command``, whose output goes to the run's log; ``on_time`` is called on every poll.
 
-    Workers end when this process is gone, even if it was killed: they know it by a variable. When they end a run that
-    stands still, or processes are stopped for longer than ``stall_limit_s``, this ends those that are stopped.
+    Workers end when this process is gone, even if it was killed: they know it by a variable. When they end a hung
+    run, or processes are stopped for longer than ``stall_limit_s``, this ends those that are stopped.
 
     Raises Interrupted after ending all workers, and EnvironmentProblem where the log cannot be written.
     """

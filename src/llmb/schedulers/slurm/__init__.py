@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm, and all that is said in its words."""
+"""Slurm, and everything in its own terms."""

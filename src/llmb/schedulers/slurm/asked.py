@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user asks of a job of Slurm, by options and by the shell. Pure."""
+"""What a user requests of a Slurm job, by options and by the shell. Pure."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

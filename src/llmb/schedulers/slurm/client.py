@@ -27,14 +27,14 @@ def submit(
 
     ``arguments`` are preferred to the script's own flags.
 
-    Raises UsageError where Slurm refuses the script, InfrastructureError where it does not answer: then the job may
-    have been queued all the same.
+    Raises UsageError if the script is rejected, InfrastructureError if Slurm does not answer: the job may have been
+    queued even then.
     """
     command = ["sbatch", "--parsable", *arguments, str(script)]
     done = call(command, submitting_environment(environ), held=held)
     if done.returncode:
         do = "correct the options or cluster_config.yaml; --dry-run prints the batch script"
-        raise UsageError(f"Slurm refuses the job: {message(done)}", do=do)
+        raise UsageError(f"Slurm rejected the job: {message(done)}", do=do)
     job_id, _, cluster = done.stdout.strip().splitlines()[-1].partition(";")
     return job_id, cluster or None
 
@@ -85,4 +85,4 @@ def submitting_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def message(done: "subprocess.CompletedProcess[str]") -> str:
     lines = [SPEAKER.sub("", line.strip()) for line in done.stderr.splitlines() if line.strip()]
-    return "; ".join(lines[-3:]) or f"exit code {done.returncode} without a word"
+    return "; ".join(lines[-3:]) or f"exit code {done.returncode} with no output"

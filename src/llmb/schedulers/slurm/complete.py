@@ -14,12 +14,12 @@ from llmb.schedulers.slurm.steps import tasks_of
 
 
 def completed_spec(spec: JobSpec, options: JobOptions, settings: SlurmSettings) -> JobSpec:
-    """All flags in the order of the script, and what they say in neutral words. Raises UsageError."""
+    """All flags in the order of the script, and the fields of the specification that they set. Raises UsageError."""
     own = {"account": settings.account, "partition": settings.partition}
     site = {**{name: value for name, value in own.items() if value}, **settings.flags}
     chosen = on_top(dict(_defaults(spec)), site, options.flags)
     if chosen.get("dependency"):
-        # Or a job whose dependency can never be satisfied waits for ever.
+        # Otherwise a job whose dependency can never be satisfied waits forever.
         chosen = on_top({"kill-on-invalid-dep": "yes"}, chosen)
     problems = list(flag_problems(asked(chosen)))
     if problems:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""sbatch's own flags, by their long names: read from text, put on top of each other, checked, printed. Pure."""
+"""sbatch's own flags, by their long names: parsed, layered, checked, printed. Pure."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -45,12 +45,12 @@ def parse_flag(text: str) -> tuple[str, str | None]:
 
 
 def parse_flags(texts: Iterable[str], what: str) -> dict[str, str | None]:
-    """Raises UsageError for a flag that is given twice."""
+    """Raises UsageError for a duplicate key."""
     found: dict[str, str | None] = {}
     for text in texts:
         key, value = parse_flag(text)
         if key in found and found[key] != value:
-            raise UsageError(f"{what} gives '{key}' twice: {_shown(found[key])} and {_shown(value)}")
+            raise UsageError(f"{what} has duplicate key '{key}': {_shown(found[key])} and {_shown(value)}")
         found[key] = value
     return found
 
@@ -114,7 +114,7 @@ def duration(minutes: int) -> str:
 
 
 def minutes(text: str) -> float | None:
-    """Of a time in one of Slurm's forms; null where it is none, or has no end."""
+    """Of a time in one of Slurm's forms; None if it is not one, or is unlimited."""
     match = TIME.fullmatch(text)
     if not match or match[2] is None:
         return None

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a job in Slurm's words, out of Slurm's texts. Pure."""
+"""The state of a job in Slurm's terms, parsed from its output. Pure."""
 
 from llmb.catalogue.records import Record
 from llmb.schedulers.port import UNKNOWN
 
-# States in which a job waits, runs, or is put back; every other one is an end.
+# States in which a job waits, runs or is requeued; every other one is final.
 LIVE = frozenset(
     {
         "PENDING",
@@ -32,7 +32,7 @@ SQUEUE_FIELDS = (
 
 
 class SlurmJob(Record):
-    """A job as Slurm tells of it; exit code and signal are of the batch script, None where they are not known."""
+    """A job as Slurm reports it; exit code and signal are of the batch script, None where they are not known."""
 
     job_id: str
     state: str = UNKNOWN
@@ -54,7 +54,7 @@ class SlurmJob(Record):
 def parse_accounts(text: str) -> dict[str, SlurmJob]:
     """From ``sacct -X -D -n -P`` with SACCT_FIELDS, by job id. Each start of a job has a line; the last one counts.
 
-    Where ids began anew, an earlier job with the same id has lines of its own, which are no starts of this one.
+    After ids were reset, an earlier job with the same id has lines too, which are not starts of this one.
     """
     found: dict[str, SlurmJob] = {}
     for line in text.splitlines():

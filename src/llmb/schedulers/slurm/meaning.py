@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Slurm's words for states and reasons mean. Pure."""
+"""What Slurm's terms for states and reasons mean. Pure."""
 
 from llmb.schedulers.port import JobState, Phase
 from llmb.schedulers.slurm.job_state import LIVE, SlurmJob
@@ -36,18 +36,18 @@ ENDS = {
     "FAILED": "failed",
     "LAUNCH_FAILED": "the batch script could not be started",
     "NODE_FAIL": "a node failed",
-    "OUT_OF_MEMORY": "ended by the kernel for want of host memory",
+    "OUT_OF_MEMORY": "ended by the kernel: out of host memory",
     "PREEMPTED": "preempted by another job",
-    "RECONFIG_FAIL": "a node could not be configured anew",
+    "RECONFIG_FAIL": "a node could not be reconfigured",
     "REVOKED": "revoked: another cluster runs it",
     "TIMEOUT": "ended at its time limit",
 }
 WORDS = frozenset([*WAITING, *LIVE, *ENDS, "COMPLETED"])
-"""All that a job's state may be."""
+"""Every state that a job may have."""
 WAITS = {
     "BeginTime": "may not start yet",
     "Dependency": "another job has to end first",
-    "DependencyNeverSatisfied": "the job that it depends on did not end as wanted: it will never start; cancel it",
+    "DependencyNeverSatisfied": "the job that it depends on did not end as required: it will never start; cancel it",
     "JobHeldAdmin": "held by an administrator",
     "JobHeldUser": "held; 'scontrol release' lets it go",
     "PartitionDown": "the partition is down",
@@ -67,7 +67,7 @@ def phase_of(state: str) -> Phase:
 
 
 def told(job: SlurmJob) -> JobState:
-    """The same in neutral words."""
+    """The same in terms that apply to every scheduler."""
     phase = phase_of(job.state)
     meaning = None
     if phase in ("queued", "running"):

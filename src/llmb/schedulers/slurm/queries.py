@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks Slurm for many jobs with few calls: a controller has better things to do."""
+"""Queries Slurm for many jobs with few calls, to keep the load on the controller low."""
 
 import os
 import subprocess
@@ -36,29 +36,29 @@ def own_jobs(time_out_s: float = TIME_OUT_S) -> list[SlurmJob]:
 
 
 def accounted_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> dict[str, SlurmJob]:
-    """Those of the jobs that the accounts know, which lag behind; none where no accounts are kept.
+    """Those of the jobs that are in accounting, which lags behind; none on a cluster without accounting.
 
-    Raises InfrastructureError where they are kept and do not answer.
+    Raises InfrastructureError if accounting does not answer.
     """
     found: dict[str, SlurmJob] = {}
     for ids in _batches(job_ids):
         done = call(["sacct", "-X", "-D", "-n", "-P", "-j", ids, "-o", SACCT_FIELDS], _environ(), time_out_s)
         if done.returncode and NO_ACCOUNTS in done.stderr:
             return {}
-        _check(done, "the accounts do not answer")
+        _check(done, "accounting does not answer")
         found.update(parse_accounts(done.stdout))
     return {job_id: found[job_id] for job_id in job_ids if job_id in found}
 
 
 def own_accounts(since_s: float, time_out_s: float = TIME_OUT_S) -> list[SlurmJob]:
-    """All of this user's jobs since then that the accounts know; none where no accounts are kept, or do not answer."""
+    """All of this user's jobs since then that are in accounting; none if there is none, or it does not answer."""
     since = datetime.fromtimestamp(since_s - 60).strftime("%Y-%m-%dT%H:%M:%S")  # local time, as Slurm takes it
     done = call(["sacct", "-X", "-D", "-n", "-P", "-S", since, "-o", SACCT_FIELDS], _environ(), time_out_s)
     return list(parse_accounts(done.stdout).values()) if done.returncode == 0 else []
 
 
 def cancel_jobs(job_ids: Sequence[str]) -> None:
-    """Raises UsageError where Slurm refuses to cancel one of them; jobs that have ended are no error."""
+    """Raises UsageError if Slurm does not cancel one of them; jobs that have ended are no error."""
     for ids in _batches(job_ids):
         done = call(["scancel", *ids.split(",")])
         if done.returncode and NO_JOB not in done.stderr:
@@ -69,7 +69,7 @@ def _queue(which: Sequence[str], time_out_s: float) -> dict[str, SlurmJob]:
     done = call(["squeue", "-h", "-r", "-t", "all", *which, "-O", SQUEUE_FIELDS], _environ(), time_out_s)
     if done.returncode and NO_JOB in done.stderr:
         return {}
-    _check(done, "Slurm does not tell of its jobs")
+    _check(done, "Slurm does not report its jobs")
     return parse_queue(done.stdout)
 
 

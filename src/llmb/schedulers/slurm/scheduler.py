@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm behind the port."""
+"""Slurm as a scheduler."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,7 +35,7 @@ class FaultFile(Record):
 
 
 class SlurmScheduler(Scheduler):
-    """All that jobs, campaigns and commands ask of Slurm."""
+    """Everything that jobs, campaigns and commands need from Slurm."""
 
     name = "slurm"
     title = "Slurm"
@@ -73,7 +73,7 @@ class SlurmScheduler(Scheduler):
         return Submitted(ids or {None: job_id}, cluster)
 
     def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> Answers:
-        """The controller tells of all; of live jobs that it forgot, the accounts."""
+        """From the controller; for live jobs that it has forgotten, from accounting."""
         ids = list(dict.fromkeys(job.job_id for job in jobs if job.job_id))
         answers = queries.controller_states(ids, time_out_s) if ids else {}
         known = {
@@ -123,9 +123,9 @@ class SlurmScheduler(Scheduler):
 
 
 def accounted(job: AskedJob, accounts: Mapping[str, SlurmJob]) -> JobState:
-    """What the accounts tell of a job that the controller has forgotten.
+    """What accounting reports of a job that the controller has forgotten.
 
-    The controller forgets only what has ended: accounts that call it live lag behind.
+    The controller forgets only jobs that have ended: if accounting shows one as live, it lags behind.
     """
     found = accounts.get(str(job.job_id))
     if found is None or not is_same(job, found):
@@ -135,9 +135,9 @@ def accounted(job: AskedJob, accounts: Mapping[str, SlurmJob]) -> JobState:
 
 
 def is_same(job: AskedJob, seen: SlurmJob) -> bool:
-    """Whether Slurm's answer is of ``job``: ids begin anew when a controller lost its state.
+    """Whether Slurm's answer is of ``job``: ids are reset when a controller loses its state.
 
-    A job's batch script is its own; it is submitted by its whole path.
+    No two jobs share a batch script, and each is submitted by its full path.
     """
     return seen.command is None or seen.command.endswith(str(job.base.batch_script))
 

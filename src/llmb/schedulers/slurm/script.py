@@ -29,7 +29,7 @@ def run_folder_word(spec: JobSpec, folder: RunFolder) -> ShellWord:
 
 
 def file_flags(folder: RunFolder, *, array: bool) -> Flags:
-    """Where Slurm works and writes. In its patterns % is special, and a backslash ends all that."""
+    """Where Slurm works and writes. In its patterns % is special, and a backslash turns that off."""
     base = folder.path.parent
     if "\\" in str(base) or not str(base).isprintable():
         do = "set LLMB_INSTALL to a folder whose name has no backslash and no control character"
