@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from llmb import __version__
+from llmb.cli.unset_options import skip_unset_options
 from llmb.errors import LlmbError, UserInterrupt, unknown
 
 COMMANDS = {
@@ -65,6 +66,7 @@ def load_command(name: str) -> Any:  # noqa: ANN401
     module, _ = COMMANDS[name]
     command = typer.main.get_command(import_module(module).app)
     command.name = name
+    skip_unset_options(command)
     return command
 
 
@@ -97,6 +99,9 @@ def main() -> NoReturn:
     """Entry point of the console scripts."""
     # Start-up allocates much and frees little: garbage collection would take 7 % of the time of 'llmb list'.
     gc.set_threshold(200_000)
+    # pydantic would look for plugins in the metadata of every installed distribution, which takes as long as reading
+    # the catalogue.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
     exit_code = _run_app()
     sys.stderr.flush()
     # Results are flushed. Finalizing the interpreter would take a fifth of the time of 'llmb list'.

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves the time that typer spends on options that are not specified."""
+
+from typing import Any
+
+
+def skip_unset_options(command: Any) -> None:  # noqa: ANN401 (typer keeps its command types private)
+    """Lets options without a value pass as they are, in a command or in all commands of a group.
+
+    typer (0.29) builds a pydantic adapter for every option of a command that runs, also for those that have nothing to
+    convert; that is a tenth of the time of ``llmb show``.
+    """
+    for parameter in command.params:
+        _skip_unset(parameter)
+    for child in getattr(command, "commands", {}).values():
+        skip_unset_options(child)
+
+
+def _skip_unset(parameter: Any) -> None:  # noqa: ANN401
+    if parameter.required or parameter.callback or parameter.multiple or parameter.nargs != 1:
+        return
+    convert = parameter.process_value
+
+    def process_value(ctx: Any, value: Any) -> Any:  # noqa: ANN401
+        return None if value is None else convert(ctx, value)
+
+    parameter.process_value = process_value
