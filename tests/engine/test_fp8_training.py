@@ -105,9 +105,12 @@ def assert_close(found: Found, reference: Found) -> None:
     assert found["scales"].keys() == reference["scales"].keys()
 
 
-def ratios(found: Found, reference: Found, kind: str, which: int) -> Tensor:
-    """Of scales, or of the largest values of the first step: found to those of one process, layer by layer."""
-    names = [name for name in reference["scales"] if name.endswith(kind)]
+def ratios(found: Found, reference: Found, kind: str, which: int, besides: str = "\0") -> Tensor:
+    """Of scales, or of the largest values of the first step: found to those of one process, layer by layer.
+
+    ``besides``: part of the names of layers that are left out.
+    """
+    names = [name for name in reference["scales"] if name.endswith(kind) and besides not in name]
     ours, theirs = (
         torch.stack([one["scales"][name][which].flatten()[0] for name in names]) for one in (found, reference)
     )
@@ -123,9 +126,11 @@ def assert_same_scales(found: Found, reference: Found, *, inputs: float = 1.0, g
     assert (ratios(found, reference, "history", scaling.WEIGHT) == 1.0).all()
     assert within(ratios(found, reference, "history", scaling.INPUT), inputs)
     assert within(ratios(found, reference, "history", scaling.GRADIENT) / gradients, GRADIENT)
+    # Later, rounding decides where a token goes whose experts score nearly alike, and the largest value that an expert
+    # has seen may be that token's.
     if len(found["losses"]) == len(reference["losses"]):
-        for which in (scaling.INPUT, scaling.WEIGHT):
-            assert within(ratios(found, reference, "scale", which), SCALE)
+        assert within(ratios(found, reference, "scale", scaling.INPUT, besides=".experts."), SCALE)
+        assert within(ratios(found, reference, "scale", scaling.WEIGHT), SCALE)
 
 
 @pytest.mark.slow
