@@ -23,7 +23,7 @@ def steps(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "options",
-    [EP4, pytest.param(ALL, marks=pytest.mark.slow), MIXTRAL],
+    [EP4, pytest.param(ALL, marks=pytest.mark.slow), pytest.param(MIXTRAL, marks=pytest.mark.slow)],
     ids=["ep4", "tp2-ep2-etp2", "mixtral-tp2-ep4"],
 )
 def test_the_loss_falls(finished: Finished, options: tuple[str, ...]) -> None:
