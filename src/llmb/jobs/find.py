@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds jobs by id or name."""
 
-import difflib
 from collections.abc import Iterable
 
-from llmb.errors import UsageError
+from llmb.errors import UsageError, closest
 from llmb.jobs.job import Job
 from llmb.jobs.store import Filter, Store
 
@@ -52,7 +51,7 @@ def _ambiguous(text: str, jobs: list[Job], do: str) -> UsageError:
 
 def _unknown(store: Store, text: str) -> UsageError:
     names = {name: job for job in store.jobs(Filter(limit=1000)) for name in (job.job_id, job.name) if name}
-    near = difflib.get_close_matches(text, names, n=NEAR, cutoff=0.6)
+    near = closest(text, names, cutoff=0.6, most=NEAR)
     return UsageError(
         f"there is no job '{text}' in the history",
         where=str(store.path),
