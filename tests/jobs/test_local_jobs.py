@@ -55,7 +55,9 @@ def begin(install: Path) -> "tuple[subprocess.Popen[str], dict[str, Any]]":
 
 @pytest.mark.slow
 def test_a_run_is_listed_and_its_result_printed_again(tmp_path: Path) -> None:
-    first = json.loads(llmb(tmp_path, *TINY, "--steps", "3", "--json").stdout)
+    done = llmb(tmp_path, *TINY, "--steps", "3", "--json")
+    assert "history" not in done.stderr
+    first = json.loads(done.stdout)
     (row,) = jobs(tmp_path)
     assert (row["scheduler"], row["state"], row["status"], row["exit_code"]) == ("local", "COMPLETED", "success", 0)
     assert row["job_id"].startswith("local-")

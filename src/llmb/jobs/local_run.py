@@ -3,6 +3,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -74,6 +75,9 @@ def _begin(
     plan: EnginePlan, spec: JobSpec, folder: RunFolder, variables: Mapping[str, str], install: Path, say: Say
 ) -> _Begun:
     """Writes all files of the run, and its row, before its workers start. Raises OSError, EnvironmentProblem."""
+    # A missing history is rebuilt before there is this run to be found. Problems are reported when its row is added.
+    with suppress(EnvironmentProblem, UsageError):
+        open_history(install, say).close()
     prepared = Prepared(spec, folder, {None: folder})
     (run,) = send(prepared, {})
     started = find_scheduler(spec.scheduler).current_job({JOB_VARIABLE: run.job.job_id})
