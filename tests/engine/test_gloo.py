@@ -2,12 +2,21 @@
 """Every process group of a training on CPUs has one gloo thread: two of them race."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from llmb.runs.plan import Plan
 
-WORKER = Path(__file__).parent / "gloo_worker.py"
+HERE = Path(__file__).parent
+WORKER, RACE_WORKER = HERE / "gloo_worker.py", HERE / "race_worker.py"
+SLOW_COPY = HERE / "slow_name_copy.c"
+SECONDS, UNTIL_ABORT_S, ENDS_WITHIN_S = 10, 90, 600
 
 
 def test_every_group_has_one_thread(
@@ -23,3 +32,39 @@ def test_every_group_has_one_thread(
         assert len(threads) >= 8
         assert set(threads.values()) == {1}, threads
         assert found["devices"] == 1
+
+
+@pytest.fixture(scope="module")
+def slow_copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that, preloaded, makes the race some thousand times as likely."""
+    library = tmp_path_factory.mktemp("race") / "slow_name_copy.so"
+    # Without the last option the compiler makes a call of memcpy, that is of itself, out of its loop.
+    options = ["-O2", "-shared", "-fPIC", "-fno-builtin", "-fno-tree-loop-distribute-patterns"]
+    subprocess.run(["gcc", *options, "-o", library, SLOW_COPY], check=True)
+    return library
+
+
+def ends(slow_copy: Path, folder: Path, seconds: int, whose: str) -> list[int]:
+    """Exit codes of two ranks that take turns with two collectives."""
+    variables = {**os.environ, "LD_PRELOAD": str(slow_copy)}
+    command = [sys.executable, RACE_WORKER, folder]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(seconds), whose], env=variables, stderr=subprocess.DEVNULL)
+        for rank in range(2)
+    ]
+    try:
+        return [rank.wait(ENDS_WITHIN_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+@pytest.mark.slow
+def test_one_thread_per_group_does_not_race(slow_copy: Path, tmp_path: Path) -> None:
+    assert ends(slow_copy, tmp_path, SECONDS, "llmb") == [0, 0]
+
+
+@pytest.mark.slow
+def test_two_threads_per_group_do(slow_copy: Path, tmp_path: Path) -> None:
+    """Otherwise the test above proves nothing, or torch has mended it and our backend can go."""
+    assert {-signal.SIGABRT, -signal.SIGSEGV} & set(ends(slow_copy, tmp_path, UNTIL_ABORT_S, "torch"))
