@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is saved in one layout is read in any other, tensor by tensor; what is no tensor is not read at all."""
 
+import io
 import json
 import os
 import pickle
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, MetadataIndex
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from llmb.engine.checkpoint.load import TensorReader
+from llmb.engine.checkpoint.load import MetadataUnpickler, TensorReader
 from llmb.engine.checkpoint.writer import Writer, cannot_save, causes
 
 WORKER = Path(__file__).parent / "checkpoint_worker.py"
@@ -55,6 +57,31 @@ def test_objects_are_refused_because_torch_would_unpickle_them(tmp_path):
     save_here({"a": torch.ones(3), "extra": {"anything": "else"}}, tmp_path)
     with pytest.raises(ValueError, match="BytesStorageMetadata, which no checkpoint of llmb does"):
         TensorReader(tmp_path).read_metadata()
+
+
+class Attribute:
+    """What is saved of an attribute as Python 3.11.2 saves a member of an enum."""
+
+    def __init__(self, owner, name):
+        self.owner, self.name = owner, name
+
+    def __reduce__(self):
+        return getattr, (self.owner, self.name)
+
+
+def test_members_of_enums_are_read_as_any_version_of_python_saves_them():
+    member = _MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT
+    for saved in (member, Attribute(_MEM_FORMAT_ENCODING, member.name)):
+        assert MetadataUnpickler(io.BytesIO(pickle.dumps(saved))).load() is member
+
+
+def test_other_attributes_are_refused():
+    saved = pickle.dumps(Attribute(Path, "home"))
+    with pytest.raises(ValueError, match="which no checkpoint of llmb does"):
+        MetadataUnpickler(io.BytesIO(saved)).load()
+    saved = pickle.dumps(Attribute(MetadataIndex, "__init__"))
+    with pytest.raises(ValueError, match=r"takes __init__ from .*, which no checkpoint of llmb does"):
+        MetadataUnpickler(io.BytesIO(saved)).load()
 
 
 class Malicious:

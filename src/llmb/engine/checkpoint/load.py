@@ -5,6 +5,7 @@ import pickle
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from enum import EnumType
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +112,19 @@ class TensorReader(FileSystemReader):
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Accepts only the types of ``METADATA_TYPES``."""
+    """Accepts only the types of ``METADATA_TYPES``, and members of their enums."""
 
     def find_class(self, module: str, name: str) -> Callable[..., object]:
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
         if (module, name) not in METADATA_TYPES:
             raise ValueError(f"the checkpoint's metadata names {module}.{name}, which no checkpoint of llmb does")
         found: Callable[..., object] = super().find_class(module, name)
         return found
+
+
+def _enum_member(owner: object, name: str) -> object:
+    """What early versions of Python 3.11, such as Debian's, save for a member of an enum is ``getattr``."""
+    if not isinstance(owner, EnumType):
+        raise ValueError(f"the checkpoint's metadata takes {name} from {owner!r}, which no checkpoint of llmb does")  # noqa: TRY004 (of a file)
+    return owner[name]
