@@ -84,6 +84,20 @@ def test_an_unlisted_scale_runs_with_a_batch_of_its_own(catalogue: Catalogue) ->
     assert recipe.expectations == ()
 
 
+@pytest.mark.parametrize(
+    ("scale", "gbs"), [(576, 252), (720, 315), (1728, 756), (2304, 1008), (3456, 1512), (4608, 2016)]
+)
+def test_a_documents_rule_gives_the_batch_of_scales_between(catalogue: Catalogue, scale: int, gbs: int) -> None:
+    """24.11: GBS is the number of GPUs x 252 / 576."""
+    layout = ask(catalogue, "405b", scale=scale, release="24.11").layout
+    assert (layout.gbs, layout.ga, layout.tp, layout.pp, layout.vp, layout.cp) == (gbs, 63, 8, 9, 7, 2)
+
+
+def test_a_scale_of_another_release_is_advised(catalogue: Catalogue) -> None:
+    assert "add --release 24.11" in str(refusal(catalogue, size="405b", scale=1728))
+    assert "is not divisible by TP x PP x CP" in str(refusal(catalogue, size="405b", scale=640, release="24.11"))
+
+
 def test_overrides_are_checked_together(catalogue: Catalogue) -> None:
     error = refusal(catalogue, size="70b", scale=64, overrides=Overrides(tp=3, layers=81, gbs=7))
     for said in (

@@ -75,6 +75,34 @@ def test_one_recipe_is_a_job_and_its_script_is_printed(environ: dict[str, str]) 
     assert len(shown(submit, environ, *options, "--repeats", "3")) == 3
 
 
+def test_nodes_are_given_as_to_sbatch(environ: dict[str, str]) -> None:
+    environ |= {"DTYPE": "fp8", "MODEL_SIZE": "405b"}
+    given = ("-A", "research", "-p", "batch", "-N", "72", "--gres=gpu:8")
+    result = call(launch, environ, "pretrain_llama3.1", *given, "--dry-run")
+    requested = [line.removeprefix("#SBATCH --") for line in result.stdout.splitlines() if line.startswith("#SBATCH")]
+    for flag in ("nodes=72", "gres=gpu:8", "account=research", "partition=batch"):
+        assert flag in requested
+    assert not any(flag.startswith("gpus-per-node") for flag in requested)
+    assert "405b fp8 on 576 x h100" in result.stdout
+    assert "note: release 24.11, whose document counts the GPUs this way" in result.stderr
+    newest = call(launch, environ | {"NUM_NODES": "128"}, "pretrain_llama3.1", "--release", "25.04", "--dry-run")
+    assert "405b fp8 on 1024 x h100" in newest.stdout
+    error = refused(launch, environ | {"JOB_TOTAL_GPUS": "64"}, "pretrain_llama3.1", "-N", "4", "--dry-run")
+    assert error.what == "4 nodes with 8 GPUs each are 32 GPUs, but the scale is 64"
+    assert (
+        "405b bf16 on 32 x h100" in call(submit, environ, "-w", "pretrain_llama3.1_405b", "-N", "4", "--dry-run").stdout
+    )
+
+
+def test_the_release_follows_from_a_variable_that_only_its_document_has(environ: dict[str, str]) -> None:
+    environ |= {"DTYPE": "bf16", "MODEL_SIZE": "405b"}
+    old = call(launch, environ | {"SBATCH_GPUS": "32"}, "pretrain_llama3.1", "--dry-run")
+    assert "gbs126" in old.stdout
+    new = call(launch, environ | {"JOB_TOTAL_GPUS": "32"}, "pretrain_llama3.1", "--dry-run")
+    assert "gbs64" in new.stdout
+    assert "release" not in new.stderr
+
+
 def test_a_profile_is_a_run_beside_the_others(environ: dict[str, str], file: Path) -> None:
     one = ("-w", "pretrain_llama3.1", "-s", "8b", "--scale", "8")
     assert call(submit, environ, *one, "--profile", "--dry-run").stdout.startswith("#!/bin/bash")
@@ -267,6 +295,7 @@ def test_every_option_of_a_job_is_a_key_of_files() -> None:
         for option in get_command(submit.app).params
         if option.name in job_options() and option.name not in options_of(Selection)
         for spelled in option.opts
+        if spelled.startswith("--")
     }
     assert spelled
     assert {keys.options[name].name for name in spelled} == set(job_options()) - set(options_of(Selection))

@@ -37,10 +37,26 @@ def read_launch(
     reading = read_variables(catalogue.variables, environ, workload, job_options(), strongest, framework=framework)
     found = {**values, **reading.options, **strongest}
     found["size"] = found.get("size") or _only_size(catalogue, workload)
-    if found.get("scale") is None:
-        raise UsageError("the number of GPUs is not specified", do="set JOB_TOTAL_GPUS, or give --scale")
+    if found.get("scale") is None and found.get("nodes") is None:
+        raise UsageError("the number of GPUs is not specified", do="set JOB_TOTAL_GPUS, or give --scale or --nodes")
+    notes = list(reading.notes)
+    if release := _other_release(catalogue, found, reading.origins):
+        found["release"] = release
+        newest = releases_of(find_workload(catalogue, workload), found["size"])[-1]
+        notes.append(f"release {release}, whose document counts the GPUs this way; --release {newest} is the newest")
     install = {"LLMB_INSTALL": reading.install} if reading.install else {}
-    return Launch(found, {**environ, **install}, reading.notes)
+    return Launch(found, {**environ, **install}, tuple(notes))
+
+
+def _other_release(catalogue: Catalogue, found: Mapping[str, Any], origins: Mapping[str, str]) -> str | None:
+    """The release of the only documents that define the number of GPUs as this launch does, unless it is the newest."""
+    option = "nodes" if found.get("nodes") is not None else "scale"
+    counted = [
+        item for item in catalogue.variables if item.option == option and item.name == origins.get(option, item.name)
+    ]
+    releases = releases_of(find_workload(catalogue, found["workload"]), found["size"])
+    own = [release for release in releases if any(release in item.releases for item in counted)]
+    return own[-1] if own and own[-1] != releases[-1] and found.get("release") is None else None
 
 
 def _only_size(catalogue: Catalogue, name: str) -> str:

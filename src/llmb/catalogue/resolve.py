@@ -158,6 +158,14 @@ def gpu_types_of(workload: WorkloadFile, size: str) -> list[str]:
     return _unique([*listed, *(gpu for gpu, base in workload.borrowed_layouts.items() if base in listed)])
 
 
+def gpu_type_of(catalogue: Catalogue, request: Request) -> str:
+    """The GPU type of a request, by default the first that its size is published for. Raises UsageError."""
+    workload = find_workload(catalogue, request.workload)
+    if request.size not in sizes_of(workload):
+        raise unknown("size", request.size, sizes_of(workload))
+    return _gpu_type(catalogue, workload, request)
+
+
 def releases_of(workload: WorkloadFile, size: str) -> list[str]:
     """Releases that publish layouts of a size, oldest first."""
     return sorted({table.release for table in workload.layouts if table.size == size and table.release})
@@ -214,6 +222,8 @@ def _pick_row(workload: WorkloadFile, choices: Sequence[_Choice], request: Reque
         return rows[scale]
     largest = rows[max(rows)]
     above = largest.choice.table.above_largest
+    if ruled := _by_batch_rule(choices, scale):
+        return ruled
     if scale >= 1 and above == "any":
         return _Pick(largest.choice, largest.row.model_copy(update={"gpus": scale}))
     factor, rest = divmod(scale, largest.row.gpus)
@@ -227,6 +237,19 @@ def _pick_row(workload: WorkloadFile, choices: Sequence[_Choice], request: Reque
     raise _scale_error(workload, request, release, scale, sorted(rows), above)
 
 
+def _by_batch_rule(choices: Iterable[_Choice], scale: int) -> _Pick | None:
+    """The layout of a scale that no row has, where the document's rule gives its batch."""
+    for choice in choices:
+        rule = choice.table.batch_rule
+        if rule and scale > rule.gpus and scale * rule.gbs % rule.gpus == 0:
+            base = next(row for row in choice.table.rows if row.gpus == rule.gpus)
+            gbs = scale * rule.gbs // rule.gpus
+            row = base.model_copy(update={"gpus": scale, "gbs": gbs, "dp": None, "ga": None})
+            note = f"GBS is {scale} x {rule.gbs} / {rule.gpus}, as in the document (line {rule.line})"
+            return _Pick(choice, row, (note,))
+    return None
+
+
 def _default_scale(picks: Iterable[_Pick]) -> int:
     by_proxy = sorted((pick.row.proxy, pick.row.gpus) for pick in picks)
     return by_proxy[0][1]
@@ -236,16 +259,20 @@ def _scale_error(
     workload: WorkloadFile, request: Request, release: str | None, scale: int, listed: list[int], above: str
 ) -> UsageError:
     others = {
-        table.release: [row.gpus for row in table.rows]
+        table.release: table
         for table in workload.layouts
         if table.size == request.size and table.release not in (None, release)
     }
-    elsewhere = [name for name, scales in others.items() if scale in scales]
+    elsewhere = [name for name, table in others.items() if _has(table, scale)]
     advice = f"add --release {elsewhere[0]}" if elsewhere else "specify --gbs too, to run a custom layout"
     choices = [*map(str, listed)]
     if above == "double":
         choices.append(f"doublings of {listed[-1]}")
     return UsageError(f"{request.workload} {request.size} has no layout for {scale} GPUs", choices=choices, do=advice)
+
+
+def _has(table: LayoutTable, scale: int) -> bool:
+    return scale in (row.gpus for row in table.rows) or _by_batch_rule([_Choice(table, None)], scale) is not None
 
 
 def _recipe(

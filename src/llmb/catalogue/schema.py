@@ -62,6 +62,14 @@ class LayoutRow(Record):
     experts: int | None = None
 
 
+class BatchRule(Record):
+    """A document's rule for the global batch size of scales above ``gpus``: in proportion to the number of GPUs."""
+
+    gpus: int
+    gbs: int
+    line: int
+
+
 class LayoutTable(Record):
     """Layouts of one size. A table without a release is a custom one of the project."""
 
@@ -75,6 +83,7 @@ class LayoutTable(Record):
     seq_len: int
     above_largest: Literal["double", "refuse", "any"]
     """Scales beyond the rows: doublings of the largest, none, or any number with the same batch."""
+    batch_rule: BatchRule | None = None
     counts_embedding_and_loss: bool = False
     notes: tuple[str, ...] = ()
     rows: tuple[LayoutRow, ...]

@@ -11,10 +11,9 @@ from llmb.catalogue.records import Record
 from llmb.errors import UsageError, closest
 from llmb.options.forms import WORD
 from llmb.options.option import Option
-from llmb.options.text import read_value, valid_values
+from llmb.options.text import NONE_WORDS, read_value, valid_values
 
 Value = str | int | float | bool | None
-NONE_WORDS = frozenset({"null", "none", "na", "n/a"})
 TYPES: Mapping[str, Option] = {
     "word": Option(form=WORD),
     "text": Option(),

@@ -10,7 +10,7 @@ from pathlib import Path
 from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import JobDefaults
-from llmb.catalogue.resolve import Request, resolve
+from llmb.catalogue.resolve import Request, gpu_type_of, resolve
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.assemble import assemble
 from llmb.jobspec.options import FrameworkOptions, JobOptions
@@ -92,7 +92,8 @@ def make_order(
     framework: FrameworkOptions | None = None,
 ) -> Order:
     """Checks everything that can be checked without the cluster. Raises UsageError."""
-    recipe = resolve(catalogue, replace(request, gpu_type=request.gpu_type or site.config.gpu_type))
+    on_site = replace(request, gpu_type=request.gpu_type or site.config.gpu_type)
+    recipe = resolve(catalogue, replace(on_site, scale=scale_of(catalogue, on_site, options, site)))
     asked = framework or FrameworkOptions()
     program = find_program(asked.framework or ENGINE)
     order = Order(
@@ -106,6 +107,22 @@ def make_order(
     )
     order.script()
     return order
+
+
+def scale_of(catalogue: Catalogue, request: Request, options: JobOptions, site: Site) -> int | None:
+    """The requested scale, or that of the requested nodes. Raises UsageError if they differ."""
+    if options.nodes is None:
+        return request.scale
+    gpu = catalogue.gpus.get(gpu_type_of(catalogue, request))
+    chosen = find_scheduler(QUEUE).defaults(site).gpus_per_node
+    per_node = options.gpus_per_node or chosen or (gpu.gpus_per_node if gpu else None)
+    if per_node is None:
+        raise UsageError("the number of processes per node is not specified", do="add --gpus-per-node")
+    scale = options.nodes * per_node
+    if request.scale not in (None, scale):
+        what = f"{options.nodes} nodes with {per_node} GPUs each are {scale} GPUs, but the scale is {request.scale}"
+        raise UsageError(what, do="give either the nodes or the scale")
+    return scale
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ class JobOptions:
 
     flags: Flags = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
+    nodes: int | None = None
+    """Defines the scale, if nothing else does."""
     gpus_per_node: int | None = None
     start: StartMode | None = None
     retries: int | None = None

@@ -14,6 +14,9 @@ from llmb.options.option import Option
 # pydantic also accepts '1.0', '1_000' and ' 1' as whole numbers, and 'nan' as a number.
 _NUMBERS = {int: pattern(r"-?\d{1,12}"), float: pattern(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?")}
 
+NONE_WORDS = frozenset({"null", "none", "na", "n/a"})
+"""Values of the reference documents' variables that mean none."""
+
 
 def convert(option: Option, key: str, texts: Sequence[str]) -> Any:  # noqa: ANN401 (of the option's type)
     """The option's value; a tuple if it is repeated. Raises UsageError with ``key``, the value and the valid values."""

@@ -110,6 +110,40 @@ def test_what_cannot_be_asked_for_is_refused(given: dict[str, object], reason: s
         job_of(order_of(LLAMA, **given))
 
 
+GRES = {"slurm": {"gpu_request": "gres", "gres_type": "h100", "flags": {"gres": "nvme:1"}}}
+
+
+@pytest.mark.parametrize(
+    ("given", "requested"),
+    [
+        ({}, {"gpus-per-node": "8"}),
+        ({"shell": {"SBATCH_GPUS_PER_NODE": "8"}}, {"gpus-per-node": "8"}),
+        ({"shell": {"SBATCH_GPUS_PER_NODE": "null"}}, {}),
+        ({"shell": {"SLURM_GPUS_PER_NODE": "NULL", "GPUS_PER_NODE": "8"}}, {}),
+        ({"shell": {"SLURM_GPUS_PER_NODE": "null", "SBATCH_GPUS_PER_NODE": "8"}}, {"gpus-per-node": "8"}),
+        ({"shell": {"SLURM_GPUS_PER_NODE": "null"}, "config": GRES}, {}),
+        ({"shell": {"SLURM_GPUS_PER_NODE": "null"}, "flags": {"gres": "gpu:8"}}, {"gres": "gpu:8"}),
+        ({"shell": {"ADDITIONAL_SLURM_PARAMS": "gres=gpu:8"}}, {"gres": "gpu:8"}),
+        ({"shell": {"ADDITIONAL_SLURM_PARAMS": "gres=gpu:h100:8,nvme:1"}}, {"gres": "gpu:h100:8,nvme:1"}),
+        ({"shell": {"ADDITIONAL_SLURM_PARAMS": "gres=nvme:1"}}, {"gpus-per-node": "8", "gres": "nvme:1"}),
+        ({"shell": {"ADDITIONAL_SLURM_PARAMS": "gpus-per-node=h100:8"}}, {"gpus-per-node": "h100:8"}),
+        ({"slurm_args": ("gres=",)}, {}),
+        ({"config": GRES}, {"gres": "nvme:1,gpu:h100:8"}),
+        ({"config": {"slurm": {"gpu_request": "none"}}, "flags": {"gres": "gpu:8"}}, {"gres": "gpu:8"}),
+    ],
+)
+def test_gpus_are_requested_as_the_nearest_layer_does(given: dict[str, object], requested: dict[str, str]) -> None:
+    flags = job_of(order_of(LLAMA, **given)).flags
+    assert {name: flags[name] for name in ("gpus-per-node", "gres") if name in flags} == requested
+    assert (flags["nodes"], flags["exclusive"]) == ("2", None)
+
+
+@pytest.mark.parametrize("gres", ["gpu:4", "gpu:h100:4", "gpu", "gpu:0"])
+def test_a_request_of_too_few_gpus_is_rejected(gres: str) -> None:
+    with pytest.raises(UsageError, match=f"gres={gres} is less than the job's 8 GPUs per node"):
+        job_of(order_of(LLAMA, flags={"gres": gres}))
+
+
 def test_no_gpus_per_node_are_none() -> None:
     assert shell_gpus_per_node({"SLURM_GPUS_PER_NODE": "null"}) is None
     assert shell_gpus_per_node({"GPUS_PER_NODE": "4", "SBATCH_GPUS_PER_NODE": "8"}) == 4

@@ -12,10 +12,20 @@ from llmb.jobspec.variables import parse_variables
 from llmb.options.forms import Form
 from llmb.options.option import Option, limit_problems, options_of
 from llmb.options.ranges import numbers_of, parse_ranges
-from llmb.options.text import convert
-from llmb.schedulers.slurm.flags import TIME, flag_problems, on_top, parse_additional, parse_flags
+from llmb.options.text import NONE_WORDS, convert
+from llmb.schedulers.slurm.flags import (
+    GPU_FLAGS,
+    LEFT_OUT,
+    TIME,
+    flag_problems,
+    on_top,
+    parse_additional,
+    parse_flags,
+)
 
 ADDITIONAL = "ADDITIONAL_SLURM_PARAMS"
+COUNTED = ("SBATCH_GPUS_PER_NODE", "SLURM_GPUS_PER_NODE")
+"""The variables whose value is ``null`` where a cluster does not count GPUs, so that no job may ask for them."""
 MOST_INDICES = 1000
 DURATION = Form(
     lambda text: text == "" or TIME.fullmatch(text.upper()), "a time such as 30, 00:30:00 or 1-12:00:00", any_case=True
@@ -31,10 +41,17 @@ class SlurmChoices(Record):
     into it, and kept from sbatch.
     """
 
-    account: Annotated[str | None, _option(help="Slurm account.", set_by=("SBATCH_ACCOUNT", "SLURM_ACCOUNT"))] = None
+    account: Annotated[
+        str | None,
+        _option(flags=("-A", "--account"), help="Slurm account.", set_by=("SBATCH_ACCOUNT", "SLURM_ACCOUNT")),
+    ] = None
     partition: Annotated[
         str | None,
-        _option(help="Partition, or several with commas.", set_by=("SBATCH_PARTITION", "SLURM_PARTITION")),
+        _option(
+            flags=("-p", "--partition"),
+            help="Partition, or several with commas.",
+            set_by=("SBATCH_PARTITION", "SLURM_PARTITION"),
+        ),
     ] = None
     qos: Annotated[str | None, _option(help="Quality of service.", set_by=("SBATCH_QOS",))] = None
     time_limit: Annotated[
@@ -45,6 +62,9 @@ class SlurmChoices(Record):
             set_by=("TIME_LIMIT", "SBATCH_TIMELIMIT"),
         ),
     ] = None
+    nodes: Annotated[
+        int | None, _option(flags=("-N", "--nodes"), help="Number of nodes, in place of --scale.", minimum=1)
+    ] = None
     gpus_per_node: Annotated[
         int | None,
         _option(
@@ -52,6 +72,9 @@ class SlurmChoices(Record):
             minimum=1,
             set_by=("GPUS_PER_NODE", "SBATCH_GPUS_PER_NODE", "SLURM_GPUS_PER_NODE"),
         ),
+    ] = None
+    gres: Annotated[
+        str | None, _option(help="Generic resources of a node, such as gpu:8. Default: the GPUs that the job uses.")
     ] = None
     nodelist: Annotated[
         str | None, _option(help="Nodes that have to be among the job's.", set_by=("SBATCH_NODELIST",))
@@ -114,6 +137,7 @@ _FLAGS: Mapping[str, str] = {
     "partition": "partition",
     "qos": "qos",
     "time_limit": "time",
+    "gres": "gres",
     "nodelist": "nodelist",
     "exclude": "exclude",
     "constraint": "constraint",
@@ -133,6 +157,7 @@ def slurm_options(chosen: SlurmChoices, environ: Mapping[str, str], python: str)
     return JobOptions(
         flags=job_flags(chosen.flags(), chosen.slurm_arg, environ),
         variables=parse_variables(chosen.env),
+        nodes=chosen.nodes,
         gpus_per_node=chosen.gpus_per_node or shell_gpus_per_node(environ),
         start=chosen.start,
         retries=chosen.retries,
@@ -160,6 +185,8 @@ def job_flags(own: Flags, others: Sequence[str], environ: Mapping[str, str]) -> 
 def shell_flags(environ: Mapping[str, str]) -> dict[str, str | None]:
     """Flags of the variables that are set, as they are written."""
     found: dict[str, str | None] = {}
+    if _is_none(next((name for name in COUNTED if environ.get(name)), None), environ):
+        found.update(dict.fromkeys(GPU_FLAGS, LEFT_OUT))
     for name, flag in _FLAGS.items():
         variable = _variable_of(name, environ)
         if variable is not None:
@@ -168,12 +195,16 @@ def shell_flags(environ: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def shell_gpus_per_node(environ: Mapping[str, str]) -> int | None:
-    """Raises UsageError for a value that is no number; 'null' is none, as in the reference suite."""
+    """Raises UsageError for a value that is no number."""
     variable = _variable_of("gpus_per_node", environ)
-    if variable is None or environ[variable] == "null":
+    if variable is None or _is_none(variable, environ):
         return None
     found: int = convert(options_of(SlurmChoices)["gpus_per_node"], variable, (environ[variable],))
     return found
+
+
+def _is_none(variable: str | None, environ: Mapping[str, str]) -> bool:
+    return variable in COUNTED and environ[variable].strip().lower() in NONE_WORDS
 
 
 def _variable_of(name: str, environ: Mapping[str, str]) -> str | None:

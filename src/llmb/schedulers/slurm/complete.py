@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from llmb.errors import UsageError
 from llmb.jobspec.options import Flags, JobOptions
-from llmb.jobspec.placement import Placement
 from llmb.jobspec.spec import JobSpec
 from llmb.schedulers.slurm.asked import array_indices
-from llmb.schedulers.slurm.flags import asked, duration, flag_problems, minutes, on_top
+from llmb.schedulers.slurm.flags import GPU_FLAGS, asked, duration, flag_problems, minutes, on_top
+from llmb.schedulers.slurm.gpu_request import gpu_request
 from llmb.schedulers.slurm.settings import SlurmSettings
 from llmb.schedulers.slurm.steps import tasks_of
 
@@ -27,8 +27,8 @@ def completed_spec(spec: JobSpec, options: JobOptions, settings: SlurmSettings) 
     flags: Flags = {
         "nodes": str(spec.placement.nodes),
         "ntasks-per-node": str(tasks_of(spec)),
-        **(_gpu_request(settings, spec.placement) if spec.gpus else {}),
-        **asked(chosen),
+        **(gpu_request(settings, spec.placement, chosen) if spec.gpus else {}),
+        **asked({name: value for name, value in chosen.items() if name not in GPU_FLAGS}),
     }
     array = flags.get("array")
     return spec.model_copy(
@@ -60,13 +60,3 @@ def _defaults(spec: JobSpec) -> Iterator[tuple[str, str | None]]:
 def segment(nodes: int, domain_nodes: int) -> int:
     """Nodes that have to lie in one NVLink domain: the largest divisor of ``nodes`` that fits one."""
     return max(size for size in range(1, domain_nodes + 1) if nodes % size == 0)
-
-
-def _gpu_request(settings: SlurmSettings, placement: Placement) -> Flags:
-    count = placement.processes_per_node
-    if settings.gpu_request == "none":
-        return {}
-    kind = f"{settings.gres_type}:" if settings.gres_type else ""
-    if settings.gpu_request == "gres":
-        return {"gres": f"gpu:{kind}{count}"}
-    return {"gpus-per-node": f"{kind}{count}"}

@@ -10,13 +10,11 @@ from llmb.jobspec.options import Flags
 LEFT_OUT = ""
 # What the plan or the run folder decides, and the option that decides it.
 DECIDED = {
-    "nodes": "--scale and --gpus-per-node",
+    "nodes": "--scale or --nodes",
     "ntasks": "--scale and --gpus-per-node",
     "ntasks-per-node": "--gpus-per-node and --start",
     "gpus": "--scale",
-    "gpus-per-node": "--gpus-per-node",
     "gpus-per-task": "--start",
-    "gres": "--gpus-per-node, or gpu_request in cluster_config.yaml",
     "output": "the run folder",
     "error": "the run folder",
     "open-mode": "the run folder",
@@ -28,6 +26,8 @@ DECIDED = {
     "quiet": "llmb",
     "test-only": "--dry-run",
 }
+GPU_FLAGS = ("gpus-per-node", "gres")
+"""The flags that ask for GPUs. Leaving one of them out, as in ``gres=``, asks for none."""
 EXCLUDING = (("requeue", "no-requeue"),)
 
 NAME = re.compile(r"[a-z][a-z0-9-]*")
