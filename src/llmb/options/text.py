@@ -15,7 +15,7 @@ from llmb.options.option import Option
 _NUMBERS = {int: pattern(r"-?\d{1,12}"), float: pattern(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?")}
 
 NONE_WORDS = frozenset({"null", "none", "na", "n/a"})
-"""Values of the reference documents' variables that mean none."""
+"""Values of environment variables that mean none, in the reference documents."""
 
 
 def convert(option: Option, key: str, texts: Sequence[str]) -> Any:  # noqa: ANN401 (of the option's type)
