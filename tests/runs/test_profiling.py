@@ -55,9 +55,13 @@ def steps_of(plan: Plan) -> list[Step]:
     ("profiling", "steps", "expected"),
     [
         (Profiling(), 50, None),
-        (Profiling(profile=True), None, (50, 45, 50)),  # as the documents of 25.07 and 25.12
-        (Profiling(profile=True, profile_stop_step=25, profile_start_step=20), None, (25, 20, 25)),  # and of 25.04
-        (Profiling(profile=True, profile_stop_step=25), None, (25, 22, 25)),
+        (Profiling(profile=True), None, (25, 20, 25)),  # as its document, of 25.04
+        (Profiling(profile=True), 50, (50, 20, 25)),
+        (Profiling(profile=True, profile_stop_step=50, profile_start_step=45), None, (50, 45, 50)),
+        (Profiling(profile=True, profile_stop_step=25), None, (25, 20, 25)),
+        (Profiling(profile=True, profile_stop_step=15), None, (15, 13, 15)),
+        (Profiling(profile=True, profile_start_step=22), None, (25, 22, 25)),
+        (Profiling(profile=True, profile_start_step=30), None, (50, 30, 50)),
         (Profiling(profile=True), 10, (10, 9, 10)),
         (Profiling(profile=True), 1, (1, 0, 1)),
         (Profiling(profile=True, profile_stop_step=3), 50, (50, 2, 3)),
@@ -74,8 +78,11 @@ def test_steps_that_are_profiled(
 
 def test_ranks_and_profiler(tiny_plan: Callable[..., Plan]) -> None:
     assert gpu_plan(Profiling(profile=True)).profile == Profile(
-        profiler="torch", first_step=45, stop_step=50, ranks=tuple(range(8))
+        profiler="nsys", or_torch=True, first_step=20, stop_step=25, ranks=tuple(range(8))
     )
+    torch = gpu_plan(Profiling(profile=True, profiler="torch")).profile
+    assert torch
+    assert (torch.profiler, torch.or_torch) == ("torch", False)
     nsys = gpu_plan(Profiling(profile=True, profiler="nsys", profile_ranks="0,8-10", profile_gpu_metrics=True)).profile
     assert nsys
     assert (nsys.profiler, nsys.ranks, nsys.gpu_metrics) == ("nsys", (0, 8, 9, 10), True)
@@ -95,7 +102,7 @@ def test_ranks_and_profiler(tiny_plan: Callable[..., Plan]) -> None:
         (Profiling(profile=True, profile_ranks="0-16"), "rank 16, but the 16 ranks are numbered 0-15"),
         (Profiling(profile=True, profile_ranks="first"), "give ranks such as 0,4-7"),
         (Profiling(profile=True, profile_ranks="7-4"), "give ranks such as 0,4-7"),
-        (Profiling(profile=True, profile_gpu_metrics=True), "needs Nsight Systems"),
+        (Profiling(profile=True, profiler="torch", profile_gpu_metrics=True), "needs Nsight Systems"),
         (Profiling(profile_start_step=3), "--profile-start-step needs --profile"),
         (Profiling(profile_ranks="0"), "--profile-ranks needs --profile"),
     ],
@@ -126,7 +133,11 @@ def test_the_name_of_a_run_says_what_slowed_it_down(tmp_path: Path) -> None:
     plain = experiment_name(gpu_plan(Profiling()))
     names = [
         experiment_name(gpu_plan(profiling))
-        for profiling in (Profiling(profile=True), Profiling(profile=True, profiler="nsys"), Profiling(nccl_trace=True))
+        for profiling in (
+            Profiling(profile=True, profiler="torch"),
+            Profiling(profile=True, profiler="nsys"),
+            Profiling(nccl_trace=True),
+        )
     ]
     assert names == [f"{plain}_torchprofile", f"{plain}_nsys", f"{plain}_nccltrace"]
     for name in names:

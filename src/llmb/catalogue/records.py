@@ -254,6 +254,15 @@ class Window(Record):
     rule: str
 
 
+class DocumentProfile(Record):
+    """The steps from ``start`` that a document profiles; ``stop`` is no longer profiled, and ends the run."""
+
+    start: int
+    stop: int
+    file: str | None = None
+    """Name of a rank's report, without its ending; None for llmb's own."""
+
+
 class Document(Record):
     """A source of published figures: the steps it takes them from, and the steps it profiles."""
 
@@ -262,7 +271,7 @@ class Document(Record):
     source: str
     release: str
     window: str
-    profile: dict[Literal["start", "stop"], int]
+    profile: DocumentProfile
     convention: str
     notes: tuple[str, ...] = ()
 

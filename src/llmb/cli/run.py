@@ -60,14 +60,17 @@ def run(
     recipe = recipe_for(catalogue, request, machine)
     checkpoint = read_checkpoint(Path(choices.load_checkpoint)) if choices.load_checkpoint else None
     device: Device = "cpu" if recipe.gpu_type == CPU else "cuda"
-    plan = make_plan(recipe, with_profiler(choices, device), device=device, checkpoint=checkpoint)
+    open_plan = make_plan(recipe, choices, device=device, checkpoint=checkpoint)
+    plan = with_profiler(open_plan)
     install = install_root(os.environ, Path.cwd())
     if dry_run:
         _print_plan(plan, install, machine.cores, json=json)
         return
     check_machine(plan, machine)
-    check_here(plan)
+    check_here(open_plan)
     check_space(plan, Path(plan.checkpoint_dir) if plan.checkpoint_dir else run_parent(install, plan))
+    if plan.profile and plan.profile.reason:
+        say(plan.profile.reason)
     _run(plan, create_run_folder(install, plan), install, machine.cores, json=json)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from llmb.errors import InfrastructureError, LlmbError, UsageError
 from llmb.jobspec.spec import read_spec
+from llmb.programs.lookup import find_program
 from llmb.runs.attempts import begin_attempt
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob, RunRecord, now, read_record, write_record
@@ -24,6 +25,7 @@ def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
     job = find_scheduler(spec.scheduler if spec else QUEUE).current_job(environ)
     record = read_record(folder)
     check_single(folder, record, job)
+    record = record.model_copy(update={"plan": find_program(record.program).started(record.plan)})
     try:
         begin_attempt(folder, record, job)
     except InfrastructureError as error:

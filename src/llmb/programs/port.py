@@ -83,6 +83,9 @@ class Program(Protocol):
     def work(self, plan: Plan, asked: Asked, folder: RunFolder) -> Work:
         """How it is run in ``folder``, which need not exist. Raises UsageError where the site cannot run it."""
 
+    def started(self, plan: Plan) -> Plan:
+        """The plan as it is on the machine where the run starts, which may decide what was left open."""
+
     def progress(self, folder: RunFolder, plan: Plan) -> Progress:
         """Progress from the files of a run, whether it has ended or not."""
 

@@ -89,6 +89,7 @@ def plan_table(plan: EnginePlan, command: tuple[str, ...], variables: dict[str, 
 def profile_text(profile: Profile) -> str:
     """The profiled steps and ranks, and the profiler."""
     name = "Nsight Systems" if profile.profiler == "nsys" else "PyTorch's profiler"
+    name += ", or PyTorch's profiler if 'nsys' is not on the PATH" if profile.or_torch else ""
     return f"steps {profile.first_step}-{profile.stop_step - 1}, ranks {ranks_text(profile.ranks)}, {name}"
 
 

@@ -115,10 +115,10 @@ class Choices(Record):
     ] = None
     profiling: Profiling = Profiling()
 
-    def steps_of(self, *, resumes: bool) -> int:
+    def steps_of(self, recipe: Recipe, *, resumes: bool) -> int:
         if self.steps is not None:
             return self.steps
-        recorded = None if resumes else self.profiling.steps_of()
+        recorded = None if resumes else self.profiling.steps_of(recipe.document and recipe.document.profile)
         return recorded or (1 if resumes else DEFAULT_STEPS)
 
     def compiles_on(self, device: Device) -> bool:

@@ -2,6 +2,7 @@
 """Finds the files of a run's profile, and breaks down the time of one step."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from llmb.errors import UsageError
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import Plan
 from llmb.traces.breakdown import CollectiveTime, StepBreakdown
-from llmb.traces.files import SQLITE_END, read_traces
+from llmb.traces.files import REPORT_END, SQLITE_END, read_traces
 from llmb.traces.folders import NCCL_LOG_END
 from llmb.traces.summary import summarize
 
@@ -26,10 +27,25 @@ class ProfileReport:
 
 
 def profile_file(folder: RunFolder, plan: Plan, rank: int) -> Path:
-    """The file with the profile of ``rank``."""
-    if plan.profile and plan.profile.profiler == "nsys":
-        return folder.nsys_profile / f"profile_{rank}.nsys-rep"
-    return folder.torch_profile / f"rank-{rank}.json.gz"
+    """The file with the profile of ``rank``: the newest one, if several jobs have run the plan."""
+    if not plan.profile or plan.profile.profiler != "nsys":
+        return folder.torch_profile / f"rank-{rank}.json.gz"
+    named = folder.nsys_profile.glob(_report_name(plan, rank, job="*", node="*"))
+    own = folder.nsys_profile / _report_name(plan, rank)
+    return max(named, key=lambda path: path.stat().st_mtime, default=own)
+
+
+def new_report(folder: RunFolder, plan: Plan, rank: int, environ: Mapping[str, str]) -> Path:
+    """Where Nsight Systems writes the report of ``rank``, which runs with the variables ``environ``."""
+    return folder.nsys_profile / _report_name(plan, rank, environ.get("SLURM_JOB_ID"), environ.get("SLURM_NODEID"))
+
+
+def _report_name(plan: Plan, rank: int, job: str | None = None, node: str | None = None) -> str:
+    """As in the recipe's document, whose names may hold the job and the node; outside of a job llmb's own name."""
+    document = plan.recipe.document
+    if document and document.profile.file and job is not None and node is not None:
+        return document.profile.file.format(job=job, node=node, rank=rank) + REPORT_END
+    return f"profile_{rank}{REPORT_END}"
 
 
 def nccl_log(folder: RunFolder, rank: int) -> Path:
@@ -47,7 +63,8 @@ def report_profile(folder: RunFolder, plan: Plan, export_failure: str | None = N
     wanted = [profile_file(folder, plan, rank) for rank in plan.profile.ranks]
     there = [path for path in wanted if path.exists() and path.stat().st_size]
     missing = [path.name for path in wanted if path not in there]
-    warnings = [f"profiles were not written: {', '.join(missing)}; the log may say why"] if missing else []
+    warnings = [plan.profile.reason] if plan.profile.reason else []
+    warnings += [f"profiles were not written: {', '.join(missing)}; the log may say why"] if missing else []
     breakdown = kept_breakdown(folder)
     if export_failure:
         warnings.append(f"no breakdown of a step: {export_failure}")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Literal
 
-from llmb.catalogue.records import Record
+from llmb.catalogue.records import DocumentProfile, Record
 from llmb.options.forms import RANKS
 from llmb.options.option import Option
 from llmb.options.ranges import Span, numbers_of, parse_ranges
@@ -21,6 +21,10 @@ class Profile(Record):
     """The resolved profiling of one run. Its results report it and leave the profiled steps out."""
 
     profiler: Profiler
+    or_torch: bool = False
+    """Where the run starts, the PyTorch profiler replaces Nsight Systems if that is not on the PATH."""
+    reason: str | None = None
+    """Why the PyTorch profiler has replaced Nsight Systems; None if it has not."""
     first_step: int
     stop_step: int
     """The first step that is no longer profiled."""
@@ -41,13 +45,15 @@ class Profiling(Record):
     profiler: Annotated[
         Literal["auto", "nsys", "torch"],
         _option(
-            help="nsys (Nsight Systems; GPUs only) or torch (PyTorch's profiler). auto: nsys where it is on the PATH."
+            help="nsys (Nsight Systems; GPUs only) or torch (PyTorch's profiler). auto: nsys if it is on the PATH of"
+            " the machine that runs it, else torch, which is reported."
         ),
     ] = "auto"
     profile_start_step: Annotated[
         int | None,
         _option(
-            help="First step profiled, from 0. Default: the last tenth of the steps, 45 of 50.",
+            help="First step profiled, from 0. Default: that of the recipe's document, 20 or 45; without one the last"
+            " tenth of the steps.",
             minimum=0,
             envvar="PROFILE_START_STEP",
         ),
@@ -55,7 +61,8 @@ class Profiling(Record):
     profile_stop_step: Annotated[
         int | None,
         _option(
-            help="First step no longer profiled. Default: the end; without --steps also the number of steps.",
+            help="First step no longer profiled; without --steps also the number of steps. Default: that of the"
+            " recipe's document, 25 or 50; without one the end.",
             minimum=1,
             envvar="PROFILE_STOP_STEP",
         ),
@@ -79,27 +86,47 @@ class Profiling(Record):
         ),
     ] = False
 
-    def steps_of(self) -> int | None:
+    def steps_of(self, documented: DocumentProfile | None) -> int | None:
         """The number of steps of the run that profiling implies, if none is specified."""
         if self.nccl_trace:
             return NCCL_TRACE_STEPS
-        return self.profile_stop_step if self.profile else None
+        if not self.profile or self.profile_stop_step is not None:
+            return self.profile_stop_step if self.profile else None
+        return documented.stop if documented and (self.profile_start_step or 0) < documented.stop else None
 
-    def settled(self, device: str, steps: int, first_step: int, ranks: int) -> Profile | None:
-        """The options resolved, by default to the last tenth of the steps; call only if ``problems`` finds none."""
+    def settled(
+        self, device: str, steps: int, first_step: int, ranks: int, documented: DocumentProfile | None
+    ) -> Profile | None:
+        """The options resolved, by default to the document's steps if the run has them, else to the last tenth.
+
+        Call only if ``problems`` finds none.
+        """
         if not self.profile:
             return None
-        stop = first_step + steps if self.profile_stop_step is None else self.profile_stop_step
-        default = max(first_step, min(first_step + 9 * steps // 10, stop - 1))
+        end = first_step + steps
+        if documented and not first_step <= documented.start < documented.stop <= end:
+            documented = None
+        stop = self.profile_stop_step
+        if stop is None:
+            fits = documented and (self.profile_start_step or 0) < documented.stop
+            stop = documented.stop if documented and fits else end
+        start = self.profile_start_step
+        if start is None:
+            tenth = max(first_step, min(first_step + 9 * steps // 10, stop - 1))
+            start = documented.start if documented and documented.start < stop else tenth
+        on_gpu = device == "cuda" and self.profiler != "torch"
         return Profile(
-            profiler="nsys" if self.profiler == "nsys" and device == "cuda" else "torch",
-            first_step=default if self.profile_start_step is None else self.profile_start_step,
+            profiler="nsys" if on_gpu else "torch",
+            or_torch=on_gpu and self.profiler == "auto",
+            first_step=start,
             stop_step=stop,
             ranks=tuple(range(min(ranks, MOST_RANKS))) if self.profile_ranks is None else listed(self.profile_ranks),
             gpu_metrics=self.profile_gpu_metrics,
         )
 
-    def problems(self, device: str, steps: int, first_step: int, ranks: int) -> Iterator[str]:
+    def problems(
+        self, device: str, steps: int, first_step: int, ranks: int, documented: DocumentProfile | None
+    ) -> Iterator[str]:
         """Why a run of ``steps`` steps from ``first_step`` on ``ranks`` ranks cannot be profiled with these options."""
         if self.nccl_trace and self.profile:
             yield "--nccl-trace and --profile are mutually exclusive: each slows down what the other measures"
@@ -110,11 +137,11 @@ class Profiling(Record):
             return
         if self.profiler == "nsys" and device == "cpu":
             yield "--profiler nsys needs GPUs; on a CPU use the PyTorch profiler, --profiler torch"
-        if self.profile_gpu_metrics and self.profiler != "nsys":
-            yield "--profile-gpu-metrics needs Nsight Systems; put 'nsys' on the PATH, or leave the option out"
+        if self.profile_gpu_metrics and (self.profiler == "torch" or device == "cpu"):
+            yield "--profile-gpu-metrics needs Nsight Systems, on GPUs; leave the option out"
         if self.profile_ranks is not None:
             yield from _rank_problems(self.profile_ranks, ranks)
-        profile = self.model_copy(update={"profile_ranks": None}).settled(device, steps, first_step, ranks)
+        profile = self.model_copy(update={"profile_ranks": None}).settled(device, steps, first_step, ranks, documented)
         if profile and not first_step <= profile.first_step < profile.stop_step <= first_step + steps:
             yield (
                 f"--profile-start-step {profile.first_step} and --profile-stop-step {profile.stop_step} do not fit:"

@@ -14,20 +14,24 @@ import pytest
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.errors import EnvironmentProblem
+from llmb.jobs.begin import begin
 from llmb.jobs.local_run import local_spec
 from llmb.programs.conclude import conclude_run
+from llmb.programs.engine import profiled_worker
 from llmb.programs.engine.here import check_here
 from llmb.programs.engine.nsys import export_report, nsys_command, with_profiler
 from llmb.programs.port import End
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan
+from llmb.runs.profile_report import profile_file, report_profile
 from llmb.runs.profiling import Profiling
-from llmb.runs.record import new_record, write_record
+from llmb.runs.record import new_record, queued_record, read_record, write_record
 from llmb.schedulers.local.command import local_command
 from llmb.site.machine import Machine
 
 H100 = Machine(gpu_names=("NVIDIA H100 80GB HBM3",) * 8, cores=112)
+MAVERICK = "finetune_llama4-maverick"
 CHOICES = Choices(profiling=Profiling(profile=True, profile_ranks="2-3"))
 
 
@@ -53,13 +57,77 @@ def nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Non
 
 def test_nsys_is_taken_where_it_is_and_gpus_are(nsys: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     nsys("exit 0")
-    assert with_profiler(CHOICES, "cuda").profiling.profiler == "nsys"
-    assert with_profiler(CHOICES, "cpu") == CHOICES
-    assert with_profiler(Choices(), "cuda") == Choices()
+    left_open = gpu_plan(CHOICES)
+    found = with_profiler(left_open).profile
+    assert found
+    assert (found.profiler, found.or_torch, found.reason) == ("nsys", False, None)
+    assert with_profiler(gpu_plan(Choices())) == gpu_plan(Choices())
     monkeypatch.setenv("PATH", "/nowhere")
-    assert with_profiler(CHOICES, "cuda") == CHOICES
+    replaced = with_profiler(left_open).profile
+    assert replaced
+    assert (replaced.profiler, replaced.or_torch) == ("torch", False)
+    assert "'nsys' is not on the PATH" in str(replaced.reason)
+    check_here(left_open)
     with pytest.raises(EnvironmentProblem, match="no 'nsys' on the PATH"):
         check_here(gpu_plan(with_nsys(CHOICES)))
+    with pytest.raises(EnvironmentProblem, match="no 'nsys' on the PATH"):
+        check_here(gpu_plan(Choices(profiling=CHOICES.profiling.model_copy(update={"profile_gpu_metrics": True}))))
+
+
+@pytest.mark.parametrize(("path", "profiler"), [("/nowhere", "torch"), (None, "nsys")])
+def test_a_job_takes_the_profiler_of_its_node(
+    tmp_path: Path,
+    nsys: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    path: str | None,
+    profiler: str,
+) -> None:
+    """Whoever submits does not know what the node has; its log and its result report the replacement."""
+    nsys("exit 0")
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    write_record(folder, queued_record(gpu_plan(CHOICES), ("sbatch",)))
+    if path:
+        monkeypatch.setenv("PATH", path)
+    begin(folder, {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"})
+    plan = read_record(folder).plan
+    assert plan.profile
+    assert plan.profile.profiler == profiler
+    started: list[str] = []
+    monkeypatch.setattr("os.execvp", lambda _file, command: started.extend(command))
+    monkeypatch.setattr(sys, "argv", ["profiled_worker", str(folder.path)])
+    monkeypatch.setenv("RANK", "0")
+    profiled_worker.main()
+    assert "llmb.engine.worker" in started
+    replaced = "PyTorch's profiler replaces Nsight Systems"
+    assert (replaced in capfd.readouterr().out) == (profiler == "torch")
+    report = report_profile(folder, plan)
+    assert report
+    assert (replaced in " ".join(report.warnings)) == (profiler == "torch")
+
+
+@pytest.mark.parametrize(
+    ("workload", "size", "environ", "name"),
+    [
+        (MAVERICK, "400b", {"SLURM_JOB_ID": "933609", "SLURM_NODEID": "1"}, "profile_933609_node1_rank2.nsys-rep"),
+        (MAVERICK, "400b", {}, "profile_2.nsys-rep"),
+        ("pretrain_llama3.1", "8b", {"SLURM_JOB_ID": "933609", "SLURM_NODEID": "1"}, "profile_2.nsys-rep"),
+    ],
+)
+def test_reports_have_the_documents_names(
+    tmp_path: Path, workload: str, size: str, environ: dict[str, str], name: str
+) -> None:
+    recipe = resolve(Catalogue(), Request(workload=workload, size=size, gpu_type="h100"))
+    plan, folder = make_plan(recipe, with_nsys(CHOICES), device="cuda"), RunFolder(tmp_path / "run")
+    (output,) = (word for word in nsys_command(plan, folder, 2, environ) if word.startswith("--output="))
+    report = Path(output.removeprefix("--output=") + ".nsys-rep")
+    assert report == folder.nsys_profile / name
+    assert profile_file(folder, plan, 2) == folder.nsys_profile / "profile_2.nsys-rep", "nothing is written yet"
+    folder.nsys_profile.mkdir(parents=True)
+    report.write_bytes(b"report")
+    (folder.nsys_profile / report.name.replace("rank2", "rank12")).write_bytes(b"of another rank")
+    assert profile_file(folder, plan, 2) == report
 
 
 def with_nsys(choices: Choices, **more: object) -> Choices:
@@ -70,9 +138,9 @@ def test_only_profiled_ranks_run_under_nsys(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "with space" / "run")
     plan = gpu_plan(with_nsys(CHOICES, profile_gpu_metrics=True))
     assert "llmb.programs.engine.profiled_worker" in local_command(local_spec(plan, tmp_path, {}, folder), folder)
-    assert "llmb.engine.worker" in local_command(local_spec(gpu_plan(CHOICES), tmp_path, {}, folder), folder)
-    assert nsys_command(plan, folder, 0) == ()
-    first, second = nsys_command(plan, folder, 2), nsys_command(plan, folder, 3)
+    assert "llmb.engine.worker" in local_command(local_spec(gpu_plan(Choices()), tmp_path, {}, folder), folder)
+    assert nsys_command(plan, folder, 0, {}) == ()
+    first, second = nsys_command(plan, folder, 2, {}), nsys_command(plan, folder, 3, {})
     assert first[:2] == ("nsys", "profile")
     assert {"--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--trace=nvtx,cuda"} < set(first)
     assert f"--output={folder.path}/nsys_profile/profile_2" in first

@@ -1,30 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nsight Systems around the workers of a run: which program, how it is called, and its reports exported."""
 
+import platform
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
-from llmb.runs.choices import Choices
-from llmb.runs.device import Device
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
-from llmb.runs.profile_report import profile_file
+from llmb.runs.profile_report import new_report, profile_file
 from llmb.traces.files import SQLITE_END
 
 NSYS = "nsys"
 EXPORT_LIMIT_S = 1800
+AnyPlan = TypeVar("AnyPlan", bound=Plan)
 
 
-def with_profiler(choices: Choices, device: Device) -> Choices:
-    """Selects Nsight Systems on GPUs if it is on the PATH and no other profiler is chosen."""
-    profiling = choices.profiling
-    if not profiling.profile or profiling.profiler != "auto" or device == "cpu" or not shutil.which(NSYS):
-        return choices
-    return choices.model_copy(update={"profiling": profiling.model_copy(update={"profiler": "nsys"})})
+def with_profiler(plan: AnyPlan) -> AnyPlan:
+    """The plan with the profiler that this machine has, where that was left to the machine that runs it."""
+    profile = plan.profile
+    if profile is None or not profile.or_torch:
+        return plan
+    changes: dict[str, object] = {"or_torch": False}
+    if shutil.which(NSYS) is None:
+        reason = f"'{NSYS}' is not on the PATH of {platform.node()}: PyTorch's profiler replaces Nsight Systems"
+        changes |= {"profiler": "torch", "gpu_metrics": False, "reason": reason}
+    return plan.model_copy(update={"profile": profile.model_copy(update=changes)})
 
 
-def nsys_command(plan: Plan, folder: RunFolder, rank: int) -> tuple[str, ...]:
+def nsys_command(plan: Plan, folder: RunFolder, rank: int, environ: Mapping[str, str]) -> tuple[str, ...]:
     """The prefix of the command of worker ``rank``; empty if it is not profiled.
 
     Options: https://docs.nvidia.com/nsight-systems/UserGuide/index.html#cli-profile-command-switch-options. Only what
@@ -45,7 +51,7 @@ def nsys_command(plan: Plan, folder: RunFolder, rank: int) -> tuple[str, ...]:
         "--wait=primary",
         "--force-overwrite=true",
         *metrics,
-        f"--output={profile_file(folder, plan, rank).with_suffix('')}",
+        f"--output={new_report(folder, plan, rank, environ).with_suffix('')}",
     )
 
 

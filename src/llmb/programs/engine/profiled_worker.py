@@ -5,6 +5,8 @@
 """
 
 import os
+import platform
+import shutil
 import sys
 from pathlib import Path
 
@@ -24,8 +26,17 @@ def worker_module(plan: Plan) -> str:
 def main() -> None:
     folder = RunFolder(Path(sys.argv[1]))
     worker = (sys.executable, "-m", WORKER, str(folder.path))
-    command = (*nsys_command(read_record(folder).plan, folder, int(os.environ["RANK"])), *worker)
-    folder.nsys_profile.mkdir(exist_ok=True)
+    plan, rank = read_record(folder).plan, int(os.environ["RANK"])
+    if plan.profile and plan.profile.reason and rank == 0:
+        sys.stdout.write(f"llmb: {plan.profile.reason}\n")
+        sys.stdout.flush()
+    command = (*nsys_command(plan, folder, rank, os.environ), *worker)
+    if command != worker and shutil.which(command[0]) is None:
+        sys.stdout.write(f"llmb: rank {rank} is not profiled: '{command[0]}' is not on the PATH of {platform.node()}\n")
+        sys.stdout.flush()
+        command = worker
+    if command != worker:
+        folder.nsys_profile.mkdir(exist_ok=True)
     os.execvp(command[0], command)  # noqa: S606 (a list, never a shell)
 
 

@@ -12,7 +12,7 @@ from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions
 from llmb.jobspec.variables import Layer
 from llmb.jobspec.words import PYTHON, RUN_FOLDER
-from llmb.programs.engine.nsys import export_report
+from llmb.programs.engine.nsys import export_report, with_profiler
 from llmb.programs.engine.profiled_worker import worker_module
 from llmb.programs.engine.worker_variables import shipped_variables
 from llmb.programs.port import Asked, End, Program, Progress, Work
@@ -51,6 +51,9 @@ class EngineProgram(Program):
             container=engine_container(asked.options, asked.site.config.container),
             variables=Layer("engine", shipped_variables(plan.device, asked.variables)),
         )
+
+    def started(self, plan: Plan) -> Plan:
+        return with_profiler(plan)
 
     def progress(self, folder: RunFolder, plan: Plan) -> Progress:
         return Progress(len(read_steps(folder.steps)), is_done(folder, plan))

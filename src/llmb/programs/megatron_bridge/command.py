@@ -83,7 +83,7 @@ def bridge_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Plan:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         what = f"{data.framework} {data.release} cannot run this:\n{lines}"
         raise UsageError(what, do="leave --framework out: the engine is llmb's own")
-    steps = choices.steps_of(resumes=False)
+    steps = choices.steps_of(recipe, resumes=False)
     return Plan(
         recipe=recipe,
         device="cuda",

@@ -38,6 +38,9 @@ class MegatronBridge(Program):
             title=f", with {self.name} {bridge_data().release}",
         )
 
+    def started(self, plan: Plan) -> Plan:
+        return plan
+
     def progress(self, folder: RunFolder, plan: Plan) -> Progress:
         outcome = judge_latest_attempt(folder, plan.window)
         return Progress(outcome.steps or 0, is_done(folder, plan, outcome))
