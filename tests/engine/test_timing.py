@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from llmb.engine import loop
+from llmb.engine import device, loop
 from llmb.engine.data.batches import MicroBatch, on_device
 from llmb.engine.expert_load import ExpertLoadCounter
 from llmb.engine.loop import build_data, build_passes, do_step, prepare_stages
@@ -223,3 +223,10 @@ def test_on_a_gpu_the_host_never_waits_within_a_step(
         losses += [step.loss for step, _ in reader.read(all_steps=number == 3)]
     assert len(losses) == 4
     assert losses[-1] < losses[0]
+
+
+def test_the_peak_of_memory_is_never_below_what_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux counts the two separately."""
+    monkeypatch.setattr(device, "_peak_resident_bytes", lambda: 1)
+    used = device.memory(torch.device("cpu"))
+    assert used.peak_bytes >= used.allocated_bytes > 1

@@ -263,6 +263,17 @@ class DocumentProfile(Record):
     """Name of a rank's report, without its ending; None for llmb's own."""
 
 
+class DocumentResults(Record):
+    """Where a document's launch script leaves a run, as templates of paths below the install root."""
+
+    experiment: str
+    folders: tuple[str, ...]
+    """Folders of the log; the first one also holds what follows."""
+    nsys_profile: str | None = None
+    checkpoint: str | None = None
+    """The folder above ``weights``."""
+
+
 class Document(Record):
     """A source of published figures: the steps it takes them from, and the steps it profiles."""
 
@@ -272,6 +283,8 @@ class Document(Record):
     release: str
     window: str
     profile: DocumentProfile
+    results: DocumentResults | None = None
+    """None if it names the folders as llmb does."""
     convention: str
     notes: tuple[str, ...] = ()
 

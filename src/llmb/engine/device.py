@@ -67,7 +67,9 @@ def memory(device: torch.device) -> Memory:
     """On a GPU the memory allocated by PyTorch; on a CPU the resident set of the process."""
     if device.type == "cuda":
         return Memory(torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device))
-    return Memory(_resident_bytes(), _peak_resident_bytes())
+    resident = _resident_bytes()
+    # Linux updates the peak less often than the present size.
+    return Memory(resident, max(resident, _peak_resident_bytes()))
 
 
 def _peak_resident_bytes() -> int:

@@ -62,6 +62,7 @@ def assemble(
         work=work.command,
         finish=FINISH,
         log=folder.log.name,
+        documented_root=str(site.install) if site.shell.get("STAGE_PATH") else None,
     )
     return scheduler.completed(spec, options, site)
 

@@ -7,6 +7,8 @@ SIGNAL is empty if there was none.
 import sys
 from pathlib import Path
 
+from llmb.jobs.begin import link_as_documented
+from llmb.jobspec.spec import read_spec
 from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
 from llmb.runs.folder import RunFolder
@@ -19,7 +21,9 @@ def finish_job(folder: RunFolder, exit_code: int, signal: str = "") -> Result:
     """Writes the result of a job whose workers ended; ``signal`` is empty if there was none."""
     record = read_record(folder)
     scheduler = find_scheduler(record.job.scheduler if record.job else QUEUE)
-    return conclude_run(folder, record, End(exit_code, scheduler.cause(signal) if signal else None))
+    result = conclude_run(folder, record, End(exit_code, scheduler.cause(signal) if signal else None))
+    link_as_documented(folder, read_spec(folder), record.plan)
+    return result
 
 
 if __name__ == "__main__":

@@ -60,6 +60,8 @@ class JobSpec(Record):
     finish: tuple[Word, ...] = ()
     log: str
     """Name of the log in the run folder."""
+    documented_root: str | None = None
+    """The folder below which the run is also found by the names of the recipe's document; None without these."""
 
     def for_run(self, index: int | None) -> Self:
         """What one run of an array keeps."""

@@ -4,6 +4,7 @@
 import os
 import re
 import stat
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def find_logs(root: Path) -> FoundFiles:
         raise UsageError(f"no such file or directory: '{root}'", do="give a log file or the directory that holds logs")
     refused: list[ParsedFile] = []
     sizes: dict[Path, int] = {}
-    for path in _walk(root, refused):
+    for path in _once(_walk(root, refused)):
         refusal = _refusal(path)
         if refusal:
             refused.append(ParsedFile(path, refusal))
@@ -70,6 +71,17 @@ def _walk(root: Path, refused: list[ParsedFile]) -> list[Path]:
 
     found = os.walk(root, onerror=note)
     return [Path(folder, name) for folder, folders, names in found for name in folders + names if name.endswith(".out")]
+
+
+def _once(paths: Iterable[Path]) -> Iterator[Path]:
+    """Omits further hard links to the same file, such as a reference document's name of a log."""
+    seen: set[tuple[int, int]] = set()
+    for path in sorted(paths):
+        status = path.lstat()
+        file = (status.st_dev, status.st_ino)
+        if status.st_nlink == 1 or stat.S_ISDIR(status.st_mode) or file not in seen:
+            yield path
+        seen.add(file)
 
 
 def _refusal(path: Path) -> LogOutcome | None:

@@ -136,13 +136,17 @@ def experiment_name(plan: "Plan") -> str:
     Of runs that were slowed down by what is recorded, the name says it: ``llmb parse`` leaves them out by it.
     """
     recipe, layout = plan.recipe, plan.recipe.layout
-    recorded = "_nccltrace" if plan.nccl_trace else ""
-    if plan.profile:
-        recorded = RECORDED_BY[plan.profile.profiler]
     return (
         f"{recipe.task}_{recipe.model.model}_{recipe.size}_{recipe.dtype}_gpus{layout.gpus}"
-        f"_tp{layout.tp}_pp{layout.pp}_cp{layout.cp}_vp{layout.vp}_ep{layout.ep}_mbs{layout.mbs}_gbs{layout.gbs}{recorded}"
+        f"_tp{layout.tp}_pp{layout.pp}_cp{layout.cp}_vp{layout.vp}_ep{layout.ep}_mbs{layout.mbs}_gbs{layout.gbs}{recorded_suffix(plan)}"
     )
+
+
+def recorded_suffix(plan: "Plan") -> str:
+    """What a run's name ends with if it is profiled or traced."""
+    if plan.profile:
+        return RECORDED_BY[plan.profile.profiler]
+    return "_nccltrace" if plan.nccl_trace else ""
 
 
 def run_parent(install: Path, plan: "Plan") -> Path:
