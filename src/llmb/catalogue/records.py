@@ -357,6 +357,10 @@ class Recipe(Record):
     peak_tflops: float | None
     notes: tuple[str, ...]
 
+    @property
+    def documented_profile(self) -> DocumentProfile | None:
+        return self.document.profile if self.document else None
+
 
 class JobVariable(Record):
     """An environment variable of a recipe's or a fabric's jobs, and who sets it."""

@@ -118,7 +118,7 @@ class Choices(Record):
     def steps_of(self, recipe: Recipe, *, resumes: bool) -> int:
         if self.steps is not None:
             return self.steps
-        recorded = None if resumes else self.profiling.steps_of(recipe.document and recipe.document.profile)
+        recorded = None if resumes else self.profiling.steps_of(recipe.documented_profile)
         return recorded or (1 if resumes else DEFAULT_STEPS)
 
     def compiles_on(self, device: Device) -> bool:

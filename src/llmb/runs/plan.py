@@ -103,7 +103,7 @@ def make_plan(
         problems.extend(_checkpoint_problems(recipe, choices.seed, saved))
     problems.extend(document_problems(training, recipe.layout.seq_len))
     steps, first_step = choices.steps_of(recipe, resumes=saved is not None), saved.step if saved else 0
-    recorded = (device, steps, first_step, recipe.scale, recipe.document and recipe.document.profile)
+    recorded = (device, steps, first_step, recipe.scale, recipe.documented_profile)
     problems.extend(choices.profiling.problems(*recorded))
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
