@@ -151,7 +151,9 @@ def reduction(recipe: Recipe, given: GradReduceDtype | None) -> GradReduceDtype:
 
 def _engine_problems(recipe: Recipe) -> Iterator[str]:
     if recipe.task == "lora":
-        yield "the engine trains all weights; it has no LoRA yet: 'llmb submit --framework megatron_bridge' has"
+        published = "'llmb submit --framework megatron_bridge' trains this recipe"
+        own = "no program of llmb trains this recipe, but '-w pretrain_llama3.1 -s tiny' trains a model like it"
+        yield f"the engine trains all weights; it has no LoRA: {published if recipe.release else own}"
 
 
 def _checkpoint_problems(recipe: Recipe, seed: int | None, record: CheckpointRecord) -> Iterator[str]:

@@ -128,6 +128,47 @@ def test_an_image_for_the_engine_needs_a_container_too() -> None:
     assert (chosen.image, chosen.mounts) == ("/x.sqsh", ("/datasets", "/y"))
 
 
+@pytest.mark.parametrize(
+    ("major", "minor", "supported"), [(0, 4, True), (0, 5, True), (0, 6, False), (0, 3, False), (1, 4, False)]
+)
+def test_another_version_is_refused_where_it_is_found(tmp_path: Path, major: int, minor: int, supported: bool) -> None:
+    """Only the container has the version: the words of a process are run as there, with a numactl that is none."""
+    info = tmp_path / "package_info.py"
+    info.write_text(
+        f'# Copyright\n\nMAJOR = {major}\nMINOR = {minor}\nPATCH = 2\nPRE_RELEASE = ""\nVERSION = (MAJOR,)\n'
+    )
+    numactl = tmp_path / "numactl"
+    numactl.write_text('#!/bin/sh\nshift 2; echo "$@"\n')
+    numactl.chmod(0o755)
+    words = [str(word) for word in worker_step(job_of(CASES["lora-70b-fp8-8-b200"]()))]
+    start = words.index("bash")
+    text = words[start + 2].replace(bridge_data().package_info, str(info))
+    environ = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin", "LOCAL_RANK": "5"}
+    command = ["bash", "-c", text, *words[start + 3 : start + 6]]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    if supported:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == f"python {bridge_data().script}\n"
+    else:
+        assert done.returncode == 2
+        assert done.stderr == (f"llmb: this image has megatron_bridge {major}.{minor}, and llmb supports 0.4 and 0.5\n")
+
+
+def test_advice_on_lora_leads_somewhere() -> None:
+    """The engine sends a recipe to the framework only if that has it, and the framework never sends LoRA back."""
+    tiny = Request(workload="finetune_llama3", size="tiny", gpu_type="h100", scale=1)
+    site = Site(install=INSTALL, config=cluster_schema()())
+    with pytest.raises(UsageError, match=r"no program of llmb trains this recipe, but '-w pretrain_llama3\.1 -s tiny'"):
+        make_order(CATALOGUE, tiny, Choices(), JobOptions(), site)
+    with pytest.raises(UsageError) as caught:
+        order_of(tiny)
+    assert caught.value.do == "llmb's engine has no LoRA either; choose finetune_llama3 70b at a published scale"
+    published = Request(**LORA, gpu_type="b200", scale=8)
+    with pytest.raises(UsageError, match="'llmb submit --framework megatron_bridge' trains this recipe"):
+        make_order(CATALOGUE, published, Choices(), JobOptions(), site)
+    assert order_of(published)
+
+
 def test_data_names_recipes_that_exist() -> None:
     for item in bridge_data().recipes:
         assert item.size in {table.size for table in CATALOGUE.workloads[item.workload].layouts}

@@ -59,6 +59,10 @@ class BridgeFile(Record):
 
     framework: str
     release: str
+    versions: tuple[str, ...]
+    """Supported ones, major and minor."""
+    package_info: str
+    """Where the version is in the container."""
     images: dict[str, str]
     script: str
     gpu_types: tuple[str, ...]
@@ -82,7 +86,7 @@ def bridge_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Plan:
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         what = f"{data.framework} {data.release} cannot run this:\n{lines}"
-        raise UsageError(what, do="leave --framework out: the engine is llmb's own")
+        raise UsageError(what, do=_advice(recipe))
     steps = choices.steps_of(recipe, resumes=False)
     return Plan(
         recipe=recipe,
@@ -106,11 +110,21 @@ def bridge_command(plan: Plan, choices: Choices, save_dir: str, extra: Mapping[s
     per_numa = data.gpus_per_numa_node[recipe.gpu_type]
     bind = f'exec numactl --cpunodebind=$((LOCAL_RANK/{per_numa})) --membind=$((LOCAL_RANK/{per_numa})) "$@"'
     known = dict(_arguments(plan, choices, save_dir))
-    words: list[Word] = ["bash", "-c", bind, "llmb-bind", "python", data.script]
+    words: list[Word] = ["bash", "-c", f"{version_check(data)}; {bind}", "llmb-bind", "python", data.script]
     for name, value in {**known, **extra}.items():
         words.extend((f"--{name}", value))
     words.extend(("--save_config_filepath", RUN_FOLDER.model_copy(update={"after": "/ConfigContainer.yaml"})))
     return [*words, *_overrides(plan, choices)]
+
+
+def version_check(data: BridgeFile) -> str:
+    """Shell text that ends a process in a container with another version: only there the version is known."""
+    read = 'case $name in MAJOR|MINOR) found="${found:+$found.}$value";; esac'
+    told = f"llmb: this image has {data.framework} $found, and llmb supports {' and '.join(data.versions)}"
+    return (
+        f"found=; while read -r name _ value; do {read}; done <{data.package_info}; "
+        f'case "$found" in {"|".join(data.versions)}) ;; *) echo "{told}" >&2; exit 2;; esac'
+    )
 
 
 def bridge_variables(recipe: Recipe) -> dict[str, str]:
@@ -193,6 +207,13 @@ def _recipe_problems(catalogue: Catalogue, recipe: Recipe) -> Iterator[str]:
         yield "a proxy of llmb's own has a cut vocabulary, which the script does not know"
     if not recipe.layout.sequence_parallel:
         yield "--no-sequence-parallel: the script cuts sequences wherever TP is above 1"
+
+
+def _advice(recipe: Recipe) -> str:
+    known = [f"{item.workload} {item.size}" for item in bridge_data().recipes if item.task == recipe.task]
+    if recipe.task == "lora":
+        return f"llmb's engine has no LoRA either; choose {' or '.join(known)} at a published scale"
+    return "leave --framework out: the engine is llmb's own"
 
 
 def _choice_problems(choices: Choices) -> Iterator[str]:

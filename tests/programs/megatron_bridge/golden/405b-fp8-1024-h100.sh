@@ -73,10 +73,11 @@ srun --nodes=128 --ntasks=1024 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpu-bi
     --container-mounts=/datasets:/datasets,/lustre/bench:/lustre/bench --no-container-mount-home \
     --container-writable sh -c \
     'export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE="$SLURM_NTASKS_PER_NODE"; exec "$@"' \
-    llmb-task bash -c 'exec numactl --cpunodebind=$((LOCAL_RANK/4)) --membind=$((LOCAL_RANK/4)) "$@"' llmb-bind \
-    python /opt/Megatron-Bridge/scripts/performance/run_script.py --model_family_name llama --model_recipe_name \
-    llama31_405b --task pretrain --gpu h100 --compute_dtype fp8_cs --num_gpus 1024 --max_steps 50 \
-    --tensor_model_parallel_size 8 --pipeline_model_parallel_size 8 --virtual_pipeline_model_parallel_size 8 \
+    llmb-task bash -c \
+    'found=; while read -r name _ value; do case $name in MAJOR|MINOR) found="${found:+$found.}$value";; esac; done </opt/Megatron-Bridge/src/megatron/bridge/package_info.py; case "$found" in 0.4|0.5) ;; *) echo "llmb: this image has megatron_bridge $found, and llmb supports 0.4 and 0.5" >&2; exit 2;; esac; exec numactl --cpunodebind=$((LOCAL_RANK/4)) --membind=$((LOCAL_RANK/4)) "$@"' \
+    llmb-bind python /opt/Megatron-Bridge/scripts/performance/run_script.py --model_family_name llama \
+    --model_recipe_name llama31_405b --task pretrain --gpu h100 --compute_dtype fp8_cs --num_gpus 1024 --max_steps \
+    50 --tensor_model_parallel_size 8 --pipeline_model_parallel_size 8 --virtual_pipeline_model_parallel_size 8 \
     --context_parallel_size 2 --micro_batch_size 1 --global_batch_size 512 --seq_length 8192 --data mock \
     --save_dir \
     /lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512_1700000000/pretrain_llama3.1_405b_fp8_gpus1024_tp8_pp8_cp2_vp8_ep1_mbs1_gbs512/checkpoints \
