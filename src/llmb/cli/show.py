@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb show``."""
 
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
 import typer
 
 from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
+from llmb.catalogue.scales import all_scales as recipes_at_all_scales
 from llmb.cli.json_option import Json
 from llmb.cli.options import takes_recipe
 from llmb.report.output import print_json, print_table
 from llmb.report.recipe_report import recipe_document, recipe_tables
+from llmb.report.scales_report import scales_document, scales_table
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -18,6 +24,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 @takes_recipe
 def show(
     request: Request,
+    all_scales: Annotated[
+        bool,
+        typer.Option("--all-scales", help="The layout and the published figures at every scale, in one table."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """One recipe, fully resolved: model, layout, FLOPs, published figures and job resources.
@@ -27,8 +37,13 @@ def show(
     - `llmb show -w pretrain_llama3.1 -s 405b --scale 576 --release 24.11`
 
     - `llmb show -w pretrain_nemotron4 -s 15b --dtype fp8 --scale 64 --json`
+
+    - `llmb show -w pretrain_llama3.1 -s 70b --all-scales`
     """
     catalogue = Catalogue()
+    if all_scales:
+        _show_scales(recipes_at_all_scales(catalogue, request), json=json)
+        return
     recipe = resolve(catalogue, request)
     job = job_defaults(catalogue, recipe)
     if json:
@@ -36,3 +51,11 @@ def show(
     else:
         for table in recipe_tables(recipe, job):
             print_table(table)
+
+
+def _show_scales(recipes: Mapping[str, Sequence[Recipe]], *, json: bool) -> None:
+    if json:
+        print_json(scales_document(recipe for listed in recipes.values() for recipe in listed))
+        return
+    for listed in recipes.values():
+        print_table(scales_table(listed))

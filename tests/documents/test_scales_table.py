@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""llmb show --all-scales: the documents' tables of figures, a line for each scale."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import Request, gpu_types_of, releases_of, sizes_of
+from llmb.catalogue.scales import all_scales
+from llmb.cli import show
+from llmb.errors import UsageError
+from llmb.report.scales_report import scales_table
+from llmb.report.table import plain_lines
+
+CATALOGUE = Catalogue()
+PUBLISHED = [
+    (name, size, release, gpu_type)
+    for name, workload in CATALOGUE.workloads.items()
+    for size in sizes_of(workload)
+    for release in releases_of(workload, size)
+    for gpu_type in gpu_types_of(workload, size)
+]
+
+
+def shown(*arguments: str) -> str:
+    result = CliRunner().invoke(show.app, [*arguments, "--all-scales"])
+    assert result.exception is None, result.output
+    return result.stdout
+
+
+def test_every_scale_has_its_published_figures() -> None:
+    """25.04 Llama 3.1, lines 72-76."""
+    text = shown("-w", "pretrain_llama3.1", "-s", "70b", "--dtype", "fp8", "--gpu-type", "h100")
+    rows = [line.split() for line in text.splitlines()[3:9]]
+    assert [row[0] for row in rows] == ["64", "128", "256", "512", "1024", "2048"]
+    assert [row[7] for row in rows] == ["9.86", "9.95", "10", "10.07", "10.08", "10.15"]
+    assert [row[8] for row in rows] == ["106,346", "210,769", "419,430", "833,030", "1,664,406", "3,305,855"]
+    assert [row[9] for row in rows] == ["40.38", "40.02", "39.82", "39.54", "39.5", "39.23"]
+    assert [row[10] for row in rows] == ["108.8", "54.91", "27.59", "13.89", "6.95", "3.5"]
+    assert "v25.04 llama3.1/README.md" in text
+    assert "line 72" in text
+
+
+def test_a_proxy_has_no_time_to_train() -> None:
+    """24.11, lines 65-71: the 32-, 96- and 192-GPU columns."""
+    arguments = ("-w", "pretrain_llama3.1", "-s", "405b", "--release", "24.11", "--dtype", "fp8")
+    scales = json.loads(shown(*arguments, "--json"))["scales"]
+    published = [(row["scale"], row["proxy"], row["published"]) for row in scales]
+    assert [(scale, proxy) for scale, proxy, _ in published] == [
+        (1, True),
+        (32, True),
+        (96, True),
+        (192, True),
+        (576, False),
+        (1152, False),
+        (2304, False),
+    ]
+    figures = [figure and (figure["step_time_s"], figure["days_per_1t_tokens"]) for _, _, figure in published]
+    assert figures == [None, (5.8, None), (5.71, None), (11.0, None), (11.24, 63.02), (11.31, 31.71), (12.35, 17.31)]
+    assert scales[0]["published_reason"]
+    assert shown(*arguments).count("proxy\n") == 4
+
+
+def test_both_dtypes_are_shown_unless_one_is_named() -> None:
+    text = shown("-w", "pretrain_nemotron4", "-s", "340b", "--gpu-type", "h100")
+    assert [line for line in text.splitlines() if line.endswith("published figures")] == [
+        "pretrain_nemotron4 340b bf16 on h100, published figures",
+        "pretrain_nemotron4 340b fp8 on h100, published figures",
+    ]
+
+
+@pytest.mark.parametrize(("workload", "size", "release", "gpu_type"), PUBLISHED)
+def test_every_table_fits_eighty_columns(workload: str, size: str, release: str, gpu_type: str) -> None:
+    request = Request(workload=workload, size=size, release=release, gpu_type=gpu_type)
+    for recipes in all_scales(CATALOGUE, request).values():
+        table = scales_table(recipes)
+        table.caption = None
+        assert max(map(len, plain_lines(table))) <= 80
+        assert len(table.rows) == len(recipes)
+
+
+def test_a_scale_and_all_scales_exclude_each_other() -> None:
+    with pytest.raises(UsageError, match="--all-scales shows every scale"):
+        all_scales(CATALOGUE, Request(workload="pretrain_llama3.1", size="8b", scale=8))
+    with pytest.raises(UsageError, match="unknown dtype 'fp9'"):
+        all_scales(CATALOGUE, Request(workload="pretrain_llama3.1", size="8b", dtype="fp9"))
