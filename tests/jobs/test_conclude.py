@@ -16,7 +16,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import queued_record, read_record, write_record
 from llmb.runs.steps import Step, step_to_json
-from llmb.schedulers.slurm.job_state import SlurmJob, parse_accounts
+from llmb.schedulers.slurm.job_state import FIELD, SlurmJob, parse_accounts
 from llmb.schedulers.slurm.meaning import told
 
 IN_A_JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_RESTART_COUNT": "1"}
@@ -168,4 +168,4 @@ def test_a_result_that_comes_late_is_awaited(folder: RunFolder) -> None:
     ],
 )
 def test_accounts_tell_the_last_state(text: str, state: SlurmJob) -> None:
-    assert parse_accounts(text).get("5", SlurmJob(job_id="5")) == state
+    assert parse_accounts(text.replace("|", FIELD)).get("5", SlurmJob(job_id="5")) == state

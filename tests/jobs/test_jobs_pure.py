@@ -19,7 +19,7 @@ from llmb.report.output import styled_lines
 from llmb.runs.failure import failure_line
 from llmb.schedulers.lookup import find_scheduler
 from llmb.schedulers.slurm.hostlist import expand
-from llmb.schedulers.slurm.job_state import SlurmJob, parse_accounts, parse_queue
+from llmb.schedulers.slurm.job_state import FIELD, RECORD, SlurmJob, parse_accounts, parse_queue
 from llmb.schedulers.slurm.scheduler import find_submission
 
 
@@ -211,7 +211,7 @@ def test_slow_nodes_are_found_by_runs_of_the_same_recipe_elsewhere() -> None:
     assert [(record.node, record.slowdown) for record in others] == [("n2", 1.0), ("n4", 1.0), ("n1", 1 / 1.5)]
 
 
-# Of a real slurmdbd 22.05, with SLURM_TIME_FORMAT=%s.
+# Of a real slurmdbd 22.05, with SLURM_TIME_FORMAT=%s; for people to read, with | in place of what ends a field.
 ACCOUNTS = """\
 1|COMPLETED|0:0|node[1-2]|None|1795277429|1795277429|1795277429|sbatch --parsable a.sh 0 0
 2|FAILED|3:0|node[1-2]|NonZeroExitCode|1795277429|1795277429|1795277429|sbatch --parsable /runs/a.sh
@@ -224,7 +224,7 @@ ACCOUNTS = """\
 
 
 def test_accounts_as_a_real_slurmdbd_prints_them() -> None:
-    found = parse_accounts(ACCOUNTS)
+    found = parse_accounts("".join(line.replace("|", FIELD, 8) for line in ACCOUNTS.splitlines(keepends=True)))
     assert list(found) == ["1", "2", "4", "5_1", "8"]
     assert (found["1"].state, found["1"].exit_code, found["1"].ended_s) == ("COMPLETED", 0, 1795277429)
     assert (found["2"].exit_code, found["2"].reason, found["2"].command) == (
@@ -247,7 +247,8 @@ QUEUE = """\
 
 
 def test_the_queue_as_a_real_controller_prints_it() -> None:
-    found = parse_queue(QUEUE)
+    lines = [line.replace("|", FIELD, 9).removesuffix("|") for line in QUEUE.splitlines()]
+    found = parse_queue("".join(f"{line}{RECORD}\n" for line in lines))
     assert (found["4"].state, found["4"].reason, found["4"].nodes) == ("PENDING", "Resources", None)
     assert (found["4"].started_s, found["4"].ended_s, found["4"].exit_code) == (None, None, None)
     assert (found["2"].exit_code, found["2"].signal, found["2"].command) == (3, 0, "/tmp/w/a|b.sh")

@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 
 from llmb.jobs.job import Change, Job
+from llmb.jobs.refresh import look
 from llmb.jobs.states import Left, decide, known_states
 from llmb.schedulers.port import UNKNOWN as UNKNOWN_WORD
 from llmb.schedulers.port import JobState
 from llmb.schedulers.slurm.job_state import SlurmJob
 from llmb.schedulers.slurm.meaning import told
-from llmb.schedulers.slurm.scheduler import is_same
+from llmb.schedulers.slurm.scheduler import accounted, is_same
 
 NOW = 1000.0
 JOB = Job(
@@ -55,13 +56,37 @@ def found(state: JobState, left: Left = NOTHING, job: Job = JOB) -> Change:
         ("COMPLETING", "running"),
         ("SUSPENDED", "running"),
         ("STOPPED", "running"),
-        ("A_NEW_STATE_THAT_IS_LIVE", "failed"),
+        ("EXPEDITING", "running"),
+        ("A_STATE_OF_A_LATER_SLURM", "running"),
+        ("?", "running"),
     ],
 )
 def test_jobs_that_live(state: str, status: str) -> None:
     change = found(seen(state))
     assert (change.state, change.status) == (state, status)
-    assert (change.ended_s is None) == (status != "failed")
+    assert change.ended_s is None
+
+
+def test_a_state_that_is_not_known_decides_nothing_and_is_asked_again() -> None:
+    new = seen("A_STATE_OF_A_LATER_SLURM", exit_code=0, signal=15)
+    change = found(new, WHOLE, replace(JOB, status="queued"))
+    assert (change.status, change.exit_code, change.signal) == ("queued", None, None)
+    assert change.reason == (
+        "Slurm reports A_STATE_OF_A_LATER_SLURM, a state that this llmb does not know; it is asked again"
+    )
+    assert look(JOB, new, NOW) == found(new), "no file decides it either"
+    assert look(replace(JOB, status="success"), new, NOW) is None
+    (told_again,) = [SlurmJob(job_id="7", state="A_STATE_OF_A_LATER_SLURM", command=None)]
+    assert accounted(JOB.asked, {"7": told_again}).may_be_told
+
+
+def test_every_state_that_slurm_documents_is_known() -> None:
+    """Those of squeue(1) of Slurm 25.11."""
+    flags = ("COMPLETING CONFIGURING EXPEDITING LAUNCH_FAILED POWER_UP_NODE RECONFIG_FAIL REQUEUED REQUEUE_FED "
+             "REQUEUE_HOLD RESIZING RESV_DEL_HOLD REVOKED SIGNALING SPECIAL_EXIT STAGE_OUT STOPPED")  # fmt: skip
+    states = ("BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PENDING PREEMPTED RUNNING "
+              "SUSPENDED TIMEOUT")  # fmt: skip
+    assert [state for state in f"{flags} {states}".split() if seen(state).phase == "unrecognized"] == []
 
 
 @pytest.mark.parametrize(

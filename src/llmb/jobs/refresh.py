@@ -84,9 +84,9 @@ def _apply(store: Store, jobs: Sequence[Job], seen: Mapping[str, JobState], aske
 
 def look(job: Job, seen: JobState, asked_s: float) -> Change | None:
     """The change to write; None if nothing can have changed. Concludes the record of a run that ended."""
-    if not job.live and seen.ended and seen.restarts <= job.restarts:
+    if not job.live and (seen.phase == "unrecognized" or (seen.ended and seen.restarts <= job.restarts)):
         return None
-    if seen.phase in ("queued", "running"):
+    if seen.phase in ("queued", "running", "unrecognized"):
         return decide(job, seen, Left(), asked_s)
     left = read_left(job.run_dir)
     marked = left.belongs_to(job, max(seen.restarts, job.restarts))

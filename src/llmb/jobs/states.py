@@ -63,6 +63,8 @@ def decide(job: Job, seen: JobState, left: Left, now_s: float) -> Change:
     """
     if seen.phase == "unknown":
         return _forgotten(job, left, now_s)
+    if seen.phase == "unrecognized":
+        return _change(job, seen, now_s, job.status, seen.meaning)
     if not seen.ended:
         return _change(job, seen, now_s, "queued" if seen.phase == "queued" else "running", _live_reason(seen))
     status, reason = _ended(job, seen, left)

@@ -29,6 +29,7 @@ Phase = Literal[
     "out_of_memory",
     "killed",
     "unknown",
+    "unrecognized",
 ]
 FROM_OUTSIDE: frozenset[Phase] = frozenset(["timed_out", "node_fail", "preempted", "boot_fail", "cancelled", "killed"])
 """Ends that do not show the result of the run: it may have been complete."""
@@ -43,7 +44,8 @@ class JobState(Record):
     state: str = UNKNOWN
     """The scheduler's own term."""
     phase: Phase = "unknown"
-    """What that means; unknown if the scheduler does not know the job, or has forgotten it."""
+    """What that means; unknown if the scheduler does not know the job, or has forgotten it, and unrecognized if it
+    reports a state that this llmb does not know: whether the job has ended is then asked again."""
     meaning: str | None = None
     """In words: what the job waits for, or how it ended."""
     may_be_told: bool = False
@@ -59,7 +61,7 @@ class JobState(Record):
 
     @property
     def ended(self) -> bool:
-        return self.phase not in ("queued", "running", "unknown")
+        return self.phase not in ("queued", "running", "unknown", "unrecognized")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,11 @@ TIME_OUT_S = 60
 DOWN = re.compile(
     r"Unable to contact|Zero Bytes|timed out|Connection refused|connection failure|Munge|authentication error", re.I
 )
+NO_CONFIGURATION = re.compile(
+    r"establish a configuration source|Unable to process (configuration|slurm\.conf) file|cannot stat file", re.I
+)
 NO_JOB = "Invalid job id"
-SPEAKER = re.compile(r"^\w+: (error: )?")
+SPEAKER = re.compile(r"^\w+: ((error|fatal): )?")
 # sbatch reads SBATCH_ before the script, and a job inherits what the submitting one was given.
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT")
 
@@ -47,7 +50,8 @@ def call(
 ) -> subprocess.CompletedProcess[str]:
     """Runs one of Slurm's commands.
 
-    Raises EnvironmentProblem where this machine has no Slurm, InfrastructureError where the controller is down.
+    Raises EnvironmentProblem where this machine has no Slurm or none that is configured, InfrastructureError where the
+    controller is down.
     """
     try:
         done = subprocess.run(
@@ -64,11 +68,24 @@ def call(
     except FileNotFoundError as error:
         do = "call llmb where Slurm's commands are, such as a login node; or use 'llmb run' here"
         raise EnvironmentProblem(f"{command[0]} is not on this machine", do=do) from error
+    except OSError as error:
+        do = "look at the file that 'command -v' names; a login node has Slurm's own"
+        raise EnvironmentProblem(f"{command[0]} cannot be started: {error.strerror}", do=do) from error
     except subprocess.TimeoutExpired as error:
+        said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr or ""
+        _raise_unless_configured(said)
         raise InfrastructureError(f"{command[0]} did not answer within {time_out_s:.0f} s", do="try again") from error
-    if done.returncode and DOWN.search(done.stderr):
-        raise InfrastructureError(f"Slurm does not answer: {message(done)}", do="try again, or see 'scontrol ping'")
+    if done.returncode:
+        _raise_unless_configured(done.stderr)
+        if DOWN.search(done.stderr):
+            raise InfrastructureError(f"Slurm does not answer: {message(done)}", do="try again, or see 'scontrol ping'")
     return done
+
+
+def _raise_unless_configured(said: str) -> None:
+    if NO_CONFIGURATION.search(said):
+        do = "call llmb where Slurm is configured, such as a login node, or set SLURM_CONF to its slurm.conf"
+        raise EnvironmentProblem(f"Slurm has no configuration on this machine: {last_lines(said)}", do=do)
 
 
 def submitting_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -84,5 +101,8 @@ def submitting_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def message(done: "subprocess.CompletedProcess[str]") -> str:
-    lines = [SPEAKER.sub("", line.strip()) for line in done.stderr.splitlines() if line.strip()]
-    return "; ".join(lines[-3:]) or f"exit code {done.returncode} with no output"
+    return last_lines(done.stderr) or f"exit code {done.returncode} with no output"
+
+
+def last_lines(said: str) -> str:
+    return "; ".join([SPEAKER.sub("", line.strip()) for line in said.splitlines() if line.strip()][-3:])

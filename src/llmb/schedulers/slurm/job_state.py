@@ -2,33 +2,32 @@
 """The state of a job in Slurm's terms, parsed from its output. Pure."""
 
 from llmb.catalogue.records import Record
-from llmb.schedulers.port import UNKNOWN
+from llmb.schedulers.port import UNKNOWN, Phase
 
-# States in which a job waits, runs or is requeued; every other one is final.
-LIVE = frozenset(
-    {
-        "PENDING",
-        "RUNNING",
-        "COMPLETING",
-        "CONFIGURING",
-        "SUSPENDED",
-        "REQUEUED",
-        "REQUEUE_HOLD",
-        "REQUEUE_FED",
-        "RESIZING",
-        "STAGE_OUT",
-        "SIGNALING",
-        "STOPPED",
-        "SPECIAL_EXIT",
-        "RESV_DEL_HOLD",
-    }
-)
-# Times are asked for as seconds since 1970. What may hold the separator comes last.
+ENDED: dict[str, Phase] = {
+    "BOOT_FAIL": "boot_fail",
+    "CANCELLED": "cancelled",
+    "COMPLETED": "completed",
+    "DEADLINE": "timed_out",
+    "FAILED": "failed",
+    "LAUNCH_FAILED": "failed",
+    "NODE_FAIL": "node_fail",
+    "OUT_OF_MEMORY": "out_of_memory",
+    "PREEMPTED": "preempted",
+    "RECONFIG_FAIL": "failed",
+    "REVOKED": "cancelled",
+    "TIMEOUT": "timed_out",
+}
+"""Final states. Every other one is of a job that has not ended, as far as this llmb knows."""
+# Reasons and submit lines are any text, so fields end with a character that no text holds. What may hold a line break
+# comes last. Times are requested as seconds since 1970.
+FIELD, RECORD = "\x1f", "\x1e"
 TIME_FORMAT = {"SLURM_TIME_FORMAT": "%s"}
 SACCT_FIELDS = "JobID,State,ExitCode,NodeList,Reason,Submit,Start,End,SubmitLine"
+SACCT_FIELDS_BEFORE_21_08 = SACCT_FIELDS.replace("SubmitLine", "WorkDir")
 SQUEUE_FIELDS = (
-    "JobArrayID:|,State:|,exit_code:|,RestartCnt:|,Reason:|,NodeList:|,SubmitTime:|,StartTime:|,EndTime:|,Command:|"
-)
+    "JobArrayID:|,State:|,exit_code:|,RestartCnt:|,Reason:|,NodeList:|,SubmitTime:|,StartTime:|,EndTime:|,Command:"
+).replace("|", FIELD) + RECORD
 
 
 class SlurmJob(Record):
@@ -43,6 +42,8 @@ class SlurmJob(Record):
     restarts: int = 0
     command: str | None = None
     """What was submitted; it ends with the path of the batch script, as it was given."""
+    work_dir: str | None = None
+    """Where the batch script runs; read only where the command is unknown."""
     submitted_s: float | None = None
     """Seconds since 1970, as all times."""
     started_s: float | None = None
@@ -51,20 +52,22 @@ class SlurmJob(Record):
     """Id of the user who did that."""
 
 
-def parse_accounts(text: str) -> dict[str, SlurmJob]:
-    """From ``sacct -X -D -n -P`` with SACCT_FIELDS, by job id. Each start of a job has a line; the last one counts.
+def parse_accounts(text: str, fields: str = SACCT_FIELDS) -> dict[str, SlurmJob]:
+    """From ``sacct -X -D -n -P`` with ``fields``, by job id. Each start of a job has a line; the last one counts.
 
     After ids were reset, an earlier job with the same id has lines too, which are not starts of this one.
     """
+    last = "command" if fields == SACCT_FIELDS else "work_dir"
     found: dict[str, SlurmJob] = {}
     for line in text.splitlines():
-        if line.count("|") < SACCT_FIELDS.count(","):
-            continue
-        job_id, state, exit_text, nodes, reason, submitted, started, ended, command = line.split("|", 8)
+        if line.count(FIELD) < SACCT_FIELDS.count(","):
+            continue  # the rest of a submit line that holds a line break
+        job_id, state, exit_text, nodes, reason, submitted, started, ended, what = line.split(FIELD, 8)
         name, _, who = state.partition(" by ")  # such as "CANCELLED by 1000"
         code, signal = _exit(exit_text)
-        over = name not in LIVE
+        over = name in ENDED
         before = found.get(job_id)
+        identity = {last: what or None}
         found[job_id] = SlurmJob(
             job_id=job_id,
             state=name or UNKNOWN,
@@ -72,8 +75,8 @@ def parse_accounts(text: str) -> dict[str, SlurmJob]:
             signal=signal if over else None,
             reason=_known(reason),
             nodes=_known(nodes),
-            restarts=before.restarts + 1 if before and before.command == (command or None) else 0,
-            command=command or None,
+            restarts=before.restarts + 1 if before and getattr(before, last) == identity[last] else 0,
+            **identity,
             submitted_s=_seconds(submitted),
             started_s=_seconds(started),
             ended_s=_seconds(ended) if over else None,
@@ -85,12 +88,13 @@ def parse_accounts(text: str) -> dict[str, SlurmJob]:
 def parse_queue(text: str) -> dict[str, SlurmJob]:
     """From ``squeue -h -r -t all`` with SQUEUE_FIELDS, by job id, where a task of an array is ``<job>_<task>``."""
     found: dict[str, SlurmJob] = {}
-    for line in text.splitlines():
-        if line.count("|") < SQUEUE_FIELDS.count(","):
+    for record in text.split(RECORD):
+        if record.count(FIELD) < SQUEUE_FIELDS.count(","):
             continue
-        job_id, state, status, restarts, reason, nodes, submitted, started, ended, command = line.split("|", 9)
+        line = record.removeprefix("\n")
+        job_id, state, status, restarts, reason, nodes, submitted, started, ended, command = line.split(FIELD, 9)
         code, signal = _wait_status(status)
-        over = state not in LIVE
+        over = state in ENDED
         found[job_id] = SlurmJob(
             job_id=job_id,
             state=state,
@@ -99,7 +103,7 @@ def parse_queue(text: str) -> dict[str, SlurmJob]:
             reason=_known(reason),
             nodes=_known(nodes),
             restarts=int(restarts) if restarts.isdigit() else 0,
-            command=command.removesuffix("|") or None,
+            command=command or None,
             submitted_s=_seconds(submitted),
             started_s=None if state == "PENDING" else _seconds(started),  # of a job that waits, when it may start
             ended_s=_seconds(ended) if over else None,

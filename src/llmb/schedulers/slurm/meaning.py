@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Slurm's terms for states and reasons mean. Pure."""
 
-from llmb.schedulers.port import JobState, Phase
-from llmb.schedulers.slurm.job_state import LIVE, SlurmJob
+from llmb.schedulers.port import UNKNOWN, JobState, Phase
+from llmb.schedulers.slurm.job_state import ENDED, SlurmJob
 
 WAITING = frozenset(
     [
@@ -16,19 +16,9 @@ WAITING = frozenset(
         "POWER_UP_NODE",
     ]
 )
-PHASES: dict[str, Phase] = {
-    "BOOT_FAIL": "boot_fail",
-    "CANCELLED": "cancelled",
-    "COMPLETED": "completed",
-    "DEADLINE": "timed_out",
-    "NODE_FAIL": "node_fail",
-    "OUT_OF_MEMORY": "out_of_memory",
-    "PREEMPTED": "preempted",
-    "REVOKED": "cancelled",
-    "TIMEOUT": "timed_out",
-    "UNKNOWN": "unknown",
-}
-"""States at the end; every other one is a failure."""
+RUNNING = frozenset(
+    ["RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "STAGE_OUT", "SIGNALING", "STOPPED", "EXPEDITING"]
+)
 ENDS = {
     "BOOT_FAIL": "a node could not be booted",
     "CANCELLED": "cancelled",
@@ -42,8 +32,9 @@ ENDS = {
     "REVOKED": "revoked: another cluster runs it",
     "TIMEOUT": "ended at its time limit",
 }
-WORDS = frozenset([*WAITING, *LIVE, *ENDS, "COMPLETED"])
-"""Every state that a job may have."""
+WORDS = frozenset([*WAITING, *RUNNING, *ENDED])
+"""Every state that is known; a later Slurm may report others."""
+HOLDS = {"SUSPENDED": "suspended by Slurm", "EXPEDITING": "ended; Slurm checks whether to requeue it"}
 WAITS = {
     "BeginTime": "may not start yet",
     "Dependency": "another job has to end first",
@@ -63,14 +54,18 @@ WAITS = {
 def phase_of(state: str) -> Phase:
     if state in WAITING:
         return "queued"
-    return "running" if state in LIVE else PHASES.get(state, "failed")
+    if state in RUNNING:
+        return "running"
+    return "unknown" if state == UNKNOWN else ENDED.get(state, "unrecognized")
 
 
 def told(job: SlurmJob) -> JobState:
     """The same in terms that apply to every scheduler."""
     phase = phase_of(job.state)
     meaning = None
-    if phase in ("queued", "running"):
+    if phase == "unrecognized":
+        meaning = f"Slurm reports {job.state}, a state that this llmb does not know; it is asked again"
+    elif phase in ("queued", "running"):
         meaning = _live_meaning(job)
     elif phase not in ("unknown", "completed"):
         meaning = _end_meaning(job)
@@ -89,8 +84,8 @@ def told(job: SlurmJob) -> JobState:
 
 
 def _live_meaning(job: SlurmJob) -> str | None:
-    if job.state == "SUSPENDED":
-        return "suspended by Slurm"
+    if job.state in HOLDS:
+        return HOLDS[job.state]
     if job.state not in WAITING or job.reason in (None, "", "None"):
         return None
     name = str(job.reason).strip("()")

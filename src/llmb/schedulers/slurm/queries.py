@@ -9,7 +9,9 @@ from datetime import datetime
 from llmb.errors import InfrastructureError, UsageError
 from llmb.schedulers.slurm.client import NO_JOB, TIME_OUT_S, call, message
 from llmb.schedulers.slurm.job_state import (
+    FIELD,
     SACCT_FIELDS,
+    SACCT_FIELDS_BEFORE_21_08,
     SQUEUE_FIELDS,
     TIME_FORMAT,
     SlurmJob,
@@ -18,6 +20,7 @@ from llmb.schedulers.slurm.job_state import (
 )
 
 IDS_PER_CALL = 1000
+NO_FIELD = "Invalid field requested"
 NO_ACCOUNTS = "accounting storage is disabled"
 
 
@@ -42,19 +45,19 @@ def accounted_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> 
     """
     found: dict[str, SlurmJob] = {}
     for ids in _batches(job_ids):
-        done = call(["sacct", "-X", "-D", "-n", "-P", "-j", ids, "-o", SACCT_FIELDS], _environ(), time_out_s)
+        done, accounts = _accounts(["-j", ids], time_out_s)
         if done.returncode and NO_ACCOUNTS in done.stderr:
             return {}
         _check(done, "accounting does not answer")
-        found.update(parse_accounts(done.stdout))
+        found.update(accounts)
     return {job_id: found[job_id] for job_id in job_ids if job_id in found}
 
 
 def own_accounts(since_s: float, time_out_s: float = TIME_OUT_S) -> list[SlurmJob]:
     """All of this user's jobs since then that are in accounting; none if there is none, or it does not answer."""
     since = datetime.fromtimestamp(since_s - 60).strftime("%Y-%m-%dT%H:%M:%S")  # local time, as Slurm takes it
-    done = call(["sacct", "-X", "-D", "-n", "-P", "-S", since, "-o", SACCT_FIELDS], _environ(), time_out_s)
-    return list(parse_accounts(done.stdout).values()) if done.returncode == 0 else []
+    done, accounts = _accounts(["-S", since], time_out_s)
+    return list(accounts.values()) if done.returncode == 0 else []
 
 
 def cancel_jobs(job_ids: Sequence[str]) -> None:
@@ -63,6 +66,18 @@ def cancel_jobs(job_ids: Sequence[str]) -> None:
         done = call(["scancel", *ids.split(",")])
         if done.returncode and NO_JOB not in done.stderr:
             raise UsageError(f"Slurm does not cancel: {message(done)}")
+
+
+def _accounts(
+    which: Sequence[str], time_out_s: float
+) -> "tuple[subprocess.CompletedProcess[str], dict[str, SlurmJob]]":
+    """What sacct answers, and the jobs in it. Before 21.08 it does not know the submit line, but the working folder."""
+    for fields in (SACCT_FIELDS, SACCT_FIELDS_BEFORE_21_08):
+        command = ["sacct", "-X", "-D", "-n", "-P", f"--delimiter={FIELD}", *which, "-o", fields]
+        done = call(command, _environ(), time_out_s)
+        if not (done.returncode and NO_FIELD in done.stderr):
+            break
+    return done, parse_accounts(done.stdout, fields)
 
 
 def _queue(which: Sequence[str], time_out_s: float) -> dict[str, SlurmJob]:

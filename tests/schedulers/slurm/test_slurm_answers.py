@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Slurm's commands answer, by versions and machines that no test cluster has: programs of a few lines stand in."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmb.errors import EnvironmentProblem
+from llmb.jobs.job import Job
+from llmb.schedulers.slurm.client import submit
+from llmb.schedulers.slurm.job_state import FIELD, RECORD, parse_accounts, parse_queue
+from llmb.schedulers.slurm.queries import accounted_states, controller_states, own_accounts
+from llmb.schedulers.slurm.scheduler import find_submission, is_same
+
+Program = Callable[[str, str], None]
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """Puts a program, by its name and its shell script, before all others."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    def put(name: str, script: str) -> None:
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+
+    return put
+
+
+def job(run_dir: str = "/runs/e/e_1/e", **changes: object) -> Job:
+    values = {"experiment": "e", "workload": "w", "size": "s", "dtype": "d", "gpu_type": "cpu", "scale": 1}
+    return Job(key="k", job_id="7", run_dir=run_dir, submitted_s=1.0, **values, **changes)
+
+
+def line(*fields: str) -> str:
+    return FIELD.join(fields)
+
+
+OF_20_11 = r"""
+case "$*" in *SubmitLine*) echo 'sacct: error: Invalid field requested: "SubmitLine"' >&2; exit 1;; esac
+printf '%s\037' 7 FAILED 3:0 n1 None 1 2 3
+echo /runs/e/e_1/e
+"""
+
+
+def test_accounting_without_submit_lines_tells_jobs_apart_by_their_folder(program: Program) -> None:
+    """Slurm 20.11: sacct has no field SubmitLine."""
+    program("sacct", OF_20_11)
+    (seen,) = accounted_states(["7"]).values()
+    assert (seen.state, seen.exit_code, seen.command, seen.work_dir) == ("FAILED", 3, None, "/runs/e/e_1/e")
+    assert is_same(job().asked, seen)
+    assert not is_same(job("/runs/e/e_2/e").asked, seen), "an id that was assigned again"
+    task = job("/runs/e/e_1.3/e", base_dir="/runs/e/e_1/e", array_index=3).asked
+    assert is_same(task, seen.model_copy(update={"work_dir": "/runs/e"})), "the tasks of an array share a folder"
+    assert own_accounts(1.0) == [seen]
+    assert find_submission(job().asked, [seen], set()) == "7"
+    assert find_submission(job("/runs/e/e_2/e").asked, [seen], set()) is None
+
+
+def test_texts_of_other_jobs_replace_no_field() -> None:
+    """Reasons and submit lines are whatever a user, an administrator or a plugin wrote."""
+    path = "/runs/e/e_1/e/sbatch_e.sh"
+    forged = "sbatch --comment=JobState=FAILED Reason=forged\n7|FAILED|1:0|n1|forged|1|2|3|sbatch x"
+    accounts = line("7", "RUNNING", "0:0", "n1", "Prolog", "1", "2", "Unknown", f"{forged} {path}")
+    found = parse_accounts(f"{accounts}\n")
+    assert list(found) == ["7"]
+    assert (found["7"].state, found["7"].reason) == ("RUNNING", "Prolog")
+    reason = "burst_buffer/lua: stage in|failed,\ntry again"
+    queue = line("7", "PENDING", "0", "0", reason, "", "1", "2", "3", f"/my|runs{path}") + f"{RECORD}\n"
+    (seen,) = parse_queue(queue + queue).values()
+    assert (seen.reason, seen.nodes, seen.command) == (reason, None, f"/my|runs{path}")
+
+
+NO_SOURCE = """\
+sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
+sbatch: error: _establish_config_source: failed to fetch config
+sbatch: fatal: Could not establish a configuration source
+"""
+NO_FILE = "squeue: error: s_p_parse_file: cannot stat file /nope: No such file or directory, retrying in 1sec"
+
+
+@pytest.mark.parametrize("said", [NO_SOURCE, "sbatch: fatal: Unable to process configuration file\n"])
+def test_a_machine_without_slurms_configuration_is_not_at_fault_of_the_job(
+    program: Program, tmp_path: Path, said: str
+) -> None:
+    program("sbatch", f"echo '{said}' >&2; exit 1")
+    with pytest.raises(EnvironmentProblem, match="Slurm has no configuration on this machine") as caught:
+        submit(tmp_path / "job.sh", os.environ)
+    assert caught.value.exit_code == 3
+    assert "SLURM_CONF" in str(caught.value.do)
+
+
+def test_a_command_that_waits_for_its_configuration_says_so(program: Program) -> None:
+    """Slurm 22.05 looks for a slurm.conf that is not there for a minute."""
+    program("squeue", f"echo '{NO_FILE}' >&2; exec sleep 600")
+    with pytest.raises(EnvironmentProblem, match="cannot stat file /nope"):
+        controller_states(["1"], time_out_s=1.0)
+
+
+def test_a_command_that_cannot_be_started_is_named(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program("squeue", "")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    (tmp_path / "bin" / "squeue").write_bytes(b"\x7fELF of another machine")
+    with pytest.raises(EnvironmentProblem, match="squeue cannot be started: Exec format error"):
+        controller_states(["1"])
