@@ -40,10 +40,9 @@ def hammer(path: Path, name: str) -> None:
                 won.append(number)
             except KeyTaken:
                 pass
-            store.apply(
-                Change(key=one.key, state="RUNNING", status="running", reason=None, checked_s=float(number))
-                for one in store.live()
-            )
+            query = store.next_query()
+            seen = {"state": "RUNNING", "status": "running", "reason": None, "checked_s": float(number)}
+            store.apply((Change(key=one.key, **seen) for one in store.live()), query)
     print(*won)
 
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conclusions about jobs that could not write their own result."""
 
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from llmb.jobs.conclude import conclude_job
 from llmb.jobs.finish import finish_job
 from llmb.jobs.job import Job
 from llmb.jobs.refresh import SETTLE_S, look
+from llmb.jobs.wait import exit_code
+from llmb.programs.conclude import finished_result
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import queued_record, read_record, write_record
@@ -106,10 +110,8 @@ def test_the_mark_of_a_job_that_was_not_let_in_says_nothing_of_the_run(folder: R
     assert read_record(folder).exit_code == 9
 
 
-def test_a_result_that_comes_late_is_awaited(folder: RunFolder) -> None:
-    begin(folder, IN_A_JOB)
-    folder.steps.write_text("".join(map(step_line, range(5))))
-    row = Job(
+def row_of(folder: RunFolder) -> Job:
+    return Job(
         key="k",
         job_id="7",
         run_dir=str(folder.path),
@@ -123,6 +125,47 @@ def test_a_result_that_comes_late_is_awaited(folder: RunFolder) -> None:
         status="running",
         restarts=1,
     )
+
+
+def delete(folder: RunFolder) -> None:
+    shutil.rmtree(folder.path)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (delete, "the run folder is gone"),
+        (lambda folder: folder.record.unlink(), "run.json is gone"),
+        (lambda folder: folder.record.write_text('{"status": "suc'), "run.json cannot be read"),
+        (lambda folder: folder.record.write_bytes(b"\xff\xfe"), "run.json cannot be read"),
+    ],
+)
+def test_a_job_without_a_record_of_its_run_is_no_success(
+    folder: RunFolder, harm: Callable[[RunFolder], object], said: str
+) -> None:
+    begin(folder, IN_A_JOB)
+    harm(folder)
+    ended = told(SlurmJob(job_id="7", state="COMPLETED", exit_code=0, restarts=1, ended_s=1000.0))
+    assert look(row_of(folder), ended, 1001.0) is None, "files of other nodes may be visible later"
+    change = look(row_of(folder), ended, 1000.0 + SETTLE_S)
+    assert change
+    assert (change.status, change.reason) == (
+        "invalid",
+        f"the job completed, but the result of the run is not known: {said}",
+    )
+    assert exit_code([replace(row_of(folder), status=change.status)]) == 6
+
+
+def test_a_submission_that_was_given_up_has_a_result(folder: RunFolder) -> None:
+    given_up = {"status": "failed", "reason": "it never reached Slurm"}
+    write_record(folder, read_record(folder).model_copy(update=given_up))
+    assert finished_result(folder, read_record(folder)).reason == "it never reached Slurm"
+
+
+def test_a_result_that_comes_late_is_awaited(folder: RunFolder) -> None:
+    begin(folder, IN_A_JOB)
+    folder.steps.write_text("".join(map(step_line, range(5))))
+    row = row_of(folder)
     ended = told(SlurmJob(job_id="7", state="COMPLETED", restarts=1, ended_s=1000.0))
     assert look(row, ended, 1001.0) is None, "its own result may not be seen here yet"
     assert read_record(folder).status == "running"

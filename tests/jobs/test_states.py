@@ -149,7 +149,11 @@ def test_who_cancelled_is_said_where_the_accounts_know() -> None:
 def test_a_completed_job_is_what_its_run_is() -> None:
     done = seen("COMPLETED", exit_code=0)
     assert (found(done, WHOLE).status, found(done, WHOLE).reason) == ("success", None)
-    assert found(done, NOTHING).status == "success"
+    lost = replace(NOTHING, unread="the run folder is gone")
+    assert (found(done, lost).status, found(done, lost).reason) == (
+        "invalid",
+        "the job completed, but the result of the run is not known: the run folder is gone",
+    )
     spoiled = replace(WHOLE, run_status="invalid", run_reason="step 3: loss nan")
     assert (found(done, spoiled).status, found(done, spoiled).reason) == ("invalid", "step 3: loss nan")
     failed = replace(HALF, run_status="failed", run_reason="the workers ended after 5 of 10 steps")

@@ -12,7 +12,7 @@ import pytest
 
 from llmb.errors import EnvironmentProblem
 from llmb.jobs.filesystem import shared_in
-from llmb.jobs.job import COLUMNS, Change, Job
+from llmb.jobs.job import COLUMNS, Change, Job, stale
 from llmb.jobs.migrations import MIGRATIONS, SCHEMA_VERSION
 from llmb.jobs.store import Damaged, Filter, KeyTaken, Store
 
@@ -104,11 +104,20 @@ def test_what_never_reached_slurm_may_be_tried_again(store: Store) -> None:
 
 def test_what_was_seen_later_stays(store: Store) -> None:
     store.add([job()])
-    store.apply([change(checked_s=20.0, state="COMPLETED", status="success", ended_s=19.0)])
-    store.apply([change(checked_s=15.0)])
+    first, second, third = (store.next_query() for _ in range(3))
+    store.apply([change(checked_s=20.0, state="COMPLETED", status="success", ended_s=19.0)], second)
+    store.apply([change(checked_s=15.0)], first)
     assert store.jobs()[0].state == "COMPLETED"
-    store.apply([change(checked_s=21.0, restarts=1)])  # Slurm put it back
+    store.apply([change(checked_s=21.0, restarts=1)], third)  # Slurm put it back
     assert (store.jobs()[0].state, store.jobs()[0].ended_s, store.jobs()[0].restarts) == ("RUNNING", None, 1)
+
+
+def test_a_clock_that_was_a_day_ahead_hides_no_later_end(store: Store) -> None:
+    store.add([job()])
+    store.apply([change(checked_s=86_400.0)], store.next_query())
+    assert stale(store.jobs(), 20.0, 10.0), "so a list asks again"
+    store.apply([change(checked_s=20.0, state="CANCELLED", status="cancelled")], store.next_query())
+    assert (store.jobs()[0].status, store.jobs()[0].checked_s) == ("cancelled", 20.0)
 
 
 def test_filters(store: Store) -> None:
@@ -206,7 +215,9 @@ def test_a_history_of_the_first_version_keeps_its_jobs(path: Path) -> None:
         store.add([job("again", retry_of="a")])
     raw = sqlite3.connect(path)
     assert raw.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
-    assert tuple(sorted(name for _, name, *_ in raw.execute("PRAGMA table_info(jobs)"))) == tuple(sorted(COLUMNS))
+    assert tuple(sorted(name for _, name, *_ in raw.execute("PRAGMA table_info(jobs)"))) == tuple(
+        sorted([*COLUMNS, "query"])
+    )
     raw.close()
 
 

@@ -28,12 +28,20 @@ def read_left(run_dir: str) -> Left:
         signal=(end.signal or None) if end else None,
         ended_s=_seconds(end.ended_at) if end else None,
         run_status=record.status if record else None,
+        unread=_unread(folder),
         run_reason=record.reason if record else None,
         run_of=(record.job.job_id, record.job.restarts) if record and record.job else None,
         steps=progress.steps,
         planned=record.plan.steps if record else None,
         done=progress.done,
     )
+
+
+def _unread(folder: RunFolder) -> str:
+    """Why a record cannot be read, if it cannot."""
+    if not folder.path.is_dir():
+        return "the run folder is gone"
+    return f"{folder.record.name} " + ("cannot be read" if folder.record.exists() else "is gone")
 
 
 def _read_progress(folder: RunFolder, record: RunRecord) -> Progress:

@@ -49,5 +49,11 @@ MIGRATIONS = (
     UPDATE jobs SET base_dir = replace(run_dir, '.' || array_index || '/' || experiment, '/' || experiment)
       WHERE array_index IS NOT NULL;
     """,
+    # Queries are in the order in which they began: clocks differ between machines, and are set back.
+    """
+    ALTER TABLE jobs ADD COLUMN query INTEGER NOT NULL DEFAULT 0;
+    CREATE TABLE queries (latest INTEGER NOT NULL);
+    INSERT INTO queries VALUES (0);
+    """,
 )
 SCHEMA_VERSION = len(MIGRATIONS)

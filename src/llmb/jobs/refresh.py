@@ -41,7 +41,7 @@ def refresh(store: Store, install: Path, time_out_s: float = TIME_OUT_S) -> Refr
     Raises InfrastructureError if a scheduler does not answer, EnvironmentProblem if it is not installed here; its jobs
     are then left unchanged, and those of the others are up to date.
     """
-    asked_s = time.time()
+    asked_s, query = time.time(), store.next_query()
     jobs = store.changeable(asked_s - PUT_BACK_S)
     unresolved = {job.scheduler for job in store.unresolved()}
     names = dict.fromkeys([LOCAL, *unresolved, *(job.scheduler for job in jobs)])
@@ -57,7 +57,7 @@ def refresh(store: Store, install: Path, time_out_s: float = TIME_OUT_S) -> Refr
             if own:
                 answers = find_scheduler(name).states([job.asked for job in own], time_out_s)
                 warnings += answers.warnings
-                changed += _apply(store, own, answers.states, asked_s)
+                changed += _apply(store, own, answers.states, asked_s, query)
         except (InfrastructureError, EnvironmentProblem) as error:
             problem = problem or error
     if problem:
@@ -67,16 +67,18 @@ def refresh(store: Store, install: Path, time_out_s: float = TIME_OUT_S) -> Refr
 
 def refresh_job(store: Store, job: Job) -> None:
     """The same for one job."""
-    asked_s = time.time()
+    asked_s, query = time.time(), store.next_query()
     answers = find_scheduler(job.scheduler).states([job.asked], TIME_OUT_S)
-    list(_apply(store, [job], answers.states, asked_s))
+    list(_apply(store, [job], answers.states, asked_s, query))
 
 
-def _apply(store: Store, jobs: Sequence[Job], seen: Mapping[str, JobState], asked_s: float) -> Iterator[Job]:
+def _apply(
+    store: Store, jobs: Sequence[Job], seen: Mapping[str, JobState], asked_s: float, query: int
+) -> Iterator[Job]:
     """Writes the changes to the history; the jobs whose state or status changed."""
     before = {job.key: job for job in jobs}
     changes = [change for job in jobs if job.key in seen and (change := look(job, seen[job.key], asked_s))]
-    store.apply(changes)
+    store.apply(changes, query)
     for change in changes:
         if _differs(before[change.key], change) and (job := store.by_key(change.key)):
             yield job
@@ -92,7 +94,7 @@ def look(job: Job, seen: JobState, asked_s: float) -> Change | None:
     marked = left.belongs_to(job, max(seen.restarts, job.restarts))
     if seen.may_be_told and not marked:
         return None  # unchanged until the scheduler or the folder reports how it ended
-    if left.run_status == "running" and not marked and _just_ended(seen, asked_s):
+    if left.run_status in (None, "running") and not marked and _just_ended(seen, asked_s):
         return None  # files of other nodes may be visible here with a delay
     if left.run_status in ("queued", "running") and conclude(job, seen):
         left = read_left(job.run_dir)

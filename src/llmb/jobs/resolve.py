@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from llmb.errors import InfrastructureError
 from llmb.jobs.job import Job
 from llmb.jobs.order import Queued, write_job
 from llmb.jobs.store import Store
@@ -13,6 +14,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.record import SubmittedJob, now, read_record, write_record
 from llmb.schedulers.lookup import find_scheduler
 
+LOOK_BACK_S = 86400.0
 SETTLED_S = 5.0
 """A busy scheduler may take this long to process a submission."""
 
@@ -28,7 +30,8 @@ def resolve_submissions(store: Store, install: Path, scheduler: str, time_out_s:
     with submission_lock(install):
         unresolved = _unresolved(store, scheduler)
         claimed = store.job_ids()
-        since_s = min((job.submitted_s for job in unresolved), default=0.0)
+        now_s = time.time()
+        since_s = min((_submitted_s(job, now_s) for job in unresolved), default=0.0)
         asked = [job.asked for job in unresolved]
         found = find_scheduler(scheduler).find(asked, since_s, claimed, time_out_s) if asked else {}
         claimed |= set(found.values())
@@ -38,11 +41,16 @@ def resolve_submissions(store: Store, install: Path, scheduler: str, time_out_s:
                 claimed.add(job_id)
                 store.submitted({job.key: job_id})
                 _write_handle(job, job_id)
-            elif time.time() - job.submitted_s > SETTLED_S:
+            elif abs(time.time() - job.submitted_s) > SETTLED_S:
                 title = find_scheduler(scheduler).title
                 store.not_submitted(job.key, f"its submission was interrupted before it reached {title}")
                 _end_record(job, f"it never reached {title}")
                 yield f"a submission was interrupted before it reached {title}: {job.run_dir}"
+
+
+def _submitted_s(job: Job, now_s: float) -> float:
+    """When ``job`` was submitted at the earliest: the clock may have been wrong then."""
+    return job.submitted_s if job.submitted_s <= now_s else now_s - LOOK_BACK_S
 
 
 def _unresolved(store: Store, scheduler: str) -> list[Job]:
@@ -76,6 +84,7 @@ def _end_record(job: Job, reason: str) -> None:
     try:
         record = read_record(folder)
         if record.status == "queued":
-            write_record(folder, record.model_copy(update={"status": "failed", "reason": reason}))
+            end = {"status": "failed", "reason": reason, "exit_code": InfrastructureError.exit_code, "ended_at": now()}
+            write_record(folder, record.model_copy(update=end))
     except (OSError, ValueError):
         return

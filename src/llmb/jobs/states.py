@@ -27,7 +27,9 @@ class Left:
     """The signal that ended it, if it could still record that."""
     ended_s: float | None = None
     run_status: str | None = None
-    """``status`` of run.json."""
+    """``status`` of run.json; None if it cannot be read."""
+    unread: str = "there is no record of it"
+    """Why that is so."""
     run_reason: str | None = None
     run_of: tuple[str, int] | None = None
     """The last job that ran it, and that job's restarts."""
@@ -110,7 +112,9 @@ def _ended(job: Job, seen: JobState, left: Left) -> tuple[Status, str | None]:
 
 
 def _completed(left: Left) -> tuple[Status, str | None]:
-    """The scheduler's state decides if the folder has no record of the run; a failed run is not a success."""
+    """A run is a success only if its record says so: the scheduler knows the job, not the run."""
+    if left.run_status is None:
+        return "invalid", f"the job completed, but the result of the run is not known: {left.unread}"
     if left.run_status == "failed":
         return "failed", left.run_reason
     if left.planned is not None and not left.done and left.run_status != "success":

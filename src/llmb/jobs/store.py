@@ -125,17 +125,20 @@ class Store:
                 (NOT_SUBMITTED, reason, key),
             )
 
-    def apply(self, changes: Iterable[Change]) -> None:
-        """Writes the results of queries, except for jobs that were queried later."""
-        rows = [asdict(change) for change in changes]
+    def next_query(self) -> int:
+        """A number for the query that is about to be made: a later one has a higher number, whatever the clocks say."""
+        with self._transaction():
+            self.db.execute("UPDATE queries SET latest = latest + 1")
+            return self._single("SELECT latest FROM queries", ())
+
+    def apply(self, changes: Iterable[Change], query: int) -> None:
+        """Writes the results of a query, except for jobs that were queried later."""
+        rows = [{**asdict(change), "query": query} for change in changes]
         if not rows:
             return
         values = ", ".join(f"{name} = :{name}" for name in rows[0] if name != "key")
         with self._transaction():
-            self.db.executemany(
-                f"UPDATE jobs SET {values} WHERE key = :key AND coalesce(checked_s, 0) <= :checked_s",  # noqa: S608
-                rows,
-            )
+            self.db.executemany(f"UPDATE jobs SET {values} WHERE key = :key AND query <= :query", rows)  # noqa: S608
 
     def jobs(self, wanted: Filter = Filter()) -> list[Job]:
         """The selected jobs, in the order of their submission."""

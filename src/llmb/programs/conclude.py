@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends the record of a run, whatever ended the run, and whoever notices: reads, concludes, writes ``run.json``."""
 
+from llmb.errors import InfrastructureError
 from llmb.programs.lookup import find_program
 from llmb.programs.port import End
 from llmb.runs.environment import read_environment
@@ -40,7 +41,8 @@ def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> Result:
 
 def finished_result(folder: RunFolder, record: RunRecord) -> Result:
     """The result of a run whose record is finished already; nothing is written."""
-    assert record.exit_code is not None, "the run has not ended"
     assert record.status not in ("queued", "running")
-    result = find_program(record.program).result(folder, record, End(record.exit_code))
+    # Of a job that never reached its scheduler, earlier versions recorded no exit code.
+    code = InfrastructureError.exit_code if record.exit_code is None else record.exit_code
+    result = find_program(record.program).result(folder, record, End(code))
     return result.model_copy(update={"status": record.status, "reason": record.reason})

@@ -2,13 +2,18 @@
 """What Slurm's commands answer, by versions and machines that no test cluster has: programs of a few lines stand in."""
 
 import os
+import time
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from llmb.errors import EnvironmentProblem
 from llmb.jobs.job import Job
+from llmb.jobs.resolve import resolve_submissions
+from llmb.jobs.store import Store
 from llmb.schedulers.slurm.client import submit
 from llmb.schedulers.slurm.job_state import FIELD, RECORD, parse_accounts, parse_queue
 from llmb.schedulers.slurm.queries import accounted_states, controller_states, own_accounts
@@ -73,6 +78,19 @@ def test_texts_of_other_jobs_replace_no_field() -> None:
     queue = line("7", "PENDING", "0", "0", reason, "", "1", "2", "3", f"/my|runs{path}") + f"{RECORD}\n"
     (seen,) = parse_queue(queue + queue).values()
     assert (seen.reason, seen.nodes, seen.command) == (reason, None, f"/my|runs{path}")
+
+
+def test_a_submission_by_a_clock_that_was_ahead_is_not_awaited_until_then(program: Program, tmp_path: Path) -> None:
+    program("squeue", "")
+    program("sacct", f'echo "$@" >>{tmp_path}/asked')
+    now_s = time.time()
+    with Store(tmp_path / "jobs.sqlite") as store:
+        store.add([replace(job(), job_id=None, submitted_s=now_s + 86_400)])
+        (said,) = resolve_submissions(store, tmp_path, "slurm", 10.0)
+        assert "interrupted before it reached Slurm" in said
+        assert [one.state for one in store.jobs()] == ["NOT_SUBMITTED"]
+    since = (tmp_path / "asked").read_text().partition("-S ")[2].split()[0]
+    assert datetime.fromisoformat(since).timestamp() < now_s
 
 
 NO_SOURCE = """\
