@@ -2,6 +2,7 @@
 """A history that is missing or damaged is rebuilt from the run folders; names of jobs; logs; locks."""
 
 import io
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -111,13 +112,24 @@ def test_two_clients_that_find_it_broken_make_it_again_once(tmp_path: Path, subm
     assert len(list(path.parent.glob("*.damaged-*"))) == 1
 
 
+def write_ahead_log(path: Path) -> bytes:
+    """What version 0.1, which used such logs, leaves beside the history when it is killed."""
+    raw = sqlite3.connect(path)
+    raw.execute("PRAGMA journal_mode = WAL")
+    raw.execute("UPDATE jobs SET reason = 'written ahead'")
+    raw.commit()
+    log = Path(f"{path}-wal").read_bytes()
+    raw.close()
+    return log
+
+
 def test_what_a_lost_database_left_behind_is_not_taken_for_a_part_of_the_new_one(
     tmp_path: Path, submitted: Submitted, said: list[str]
 ) -> None:
     path = database_path(tmp_path)
     with open_history(tmp_path, said.append) as store:
         store.add([submitted("a", "1")])
-        log = Path(f"{path}-wal").read_bytes()
+    log = write_ahead_log(path)
     path.unlink()
     Path(f"{path}-wal").write_bytes(log)
     with open_history(tmp_path, said.append) as store:

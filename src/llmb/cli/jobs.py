@@ -17,7 +17,7 @@ from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
 from llmb.jobs.find import find_job, find_jobs
-from llmb.jobs.history import open_history
+from llmb.jobs.history import open_history, read_history
 from llmb.jobs.job import Job, stale
 from llmb.jobs.since import parse_since
 from llmb.jobs.store import Filter, Store, check_states
@@ -82,7 +82,7 @@ def list_(
         since_s=parse_since(since, time.time()) if since else None,
         limit=limit or None,
     )
-    with _history() as store:
+    with _history_to_read() as store:
         if not no_refresh:
             _bring_up_to_date(store)
         found, total = store.jobs(wanted), store.count(wanted)
@@ -104,7 +104,7 @@ def show(job_id: JobId, json: Json = False) -> None:
     """
     from llmb.jobs.details import read_details
 
-    with _history() as store:
+    with _history_to_read() as store:
         _bring_up_to_date(store)
         job = find_job(store, job_id)
     details = read_details(job)
@@ -132,7 +132,7 @@ def log(
     """
     from llmb.jobs.follow import follow_log, job_log
 
-    with _history() as store:
+    with _history_to_read() as store:
         job = find_job(store, job_id)
         if follow:
             follow_log(store, _install(), job, sys.stdout.buffer, say, tail)
@@ -255,7 +255,7 @@ def nodes(
     from llmb.jobs.nodes import node_records
 
     since_s = parse_since(since, time.time()) if since else None
-    with _history() as store:
+    with _history_to_read() as store:
         records = node_records(store.jobs(Filter(workload=workload, since_s=since_s)))
     if json:
         print_json(nodes_document(records))
@@ -287,6 +287,10 @@ def _install() -> Path:
 
 def _history() -> Store:
     return open_history(_install(), say)
+
+
+def _history_to_read() -> Store:
+    return read_history(_install(), say)
 
 
 def _bring_up_to_date(store: Store) -> None:

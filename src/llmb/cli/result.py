@@ -12,7 +12,7 @@ from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.errors import UsageError
 from llmb.jobs.find import find_job
-from llmb.jobs.history import open_history
+from llmb.jobs.history import read_history
 from llmb.jobs.local_run import raise_unless_successful
 from llmb.programs.conclude import finished_result
 from llmb.report.output import print_json, print_table
@@ -73,5 +73,5 @@ def _folder_of(text: str) -> RunFolder:
     if path.is_dir():
         below = sorted(found.parent for found in path.glob("*/run.json"))
         return RunFolder(below[0] if not (path / "run.json").exists() and len(below) == 1 else path)
-    with open_history(install_root(os.environ, Path.cwd()), say) as store:
+    with read_history(install_root(os.environ, Path.cwd()), say) as store:
         return RunFolder(Path(find_job(store, text).run_dir))

@@ -3,14 +3,18 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from llmb.errors import InfrastructureError, UsageError
+from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
 from llmb.jobs.job import Job
-from llmb.jobs.refresh import refresh
+from llmb.jobs.left import read_left
+from llmb.jobs.refresh import TIME_OUT_S, refresh
+from llmb.jobs.states import decide
 from llmb.jobs.store import Store
-from llmb.runs.folder import RunFolder
+from llmb.runs.folder import NotWritable, RunFolder
+from llmb.schedulers.lookup import find_scheduler
 
 CHUNK_BYTES = 1 << 16
 LOOK_EVERY_S = 0.2
@@ -109,6 +113,16 @@ def _next_reader(reader: _Follower | None, job: Job, lines: int | None) -> _Foll
 def _current(store: Store, install: Path, job: Job, say: Callable[[str], None]) -> Job:
     try:
         refresh(store, install)
-    except InfrastructureError as error:
+    except NotWritable:
+        return _ended(job)
+    except (InfrastructureError, EnvironmentProblem) as error:
         say(error.what)
     return store.by_key(job.key) or job
+
+
+def _ended(job: Job) -> Job:
+    """``job`` of a history that must not be changed, with its status if it has ended."""
+    seen = find_scheduler(job.scheduler).states([job.asked], TIME_OUT_S).states.get(job.key)
+    if seen is None or seen.may_be_told or seen.phase in ("queued", "running", "unrecognized"):
+        return job
+    return replace(job, status=decide(job, seen, read_left(job.run_dir), time.time()).status)

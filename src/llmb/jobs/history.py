@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens the history of an install root; rebuilds it from the run folders if it is missing or damaged."""
 
+import os
+import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from llmb.errors import EnvironmentProblem
+from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
 from llmb.jobs.store import Damaged, Store
+from llmb.runs.folder import NotWritable, cannot_write
 
 FOLDER = ".llmb"
 DATABASE = "jobs.sqlite"
@@ -25,18 +30,78 @@ def open_history(install: Path, say: Callable[[str], None]) -> Store:
     Raises EnvironmentProblem.
     """
     path = database_path(install)
+    try:
+        if _has_content(path):
+            return _open(path)
+    except Damaged:
+        pass  # it is looked at again below, by one process at a time
     # A second process must find the complete history, and must not rename the new one.
     with file_lock(path.with_name("open.lock"), PATIENCE_S, "rebuilding the history of jobs"):
-        if path.exists() and path.stat().st_size:
-            try:
-                return _open(path)
-            except Damaged as error:
-                say(f"{error.what}; it is kept as {rename_damaged(path)}")
-        return _rebuilt(install, path, say)
+        try:
+            if _has_content(path):
+                try:
+                    return _open(path)
+                except Damaged as error:
+                    say(f"{error.what}; it is kept as {rename_damaged(path)}")
+            return _rebuilt(install, path, say)
+        except OSError as error:
+            raise cannot_write(path, error) from error
+
+
+def read_history(install: Path, say: Callable[[str], None]) -> Store:
+    """The same for a command that changes nothing by itself: also where the history cannot be written, as on a full
+    disk, or in an install root of another user, where no file is created. It is then a copy, which takes no changes.
+    """
+    path = database_path(install)
+    try:
+        if _has_content(path) or _is_own(install):
+            return open_history(install, say)
+    except NotWritable:
+        pass
+    return _copy(install, path, say)
+
+
+def _copy(install: Path, path: Path, say: Callable[[str], None]) -> Store:
+    from llmb.jobs.copied import copied  # not needed by whoever may write
+
+    try:
+        if _has_content(path):
+            store = _checked(Store(path, copied(path)))
+            store.lock_changes()
+            return store
+    except (OSError, sqlite3.DatabaseError) as error:
+        say(f"the history of jobs cannot be read ({error}); run folders are read instead")
+    except Damaged as error:
+        say(f"{error.what}; run folders are read instead")
+    store = Store(path, sqlite3.connect(":memory:", isolation_level=None))
+    store.restore(_jobs_of_folders(install))
+    store.lock_changes()
+    return store
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        what = f"the history of jobs cannot be read: {error.strerror}"
+        raise EnvironmentProblem(what, where=str(path), do="ask its owner for permission to read") from error
+
+
+def _is_own(install: Path) -> bool:
+    """Whether files that are created there get the owner of the folder; also where it does not exist."""
+    try:
+        return install.stat().st_uid == os.geteuid()
+    except OSError:
+        return True
 
 
 def _open(path: Path) -> Store:
-    store = Store(path)
+    return _checked(Store(path))
+
+
+def _checked(store: Store) -> Store:
     try:
         store.check()
     except BaseException:
@@ -47,18 +112,23 @@ def _open(path: Path) -> Store:
 
 def _rebuilt(install: Path, path: Path, say: Callable[[str], None]) -> Store:
     """A file of this name is a complete history: while it is written it has another name."""
-    from llmb.jobs.rebuild import jobs_of_folders  # reads run folders, not needed for a complete history
-
     partial = path.with_name(f".{path.name}.partial")
     for part in _PARTS:
         Path(f"{partial}{part}").unlink(missing_ok=True)
+    partial.touch(mode=0o666)  # with what the umask leaves; SQLite by itself lets nobody else write
     with Store(partial) as store:
-        count = store.restore(jobs_of_folders(install))
+        count = store.restore(_jobs_of_folders(install))
     rename_damaged(path)  # SQLite would take the old database's -wal and -shm files for the new one's
     partial.replace(path)
     if count:
         say(f"the history of jobs was rebuilt from {count} jobs in run folders; 'llmb jobs refresh' updates them")
     return Store(path)
+
+
+def _jobs_of_folders(install: Path) -> Iterator[Job]:
+    from llmb.jobs.rebuild import jobs_of_folders  # reads run folders, not needed for a complete history
+
+    return jobs_of_folders(install)
 
 
 def rename_damaged(path: Path) -> Path:

@@ -23,7 +23,7 @@ def file_lock(path: Path, patience_s: float, what: str) -> Iterator[int]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = _opened(path)
     except OSError as error:
         raise cannot_write(path, error) from error
     try:
@@ -31,6 +31,14 @@ def file_lock(path: Path, patience_s: float, what: str) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except PermissionError:
+        # Another user created it. A lock needs no permission to write, except on a file system such as NFS.
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _acquire(descriptor: int, path: Path, patience_s: float, what: str) -> None:

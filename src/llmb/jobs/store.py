@@ -5,6 +5,8 @@ Any number of processes may use it at once. Every change is one transaction, whi
 process that dies leaves the state before it or after it. A later query's result is never replaced by an earlier one's.
 """
 
+import errno
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,13 +15,20 @@ from pathlib import Path
 from typing import Self, get_args
 
 from llmb.errors import EnvironmentProblem, UsageError, unknown
-from llmb.jobs.filesystem import is_shared
 from llmb.jobs.job import COLUMNS, LIVE, NOT_SUBMITTED, SUBMITTING, Change, Job, Status
 from llmb.jobs.migrations import MIGRATIONS, SCHEMA_VERSION
+from llmb.runs.folder import ADVICE, NotWritable, cannot_write
 
 BUSY_S = 20.0
 """How long to wait for another process that writes."""
 APPLICATION_ID = 0x6C6C6D62  # 'llmb', in the file's header
+CAUSES = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_READONLY: errno.EACCES,
+    sqlite3.SQLITE_PERM: errno.EACCES,
+    sqlite3.SQLITE_CANTOPEN: errno.EACCES,
+}
+"""Why SQLite cannot write."""
 UNLESS_KNOWN = "WHERE NOT EXISTS (SELECT 1 FROM jobs WHERE run_dir = :run_dir AND job_id = :job_id)"
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM jobs"  # noqa: S608 (names of columns)
 
@@ -63,12 +72,18 @@ def check_states(states: Iterable[str]) -> tuple[str, ...]:
 
 
 class Store:
-    """An open history. Raises EnvironmentProblem if it cannot be read or written, Damaged if it is damaged."""
+    """An open history. Raises NotWritable or EnvironmentProblem if it cannot be read or written, Damaged if it is
+    damaged.
 
-    def __init__(self, path: Path) -> None:
+    ``copy`` is the history of another process, in memory: nothing else is read or written then.
+    """
+
+    def __init__(self, path: Path, copy: sqlite3.Connection | None = None) -> None:
         self.path = path
+        if copy is None:
+            check_writable(path)
         with self._problems():
-            self.db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+            self.db = copy or sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
             self.db.row_factory = _job
             try:
                 self._prepare()
@@ -84,6 +99,10 @@ class Store:
 
     def close(self) -> None:
         self.db.close()
+
+    def lock_changes(self) -> None:
+        """From here on every change raises NotWritable."""
+        self.db.execute("PRAGMA query_only = ON")
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Raises KeyTaken, and adds none, if one of them exists already, unless it never reached its scheduler."""
@@ -210,10 +229,8 @@ class Store:
             raise Damaged(said, self.path)
 
     def _prepare(self) -> None:
-        # Write-ahead logging permits reads during writes, but only on one host.
-        mode = "DELETE" if is_shared(self.path.parent) else "WAL"
-        self.db.execute(f"PRAGMA journal_mode = {mode}")
-        self.db.execute("PRAGMA synchronous = FULL")
+        self._use_journal()
+        self.db.execute("PRAGMA synchronous = EXTRA")
         if self._version() == SCHEMA_VERSION:
             return
         with self._transaction():
@@ -229,6 +246,16 @@ class Store:
                     self.db.execute(statement)
             self.db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             self.db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _use_journal(self) -> None:
+        """Version 0.1 used write-ahead logging, where even readers create files, and which one host alone can use."""
+        self.db.execute("PRAGMA busy_timeout = 0")
+        try:
+            self.db.execute("PRAGMA journal_mode = DELETE")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise  # else a process of version 0.1 has it open: a later one changes it
+        self.db.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
 
     def _version(self) -> int:
         return self._single("PRAGMA user_version", ())
@@ -295,13 +322,23 @@ def _escaped(text: str) -> str:
     return "".join(f"!{letter}" if letter in "!%_" else letter for letter in text)
 
 
+def check_writable(path: Path) -> None:
+    """Raises NotWritable if ``path`` or its folder cannot be changed: SQLite would open it, and fail later."""
+    for place in (path, path.parent):
+        if place.exists() and not os.access(place, os.W_OK):
+            cause = errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES
+            raise cannot_write(place, OSError(cause, os.strerror(cause)))
+
+
 def _environment_problem(error: sqlite3.OperationalError, path: Path) -> EnvironmentProblem:
-    said = str(error)
-    if "locked" in said or "busy" in said:
+    said, code = str(error), error.sqlite_errorcode & 0xFF  # without what SQLite adds to a code
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return EnvironmentProblem(
             f"another process has been writing to the history of jobs for {BUSY_S:.0f} s",
             where=str(path),
             do="retry; if it stays so, end the process that holds it (see lsof)",
         )
-    do = "free some space" if "full" in said else "check the folder, its permissions and its free space"
-    return EnvironmentProblem(f"the history of jobs cannot be used: {said}", where=str(path), do=do)
+    kind = NotWritable if code in CAUSES else EnvironmentProblem
+    do = ADVICE[CAUSES[code]] if code in CAUSES else "see whether the folder and the disk can be read"
+    said = "it may be read here, not changed" if code == sqlite3.SQLITE_READONLY else said
+    return kind(f"the history of jobs cannot be used: {said}", where=str(path), do=do)

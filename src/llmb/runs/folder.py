@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a run lives on disk, and how its files are written."""
 
+import errno
 import os
-import tempfile
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -172,9 +173,25 @@ def create_run_folder(install: Path, plan: "Plan") -> RunFolder:
     return folder
 
 
-def cannot_write(path: Path, error: OSError) -> EnvironmentProblem:
-    advice = "free some space, or set LLMB_INSTALL to a folder on another disk"
-    return EnvironmentProblem(f"cannot write: {error.strerror}", where=str(error.filename or path), do=advice)
+class NotWritable(EnvironmentProblem):
+    """A file or folder cannot be written; what is in it may still be readable."""
+
+
+ADVICE = {
+    errno.ENOSPC: "free some space, or set LLMB_INSTALL to a folder on another disk",
+    errno.EDQUOT: "free some of your quota, or set LLMB_INSTALL to a folder on another disk",
+    errno.EROFS: "set LLMB_INSTALL to a folder that is not mounted read-only",
+    errno.EACCES: "ask its owner for permission to write, or set LLMB_INSTALL to a folder of your own",
+    errno.EPERM: "ask its owner for permission to write, or set LLMB_INSTALL to a folder of your own",
+    errno.ENOTDIR: "a file is in the place of a folder: move it away, or set LLMB_INSTALL to another folder",
+    errno.EEXIST: "a file is in the place of a folder: move it away, or set LLMB_INSTALL to another folder",
+}
+"""What helps, by the cause."""
+
+
+def cannot_write(path: Path, error: OSError) -> NotWritable:
+    advice = ADVICE.get(error.errno or 0, "set LLMB_INSTALL to a folder that can be written")
+    return NotWritable(f"cannot write: {error.strerror}", where=str(error.filename or path), do=advice)
 
 
 def _claimed(folder: Path) -> bool:
@@ -186,15 +203,20 @@ def _claimed(folder: Path) -> bool:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replaces ``path`` at once: whoever reads sees the old content or the new, never a part."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
+    """Replaces ``path`` at once: whoever reads sees the old content or the new, never a part.
+
+    A new file gets the permissions that the umask leaves, and its group from the folder where that says so; a file that
+    is replaced keeps its permissions, so that whoever writes it last locks nobody out.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(handle, "w") as stream:
+            if path.exists():
+                os.fchmod(stream.fileno(), path.stat().st_mode & 0o777)
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.chmod(0o644)
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The history of an install root that others use too, or that nobody can write: a full disk, a read-only one."""
+
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import history_user
+import pytest
+from history_user import as_user, keep, read
+
+from llmb.jobs.copied import copied
+from llmb.jobs.history import database_path, read_history
+from llmb.jobs.locks import file_lock
+from llmb.jobs.migrations import MIGRATIONS
+from llmb.jobs.store import Store
+from llmb.runs.folder import NotWritable, write_atomically
+
+OWNER, COLLEAGUE, GROUP = 20_001, 20_002, 30_001
+
+
+@pytest.fixture
+def root(needs: Callable[[str, bool, str], None]) -> Iterator[Path]:
+    """An install root of OWNER and GROUP, whose files inherit the group."""
+    needs("root", os.geteuid() == 0, "files of two users need root")
+    path = Path(tempfile.mkdtemp(prefix="llmb-shared-"))
+    try:
+        os.chown(path, OWNER, GROUP)
+        path.chmod(0o2775)
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+def owner(action: Callable[[], str], umask: int = 0o002) -> str:
+    return as_user(OWNER, [GROUP], umask, action)
+
+
+def colleague(action: Callable[[], str], umask: int = 0o002) -> str:
+    return as_user(COLLEAGUE, [GROUP], umask, action)
+
+
+def contents(path: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(found.relative_to(path)): (found.stat().st_mode, found.read_bytes() if found.is_file() else b"")
+        for found in sorted(path.rglob("*"))
+    }
+
+
+def test_colleagues_share_a_history_whoever_is_first(root: Path) -> None:
+    assert colleague(lambda: keep(root, "a")) == ""
+    assert owner(lambda: keep(root, "b")) == ""
+    assert colleague(lambda: keep(root, "c")) == ""
+    assert owner(lambda: read(root)) == "a b c"
+    for path in (root / ".llmb").rglob("*"):
+        assert (path.stat().st_gid, path.stat().st_mode & 0o060) == (GROUP, 0o060), path
+
+
+def test_a_colleague_who_only_lists_leaves_nothing_behind(root: Path) -> None:
+    """The owner's umask lets nobody else write; the folder does, so that SQLite could create files."""
+    owner(lambda: keep(root, "a"), umask=0o022)
+    (root / ".llmb").chmod(0o2775)
+    write_ahead_logging(database_path(root))
+    before = contents(root)
+    assert colleague(lambda: read(root)) == "a"
+    assert colleague(lambda: keep(root, "b")) == "NotWritable: cannot write: Permission denied"
+    assert contents(root) == before
+    assert owner(lambda: keep(root, "b")) == ""
+    assert as_user(COLLEAGUE, [], 0o022, lambda: read(root)) == "a b"
+
+
+def test_whoever_lists_an_empty_root_of_others_creates_no_history(root: Path) -> None:
+    assert colleague(lambda: read(root)) == ""
+    assert read(root) == "", "nor does root"
+    assert contents(root) == {}
+    assert owner(lambda: read(root)) == ""
+    assert database_path(root).exists()
+
+
+def write_ahead_logging(path: Path) -> None:
+    """As version 0.1 wrote it. The owner of the files stays."""
+    raw = sqlite3.connect(path)
+    raw.execute("PRAGMA journal_mode = WAL")
+    raw.close()
+
+
+def test_a_lock_of_another_user_does_not_lock_the_owner_out(root: Path) -> None:
+    lock = root / "submit.lock"
+    lock.touch(0o644)
+    os.chown(lock, COLLEAGUE, COLLEAGUE)
+
+    def hold() -> str:
+        with file_lock(lock, 0.1, "testing"):
+            return "held"
+
+    with file_lock(lock, 1, "testing"):
+        assert "another process has been testing" in owner(hold)
+    assert owner(hold) == "held"
+
+
+def test_the_last_writer_of_a_file_locks_nobody_out(tmp_path: Path) -> None:
+    path, before = tmp_path / "run.json", os.umask(0o027)
+    try:
+        write_atomically(path, "first")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+        path.chmod(0o664)
+        os.umask(0o077)
+        write_atomically(path, "second")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o664
+    finally:
+        os.umask(before)
+
+
+def test_a_copy_has_what_was_written_beside_the_file_and_takes_no_changes(tmp_path: Path) -> None:
+    """A client of version 0.1 that was killed: its last changes are in the log only."""
+    assert keep(tmp_path, "a") == ""
+    path = database_path(tmp_path)
+    raw = sqlite3.connect(path)
+    raw.execute("PRAGMA journal_mode = WAL")
+    raw.execute("UPDATE jobs SET reason = 'in the log'")
+    raw.commit()
+    kept = {part: Path(f"{path}{part}").read_bytes() for part in ("", "-wal")}
+    raw.close()
+    for part, content in kept.items():
+        Path(f"{path}{part}").write_bytes(content)
+    before = contents(tmp_path)
+    store = Store(path, copied(path))
+    assert [one.reason for one in store.jobs()] == ["in the log"]
+    store.lock_changes()
+    with pytest.raises(NotWritable, match="it may be read here, not changed"):
+        store.next_query()
+    store.close()
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("makes_it_so", "said"),
+    [("mount -o remount,ro", "Read-only file system"), ("cp /dev/zero", "database or disk is full")],
+)
+def test_a_list_needs_no_room_and_no_permission(
+    tmp_path: Path, small_disk: Callable[[str], list[str]], makes_it_so: str, said: str
+) -> None:
+    disk = tmp_path / "disk"
+    target = f"{disk}/rest 2>/dev/null" if "zero" in makes_it_so else str(disk)
+    call = f"{sys.executable} {history_user.__file__}"
+    script = f"{call} keep {disk} a >&2; {makes_it_so} {target}; {call} read {disk}; {call} keep {disk} b"
+    done = subprocess.run([*small_disk("1m"), "sh", "-c", script], capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "a", (done.stdout, done.stderr)
+    assert "NotWritable" in lines[1]
+    assert said in lines[1]
+
+
+def test_an_older_history_is_read_where_it_cannot_be_brought_up_to_date(tmp_path: Path) -> None:
+    path = database_path(tmp_path)
+    path.parent.mkdir()
+    raw = sqlite3.connect(path)
+    raw.executescript(f"{MIGRATIONS[0]} PRAGMA user_version = 1")
+    raw.close()
+    before = path.read_bytes()
+    assert Store(path, copied(path)).jobs() == []
+    assert path.read_bytes() == before
+    with read_history(tmp_path, print) as store:
+        assert store.next_query() == 1
