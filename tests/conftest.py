@@ -68,6 +68,20 @@ def needs() -> Callable[[str, bool, str], None]:
     return check
 
 
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Puts a program, by its name and its shell script, before all others."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    def put(name: str, script: str) -> None:
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+
+    return put
+
+
 @pytest.fixture(scope="session")
 def tiny_plan() -> Callable[..., Plan]:
     """Plans of ``tiny`` models on CPU processes."""

@@ -156,7 +156,7 @@ def test_a_job_that_slurm_never_got_is_submitted_again(client: Client) -> None:
 
 
 def test_two_clients_at_once_queue_one_campaign(client: Client) -> None:
-    # So that neither has ended when the other begins: then that would be a campaign of its own.
+    # So that neither has ended when the other begins: that one would be rejected.
     client.write_program("sbatch", f'sleep 1; PATH={SEARCHED} exec sbatch "$@"')
     command = ("submit", "-w", TINY[0], "-s", "tiny", "--scale", "1,2", "--repeats", "3", "--yes", "--steps", "1")
     both = [client.start(*command), client.start(*command)]

@@ -3,6 +3,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,27 @@ def test_lists_make_a_campaign(environ: dict[str, str]) -> None:
         ("8b", 8, 1, 4.0),
     ]
     assert {job["state"] for job in jobs} == {"planned"}
+
+
+def test_a_campaign_is_queued_twice_only_if_that_is_asked_for(
+    environ: dict[str, str], install: Path, program: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client may have been killed after the last job was queued."""
+    program("sbatch", f"echo x >>{install}/asked; wc -l <{install}/asked")
+    queued = lambda: (install / "asked").read_text().count("x")  # noqa: E731
+    command = (submit, environ, "-w", "pretrain_llama3.1", "-s", "8b", "--scale", "8,16", "--dtype", "bf16")
+    assert call(*command, "--yes").exception is None
+    assert queued() == 2
+    error = refused(*command, "--yes")
+    assert "all 2 jobs were queued before, by campaign " in error.what
+    assert "--new" in str(error.do)
+    shown = call(*command, "--dry-run")
+    assert shown.exception is None
+    assert "--new queues them again" in shown.stderr
+    assert queued() == 2
+    assert call(*command, "--yes", "--new").exception is None
+    assert call(*command, "--yes", "--steps", "7").exception is None, "another campaign"
+    assert queued() == 6
 
 
 def test_one_recipe_is_a_job_and_its_script_is_printed(environ: dict[str, str]) -> None:

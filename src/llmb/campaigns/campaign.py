@@ -116,6 +116,11 @@ def unfinished_campaign(campaigns: Iterable[Campaign], asked: str, source: str, 
     return next((item for item in reversed(found) if item.source == source or item.fingerprint == asked), None)
 
 
+def queued_campaign(campaigns: Iterable[Campaign], asked: str) -> Campaign | None:
+    """The newest one with the same request whose jobs were all submitted."""
+    return next((item for item in reversed(list(campaigns)) if item.fingerprint == asked and not item.unfinished), None)
+
+
 def _read(path: Path) -> Campaign:
     try:
         return Campaign.model_validate_json(path.read_text())

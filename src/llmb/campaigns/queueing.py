@@ -12,7 +12,7 @@ from llmb.campaigns.expansion import expand, grouped, narrowed, told
 from llmb.campaigns.history_sender import HistorySender
 from llmb.campaigns.job_request import converted, job_request
 from llmb.campaigns.plan import PlannedJob, planned
-from llmb.campaigns.submission import Outcome, begin_campaign, find_campaign, submit_campaign
+from llmb.campaigns.submission import Outcome, begin_campaign, find_campaign, find_queued, submit_campaign
 from llmb.catalogue.load import Catalogue
 from llmb.errors import UsageError, UserInterrupt
 from llmb.jobs.history import open_history
@@ -77,6 +77,8 @@ class Proposal:
     """An earlier client created it."""
     left_out: Sequence[str] = ()
     """Jobs that were not named and cannot run, with reasons."""
+    queued: Campaign | None = None
+    """An earlier campaign with the same jobs, all of which were queued."""
 
     @property
     def remaining(self) -> list[PlannedJob]:
@@ -108,8 +110,19 @@ def propose(context: Context, wanted: Wanted, *, resume: bool, start_new: bool) 
     campaign = new_campaign(wanted.source, checked, now())
     unfinished = find_campaign(context.install, campaign, resume=resume, start_new=start_new)
     shown = unfinished or campaign
+    queued = None if unfinished or start_new else find_queued(context.install, campaign)
     jobs = [planned(job, context.order(job)) for job in shown.jobs]
-    return Proposal(campaign=shown, jobs=jobs, resumed=unfinished is not None, left_out=left_out)
+    return Proposal(campaign=shown, jobs=jobs, resumed=unfinished is not None, left_out=left_out, queued=queued)
+
+
+def queued_before(proposal: Proposal) -> UsageError | None:
+    """The error for a campaign whose jobs were all queued before."""
+    if proposal.queued is None:
+        return None
+    name, count = proposal.queued.campaign, len(proposal.queued.jobs)
+    when = proposal.queued.created_at
+    do = f"add --new to queue them again; 'llmb jobs list --campaign {name}' shows them"
+    return UsageError(f"all {count} jobs were queued before, by campaign {name} of {when}", do=do)
 
 
 def agree(what: str, ask: Callable[[], bool] | None) -> None:

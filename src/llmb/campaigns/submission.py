@@ -14,6 +14,7 @@ from llmb.campaigns.campaign import (
     Campaign,
     CampaignJob,
     campaigns_folder,
+    queued_campaign,
     read_campaign,
     read_campaigns,
     unfinished_campaign,
@@ -64,10 +65,20 @@ def find_campaign(install: Path, wanted: Campaign, *, resume: bool, start_new: b
     return found
 
 
+def find_queued(install: Path, wanted: Campaign) -> Campaign | None:
+    """The newest campaign with the same request as ``wanted`` of which nothing is left to submit."""
+    return queued_campaign(read_campaigns(install), wanted.fingerprint)
+
+
 def begin_campaign(install: Path, wanted: Campaign, *, start_new: bool) -> Campaign:
-    """Writes ``wanted``, unless another client has just started the same campaign: then returns that one."""
+    """Writes ``wanted``, unless another client has just started, or queued, the same campaign: then returns that one.
+
+    Whether it was queued earlier is checked before: see ``find_queued``.
+    """
     with file_lock(campaigns_folder(install) / "campaigns.lock", PATIENCE_S, BUSY):
         found = find_campaign(install, wanted, resume=False, start_new=start_new)
+        if found is None and not start_new:
+            found = find_queued(install, wanted)
         if found is None:
             write_campaign(install, wanted)
         return found or wanted

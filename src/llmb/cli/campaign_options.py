@@ -11,7 +11,7 @@ from llmb.campaigns.campaign import Campaign, CampaignJob
 from llmb.campaigns.entry import Entry, Selection
 from llmb.campaigns.job_request import job_options
 from llmb.campaigns.plan import total_gpu_hours
-from llmb.campaigns.queueing import Context, Proposal, Wanted, agree, listed, propose, queue, refusal
+from llmb.campaigns.queueing import Context, Proposal, Wanted, agree, listed, propose, queue, queued_before, refusal
 from llmb.cli.messages import say
 from llmb.cli.options import value_options
 from llmb.options.option import options_of
@@ -30,7 +30,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before queuei
 Resume = Annotated[
     bool, typer.Option("--resume", help="Resume the unfinished campaign, even if the file or the options have changed.")
 ]
-StartNew = Annotated[bool, typer.Option("--new", help="Begin a new campaign even if one like it is unfinished.")]
+StartNew = Annotated[bool, typer.Option("--new", help="Begin a new campaign even if one like it exists.")]
 
 
 def run_campaign(
@@ -43,9 +43,14 @@ def run_campaign(
     proposal = propose(context, wanted, resume=resume, start_new=start_new)
     if proposal.left_out:
         sys.stderr.write(listed("left out", proposal.left_out) + "\n")
+    before = queued_before(proposal)
     if dry_run:
+        if before:
+            say(f"{before.what}; --new queues them again")
         _print(proposal.campaign, proposal, json=json)
         return
+    if before:
+        raise before
     _confirm(proposal, yes=yes)
     outcome = queue(context, proposal, say, _show_job, start_new=start_new)
     if json:

@@ -3,7 +3,6 @@
 
 import errno
 import os
-import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -208,7 +207,7 @@ def write_atomically(path: Path, text: str) -> None:
     A new file gets the permissions that the umask leaves, and its group from the folder where that says so; a file that
     is replaced keeps its permissions, so that whoever writes it last locks nobody out.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(handle, "w") as stream:

@@ -22,20 +22,6 @@ from llmb.schedulers.slurm.scheduler import find_submission, is_same
 Program = Callable[[str, str], None]
 
 
-@pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
-    """Puts a program, by its name and its shell script, before all others."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-
-    def put(name: str, script: str) -> None:
-        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-        (folder / name).chmod(0o755)
-
-    return put
-
-
 def job(run_dir: str = "/runs/e/e_1/e", **changes: object) -> Job:
     values = {"experiment": "e", "workload": "w", "size": "s", "dtype": "d", "gpu_type": "cpu", "scale": 1}
     return Job(key="k", job_id="7", run_dir=run_dir, submitted_s=1.0, **values, **changes)
