@@ -72,7 +72,10 @@ def test_a_campaign_is_queued_twice_only_if_that_is_asked_for(
 ) -> None:
     """Its client may have been killed after the last job was queued."""
     program("sbatch", f"echo x >>{install}/asked; wc -l <{install}/asked")
-    queued = lambda: (install / "asked").read_text().count("x")  # noqa: E731
+
+    def queued() -> int:
+        return (install / "asked").read_text().count("x")
+
     command = (submit, environ, "-w", "pretrain_llama3.1", "-s", "8b", "--scale", "8,16", "--dtype", "bf16")
     assert call(*command, "--yes").exception is None
     assert queued() == 2

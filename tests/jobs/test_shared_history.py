@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The history of an install root that others use too, or that nobody can write: a full disk, a read-only one."""
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -20,7 +21,7 @@ from llmb.jobs.history import database_path, read_history
 from llmb.jobs.locks import file_lock
 from llmb.jobs.migrations import MIGRATIONS
 from llmb.jobs.store import Store
-from llmb.runs.folder import NotWritable, write_atomically
+from llmb.runs.folder import NotWritable, cannot_write, write_atomically
 
 OWNER, COLLEAGUE, GROUP = 20_001, 20_002, 30_001
 
@@ -168,3 +169,18 @@ def test_an_older_history_is_read_where_it_cannot_be_brought_up_to_date(tmp_path
     assert path.read_bytes() == before
     with read_history(tmp_path, print) as store:
         assert store.next_query() == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "free some space"),
+        (errno.EACCES, "permissions of the folder"),
+        (errno.EROFS, "read-only"),
+        (errno.ENOTDIR, "is a file"),
+    ],
+)
+def test_advice_follows_the_cause(number: int, advice: str) -> None:
+    do = str(cannot_write(Path("/x"), OSError(number, os.strerror(number))).do)
+    assert advice in do
+    assert ("space" in do) is (number == errno.ENOSPC)

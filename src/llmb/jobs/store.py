@@ -17,7 +17,7 @@ from typing import Self, get_args
 from llmb.errors import EnvironmentProblem, UsageError, unknown
 from llmb.jobs.job import COLUMNS, LIVE, NOT_SUBMITTED, SUBMITTING, Change, Job, Status
 from llmb.jobs.migrations import MIGRATIONS, SCHEMA_VERSION
-from llmb.runs.folder import ADVICE, NotWritable, cannot_write
+from llmb.runs.folder import WRITE_ADVICE, NotWritable, cannot_write
 
 BUSY_S = 20.0
 """How long to wait for another process that writes."""
@@ -339,6 +339,6 @@ def _environment_problem(error: sqlite3.OperationalError, path: Path) -> Environ
             do="retry; if it stays so, end the process that holds it (see lsof)",
         )
     kind = NotWritable if code in CAUSES else EnvironmentProblem
-    do = ADVICE[CAUSES[code]] if code in CAUSES else "see whether the folder and the disk can be read"
+    do = WRITE_ADVICE[CAUSES[code]] if code in CAUSES else "see whether the folder and the disk can be read"
     said = "it may be read here, not changed" if code == sqlite3.SQLITE_READONLY else said
     return kind(f"the history of jobs cannot be used: {said}", where=str(path), do=do)

@@ -16,6 +16,20 @@ if TYPE_CHECKING:
     from llmb.runs.plan import Plan
 
 CLUSTER_CONFIG = "cluster_config.yaml"
+_OTHER = "or set LLMB_INSTALL to a folder"
+_FULL = f"free some space, {_OTHER} on another disk"
+_NOT_YOURS = f"change the owner or the permissions of the folder, {_OTHER} where you may write"
+_NO_FOLDER = f"a part of the path is a file: remove it, {_OTHER} elsewhere"
+WRITE_ADVICE = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EACCES: _NOT_YOURS,
+    errno.EPERM: _NOT_YOURS,
+    errno.EROFS: f"the file system is read-only: mount it for writing, {_OTHER} on another one",
+    errno.ENOTDIR: _NO_FOLDER,
+    errno.EEXIST: _NO_FOLDER,
+    errno.ENAMETOOLONG: "set LLMB_INSTALL to a folder with a shorter path",
+}
 RECORDED_BY = {"nsys": "_nsys", "torch": "_torchprofile"}
 
 
@@ -176,20 +190,8 @@ class NotWritable(EnvironmentProblem):
     """A file or folder cannot be written; what is in it may still be readable."""
 
 
-ADVICE = {
-    errno.ENOSPC: "free some space, or set LLMB_INSTALL to a folder on another disk",
-    errno.EDQUOT: "free some of your quota, or set LLMB_INSTALL to a folder on another disk",
-    errno.EROFS: "set LLMB_INSTALL to a folder that is not mounted read-only",
-    errno.EACCES: "ask its owner for permission to write, or set LLMB_INSTALL to a folder of your own",
-    errno.EPERM: "ask its owner for permission to write, or set LLMB_INSTALL to a folder of your own",
-    errno.ENOTDIR: "a file is in the place of a folder: move it away, or set LLMB_INSTALL to another folder",
-    errno.EEXIST: "a file is in the place of a folder: move it away, or set LLMB_INSTALL to another folder",
-}
-"""What helps, by the cause."""
-
-
 def cannot_write(path: Path, error: OSError) -> NotWritable:
-    advice = ADVICE.get(error.errno or 0, "set LLMB_INSTALL to a folder that can be written")
+    advice = WRITE_ADVICE.get(error.errno or 0, "set LLMB_INSTALL to another folder")
     return NotWritable(f"cannot write: {error.strerror}", where=str(error.filename or path), do=advice)
 
 
