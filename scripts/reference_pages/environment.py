@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from llmb.campaigns.job_request import job_options
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.variables import Variable, VariableUse
+from llmb.catalogue.variables import LaunchVariable, VariableUse
 from reference_pages.markdown import page, table
 
 INTRO = """`llmb launch WORKLOAD` reads these variables, with the names that the reference documents and their scripts
@@ -38,12 +38,12 @@ def environment_page(catalogue: Catalogue) -> str:
     return page("# Environment variables", INTRO, table(columns, rows), ERRATA)
 
 
-def value_text(variable: Variable) -> str:
+def value_text(variable: LaunchVariable) -> str:
     none = ", or null" if "none_is" in variable.model_fields_set else ""
     return variable.valid(job_options()) + none
 
 
-def uses_of(variable: Variable) -> Iterator[str]:
+def uses_of(variable: LaunchVariable) -> Iterator[str]:
     for use in variable.uses:
         where = f" ({', '.join(use.workloads)})" if use.workloads else ""
         yield f"{use_text(use)}{' with `--framework`' if use.framework else ''}{where}"

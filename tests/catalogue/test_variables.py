@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llmb.campaigns.job_request import job_options
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.variables import Variable, near_misses, read_variables
+from llmb.catalogue.variables import LaunchVariable, near_misses, read_variables
 from llmb.errors import UsageError
 
 VARIABLES = Catalogue().variables
@@ -197,7 +197,7 @@ def test_another_name_is_not_near(name: str) -> None:
 
 
 @given(st.sampled_from(VARIABLES), st.data())
-def test_a_letter_more_or_less_is_near_where_the_name_is_long(variable: Variable, data: st.DataObject) -> None:
+def test_a_letter_more_or_less_is_near_where_the_name_is_long(variable: LaunchVariable, data: st.DataObject) -> None:
     name = variable.name
     place = data.draw(st.integers(0, len(name) - 1))
     known = {variable.name for variable in VARIABLES}
@@ -207,7 +207,7 @@ def test_a_letter_more_or_less_is_near_where_the_name_is_long(variable: Variable
 
 
 @given(st.text(), st.sampled_from(VARIABLES))
-def test_no_value_breaks_the_reading(text: str, variable: Variable) -> None:
+def test_no_value_breaks_the_reading(text: str, variable: LaunchVariable) -> None:
     try:
         value = variable.value(text, OPTIONS)
     except ValueError:

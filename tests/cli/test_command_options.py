@@ -18,7 +18,7 @@ from llmb.campaigns.queueing import agree
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import Overrides, Request
-from llmb.catalogue.variables import Variable, VariableUse, read_variables
+from llmb.catalogue.variables import LaunchVariable, VariableUse, read_variables
 from llmb.cli import launch, run, submit
 from llmb.cli.options import record_options, takes
 from llmb.errors import UsageError, UserInterrupt
@@ -108,7 +108,7 @@ def test_one_declaration_serves_the_command_line_files_and_variables(tmp_path: P
     assert (problems, entries[0].options) == ([], {"burst": ("4", "5")})
     assert [convert(options["burst"], "burst", (text,)) for text in entries[0].options["burst"]] == [4, 5]
 
-    variable = Variable(name="BURST", meaning="Bursts.", releases=("1",), uses=(VariableUse(sets="burst"),))
+    variable = LaunchVariable(name="BURST", meaning="Bursts.", releases=("1",), uses=(VariableUse(sets="burst"),))
     assert read_variables([variable], {"BURST": "7"}, "w", options).options == {"burst": 7}
     with pytest.raises(UsageError, match="BURST is '1'; it must be a whole number of at least 2"):
         read_variables([variable], {"BURST": "1"}, "w", options)

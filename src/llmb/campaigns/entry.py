@@ -94,8 +94,8 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One job."""
+class SelectedJob:
+    """One job of a campaign, before its recipe is resolved."""
 
     where: str
     workload: str

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
 
-from llmb.campaigns.entry import Entry, Job, Selection, Values
+from llmb.campaigns.entry import Entry, SelectedJob, Selection, Values
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import (
     CPU,
@@ -30,7 +30,7 @@ MOST_RECIPES = 3
 class Expansion:
     """``problems`` are errors with file and line; ``left_out`` is reported, but not an error."""
 
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[SelectedJob] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -85,7 +85,7 @@ def told(error: UsageError) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def grouped(refusals: Iterable[tuple[Job, str]]) -> list[str]:
+def grouped(refusals: Iterable[tuple[SelectedJob, str]]) -> list[str]:
     """One line for each reason why jobs are impossible, with file, line and recipes."""
     groups: dict[tuple[str, str], list[str]] = {}
     for job, reason in refusals:
@@ -212,13 +212,13 @@ def swept(options: Mapping[str, Values], repeatable: Collection[str] = ()) -> It
         yield dict(zip(options, combination, strict=True))
 
 
-def _jobs(entry: Entry, request: Request, scale: int, *, proxy: bool) -> Iterator[Job]:
+def _jobs(entry: Entry, request: Request, scale: int, *, proxy: bool) -> Iterator[SelectedJob]:
     repeats = [(number, entry.profile) for number in range(1, entry.repeats + 1)]
     if entry.add_profile:
         repeats.append((entry.repeats + 1, True))
     for options in swept(entry.options, entry.repeatable):
         for number, profiled in repeats:
-            yield Job(
+            yield SelectedJob(
                 where=entry.where,
                 workload=request.workload,
                 size=request.size,
@@ -235,7 +235,7 @@ def _jobs(entry: Entry, request: Request, scale: int, *, proxy: bool) -> Iterato
             )
 
 
-def narrowed(catalogue: Catalogue, jobs: Iterable[Job], selection: Selection) -> list[Job]:
+def narrowed(catalogue: Catalogue, jobs: Iterable[SelectedJob], selection: Selection) -> list[SelectedJob]:
     """The jobs of a file that match a selection. Raises UsageError for a workload that does not exist."""
     models = [split_model(catalogue, name) for name in selection.workloads]
     kept = [job for job in jobs if _is_meant(job, selection, models)]
@@ -250,7 +250,7 @@ def narrowed(catalogue: Catalogue, jobs: Iterable[Job], selection: Selection) ->
     return [job for job in kept if job.scale == smallest[(job.workload, job.size, job.dtype)]]
 
 
-def _is_meant(job: Job, selection: Selection, models: Sequence[tuple[str, str | None]]) -> bool:
+def _is_meant(job: SelectedJob, selection: Selection, models: Sequence[tuple[str, str | None]]) -> bool:
     named = not models or any(job.workload == name and size in (None, job.size) for name, size in models)
     lists = ((selection.sizes, job.size), (selection.dtypes, job.dtype), (selection.scales, job.scale))
     listed = all(not wanted or value in wanted for wanted, value in lists)
@@ -258,7 +258,7 @@ def _is_meant(job: Job, selection: Selection, models: Sequence[tuple[str, str | 
     return named and listed and small and (job.proxy or not selection.proxy)
 
 
-def _is_published(catalogue: Catalogue, job: Job) -> bool:
+def _is_published(catalogue: Catalogue, job: SelectedJob) -> bool:
     request = Request(workload=job.workload, size=job.size, gpu_type=job.gpu_type, release=job.release)
     listed = listed_scales(catalogue, request)[job.dtype]
     return job.scale in (*listed.full, *listed.proxies)

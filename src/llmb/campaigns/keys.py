@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmb.campaigns.entry import Entry, Selection, Values
-from llmb.catalogue.variables import Variable
+from llmb.catalogue.variables import LaunchVariable
 from llmb.errors import UsageError, did_you_mean
 from llmb.options.option import Option, options_of
 from llmb.options.text import convert
@@ -28,7 +28,7 @@ class Keys:
     documents."""
 
     options: Mapping[str, Option]
-    variables: Sequence[Variable] = ()
+    variables: Sequence[LaunchVariable] = ()
 
     def option(self, key: str, workload: str | None) -> Option:
         """The option of ``key``, which may also be a variable that sets one. Raises UsageError."""
@@ -43,7 +43,7 @@ class Keys:
         raise UsageError(f"unknown key '{key}'{hint}", do="a key is an option of 'llmb submit'; see its --help")
 
 
-def campaign_keys(options: Iterable[Option], variables: Sequence[Variable]) -> Keys:
+def campaign_keys(options: Iterable[Option], variables: Sequence[LaunchVariable]) -> Keys:
     """The keys of a job's ``options`` and of entries; the latter take precedence."""
     listed = [option for option in options if option.name != WORKLOAD]
     found = {key: option for option in (*listed, *entry_options().values()) for key in option.keys}

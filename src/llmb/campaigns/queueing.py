@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmb.campaigns.campaign import Campaign, CampaignJob, new_campaign
-from llmb.campaigns.entry import Entry, Job, Selection
+from llmb.campaigns.entry import Entry, SelectedJob, Selection
 from llmb.campaigns.expansion import expand, grouped, narrowed, told
 from llmb.campaigns.history_sender import HistorySender
 from llmb.campaigns.job_request import converted, job_request
@@ -173,7 +173,7 @@ def listed(what: str, items: Iterable[str]) -> str:
 def _checked(context: Context, wanted: Wanted) -> tuple[list[CampaignJob], list[str]]:
     """Every job that can run; and those that are left out because they cannot run and were not named."""
     expansion = expand(context.catalogue, wanted.entries, context.site.config.gpu_type)
-    refused: list[tuple[Job, str]] = []
+    refused: list[tuple[SelectedJob, str]] = []
     jobs = []
     for job in narrowed(context.catalogue, expansion.jobs, wanted.within):
         try:
@@ -192,7 +192,7 @@ def _checked(context: Context, wanted: Wanted) -> tuple[list[CampaignJob], list[
     return jobs, left_out
 
 
-def _campaign_job(job: Job, wanted: Wanted, environ: Mapping[str, str]) -> CampaignJob:
+def _campaign_job(job: SelectedJob, wanted: Wanted, environ: Mapping[str, str]) -> CampaignJob:
     profile = {"profile": ("true",)} if job.profiled else {}
     own = {
         "workload": job.workload,

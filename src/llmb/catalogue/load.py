@@ -26,7 +26,7 @@ from llmb.catalogue.schema import (
 )
 
 if TYPE_CHECKING:
-    from llmb.catalogue.variables import Variable
+    from llmb.catalogue.variables import LaunchVariable
 
 Content = TypeVar("Content")
 
@@ -94,7 +94,7 @@ class Catalogue:
         return {fabric.fabric: fabric for fabric in listed}
 
     @cached_property
-    def variables(self) -> "tuple[Variable, ...]":
+    def variables(self) -> "tuple[LaunchVariable, ...]":
         """The environment variables of the reference documents."""
         from llmb.catalogue.variables import VariablesFile  # compiles patterns that 'list' and 'show' do not use
 

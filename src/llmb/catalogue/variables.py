@@ -63,7 +63,7 @@ class VariableUse(Record):
         return (not self.workloads or workload in self.workloads) and (framework or not self.framework)
 
 
-class Variable(Record):
+class LaunchVariable(Record):
     """A variable of the reference documents."""
 
     name: str
@@ -113,7 +113,7 @@ class Variable(Record):
 class VariablesFile(Record):
     """``variables.yaml``."""
 
-    variables: tuple[Variable, ...]
+    variables: tuple[LaunchVariable, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Reading:
 
 
 def read_variables(
-    variables: Sequence[Variable],
+    variables: Sequence[LaunchVariable],
     environ: Mapping[str, str],
     workload: str,
     options: Mapping[str, Option],
@@ -176,7 +176,7 @@ class _Readings:
         self.honored: dict[str, Value] = {}
         """Values by variable, of those that set something."""
 
-    def add(self, variable: Variable, use: VariableUse, text: str) -> str | None:
+    def add(self, variable: LaunchVariable, use: VariableUse, text: str) -> str | None:
         """Stores the value; returns the problem with it, if any."""
         if use.refused:
             return f"{variable.name} is not supported: {use.refused}"
@@ -209,7 +209,7 @@ class _Readings:
         return None
 
 
-def _read(variable: Variable, use: VariableUse, text: str, options: Mapping[str, Option]) -> Value:
+def _read(variable: LaunchVariable, use: VariableUse, text: str, options: Mapping[str, Option]) -> Value:
     """Raises ValueError."""
     if not use.values:
         return variable.value(text, options)
@@ -218,7 +218,7 @@ def _read(variable: Variable, use: VariableUse, text: str, options: Mapping[str,
     return use.values[text.lower()]
 
 
-def _exclusions(variables: Iterable[Variable], honored: Mapping[str, Value]) -> Iterator[str]:
+def _exclusions(variables: Iterable[LaunchVariable], honored: Mapping[str, Value]) -> Iterator[str]:
     """Considers flags that are set; a false one excludes nothing."""
     for variable in variables:
         for other in variable.excludes:
@@ -226,19 +226,19 @@ def _exclusions(variables: Iterable[Variable], honored: Mapping[str, Value]) -> 
                 yield f"{variable.name} and {other} are mutually exclusive; unset one of them"
 
 
-def _not_accepted(variable: Variable, use: VariableUse, value: Value) -> str | None:
+def _not_accepted(variable: LaunchVariable, use: VariableUse, value: Value) -> str | None:
     written = str(value).lower()
     if written in use.accepts:
         return None
     return f"{variable.name} is '{written}'; it must be {' or '.join(use.accepts)}: {use.because}"
 
 
-def _does_not_apply(variable: Variable, workload: str) -> str:
+def _does_not_apply(variable: LaunchVariable, workload: str) -> str:
     fitting = dict.fromkeys(name for use in variable.uses if not use.refused for name in use.workloads)
     return f"{variable.name} does not apply to {workload}; it is for {', '.join(fitting)}"
 
 
-def near_misses(variables: Iterable[Variable], environ: Iterable[str]) -> Iterator[str]:
+def near_misses(variables: Iterable[LaunchVariable], environ: Iterable[str]) -> Iterator[str]:
     """A warning for each name in ``environ`` that is similar to that of a variable."""
     known = {_letters(variable.name): variable.name for variable in variables}
     for name in sorted(set(environ) - set(known.values())):
