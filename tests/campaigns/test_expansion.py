@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmb.campaigns.entry import Entry, Selection
-from llmb.campaigns.expansion import Expansion, expand, scales_of, split_model, swept
+from llmb.campaigns.expansion import Expansion, expand, scales_of, swept
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import Request, Scales, resolve, sizes_of
 from llmb.errors import UsageError
 

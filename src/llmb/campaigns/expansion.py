@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from llmb.campaigns.entry import Entry, SelectedJob, Selection, Values
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import (
     CPU,
     Request,
@@ -149,20 +150,6 @@ def _models(catalogue: Catalogue, selection: Selection, gpu_type: str | None) ->
             fits = gpu_type is None or gpu_type in gpu_types_of(workload, size)
             if wanted or (not own_size and not selection.sizes and fits and (size == TINY) == (gpu_type == CPU)):
                 yield name, size
-
-
-def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
-    """A workload, with the size if ``name`` ends in one. Raises UsageError with the closest name."""
-    if name in catalogue.workloads:
-        return name, None
-    for workload in catalogue.workloads.values():
-        size = name.removeprefix(f"{workload.workload}_")
-        if size != name:
-            if size not in sizes_of(workload):
-                raise unknown(f"size of {workload.workload}", size, sizes_of(workload))
-            return workload.workload, size
-    both = (f"{workload.workload}_{size}" for workload in catalogue.workloads.values() for size in sizes_of(workload))
-    raise unknown("workload", name, [*catalogue.workloads, *(both if "_" in name.partition("_")[2] else ())])
 
 
 def _dtypes(selection: Selection, listed: Mapping[str, Scales], gpu_type: str | None, *, alone: bool) -> Sequence[str]:

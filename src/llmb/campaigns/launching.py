@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmb.campaigns.expansion import split_model
 from llmb.campaigns.job_request import job_options
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import find_workload, releases_of, sizes_of
 from llmb.catalogue.variables import read_variables
 from llmb.errors import UsageError

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from llmb.campaigns.expansion import split_model
 from llmb.campaigns.files import read_campaign_file
 from llmb.campaigns.job_request import job_options
 from llmb.campaigns.keys import campaign_keys
 from llmb.campaigns.queueing import Wanted, campaign_context, from_command_line
 from llmb.campaigns.selection import selection_of
+from llmb.catalogue.model_name import split_model
 from llmb.cli.campaign_options import JOB, SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
 from llmb.cli.json_option import Json
 from llmb.cli.options import given_of, takes

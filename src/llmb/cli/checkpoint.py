@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.model_name import model_of
 from llmb.catalogue.resolve import find_model
 from llmb.cli.json_option import Json
 from llmb.cli.progress import ByteProgress
@@ -76,7 +77,9 @@ def import_(
     workload: Annotated[
         str, typer.Option("-w", "--workload", help="Workload that the model belongs to; see 'llmb list'.")
     ],
-    size: Annotated[str, typer.Option("-s", "--size", help="Model size, such as 8b.")],
+    size: Annotated[
+        str | None, typer.Option("-s", "--size", help="Model size, such as 8b, if the workload's name has none.")
+    ] = None,
 ) -> None:
     """Make a checkpoint from a Hugging Face model, for `llmb run --load-checkpoint`.
 
@@ -88,7 +91,9 @@ def import_(
 
     - `llmb checkpoint import Llama-3.1-8B imported -w pretrain_llama3.1 -s 8b`
     """
-    model = find_model(Catalogue(), workload, size)
+    catalogue = Catalogue()
+    workload, own_size = model_of(catalogue, workload, size)
+    model = find_model(catalogue, workload, own_size)
     with ByteProgress("importing") as progress:
         import_checkpoint(hf_directory, checkpoint, workload, model, progress.bytes, _note)
     sys.stderr.write(f"imported to {checkpoint.absolute()}\n")
