@@ -140,6 +140,23 @@ def test_gpus_are_asked_for(queue: Queue, tmp_path: Path, request_by: str) -> No
     assert sorted(folder.log.read_text().splitlines()) == ["0 0,1,2,3,4,5,6,7", "1 0,1,2,3,4,5,6,7"]
 
 
+@pytest.mark.parametrize(
+    ("shell_variables", "devices"),
+    [
+        ({"SBATCH_GPUS_PER_NODE": "null"}, ""),
+        ({"SLURM_GPUS_PER_NODE": "null", "ADDITIONAL_SLURM_PARAMS": "gres=gpu:8"}, "0,1,2,3,4,5,6,7"),
+    ],
+)
+def test_gpus_are_asked_for_as_the_shell_says(
+    queue: Queue, tmp_path: Path, shell_variables: dict[str, str], devices: str
+) -> None:
+    request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=16)
+    order = order_of(request, install=tmp_path, shell=shell_variables)
+    job_id, folder = queue(order, "srun", "sh", "-c", 'echo "$SLURM_NODEID ${CUDA_VISIBLE_DEVICES:-}"')
+    assert ended(job_id) == "COMPLETED"
+    assert sorted(folder.log.read_text().splitlines()) == [f"0 {devices}", f"1 {devices}"]
+
+
 def test_runs_of_an_array_write_into_folders_of_their_own(queue: Queue, tmp_path: Path) -> None:
     order = order_of(TINY, install=tmp_path, flags={"array": "1-2"})
     base = folder_of(order)
