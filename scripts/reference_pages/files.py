@@ -91,8 +91,8 @@ INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 [of `parse`](#json-of-llmb-parse), [of `trace`](#json-of-llmb-trace), [of `nccl`](#json-of-llmb-nccl),
 [of `checkpoint show`](#json-of-llmb-checkpoint-show), [exit codes](#exit-codes)."""
 
-RUN_FOLDER = """Results are kept below `$LLMB_INSTALL`; without it below the nearest folder, at or above the current
-one, that holds a `cluster_config.yaml`; else below `~/.llmb`.
+RUN_FOLDER = """Results are kept below `$LLMB_INSTALL` or `$STAGE_PATH`; without them below the nearest
+folder, at or above the current one, that holds a `cluster_config.yaml`; else below `~/.llmb`.
 
 ```text
 workloads/<workload>/experiments/<experiment>/<experiment>_<seconds>/<experiment>/

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.errors import EnvironmentProblem
+from llmb.errors import EnvironmentProblem, UsageError
 from llmb.runs import folder as folders
-from llmb.runs.folder import create_run_folder, install_root, write_atomically
+from llmb.runs.folder import InstallRoot, chosen_root, create_run_folder, install_root, write_atomically
 from llmb.runs.plan import Plan
 from llmb.runs.steps import Step, read_steps, step_from_json, step_to_json
 
@@ -60,6 +60,21 @@ def test_the_install_root_is_the_variable_then_the_cluster_then_home(tmp_path: P
     (cluster / "cluster_config.yaml").write_text("")
     assert install_root({"HOME": "/home/me"}, deep) == cluster
     assert install_root({"HOME": "/home/me", "LLMB_INSTALL": "/data"}, deep) == Path("/data")
+
+
+def test_the_older_variable_is_the_install_root_too_and_who_chose_it_is_known(tmp_path: Path) -> None:
+    home = {"HOME": "/home/me"}
+    assert chosen_root(home, tmp_path) == InstallRoot(Path("/home/me/.llmb"), None)
+    assert chosen_root({**home, "STAGE_PATH": "/lustre/stage"}, tmp_path) == InstallRoot(
+        Path("/lustre/stage"), "STAGE_PATH"
+    )
+    assert chosen_root({"STAGE_PATH": "/a", "LLMB_INSTALL": " "}, tmp_path).path == Path("/a")
+    assert chosen_root({"STAGE_PATH": "/a", "LLMB_INSTALL": "/a/"}, tmp_path) == InstallRoot(Path("/a"), "LLMB_INSTALL")
+    (tmp_path / "cluster_config.yaml").write_text("")
+    assert chosen_root(home, tmp_path) == InstallRoot(tmp_path, "cluster_config.yaml")
+    with pytest.raises(UsageError, match="LLMB_INSTALL is '/b', but STAGE_PATH is '/a'") as caught:
+        chosen_root({"STAGE_PATH": "/a", "LLMB_INSTALL": "/b"}, tmp_path)
+    assert caught.value.do == "unset one of them"
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
@@ -286,11 +287,11 @@ def _install() -> Path:
 
 
 def _history() -> Store:
-    return open_history(_install(), say)
+    return open_history(install_here(), say)
 
 
 def _history_to_read() -> Store:
-    return read_history(_install(), say)
+    return read_history(install_here(), say)
 
 
 def _bring_up_to_date(store: Store) -> None:

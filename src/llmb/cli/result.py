@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb result``, and the printing of results for every command that waits for a run."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.errors import UsageError
@@ -17,7 +17,7 @@ from llmb.jobs.local_run import raise_unless_successful
 from llmb.programs.conclude import finished_result
 from llmb.report.output import print_json, print_table
 from llmb.report.run_report import run_document, run_table
-from llmb.runs.folder import RunFolder, install_root
+from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import read_record
 from llmb.runs.result import Result
@@ -73,5 +73,5 @@ def _folder_of(text: str) -> RunFolder:
     if path.is_dir():
         below = sorted(found.parent for found in path.glob("*/run.json"))
         return RunFolder(below[0] if not (path / "run.json").exists() and len(below) == 1 else path)
-    with read_history(install_root(os.environ, Path.cwd()), say) as store:
+    with read_history(install_here(), say) as store:
         return RunFolder(Path(find_job(store, text).run_dir))

@@ -9,6 +9,7 @@ import typer
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import CPU, Request
+from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.options import record_options, takes
@@ -23,7 +24,7 @@ from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.choices import Choices
 from llmb.runs.device import Device
 from llmb.runs.disk_space import check_space
-from llmb.runs.folder import RunFolder, create_run_folder, experiment_name, install_root, run_parent
+from llmb.runs.folder import RunFolder, create_run_folder, experiment_name, run_parent
 from llmb.runs.plan import EnginePlan, make_plan
 from llmb.schedulers.local.command import local_command, local_variables
 from llmb.site.machine import check_machine, recipe_for, this_machine
@@ -62,7 +63,7 @@ def run(
     device: Device = "cpu" if recipe.gpu_type == CPU else "cuda"
     open_plan = make_plan(recipe, choices, device=device, checkpoint=checkpoint)
     plan = with_profiler(open_plan)
-    install = install_root(os.environ, Path.cwd())
+    install = install_here()
     if dry_run:
         _print_plan(plan, install, machine.cores, json=json)
         return

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmb.errors import EnvironmentProblem
+from llmb.errors import EnvironmentProblem, UsageError
 from llmb.traces.folders import NCCL_FOLDER, NSYS_FOLDER, TORCH_FOLDER
 
 if TYPE_CHECKING:
     from llmb.runs.plan import Plan
 
 CLUSTER_CONFIG = "cluster_config.yaml"
+ROOT_VARIABLES = ("LLMB_INSTALL", "STAGE_PATH")
+"""Those of the reference documents that name the root of installation; the second one is that of the oldest."""
 _OTHER = "or set LLMB_INSTALL to a folder"
 _FULL = f"free some space, {_OTHER} on another disk"
 _NOT_YOURS = f"change the owner or the permissions of the folder, {_OTHER} where you may write"
@@ -134,14 +136,35 @@ class RunFolder:
         return self.path / "job_end.json"
 
 
-def install_root(environ: Mapping[str, str], start: Path) -> Path:
-    """$LLMB_INSTALL, else the nearest folder at or above ``start`` with a cluster_config.yaml, else ~/.llmb."""
-    if environ.get("LLMB_INSTALL"):
-        return Path(environ["LLMB_INSTALL"]).expanduser().absolute()
+@dataclass(frozen=True, slots=True)
+class InstallRoot:
+    """The folder below which everything is kept."""
+
+    path: Path
+    chosen_by: str | None
+    """A variable or a file; None for the default."""
+
+
+def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
+    """$LLMB_INSTALL or $STAGE_PATH, else the nearest folder at or above ``start`` with a cluster_config.yaml, else
+    ~/.llmb. As in the reference scripts, an empty variable is unset. Raises UsageError if both name different folders.
+    """
+    found = {name: text for name in ROOT_VARIABLES if (text := environ.get(name, "").strip())}
+    named = {name: Path(text).expanduser().absolute() for name, text in found.items()}
+    if len(set(named.values())) > 1:
+        what = ", but ".join(f"{name} is '{text}'" for name, text in found.items())
+        raise UsageError(what, do="unset one of them")
+    for name, path in named.items():
+        return InstallRoot(path, name)
     for folder in (start, *start.parents):
         if (folder / CLUSTER_CONFIG).is_file():
-            return folder
-    return Path(environ.get("HOME", "~")).expanduser() / ".llmb"
+            return InstallRoot(folder, CLUSTER_CONFIG)
+    return InstallRoot(Path(environ.get("HOME", "~")).expanduser() / ".llmb", None)
+
+
+def install_root(environ: Mapping[str, str], start: Path) -> Path:
+    """The same without who chose it."""
+    return chosen_root(environ, start).path
 
 
 def experiment_name(plan: "Plan") -> str:
@@ -207,7 +230,7 @@ def write_atomically(path: Path, text: str) -> None:
     """Replaces ``path`` at once: whoever reads sees the old content or the new, never a part.
 
     A new file gets the permissions that the umask leaves, and its group from the folder where that says so; a file that
-    is replaced keeps its permissions, so that whoever writes it last locks nobody out.
+    is replaced keeps its permissions, so that its last writer locks no other user out.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
