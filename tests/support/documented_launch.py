@@ -15,7 +15,8 @@ CATALOGUE = Catalogue()
 
 def launched(install: Path, workload: str, variables: Mapping[str, str], root: str = "STAGE_PATH") -> Order:
     """Without options; ``root`` is the variable that names the install root."""
-    wanted = read_launch(CATALOGUE, {root: str(install), **variables}, workload, {}, {})
-    request = job_request(wanted.values, wanted.environ)
-    site = read_cluster_site(CATALOGUE, install, wanted.environ)
+    environ = {root: str(install), **variables}
+    wanted = read_launch(CATALOGUE, environ, workload, {}, {})
+    request = job_request(wanted.values, environ)
+    site = read_cluster_site(CATALOGUE, install, environ)
     return make_order(CATALOGUE, request.request, request.choices, request.options, site)
