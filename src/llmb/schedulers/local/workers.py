@@ -10,6 +10,7 @@ from llmb.processes.families import end_stalled, end_tree
 from llmb.processes.signals import signals_as_exceptions
 from llmb.processes.stopped import StoppedFamily
 from llmb.runs.folder import RunFolder, cannot_write
+from llmb.secrets import without_secrets
 
 LAUNCHER_PID = "LLMB_LAUNCHER_PID"
 POLL_S = 0.05
@@ -24,6 +25,8 @@ def run_workers(
 ) -> int:
     """Exit code of ``command``, whose output goes to the run's log; ``on_time`` is called on every poll.
 
+    Workers get no variable that may hold a secret: libraries print and record their environment.
+
     Workers end when this process is gone, even if it was killed: they know it by a variable. When they end a hung
     run, or processes are stopped for longer than ``stall_limit_s``, this ends those that are stopped.
 
@@ -37,7 +40,7 @@ def run_workers(
         # A session of its own: Ctrl-C in a terminal reaches this process only, which then ends the workers in order.
         process = subprocess.Popen(
             command,
-            env={**os.environ, **variables, LAUNCHER_PID: str(os.getpid())},
+            env={**without_secrets(os.environ), **variables, LAUNCHER_PID: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
