@@ -67,10 +67,10 @@ def read_cluster_config(install: Path, schema: type[ClusterConfig]) -> ClusterCo
     Raises UsageError with all that is wrong in it, each with file and line.
     """
     path = install / CLUSTER_CONFIG
-    if not path.is_file() or not path.read_text().strip():
+    if not path.exists():
         return schema()
     try:
-        return read_file(path, schema)
+        return read_file(path, schema, foreign=True)
     except CatalogueError as error:
         lines = "\n".join(f"  {problem}" for problem in error.problems)
         do = "see docs/how-to/run-on-slurm.md"
