@@ -54,9 +54,10 @@ def trace(tmp_path: Path) -> Path:
 
 def test_a_trace_as_a_table(trace: Path) -> None:
     text = call("trace", trace)
-    assert re.search(r"<a&b>.json +3 +0.1 +0.0 +60.0 +1.0 +0.0 +30.0 +9.0 +0.02 +0.005\n", text)
+    assert re.search(r"<a&b>.json +3 +0.1 +0.0 +60.0 +0.0 +1.0 +0.0 +30.0 +9.0 +0.02 +0.005\n", text)
     assert re.search(r"all_reduce +n/a \(not in the trace\) +1 +0.05 +0.03 +0.02\n", text)
     assert "Longest kernels of <a&b>.json" in text
+    assert "Unclassified kernels of <a&b>.json" in text
     assert "\x1b" not in text
 
 
@@ -64,13 +65,18 @@ def test_a_trace_as_json(trace: Path) -> None:
     document = json.loads(call("trace", trace, "--json"))
     (rank,) = document["ranks"]
     assert (rank["rank"], rank["device"], document["slowest_rank"]) == (None, "gpu", None)
+    assert [(item["name"], item["activity"]) for item in rank["unclassified"]] == [
+        ("<odd> & \x1b[31m name", "unclassified")
+    ]
     (step,) = rank["steps"]
     assert step["communication_exposed_s"] == pytest.approx(30e-6)
     assert step["shares"] == pytest.approx(
         {
             "attention": 0,
             "matrix_product": 0.6,
-            "other": 0.01,
+            "other": 0,
+            "unclassified": 0.01,
+            "cuda_graph": 0,
             "memory_copy": 0,
             "communication_exposed": 0.3,
             "idle": 0.09,

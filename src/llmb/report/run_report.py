@@ -8,7 +8,7 @@ from llmb.catalogue.records import Convention, Expectation
 from llmb.report.numbers import number
 from llmb.report.output import result_table
 from llmb.report.table import Table
-from llmb.report.trace_report import PART_NAMES
+from llmb.report.trace_report import shown_parts
 from llmb.runs.folder import RunFolder
 from llmb.runs.fp8_product import fp8_product
 from llmb.runs.plan import EnginePlan, Plan
@@ -208,8 +208,9 @@ def _add_profile(table: Table, result: Result) -> None:
         return
     if profile.breakdown:
         step = profile.breakdown
-        for part, share in shares(step).items():
-            table.add_row(f"{PART_NAMES[part]} %", number(100 * share), "", f"of step {step.step}, rank {step.rank}")
+        of_step = shares(step)
+        for part, name in shown_parts([step]).items():
+            table.add_row(f"{name} %", number(100 * of_step[part]), "", f"of step {step.step}, rank {step.rank}")
     for warning in profile.warnings:
         table.add_row("profile", "n/a", "", warning)
 
