@@ -52,6 +52,7 @@ from llmb.schedulers.lookup import cluster_schema
 from llmb.schedulers.slurm.settings import SlurmSettings
 from llmb.site.site import Site
 from llmb.traces.classify import Activity, Label
+from llmb.traces.nccl_communicators import Handle
 from llmb.traces.nccl_log import Call, Calls, NcclLog
 from llmb.traces.nccl_summary import Codes, NcclSummary, summarize_nccl
 from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable
@@ -282,8 +283,8 @@ def sample_timeline() -> Timeline:
 
 
 def sample_nccl_summary() -> NcclSummary:
-    call = Call(operation="AllReduce", least=1, most=1, datatype=7, handle="0x1", ranks=1)
-    log = NcclLog(calls={call: Calls(1, 1)}, writers={"0x1": "node:1"})
+    call = Call(operation="AllReduce", least=1, most=1, datatype=7, handle=0, ranks=1)
+    log = NcclLog(calls={call: Calls(1, 1)}, handles=[Handle("node:1", 0)])
     return summarize_nccl(log, Codes())
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from llmb.report.numbers import number
-from llmb.report.output import result_table
+from llmb.report.output import printable, result_table
 from llmb.report.table import Table
 from llmb.traces.nccl_summary import Collective, NcclSummary
 from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable
@@ -43,7 +43,7 @@ def _collectives_table(summary: NcclSummary) -> Table:
             row.operation,
             row.datatype,
             str(row.ranks),
-            "n/a" if row.communicators is None else str(row.communicators),
+            _communicators(row),
             _count(row),
             _mib(row.bytes_per_call),
             number(row.calls_per_rank),
@@ -53,8 +53,16 @@ def _collectives_table(summary: NcclSummary) -> Table:
     notes = [f"{hidden} smaller rows are left out, see --json."] if hidden > 0 else []
     if summary.coarse:
         notes.append("There are too many sizes; they are grouped by powers of two.")
-    table.caption = " ".join(notes) or None
+    if any(row.communicators_from == "number of ranks" for row in summary.collectives):
+        notes.append("~ assumes that the log is of all ranks of each communicator.")
+    table.caption = "\n".join([*notes, *(f"{printable(note)}." for note in summary.notes)]) or None
     return table
+
+
+def _communicators(row: Collective) -> str:
+    if row.communicators is None:
+        return "n/a"
+    return f"{'~' if row.communicators_from == 'number of ranks' else ''}{row.communicators}"
 
 
 def _count(row: Collective) -> str:
