@@ -15,8 +15,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-WRITER = rb"(?<![^\s:])(?:([^\s:]{1,255}+:\d{1,10}+):\d{1,10}+ )?+\[(\d{1,5})\] NCCL INFO "
+_PROCESS, _DEVICE = rb"([^\s:]{1,255}+:\d{1,10}+):\d{1,10}+ ", rb"\[(\d{1,5})\] NCCL INFO "
+WRITER = rb"(?<![^\s:])(?:" + _PROCESS + rb")?+" + _DEVICE
 """The process, if the line names it, and the device."""
+BARE_WRITER = rb"\n" + _PROCESS + _DEVICE
+"""The same at the beginning of a line, which is found faster."""
 _END = re.compile(rb"- (?:Init START|(?:Init|Destroy|Abort) COMPLETE)")
 _LINE = re.compile(
     WRITER
@@ -41,7 +44,7 @@ class Event(NamedTuple):
     what: Literal["start", "complete", "end"]
     comm_id: str | None
     parent: str | None
-    count: str | None
+    number: str | None
     """Number of the split among those of its parent."""
     color: str | None
 
@@ -67,7 +70,7 @@ def split_at_events(text: bytes) -> Iterator[tuple[bytes, Event | None]]:
 def _event(match: "re.Match[bytes]", end: bytes) -> Event:
     process, device, pointer, rank, ranks, cuda_device, rest = match.groups()
     comm_id, split = _COMM_ID.search(rest), _SPLIT.search(rest)
-    parent, count, color = (
+    parent, number, color = (
         None if text is None else text.decode() for text in (split.groups() if split else (None,) * 3)
     )
     return Event(
@@ -79,7 +82,7 @@ def _event(match: "re.Match[bytes]", end: bytes) -> Event:
         what="start" if end.endswith(b"START") else "complete" if b"Init" in end else "end",
         comm_id=comm_id[1].decode(errors="replace") if comm_id else None,
         parent=parent,
-        count=count,
+        number=number,
         color=color,
     )
 
@@ -141,11 +144,11 @@ class Communicators:
     def _name(self, event: Event) -> tuple[str | None, Reason | None]:
         alike = event.comm_id
         if alike is None and event.parent is not None:
-            number = self.current.get((event.process, event.parent))
-            parent = None if number is None else self.handles[number].name
+            known = self.current.get((event.process, event.parent))
+            parent = None if known is None else self.handles[known].name
             if parent is None:
                 return None, "unknown parent"
-            alike = f"{parent}/split{event.count or ''} color {event.color}"
+            alike = f"{parent}/split{event.number or ''} color {event.color}"
         if alike is None:
             return None, "no commId"
         key = event.process, event.device, alike

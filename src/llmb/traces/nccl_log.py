@@ -18,7 +18,7 @@ from llmb.errors import UsageError
 from llmb.input_files import open_file, read_text_file
 from llmb.logs.step_line import STEP_LINE_HEAD
 from llmb.traces.folders import NCCL_STEPS_END
-from llmb.traces.nccl_communicators import WRITER, Communicators, Handle, process_of, split_at_events
+from llmb.traces.nccl_communicators import BARE_WRITER, WRITER, Communicators, Handle, process_of, split_at_events
 
 CHUNK_BYTES = 1 << 22
 MOST_KEYS = 100_000
@@ -27,10 +27,13 @@ MOST_HANDLES = 500_000
 """Pointers to communicators in all files; each takes about 1 KB."""
 # The text that distinguishes calls is matched as one string and parsed once per call: most of the time is spent here.
 # Every repetition is bounded or possessive, so that no text takes quadratic time.
-_CALL = re.compile(
-    WRITER
-    + rb"([A-Za-z]{1,40}+): opCount [^ ]{1,40}+ sendbuff [^ ]{1,40}+ recvbuff [^ ]{1,40}+ (count [^\]\r\n]{1,200}+\])"
+_COUNTED = rb": opCount "
+_TEXT = (
+    rb"([A-Za-z]{1,40}+)"
+    + _COUNTED
+    + rb"[^ ]{1,40}+ sendbuff [^ ]{1,40}+ recvbuff [^ ]{1,40}+ (count [^\]\r\n]{1,200}+\])"
 )
+_CALL, _BARE_CALL = re.compile(WRITER + _TEXT), re.compile(BARE_WRITER + _TEXT)
 _FIELDS = re.compile(
     rb"count (\d{1,19}) datatype (\d{1,9}) op \d+ root -?\d+ comm (\S{1,40}) \[nranks=([1-9]\d{0,8})\]"
 )
@@ -134,6 +137,12 @@ def _noted_steps(path: Path) -> list[tuple[int, int]]:
     return sorted(found)
 
 
+def _calls(text: bytes) -> list[tuple[bytes, ...]]:
+    """For each call process, device, operation, and the text that distinguishes calls."""
+    bare: list[tuple[bytes, ...]] = _BARE_CALL.findall(b"\n" + text)
+    return bare if len(bare) == text.count(_COUNTED) else _CALL.findall(text)
+
+
 class _TooMany(Exception):
     """There are more handles than memory is meant for."""
 
@@ -161,7 +170,7 @@ class _Reader:
 
     def _read_part(self, part: bytes) -> None:
         for piece, event in split_at_events(part):
-            for key, number in Counter(_CALL.findall(piece)).items():
+            for key, number in Counter(_calls(piece)).items():
                 if key not in self.known:
                     self.known[key] = self._call(key)
                 if call := self.known[key]:
