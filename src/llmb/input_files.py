@@ -26,7 +26,7 @@ def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
     ``do`` is the advice if there is no such file.
     """
     try:
-        # Without O_NONBLOCK, opening a pipe waits until somebody writes to it.
+        # Without O_NONBLOCK, opening a pipe waits for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
         raise UsageError("no such file or directory", where=str(path), do=do) from error

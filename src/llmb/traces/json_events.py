@@ -68,7 +68,7 @@ class TraceFile:
             self.number += 1
 
     def _more(self, chunks: Iterator[str], pending: str) -> str:
-        """``pending`` and at least as much again: parsing it anew after each chunk would take quadratic time."""
+        """``pending`` and at least as much again: parsing it again after each chunk would take quadratic time."""
         if len(pending) > LONGEST_EVENT:
             raise self._broken("is not valid JSON")
         parts, length = [pending], len(pending)

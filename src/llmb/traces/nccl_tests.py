@@ -146,7 +146,7 @@ class _Output:
             self.header = _header(line, in_place_alone=self.in_place_alone)
 
     def table(self, average: str | None = None) -> TestTable | None:
-        """What was read, None without a row; the next table begins anew."""
+        """What was read, None without a row; then nothing is read yet of the next table."""
         rows, ranks, name = tuple(self.rows), len(self.ranks) or None, self.name
         self.name, self.ranks, self.header, self.rows = None, set(), None, []
         if not rows:
