@@ -36,7 +36,8 @@ def parameter_shapes(model: Model) -> dict[str, Shape]:
 def import_weights(job: ImportJob, on_progress: OnProgress) -> tuple[str, ...]:
     """Writes the checkpoint's ``weights``, one chunk in memory at a time. Returns the names of tensors left out.
 
-    Raises UsageError, before anything is written, if the files do not hold exactly this model.
+    Raises UsageError, before anything is written, if the files do not hold exactly this model, and while writing if a
+    value is not finite.
     """
     source, shapes = Path(job.source), parameter_shapes(job.model)
     with open_files(source, job.files) as files:
@@ -81,6 +82,12 @@ def read_rows(files: SafetensorsFiles, sources: Sequence[str], matrices: int, ch
     )
 
 
+def usage_error(error: Exception) -> UsageError | None:
+    """The error that was raised while torch saved, if a tensor was rejected."""
+    causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
+    return next((cause for cause in causes if isinstance(cause, UsageError)), None)
+
+
 def _write(
     job: ImportJob, files: SafetensorsFiles, match: Match, shapes: dict[str, Shape], on_progress: OnProgress
 ) -> None:
@@ -103,5 +110,7 @@ def _write(
     try:
         save({}, storage_writer=writer, planner=ChunkPlanner(named, read), no_dist=True)
     except (CheckpointException, OSError, SafetensorError) as error:
+        if rejected := usage_error(error):
+            raise UsageError(rejected.what, where=job.source) from error
         advice = "free some space, or give a folder on another disk"
         raise EnvironmentProblem(f"the weights cannot be written: {torch_message(error)}", do=advice) from error

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole conversions between checkpoints and Hugging Face's folders: checks, weights, and the name at the end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from llmb import __version__
 from llmb.catalogue.records import Model
 from llmb.errors import UsageError
-from llmb.huggingface.config import ExportDtype, config_differences, config_of
+from llmb.huggingface.config import ExportDtype, config_differences, config_of, unknown_keys
 from llmb.huggingface.folder import HuggingFaceFolder, read_folder
+from llmb.huggingface.shards import CONFIG
 from llmb.programs.engine.converter import check_converter, run_converter
 from llmb.runs.checkpoint import RECORD, WEIGHTS, CheckpointRecord, Origin, read_checkpoint
 from llmb.runs.conversion import ExportJob, ImportJob, OnProgress
@@ -18,6 +19,7 @@ from llmb.runs.new_folder import check_free, new_folder
 from llmb.runs.record import now
 
 BYTES = {"fp32": 4, "bf16": 2}
+MOST_PROBLEMS = 20
 OnNote = Callable[[str], None]
 
 
@@ -61,14 +63,19 @@ def import_checkpoint(
 
 
 def check_config(source: HuggingFaceFolder, model: Model) -> None:
-    differences = list(config_differences(model, source.config))
-    if differences:
-        lines = "\n".join(f"  - {line}" for line in differences)
-        raise UsageError(
-            f"this is another model than {model.model} {model.size}:\n{lines}",
-            where=str(source.path / "config.json"),
-            do="give its workload and size with -w and -s; see 'llmb list'",
-        )
+    """Raises UsageError if the configuration is of another model, or may be: with keys that are not understood."""
+    name, where = f"{model.model} {model.size}", str(source.path / CONFIG)
+    if differences := list(config_differences(model, source.config)):
+        what = f"this is another model than {name}:\n{_lines(differences)}"
+        raise UsageError(what, where=where, do="give its workload and size with -w and -s; see 'llmb list'")
+    if unknown := list(unknown_keys(model, source.config)):
+        what = f"the configuration has unknown keys, which may change the model:\n{_lines(unknown)}"
+        raise UsageError(what, where=where, do=f"remove them if the model is {name} without them, too")
+
+
+def _lines(items: Sequence[str]) -> str:
+    shown = [f"  - {item}" for item in items[:MOST_PROBLEMS]]
+    return "\n".join([*shown, *([f"  - and {len(items) - MOST_PROBLEMS} more"] if items[MOST_PROBLEMS:] else [])])
 
 
 def imported_record(source: HuggingFaceFolder, workload: str, model: Model, folder: Path) -> CheckpointRecord:
