@@ -13,7 +13,7 @@ from llmb.catalogue.resolve import find_model
 from llmb.cli.json_option import Json
 from llmb.cli.progress import ByteProgress
 from llmb.huggingface.shards import parse_size
-from llmb.programs.engine.conversion import export_checkpoint, import_checkpoint
+from llmb.programs.engine.conversion import export_checkpoint, import_checkpoint, verify_saved
 from llmb.report.checkpoint_report import checkpoint_document, checkpoint_table
 from llmb.report.output import print_json, print_table
 from llmb.runs.checkpoint import read_checkpoint
@@ -26,14 +26,24 @@ Checkpoint = Annotated[
 
 
 @app.command()
-def show(checkpoint: Checkpoint, json: Json = False) -> None:
+def show(
+    checkpoint: Checkpoint,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every file and compare its checksum; exit code 2 if one differs.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Show a checkpoint: its model, its step, and its contents.
 
-    Example:
+    Examples:
 
     - `llmb checkpoint show CHECKPOINT --json`
+
+    - `llmb checkpoint show CHECKPOINT --verify`
     """
     found = read_checkpoint(checkpoint)
+    if verify:
+        verify_saved(found, _note)
     if json:
         print_json(checkpoint_document(found))
     else:
@@ -50,6 +60,9 @@ def export_(
     max_shard_size: Annotated[
         str, typer.Option("--max-shard-size", help="Maximum size of a file, such as 500MB.")
     ] = "5GB",
+    no_verify_checkpoint: Annotated[
+        bool, typer.Option("--no-verify-checkpoint", help="Do not verify the checksums of the checkpoint's files.")
+    ] = False,
 ) -> None:
     """Write a checkpoint's weights as a Hugging Face model: safetensors files and config.json.
 
@@ -64,7 +77,7 @@ def export_(
     """
     largest = parse_size(max_shard_size)
     with ByteProgress("exporting") as progress:
-        export_checkpoint(checkpoint, directory, dtype, largest, progress.bytes, _note)
+        export_checkpoint(checkpoint, directory, dtype, largest, progress.bytes, _note, verify=not no_verify_checkpoint)
     sys.stderr.write(f"exported to {directory.absolute()}\n")
 
 

@@ -23,7 +23,8 @@ def convert(job: ExportJob | ImportJob) -> None:
     if isinstance(job, ExportJob):
         export_weights(job, report_progress)
         return
-    left_out = import_weights(job, report_progress)
+    left_out, checksums = import_weights(job, report_progress)
+    say(ConverterMessage(checksums=checksums))
     if left_out:
         some = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
         say(ConverterMessage(note=f"{len(left_out)} tensors that the model does not have are left out: {some}"))

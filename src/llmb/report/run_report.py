@@ -9,6 +9,7 @@ from llmb.report.numbers import number
 from llmb.report.output import result_table
 from llmb.report.table import Table
 from llmb.report.trace_report import shown_parts
+from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.folder import RunFolder
 from llmb.runs.fp8_product import fp8_product
 from llmb.runs.plan import EnginePlan, Plan
@@ -191,7 +192,7 @@ def _add_checkpoint(table: Table, result: Result) -> None:
     if checkpoint is None:
         return
     if checkpoint.load_s is not None:
-        table.add_row("checkpoint load s", number(checkpoint.load_s))
+        table.add_row("checkpoint load s", number(checkpoint.load_s), "", _verification(checkpoint))
     if checkpoint.save_s:
         longest = number(max(checkpoint.save_s))
         table.add_row("checkpoint save s", longest, "", f"longest of {len(checkpoint.save_s)}, not in the step times")
@@ -200,6 +201,13 @@ def _add_checkpoint(table: Table, result: Result) -> None:
         table.add_row("steps slowed down", str(checkpoint.overlapped_steps), "", note)
     if checkpoint.size_bytes is not None:
         table.add_row("checkpoint size GB", number(checkpoint.size_bytes / 1e9))
+
+
+def _verification(checkpoint: CheckpointReport) -> str:
+    if checkpoint.verify_s is not None:
+        return f"verified before, in {number(checkpoint.verify_s)} s"
+    notes = {"skipped": "not verified: --no-verify-checkpoint", "no checksums": "not verified: it has no checksums"}
+    return notes.get(checkpoint.verification or "", "")
 
 
 def _add_profile(table: Table, result: Result) -> None:

@@ -91,9 +91,9 @@ class Saver:
 
     def _write(self, begun: Save, writer: Writer, state: dict[str, Tensor]) -> SaveLine:
         try:
-            metadata = save(state, storage_writer=writer, process_group=self.group)
+            save(state, storage_writer=writer, process_group=self.group)
             if self.ranks.is_first:
-                finalize(self.plan, begun.step, begun.path, metadata)
+                finalize(self.plan, begun.step, begun.path, writer.checksums)
         except (CheckpointException, OSError) as error:
             if self.ranks.is_first:
                 discard(begun.path)
