@@ -15,6 +15,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def measure(size: int, repeats: int) -> dict[str, float]:
         saved = {str(number): write_and_checksum(folder / str(number), block, size // 4) for number in range(4)}
         sides: dict[str, Callable[[], Any]] = {
             "crc32": lambda: crc32(block, size),
-            **{name: lambda name=name: digest(name, block, size) for name in HASHES},
+            **{name: partial(digest, name, block, size) for name in HASHES},
             "read": lambda: read(folder, saved),
             "verify": lambda: [file_checksum(folder / file) for file in saved],
             "write": lambda: write(folder / "new", block, size),
