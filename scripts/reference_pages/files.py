@@ -114,7 +114,8 @@ workloads/<workload>/experiments/<experiment>/<experiment>_<seconds>/<experiment
   {nccl_trace:<24} with --nccl-trace: NCCL's log, one a rank, and where in it steps begin
 ```
 
-`<seconds>` is the start in Unix time. `<experiment>` carries the configuration, for example
+`<seconds>` is the start in Unix time; of runs that start in the same second, the second one has `-2` behind it, and so
+on. `<experiment>` carries the configuration, for example
 `{experiment}`. While a run lasts, `{environment}` holds what moves into
 `{record}` at its end, and workers that end a hung run leave `{stall}`. `{record}` is replaced
 atomically: a reader sees the old content or the new."""

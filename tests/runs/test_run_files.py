@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmb.errors import EnvironmentProblem, UsageError
+from llmb.runs import claim
 from llmb.runs import folder as folders
-from llmb.runs.folder import InstallRoot, chosen_root, create_run_folder, install_root, write_atomically
+from llmb.runs.claim import create_run_folder
+from llmb.runs.folder import InstallRoot, chosen_root, install_root, write_atomically
 from llmb.runs.plan import Plan
 from llmb.runs.steps import Step, read_steps, step_from_json, step_to_json
 
@@ -37,10 +39,10 @@ def step(number: int = 0, **changes: object) -> Step:
 def test_two_runs_in_the_same_second_get_folders_of_their_own(
     tmp_path: Path, tiny_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders.time, "time", lambda: 1_700_000_000.7)
+    monkeypatch.setattr(claim.time, "time", lambda: 1_700_000_000.7)
     made = [create_run_folder(tmp_path, tiny_plan()).path for _ in range(3)]
     assert len(set(made)) == 3
-    assert [path.parent.name.rsplit("_", 1)[1] for path in made] == ["1700000000", "1700000001", "1700000002"]
+    assert [path.parent.name.rsplit("_", 1)[1] for path in made] == ["1700000000", "1700000000-2", "1700000000-3"]
     assert all(path.is_dir() for path in made)
 
 

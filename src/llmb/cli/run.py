@@ -22,9 +22,10 @@ from llmb.report.output import print_json, print_table
 from llmb.report.run_report import plan_document, plan_table
 from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.choices import Choices
+from llmb.runs.claim import create_run_folder
 from llmb.runs.device import Device
 from llmb.runs.disk_space import check_space
-from llmb.runs.folder import RunFolder, create_run_folder, experiment_name, run_parent
+from llmb.runs.folder import RunFolder, experiment_name, run_parent
 from llmb.runs.plan import EnginePlan, make_plan
 from llmb.schedulers.local.command import local_command, local_variables
 from llmb.site.machine import check_machine, recipe_for, this_machine

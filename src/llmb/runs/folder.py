@@ -3,7 +3,7 @@
 
 import errno
 import os
-import time
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,8 @@ from llmb.traces.folders import NCCL_FOLDER, NSYS_FOLDER, TORCH_FOLDER
 if TYPE_CHECKING:
     from llmb.runs.plan import Plan
 
+ADMINISTRATOR = 0
+WORKLOADS = "workloads"
 CLUSTER_CONFIG = "cluster_config.yaml"
 ROOT_VARIABLES = ("LLMB_INSTALL", "STAGE_PATH")
 """Those of the reference documents that name the root of installation; the second one is that of the oldest."""
@@ -88,7 +90,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Made with the first checkpoint that is saved here."""
+        """Of a run that saves here."""
         return self.path / "checkpoints"
 
     def checkpoints_of(self, plan: "Plan") -> Path:
@@ -188,25 +190,18 @@ def recorded_suffix(plan: "Plan") -> str:
 
 def run_parent(install: Path, plan: "Plan") -> Path:
     """The folder of all runs with the plan's name."""
-    return install / "workloads" / plan.recipe.workload / "experiments" / experiment_name(plan)
+    return install / WORKLOADS / plan.recipe.workload / "experiments" / experiment_name(plan)
 
 
-def create_run_folder(install: Path, plan: "Plan") -> RunFolder:
-    """A new, empty folder ``<experiment>/<experiment>_<seconds>/<experiment>``.
+def foreign_link(path: Path) -> Path | None:
+    """The link of another user that ``path``, of a run folder or above, is reached through; None if there is none.
 
-    A second run in the same second takes the next free one. Raises EnvironmentProblem where nothing can be written.
+    In a root that several users can write to, a link of one of them must not lead another one's commands elsewhere.
+    Links above the root are the choice of whoever set it up, as are those of the system's administrator.
     """
-    name, parent = experiment_name(plan), run_parent(install, plan)
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        stamp = int(time.time())
-        while not _claimed(parent / f"{name}_{stamp}"):
-            stamp += 1
-        folder = RunFolder(parent / f"{name}_{stamp}" / name)
-        folder.path.mkdir()
-    except OSError as error:
-        raise cannot_write(parent, error) from error
-    return folder
+    places = [path, *path.parents]
+    below_root = next((number + 1 for number, place in enumerate(places) if place.name == WORKLOADS), 0)
+    return next((place for place in places[:below_root] if _is_foreign(place)), None)
 
 
 class NotWritable(EnvironmentProblem):
@@ -218,12 +213,12 @@ def cannot_write(path: Path, error: OSError) -> NotWritable:
     return NotWritable(f"cannot write: {error.strerror}", where=str(error.filename or path), do=advice)
 
 
-def _claimed(folder: Path) -> bool:
+def _is_foreign(place: Path) -> bool:
     try:
-        folder.mkdir()
-    except FileExistsError:
-        return False
-    return True
+        found = place.lstat()
+    except OSError:
+        return False  # whoever follows it meets the same error
+    return stat.S_ISLNK(found.st_mode) and found.st_uid not in (ADMINISTRATOR, os.geteuid())
 
 
 def write_atomically(path: Path, text: str) -> None:

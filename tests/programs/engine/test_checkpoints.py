@@ -25,8 +25,9 @@ from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
 from llmb.runs.checkpoint import partial_path, read_checkpoint, saved_checkpoints
 from llmb.runs.checkpoint_times import read_checkpoint_times
+from llmb.runs.claim import create_run_folder
 from llmb.runs.disk_space import checkpoint_bytes
-from llmb.runs.folder import RunFolder, create_run_folder
+from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, write_record
 from llmb.runs.steps import read_steps
@@ -300,6 +301,18 @@ def test_what_is_not_verified_is_loaded_and_says_so(
     assert "not verified: " in out
     checkpoint = run.record()["result"]["checkpoint"]
     assert (checkpoint["verification"], checkpoint["verify_s"]) == (how, None)
+
+
+def test_a_checkpoint_dir_that_is_a_file_is_refused_before_workers_start(
+    start: Callable[..., Any], forked_python: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    options = ("--save-checkpoint", "--checkpoint-dir", str(tmp_path / "file"))
+    run = start(*LLAMA, *options, python=forked_python, install=tmp_path / "runs")
+    _, talk = run.process.communicate(timeout=ENDS_WITHIN_S)
+    assert run.process.returncode == 3
+    assert "checkpoints cannot be saved there: it is a file" in talk
+    assert not list((tmp_path / "runs").rglob("run.json"))
 
 
 def test_a_missing_checkpoint_is_refused(start: Callable[..., Any], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from free_ports import free_ports
 
 from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
-from llmb.runs.folder import create_run_folder
+from llmb.runs.claim import create_run_folder
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, write_record
 from llmb.runs.result import Result
