@@ -7,6 +7,7 @@ import warnings
 from llmb.engine.huggingface.weights_export import export_weights
 from llmb.engine.huggingface.weights_import import import_weights
 from llmb.errors import LlmbError
+from llmb.runs.bound import end_with_parent
 from llmb.runs.conversion import ConverterMessage, ExportJob, ImportJob, error_record, parse_job
 
 
@@ -31,6 +32,7 @@ def convert(job: ExportJob | ImportJob) -> None:
 
 
 def main() -> int:
+    end_with_parent()
     try:
         # torch warns about a single process, which is intended.
         with warnings.catch_warnings(action="ignore"):

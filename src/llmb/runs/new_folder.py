@@ -67,7 +67,7 @@ def _remove_others(target: Path, own: Path) -> None:
 
 
 def _lock(stream: IO[str]) -> bool:
-    """False if another process holds the lock. On a file system without locks, nobody does."""
+    """False if another process holds the lock. On a file system without locks, none does."""
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
