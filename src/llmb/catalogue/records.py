@@ -322,10 +322,11 @@ class PublishedFlops(Record):
 
 
 class Checkpoint(Record):
-    """Checkpoint sizes in the documents."""
+    """Checkpoint sizes in the documents, and the numbers of GPUs that save and load them there."""
 
     size_gb: float
     save_scales: tuple[int, int] | None = None
+    """The smallest and the largest."""
     min_load_scale: int | None = None
     source: str
     line: int

@@ -288,7 +288,8 @@ def _recipe(
         raise layout_error(problems)
     changed = {name: value for name, value in given.items() if value != getattr(published, name)}
     expectations, reason = _expectations(catalogue, request, gpu_type, dtype, pick, changed)
-    checkpoint = workload.checkpoints.get(request.size)
+    published_size = layout.layers == full.layers  # a proxy's checkpoint is smaller
+    checkpoint = workload.checkpoints.get(request.size) if published_size else None
     gpu = catalogue.gpus.get(gpu_type)
     return Recipe(
         workload=workload.workload,

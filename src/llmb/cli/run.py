@@ -21,6 +21,7 @@ from llmb.programs.engine.nsys import with_profiler
 from llmb.report.output import print_json, print_table
 from llmb.report.run_report import plan_document, plan_table
 from llmb.runs.checkpoint import read_checkpoint
+from llmb.runs.checkpoint_scales import scale_warnings
 from llmb.runs.choices import Choices
 from llmb.runs.claim import create_run_folder
 from llmb.runs.device import Device
@@ -68,6 +69,8 @@ def run(
     if dry_run:
         _print_plan(plan, install, machine.cores, json=json)
         return
+    for warning in scale_warnings(plan):
+        say(f"warning: {warning}")
     check_machine(plan, machine)
     check_here(open_plan)
     check_space(plan, Path(plan.checkpoint_dir) if plan.checkpoint_dir else run_parent(install, plan))

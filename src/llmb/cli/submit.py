@@ -28,6 +28,7 @@ from llmb.jobs.wait import Watch
 from llmb.report.output import print_json, print_text
 from llmb.report.run_report import plan_title
 from llmb.report.submit_report import flags_text, submit_document, submit_text
+from llmb.runs.checkpoint_scales import scale_warnings
 from llmb.runs.folder import RunFolder
 
 COMMAND_LINE = "the command line"
@@ -98,6 +99,8 @@ def submit_one(wanted: JobRequest, *, dry_run: bool, wait: bool, yes: bool, json
     """Shows one job, asks for confirmation, and queues it; with ``wait`` prints its result."""
     context = campaign_context(install_here(), os.environ)
     order = plan_one(context, wanted, wait=wait and not dry_run)
+    for warning in scale_warnings(order.plan, loads=wanted.choices.load_checkpoint is not None):
+        say(f"warning: {warning}")
     if dry_run:
         script = order.script()
         if json:

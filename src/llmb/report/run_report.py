@@ -10,17 +10,24 @@ from llmb.report.output import result_table
 from llmb.report.table import Table
 from llmb.report.trace_report import shown_parts
 from llmb.runs.checkpoint_report import CheckpointReport
+from llmb.runs.checkpoint_scales import scale_warnings
+from llmb.runs.disk_space import checkpoint_bytes
 from llmb.runs.folder import RunFolder
 from llmb.runs.fp8_product import fp8_product
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.profiling import Profile
-from llmb.runs.result import Result
+from llmb.runs.result import Result, no_measurement
 from llmb.runs.stall import ranks_text
 from llmb.traces.summary import shares
 
 
 def plan_document(plan: EnginePlan, command: tuple[str, ...], variables: dict[str, str]) -> dict[str, Any]:
-    return {"plan": plan.model_dump(mode="json"), "command": list(command), "variables": variables}
+    return {
+        "plan": plan.model_dump(mode="json"),
+        "command": list(command),
+        "variables": variables,
+        "warnings": list(scale_warnings(plan)),
+    }
 
 
 def run_document(folder: RunFolder, plan: Plan, result: Result) -> dict[str, Any]:
@@ -54,6 +61,8 @@ def plan_table(plan: EnginePlan, command: tuple[str, ...], variables: dict[str, 
     layout, window = plan.recipe.layout, plan.window
     table = result_table(f"Plan: {plan_title(plan)}", "", "")
     table.add_row("steps", f"{plan.steps}, statistics over steps {window.first}-{window.last}")
+    if reason := no_measurement(plan):
+        table.add_row("not a measurement", reason)
     without = "" if layout.sequence_parallel else ", no sequence parallelism"
     table.add_row("layout", f"DP {layout.dp}, MBS {layout.mbs}, GBS {layout.gbs}, GA {layout.ga}{without}")
     table.add_row("sequence", f"{layout.seq_len} tokens, {layout.gbs * layout.seq_len:,} tokens per step")
@@ -76,7 +85,10 @@ def plan_table(plan: EnginePlan, command: tuple[str, ...], variables: dict[str, 
         table.add_row("resumes from", f"step {plan.start.step}: {plan.start.path}{fresh}")
     if plan.save_checkpoint:
         every = f"every {plan.checkpoint_interval} steps and " if plan.checkpoint_interval else ""
-        table.add_row("checkpoints", f"{every}at the end")
+        size = number(checkpoint_bytes(plan.recipe.model) / 1e9)
+        table.add_row("checkpoints", f"{every}at the end, about {size} GB each")
+    for warning in scale_warnings(plan):
+        table.add_row("warning", warning)
     if plan.profile:
         table.add_row("profile", profile_text(plan.profile))
     if plan.nccl_trace:
@@ -109,6 +121,8 @@ def run_table(plan: Plan, result: Result) -> Table:
     title = f"{plan_title(plan)}, steps {window.first}-{window.last} of {plan.last_step + 1}"
     table = result_table(title, "metric", "measured", "expected", "note", right=("measured", "expected"))
     expected = next(iter(plan.recipe.expectations), None)
+    if result.measurement_reason:
+        table.add_row("NOT A MEASUREMENT", "", "", result.measurement_reason)
     _add_step_time(table, result, expected, plan.recipe.expectations_reason)
     _add_throughput(table, result, expected)
     if result.loss:
