@@ -15,7 +15,8 @@ from llmb.logs.checkpoint_line import SaveLine, format_save_line
 from llmb.logs.files import find_logs
 from llmb.logs.step_line import format_step_line
 from llmb.runs.checkpoint import CheckpointRecord, checkpoint_name, read_checkpoint
-from llmb.runs.folder import RunFolder, create_run_folder
+from llmb.runs.claim import create_run_folder
+from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan
 from llmb.runs.record import queued_record, write_record
 

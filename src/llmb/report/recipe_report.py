@@ -7,12 +7,11 @@ from typing import Any
 from llmb.catalogue.pipeline_stages import stage_layers
 from llmb.catalogue.records import Convention, Expectation, JobDefaults, Recipe
 from llmb.metrics.flops import flops_per_sequence
-from llmb.metrics.parameters import parameter_count
+from llmb.metrics.parameters import checkpoint_bytes, parameter_count
 from llmb.metrics.throughput import Throughput
 from llmb.report.numbers import number, unknown
 from llmb.report.output import result_table
 from llmb.report.table import Table
-from llmb.runs.disk_space import checkpoint_bytes
 
 BILLION = 1e9
 

@@ -5,13 +5,13 @@ from typing import Any
 
 from llmb.catalogue.pipeline_stages import stage_layers
 from llmb.catalogue.records import Convention, Expectation
+from llmb.metrics.parameters import checkpoint_bytes
 from llmb.report.numbers import number
 from llmb.report.output import result_table
 from llmb.report.table import Table
 from llmb.report.trace_report import shown_parts
 from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.checkpoint_scales import scale_warnings
-from llmb.runs.disk_space import checkpoint_bytes
 from llmb.runs.folder import RunFolder
 from llmb.runs.fp8_product import fp8_product
 from llmb.runs.plan import EnginePlan, Plan

@@ -21,12 +21,12 @@ from llmb.errors import UsageError
 from llmb.logs.checkpoint_line import find_loads, find_saves
 from llmb.logs.outcome import judge_log
 from llmb.logs.reader import read_log
+from llmb.metrics.parameters import checkpoint_bytes
 from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
 from llmb.runs.checkpoint import partial_path, read_checkpoint, saved_checkpoints
 from llmb.runs.checkpoint_times import read_checkpoint_times
 from llmb.runs.claim import create_run_folder
-from llmb.runs.disk_space import checkpoint_bytes
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, write_record
