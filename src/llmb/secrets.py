@@ -4,33 +4,33 @@
 import re
 from collections.abc import Mapping
 
+# The expressions are compiled at their first use: every command imports this, and few need it.
 # Part or end of the name: HF_TOKEN, OPENAI_API_KEY, SLURM_JWT, DBPWD, but not TOKENIZERS_PARALLELISM.
-_SECRET_NAME = re.compile(
-    r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASSCODE|CREDENTIAL|COOKIE|BEARER|APIKEY|ACCESSKEY|ACCOUNTKEY|PRIVATEKEY"
+_BY_NAME = (
+    r"(?i)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASSCODE|CREDENTIAL|COOKIE|BEARER|APIKEY|ACCESSKEY|ACCOUNTKEY|PRIVATEKEY"
     r"|PGPASS|PWD|JWT|CONNECTION_?STRING|(^|_)(KEY|PAT|PASS|PSK|CREDS?|AUTH|AUTHORIZATION|NETRC|SAS|SIG|SIGNATURE|DSN))"
-    r"(?P<many>S?)\d*(_|$)",
-    re.IGNORECASE,
+    r"(?P<many>S?)\d*(_|$)"
 )
 # Names that match the above, but hold no secret.
 _NO_SECRET = frozenset({"PWD", "OLDPWD"})
 # Location of a key or of an agent that holds it: the value gives access to the key.
 _KEY_SOURCES = frozenset({"SSH_AUTH_SOCK", "SSH_ASKPASS"})
-_SECRET_VALUE = re.compile(
+_BY_VALUE = (
     r"(?<![A-Za-z0-9])("
     # By the prefix that its issuer gives it; long enough not to match settings.
     r"(hf_|api_org_|gh[pousr]_|github_pat_|npm_|r8_|gsk_|xai-|pplx-|nvapi-|sk-|[sr]k_(live|test)_|dckr_pat_|pypi-|hv[sb]\.)"
     r"[\w-]{20,}|gl[a-z]{2,6}-[\w-]{16,}|A[KS]IA[0-9A-Z]{16}|xox[abeprs]-[\w-]{8,}|xapp-[\w-]{16,}|AIza[\w-]{30,}"
-    r"|ya29\.[\w-]{16,}|dapi[0-9a-f]{32}|dop_v1_[0-9a-f]{32,}|wandb_v\d_\w{16,}|AGE-SECRET-KEY-\w+|SG\.[\w-]{16,}\.[\w-]{16,}"
+    r"|ya29\.[\w-]{16,}|dapi[0-9a-f]{32}|dop_v1_[0-9a-f]{32,}|wandb_v\d_\w{16,}|AGE-SECRET-KEY-\w+|SG\.[\w-]{16,80}\.[\w-]{16,}"
     # A JSON web token, in three parts.
-    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
+    r"|eyJ[\w-]{8,400}\.[\w-]{8,}\.[\w-]*"
     r"|(?i:bearer)\s+[\w.~+/=-]{16,}|(?i:basic)\s+[A-Za-z0-9+/]{12,}={0,2}(?![\w-])"
     r")|-----BEGIN [A-Z ]*PRIVATE KEY-----"
     # https://user:password@host, also without the user; https://token@host.
     r"|(?<=://)([^\s/:@]*:[^\s/@]+|[^\s/:@]{20,})(?=@)"
 )
 # A setting in a text, such as ?token=... in an address or password=... of a database; not code such as key=$1.
-_PAIR = re.compile(r"""([A-Za-z][\w.-]*)\s*[=]\s*([^\s$"'(<{;&|,]{4,})""")
-_PLAIN = re.compile(r"\d{1,9}(\.\d+)?")
+_PAIR = r"""(?<![\w.])([A-Za-z][\w.-]{0,80})\s{0,3}=\s{0,3}([^\s$"'(<{;&|,]{4})"""
+_PLAIN = r"\d{1,9}(\.\d+)?"
 _FUNCTION = "BASH_FUNC_"
 HIDDEN = "[secret]"
 
@@ -42,9 +42,9 @@ def holds_secret(name: str, value: str = "") -> bool:
 
 def has_secret(text: str, *, settings: bool = True) -> bool:
     """True if a text may contain a secret; with ``settings`` also one that its name shows, as in ``password=...``."""
-    if _SECRET_VALUE.search(text):
+    if re.search(_BY_VALUE, text):
         return True
-    return settings and any(_is_secret_name(name, value) for name, value in _PAIR.findall(text))
+    return settings and any(_is_secret_name(name, value) for name, value in re.findall(_PAIR, text))
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
@@ -53,7 +53,7 @@ def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
 
 def redacted(text: str) -> str:
     """A message without the secrets that its text shows."""
-    return _SECRET_VALUE.sub(HIDDEN, text)
+    return re.sub(_BY_VALUE, HIDDEN, text)
 
 
 def _is_secret_name(name: str, value: str) -> bool:
@@ -61,7 +61,7 @@ def _is_secret_name(name: str, value: str) -> bool:
     plain = re.sub(r"[.-]", "_", name)
     if plain.upper() in _KEY_SOURCES:
         return True
-    found = _SECRET_NAME.search(plain)
+    found = re.search(_BY_NAME, plain)
     if not found or plain.upper() in _NO_SECRET:
         return False
-    return not (found["many"] and _PLAIN.fullmatch(value))
+    return not (found["many"] and re.fullmatch(_PLAIN, value))

@@ -86,3 +86,13 @@ def test_messages_do_not_repeat_a_secret() -> None:
     where, do = f"https://me:{TOKEN}@host", "unset nvapi-abcdefghijklmnopqrst"
     error = UsageError(f"unknown key '{TOKEN}'", where=where, do=do)
     assert str(error) == "unknown key '[secret]'\n  where: https://[secret]@host\n  do:    unset [secret]"
+
+
+@pytest.mark.parametrize(
+    "part", ["a=", "A", "a-", "x.", "eyJ-", "://", "https://a", "bearer ", "hf_", "basic AAAA", "SG.-"]
+)
+def test_a_long_text_takes_no_longer_than_its_length(part: str) -> None:
+    """Of anything that grew with the square, this test would see minutes."""
+    text = part * 20_000
+    holds_secret("X", text)
+    assert len(UsageError(text).what) >= len("[secret]")
