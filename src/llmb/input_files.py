@@ -46,6 +46,14 @@ def not_regular(mode: int) -> str | None:
     return next((text for is_kind, text in _KINDS if is_kind(mode)), "is no regular file")
 
 
+def list_folder(path: Path) -> list[Path]:
+    """Raises UsageError if it cannot be listed."""
+    try:
+        return list(path.iterdir())
+    except OSError as error:
+        raise UsageError(f"cannot be listed: {error.strerror}", where=str(path)) from error
+
+
 def read_text_file(path: Path) -> bytes:
     """The whole content. Raises UsageError if it cannot be read, or is larger than ``MOST_TEXT_BYTES``."""
     with open_file(path) as stream:

@@ -50,7 +50,8 @@ def print_run(folder: RunFolder, *, json: bool) -> None:
     try:
         record = read_record(folder)
     except (OSError, ValueError) as error:
-        raise UsageError("the run's record cannot be read", where=str(folder.record)) from error
+        why = error.strerror if isinstance(error, OSError) else getattr(error, "what", "it is damaged")
+        raise UsageError(f"the run's record cannot be read: {why}", where=str(folder.record)) from error
     if record.status in ("queued", "running"):
         do = "'llmb jobs wait' waits for it; 'llmb jobs refresh' updates its state"
         raise UsageError(f"the run has no result yet: it is {record.status}", where=str(folder.path), do=do)

@@ -12,6 +12,7 @@ from llmb.jobspec.placement import Placement
 from llmb.jobspec.variables import Variable
 from llmb.jobspec.words import Word
 from llmb.runs.folder import RunFolder, write_atomically
+from llmb.runs.record_file import read_record_file
 
 
 class JobSpec(Record):
@@ -74,4 +75,4 @@ def write_spec(folder: RunFolder, spec: JobSpec) -> None:
 
 def read_spec(folder: RunFolder) -> JobSpec | None:
     """None for a run of version 0.1. Raises ValueError for a file that is no specification."""
-    return JobSpec.model_validate_json(folder.job_spec.read_text()) if folder.job_spec.exists() else None
+    return read_record_file(folder.job_spec, JobSpec) if folder.job_spec.exists() else None

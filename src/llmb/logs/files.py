@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmb.errors import UsageError
+from llmb.input_files import not_regular, open_file
 from llmb.logs.outcome import LogOutcome, judge_log
 from llmb.logs.reader import read_log
 
@@ -44,6 +45,8 @@ def find_logs(root: Path) -> FoundFiles:
     """
     if root.is_file():
         return FoundFiles((root,), root.stat().st_size, ())
+    if root.exists() and not root.is_dir():
+        raise UsageError(f"'{root}' {not_regular(root.stat().st_mode)}, not a regular file", do="give a log file")
     if not root.exists():
         raise UsageError(f"no such file or directory: '{root}'", do="give a log file or the directory that holds logs")
     refused: list[ParsedFile] = []
@@ -100,8 +103,12 @@ def _refusal(path: Path) -> LogOutcome | None:
 
 def parse_file(path: Path, rule: str) -> ParsedFile:
     try:
-        with path.open("rb", buffering=0) as stream:
+        with open_file(path) as stream:
             log = read_log(stream, rule)
+    except UsageError as error:
+        cause = error.__cause__
+        why = f"cannot be read: {cause.strerror}" if isinstance(cause, OSError) else error.what
+        return ParsedFile(path, LogOutcome("unreadable", why))
     except OSError as error:
         return ParsedFile(path, LogOutcome("unreadable", f"cannot be read: {error.strerror}"))
     return ParsedFile(path, judge_log(log))

@@ -18,6 +18,7 @@ from llmb.logs.step_line import find_invalid_line
 from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.window import resolve_window
 
+MOST_GAPS = 20
 Status = Literal["success", "failed", "invalid", "no_steps", "skipped", "unreadable"]
 
 
@@ -105,7 +106,8 @@ def _why_unfinished(log: RunLog, last: int, window: Window) -> str | None:
         seen = (window.first - 1, *attempt.step, window.last + 1)
         gaps = [range(before + 1, after) for before, after in pairwise(seen) if after > before + 1]
         word = "step" if sum(map(len, gaps)) == 1 else "steps"
-        return f"{word} {', '.join(map(_range_text, gaps))} missing{_attempts_text(attempt)}"
+        more = f" and {len(gaps) - MOST_GAPS:,} more ranges" if len(gaps) > MOST_GAPS else ""
+        return f"{word} {', '.join(map(_range_text, gaps[:MOST_GAPS]))}{more} missing{_attempts_text(attempt)}"
     return None
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from llmb.catalogue.records import Record
 from llmb.runs.attention import AttentionReport
 from llmb.runs.fp8_product import Fp8Product
+from llmb.runs.record_file import read_record_file
 
 
 class Environment(Record):
@@ -35,4 +36,4 @@ class Environment(Record):
 
 def read_environment(path: Path) -> Environment | None:
     """None if the workers wrote none. Raises OSError, and ValueError for a damaged file."""
-    return Environment.model_validate_json(path.read_text()) if path.exists() else None
+    return read_record_file(path, Environment) if path.exists() else None

@@ -9,7 +9,8 @@ from pathlib import Path
 from llmb.errors import UsageError
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import Plan
-from llmb.traces.breakdown import CollectiveTime, StepBreakdown
+from llmb.runs.record_file import BrokenRecord, read_record_file
+from llmb.traces.breakdown import StepBreakdown
 from llmb.traces.files import REPORT_END, SQLITE_END, read_traces
 from llmb.traces.folders import NCCL_LOG_END
 from llmb.traces.summary import summarize
@@ -65,7 +66,11 @@ def report_profile(folder: RunFolder, plan: Plan, export_failure: str | None = N
     missing = [path.name for path in wanted if path not in there]
     warnings = [plan.profile.reason] if plan.profile.reason else []
     warnings += [f"profiles were not written: {', '.join(missing)}; the log may say why"] if missing else []
-    breakdown = kept_breakdown(folder)
+    try:
+        breakdown = kept_breakdown(folder)
+    except BrokenRecord as error:
+        warnings.append(f"the saved breakdown of a step cannot be read: {error.what} ({folder.breakdown.name})")
+        breakdown = None
     if export_failure:
         warnings.append(f"no breakdown of a step: {export_failure}")
     elif there and breakdown is None:
@@ -85,9 +90,5 @@ def keep_breakdown(folder: RunFolder, profile: ProfileReport | None) -> None:
 
 
 def kept_breakdown(folder: RunFolder) -> StepBreakdown | None:
-    """The breakdown that was saved when the run ended, if it was."""
-    if not folder.breakdown.exists():
-        return None
-    values = json.loads(folder.breakdown.read_text())
-    collectives = tuple(CollectiveTime(**item) for item in values.pop("collectives"))
-    return StepBreakdown(**values, collectives=collectives)
+    """The breakdown that was saved when the run ended, if it was. Raises BrokenRecord."""
+    return read_record_file(folder.breakdown, StepBreakdown) if folder.breakdown.exists() else None

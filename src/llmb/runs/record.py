@@ -12,6 +12,7 @@ from llmb.catalogue.records import Record
 from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, foreign_link, write_atomically
 from llmb.runs.plan import EnginePlan, Plan
+from llmb.runs.record_file import read_record_file
 from llmb.runs.result import Result, Status
 
 SCHEMA_VERSION = 1
@@ -183,17 +184,17 @@ def check_owner(folder: RunFolder) -> None:
 
 
 def read_record(folder: RunFolder) -> RunRecord:
-    """Raises OSError if the file cannot be read, or is another user's by way of a link, ValueError if it is invalid."""
+    """Raises BrokenRecord, or OSError if the file cannot be read, or is another user's by way of a link."""
     check_owner(folder)
-    return RunRecord.model_validate_json(folder.record.read_text())
+    return read_record_file(folder.record, RunRecord)
 
 
 def read_job(folder: RunFolder) -> SubmittedJob | None:
     """None if the run was not submitted, or the client was killed before it could record this. Raises as above."""
     check_owner(folder)
-    return SubmittedJob.model_validate_json(folder.job.read_text()).in_folder(folder) if folder.job.exists() else None
+    return read_record_file(folder.job, SubmittedJob).in_folder(folder) if folder.job.exists() else None
 
 
 def read_job_end(folder: RunFolder) -> JobEnd | None:
     """None while the job has not ended, or if it was killed with its batch script."""
-    return JobEnd.model_validate_json(folder.job_end.read_text()) if folder.job_end.exists() else None
+    return read_record_file(folder.job_end, JobEnd) if folder.job_end.exists() else None

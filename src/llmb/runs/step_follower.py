@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from llmb.runs.record_file import BrokenRecord
 from llmb.runs.steps import step_from_json
 
 
@@ -40,5 +41,9 @@ class StepFollower:
                 if not line.endswith(b"\n"):
                     return
                 self.offset += len(line)
-                step = step_from_json(line.decode())
+                try:
+                    step = step_from_json(line)
+                except ValueError as error:
+                    where = f"{self.path}, byte {self.offset - len(line)}"
+                    raise BrokenRecord("the line is not a complete step", where=where) from error
                 yield StepNews(step.step, step.step_time_s, step.loss)

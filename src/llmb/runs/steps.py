@@ -5,8 +5,14 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic_core import from_json
+
+from llmb.runs.record_file import BrokenRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,26 +100,32 @@ def step_to_json(step: Step) -> str:
     return json.dumps(values, allow_nan=False)
 
 
-def step_from_json(line: str) -> Step:
+def step_from_json(line: str | bytes) -> Step:
     """Raises ValueError if the line is not a complete step."""
-    values = json.loads(line)
-    if not isinstance(values, dict):
-        raise TypeError("a step is a JSON object")
-    spoiled = values.pop("not_finite", {})
-    values.update({name: float(text) for name, text in spoiled.items()})
-    load = values.pop("expert_load", None)
-    fp8 = values.pop("fp8", None)
-    return Step(**values, expert_load=load and ExpertLoad(**load), fp8=fp8 and Fp8Counts(**fp8))
+    values = from_json(line)
+    if isinstance(values, dict) and isinstance(spoiled := values.pop("not_finite", None), dict):
+        values.update({name: float(text) for name, text in spoiled.items() if isinstance(text, str)})
+    return _adapter().validate_python(values)
+
+
+@cache
+def _adapter() -> TypeAdapter[Step]:
+    return TypeAdapter(Step)
 
 
 def read_steps(path: Path) -> list[Step]:
-    """All complete steps; a last line that was truncated by a crash is left out."""
+    """All complete steps; a last line that was truncated by a crash is left out.
+
+    Raises BrokenRecord if any other line is not a step.
+    """
     if not path.exists():
         return []
-    steps = []
-    for line in path.read_text().splitlines():
+    steps: list[Step] = []
+    lines = path.read_bytes().rstrip(b"\n").split(b"\n")
+    for number, line in enumerate(lines, start=1):
         try:
             steps.append(step_from_json(line))
-        except (ValueError, TypeError):
-            break
+        except ValueError as error:
+            if number < len(lines):
+                raise BrokenRecord("the line is not a complete step", where=f"{path}:{number}") from error
     return steps

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from llmb.errors import UsageError
-from llmb.input_files import open_file
+from llmb.input_files import list_folder, open_file
 from llmb.traces.chrome import read_chrome
 from llmb.traces.classify import Rules
 from llmb.traces.folders import NSYS_FOLDER, TORCH_FOLDER
@@ -27,8 +27,9 @@ def find_traces(paths: Iterable[Path]) -> list[Path]:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    homes = [*folder.rglob(TORCH_FOLDER), *folder.rglob(NSYS_FOLDER)] or [folder]
-    inside = [path for home in homes for path in sorted(home.iterdir(), key=_natural)]
+    found = [path for name in (TORCH_FOLDER, NSYS_FOLDER) for path in folder.rglob(name)]
+    homes = [path for path in found if path.is_dir()] or [folder]
+    inside = [path for home in homes for path in sorted(list_folder(home), key=_natural)]
     traces = [path for path in inside if path.name.endswith((*JSON_ENDS, SQLITE_END)) and path.name[0] != "."]
     if traces:
         return traces

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from llmb.errors import UsageError
+from llmb.input_files import list_folder
 from llmb.traces.folders import NCCL_FOLDER, NCCL_LOG_END
 
 EXPECTED = (
@@ -26,7 +27,7 @@ def find_nccl_files(paths: Iterable[Path]) -> list[Path]:
 
 def _in_folder(folder: Path) -> list[Path]:
     homes = [folder] if folder.name == NCCL_FOLDER else sorted(folder.rglob(NCCL_FOLDER))
-    logs = [path for home in homes for path in home.iterdir() if path.name.endswith(NCCL_LOG_END)]
+    logs = [path for home in homes if home.is_dir() for path in list_folder(home) if path.name.endswith(NCCL_LOG_END)]
     if not logs:
         advice = f"give a log file, or the folder of a run with --nccl-trace ({NCCL_FOLDER}/*{NCCL_LOG_END})"
         raise UsageError("no NCCL log in this folder", where=str(folder), choices=EXPECTED, do=advice)
