@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens files that others wrote. Only regular files are read: a pipe or a device may never end."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -20,23 +21,26 @@ _KINDS = (
 )
 
 
-def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
-    """Opens a regular file, unbuffered. Raises UsageError for anything else, without waiting for a writer.
-
-    ``do`` is the advice if there is no such file.
-    """
-    try:
-        # Without O_NONBLOCK, opening a pipe waits for a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise UsageError("no such file or directory", where=str(path), do=do) from error
-    except (OSError, ValueError) as error:  # a ValueError is a path that cannot be one
-        what = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"cannot be read: {what}", where=str(path)) from error
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a regular file, unbuffered. Raises OSError for anything else, without waiting for a writer."""
+    # Without O_NONBLOCK, opening a pipe waits for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if kind := not_regular(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise UsageError(f"cannot be read: it {kind}, not a regular file", where=str(path))
+        raise OSError(errno.EINVAL, f"it {kind}, not a regular file", str(path))
     return os.fdopen(descriptor, "rb", buffering=0)
+
+
+def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
+    """The same for a file that a user names; raises UsageError. ``do`` is the advice if there is no such file."""
+    try:
+        return open_regular(path)
+    except FileNotFoundError as error:
+        raise UsageError("no such file or directory", where=str(path), do=do) from error
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    except ValueError as error:  # the path holds a null character
+        raise UsageError(f"cannot be read: {error}", where=str(path)) from error
 
 
 def not_regular(mode: int) -> str | None:

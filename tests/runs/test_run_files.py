@@ -16,6 +16,8 @@ from llmb.runs import folder as folders
 from llmb.runs.claim import create_run_folder
 from llmb.runs.folder import InstallRoot, chosen_root, install_root, write_atomically
 from llmb.runs.plan import Plan
+from llmb.runs.record import JobEnd
+from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.runs.steps import Step, read_steps, step_from_json, step_to_json
 
 
@@ -118,3 +120,27 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path: Path, cut: int) -> None
 
 def test_no_steps_are_no_steps(tmp_path: Path) -> None:
     assert read_steps(tmp_path / "metrics.jsonl") == []
+
+
+@pytest.mark.parametrize("line", ["", "{}", "[1]", "nonsense", '{"step": "two"}', "\xff", "[" * 100_000])
+def test_a_damaged_line_among_steps_is_named(tmp_path: Path, line: str) -> None:
+    """The steps after it would be lost without a word."""
+    path = tmp_path / "metrics.jsonl"
+    whole = step_to_json(step())
+    path.write_text(f"{whole}\n{line}\n{whole}\n", encoding="latin-1")
+    with pytest.raises(EnvironmentProblem, match="not a complete step") as raised:
+        read_steps(path)
+    assert raised.value.where == f"{path}:2"
+    assert isinstance(raised.value, ValueError)
+    path.write_text(f"{whole}\n{line}", encoding="latin-1")
+    assert read_steps(path) == [step()]
+
+
+def test_a_damaged_record_is_named_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "job_end.json"
+    path.write_text('{"exit_code": 1,\n "ended_at"')
+    with pytest.raises(BrokenRecord, match=r"it is damaged: Invalid JSON: .* line 2") as raised:
+        read_record_file(path, JobEnd)
+    assert raised.value.where == str(path)
+    with pytest.raises(FileNotFoundError):
+        read_record_file(tmp_path / "missing.json", JobEnd)

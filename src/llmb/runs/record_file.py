@@ -7,6 +7,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from llmb.errors import EnvironmentProblem
+from llmb.input_files import open_regular
 
 Shape = TypeVar("Shape")
 
@@ -17,14 +18,11 @@ class BrokenRecord(EnvironmentProblem, ValueError):
 
 def read_record_file(path: Path, shape: type[Shape]) -> Shape:
     """The content of a JSON file. Raises BrokenRecord with the place of what is wrong, OSError if it cannot be read."""
-    return parse_record(path.read_bytes(), shape, str(path))
-
-
-def parse_record(text: bytes, shape: type[Shape], where: str) -> Shape:
-    """The same for one JSON value; ``where`` names its file and line."""
+    with open_regular(path) as stream:
+        text = stream.read()
     try:
         return TypeAdapter(shape).validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = "".join(f"{key}: " for key in (".".join(map(str, first["loc"])),) if key)
-        raise BrokenRecord(f"it is damaged: {place}{first['msg']}", where=where) from error
+        raise BrokenRecord(f"it is damaged: {place}{first['msg']}", where=str(path)) from error

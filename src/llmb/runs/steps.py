@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic_core import from_json
 
+from llmb.input_files import open_regular
 from llmb.runs.record_file import BrokenRecord
 
 
@@ -121,7 +122,8 @@ def read_steps(path: Path) -> list[Step]:
     if not path.exists():
         return []
     steps: list[Step] = []
-    lines = path.read_bytes().rstrip(b"\n").split(b"\n")
+    with open_regular(path) as stream:
+        lines = stream.read().rstrip(b"\n").split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
             steps.append(step_from_json(line))
