@@ -100,6 +100,14 @@ def test_one_recipe_is_a_job_and_its_script_is_printed(environ: dict[str, str]) 
     assert len(shown(submit, environ, *options, "--repeats", "3")) == 3
 
 
+def test_a_scale_at_which_nobody_saves_draws_a_warning(environ: dict[str, str]) -> None:
+    recipe = ("-w", "pretrain_llama3.1", "-s", "8b", "--dtype", "bf16", "--dry-run", "--save-checkpoint")
+    warned = call(submit, environ, *recipe, "--scale", "8")
+    assert warned.exit_code == 0
+    assert "llmb: warning: checkpoints are published as saved by 16 to 128 GPUs, not by 8" in warned.stderr
+    assert call(submit, environ, *recipe, "--scale", "16").stderr == ""
+
+
 def test_nodes_are_given_as_to_sbatch(environ: dict[str, str]) -> None:
     environ |= {"DTYPE": "fp8", "MODEL_SIZE": "405b"}
     given = ("-A", "research", "-p", "batch", "-N", "72", "--gres=gpu:8")
