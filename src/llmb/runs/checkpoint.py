@@ -2,7 +2,8 @@
 """A checkpoint on disk: its name, its record, and whether it is complete.
 
 A checkpoint is written to a temporary folder whose name begins with a dot. Its record is written last and lists every
-file with its size; then the folder is renamed. A folder with the final name is complete, or was damaged later.
+file with its size and checksum; then the folder is renamed. A folder with the final name is complete, or was damaged
+later.
 """
 
 from collections.abc import Iterator, Sequence

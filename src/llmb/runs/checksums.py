@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Verification = Literal["verified", "skipped", "no checksums"]
 BLOCK = 2**22
@@ -25,7 +25,7 @@ class ChecksumWriter(io.BufferedWriter):
         super().__init__(io.FileIO(path, "wb"))
         self.crc = 0
 
-    def write(self, data: "io.ReadableBuffer", /) -> int:  # type: ignore[name-defined]
+    def write(self, data: Any, /) -> int:  # noqa: ANN401 (bytes, or anything with a buffer)
         self.crc = zlib.crc32(data, self.crc)
         return super().write(data)
 
