@@ -73,6 +73,7 @@ def somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this user makes is not this process's."""
     monkeypatch.setattr(folders.os, "geteuid", lambda: os.getuid() + 1)
     monkeypatch.setattr(folders, "ADMINISTRATOR", -1)
+    monkeypatch.setattr(folders, "_owner", lambda root: None)
 
 
 def test_a_run_folder_behind_another_users_link_is_not_followed(
@@ -88,6 +89,10 @@ def test_a_run_folder_behind_another_users_link_is_not_followed(
     linked = RunFolder(parent / "run" / target.name)
     linked.path.symlink_to(target.path)
     assert read_record(linked) == read_record(target)
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "ADMINISTRATOR", -1)
+        patch.setattr(folders.os, "geteuid", lambda: os.getuid() + 1)
+        assert read_record(linked) == read_record(target), "the link is of the root's owner"
     request.getfixturevalue("somebody_else")
     assert foreign_link(linked.path) == linked.path
     for read in (read_record, read_job):

@@ -3,7 +3,6 @@
 
 import errno
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,11 +196,14 @@ def foreign_link(path: Path) -> Path | None:
     """The link of another user that ``path``, of a run folder or above, is reached through; None if there is none.
 
     In a root that several users can write to, a link of one of them must not lead another one's commands elsewhere.
-    Links above the root are the choice of whoever set it up, as are those of the system's administrator.
+    Links of the root's owner and of the system's administrator are followed, and so are all links above the root.
     """
     places = [path, *path.parents]
-    below_root = next((number + 1 for number, place in enumerate(places) if place.name == WORKLOADS), 0)
-    return next((place for place in places[:below_root] if _is_foreign(place)), None)
+    depth = next((number for number, place in enumerate(places) if place.name == WORKLOADS), None)
+    if depth is None:
+        return None
+    trusted = (ADMINISTRATOR, os.geteuid(), _owner(places[depth].parent))
+    return next((place for place in places[: depth + 1] if _link_owner(place) not in (None, *trusted)), None)
 
 
 class NotWritable(EnvironmentProblem):
@@ -213,12 +215,19 @@ def cannot_write(path: Path, error: OSError) -> NotWritable:
     return NotWritable(f"cannot write: {error.strerror}", where=str(error.filename or path), do=advice)
 
 
-def _is_foreign(place: Path) -> bool:
+def _owner(folder: Path) -> int | None:
     try:
-        found = place.lstat()
+        return folder.stat().st_uid
     except OSError:
-        return False  # whoever follows it meets the same error
-    return stat.S_ISLNK(found.st_mode) and found.st_uid not in (ADMINISTRATOR, os.geteuid())
+        return None  # whoever uses it meets the same error
+
+
+def _link_owner(place: Path) -> int | None:
+    """None for what is not a link, or cannot be looked at."""
+    try:
+        return place.lstat().st_uid if place.is_symlink() else None
+    except OSError:
+        return None
 
 
 def write_atomically(path: Path, text: str) -> None:
