@@ -41,6 +41,8 @@ def run_campaign(
     Raises UsageError with all problems, and if jobs are rejected.
     """
     proposal = propose(context, wanted, resume=resume, start_new=start_new)
+    for line in _left_open(context, wanted, proposal):
+        say(line)
     if proposal.left_out:
         sys.stderr.write(listed("left out", proposal.left_out) + "\n")
     before = queued_before(proposal)
@@ -57,6 +59,15 @@ def run_campaign(
         _print(outcome.campaign, proposal, json=True)
     if error := refusal(outcome):
         raise error
+
+
+def _left_open(context: Context, wanted: Wanted, proposal: Proposal) -> list[str]:
+    """What the jobs take that neither the request nor the cluster's settings name."""
+    found = {choice.name: choice.text() for job in proposal.jobs for choice in job.unspecified}
+    if context.site.config.gpu_type is None and not all(entry.selection.gpu_type for entry in wanted.entries):
+        types = ", ".join(dict.fromkeys(job.gpu_type for job in proposal.jobs))
+        found["GPU type"] = f"GPU type {types} (--gpu-type, or gpu_type in cluster_config.yaml, names another)"
+    return [f"not specified: {'; '.join(found.values())}"] if found else []
 
 
 def _print(campaign: Campaign, proposal: Proposal, *, json: bool) -> None:

@@ -9,11 +9,12 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.cli.json_option import Json
+from llmb.cli.messages import print_unspecified
 from llmb.cli.options import takes_recipe
 from llmb.errors import UsageError
 from llmb.metrics.throughput import throughput
 from llmb.report.output import print_json, print_table
-from llmb.report.recipe_report import throughput_table
+from llmb.report.recipe_report import identity_document, throughput_table
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -39,6 +40,7 @@ def metrics(
     recipe = resolve(Catalogue(), request)
     result = throughput(recipe, step_time)
     if json:
-        print_json(asdict(result))
+        print_json({**identity_document(recipe), **asdict(result)})
     else:
+        print_unspecified(recipe.unspecified)
         print_table(throughput_table(recipe, result))

@@ -2,6 +2,8 @@
 """``llmb run``."""
 
 import os
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,16 +11,18 @@ import typer
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import CPU, Request
+from llmb.catalogue.unspecified import OPEN_CHOICES
 from llmb.cli.json_option import Json
-from llmb.cli.messages import say
+from llmb.cli.messages import print_unspecified, say
 from llmb.cli.options import record_options, takes
 from llmb.cli.progress import RunProgress
 from llmb.cli.result import print_result
 from llmb.jobs.local_run import local_spec, run_here
+from llmb.options.option import arguments_of
 from llmb.programs.engine.here import check_here
 from llmb.programs.engine.nsys import with_profiler
 from llmb.report.output import print_json, print_table
-from llmb.report.run_report import plan_document, plan_table
+from llmb.report.run_report import plan_document, plan_table, start_lines
 from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.choices import Choices
 from llmb.runs.device import Device
@@ -64,7 +68,9 @@ def run(
     plan = with_profiler(open_plan)
     install = install_root(os.environ, Path.cwd())
     if dry_run:
-        _print_plan(plan, install, machine.cores, json=json)
+        pinned = replace(request, **{name: getattr(recipe, name) for name in OPEN_CHOICES})
+        same = shlex.join(["llmb", "run", *arguments_of(pinned), *arguments_of(choices)])
+        _print_plan(plan, install, machine.cores, same, json=json)
         return
     check_machine(plan, machine)
     check_here(open_plan)
@@ -74,17 +80,20 @@ def run(
     _run(plan, create_run_folder(install, plan), install, machine.cores, json=json)
 
 
-def _print_plan(plan: EnginePlan, install: Path, cores: int, *, json: bool) -> None:
+def _print_plan(plan: EnginePlan, install: Path, cores: int, same: str, *, json: bool) -> None:
     folder = RunFolder(run_parent(install, plan) / "SECONDS" / experiment_name(plan))
     spec = local_spec(plan, install, os.environ, folder)
     command, variables = local_command(spec, folder), local_variables(spec, cores, os.environ)
     if json:
-        print_json(plan_document(plan, command, variables))
+        print_json(plan_document(plan, same, command, variables))
     else:
-        print_table(plan_table(plan, command, variables))
+        print_unspecified(plan.recipe.unspecified)
+        print_table(plan_table(plan, same, command, variables))
 
 
 def _run(plan: EnginePlan, folder: RunFolder, install: Path, cores: int, *, json: bool) -> None:
+    for line in start_lines(plan):
+        say(line)
     spec = local_spec(plan, install, os.environ, folder)
     variables = local_variables(spec, cores, os.environ)
     with RunProgress(plan.steps, plan.first_step) as progress:

@@ -12,6 +12,7 @@ from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
 from llmb.catalogue.scales import all_scales as recipes_at_all_scales
 from llmb.cli.json_option import Json
+from llmb.cli.messages import print_unspecified
 from llmb.cli.options import takes_recipe
 from llmb.report.output import print_json, print_table
 from llmb.report.recipe_report import recipe_document, recipe_tables
@@ -49,6 +50,7 @@ def show(
     if json:
         print_json(recipe_document(recipe, job))
     else:
+        print_unspecified(recipe.unspecified)
         for table in recipe_tables(recipe, job):
             print_table(table)
 

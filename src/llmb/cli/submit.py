@@ -28,7 +28,8 @@ from llmb.jobs.store import Store
 from llmb.jobs.submit import new_key, submit_order
 from llmb.jobs.wait import Watch, wait_for
 from llmb.report.output import print_json, print_text
-from llmb.report.run_report import plan_title
+from llmb.report.recipe_report import identity_document
+from llmb.report.run_report import start_lines
 from llmb.report.submit_report import flags_text, submit_document, submit_text
 from llmb.runs.folder import RunFolder, install_root
 from llmb.schedulers.lookup import read_cluster_site
@@ -104,10 +105,12 @@ def queue_one(
     catalogue, install = Catalogue(), install_root(environ, Path.cwd())
     site = read_cluster_site(catalogue, install, environ)
     order = make_order(catalogue, wanted.request, wanted.choices, wanted.options, site, wanted.framework)
+    for line in start_lines(order.plan):
+        say(line)
     if dry_run:
         script = order.script()
         if json:
-            print_json({"script": script})
+            print_json({**identity_document(order.plan.recipe), "script": script})
         else:
             print_text(script)
         return
@@ -128,7 +131,7 @@ def queue_one(
 
 
 def _confirm(order: Order, *, yes: bool) -> None:
-    sys.stderr.write(f"{plan_title(order.plan)}: {flags_text(order.sample().flags)}\n")
+    say(f"the job asks for {flags_text(order.sample().flags)}")
     if not yes and sys.stdin.isatty() and not typer.confirm("Queue it?", default=True, err=True):
         raise UserInterrupt("nothing was queued")
 

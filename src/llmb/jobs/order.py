@@ -19,6 +19,7 @@ from llmb.programs.lookup import find_program
 from llmb.runs.choices import Choices
 from llmb.runs.disk_space import check_space
 from llmb.runs.folder import (
+    CLUSTER_CONFIG,
     RunFolder,
     cannot_write,
     create_run_folder,
@@ -93,7 +94,9 @@ def make_order(
 ) -> Order:
     """Checks everything that can be checked without the cluster. Raises UsageError."""
     on_site = replace(request, gpu_type=request.gpu_type or site.config.gpu_type)
-    recipe = resolve(catalogue, replace(on_site, scale=scale_of(catalogue, on_site, options, site)))
+    asked_for = replace(on_site, scale=scale_of(catalogue, on_site, options, site))
+    found = {} if on_site.gpu_type == request.gpu_type else {"gpu_type": CLUSTER_CONFIG}
+    recipe = resolve(catalogue, asked_for, found)
     asked = framework or FrameworkOptions()
     program = find_program(asked.framework or ENGINE)
     order = Order(

@@ -91,6 +91,15 @@ class Option:
         low = self.minimum is None or number >= self.minimum
         return bool(low and (self.above is None or number > self.above))
 
+    def arguments(self, value: Any) -> Iterator[str]:  # noqa: ANN401 (of the option's type)
+        """The inverse of ``value``."""
+        yes, _, no = self.spellings[-1].partition("/")
+        if isinstance(value, bool):
+            yield yes if value or self.negates else no
+        else:
+            for item in value if isinstance(value, tuple) else (value,):
+                yield from (yes, str(item))
+
     def value(self, given: Any) -> Any:  # noqa: ANN401 (of the option's type)
         """The value of the field."""
         if self.negates:
@@ -114,6 +123,17 @@ def made(record: type[Shape], values: Mapping[str, Any]) -> Shape:
         elif values.get(declared.name) is not None:
             given[field] = declared.value(values[declared.name])
     return record(**given)
+
+
+def arguments_of(record: object) -> Iterator[str]:
+    """The command line's arguments that make ``record``, without values that are defaults."""
+    kind: type = type(record)
+    for field, declared in _declared(kind).items():
+        value = getattr(record, field)
+        if isinstance(declared, type):
+            yield from arguments_of(value)
+        elif value != declared.default:
+            yield from declared.arguments(value)
 
 
 def limit_problems(record: object) -> Iterator[str]:

@@ -25,6 +25,15 @@ def print_table(table: Table) -> None:
     print_text("".join(f"{line}\n" for line in lines))
 
 
+def print_line(text: str) -> None:
+    """Prints a line, wrapped between words on a terminal."""
+    if sys.stdout.isatty():
+        from textwrap import fill  # few outputs have such a line
+
+        text = fill(text, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
+    print_text(f"{text}\n")
+
+
 def styled_lines(table: Table, width: int) -> list[str]:
     """Lines for a terminal of ``width`` columns: cells that do not fit are wrapped, titles are bold."""
     from rich import console, text

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan and a run's result as tables and JSON documents."""
 
+import shlex
 from typing import Any
 
 from llmb.catalogue.pipeline_stages import stage_layers
 from llmb.catalogue.records import Convention, Expectation
-from llmb.report.numbers import number
+from llmb.catalogue.unspecified import unspecified_text
+from llmb.report.numbers import number, unknown
 from llmb.report.output import result_table
+from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
 from llmb.report.table import Table
 from llmb.report.trace_report import PART_NAMES
 from llmb.runs.folder import RunFolder
@@ -18,13 +21,22 @@ from llmb.runs.stall import ranks_text
 from llmb.traces.summary import shares
 
 
-def plan_document(plan: EnginePlan, command: tuple[str, ...], variables: dict[str, str]) -> dict[str, Any]:
-    return {"plan": plan.model_dump(mode="json"), "command": list(command), "variables": variables}
+def plan_document(
+    plan: EnginePlan, command: str, workers: tuple[str, ...], variables: dict[str, str]
+) -> dict[str, Any]:
+    return {
+        **identity_document(plan.recipe),
+        "plan": plan.model_dump(mode="json"),
+        "same_run": command,
+        "command": list(workers),
+        "variables": variables,
+    }
 
 
 def run_document(folder: RunFolder, plan: Plan, result: Result) -> dict[str, Any]:
     """The JSON of ``llmb run``; its keys are a contract."""
     return {
+        **identity_document(plan.recipe),
         "run_dir": str(folder.path),
         "window": plan.window.model_dump(mode="json"),
         **result.document(),
@@ -33,11 +45,23 @@ def run_document(folder: RunFolder, plan: Plan, result: Result) -> dict[str, Any
     }
 
 
-def plan_title(plan: Plan) -> str:
+def start_lines(plan: Plan) -> list[str]:
+    """What a person has to know before the first step: what was left open, and what changes the run's meaning."""
     recipe = plan.recipe
+    lines = [unspecified_text(recipe.unspecified)] if recipe.unspecified else []
+    lines.append(f"{plan_title(plan)}, {plan.steps} steps")
+    if plan.start:
+        lines.append(f"resumes from step {plan.start.step} of {plan.start.path}")
+    if isinstance(plan, EnginePlan) and plan.fp8_recipe:
+        product = fp8_product(plan.device, emulate=plan.emulate_fp8)
+        lines.append(f"FP8 products are computed in {product.dtype}: {product.why}")
+    return [*lines, *recipe.decisions]
+
+
+def plan_title(plan: Plan) -> str:
     forced = ", expert load forced to balance" if isinstance(plan, EnginePlan) and plan.force_load_balancing else ""
     recorded = ", profiled" if plan.profile else ", NCCL traced" if plan.nccl_trace else ""
-    return f"{recipe.workload} {recipe.size} {_dtype(plan)} on {recipe.scale} x {recipe.gpu_type}{forced}{recorded}"
+    return f"{plan.recipe.title(_dtype(plan))}{forced}{recorded}"
 
 
 def _dtype(plan: Plan) -> str:
@@ -49,12 +73,18 @@ def _dtype(plan: Plan) -> str:
     return f"{plan.recipe.dtype} ({plan.fp8_recipe} scaling{emulated})"
 
 
-def plan_table(plan: EnginePlan, command: tuple[str, ...], variables: dict[str, str]) -> Table:
+def plan_table(plan: EnginePlan, command: str, workers: tuple[str, ...], variables: dict[str, str]) -> Table:
+    """``command`` runs exactly this plan; ``workers`` is what it starts."""
     layout, window = plan.recipe.layout, plan.window
     table = result_table(f"Plan: {plan_title(plan)}", "", "")
+    for decision in plan.recipe.decisions:
+        table.add_row("note", decision)
     table.add_row("steps", f"{plan.steps}, statistics over steps {window.first}-{window.last}")
+    _add_published(table, plan)
+    sizes = ", ".join(f"{name.upper()} {getattr(layout, name)}" for name in ("tp", "pp", "vp", "cp", "ep", "etp"))
+    table.add_row("parallel", f"{sizes}, DP {layout.dp}")
     without = "" if layout.sequence_parallel else ", no sequence parallelism"
-    table.add_row("layout", f"DP {layout.dp}, MBS {layout.mbs}, GBS {layout.gbs}, GA {layout.ga}{without}")
+    table.add_row("batch", f"MBS {layout.mbs}, GBS {layout.gbs}, GA {layout.ga}{without}")
     table.add_row("sequence", f"{layout.seq_len} tokens, {layout.gbs * layout.seq_len:,} tokens per step")
     if plan.recipe.training.document_tokens:
         table.add_row("documents", f"{plan.recipe.training.document_tokens} tokens on average, packed")
@@ -64,7 +94,7 @@ def plan_table(plan: EnginePlan, command: tuple[str, ...], variables: dict[str, 
         table.add_row("pipeline schedule", str(plan.parallelism.pipeline_schedule))
     table.add_row("data parallel", _sharing(plan))
     table.add_row("gradients", f"reduced in {plan.recipe.training.grad_reduce_dtype}")
-    table.add_row("model", f"{layout.layers} layers" + (", a proxy" if plan.recipe.proxy else ""))
+    table.add_row("model", f"{layout.layers} layers" + (f", {plan.recipe.proxy_text}" if plan.recipe.proxy else ""))
     table.add_row("seed", str(plan.seed))
     table.add_row("recompute", plan.recompute)
     table.add_row("logits", "kept" if plan.keep_logits else "chunked, recomputed unless small")
@@ -82,8 +112,23 @@ def plan_table(plan: EnginePlan, command: tuple[str, ...], variables: dict[str, 
         table.add_row("NCCL's log", "every collective, on each rank")
     for name, value in variables.items():
         table.add_row("variable", f"{name}={value}")
-    table.add_row("command", " ".join(command))
+    table.add_row("workers", shlex.join(workers))
+    table.add_row("command", command)
     return table
+
+
+def _add_published(table: Table, plan: EnginePlan) -> None:
+    """The published figure, and the time that the steps take at it."""
+    expected = next(iter(plan.recipe.expectations), None)
+    step_time_s = expected.step_time_s if expected else None
+    if expected is None or step_time_s is None:
+        reason = plan.recipe.expectations_reason or "the document has no step time"
+        table.add_row("published", unknown(reason))
+        table.add_row("duration", unknown("no published step time"))
+        return
+    table.add_row("published", f"{number(step_time_s)} s per step: {expected.source} line {expected.line}")
+    minutes = plan.steps * step_time_s / 60
+    table.add_row("duration", f"about {number(minutes)} min for {plan.steps} steps at that, and the start")
 
 
 def profile_text(profile: Profile) -> str:
@@ -106,7 +151,7 @@ def run_table(plan: Plan, result: Result) -> Table:
     """Measured and expected values, one row per metric."""
     window = plan.window
     title = f"{plan_title(plan)}, steps {window.first}-{window.last} of {plan.last_step + 1}"
-    table = result_table(title, "metric", "measured", "expected", "note", right=("measured", "expected"))
+    table = result_table(title, "metric", "measured", "published", "note", right=("measured", "published"))
     expected = next(iter(plan.recipe.expectations), None)
     _add_step_time(table, result, expected, plan.recipe.expectations_reason)
     _add_throughput(table, result, expected)
@@ -146,12 +191,12 @@ def _add_throughput(table: Table, result: Result, expected: Expectation | None) 
     for convention in Convention:
         tflops = tflops_per_gpu[convention]
         if tflops is not None:
-            table.add_row(f"TFLOPS per GPU, {convention}", number(tflops))
+            table.add_row(f"TFLOPS per GPU, {CONVENTION_NAMES[convention]}", number(tflops))
     for convention in Convention:
         mfu = mfu_pct[convention]
         if mfu is not None:
             published = expected.mfu_pct if expected and convention == Convention.PUBLISHED else None
-            table.add_row(f"MFU %, {convention}", number(mfu), number(published) if published else "")
+            table.add_row(f"MFU %, {CONVENTION_NAMES[convention]}", number(mfu), number(published) if published else "")
     if "mfu_pct" in reasons:
         table.add_row("MFU %", "n/a", "", reasons["mfu_pct"])
     days = result.days_per_1t_tokens
