@@ -14,7 +14,7 @@ from llmb.catalogue.scales import all_scales as recipes_at_all_scales
 from llmb.cli.json_option import Json
 from llmb.cli.messages import print_unspecified
 from llmb.cli.options import takes_recipe
-from llmb.report.output import print_json, print_table
+from llmb.report.output import print_json, print_tables
 from llmb.report.recipe_report import recipe_document, recipe_tables
 from llmb.report.scales_report import scales_document, scales_table
 
@@ -51,13 +51,11 @@ def show(
         print_json(recipe_document(recipe, job))
     else:
         print_unspecified(recipe.unspecified)
-        for table in recipe_tables(recipe, job):
-            print_table(table)
+        print_tables(recipe_tables(recipe, job))
 
 
 def _show_scales(recipes: Mapping[str, Sequence[Recipe]], *, json: bool) -> None:
     if json:
         print_json(scales_document(recipe for listed in recipes.values() for recipe in listed))
-        return
-    for listed in recipes.values():
-        print_table(scales_table(listed))
+    else:
+        print_tables(map(scales_table, recipes.values()))

@@ -43,7 +43,7 @@ def jobs_table(jobs: Sequence[Job], total: int) -> Table:
     )  # fmt: skip
     for column in table.columns:
         # On a narrow terminal the other columns are shortened: a row has to be found by its id and state.
-        column.wrap = column.header not in ("job", "submitted", "step s")
+        column.wrap = column.header not in ("job", "step s")
         column.min_width = _LEAST_WIDTHS.get(column.header)
     for job in jobs:
         table.add_row(
