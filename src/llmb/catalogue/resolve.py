@@ -27,7 +27,8 @@ from llmb.options.forms import WORD
 from llmb.options.option import Option
 
 CPU = "cpu"
-_size = partial(Option, panel="Layout overrides", minimum=1)
+LAYOUT_PANEL = "Layout (default: that of the recipe)"
+_size = partial(Option, panel=LAYOUT_PANEL, minimum=1)
 
 
 class Overrides(Record):
@@ -53,7 +54,7 @@ class Overrides(Record):
         bool | None,
         Option(
             help="Tensor parallelism without sharding the sequence between layers.",
-            panel="Layout overrides",
+            panel=LAYOUT_PANEL,
             negates=True,
         ),
     ] = None
@@ -66,7 +67,7 @@ class Overrides(Record):
 class Request:
     """What the user specified; None means the default."""
 
-    workload: Annotated[str, Option(flags=("-w", "--workload"), help="Workload; see 'llmb list'.")]
+    workload: Annotated[str, Option(flags=("-w", "--workload"), help="Workload; see 'llmb list'.", form=WORD)]
     size: Annotated[
         str,
         Option(flags=("-s", "--size"), help="Model size, such as 8b; 'tiny' trains on a laptop.", form=WORD),
@@ -74,8 +75,22 @@ class Request:
     dtype: Annotated[
         str | None, Option(help="bf16, fp8 or, on a CPU, fp32. Default: bf16; on a CPU fp32.", form=WORD)
     ] = None
-    scale: Annotated[int | None, Option(help="Number of GPUs, or of processes on a CPU.", minimum=1)] = None
-    gpu_type: Annotated[str | None, Option(help="GPU type of the catalogue, or cpu.", form=WORD)] = None
+    scale: Annotated[
+        int | None,
+        Option(
+            flags=("-n", "--gpus", "--scale"),
+            help="Number of GPUs, or of processes on a CPU. Default: detected by 'run', else the smallest.",
+            minimum=1,
+        ),
+    ] = None
+    gpu_type: Annotated[
+        str | None,
+        Option(
+            help="GPU type of the catalogue, or cpu. Default: detected by 'run', else of cluster_config.yaml, else the "
+            "first of 'llmb list'.",
+            form=WORD,
+        ),
+    ] = None
     release: Annotated[str | None, Option(help="Release of the reference document. Default: the newest.")] = None
     overrides: Overrides = field(default_factory=Overrides)
 
@@ -355,7 +370,9 @@ def _recipe(
 
 def layout_error(problems: Sequence[str]) -> UsageError:
     lines = "\n".join(f"  - {problem}" for problem in problems)
-    return UsageError(f"this layout is invalid:\n{lines}")
+    return UsageError(
+        f"this layout is invalid:\n{lines}", do="change these sizes; 'llmb show' prints the recipe's layout"
+    )
 
 
 def _published_flops(

@@ -13,15 +13,18 @@ from llmb.campaigns.job_request import job_options
 from llmb.campaigns.plan import total_gpu_hours
 from llmb.campaigns.queueing import Context, Proposal, Wanted, agree, listed, propose, queue, queued_before, refusal
 from llmb.cli.messages import say
-from llmb.cli.options import value_options
+from llmb.cli.options import selection_options, value_options
 from llmb.options.option import options_of
 from llmb.report.campaign_report import campaign_document, campaign_table, hours_text, total_text
 from llmb.report.output import print_json, print_table
 
 REPEATS = replace(options_of(Entry)["repeats"], annotation=int | None, default=None)
 """None means the value of the file."""
-SELECTION = value_options([*options_of(Selection).values(), REPEATS])
+_SELECTION = (*options_of(Selection).values(), REPEATS)
+SELECTION = value_options(_SELECTION)
 """The options that select recipes."""
+NAMED_SELECTION = selection_options(_SELECTION)
+"""The same, with the recipe by place too."""
 JOB = value_options([option for name, option in job_options().items() if name not in options_of(Selection)])
 """The options of one job, except those that name its recipe."""
 

@@ -7,6 +7,7 @@ import typer
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import find_workload
+from llmb.cli.completion import workloads
 from llmb.cli.json_option import Json
 from llmb.report.list_report import list_document, list_table
 from llmb.report.output import print_json, print_table
@@ -16,7 +17,13 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 @app.command()
 def list_(
-    workload: Annotated[str | None, typer.Option("-w", "--workload", help="Only this workload.")] = None,
+    place: Annotated[
+        str | None, typer.Argument(metavar="WORKLOAD", help="The same as --workload.", autocompletion=workloads)
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option("-w", "--workload", help="Only this workload. Default: all.", autocompletion=workloads),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Workloads, sizes, dtypes, GPU types and scales of the catalogue.
@@ -30,8 +37,8 @@ def list_(
 
     - `llmb list -w pretrain_nemotron4 --json`
     """
-    catalogue = Catalogue()
-    chosen = [find_workload(catalogue, workload)] if workload else list(catalogue.workloads.values())
+    catalogue, wanted = Catalogue(), workload or place
+    chosen = [find_workload(catalogue, wanted.lower())] if wanted else list(catalogue.workloads.values())
     if json:
         print_json(list_document(chosen))
     else:

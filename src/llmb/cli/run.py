@@ -3,6 +3,7 @@
 
 import os
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -12,17 +13,19 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import CPU, Request
 from llmb.catalogue.unspecified import OPEN_CHOICES
+from llmb.cli.common import is_verbose
 from llmb.cli.json_option import Json
 from llmb.cli.messages import print_unspecified, say
-from llmb.cli.options import record_options, takes
+from llmb.cli.options import recipe_options, record_options, takes
 from llmb.cli.progress import RunProgress
 from llmb.cli.result import print_result
 from llmb.jobs.local_run import local_spec, run_here
 from llmb.options.option import arguments_of
 from llmb.programs.engine.here import check_here
 from llmb.programs.engine.nsys import with_profiler
-from llmb.report.output import print_json, print_table
+from llmb.report.output import print_json, print_table, print_text
 from llmb.report.run_report import plan_document, plan_table, start_lines
+from llmb.report.table import plain_lines
 from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.choices import Choices
 from llmb.runs.device import Device
@@ -36,12 +39,14 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 @app.command()
-@takes(record_options(Request), record_options(Choices))
+@takes(recipe_options(), record_options(Choices))
 def run(
     request: Request,
     choices: Choices,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the command, run nothing.")] = False,
     json: Json = False,
+    *,
+    ctx: typer.Context,
 ) -> None:
     """Train on this machine, now, with a progress bar, and print the result.
 
@@ -68,16 +73,23 @@ def run(
     plan = with_profiler(open_plan)
     install = install_root(os.environ, Path.cwd())
     if dry_run:
-        pinned = replace(request, **{name: getattr(recipe, name) for name in OPEN_CHOICES})
-        same = shlex.join(["llmb", "run", *arguments_of(pinned), *arguments_of(choices)])
-        _print_plan(plan, install, machine.cores, same, json=json)
+        _print_plan(plan, install, machine.cores, _same_run(request, choices, plan), json=json)
         return
     check_machine(plan, machine)
     check_here(open_plan)
     check_space(plan, Path(plan.checkpoint_dir) if plan.checkpoint_dir else run_parent(install, plan))
     if plan.profile and plan.profile.reason:
         say(plan.profile.reason)
+    if is_verbose(ctx):
+        for line in plain_lines(plan_table(plan, (), {})):
+            sys.stderr.write(f"{line}\n")
     _run(plan, create_run_folder(install, plan), install, machine.cores, json=json)
+
+
+def _same_run(request: Request, choices: Choices, plan: EnginePlan) -> str:
+    """A command that leaves nothing open, for the shell."""
+    pinned = replace(request, **{name: getattr(plan.recipe, name) for name in OPEN_CHOICES})
+    return shlex.join(["llmb", "run", *arguments_of(pinned), *arguments_of(choices)])
 
 
 def _print_plan(plan: EnginePlan, install: Path, cores: int, same: str, *, json: bool) -> None:
@@ -88,7 +100,8 @@ def _print_plan(plan: EnginePlan, install: Path, cores: int, same: str, *, json:
         print_json(plan_document(plan, same, command, variables))
     else:
         print_unspecified(plan.recipe.unspecified)
-        print_table(plan_table(plan, same, command, variables))
+        print_table(plan_table(plan, command, variables))
+        print_text(f"\nThe same run, with everything specified:\n{same}\n")
 
 
 def _run(plan: EnginePlan, folder: RunFolder, install: Path, cores: int, *, json: bool) -> None:

@@ -15,7 +15,7 @@ from llmb.campaigns.job_request import job_request
 from llmb.campaigns.queueing import Wanted, campaign_context
 from llmb.campaigns.selection import selection_of, single_model
 from llmb.catalogue.load import Catalogue
-from llmb.cli.campaign_options import JOB, SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
+from llmb.cli.campaign_options import JOB, NAMED_SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.options import given_of, takes
@@ -40,7 +40,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 @app.command()
-@takes(SELECTION, JOB)
+@takes(NAMED_SELECTION, JOB)
 def submit(
     selecting: dict[str, Any],
     values: dict[str, Any],

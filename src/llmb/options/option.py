@@ -28,6 +28,8 @@ class Option:
     """Flags on the command line, if not ``--name``."""
     panel: str | None = None
     """Panel of the help that lists it."""
+    basic: bool = False
+    """Also in the short help, although its panel is not."""
     minimum: float | None = None
     above: float | None = None
     form: Form = TEXT
@@ -101,7 +103,9 @@ class Option:
                 yield from (yes, str(item))
 
     def value(self, given: Any) -> Any:  # noqa: ANN401 (of the option's type)
-        """The value of the field."""
+        """The value of the field. Names are in lower case, so any case is accepted."""
+        if isinstance(given, str) and self.form.any_case:
+            return given.lower()
         if self.negates:
             return False if given else self.default
         return str(Path(given).absolute()) if self.folder else given

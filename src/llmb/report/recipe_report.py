@@ -124,6 +124,11 @@ def _job_table(job: JobDefaults) -> Table:
     return table
 
 
+def metrics_document(recipe: Recipe, result: Throughput) -> dict[str, Any]:
+    """The JSON of ``llmb metrics``; its keys are a contract."""
+    return {**identity_document(recipe), **asdict(result)}
+
+
 def throughput_table(recipe: Recipe, result: Throughput) -> Table:
     conventions = tuple(CONVENTION_NAMES.values())
     table = result_table(recipe.title(), "metric", *conventions, right=conventions)

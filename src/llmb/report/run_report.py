@@ -73,16 +73,16 @@ def _dtype(plan: Plan) -> str:
     return f"{plan.recipe.dtype} ({plan.fp8_recipe} scaling{emulated})"
 
 
-def plan_table(plan: EnginePlan, command: str, workers: tuple[str, ...], variables: dict[str, str]) -> Table:
-    """``command`` runs exactly this plan; ``workers`` is what it starts."""
+def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, str]) -> Table:
+    """``workers`` is the command that starts them."""
     layout, window = plan.recipe.layout, plan.window
     table = result_table(f"Plan: {plan_title(plan)}", "", "")
     for decision in plan.recipe.decisions:
         table.add_row("note", decision)
     table.add_row("steps", f"{plan.steps}, statistics over steps {window.first}-{window.last}")
     _add_published(table, plan)
-    sizes = ", ".join(f"{name.upper()} {getattr(layout, name)}" for name in ("tp", "pp", "vp", "cp", "ep", "etp"))
-    table.add_row("parallel", f"{sizes}, DP {layout.dp}")
+    parallel = ", ".join(f"{name.upper()} {getattr(layout, name)}" for name in ("tp", "pp", "vp", "cp", "ep", "etp"))
+    table.add_row("parallel", f"{parallel}, DP {layout.dp}")
     without = "" if layout.sequence_parallel else ", no sequence parallelism"
     table.add_row("batch", f"MBS {layout.mbs}, GBS {layout.gbs}, GA {layout.ga}{without}")
     table.add_row("sequence", f"{layout.seq_len} tokens, {layout.gbs * layout.seq_len:,} tokens per step")
@@ -112,8 +112,8 @@ def plan_table(plan: EnginePlan, command: str, workers: tuple[str, ...], variabl
         table.add_row("NCCL's log", "every collective, on each rank")
     for name, value in variables.items():
         table.add_row("variable", f"{name}={value}")
-    table.add_row("workers", shlex.join(workers))
-    table.add_row("command", command)
+    if workers:
+        table.add_row("workers", shlex.join(workers))
     return table
 
 
