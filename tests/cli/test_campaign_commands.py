@@ -117,7 +117,8 @@ def test_nodes_are_given_as_to_sbatch(environ: dict[str, str]) -> None:
     error = refused(launch, environ | {"JOB_TOTAL_GPUS": "64"}, "pretrain_llama3.1", "-N", "4", "--dry-run")
     assert error.what == "4 nodes with 8 GPUs each are 32 GPUs, but the scale is 64"
     assert (
-        "405b bf16 on 32 x h100" in call(submit, environ, "-w", "pretrain_llama3.1_405b", "-N", "4", "--dry-run").stdout
+        "405b PROXY (8 of 126 layers) bf16 on 32"
+        in call(submit, environ, "-w", "pretrain_llama3.1_405b", "-N", "4", "--dry-run").stdout
     )
 
 
@@ -127,7 +128,7 @@ def test_the_release_follows_from_a_variable_that_only_its_document_has(environ:
     assert "gbs126" in old.stdout
     new = call(launch, environ | {"JOB_TOTAL_GPUS": "32"}, "pretrain_llama3.1", "--dry-run")
     assert "gbs64" in new.stdout
-    assert "release" not in new.stderr
+    assert "release 25.04 (or 24.11)" in new.stderr
 
 
 def test_a_profile_is_a_run_beside_the_others(environ: dict[str, str], file: Path) -> None:

@@ -128,3 +128,11 @@ def test_the_shell_completes_names(words: str, place: int, offered: set[str]) ->
 
 def test_every_option_that_names_a_recipe_is_completed() -> None:
     assert set(OPTIONS) == {"workload", "size", "dtype", "gpu_type", "release"}
+
+
+def test_common_options_replace_none_of_a_command() -> None:
+    for name in COMMANDS:
+        command = load_command(name)
+        for item in [command, *getattr(command, "commands", {}).values()]:
+            names = [option.name for option in item.params]
+            assert len(names) == len(set(names))

@@ -40,7 +40,7 @@ MISTAKES = [
     (f"run {RECIPE} --learning-rate 1", 2, "did you mean --lr?"),
     (f"run {RECIPE} --resume x", 2, "did you mean --load-checkpoint?"),
     (f"submit {RECIPE} --time 30", 2, "did you mean --time-limit?"),
-    (f"submit {RECIPE} --gres gpu:8", 2, "did you mean --slurm-arg?"),
+    (f"submit {RECIPE} --mem 0", 2, "did you mean --slurm-arg?"),
     ("show --wrkload x", 2, "unknown option --wrkload; did you mean --workload?"),
     ("parse --csv", 2, "unknown option --csv; did you mean --format?"),
     # Values.

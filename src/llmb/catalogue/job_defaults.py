@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The resources that a recipe requests from a scheduler."""
 
+from llmb.catalogue.fabric import Fabric
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Fabric, JobDefaults, JobVariable, Recipe
+from llmb.catalogue.records import JobDefaults, JobVariable, Recipe
 from llmb.errors import unknown
 
 

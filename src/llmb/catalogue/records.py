@@ -403,17 +403,3 @@ class JobDefaults(Record):
     nvlink_domain_nodes: int
     """Number of nodes whose GPUs NVLink connects."""
     variables: tuple[JobVariable, ...]
-
-
-class Fabric(Record):
-    """A network between nodes: the NCCL settings that make NCCL use it, and only it."""
-
-    fabric: str
-    title: str
-    variables: dict[str, str] = Field(default_factory=dict)
-    needs: tuple[str, ...] = ()
-    """Variables whose value only the site knows."""
-    profile: str | None = None
-    """A file on the nodes that sets more variables; the batch script sources it."""
-    source: str
-    notes: tuple[str, ...] = ()

@@ -15,12 +15,12 @@ from llmb.catalogue.records import (
     Expectation,
     Layout,
     Model,
-    Packing,
-    PublishedFlops,
     Recipe,
     Record,
 )
+from llmb.catalogue.scale_names import by_size, scale_name, scales_above
 from llmb.catalogue.schema import LayoutRow, LayoutTable, WorkloadFile
+from llmb.catalogue.sequence_flops import packing_of, published_flops
 from llmb.catalogue.unspecified import left_open
 from llmb.errors import UsageError, unknown
 from llmb.options.forms import WORD
@@ -141,30 +141,19 @@ def resolve(catalogue: Catalogue, request: Request, found: Mapping[str, str] = M
     pick = _pick_row(workload, choices, request, release)
     recipe = _recipe(catalogue, workload, request, gpu_type, dtype, pick)
     rows = (row for choice in choices for row in choice.table.rows)
+    above = scales_above(choice.table for choice in choices)
     possible = {
         "gpu_type": gpu_types_of(workload, request.size),
         "dtype": dtypes,
-        "scale": [*dict.fromkeys(map(_scale_name, sorted(rows, key=_by_size))), *_above(choices)],
+        "scale": [
+            *dict.fromkeys(map(scale_name, sorted(rows, key=by_size))),
+            *above,
+        ],
         "release": releases_of(workload, request.size),
     }
     taken = {name: str(value) for name in possible if (value := getattr(recipe, name)) is not None}
     given = {name for name in possible if getattr(request, name) is not None and name not in found}
     return recipe.model_copy(update={"unspecified": tuple(left_open(taken, given, possible, found))})
-
-
-def _scale_name(row: LayoutRow) -> str:
-    return f"{row.gpus} (proxy)" if row.proxy else str(row.gpus)
-
-
-def _by_size(row: LayoutRow) -> tuple[bool, int]:
-    """Proxies last."""
-    return row.proxy, row.gpus
-
-
-def _above(choices: Sequence[_Choice]) -> list[str]:
-    """The scales above the largest that is listed, in words."""
-    largest = max((choice.table.rows[-1].gpus, choice.table.above_largest) for choice in choices)
-    return {"any": ["any"], "double": [f"doublings of {largest[0]}"], "refuse": []}[largest[1]]
 
 
 def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, Scales]:
@@ -318,7 +307,7 @@ def _scale_error(
     }
     elsewhere = [name for name, table in others.items() if _has(table, scale)]
     advice = f"add --release {elsewhere[0]}" if elsewhere else "specify --gbs too, to run a custom layout"
-    choices = [_scale_name(row) for row in sorted(listed, key=_by_size)]
+    choices = [scale_name(row) for row in sorted(listed, key=by_size)]
     if above == "double":
         choices.append(f"doublings of {max(row.gpus for row in listed)}")
     return UsageError(f"{request.workload} {request.size} has no layout for {scale} GPUs", choices=choices, do=advice)
@@ -357,8 +346,8 @@ def _recipe(
         model=model,
         layout=layout,
         training=workload.training_for(request.size),
-        packing=_packing(workload, layout),
-        published_flops=_published_flops(catalogue, workload, table, layout),
+        packing=packing_of(workload, layout),
+        published_flops=published_flops(catalogue, workload, table, layout),
         expectations=expectations,
         expectations_reason=reason,
         checkpoint=checkpoint.record(catalogue.documents[checkpoint.document].source) if checkpoint else None,
@@ -373,31 +362,6 @@ def layout_error(problems: Sequence[str]) -> UsageError:
     return UsageError(
         f"this layout is invalid:\n{lines}", do="change these sizes; 'llmb show' prints the recipe's layout"
     )
-
-
-def _published_flops(
-    catalogue: Catalogue, workload: WorkloadFile, table: LayoutTable, layout: Layout
-) -> PublishedFlops | None:
-    """The document's own count: its printed value if that is for this shape, else its formula."""
-    entries = [
-        entry for entry in workload.published_flops if (entry.size, entry.document) == (table.size, table.document)
-    ]
-    if not entries:
-        return None
-    shape = (layout.seq_len, layout.layers)
-    printed = next((entry for entry in entries if (entry.seq_len, entry.layers) == shape), None)
-    entry = printed or next((entry for entry in entries if entry.printed_flops is None), entries[0])
-    return PublishedFlops(
-        printed_flops=printed.printed_flops if printed else None,
-        source=catalogue.documents[entry.document].source,
-        **entry.model_dump(include={"formula", "as_published", "line", "notes"}),
-    )
-
-
-def _packing(workload: WorkloadFile, layout: Layout) -> Packing | None:
-    fields = {"seq_len"}
-    found = (entry for entry in workload.packing if entry.seq_len == layout.seq_len)
-    return next((Packing(**entry.model_dump(exclude=fields)) for entry in found), None)
 
 
 def _decisions(pick: _Pick, gpu_type: str, changed: dict[str, int], published: Layout) -> tuple[str, ...]:

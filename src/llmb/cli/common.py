@@ -67,7 +67,7 @@ def _help_all(ctx: typer.Context, wanted: bool) -> None:
 
 
 def _common(
-    output: Annotated[
+    common_output: Annotated[
         Path | None,
         typer.Option(
             "--output",
@@ -78,7 +78,7 @@ def _common(
             rich_help_panel=PANEL,
         ),
     ] = None,
-    quiet: Annotated[
+    common_quiet: Annotated[
         bool,
         typer.Option(
             "-q",
@@ -89,7 +89,7 @@ def _common(
             rich_help_panel=PANEL,
         ),
     ] = False,
-    verbose: Annotated[
+    common_verbose: Annotated[
         bool,
         typer.Option(
             "-v",
@@ -111,7 +111,7 @@ def _common(
         ),
     ] = False,
 ) -> None:
-    """Declares the options; it is never called."""
+    """Declares the options, with names that no command's own have; it is never called."""
 
 
 @contextmanager

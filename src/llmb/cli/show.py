@@ -58,4 +58,6 @@ def _show_scales(recipes: Mapping[str, Sequence[Recipe]], *, json: bool) -> None
     if json:
         print_json(scales_document(recipe for listed in recipes.values() for recipe in listed))
     else:
+        first = next(recipe for listed in recipes.values() for recipe in listed)
+        print_unspecified(first.unspecified)
         print_tables(map(scales_table, recipes.values()))

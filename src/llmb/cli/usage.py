@@ -34,7 +34,7 @@ MEANT: dict[str, tuple[str, ...]] = {
     "--load-checkpoint": ("--load", "--resume", "--resume-from", "--load-checkpoint-path"),
     "--profile": ("--enable-profile", "--nsys"),
     "--time-limit": ("--time", "-t", "--walltime"),
-    "--slurm-arg": ("--gres", "--mem", "--exclusive", "--mail-user", "--comment"),
+    "--slurm-arg": ("--mem", "--exclusive", "--mail-user", "--comment"),
     "--output": ("--out", "-o", "--outfile", "--output-file"),
     "--quiet": ("--silent", "--no-progress"),
     "--verbose": ("--debug", "-vv"),
@@ -48,11 +48,12 @@ EXPECTED = {"int_parsing": "a whole number", "int_from_float": "a whole number",
 """By pydantic's types of errors."""
 ADVICE = {
     "--nodes": "GPUs are counted: --scale is the number of nodes times the GPUs of each",
+    "-N": "GPUs are counted: --scale is the number of nodes times the GPUs of each",
     "--fp8": "write --dtype fp8",
     "--bf16": "write --dtype bf16",
     "--fp32": "write --dtype fp32",
     "--csv": "write --format csv",
-    "--gres": "write --slurm-arg gres=...",
+    "--mem": "write --slurm-arg mem=...",
 }
 
 

@@ -43,7 +43,9 @@ class SlurmChoices(Record):
 
     account: Annotated[
         str | None,
-        _option(basic=True, flags=("-A", "--account"), help="Slurm account.", set_by=("SBATCH_ACCOUNT", "SLURM_ACCOUNT")),
+        _option(
+            basic=True, flags=("-A", "--account"), help="Slurm account.", set_by=("SBATCH_ACCOUNT", "SLURM_ACCOUNT")
+        ),
     ] = None
     partition: Annotated[
         str | None,
