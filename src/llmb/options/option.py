@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from llmb.options.forms import TEXT, Form
 
@@ -92,6 +92,14 @@ class Option:
         """True if it is within the limit."""
         low = self.minimum is None or number >= self.minimum
         return bool(low and (self.above is None or number > self.above))
+
+    def takes(self, value: object) -> bool:
+        """True if a value of Python has the option's type; limits are checked later."""
+        if get_origin(self.type) is Literal:
+            return value in get_args(self.type)
+        if self.annotation is not bool and isinstance(value, bool):
+            return self.type is bool
+        return isinstance(value, (int, float) if self.type is float else self.type)
 
     def arguments(self, value: Any) -> Iterator[str]:  # noqa: ANN401 (of the option's type)
         """The inverse of ``value``."""
