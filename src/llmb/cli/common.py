@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from llmb.errors import EnvironmentProblem
-from llmb.runs.folder import write_atomically
 
 PANEL = "Output"
 
@@ -135,6 +134,8 @@ def _result_in(path: Path) -> Iterator[None]:
 
 
 def _write(target: Path, text: str) -> None:
+    from llmb.runs.folder import write_atomically  # takes 2 ms
+
     try:
         write_atomically(target, text)
     except OSError as error:

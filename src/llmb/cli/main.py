@@ -5,7 +5,6 @@ import gc
 import json
 import os
 import sys
-import traceback
 from contextlib import ExitStack
 from importlib import import_module
 from itertools import pairwise
@@ -136,6 +135,8 @@ def exit_code_of(program: typer.Typer, arguments: list[str]) -> int:
             code = program(arguments, prog_name="llmb", standalone_mode=False, obj=stack)
     except LlmbError as error:
         if {"-v", "--verbose"} & {*arguments} and error.__cause__:
+            import traceback  # takes 3 ms
+
             traceback.print_exception(error.__cause__)
         if isinstance(error, UsageError) and not (error.do or error.choices):
             error = UsageError(error.what, where=error.where, do=f"see 'llmb {' '.join(arguments[:1])} --help'")
