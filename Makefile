@@ -54,6 +54,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/jobs.py
 	$(BIN)/python benchmarks/engine_overhead.py
 	$(BIN)/python benchmarks/fp8_on_cpu.py
+	$(BIN)/python benchmarks/checksums.py
 
 # ENGINE_OPTIONS are those of python -m benchmarks.engine, such as "--models 8b --dtypes bf16".
 bench-engine: $(VENV)/.dev

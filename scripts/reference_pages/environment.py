@@ -58,7 +58,7 @@ def use_text(use: VariableUse) -> str:
         words = "".join(f" {value} for {name}" for name, value in use.values.items())
         return f"sets `{options[use.sets].spelled}`{words}{added}"
     if use.install:
-        return "the folder below which everything is kept"
+        return "the root of installation, with every command"
     if use.read_for:
         return f"stands for `{job_options()[use.read_for].spelled}` with every command that queues jobs"
     if use.accepts:

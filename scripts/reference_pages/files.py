@@ -52,6 +52,7 @@ from llmb.schedulers.lookup import cluster_schema
 from llmb.schedulers.slurm.settings import SlurmSettings
 from llmb.site.site import Site
 from llmb.traces.classify import Activity, Label
+from llmb.traces.nccl_communicators import Handle
 from llmb.traces.nccl_log import Call, Calls, NcclLog
 from llmb.traces.nccl_summary import Codes, NcclSummary, summarize_nccl
 from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable
@@ -91,8 +92,8 @@ INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 [of `parse`](#json-of-llmb-parse), [of `trace`](#json-of-llmb-trace), [of `nccl`](#json-of-llmb-nccl),
 [of `checkpoint show`](#json-of-llmb-checkpoint-show), [exit codes](#exit-codes)."""
 
-RUN_FOLDER = """Results are kept below `$LLMB_INSTALL`; without it below the nearest folder, at or above the current
-one, that holds a `cluster_config.yaml`; else below `~/.llmb`.
+RUN_FOLDER = """Results are kept below `$LLMB_INSTALL` or `$STAGE_PATH`; without them below the nearest
+folder, at or above the current one, that holds a `cluster_config.yaml`; else below `~/.llmb`.
 
 ```text
 workloads/<workload>/experiments/<experiment>/<experiment>_<seconds>/<experiment>/
@@ -113,7 +114,8 @@ workloads/<workload>/experiments/<experiment>/<experiment>_<seconds>/<experiment
   {nccl_trace:<24} with --nccl-trace: NCCL's log, one a rank, and where in it steps begin
 ```
 
-`<seconds>` is the start in Unix time. `<experiment>` carries the configuration, for example
+`<seconds>` is the start in Unix time; of runs that start in the same second, the second one has `-2` behind it, and so
+on. `<experiment>` carries the configuration, for example
 `{experiment}`. While a run lasts, `{environment}` holds what moves into
 `{record}` at its end, and workers that end a hung run leave `{stall}`. `{record}` is replaced
 atomically: a reader sees the old content or the new."""
@@ -284,8 +286,8 @@ def sample_timeline() -> Timeline:
 
 
 def sample_nccl_summary() -> NcclSummary:
-    call = Call(operation="AllReduce", least=1, most=1, datatype=7, handle="0x1", ranks=1)
-    log = NcclLog(calls={call: Calls(1, 1)}, writers={"0x1": "node:1"})
+    call = Call(operation="AllReduce", least=1, most=1, datatype=7, handle=0, ranks=1)
+    log = NcclLog(calls={call: Calls(1, 1)}, handles=[Handle("node:1", 0)])
     return summarize_nccl(log, Codes())
 
 

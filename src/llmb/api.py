@@ -24,7 +24,7 @@ from llmb.options.option import made, options_of
 from llmb.options.text import valid_values
 from llmb.programs.conclude import finished_result
 from llmb.runs.choices import Choices
-from llmb.runs.folder import RunFolder
+from llmb.runs.folder import RunFolder, chosen_root
 from llmb.runs.record import read_record
 from llmb.runs.result import Result
 from llmb.runs.step_follower import StepNews
@@ -58,7 +58,9 @@ def run(
     Raises UsageError and EnvironmentProblem before the training, RunFailed and InvalidRun after it.
     """
     values = _known(options, Request, workload, size, Choices)
-    local = plan_here(Catalogue(), made(Request, values), made(Choices, values), os.environ)
+    local = plan_here(
+        Catalogue(), made(Request, values), made(Choices, values), os.environ, chosen_root(os.environ, Path.cwd()).path
+    )
     local.check()
     folder, ended = local.start(on_step, on_message)
     raise_unless_successful(folder, ended)

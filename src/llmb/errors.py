@@ -5,6 +5,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+from llmb.secrets import redacted
+
 
 class LlmbError(Exception):
     """An error that the user can act on: what is wrong, where, the valid values, and what to do."""
@@ -14,10 +16,10 @@ class LlmbError(Exception):
     def __init__(
         self, what: str, *, where: str | None = None, choices: Iterable[object] = (), do: str | None = None
     ) -> None:
-        self.what = what
-        self.where = where
+        self.what = redacted(what)
+        self.where = where and redacted(where)
         self.choices = tuple(str(choice) for choice in choices)
-        self.do = do
+        self.do = do and redacted(do)
         super().__init__(self.text())
 
     def text(self) -> str:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import os
 import string
+from pathlib import Path
 
 import pytest
 from campaign_files import OPTIONS, CampaignFiles
@@ -9,7 +11,9 @@ from hypothesis import strategies as st
 
 from llmb.campaigns.entry import Entry
 from llmb.campaigns.expansion import expand
+from llmb.campaigns.files import read_campaign_file
 from llmb.catalogue.load import Catalogue
+from llmb.errors import UsageError
 
 MODELS = ("pretrain_llama3.1_8b", "pretrain_nemotron4_340b", "finetune_llama4-maverick_400b", "finetune_llama3_70b")
 
@@ -253,3 +257,29 @@ def test_what_is_written_is_read(
 def test_no_text_breaks_the_readers(files: CampaignFiles, content: str) -> None:
     files.text(content)
     files.yaml(content.replace("\x00", "").encode("utf-8", "replace").decode())
+
+
+@pytest.mark.parametrize("nested", ["[" * 20_000, "[" * 20_000 + "]" * 20_000, "{a: " * 10_000, "&a [*a, " * 5_000])
+def test_a_long_line_takes_no_quadratic_time(files: CampaignFiles, nested: str) -> None:
+    """YAML's parser in Python needs minutes for 40 KB of brackets."""
+    _, (problem,) = files.text(f"pretrain_llama3.1_8b:\n('fp8', {nested}, 1)")
+    assert problem == "jobs.txt:2:1: this tuple has more than 20 lists"
+    _, (problem,) = files.text("x" * 100_000)
+    assert problem == "jobs.txt:1:1: the line has more than 65,536 characters"
+
+
+@pytest.mark.parametrize("name", ["jobs.txt", "jobs.yaml"])
+def test_what_is_no_text_file_is_named(files: CampaignFiles, tmp_path: Path, name: str) -> None:
+    pipe, folder, device = tmp_path / name, tmp_path / f"folder-{name}", tmp_path / f"device-{name}"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    device.symlink_to("/dev/zero")
+    for path, what in ((pipe, "is a pipe"), (folder, "is a directory"), (device, "is a device")):
+        with pytest.raises(UsageError, match=what) as raised:
+            read_campaign_file(path, files.keys, files.split)
+        assert raised.value.where == str(path)
+    with pytest.raises(UsageError, match="no such file"):
+        read_campaign_file(tmp_path / "missing.yaml", files.keys, files.split)
+    (tmp_path / "large.txt").write_bytes(b"\n" * 5_000_000)
+    with pytest.raises(UsageError, match="larger than 4 MiB"):
+        read_campaign_file(tmp_path / "large.txt", files.keys, files.split)

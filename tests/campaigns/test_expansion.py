@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmb.campaigns.entry import Entry, Selection
-from llmb.campaigns.expansion import Expansion, expand, scales_of, split_model, swept
+from llmb.campaigns.expansion import Expansion, expand, scales_of, swept
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import Request, Scales, resolve, sizes_of
 from llmb.errors import UsageError
 
@@ -173,3 +174,26 @@ def test_a_sweep_is_every_combination_once(options: dict[str, list[str]]) -> Non
 
 def test_options_that_take_several_values_are_not_swept() -> None:
     assert list(swept({"a": ("1", "2"), "b": ("x",)}, {"a"})) == [{"a": ("1", "2"), "b": ("x",)}]
+
+
+@pytest.mark.parametrize(
+    ("repeats", "options", "scales", "says"),
+    [
+        (1_000_000_000, {}, (8,), "1000000000 repeats are more than 10,000 jobs"),
+        (
+            10,
+            dict.fromkeys(("tp", "pp", "gbs"), tuple(map(str, range(1, 1001)))),
+            (8,),
+            "of 1000000000 combinations are",
+        ),
+        (10_000, {}, tuple(range(8, 10_000, 8)), "there are more than 10,000 jobs"),
+    ],
+)
+def test_jobs_are_counted_before_they_are_made(
+    catalogue: Catalogue, repeats: int, options: dict[str, tuple[str, ...]], scales: tuple[int, ...], says: str
+) -> None:
+    selection = Selection(workloads=("pretrain_llama3.1",), sizes=("8b",), dtypes=("bf16",), scales=scales)
+    entry = Entry(where="-", selection=selection, repeats=repeats, options=options)
+    expansion = expanded(catalogue, "h100", entry)
+    assert [says in problem for problem in expansion.problems] == [True]
+    assert len(expansion.jobs) <= 20_000

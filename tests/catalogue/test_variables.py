@@ -120,7 +120,6 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("workload", "name", "value", "words"),
     [
-        (MAVERICK, "STAGE_PATH", "/stage", "uses LLMB_INSTALL instead"),
         (LORA, "CUDA_GRAPH", "true", "must be false: CUDA graphs are unsupported"),
         (LORA, "HIDDEN_SIZE", "4096", "must be 8192"),
         (LLAMA, "CUDA_GRAPH", "true", "does not apply to pretrain_llama3.1; it is for finetune_llama3"),
@@ -145,15 +144,13 @@ def test_variables_that_contradict_each_other_are_refused() -> None:
     assert refusal(JOB_TOTAL_GPUS="8", SBATCH_GPUS="16") == [
         "SBATCH_GPUS is '16', but JOB_TOTAL_GPUS is '8'; unset one of them"
     ]
-    assert refusal(STAGE_PATH="/a", LLMB_INSTALL="/b") == [
-        "LLMB_INSTALL is '/b', but STAGE_PATH is '/a'; unset one of them"
-    ]
 
 
-def test_stage_path_is_the_install_root_of_the_old_documents() -> None:
-    found = read_variables(VARIABLES, {"STAGE_PATH": "/lustre/stage"}, LLAMA, OPTIONS)
-    assert found.install == "/lustre/stage"
-    assert found.options == {}
+@pytest.mark.parametrize("workload", [LLAMA, MAVERICK])
+def test_the_root_of_installation_is_no_option_of_a_launch(workload: str) -> None:
+    """Every command reads it."""
+    found = read_variables(VARIABLES, {"STAGE_PATH": "/lustre/stage"}, workload, OPTIONS)
+    assert (found.options, found.notes) == ({}, ())
 
 
 def test_a_variable_that_nothing_is_done_with_is_told_of_once() -> None:

@@ -127,6 +127,7 @@ def test_the_release_follows_from_a_variable_that_only_its_document_has(environ:
     new = call(launch, environ | {"JOB_TOTAL_GPUS": "32"}, "pretrain_llama3.1", "--dry-run")
     assert "gbs64" in new.stdout
     assert "release 25.04 (or 24.11)" in new.stderr
+    assert "note: release" not in new.stderr
 
 
 def test_a_profile_is_a_run_beside_the_others(environ: dict[str, str], file: Path) -> None:

@@ -27,6 +27,7 @@ def printed(line: str, capsys: pytest.CaptureFixture[str]) -> str:
         "show pretrain_llama3.1 8b --dtype bf16 --gpus 8 --gpu-type h100 --json",
         "show --json pretrain_llama3.1 -n 8 --dtype bf16 --gpu-type h100 8b",
         "show PRETRAIN_LLAMA3.1 8B --dtype BF16 --scale 8 --gpu-type H100 --json",
+        "show pretrain_llama3.1_8b --dtype bf16 --gpus 8 --gpu-type h100 --json",
         "show pretrain_llama3.1 -s 8B --dtype Bf16 --gpus 8 --gpu-type h100 --json -v",
     ],
 )

@@ -22,7 +22,7 @@ MISTAKES = [
     ("help rnu", 2, "unknown command 'rnu'; did you mean 'run'?"),
     # What is missing.
     ("run", 2, "the workload is not specified"),
-    ("show -w pretrain_llama3.1", 2, "the size is not specified"),
+    ("show -w pretrain_llama3.1", 2, "the size of pretrain_llama3.1 is not specified"),
     (f"metrics {RECIPE}", 2, "--step-time is not specified"),
     ("nccl", 2, "FILE is not specified"),
     ("jobs show", 2, "ID is not specified"),

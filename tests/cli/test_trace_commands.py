@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from llmb.cli.main import COMMANDS, load_command
 from llmb.errors import EnvironmentProblem, LlmbError, UsageError
 
-TABLE = """#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+TABLE = """# Collective test starting: all_reduce_perf
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
         1024           256     float     sum      -1    18.46    0.06 {small:>7}      0    18.56    0.06    0.09      0
      1048576        262144     float     sum      -1    30.00   34.95 {large:>7}      0    30.00   34.95   61.17      3
 # Avg bus bandwidth    : 62.7
@@ -54,9 +55,10 @@ def trace(tmp_path: Path) -> Path:
 
 def test_a_trace_as_a_table(trace: Path) -> None:
     text = call("trace", trace)
-    assert re.search(r"<a&b>.json +3 +0.1 +0.0 +60.0 +1.0 +0.0 +30.0 +9.0 +0.02 +0.005\n", text)
+    assert re.search(r"<a&b>.json +3 +0.1 +0.0 +60.0 +0.0 +1.0 +0.0 +30.0 +9.0 +0.02 +0.005\n", text)
     assert re.search(r"all_reduce +n/a \(not in the trace\) +1 +0.05 +0.03 +0.02\n", text)
     assert "Longest kernels of <a&b>.json" in text
+    assert "Unclassified kernels of <a&b>.json" in text
     assert "\x1b" not in text
 
 
@@ -64,13 +66,18 @@ def test_a_trace_as_json(trace: Path) -> None:
     document = json.loads(call("trace", trace, "--json"))
     (rank,) = document["ranks"]
     assert (rank["rank"], rank["device"], document["slowest_rank"]) == (None, "gpu", None)
+    assert [(item["name"], item["activity"]) for item in rank["unclassified"]] == [
+        ("<odd> & \x1b[31m name", "unclassified")
+    ]
     (step,) = rank["steps"]
     assert step["communication_exposed_s"] == pytest.approx(30e-6)
     assert step["shares"] == pytest.approx(
         {
             "attention": 0,
             "matrix_product": 0.6,
-            "other": 0.01,
+            "other": 0,
+            "unclassified": 0.01,
+            "cuda_graph": 0,
             "memory_copy": 0,
             "communication_exposed": 0.3,
             "idle": 0.09,
@@ -107,6 +114,49 @@ def test_several_tables_of_one_test_are_compared(tmp_path: Path) -> None:
     assert "Wrong results in before.txt, after.txt." in text
     one = call("nccl", tmp_path / "before.txt")
     assert re.search(r"1,048,576 +float +sum +30 +34.95 +60 +0 +30 +34.95 +61.17 +3\n", one)
+
+
+def test_different_collectives_are_not_compared(tmp_path: Path) -> None:
+    table = TABLE.format(small="0.08", large="60.00")
+    for name, test in (("a.txt", "all_reduce"), ("b.txt", "all_gather"), ("c.txt", "all_reduce")):
+        (tmp_path / name).write_text(table.replace("all_reduce", test))
+    text = call("nccl", *(tmp_path / name for name in ("a.txt", "b.txt", "c.txt")))
+    assert "all_reduce: bus bandwidth in GB/s, out of place" in text
+    assert "c.txt / first" in text
+    assert "b.txt / first" not in text
+    assert "all_gather, b.txt" in text
+
+
+def test_tables_without_a_name_are_compared_if_nothing_differs(tmp_path: Path) -> None:
+    table = TABLE.format(small="0.08", large="60.00").partition("\n")[2]
+    for name, text in (("a.txt", table), ("b.txt", table), ("c.txt", table.replace("60.00", "34.95"))):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "d.txt").write_text(table.replace("sum", "none"))
+    text = call("nccl", *(tmp_path / name for name in ("a.txt", "b.txt", "c.txt", "d.txt")))
+    assert "that it is the same is assumed from columns and bus factor" in text
+    assert "b.txt / first" in text
+    assert "c.txt / first" not in text
+    assert "d.txt / first" not in text
+
+
+def test_files_of_one_name_are_compared(tmp_path: Path) -> None:
+    for name in ("before", "after"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "out.txt").write_text(TABLE.format(small="0.08", large="60.00"))
+    assert "after/out.txt / first" in call("nccl", tmp_path / "before" / "out.txt", tmp_path / "after" / "out.txt")
+
+
+def test_values_that_are_not_finite_are_valid_json(tmp_path: Path) -> None:
+    path = tmp_path / "output.txt"
+    path.write_text(TABLE.format(small="inf", large="-nan").replace("62.7", "nan"))
+    (table,) = json.loads(call("nccl", path, "--json"))["tests"]
+    small, large = (row["out_of_place"] for row in table["rows"])
+    assert (small["bus_gb_s"], small["not_finite"]) == (None, {"bus_gb_s": "inf"})
+    assert (large["bus_gb_s"], large["not_finite"]) == (None, {"bus_gb_s": "-nan"})
+    assert (table["average_bus_gb_s"], table["not_finite"]) == (None, {"average_bus_gb_s": "nan"})
+    text = call("nccl", path)
+    assert re.search(r"1,024 +float +sum +18.46 +0.06 +inf +0", text)
+    assert "Average bus bandwidth: nan GB/s." in text
 
 
 def test_a_log_and_a_table_may_be_in_one_file(tmp_path: Path) -> None:

@@ -2,37 +2,25 @@
 """The commands by which the reference documents look for results, run on what llmb leaves."""
 
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from documented_launch import launched
 
-from llmb.campaigns.job_request import job_request
-from llmb.campaigns.launching import read_launch
-from llmb.catalogue.load import Catalogue
 from llmb.jobs.begin import begin
 from llmb.jobs.finish import finish_job
-from llmb.jobs.order import Order, make_order
+from llmb.jobs.order import Order
 from llmb.jobspec.spec import write_spec
 from llmb.logs.checkpoint_line import SaveLine, format_save_line
 from llmb.logs.files import find_logs
 from llmb.logs.step_line import format_step_line
 from llmb.runs.checkpoint import CheckpointRecord, checkpoint_name, read_checkpoint
-from llmb.runs.folder import RunFolder, create_run_folder
+from llmb.runs.claim import create_run_folder
+from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan
 from llmb.runs.record import queued_record, write_record
-from llmb.schedulers.lookup import read_cluster_site
 
-CATALOGUE = Catalogue()
 JOB = {"SLURM_JOB_ID": "933609", "SLURM_JOB_NODELIST": "node001"}
-
-
-def launched(stage: Path, workload: str, variables: Mapping[str, str]) -> Order:
-    """What ``llmb launch`` orders with these variables and no options."""
-    wanted = read_launch(CATALOGUE, {"STAGE_PATH": str(stage), **variables}, workload, {}, {})
-    request = job_request(wanted.values, wanted.environ)
-    site = read_cluster_site(CATALOGUE, stage, wanted.environ)
-    return make_order(CATALOGUE, request.request, request.choices, request.options, site)
 
 
 def ran(order: Order) -> RunFolder:
@@ -200,10 +188,7 @@ def test_profiles_are_where_the_documents_look(
 
 
 def test_without_stage_path_there_are_no_other_names(tmp_path: Path) -> None:
-    wanted = read_launch(CATALOGUE, {"LLMB_INSTALL": str(tmp_path), **LLAMA_8B}, "pretrain_llama3.1", {}, {})
-    request = job_request(wanted.values, wanted.environ)
-    site = read_cluster_site(CATALOGUE, tmp_path, wanted.environ)
-    ran(make_order(CATALOGUE, request.request, request.choices, request.options, site))
+    ran(launched(tmp_path, "pretrain_llama3.1", LLAMA_8B, root="LLMB_INSTALL"))
     assert [path.name for path in tmp_path.iterdir()] == ["workloads"]
 
 

@@ -76,6 +76,12 @@ for family in FAMILIES:
     MODELS[f"{family} tiny"] = Catalogue().models[(family, "tiny")]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Threads of several test processes on few cores wait for each other by spinning, which doubled the time."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def models() -> dict[str, Model]:
     return MODELS

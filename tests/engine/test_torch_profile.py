@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from llmb.engine.profile import TorchRecorder, pack
+from llmb.errors import EnvironmentProblem
 
 # What torch 2.11 says of every recording, also of one with a single cycle.
 pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
@@ -47,6 +48,17 @@ def test_what_cannot_be_kept_gives_its_space_back(tmp_path: Path, temporary: Pat
         record(path)
     assert list(path.parent.iterdir()) == [path]
     assert list(temporary.glob("llmb-profile-*")) == []
+
+
+def test_folders_that_cannot_be_written_are_told_before_a_step_is_profiled(tmp_path: Path, temporary: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentProblem, match="the profile cannot be written: Not a directory"):
+        TorchRecorder(tmp_path / "file" / "torch_profile" / "rank-0.json.gz", torch.device("cpu"))
+    temporary.rmdir()
+    with pytest.raises(EnvironmentProblem, match="the profile cannot be written: No such file") as caught:
+        TorchRecorder(tmp_path / "torch_profile" / "rank-0.json.gz", torch.device("cpu"))
+    assert "TMPDIR" in str(caught.value)
+    assert list((tmp_path / "torch_profile").iterdir()) == []
 
 
 @pytest.mark.parametrize("written", [False, True])

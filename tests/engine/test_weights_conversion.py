@@ -2,6 +2,7 @@
 """Weights arrive bit for bit, in bounded pieces; files that do not hold just the model are refused before any write."""
 
 import json
+import math
 import warnings
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def test_weights_of_every_dtype_become_the_same_fp32_values(models, name, dtype,
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 60_000)
     expected, told = values(models[name], dtype), []
     save_file(hugging_face(models[name], expected, dtype), tmp_path / FILE)
-    assert import_here(models[name], tmp_path, tmp_path, lambda *bytes_: told.append(bytes_)) == ()
+    assert import_here(models[name], tmp_path, tmp_path, lambda *bytes_: told.append(bytes_)).left_out == ()
     assert_same(read_weights(tmp_path, models[name]), expected)
     assert len(list((tmp_path / "weights").glob("*.distcp"))) > len(expected)
     total = sum(4 * tensor.numel() for tensor in expected.values())
@@ -121,7 +122,7 @@ def test_a_head_beside_a_tied_embedding_is_left_out_only_where_it_is_equal(model
     assert "lm_head.weight" not in tensors
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, tmp_path / FILE)
-    assert import_here(model, tmp_path, tmp_path / "same") == ("lm_head.weight",)
+    assert import_here(model, tmp_path, tmp_path / "same").left_out == ("lm_head.weight",)
     assert_same(read_weights(tmp_path / "same", model), expected)
     tensors["lm_head.weight"][-1, -1] += 1
     save_file(tensors, tmp_path / FILE)
@@ -172,6 +173,29 @@ def test_files_that_hold_something_else_are_refused_with_all_reasons(models, tmp
         "model.norm.weight has the shape [7]; the model has [128]",
         "model.layers.0.self_attn.q_proj.bias is not a tensor of this model",
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(math.nan, torch.float32), (math.inf, torch.bfloat16), (-math.inf, torch.float16)]
+)
+def test_a_value_that_is_not_finite_is_refused_with_its_tensor(models, tmp_path, value, dtype):
+    tensors = hugging_face(models["mixtral"], values(models["mixtral"], dtype), dtype)
+    name = next(name for name in reversed(tensors) if name.endswith("experts.1.w2.weight"))
+    tensors[name][-1, -1] = value
+    save_file(tensors, tmp_path / FILE)
+    with pytest.raises(UsageError, match=rf"^{name} in model\.safetensors has values that are not finite") as caught:
+        import_here(models["mixtral"], tmp_path, tmp_path)
+    assert caught.value.where == str(tmp_path)
+
+
+def test_a_value_that_bf16_cannot_hold_is_not_exported(models, tmp_path):
+    tensors = hugging_face(models["llama"], values(models["llama"]))
+    tensors["model.norm.weight"][3] = torch.finfo(torch.float32).max
+    save_file(tensors, tmp_path / FILE)
+    import_here(models["llama"], tmp_path, tmp_path)
+    with pytest.raises(UsageError, match=r"^norm\.weight has values that are not finite in torch\.bfloat16"):
+        export_here(models["llama"], tmp_path, tmp_path / "bf16", dtype="bf16")
+    export_here(models["llama"], tmp_path, tmp_path / "fp32")
 
 
 def test_a_long_list_of_reasons_is_cut_short(models, tmp_path):

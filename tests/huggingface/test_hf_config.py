@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """config.json: what transformers makes of ours, and what we make of theirs."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoConfig, Llama4TextConfig, LlamaConfig, MixtralConfig, NemotronConfig, Qwen3Config
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Model
 from llmb.errors import UsageError
-from llmb.huggingface.config import config_differences, config_of
+from llmb.huggingface.config import config_differences, config_of, unknown_keys
 
 MODELS = Catalogue().models
 CLASSES = {
@@ -42,7 +45,9 @@ def test_transformers_reads_every_model_and_what_it_writes_is_the_same_model(
     config.save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     assert "rope_parameters" in written
-    assert list(config_differences(model, written)) == []
+    for theirs in (written, config.to_dict()):
+        assert list(config_differences(model, theirs)) == []
+        assert list(unknown_keys(model, theirs)) == []
 
 
 def test_values_arrive_where_transformers_looks_for_them(tmp_path: Path) -> None:
@@ -132,6 +137,13 @@ def test_older_forms_are_understood() -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights are unsupported"),
         ({"num_hidden_layers": "many"}, "num_hidden_layers is many"),
+        ({"rope_scaling": "llama3"}, "rope_scaling is llama3, which is not a JSON object"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 8.0}},
+            "rope_scaling is {'rope_type': 'yarn', 'factor': 8.0}",
+        ),
+        ({"rope_scaling": {"rope_type": "default", "factor": 8.0}}, "rope_scaling is {'rope_type': 'default'"),
+        ({"rope_scaling": {"full_attention": {"rope_theta": 5e5}}}, "rope_scaling is {'rope_type': 'default', 'full_a"),
     ],
 )
 def test_every_difference_is_told(changes: dict[str, object], said: str) -> None:
@@ -173,6 +185,97 @@ def test_every_difference_of_qwen3_and_mixtral_is_told(
     config = config_of(MODELS[key], "bf16")
     assert list(config_differences(MODELS[key], config)) == []
     assert any(said in line for line in config_differences(MODELS[key], {**config, **changes}))
+
+
+SCALED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SCALED["original_max_position_embeddings"] = 8192
+ROTARY = {
+    "rope_theta": ["absent", 500000.0, 10000.0],
+    "rope_scaling": ["absent", None, {}, SCALED, {**SCALED, "rope_theta": 1e4}, {**SCALED, "factor": 32.0}],
+    "rope_parameters": ["absent", None, {**SCALED, "rope_theta": 5e5}, {"rope_type": "default", "rope_theta": 5e5}],
+}
+
+
+def test_rotary_settings_pass_only_where_transformers_computes_the_same() -> None:
+    """Each of them scales every angle of the model. Where two places contradict each other, neither is chosen."""
+    wanted = {**SCALED, "rope_theta": 500000.0}
+    refused_without_need = []
+    for values in itertools.product(*ROTARY.values()):
+        settings = dict(zip(ROTARY, values, strict=True))
+        config = json.loads(json.dumps(published_llama(**settings)))
+        ours = list(config_differences(LLAMA_8B, config)) == []
+        theirs = LlamaConfig.from_dict(config).rope_parameters == wanted
+        assert theirs or not ours, settings
+        if theirs and not ours:
+            refused_without_need.append(settings)
+    assert refused_without_need
+    assert all(settings["rope_parameters"]["rope_type"] == "default" for settings in refused_without_need)
+
+
+@pytest.mark.parametrize(
+    ("key", "changes", "unknown"),
+    [
+        (("llama3.1", "8b"), {"sliding_window": 4096}, ["sliding_window is 4096"]),
+        (("llama3.1", "8b"), {"compression_config": {"bits": 4}}, ["compression_config is {'bits': 4}"]),
+        (("llama3.1", "8b"), {"auto_map": {"AutoModel": "m.M"}}, ["auto_map is {'AutoModel': 'm.M'}"]),
+        (("llama3.1", "8b"), {"sliding_window": None, "bos_token_id": 5, "pretraining_tp": 2}, []),
+        (("llama3.1", "8b"), {"qkv_bias": False}, ["qkv_bias is False"]),
+        (
+            ("llama3.1", "8b"),
+            {"is_encoder_decoder": True, "pruned_heads": {}},
+            ["is_encoder_decoder is True, not False"],
+        ),
+        (("mixtral", "8x7b"), {"layer_types": ["full_attention"]}, ["layer_types is ['full_attention']"]),
+        (("qwen3", "8b"), {"max_window_layers": 36, "sliding_window": 4096}, []),
+    ],
+)
+def test_keys_that_may_change_the_model_are_told(
+    key: tuple[str, str], changes: dict[str, object], unknown: list[str]
+) -> None:
+    config = {**config_of(MODELS[key], "bf16"), **changes}
+    assert list(config_differences(MODELS[key], config)) == []
+    assert list(unknown_keys(MODELS[key], config)) == unknown
+
+
+def test_layers_with_a_sliding_window_are_another_model() -> None:
+    full = ["full_attention"] * 36
+    config = {**config_of(MODELS["qwen3", "8b"], "bf16"), "layer_types": full}
+    assert list(config_differences(MODELS["qwen3", "8b"], config)) == []
+    config["layer_types"] = [*full[1:], "sliding_attention"]
+    (line,) = config_differences(MODELS["qwen3", "8b"], config)
+    assert line.startswith("layer_types is [")
+
+
+def test_a_multimodal_model_is_read_from_its_text_model() -> None:
+    known = {**published_maverick(), "boi_token_index": 7, "torch_dtype": "bfloat16", "tie_word_embeddings": False}
+    assert list(config_differences(MAVERICK, known)) == []
+    assert list(unknown_keys(MAVERICK, known)) == []
+    assert list(unknown_keys(MAVERICK, {**known, "fusion": "early"})) == ["fusion is early"]
+    assert list(unknown_keys(MAVERICK, published_maverick(lora_rank=8))) == ["lora_rank is 8"]
+    assert list(config_differences(MAVERICK, {**known, "tie_word_embeddings": True})) != []
+    assert list(config_differences(MAVERICK, {**known, "quantization_config": {"bits": 8}})) != []
+    # What stands beside the text model is not the text model's.
+    text = {name: value for name, value in config_of(MAVERICK, "bf16").items() if name != "rms_norm_eps"}
+    assert list(config_differences(MAVERICK, {**known, "text_config": text, "rms_norm_eps": 1e-5})) != []
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(data=st.data())
+def test_no_value_of_any_key_ends_in_another_error(data: st.DataObject) -> None:
+    model = data.draw(st.sampled_from([LLAMA_8B, MAVERICK, NEMOTRON, MODELS["qwen3", "8b"]]))
+    config = config_of(model, "bf16")
+    if model is MAVERICK and data.draw(st.booleans()):
+        config = {**published_maverick(), "text_config": config}
+    names = data.draw(st.lists(st.sampled_from([*config, "rope_parameters", "text_config", "other"]), max_size=4))
+    changed = {**config, **{name: data.draw(JSON) for name in names}}
+    for line in (*config_differences(model, changed), *unknown_keys(model, changed)):
+        assert isinstance(line, str)
 
 
 def test_another_architecture_is_said_alone() -> None:

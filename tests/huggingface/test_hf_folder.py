@@ -20,6 +20,7 @@ def make(folder: Path, *files: str, index: dict[str, object] | None = None) -> P
 
 def test_one_file_or_those_of_the_index_are_found(tmp_path: Path) -> None:
     assert read_folder(make(tmp_path, "config.json", "model.safetensors")).files == ("model.safetensors",)
+    (tmp_path / "model.safetensors").unlink()  # with both, transformers reads this one, and other programs the index
     index = {"weight_map": {"a": "y.safetensors", "b": "x.safetensors", "c": "x.safetensors"}}
     found = read_folder(make(tmp_path, "x.safetensors", "y.safetensors", "pytorch_model.bin", index=index))
     assert found.files == ("x.safetensors", "y.safetensors")
@@ -42,6 +43,8 @@ def test_pickles_are_refused_with_the_reason_and_the_way_out(tmp_path: Path) -> 
         (["config.json", "x.bin"], {"weight_map": {"a": "x.bin"}}, "not a safetensors file of its folder"),
         (["config.json"], {"weight_map": {}}, "names no tensors"),
         (["config.json"], {}, "names no tensors"),
+        (["config.json", "model.safetensors"], {"weight_map": {"a": "x.safetensors"}}, "which programs choose from"),
+        (["config.json", "model.safetensors", "adapter_config.json"], None, "holds an adapter"),
     ],
 )
 def test_folders_that_are_not_whole_are_refused(
@@ -51,7 +54,7 @@ def test_folders_that_are_not_whole_are_refused(
         read_folder(make(tmp_path, *files, index=index))
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "{", "\x80"])
+@pytest.mark.parametrize("content", ["", "[1]", "{", "\x80", "[" * 100_000])
 def test_a_configuration_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
     make(tmp_path, "model.safetensors")
     (tmp_path / "config.json").write_bytes(content.encode("latin-1"))

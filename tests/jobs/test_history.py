@@ -22,7 +22,8 @@ from llmb.jobs.order import Order, Prepared, Queued, write_job
 from llmb.jobs.store import Store
 from llmb.jobs.submit import new_job, with_handle
 from llmb.jobspec.options import JobOptions
-from llmb.runs.folder import RunFolder, create_run_folder
+from llmb.runs.claim import create_run_folder
+from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import SubmittedJob, queued_record, write_record
 from llmb.site.site import Site

@@ -135,6 +135,8 @@ def test_filters(store: Store) -> None:
     assert keys() == "abcd"
     assert keys(limit=2) == "cd"
     assert keys(workload="w") == "a"
+    assert keys(workload="w_tiny") == "a"
+    assert keys(workload="w_8b") == ""
     assert keys(campaign="c") == "b"
     assert keys(since_s=2.0) == "bcd"
     assert keys(states=("timeout",)) == "cd"

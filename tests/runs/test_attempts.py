@@ -13,8 +13,9 @@ from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
 from llmb.runs.attempts import attempt_plan, begin_attempt, is_done
 from llmb.runs.checkpoint import CheckpointRecord, checkpoint_name
+from llmb.runs.claim import create_run_folder
 from llmb.runs.failure import failed_host, failure_line, first_failure, latest_attempt
-from llmb.runs.folder import RunFolder, create_run_folder
+from llmb.runs.folder import RunFolder
 from llmb.runs.log_tail import tail
 from llmb.runs.plan import Plan
 from llmb.runs.record import BegunJob, JobEnd, RunRecord, queued_record, read_record

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmb.errors import EnvironmentProblem, UsageError
+from llmb.metrics.parameters import checkpoint_bytes
 from llmb.runs import disk_space
 from llmb.runs.checkpoint import (
     CheckpointRecord,
@@ -21,7 +22,7 @@ from llmb.runs.checkpoint import (
     saved_checkpoints,
 )
 from llmb.runs.choices import DEFAULT_SEED, Choices
-from llmb.runs.disk_space import check_space, checkpoint_bytes
+from llmb.runs.disk_space import check_space
 from llmb.runs.plan import Plan, Start, make_plan
 
 FILES = {"weights/.metadata": b"m" * 30, "weights/__0_0.distcp": b"w" * 500, "weights/__1_0.distcp": b"w" * 400}

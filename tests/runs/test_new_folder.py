@@ -38,6 +38,18 @@ def test_what_a_killed_attempt_left_is_removed(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [others, tmp_path / "target"]
 
 
+def test_what_another_process_is_writing_is_left_alone(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    with new_folder(target) as partial:
+        (partial / "file").write_text("x")
+        with pytest.raises(UsageError, match="another llmb is writing to this folder"), new_folder(target):
+            pass
+        assert (partial / "file").read_text() == "x"
+        with new_folder(tmp_path / "target2"):
+            pass
+    assert sorted(path.name for path in target.iterdir()) == ["file"]
+
+
 def test_an_empty_folder_is_taken_over_and_no_other(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from llmb.runs.plan import Plan
+from llmb.report.run_report import run_table
+from llmb.runs.plan import Plan, Start
 from llmb.runs.result import Loss, conclude
 from llmb.runs.steps import Step
 
@@ -34,6 +35,36 @@ def steps(times: Sequence[float], **last: float) -> list[Step]:
             )
         )
     return made
+
+
+@pytest.mark.parametrize(
+    ("options", "resumes", "reason"),
+    [
+        (
+            {"steps": 1},
+            True,
+            "the only step is the first one, which includes warm-up; it shows that the checkpoint loads",
+        ),
+        ({"steps": 1}, False, "the only step is the first one, which includes warm-up"),
+        ({"steps": 5, "window": "all"}, False, "the window includes the first step, which includes warm-up"),
+        ({"steps": 5}, False, None),
+        ({"steps": 2}, True, None),
+    ],
+)
+def test_a_first_step_is_no_measurement(
+    tiny_plan: Callable[..., Plan], options: dict[str, object], resumes: bool, reason: str | None
+) -> None:
+    plan = tiny_plan(**options)
+    if resumes:
+        plan = plan.model_copy(update={"start": Start(path="/saved", step=0, consumed_samples=0)})
+    result = conclude(plan, steps([0.5] * plan.steps), 0, "")
+    assert result.step_time_s is not None
+    assert result.measurement_reason == reason
+    assert result.document()["measurement_reason"] == reason
+    row = ("NOT A MEASUREMENT", "", "", reason)
+    assert (run_table(plan, result).rows[0] == row) == (reason is not None)
+    failed = conclude(plan, steps([0.5] * (plan.steps - 1)), 1, "")
+    assert failed.measurement_reason is None
 
 
 @pytest.mark.parametrize("spoiled", [{}, {"loss": NAN}, {"grad_norm": NAN}])

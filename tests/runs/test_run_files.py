@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.errors import EnvironmentProblem
+from llmb.errors import EnvironmentProblem, UsageError
+from llmb.runs import claim
 from llmb.runs import folder as folders
-from llmb.runs.folder import create_run_folder, install_root, write_atomically
+from llmb.runs.claim import create_run_folder
+from llmb.runs.folder import InstallRoot, chosen_root, install_root, write_atomically
 from llmb.runs.plan import Plan
 from llmb.runs.steps import Step, read_steps, step_from_json, step_to_json
 
@@ -37,10 +39,10 @@ def step(number: int = 0, **changes: object) -> Step:
 def test_two_runs_in_the_same_second_get_folders_of_their_own(
     tmp_path: Path, tiny_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders.time, "time", lambda: 1_700_000_000.7)
+    monkeypatch.setattr(claim.time, "time", lambda: 1_700_000_000.7)
     made = [create_run_folder(tmp_path, tiny_plan()).path for _ in range(3)]
     assert len(set(made)) == 3
-    assert [path.parent.name.rsplit("_", 1)[1] for path in made] == ["1700000000", "1700000001", "1700000002"]
+    assert [path.parent.name.rsplit("_", 1)[1] for path in made] == ["1700000000", "1700000000-2", "1700000000-3"]
     assert all(path.is_dir() for path in made)
 
 
@@ -60,6 +62,21 @@ def test_the_install_root_is_the_variable_then_the_cluster_then_home(tmp_path: P
     (cluster / "cluster_config.yaml").write_text("")
     assert install_root({"HOME": "/home/me"}, deep) == cluster
     assert install_root({"HOME": "/home/me", "LLMB_INSTALL": "/data"}, deep) == Path("/data")
+
+
+def test_the_older_variable_is_the_install_root_too_and_who_chose_it_is_known(tmp_path: Path) -> None:
+    home = {"HOME": "/home/me"}
+    assert chosen_root(home, tmp_path) == InstallRoot(Path("/home/me/.llmb"), None)
+    assert chosen_root({**home, "STAGE_PATH": "/lustre/stage"}, tmp_path) == InstallRoot(
+        Path("/lustre/stage"), "STAGE_PATH"
+    )
+    assert chosen_root({"STAGE_PATH": "/a", "LLMB_INSTALL": " "}, tmp_path).path == Path("/a")
+    assert chosen_root({"STAGE_PATH": "/a", "LLMB_INSTALL": "/a/"}, tmp_path) == InstallRoot(Path("/a"), "LLMB_INSTALL")
+    (tmp_path / "cluster_config.yaml").write_text("")
+    assert chosen_root(home, tmp_path) == InstallRoot(tmp_path, "cluster_config.yaml")
+    with pytest.raises(UsageError, match="LLMB_INSTALL is '/b', but STAGE_PATH is '/a'") as caught:
+        chosen_root({"STAGE_PATH": "/a", "LLMB_INSTALL": "/b"}, tmp_path)
+    assert caught.value.do == "unset one of them"
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

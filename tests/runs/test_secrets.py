@@ -3,8 +3,9 @@
 
 import pytest
 
-from llmb.runs.secrets import holds_secret, without_secrets
+from llmb.errors import UsageError
 from llmb.schedulers.slurm.client import submitting_environment
+from llmb.secrets import holds_secret, without_secrets
 
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJleHAiOjE3MDAwMDAwMDB9.c2lnbmF0dXJl"
 
@@ -15,7 +16,8 @@ TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJleHAiOjE3MDAwMDAwMDB9.c2lnbmF0dXJl"
         "SLURM_JWT", "MY_JWT", "HF_TOKEN", "AWS_SESSION_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID",
         "WANDB_API_KEY", "NGC_API_KEY", "ngc_api_key", "REGISTRY_AUTH", "HTTP_AUTHORIZATION", "GITLAB_PAT",
         "MYSQL_PWD", "MYPASSWORD", "PGPASSWORD", "SSH_PRIVATE_KEY", "SSH_KEY_PASSPHRASE", "SSH_AUTH_SOCK",
-        "GOOGLE_APPLICATION_CREDENTIALS",
+        "GOOGLE_APPLICATION_CREDENTIALS", "NVIDIA_AUTH", "DB_PWD", "DBPWD", "HF_TOKEN_2", "dbPassword", "api-key",
+        "AZURE_STORAGE_CONNECTION_STRING", "SENTRY_DSN", "hf.token", "HF_TOKENS",
     ],
 )  # fmt: skip
 def test_a_name_tells_a_secret(name: str) -> None:
@@ -32,6 +34,16 @@ def test_a_name_tells_a_secret(name: str) -> None:
         "nvapi-abcdefghijklmnopqrst",
         "https://user:password@registry.example/v2",
         "http://:password@proxy:3128",
+        "https://0123456789abcdef0123@sentry.example/1",
+        "https://bucket.example/o?X-Amz-Signature=0123abcd",
+        "host=db user=me password=hunter2",
+        "-Djavax.net.ssl.keyStorePassword=changeit",
+        "sk-proj-abcdefghijklmnopqrst",
+        "sk-ant-api03-abcdefghijklmnopqrst",
+        "glpat-abcdefghijklmnop",
+        "npm_abcdefghijklmnopqrstuv",
+        "Basic dXNlcjpwYXNzd29yZA==",
+        "x_hf_abcdefghijklmnopqrstuvwxyz",
         "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaA",
     ],
 )
@@ -52,6 +64,11 @@ def test_a_value_tells_a_secret_whatever_its_name(value: str) -> None:
         ("AUTHOR", "someone"),
         ("PROXY", "http://proxy:3128"),
         ("REPOSITORY", "git@example.com:group/project.git"),
+        ("MAX_TOKENS", "1000"),
+        ("comment", "basic benchmark of the cluster"),
+        ("BASH_FUNC_module%%", '() {  eval $(key=$1 lmod bash token=abcdef "$@") }'),
+        ("PROXY", "http://me@proxy.example:3128"),
+        ("SLURM_JOB_NODELIST", "node[001-128]"),
         ("IMAGE", "docker://registry.example:5000/group/image:1.0"),
     ],
 )
@@ -63,3 +80,9 @@ def test_sbatch_alone_gets_the_token_by_which_slurm_knows_the_user() -> None:
     environ = {"SLURM_JWT": TOKEN, "SLURM_CONF": "/etc/slurm.conf", "SLURM_JOB_ID": "7", "HF_TOKEN": "x", "HOME": "/h"}
     kept = {"SLURM_JWT": TOKEN, "SLURM_CONF": "/etc/slurm.conf", "HOME": "/h"}
     assert submitting_environment(environ) == kept
+
+
+def test_messages_do_not_repeat_a_secret() -> None:
+    where, do = f"https://me:{TOKEN}@host", "unset nvapi-abcdefghijklmnopqrst"
+    error = UsageError(f"unknown key '{TOKEN}'", where=where, do=do)
+    assert str(error) == "unknown key '[secret]'\n  where: https://[secret]@host\n  do:    unset [secret]"

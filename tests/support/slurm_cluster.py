@@ -7,12 +7,14 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from free_ports import free_ports
+from slurm_reaper import kill_processes_of
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol")
 HOW_TO_GET = "Slurm is not installed: apt-get install slurmctld slurmd slurm-client munge (as .ci/run does)"
@@ -23,6 +25,7 @@ GPUS = 8
 STOPPED = (*NODES, "slurmctld", "slurmdbd", "mariadbd", "munged")
 """Daemons in the order in which they are ended."""
 READY_S = 300
+REAPER = Path(__file__).with_name("slurm_reaper.py")
 
 # cred_expire is also how long a requeued job waits; MinJobAge keeps ended jobs known; too short an
 # UnkillableStepTimeout drains nodes when the controller restarts under a step. Memory and cores are posed, and nothing
@@ -80,6 +83,7 @@ class SlurmCluster:
     daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     min_job_age_s: int = 3600
     """For so long the controller remembers a job that has ended."""
+    reaper: "subprocess.Popen[bytes] | None" = None
 
     @property
     def environ(self) -> dict[str, str]:
@@ -89,6 +93,8 @@ class SlurmCluster:
 
     def start(self) -> None:
         self._configure()
+        command = [sys.executable, str(REAPER), str(self.root)]
+        self.reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         self.spawn(
             "munged",
             f"--socket={self.root}/munge/socket",
@@ -117,14 +123,18 @@ class SlurmCluster:
         self.spawn("slurmd", "-D", "-N", node, "-f", str(self.root / "slurm.conf"), name=node)
 
     def stop(self) -> None:
-        """Cancels what runs, then ends the daemons; step daemons that are left are killed with what they lead."""
+        """Cancels what runs, then ends the daemons; step daemons that are left are killed with what they lead.
+
+        A session that is killed does not get here; the reaper then does the same.
+        """
         if "slurmctld" in self.daemons:
             self.run("scancel", f"--user={os.geteuid()}")
             self.wait_for("the end of jobs", lambda: not self.run("squeue", "-h").stdout.strip(), fails=False)
         for name in STOPPED:
             self.end(name)
-        for pid in self._step_daemons():
-            _kill(pid)
+        kill_processes_of(self.root)
+        if self.reaper:
+            self.reaper.communicate()
 
     def end(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
         """Ends a daemon, or kills it."""
@@ -203,31 +213,3 @@ class SlurmCluster:
     def _configure_accounts(self, host: str, user: str, port: int) -> str:
         """The lines of slurm.conf about accounts."""
         return "AccountingStorageType=accounting_storage/none"
-
-    def _step_daemons(self) -> list[int]:
-        """Processes of this cluster's steps."""
-        return [int(proc.name) for proc in Path("/proc").iterdir() if proc.name.isdigit() and self._is_step(proc)]
-
-    def _is_step(self, proc: Path) -> bool:
-        """A step daemon holds its node's log open, whatever its command line says."""
-        try:
-            if (proc / "comm").read_text().strip() != "slurmstepd":
-                return False
-            return any(str(self.root) in str(handle.readlink()) for handle in (proc / "fd").iterdir())
-        except OSError:
-            return False  # it ended while we looked, or is somebody else's
-
-
-def _kill(pid: int) -> None:
-    """A step daemon, and the tasks that it leads, each in a group of its own."""
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    try:
-        tasks = [int(child) for child in children.read_text().split()]
-        os.kill(pid, signal.SIGKILL)
-    except OSError:
-        return
-    for task in tasks:
-        try:
-            os.killpg(task, signal.SIGKILL)
-        except OSError:
-            continue

@@ -53,6 +53,8 @@ def test_an_instant_counts_once_and_the_parts_add_up(gpu_trace: Path) -> None:
         "attention": 15,  # 135-150, also where the product runs beside it
         "matrix_product": 25,  # 110-135
         "other": 10,  # 150-160
+        "unclassified": 0,
+        "cuda_graph": 0,
         "memory_copy": 5,  # 160-165; before, a kernel runs beside it
         "communication_exposed": 25,  # 165-185 and 190-195
         "idle": 20,  # 100-110, 185-190, 195-200
@@ -121,6 +123,8 @@ def test_operators_of_a_cpu_count_once(write_trace: Callable[..., Path], span: C
         "attention": 30,  # the product within belongs to it
         "matrix_product": 16,
         "other": 4,  # aten::linear around the product
+        "unclassified": 0,
+        "cuda_graph": 0,
         "memory_copy": 5,
         "communication_exposed": 30,  # 50-80; a node of the graph that waits hides nothing
         "idle": 15,  # 85-100
@@ -168,6 +172,10 @@ def test_events_may_end_anywhere_in_a_chunk(gpu_trace: Path, tmp_path: Path, mon
         (b'{"steps": []}', "has no 'traceEvents'"),
         (b'{"traceEvents": [{"ph": "X"}, {"ph', "is truncated within its events"),
         (b'{"traceEvents": [1, 2]}', "not JSON objects"),
+        (b'{"traceEvents": [{"ph": "M"}, {"args": ' + b"[" * 200_000, "event 2"),
+        (b'{"traceEvents": [{"ts": ' + b"9" * 10_000 + b"}]}", "cannot be read"),
+        (b'{"a": ' + b"[" * 200_000 + b'"traceEvents": []', "not valid JSON"),
+        (b"\xff\xfe{\x00}\x00", "is not JSON"),
         (b"\x1f\x8b\x08\x00broken", "cannot be decompressed"),
         (b"SQLite format 3\x00broken", "not an SQLite database that can be read"),
     ],
@@ -178,6 +186,82 @@ def test_what_is_no_trace_is_said(tmp_path: Path, content: bytes, says: str) -> 
     with pytest.raises(UsageError, match=says) as raised:
         read_trace(path, Rules())
     assert "Nsight Systems" in str(raised.value) or "nsys export" in str(raised.value)
+
+
+def test_events_without_a_time_are_left_out_and_counted(
+    write_trace: Callable[..., Path], span: Callable[..., dict]
+) -> None:
+    kernel = span("kernel", "a_gemm", 10, 20)
+    odd: list[dict] = [{**kernel, "ts": value} for value in (None, "12", True, [], 1e300)]
+    odd += [{key: value for key, value in kernel.items() if key != missing} for missing in ("ts", "dur")]
+    odd += [{**kernel, "dur": -1}, {**kernel, "ts": float("nan")}, {**kernel, "dur": float("inf")}]
+    elsewhere: list[dict] = [{"ph": "i", "name": "instant"}, {"ph": "X", "cat": ["kernel"], "name": {}}]
+    path = write_trace([span("user_annotation", "ProfilerStep#1", 0, 100), kernel, *odd, *elsewhere])
+    (timeline,) = read_trace(path, Rules())
+    assert timeline.notes == (f"{len(odd)} events have no valid time and are left out",)
+    (step,) = break_down(timeline)
+    assert microseconds(step)["matrix_product"] == 10
+
+
+@pytest.mark.parametrize("rank", ["3", "worker-3", None, -1, 1.5, True, {}])
+def test_a_rank_that_is_no_number_is_not_guessed(
+    write_trace: Callable[..., Path], span: Callable[..., dict], rank: object
+) -> None:
+    path = write_trace([span("user_annotation", "ProfilerStep#1", 0, 100)], name="rank-7.json", rank=rank)
+    (timeline,) = read_trace(path, Rules())
+    assert timeline.rank == 7  # of the file's name
+    assert [str(rank) in note for note in timeline.notes] == ([] if rank is None else [True])
+
+
+def test_odd_arguments_and_threads_of_events(write_trace: Callable[..., Path], span: Callable[..., dict]) -> None:
+    step = span("user_annotation", "ProfilerStep#1", 0, 100)
+    reduce = [
+        {**span("kernel", ALL_REDUCE, 10, 20), "args": args} for args in (None, [], "text", {"Collective name": 1})
+    ]
+    assert read_trace(write_trace([step, *reduce]), Rules())[0].steps
+    operator = {**span("cpu_op", "aten::mm", 10, 20), "tid": {"a": []}, "pid": None}
+    assert read_trace(write_trace([step, operator], name="cpu.json"), Rules())[0].steps
+
+
+def test_a_byte_order_mark_is_skipped(gpu_trace: Path, tmp_path: Path) -> None:
+    marked = tmp_path / "marked.json"
+    marked.write_bytes(b"\xef\xbb\xbf" + gpu_trace.read_bytes())
+    assert break_down(read_chrome(marked, Rules())) == break_down(read_chrome(gpu_trace, Rules()))
+
+
+def test_steps_without_a_duration_are_left_out(write_trace: Callable[..., Path], span: Callable[..., dict]) -> None:
+    steps = [span("user_annotation", "ProfilerStep#1", 5, 5), span("user_annotation", "ProfilerStep#2", 5, 9)]
+    (timeline,) = read_trace(write_trace(steps), Rules())
+    assert [step.number for step in timeline.steps] == [2]
+    assert timeline.notes == ("1 steps without a duration are left out",)
+
+
+def test_an_unfinished_event_is_not_parsed_anew_with_each_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_events, "CHUNK_BYTES", 1000)
+    path = tmp_path / "trace.json"
+    path.write_text('{"traceEvents": [{"name": "' + "x" * 4_000_000)
+    tries = 0
+    decode = json.JSONDecoder.raw_decode
+
+    def counted(self: json.JSONDecoder, s: str, idx: int = 0) -> object:
+        nonlocal tries
+        tries += 1
+        return decode(self, s, idx)
+
+    monkeypatch.setattr(json.JSONDecoder, "raw_decode", counted)
+    with pytest.raises(UsageError, match=r"truncated within its events \(event 1\)"):
+        read_trace(path, Rules())
+    assert tries < 20
+
+
+def test_deeply_nested_operators_take_linear_time(write_trace: Callable[..., Path], span: Callable[..., dict]) -> None:
+    depth = 5_000
+    events = [span("cpu_op", "aten::linear", place, 2 * depth - place) for place in range(depth)]
+    path = write_trace([span("user_annotation", "ProfilerStep#1", 0, 2 * depth), *events])
+    (step,) = break_down(read_trace(path, Rules())[0])
+    assert step.other_s == pytest.approx(2 * depth * 1e-6)
 
 
 def test_a_trace_without_steps_is_an_error(write_trace: Callable[..., Path], span: Callable[..., dict]) -> None:

@@ -90,6 +90,191 @@ def test_ranks_of_a_communicator_find_together_by_its_identifier(tmp_path: Path)
     assert (broadcast.communicators, broadcast.logged_ranks, broadcast.calls_per_rank) == (1, 1, 1)
 
 
+def event(pid: int, end: str, *, handle: str, rank: int, ranks: int, device: int | None = None, more: str = "") -> str:
+    """A line that begins or ends the life of a pointer, as NCCL 2.23 to 2.30 write it."""
+    device = rank if device is None else device
+    return (
+        f"node7:{pid}:9 [{device}] NCCL INFO ncclCommSplit comm {handle} rank {rank} nranks {ranks} cudaDev {device}"
+        f" nvmlDev {device} busId 1b000{more} - {end}\n"
+    )
+
+
+def call(pid: int, handle: str, ranks: int, count: int = 16, device: int = 0) -> str:
+    return line(0, "AllReduce", count, 7, ranks, handle=handle, prefix=f"node7:{pid}:9 [{device}]")
+
+
+def told(summary: NcclSummary) -> list[tuple[object, ...]]:
+    return [
+        (row.ranks, row.communicators, row.communicators_from, row.logged_ranks, row.calls_per_rank)
+        for row in summary.collectives
+    ]
+
+
+def test_equal_pointers_of_several_processes_are_different(tmp_path: Path) -> None:
+    """Processes of one program often have equal addresses."""
+    lines = [init(rank, 4, "0xaa", "0x100") for rank in range(4)]
+    lines += [line(rank, "AllReduce", 16, 7, 4, handle="0xaa") for rank in range(4)] * 3
+    summary = summary_of(tmp_path, lines)
+    assert told(summary) == [(4, 1, "init lines", 4, 3)]
+    assert (summary.collectives[0].bytes_per_rank, summary.notes) == (3 * 64, ())
+    without = summary_of(tmp_path, lines[4:])
+    assert told(without) == [(4, 1, "number of ranks", 4, 3)]
+    assert without.notes == (
+        "4 of 4 pointers to communicators are not identified: the log has no line that initializes them"
+        " (NCCL_DEBUG_SUBSYS=INIT)",
+    )
+
+
+def test_processes_of_several_nodes_may_have_equal_numbers(tmp_path: Path) -> None:
+    prefixes = [f"node{node}:7:8 [0]" for node in (1, 2)]
+    summary = summary_of(
+        tmp_path, [line(0, "AllReduce", 16, 7, 2, handle="0xaa", prefix=prefix) for prefix in prefixes]
+    )
+    assert told(summary) == [(2, 1, "number of ranks", 2, 1)]
+
+
+def test_devices_of_one_process_are_ranks(tmp_path: Path) -> None:
+    """As nccl-tests -g 4 do."""
+    more = " commId 0x7"
+    lines = [event(1, "Init COMPLETE", handle=f"0xa{rank}", rank=rank, ranks=4, more=more) for rank in range(4)]
+    lines += [call(1, f"0xa{rank}", 4, device=rank) for rank in range(4)] * 5
+    assert told(summary_of(tmp_path, lines)) == [(4, 1, "init lines", 4, 5)]
+
+
+def test_a_pointer_is_another_communicator_after_it_was_destroyed(tmp_path: Path) -> None:
+    lines = []
+    for number, ranks in ((1, 2), (2, 2), (3, 2)):
+        for rank in range(ranks):
+            more = f" commId 0x{number}"
+            lines.append(event(rank, "Init START", handle="0xaa", rank=rank, ranks=ranks, more=more))
+            lines.append(event(rank, "Init COMPLETE", handle="0xaa", rank=rank, ranks=ranks, more=more))
+            lines += [call(rank, "0xaa", ranks)] * number
+            if number == 1:  # some versions log this at another level
+                lines.append(event(rank, "Destroy COMPLETE", handle="0xaa", rank=rank, ranks=ranks))
+    summary = summary_of(tmp_path, lines)
+    assert told(summary) == [(2, 1, "init lines", 2, number) for number in (3, 2, 1)]
+    assert [row.communicator_names for row in summary.collectives] == [("0x3",), ("0x2",), ("0x1",)]
+    assert sum(row.calls for row in summary.collectives) == summary.calls == 12
+
+
+def splits(pattern: str, *, count: bool) -> list[str]:
+    """Four ranks split their communicator in pairs, as often as ``pattern`` has words; a rank's letter is its color."""
+    lines = [event(rank, "Init COMPLETE", handle="0xa", rank=rank, ranks=4, more=" commId 0x7") for rank in range(4)]
+    for number, colors in enumerate(pattern.split(), start=1):
+        for rank, color in enumerate(colors):
+            if color == "-":
+                continue
+            place, ranks = colors[:rank].count(color), colors.count(color)
+            counted = f" splitCount {number}" if count else ""
+            more = f" parent 0xa{counted} color {ord(color)} key {rank}"
+            given = {"handle": f"0xb{number}", "rank": place, "ranks": ranks, "device": rank, "more": more}
+            lines += [event(rank, "Init START", **given), event(rank, "Init COMPLETE", **given)]
+    for number, colors in enumerate(pattern.split(), start=1):
+        for rank, color in enumerate(colors):
+            if color != "-":
+                lines += [call(rank, f"0xb{number}", colors.count(color), device=rank)] * number
+    return lines
+
+
+@pytest.mark.parametrize("count", [True, False])
+def test_splits_with_equal_parent_and_color_are_different(tmp_path: Path, count: bool) -> None:
+    """Twice the same pairs: four communicators, two with one call and two with two."""
+    summary = summary_of(tmp_path, splits("xxyy xxyy", count=count))
+    assert told(summary) == [(2, 2, "init lines", 4, 2), (2, 2, "init lines", 4, 1)]
+    assert summary.notes == ()
+
+
+def test_splits_that_the_log_cannot_tell_apart_are_said(tmp_path: Path) -> None:
+    """The second rank's first split with color x is the third rank's only one. With numbers, there is no doubt."""
+    lines = splits("xxyy zxx-", count=False)
+    summary = summary_of(tmp_path, lines)
+    assert {row.communicators_from for row in summary.collectives} == {"number of ranks", "init lines"}
+    (note,) = summary.notes
+    assert "the log describes several communicators alike" in note
+    summary = summary_of(tmp_path, splits("xxyy zxx-", count=True))
+    assert {row.communicators_from for row in summary.collectives} == {"init lines"}
+    assert summary.notes == ()
+
+
+def test_splits_of_a_parent_that_is_not_known(tmp_path: Path) -> None:
+    lines = [text for text in splits("xxyy", count=True) if "commId" not in text]
+    (note,) = summary_of(tmp_path, lines).notes
+    assert note == (
+        "4 of 4 pointers to communicators are not identified: they are of splits of communicators that are not identified"
+    )
+
+
+def test_equal_commids_of_splits_before_2_21(tmp_path: Path) -> None:
+    """There a split's commId is made of its parent and color alone."""
+    lines = []
+    for number in (1, 2):
+        for rank in range(2):
+            more = " commId 0x5"
+            lines.append(event(rank, "Init COMPLETE", handle=f"0xb{number}", rank=rank, ranks=2, more=more))
+            lines += [call(rank, f"0xb{number}", 2)] * number
+    summary = summary_of(tmp_path, lines)
+    assert told(summary) == [(2, 1, "init lines", 2, 2), (2, 1, "init lines", 2, 1)]
+    assert [row.communicator_names for row in summary.collectives] == [("0x5 (2)",), ("0x5",)]
+
+
+def test_init_lines_of_old_versions_have_no_identifier(tmp_path: Path) -> None:
+    lines = [
+        f"n:{rank}:9 [{rank}] NCCL INFO comm 0xa rank {rank} nranks 2 cudaDev {rank} busId 5e000 - Init COMPLETE\n"
+        for rank in (0, 1)
+    ]
+    lines += [line(rank, "AllReduce", 1, 7, 2, handle="0xa", prefix=f"n:{rank}:9 [{rank}]") for rank in (0, 1)]
+    summary = summary_of(tmp_path, lines)
+    assert told(summary) == [(2, 1, "number of ranks", 2, 1)]
+    assert summary.notes == (
+        "2 of 2 pointers to communicators are not identified: the lines that initialize them have no commId (NCCL before"
+        " 2.16)",
+    )
+
+
+def test_lines_that_name_no_process_are_said(tmp_path: Path) -> None:
+    lines = [line(rank, "AllReduce", 8, 6, 2, handle="0xa", prefix="[{device}]") for rank in range(2)]
+    assert (
+        "2 of 2 pointers are in lines that name no process: equal ones count as one"
+        in summary_of(tmp_path, lines).notes
+    )
+
+
+def test_a_long_line_takes_no_quadratic_time(tmp_path: Path) -> None:
+    """Each of these took minutes in a pattern without bounds."""
+    path = tmp_path / "log"
+    for text in (
+        "a" + ":1" * 22_000 + " [0] NCCL INFO AllReduce: opCount 1",
+        "- Init COMPLETE" * 10_000,
+        "[0] NCCL INFO x comm 0x1 rank 1 nranks 2 cudaDev 0 " * 5_000 + "- Init COMPLETE",
+        "[0] NCCL INFO A: opCount 1 sendbuff 1 recvbuff 1 count " * 5_000,
+    ):
+        path.write_text(text)
+        assert not read_nccl_logs([path]).calls
+
+
+def test_very_many_communicators_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl_log, "MOST_HANDLES", 100)
+    path = tmp_path / "log"
+    path.write_text("".join(call(1, f"0x{number:x}", 2) for number in range(101)))
+    with pytest.raises(UsageError, match="more than 100 communicators") as raised:
+        read_nccl_logs([path])
+    assert raised.value.where == str(path)
+
+
+@pytest.mark.parametrize("text", ["0 0\nx 1\n", "0\n", "0 -1\n", "\xff 0\n", f"0 {'9' * 5000}\n"])
+def test_steps_that_cannot_be_read_are_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "rank-0.log").write_text(line(0, "AllReduce", 1, 7, 2))
+    (tmp_path / "rank-0.steps").write_text(text, encoding="latin-1")
+    with pytest.raises(UsageError, match="is not 'STEP OFFSET'") as raised:
+        read_nccl_logs([tmp_path / "rank-0.log"])
+    assert "rank-0.steps:" in str(raised.value.where)
+
+
+def test_an_operation_that_is_not_known_has_no_size(tmp_path: Path) -> None:
+    (row,) = summary_of(tmp_path, [line(0, "AllGatherQuantized", 4, 7, 2)]).collectives
+    assert (row.calls, row.bytes_per_call, row.bytes_per_rank) == (1, None, None)
+
+
 def test_steps_of_a_run_s_own_log_end_with_its_step_lines(tmp_path: Path) -> None:
     lines = []
     for step in range(3):

@@ -101,6 +101,88 @@ def test_versions_and_wrappers(tmp_path: Path, header: str, row: str, expected: 
     assert (table.name, table.ranks, table.average_bus_gb_s) == (None, None, None)
 
 
+def test_labels_of_srun_tell_outputs_apart(tmp_path: Path) -> None:
+    """``srun --label``, with one test in each of two tasks whose lines alternate."""
+    texts = [START.format(name=name) + TABLE + END for name in ("all_reduce_perf", "all_gather_perf")]
+    lines = zip(*(text.splitlines() for text in texts), strict=True)
+    mixed = "".join(f"{task:2}: {line}\n" for pair in lines for task, line in zip((0, 11), pair, strict=True))
+    found = tables(tmp_path, mixed)
+    assert [(table.name, table.ranks, len(table.rows), table.average_bus_gb_s) for table in found] == [
+        ("all_reduce", 2, 2, 62.7),
+        ("all_gather", 2, 2, 62.7),
+    ]
+    assert found[0].rows == tables(tmp_path, START.format(name="all_reduce_perf") + TABLE)[0].rows
+
+
+RCCL = """# nThread 1 nGpus 8 minBytes 1024 maxBytes 2048 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
+#
+rccl-tests: Version develop:a1b2c3d
+# Using devices
+#   Rank  0 Pid   4011 on    gpu-01 device  0 [0000:0c:00.0] AMD Instinct MI300X
+#   Rank  1 Pid   4011 on    gpu-01 device  1 [0000:22:00.0] AMD Instinct MI300X
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+        1024           256     float     sum      -1    18.46    0.06    0.08      0    18.56    0.06    0.09      0
+# Errors with asterisks indicate errors that have exceeded the maximum threshold.
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 0.085 OK
+#
+"""
+
+
+@pytest.mark.parametrize("label", ["", "0: ", " 3: ", "[1,0]<stdout>:", "node7: "])
+def test_lines_of_rccl_tests_are_read(tmp_path: Path, label: str) -> None:
+    text = "".join(f"{label}{line}\n" for line in RCCL.splitlines())
+    (table,) = tables(tmp_path, text)
+    assert (table.ranks, table.average_bus_gb_s) == (2, 0.085)
+    assert table.rows[0].in_place == Bandwidth(18.56, 0.06, 0.09, 0)
+
+
+def test_a_command_without_a_label_names_the_test(tmp_path: Path) -> None:
+    text = "+ srun --label ./build/all_reduce_perf -b 8\n" + "".join(f"0: {line}\n" for line in RCCL.splitlines())
+    assert [table.name for table in tables(tmp_path, text)] == ["all_reduce"]
+
+
+def test_a_test_in_place_alone_has_no_values_out_of_place(tmp_path: Path) -> None:
+    """rccl-tests leave the columns out of place away on request."""
+    text = (
+        "#                                                        in-place\n"
+        "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"
+        "        1024           256     float     sum      -1    18.46    0.06    0.08      0\n"
+    )
+    (table,) = tables(tmp_path, text)
+    assert table.rows[0].out_of_place is None
+    assert table.rows[0].in_place == Bandwidth(18.46, 0.06, 0.08, 0)
+
+
+@pytest.mark.parametrize("average", ["nan", "-nan", "inf"])
+def test_an_average_that_is_not_finite_ends_its_table(tmp_path: Path, average: str) -> None:
+    text = (
+        START.format(name="all_reduce_perf")
+        + TABLE.replace("62.7", average)
+        + START.format(name="all_gather_perf")
+        + TABLE
+    )
+    first, second = tables(tmp_path, text)
+    assert (first.name, len(first.rows), first.not_finite) == ("all_reduce", 2, {"average_bus_gb_s": average})
+    assert (second.name, len(second.rows)) == ("all_gather", 2)
+
+
+@pytest.mark.parametrize("odd", ["--", "one", "1e999999", "\u00b2"])
+def test_words_in_place_of_numbers(tmp_path: Path, odd: str) -> None:
+    text = START.format(name="all_reduce_perf") + TABLE.replace("18.46", odd).replace("1024 ", f"{odd} ").replace(
+        "62.7", odd
+    )
+    assert len(tables(tmp_path, text)[0].rows) == 1
+
+
+def test_a_long_line_takes_no_quadratic_time(tmp_path: Path) -> None:
+    text = TABLE + "1" + " " * 200_000 + "\n" + "x" * 200_000 + "_perfs\n" + ("#" + " " * 4000) * 50
+    assert len(tables(tmp_path, text)[0].rows) == 2
+
+
 def test_a_text_that_only_speaks_of_bandwidth_is_no_table(tmp_path: Path) -> None:
     text = "busbw is what counts\n#  size count type redop root time\n        1024           256     float     sum\n"
     assert tables(tmp_path, text) == []

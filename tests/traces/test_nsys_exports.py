@@ -110,6 +110,65 @@ def test_older_exports_have_fewer_columns(tmp_path: Path) -> None:
     assert (round(1e9 * step.duration_s), round(1e9 * step.matrix_product_s)) == (40, 20)
 
 
+def test_a_cuda_graph_is_not_idle_time(tmp_path: Path) -> None:
+    """By default a graph is one activity: the kernels in it are not in the export."""
+    path = export(tmp_path / "profile_0.sqlite", 4242)
+    pid, thread = pid_of(4242), pid_of(4242) + 5
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executescript(
+            f"""CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, end INTEGER, deviceId INTEGER,
+              graphId INTEGER, contextId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER);
+            INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (155, 955, 0, 3, 1, 7, 21, {pid});
+            INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (0, 0, 0, 3, 1, 7, 22, {pid});
+            INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (102, 103, 0, {thread}, 21, 0, 0);"""
+        )
+    (timeline,) = read_trace(path, Rules())
+    _, second = break_down(timeline)
+    nanoseconds = [round(1e9 * value) for value in (second.duration_s, second.cuda_graph_s, second.idle_s)]
+    assert nanoseconds == [855, 800, 10]
+    graphs, untimed = timeline.notes
+    assert "1 CUDA graphs are recorded as a whole" in graphs
+    assert "--cuda-graph-trace=node" in graphs
+    assert untimed == "1 activities have no valid time and are left out"
+
+
+def test_an_export_of_graphs_alone_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "graphs.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executescript(
+            """CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT);
+            CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INT, end INT, graphId INT);
+            CREATE TABLE NVTX_EVENTS (start INT, end INT, text TEXT, globalTid INT);
+            INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (10, 90, 1);
+            INSERT INTO NVTX_EVENTS VALUES (0, 100, 'step 1', 5);"""
+        )
+    (step,) = break_down(read_nsys(path, Rules())[0])
+    assert (round(1e9 * step.cuda_graph_s), round(1e9 * step.idle_s)) == (80, 20)
+
+
+def test_rows_of_other_types_are_left_out_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "odd.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executescript(
+            """CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value);
+            CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, shortName, globalPid, correlationId);
+            CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start, end, globalTid, correlationId);
+            CREATE TABLE NVTX_EVENTS (start, end, text, globalTid);
+            INSERT INTO StringIds VALUES (1, 'a_gemm'), (2, x'ff00'), (3, CAST(x'ff41' AS TEXT));
+            INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (10, 20, 1, 16777216, 1), (20, 30, 2, 16777216, 2),
+              (30, 40, 3, 16777216, 3), (40, 50, 99, 16777216, 4), ('x', 60, 1, 16777216, 5),
+              (60, NULL, 1, 16777216, 6), (70, 65, 1, 16777216, 7), (70, 80, 1, 'p', 8), (1.5, 80, 1, 16777216, 9);
+            INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES ('x', 1, 16777217, 1), (5, 1, 'y', 2), (5, 6, 16777217, 3);
+            INSERT INTO NVTX_EVENTS VALUES (0, 100, 'step 1', 16777217), ('a', 'b', 'step 2', 16777217),
+              (0, 1, x'00', NULL);"""
+        )
+    (timeline,) = read_trace(path, Rules())
+    assert timeline.notes == ("5 activities have no valid time and are left out",)
+    (step,) = break_down(timeline)
+    nanoseconds = [round(1e9 * value) for value in (step.matrix_product_s, step.unclassified_s)]
+    assert nanoseconds == [20, 30]  # a kernel without a name, or without a process, is no idle time
+
+
 def test_an_export_without_kernels_says_what_to_trace(tmp_path: Path) -> None:
     path = tmp_path / "empty.sqlite"
     with closing(sqlite3.connect(path)) as connection, connection:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Expands requests to single jobs, largest first. Pure."""
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -8,6 +9,7 @@ from typing import NamedTuple
 
 from llmb.campaigns.entry import Entry, SelectedJob, Selection, Values
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import (
     CPU,
     Request,
@@ -62,8 +64,6 @@ def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None)
                 _add_jobs(entry, recipe, expansion)
             if expansion.size == before:
                 raise UsageError("no recipe matches")
-            if len(expansion.jobs) > MOST_JOBS:
-                raise UsageError(f"there are more than {MOST_JOBS:,} jobs")
         except UsageError as error:
             expansion.problems.append(f"{entry.where}: {told(error)}")
     types = dict.fromkeys(job.gpu_type for job in expansion.jobs)
@@ -103,8 +103,10 @@ def _few(recipes: Sequence[str]) -> str:
 def _check(entry: Entry) -> None:
     if problems := list(limit_problems(entry)):
         raise UsageError("; ".join(problems))
-    if entry.repeats > MOST_JOBS:
-        raise UsageError(f"{entry.repeats} repeats are more than {MOST_JOBS:,} jobs")
+    combinations = math.prod(len(values) for name, values in entry.options.items() if name not in entry.repeatable)
+    if entry.repeats * combinations > MOST_JOBS:
+        swept = f" of {combinations} combinations" if combinations > 1 else ""
+        raise UsageError(f"{entry.repeats} repeats{swept} are more than {MOST_JOBS:,} jobs")
     if entry.profile and entry.add_profile:
         raise UsageError("profile and add_profile are mutually exclusive")
 
@@ -151,20 +153,6 @@ def _models(catalogue: Catalogue, selection: Selection, gpu_type: str | None) ->
                 yield name, size
 
 
-def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
-    """A workload, with the size if ``name`` ends in one. Raises UsageError with the closest name."""
-    if name in catalogue.workloads:
-        return name, None
-    for workload in catalogue.workloads.values():
-        size = name.removeprefix(f"{workload.workload}_")
-        if size != name:
-            if size not in sizes_of(workload):
-                raise unknown(f"size of {workload.workload}", size, sizes_of(workload))
-            return workload.workload, size
-    both = (f"{workload.workload}_{size}" for workload in catalogue.workloads.values() for size in sizes_of(workload))
-    raise unknown("workload", name, [*catalogue.workloads, *(both if "_" in name.partition("_")[2] else ())])
-
-
 def _dtypes(selection: Selection, listed: Mapping[str, Scales], gpu_type: str | None, *, alone: bool) -> Sequence[str]:
     for dtype in selection.dtypes:
         if dtype not in listed:
@@ -189,6 +177,8 @@ def _add_jobs(entry: Entry, recipe: _Recipe, expansion: Expansion) -> None:
         else:
             proxy = scale in listed.proxies and scale not in listed.full
             expansion.jobs.extend(_jobs(entry, request, scale, proxy=proxy))
+        if len(expansion.jobs) > MOST_JOBS:
+            raise UsageError(f"there are more than {MOST_JOBS:,} jobs")
 
 
 def scales_of(selection: Selection, listed: Scales, *, alone: bool = False) -> list[int]:

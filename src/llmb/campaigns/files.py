@@ -9,6 +9,7 @@ from llmb.campaigns.keys import Keys
 from llmb.campaigns.text_file import SplitModel, TextReader
 from llmb.campaigns.yaml_file import YamlReader
 from llmb.errors import UsageError
+from llmb.input_files import read_text_file
 
 YAML_SUFFIXES = (".yaml", ".yml")
 
@@ -23,18 +24,17 @@ class FileEntries:
 
 def read_campaign_file(path: Path, keys: Keys, split_model: SplitModel) -> FileEntries:
     """Raises UsageError if the file cannot be read or has no entries."""
+    text = read_text_file(path)
     reader: YamlReader | TextReader
-    try:
-        if path.suffix.lower() in YAML_SUFFIXES:
-            reader = YamlReader(path, keys, split_model)
-            reader.read()
-        else:
-            reader = TextReader(str(path), keys, split_model)
-            reader.read(path.read_text())
-    except OSError as error:
-        raise UsageError(f"cannot read the file: {error.strerror}", where=str(path)) from error
-    except UnicodeDecodeError as error:
-        raise UsageError("this is not a text file", where=str(path)) from error
+    if path.suffix.lower() in YAML_SUFFIXES:
+        reader = YamlReader(path, keys, split_model)
+        reader.read()
+    else:
+        reader = TextReader(str(path), keys, split_model)
+        try:
+            reader.read(text.decode("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise UsageError("this is not a text file", where=str(path)) from error
     if not reader.entries and not reader.problems:
         do = "see docs/how-to/run-many-recipes.md for the format of files"
         raise UsageError("the file names no job", where=str(path), do=do)

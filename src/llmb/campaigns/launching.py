@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmb.campaigns.expansion import split_model
 from llmb.campaigns.job_request import job_options
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import find_workload, releases_of, sizes_of
 from llmb.catalogue.variables import read_variables
 from llmb.errors import UsageError
@@ -18,7 +18,6 @@ class Launch:
     """``values`` are those of a job's options; ``notes`` list ignored variables with reasons."""
 
     values: Mapping[str, Any]
-    environ: Mapping[str, str]
     notes: tuple[str, ...]
 
 
@@ -44,8 +43,7 @@ def read_launch(
         found["release"] = release
         newest = releases_of(find_workload(catalogue, workload), found["size"])[-1]
         notes.append(f"release {release}, whose document counts the GPUs this way; --release {newest} is the newest")
-    install = {"LLMB_INSTALL": reading.install} if reading.install else {}
-    return Launch(found, {**environ, **install}, tuple(notes))
+    return Launch(found, tuple(notes))
 
 
 def _other_release(catalogue: Catalogue, found: Mapping[str, Any], origins: Mapping[str, str]) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llmb.campaigns.campaign import Campaign, CampaignJob, new_campaign
+from llmb.campaigns.campaign import Campaign, CampaignJob, JobRequest, new_campaign
 from llmb.campaigns.entry import Entry, SelectedJob, Selection
 from llmb.campaigns.expansion import expand, grouped, narrowed, told
 from llmb.campaigns.history_sender import HistorySender
@@ -52,10 +52,13 @@ class Context:
     def install(self) -> Path:
         return self.site.install
 
-    def order(self, job: CampaignJob) -> Order:
+    def order(self, wanted: JobRequest) -> Order:
         """Raises UsageError."""
-        wanted = job.wanted
-        order = make_order(self.catalogue, wanted.request, wanted.choices, wanted.options, self.site, wanted.framework)
+        return make_order(self.catalogue, wanted.request, wanted.choices, wanted.options, self.site, wanted.framework)
+
+    def order_of(self, job: CampaignJob) -> Order:
+        """Raises UsageError."""
+        order = self.order(job.wanted)
         if order.sample().array:
             raise UsageError("--array is not supported for a campaign", do="use --repeats")
         return order
@@ -111,7 +114,7 @@ def propose(context: Context, wanted: Wanted, *, resume: bool, start_new: bool) 
     unfinished = find_campaign(context.install, campaign, resume=resume, start_new=start_new)
     shown = unfinished or campaign
     queued = None if unfinished or start_new else find_queued(context.install, campaign)
-    jobs = [planned(job, context.order(job)) for job in shown.jobs]
+    jobs = [planned(job, context.order_of(job)) for job in shown.jobs]
     return Proposal(campaign=shown, jobs=jobs, resumed=unfinished is not None, left_out=left_out, queued=queued)
 
 
@@ -144,7 +147,7 @@ def queue(
     install = context.install
     begun = proposal.campaign if proposal.resumed else begin_campaign(install, proposal.campaign, start_new=start_new)
     with open_history(install, say) as history:
-        sender = HistorySender(context.order, install, context.environ, history, say)
+        sender = HistorySender(context.order_of, install, context.environ, history, say)
         try:
             return submit_campaign(install, begun.campaign, sender, lambda job: on_job(begun, job))
         except KeyboardInterrupt as error:
@@ -178,7 +181,7 @@ def _checked(context: Context, wanted: Wanted) -> tuple[list[CampaignJob], list[
     for job in narrowed(context.catalogue, expansion.jobs, wanted.within):
         try:
             found = _campaign_job(job, wanted, context.environ)
-            context.order(found)
+            context.order_of(found)
             jobs.append(found)
         except UsageError as error:
             refused.append((job, told(error)))

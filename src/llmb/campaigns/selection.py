@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmb.campaigns.entry import Selection, Values
-from llmb.campaigns.expansion import split_model
 from llmb.campaigns.keys import ALL
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.model_name import split_model
 from llmb.errors import UsageError
 from llmb.options.option import limit_problems, options_of
 from llmb.options.text import convert

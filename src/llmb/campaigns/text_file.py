@@ -19,6 +19,9 @@ _FIELDS = ("sizes", "dtypes", "scales")
 _FIELD = re.compile(r"""(?:[^\s"'#]|(?<=\S)\#|"[^"]*"|'[^']*')+""")
 _HEADER = re.compile(r"([^\s(:]+)\s*:")
 _TUPLE_LINE = re.compile(r"\((.*)\)\s*(?:#.*)?")
+_MOST_LISTS = 20
+"""YAML's parser takes a time that grows with the square of nested lists."""
+_LONGEST_LINE = 1 << 16
 _TUPLE = ("dtypes", "scales", "repeats", "profile")
 
 
@@ -57,6 +60,8 @@ class TextReader:
     def _read_line(self, line: str, where: str) -> None:
         if not (content := line.strip()) or content.startswith("#"):
             return
+        if len(line) > _LONGEST_LINE:
+            raise _Wrong(1, f"the line has more than {_LONGEST_LINE:,} characters")
         column = line.index(content) + 1
         header = _HEADER.match(content)
         if header and content[header.end() :].partition("#")[0].strip() == "":
@@ -140,11 +145,15 @@ def _read_items(line: str, column: int) -> list[list[_Cell]]:
     match = _TUPLE_LINE.fullmatch(line, column - 1)
     if not match:
         raise _Wrong(column, "the tuple is not closed, or is followed by other text")
+    if sum(map(match[1].count, "[{&*")) > _MOST_LISTS:
+        raise _Wrong(column, f"this tuple has more than {_MOST_LISTS} lists")
     try:
         node = yaml.compose(f"[{match[1]}]", Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         place = column + (error.problem_mark.column if error.problem_mark else 0)
         raise _Wrong(place, "this is not a tuple; a quote, a bracket or a comma may be missing") from error
+    except yaml.YAMLError as error:
+        raise _Wrong(column, "the tuple holds a character that cannot be read") from error
     return [_values(item, column) for item in node.value] if isinstance(node, yaml.SequenceNode) else []
 
 

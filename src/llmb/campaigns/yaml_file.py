@@ -120,7 +120,7 @@ class YamlReader:
     def read(self) -> None:
         """Raises UsageError if the file cannot be parsed."""
         try:
-            file = read_file(self.path, CampaignFile)
+            file = read_file(self.path, CampaignFile, foreign=True)
             root = compose_file(self.path)
         except CatalogueError as error:
             self.problems.extend(error.problems)

@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from llmb.catalogue.yaml_check import LOADER, check_yaml
 from llmb.errors import UsageError
+from llmb.input_files import read_text_file
 
 Shape = TypeVar("Shape", bound=BaseModel)
 Key = str | int
-# The two loaders do not accept exactly the same files, so one is used for all.
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
+MOST_PROBLEMS = 50
+"""Problems of a file that are listed."""
 
 # pydantic's messages for these mention its classes.
 _MESSAGES = {
@@ -35,16 +36,19 @@ class CatalogueError(UsageError):
         super().__init__(f"the catalogue has {len(self.problems)} {noun}:\n{lines}")
 
 
-def read_file(path: Path, shape: type[Shape], wrap: str | None = None) -> Shape:
+def read_file(path: Path, shape: type[Shape], wrap: str | None = None, *, foreign: bool = False) -> Shape:
     """Reads ``path`` as ``shape``; ``wrap`` names the field that a file holding a bare list fills.
 
-    Raises CatalogueError with all schema violations of the file.
+    A ``foreign`` file is one that did not come with this package: it may hold anything. Raises CatalogueError with the
+    schema violations of the file.
     """
     try:
-        with path.open("rb") as stream:
-            data = yaml.load(stream, Loader=_LOADER)  # noqa: S506 (a safe loader)
-    except OSError as error:
-        raise CatalogueError([f"{path}: {error.strerror}"]) from error
+        text = read_text_file(path)
+        if foreign:
+            check_yaml(text)
+        data = yaml.load(text, Loader=LOADER)  # noqa: S506 (a safe loader)
+    except UsageError as error:
+        raise CatalogueError([f"{path}: {error.what}"]) from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise CatalogueError([f"{path}:{line}: not valid YAML: {error.problem}"]) from error
@@ -59,28 +63,26 @@ def read_file(path: Path, shape: type[Shape], wrap: str | None = None) -> Shape:
 def schema_problems(path: Path, error: ValidationError, skip: int = 0, below: tuple[Key, ...] = ()) -> list[str]:
     """One line per violation. ``skip`` drops leading keys that the file lacks, ``below`` prepends missing ones."""
     problems = []
-    for item in error.errors(include_url=False):
+    root = compose_file(path)
+    for item in error.errors(include_url=False)[:MOST_PROBLEMS]:
         keys = (*below, *item["loc"][skip:])
         name = ".".join(map(str, keys))
         what = _MESSAGES.get(item["type"], item["msg"])
-        problems.append(located(path, keys, f"{name}: {what}" if name else what))
+        problems.append(f"{path}:{line_in(root, keys)}: {f'{name}: {what}' if name else what}")
+    if error.error_count() > MOST_PROBLEMS:
+        problems.append(f"{path}: {error.error_count() - MOST_PROBLEMS:,} more problems")
     return problems
 
 
 def located(path: Path, keys: tuple[Key, ...], what: str) -> str:
     """``file:line: what`` for the value that ``keys`` lead to (or the nearest one above it)."""
-    return f"{path}:{line_of(path, keys)}: {what}"
-
-
-def line_of(path: Path, keys: tuple[Key, ...]) -> int:
-    """Line (from 1) of a value in a YAML file. The file is parsed a second time, because only errors need lines."""
-    return line_in(compose_file(path), keys)
+    return f"{path}:{line_in(compose_file(path), keys)}: {what}"
 
 
 def compose_file(path: Path) -> Any:  # noqa: ANN401 (yaml's nodes are untyped)
-    """The nodes of a YAML file, which have line numbers."""
+    """The nodes of a YAML file, which have line numbers. It is parsed a second time, because only errors need lines."""
     with path.open("rb") as stream:
-        return yaml.compose(stream, Loader=_LOADER)
+        return yaml.compose(stream, Loader=LOADER)
 
 
 def line_in(node: Any, keys: tuple[Key, ...]) -> int:  # noqa: ANN401 (yaml's nodes are untyped)

@@ -323,10 +323,11 @@ class PublishedFlops(Record):
 
 
 class Checkpoint(Record):
-    """Checkpoint sizes in the documents."""
+    """Checkpoint sizes in the documents, and the numbers of GPUs that save and load them there."""
 
     size_gb: float
     save_scales: tuple[int, int] | None = None
+    """The smallest and the largest."""
     min_load_scale: int | None = None
     source: str
     line: int
@@ -383,23 +384,3 @@ class Recipe(Record):
     @property
     def documented_profile(self) -> DocumentProfile | None:
         return self.document.profile if self.document else None
-
-
-class JobVariable(Record):
-    """An environment variable of a recipe's or a fabric's jobs, and who sets it."""
-
-    name: str
-    value: str
-    source: str
-
-
-class JobDefaults(Record):
-    """Default resources of a recipe's job; the site and the user can override them."""
-
-    time_limit_min: int
-    time_limit_source: str
-    gpus_per_node: int | None
-    """None on a CPU: any number of processes fits a node."""
-    nvlink_domain_nodes: int
-    """Number of nodes whose GPUs NVLink connects."""
-    variables: tuple[JobVariable, ...]

@@ -330,7 +330,8 @@ def _recipe(
         raise layout_error(problems)
     changed = {name: value for name, value in given.items() if value != getattr(published, name)}
     expectations, reason = _expectations(catalogue, request, gpu_type, dtype, pick, changed)
-    checkpoint = workload.checkpoints.get(request.size)
+    published_size = layout.layers == full.layers  # a proxy's checkpoint is smaller
+    checkpoint = workload.checkpoints.get(request.size) if published_size else None
     gpu = catalogue.gpus.get(gpu_type)
     return Recipe(
         workload=workload.workload,
@@ -359,9 +360,8 @@ def _recipe(
 
 def layout_error(problems: Sequence[str]) -> UsageError:
     lines = "\n".join(f"  - {problem}" for problem in problems)
-    return UsageError(
-        f"this layout is invalid:\n{lines}", do="change these sizes; 'llmb show' prints the recipe's layout"
-    )
+    return UsageError(f"this layout is invalid:
+{lines}", do="change these sizes; 'llmb show' prints the recipe's")
 
 
 def _decisions(pick: _Pick, gpu_type: str, changed: dict[str, int], published: Layout) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ class VariableUse(Record):
     adds: dict[str, str] = Field(default_factory=dict)
     """Options that are also set, unless the value is false."""
     install: bool = False
-    """The value is the install root."""
+    """The value is the root of installation, which every command reads."""
     read_for: str | None = None
     """Name of the option that reads the variable wherever a job is submitted, not only by ``llmb launch``."""
     accepts: tuple[str, ...] = ()
@@ -124,7 +124,6 @@ class Reading:
     """Values by option."""
     origins: Mapping[str, str]
     """The variable that each of ``options`` comes from."""
-    install: str | None
     notes: tuple[str, ...]
     """Ignored variables, with the reasons."""
 
@@ -161,7 +160,7 @@ def read_variables(
             where="environment variables",
             do="correct or unset them; see docs/reference/environment.md",
         )
-    return Reading(reading.options, reading.origins, reading.install, tuple(reading.notes))
+    return Reading(reading.options, reading.origins, tuple(reading.notes))
 
 
 class _Readings:
@@ -171,7 +170,6 @@ class _Readings:
         self.known = known
         self.options: dict[str, Value] = {}
         self.origins: dict[str, str] = {}
-        self.install: str | None = None
         self.notes: list[str] = []
         self.honored: dict[str, Value] = {}
         """Values by variable, of those that set something."""
@@ -190,22 +188,19 @@ class _Readings:
             return f"{variable.name} is '{text}'; it must be {variable.valid(self.known)}"
         if use.accepts:
             return _not_accepted(variable, use, value)
-        if use.read_for:
+        if use.read_for or use.install:
             return None
         self.honored[variable.name] = value
-        taken = {"install" if use.install else str(use.sets): value, **(use.adds if value is not False else {})}
+        taken = {str(use.sets): value, **(use.adds if value is not False else {})}
         problems = (self._take(option, variable.name, item) for option, item in taken.items())
         return next(filter(None, problems), None)
 
     def _take(self, option: str, name: str, value: Value) -> str | None:
-        before = self.install if option == "install" else self.options.get(option)
+        before = self.options.get(option)
         if option in self.origins and before != value:
             return f"{name} is '{value}', but {self.origins[option]} is '{before}'; unset one of them"
         self.origins[option] = name
-        if option == "install":
-            self.install = str(value)
-        else:
-            self.options[option] = value
+        self.options[option] = value
         return None
 
 

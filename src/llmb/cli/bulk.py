@@ -7,16 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from llmb.campaigns.expansion import split_model
 from llmb.campaigns.files import read_campaign_file
 from llmb.campaigns.job_request import job_options
 from llmb.campaigns.keys import campaign_keys
 from llmb.campaigns.queueing import Wanted, campaign_context, from_command_line
 from llmb.campaigns.selection import selection_of
+from llmb.catalogue.model_name import split_model
 from llmb.cli.campaign_options import JOB, SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
+from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.options import given_of, takes
-from llmb.runs.folder import install_root
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -48,7 +48,7 @@ def bulk(
 
     - `llmb bulk sweep.yaml --dtype fp8 --max-scale 256 --resume`
     """
-    context = campaign_context(install_root(os.environ, Path.cwd()), os.environ)
+    context = campaign_context(install_here(), os.environ)
     catalogue, selection, given = context.catalogue, selection_of(selecting), given_of(ctx, values)
     keys = campaign_keys(job_options().values(), catalogue.variables)
     found = read_campaign_file(file, keys, lambda name: split_model(catalogue, name))

@@ -8,12 +8,13 @@ from typing import Annotated, Literal
 import typer
 
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.model_name import model_of
 from llmb.catalogue.resolve import find_model
 from llmb.cli.group import Group
 from llmb.cli.json_option import Json
 from llmb.cli.progress import ByteProgress
 from llmb.huggingface.shards import parse_size
-from llmb.programs.engine.conversion import export_checkpoint, import_checkpoint
+from llmb.programs.engine.conversion import export_checkpoint, import_checkpoint, verify_saved
 from llmb.report.checkpoint_report import checkpoint_document, checkpoint_table
 from llmb.report.output import print_json, print_table
 from llmb.runs.checkpoint import read_checkpoint
@@ -26,14 +27,24 @@ Checkpoint = Annotated[
 
 
 @app.command()
-def show(checkpoint: Checkpoint, json: Json = False) -> None:
+def show(
+    checkpoint: Checkpoint,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every file and compare its checksum; exit code 2 if one differs.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Show a checkpoint: its model, its step, and its contents.
 
-    Example:
+    Examples:
 
     - `llmb checkpoint show CHECKPOINT --json`
+
+    - `llmb checkpoint show CHECKPOINT --verify`
     """
     found = read_checkpoint(checkpoint)
+    if verify:
+        verify_saved(found, _note)
     if json:
         print_json(checkpoint_document(found))
     else:
@@ -50,6 +61,9 @@ def export_(
     max_shard_size: Annotated[
         str, typer.Option("--max-shard-size", help="Maximum size of a file, such as 500MB.")
     ] = "5GB",
+    no_verify_checkpoint: Annotated[
+        bool, typer.Option("--no-verify-checkpoint", help="Do not verify the checksums of the checkpoint's files.")
+    ] = False,
 ) -> None:
     """Write a checkpoint's weights as a Hugging Face model: safetensors files and config.json.
 
@@ -64,7 +78,7 @@ def export_(
     """
     largest = parse_size(max_shard_size)
     with ByteProgress("exporting") as progress:
-        export_checkpoint(checkpoint, directory, dtype, largest, progress.bytes, _note)
+        export_checkpoint(checkpoint, directory, dtype, largest, progress.bytes, _note, verify=not no_verify_checkpoint)
     sys.stderr.write(f"exported to {directory.absolute()}\n")
 
 
@@ -77,7 +91,9 @@ def import_(
     workload: Annotated[
         str, typer.Option("-w", "--workload", help="Workload that the model belongs to; see 'llmb list'.")
     ],
-    size: Annotated[str, typer.Option("-s", "--size", help="Model size, such as 8b.")],
+    size: Annotated[
+        str | None, typer.Option("-s", "--size", help="Model size, such as 8b, if the workload's name has none.")
+    ] = None,
 ) -> None:
     """Make a checkpoint from a Hugging Face model, for `llmb run --load-checkpoint`.
 
@@ -89,7 +105,9 @@ def import_(
 
     - `llmb checkpoint import Llama-3.1-8B imported -w pretrain_llama3.1 -s 8b`
     """
-    model = find_model(Catalogue(), workload, size)
+    catalogue = Catalogue()
+    workload, own_size = model_of(catalogue, workload, size)
+    model = find_model(catalogue, workload, own_size)
     with ByteProgress("importing") as progress:
         import_checkpoint(hf_directory, checkpoint, workload, model, progress.bytes, _note)
     sys.stderr.write(f"imported to {checkpoint.absolute()}\n")

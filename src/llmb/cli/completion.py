@@ -53,10 +53,10 @@ def runs(ctx: typer.Context, incomplete: str) -> list[str]:  # noqa: ARG001
     """Ids of the latest jobs, and names of their run folders once the beginning of one is there."""
     from llmb.jobs.history import read_history
     from llmb.jobs.store import Filter
-    from llmb.runs.folder import install_root
+    from llmb.runs.folder import chosen_root
 
     try:
-        with read_history(install_root(os.environ, Path.cwd()), lambda _: None) as store:
+        with read_history(chosen_root(os.environ, Path.cwd()).path, lambda _: None) as store:
             jobs = store.jobs(Filter(limit=MOST_RUNS))
     except LlmbError:
         return []  # there is nowhere to report it

@@ -15,6 +15,7 @@ import typer
 
 from llmb.cli.completion import runs
 from llmb.cli.group import Group
+from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
@@ -294,11 +295,11 @@ def _install() -> Path:
 
 
 def _history() -> Store:
-    return open_history(_install(), say)
+    return open_history(install_here(), say)
 
 
 def _history_to_read() -> Store:
-    return read_history(_install(), say)
+    return read_history(install_here(), say)
 
 
 def _bring_up_to_date(store: Store) -> None:

@@ -14,7 +14,7 @@ from llmb.catalogue.variables import near_misses
 from llmb.cli.campaign_options import DryRun, Yes
 from llmb.cli.json_option import Json
 from llmb.cli.options import given_of, takes, value_options
-from llmb.cli.submit import queue_one
+from llmb.cli.submit import submit_one
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -57,5 +57,4 @@ def launch(
     wanted = read_launch(catalogue, os.environ, workload, values, given)
     for note in wanted.notes:
         sys.stderr.write(f"llmb: note: {note}\n")
-    request = job_request(wanted.values, wanted.environ)
-    queue_one(request, wanted.environ, dry_run=dry_run, wait=wait, yes=yes, json=json)
+    submit_one(job_request(wanted.values, os.environ), dry_run=dry_run, wait=wait, yes=yes, json=json)

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.resolve import find_workload
+from llmb.catalogue.model_name import split_model
+from llmb.catalogue.schema import WorkloadFile
 from llmb.cli.completion import workloads
 from llmb.cli.json_option import Json
 from llmb.report.list_report import list_document, list_table
@@ -38,8 +39,16 @@ def list_(
     - `llmb list -w pretrain_nemotron4 --json`
     """
     catalogue, wanted = Catalogue(), workload or place
-    chosen = [find_workload(catalogue, wanted.lower())] if wanted else list(catalogue.workloads.values())
+    chosen = [_chosen(catalogue, wanted.lower())] if wanted else list(catalogue.workloads.values())
     if json:
         print_json(list_document(chosen))
     else:
         print_table(list_table(chosen))
+
+
+def _chosen(catalogue: Catalogue, name: str) -> WorkloadFile:
+    """A workload, with only one of its sizes if ``name`` ends in it."""
+    workload, size = split_model(catalogue, name)
+    found = catalogue.workloads[workload]
+    layouts = tuple(table for table in found.layouts if size in (None, table.size))
+    return found.model_copy(update={"layouts": layouts})

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb nccl``."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,7 @@ def nccl(
 
     Logs of NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=COLL are read together, as those of one run. The result lists
     collectives with number of ranks, size and count, and the bytes of each step if steps are known. Tables of
-    nccl-tests are recognized by their column headers; those of several files are compared.
+    nccl-tests are recognized by their column headers; those of the same test in several files are compared.
 
     Examples:
 
@@ -41,7 +42,12 @@ def nccl(
     - `llmb nccl all_reduce_before.txt all_reduce_after.txt`
     """
     files = find_nccl_files(paths)
-    tests = [table for path in files for table in read_test_tables(path)]
+    names = Counter(path.name for path in files)
+    tests = [
+        table
+        for path in files
+        for table in read_test_tables(path, source=path.name if names[path.name] == 1 else str(path))
+    ]
     log = read_nccl_logs(files)
     if not log.calls and not tests:
         named = ", ".join(str(path) for path in files[:3]) + (", ..." if len(files) > 3 else "")

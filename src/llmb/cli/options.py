@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llmb.catalogue.resolve import Request, find_workload, sizes_of
+from llmb.catalogue.resolve import Request
 from llmb.cli import completion
 from llmb.errors import UsageError
 from llmb.options.option import Option, made, options_of
@@ -76,8 +76,8 @@ def _by_place(options: Iterable[Option], make: Maker, *, required: bool) -> Make
     def maker(**values: Any) -> Any:  # noqa: ANN401 (whatever the options' types are)
         for name in PLACES:
             values[name] = _given_once(name, values.pop(f"{name}_argument"), values[name])
-        if required and (missing := next((name for name in PLACES if values[name] is None), None)):
-            raise _not_specified(missing, values["workload"])
+        if required and None in (values["workload"], values["size"]):
+            values |= dict(zip(PLACES, _model(values["workload"]), strict=True))
         return make(**values)
 
     flags = [parameter(option) for option in options]
@@ -104,13 +104,16 @@ def _given_once(name: str, placed: str | None, flagged: str | None) -> str | Non
     return placed or flagged
 
 
-def _not_specified(name: str, workload: str | None) -> UsageError:
-    """With the names that are possible."""
+def _model(name: str | None) -> tuple[str, str]:
+    """Workload and size in one word. Raises UsageError with the names that are possible."""
     from llmb.catalogue.load import Catalogue
+    from llmb.catalogue.model_name import model_of
 
     catalogue = Catalogue()
-    names = sizes_of(find_workload(catalogue, workload.lower())) if workload else list(catalogue.workloads)
-    return UsageError(f"the {name} is not specified", choices=names, do=f"give it with --{name}; see 'llmb list'")
+    if name is None:
+        do = "give it with --workload; see 'llmb list'"
+        raise UsageError("the workload is not specified", choices=catalogue.workloads, do=do)
+    return model_of(catalogue, name.lower(), None)
 
 
 def _maker(options: Iterable[Option], make: Maker, *, envvar: bool = True) -> Maker:

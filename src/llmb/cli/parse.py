@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb parse``."""
 
-import os
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -11,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.errors import RunFailed
 from llmb.logs.files import FoundFiles, ParsedFile, find_logs
@@ -18,7 +18,6 @@ from llmb.logs.parallel_reader import parse_logs
 from llmb.metrics.window import check_rule
 from llmb.report.output import print_json, print_table, print_text
 from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report, parse_table
-from llmb.runs.folder import install_root
 from llmb.site.machine import usable_cores
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -81,8 +80,11 @@ def parse(
 
 def _default_root() -> Path:
     """Default folder of logs: ``experiments`` in the current folder, else where ``llmb run`` saves results."""
-    kept = install_root(os.environ, Path.cwd()) / "workloads"
-    return next((path for path in (Path("experiments"), kept) if path.is_dir()), Path())
+    here = Path("experiments")
+    if here.is_dir():
+        return here
+    kept = install_here() / "workloads"
+    return kept if kept.is_dir() else Path()
 
 
 def _with_progress(files: Iterable[ParsedFile], found: FoundFiles) -> Iterable[ParsedFile]:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb result``, and the printing of results for every command that waits for a run."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +8,7 @@ from typing import Annotated
 import typer
 
 from llmb.cli.completion import runs
+from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.errors import UsageError
@@ -18,7 +18,7 @@ from llmb.jobs.local_run import raise_unless_successful
 from llmb.programs.conclude import finished_result
 from llmb.report.output import print_json, print_table
 from llmb.report.run_report import run_document, run_table
-from llmb.runs.folder import RunFolder, install_root
+from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import read_record
 from llmb.runs.result import Result
@@ -77,8 +77,8 @@ def _folder_of(text: str) -> RunFolder:
     if path.is_dir():
         below = sorted(found.parent for found in path.glob("*/run.json"))
         return RunFolder(below[0] if not (path / "run.json").exists() and len(below) == 1 else path)
-    if os.sep in text:
+    if "/" in text:
         do = "name the folder with run.json, or a job; 'llmb jobs list' shows all"
         raise UsageError(f"there is no folder '{text}'", where=str(path), do=do)
-    with read_history(install_root(os.environ, Path.cwd()), say) as store:
+    with read_history(install_here(), say) as store:
         return RunFolder(Path(find_job(store, text).run_dir))

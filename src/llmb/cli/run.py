@@ -13,6 +13,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request
 from llmb.catalogue.unspecified import OPEN_CHOICES
 from llmb.cli.common import is_verbose
+from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import print_unspecified, say
 from llmb.cli.options import recipe_options, record_options, takes
@@ -23,6 +24,7 @@ from llmb.options.option import arguments_of
 from llmb.report.output import print_json, print_table, print_text
 from llmb.report.run_report import plan_document, plan_table, start_lines
 from llmb.report.table import plain_lines
+from llmb.runs.checkpoint_scales import scale_warnings
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan
 
@@ -56,11 +58,13 @@ def run(
 
     - `llmb run -w pretrain_llama3.1 -s tiny --profile`
     """
-    local = plan_here(Catalogue(), request, choices, os.environ)
+    local = plan_here(Catalogue(), request, choices, os.environ, install_here())
     plan, same = local.plan, _same_run(request, choices, local.plan)
     if dry_run:
         _print_plan(local, same, json=json)
         return
+    for warning in scale_warnings(plan):
+        say(f"warning: {warning}")
     local.check()
     if plan.profile and plan.profile.reason:
         say(plan.profile.reason)

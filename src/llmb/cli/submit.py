@@ -3,7 +3,6 @@
 
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,27 +11,26 @@ import typer
 from llmb.campaigns.campaign import JobRequest
 from llmb.campaigns.entry import Entry
 from llmb.campaigns.job_request import job_request
-from llmb.campaigns.queueing import Wanted, campaign_context
+from llmb.campaigns.queueing import Context, Wanted, campaign_context
 from llmb.campaigns.selection import selection_of, single_model
+from llmb.campaigns.single import plan_one, queue_one, wait_for_one
 from llmb.catalogue.load import Catalogue
 from llmb.cli.campaign_options import JOB, NAMED_SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
+from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.options import given_of, takes
 from llmb.cli.progress import JobProgress
 from llmb.cli.result import print_run
-from llmb.errors import InfrastructureError, UsageError, UserInterrupt
-from llmb.jobs.history import open_history
-from llmb.jobs.order import Order, Queued, make_order
-from llmb.jobs.store import Store
-from llmb.jobs.submit import new_key, submit_order
-from llmb.jobs.wait import Watch, wait_for
+from llmb.errors import UsageError, UserInterrupt
+from llmb.jobs.order import Order, Queued
+from llmb.jobs.wait import Watch
 from llmb.report.output import print_json, print_text
 from llmb.report.recipe_report import identity_document
 from llmb.report.run_report import start_lines
 from llmb.report.submit_report import flags_text, submit_document, submit_text
-from llmb.runs.folder import RunFolder, install_root
-from llmb.schedulers.lookup import read_cluster_site
+from llmb.runs.checkpoint_scales import scale_warnings
+from llmb.runs.folder import RunFolder
 
 COMMAND_LINE = "the command line"
 
@@ -82,7 +80,7 @@ def submit(
         own = {"dtype": next(iter(selection.dtypes), None), "scale": next(iter(selection.scales), None)}
         chosen = {"gpu_type": selection.gpu_type, "release": selection.release}
         wanted = job_request({**values, "workload": model[0], "size": model[1], **own, **chosen}, os.environ)
-        queue_one(wanted, os.environ, dry_run=dry_run, wait=wait, yes=yes, json=json)
+        submit_one(wanted, dry_run=dry_run, wait=wait, yes=yes, json=json)
         return
     if wait:
         raise UsageError("--wait follows one job, and this is a campaign", do="omit it, or name one recipe")
@@ -94,17 +92,16 @@ def submit(
         values={**values, "profile": False},
         given={name: value for name, value in given_of(ctx, values).items() if name != "profile"},
     )
-    context = campaign_context(install_root(os.environ, Path.cwd()), os.environ)
+    context = campaign_context(install_here(), os.environ)
     run_campaign(context, campaign, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new)
 
 
-def queue_one(
-    wanted: JobRequest, environ: Mapping[str, str], *, dry_run: bool, wait: bool, yes: bool, json: bool
-) -> None:
-    """One job, from its plan to its submission, or with ``--wait`` to its end."""
-    catalogue, install = Catalogue(), install_root(environ, Path.cwd())
-    site = read_cluster_site(catalogue, install, environ)
-    order = make_order(catalogue, wanted.request, wanted.choices, wanted.options, site, wanted.framework)
+def submit_one(wanted: JobRequest, *, dry_run: bool, wait: bool, yes: bool, json: bool) -> None:
+    """Shows one job, asks for confirmation, and queues it; with ``wait`` prints its result."""
+    context = campaign_context(install_here(), os.environ)
+    order = plan_one(context, wanted, wait=wait and not dry_run)
+    for warning in scale_warnings(order.plan, loads=wanted.choices.load_checkpoint is not None):
+        say(f"warning: {warning}")
     for line in start_lines(order.plan):
         say(line)
     if dry_run:
@@ -114,20 +111,16 @@ def queue_one(
         else:
             print_text(script)
         return
-    if wait and order.sample().array:
-        raise UsageError("--wait follows one job, and --array makes several", do="omit one of them")
     _confirm(order, yes=yes)
-    with open_history(install, say) as store:
-        queued = _submit(store, order, environ)
-        text = submit_text({run.folder: run.job for run in queued})
-        if wait:
-            (run,) = queued
-            sys.stderr.write(text)
-            _wait(store, install, order, run, environ, json=json)
-        elif json:
-            print_json(submit_document({run.folder: run.job for run in queued}))
-        else:
-            print_text(text)
+    queued = queue_one(context, order, say)
+    jobs = {run.folder: run.job for run in queued}
+    if wait:
+        sys.stderr.write(submit_text(jobs))
+        _wait(context, order, queued[0], json=json)
+    elif json:
+        print_json(submit_document(jobs))
+    else:
+        print_text(submit_text(jobs))
 
 
 def _confirm(order: Order, *, yes: bool) -> None:
@@ -136,24 +129,8 @@ def _confirm(order: Order, *, yes: bool) -> None:
         raise UserInterrupt("nothing was queued")
 
 
-def _submit(store: Store, order: Order, environ: Mapping[str, str]) -> list[Queued]:
-    """Explains an error without an answer: rerunning the command could queue the job twice."""
-    do = "'llmb jobs refresh' finds out, and 'llmb jobs list' then shows it; do not resubmit it before"
-    try:
-        return submit_order(store, order, environ, key=new_key())
-    except InfrastructureError as error:
-        raise InfrastructureError(f"{error.what}; the job may be queued all the same", do=do) from error
-    except KeyboardInterrupt as error:
-        raise UserInterrupt("interrupted; the job may be queued all the same", do=do) from error
-
-
-def _wait(store: Store, install: Path, order: Order, run: Queued, environ: Mapping[str, str], *, json: bool) -> None:
+def _wait(context: Context, order: Order, run: Queued, *, json: bool) -> None:
     """Follows the run to its end, including retries, and prints its result."""
     with JobProgress(order.plan.steps, order.plan.first_step) as progress:
-        try:
-            (job,) = wait_for(store, install, [run.job.key], environ, say, watch=Watch(progress.job, progress.step))
-        except KeyboardInterrupt as error:
-            job_id = run.job.job_id
-            do = f"'llmb jobs wait {job_id}' waits again, 'llmb jobs cancel {job_id}' ends the job"
-            raise UserInterrupt("stopped waiting; the job continues", where=str(run.folder.path), do=do) from error
+        job = wait_for_one(context, run, say, Watch(progress.job, progress.step))
     print_run(RunFolder(Path(job.run_dir)), json=json)

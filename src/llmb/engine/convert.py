@@ -7,6 +7,7 @@ import warnings
 from llmb.engine.huggingface.weights_export import export_weights
 from llmb.engine.huggingface.weights_import import import_weights
 from llmb.errors import LlmbError
+from llmb.runs.bound import end_with_parent
 from llmb.runs.conversion import ConverterMessage, ExportJob, ImportJob, error_record, parse_job
 
 
@@ -23,13 +24,15 @@ def convert(job: ExportJob | ImportJob) -> None:
     if isinstance(job, ExportJob):
         export_weights(job, report_progress)
         return
-    left_out = import_weights(job, report_progress)
+    left_out, checksums = import_weights(job, report_progress)
+    say(ConverterMessage(checksums=checksums))
     if left_out:
         some = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
         say(ConverterMessage(note=f"{len(left_out)} tensors that the model does not have are left out: {some}"))
 
 
 def main() -> int:
+    end_with_parent()
     try:
         # torch warns about a single process, which is intended.
         with warnings.catch_warnings(action="ignore"):

@@ -12,7 +12,7 @@ from llmb.engine.device import device_name
 from llmb.engine.parallel.mesh import Ranks
 from llmb.runs.environment import Environment
 from llmb.runs.host import host_name
-from llmb.runs.secrets import without_secrets
+from llmb.secrets import without_secrets
 
 RECORDED = ("NCCL_", "CUDA_", "TORCH_", "OMP_", "GOMP_", "MKL_", "GLOO_", "LLMB_", "SLURM_", "PYTORCH_", "NVIDIA_")
 

@@ -14,6 +14,7 @@ from llmb.catalogue.records import Layout, Training
 from llmb.engine.attention_backend import attention_kernel, choose_attention
 from llmb.engine.checkpoint.load import load_checkpoint
 from llmb.engine.checkpoint.save import Saver
+from llmb.engine.checkpoint.verify import verify_checkpoint
 from llmb.engine.data.synthetic import SyntheticData, micro_batches, rank_samples
 from llmb.engine.device import Memory, exact_fp32
 from llmb.engine.environment import describe_environment
@@ -65,9 +66,12 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
     data = build_data(plan)
     if plan.start:
         start = plan.start
+        verified = verify_checkpoint(
+            Path(start.path), ranks, lambda: progress.enter("start", start.step), wanted=plan.verify_checkpoint
+        )
         took = load_checkpoint(Path(start.path), stages, optimizers, ranks, optimizer_state=start.optimizer_state)
         if ranks.is_first:
-            add_checkpoint_time(folder.checkpoint_times, took)
+            add_checkpoint_time(folder.checkpoint_times, took.model_copy(update=verified.model_dump()))
     load = ExpertLoadCounter(stages, ranks)
     reader = StepReader(plan, ranks, load)
     saver = Saver(plan, folder, ranks, stages, optimizers)

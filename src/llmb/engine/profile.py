@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Protocol
 
 import torch
@@ -19,6 +19,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from llmb.engine.device import synchronize
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.watchdog.progress import Progress
+from llmb.errors import EnvironmentProblem
+from llmb.runs.claim import probe
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import nccl_log, profile_file
@@ -92,17 +94,28 @@ class TorchRecorder:
 
     def __init__(self, path: Path, device: torch.device) -> None:
         self.path = path
+        self._try_folders()
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         self.profile = profile(activities=activities)
+
+    def _try_folders(self) -> None:
+        """The trace is written after the profiled steps, by way of a temporary folder."""
+        try:
+            self.path.parent.mkdir(exist_ok=True)
+            probe(self.path.parent)
+            probe(Path(gettempdir()))
+        except OSError as error:
+            do = "free some space; TMPDIR sets another folder for temporary files"
+            what = f"the profile cannot be written: {error.strerror}"
+            raise EnvironmentProblem(what, where=str(error.filename or self.path.parent), do=do) from error
 
     def start(self) -> None:
         self.profile.start()
 
     def stop(self) -> None:
         self.profile.stop()
-        self.path.parent.mkdir(exist_ok=True)
         partial = self.path.with_name(f".{self.path.name}")
         try:
             # torch could compress it too, but on a full disk reports no error and leaves an empty trace behind.

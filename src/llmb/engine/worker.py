@@ -12,6 +12,7 @@ from llmb.engine.profile import ask_for_nccl_log
 from llmb.engine.watchdog.progress import Progress
 from llmb.engine.watchdog.watchdog import start_watchdog
 from llmb.runs.attempts import attempt_plan
+from llmb.runs.bound import end_with_parent
 from llmb.runs.failure import failure_line
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import host_name
@@ -20,6 +21,8 @@ from llmb.runs.record import read_record
 
 def work(folder: RunFolder) -> None:
     plan = attempt_plan(read_record(folder))
+    if plan.profile is None or plan.profile.profiler != "nsys":  # which may start ranks from a thread that ends
+        end_with_parent()
     progress = Progress(plan.first_step)
     start_watchdog(plan, folder, progress)
     ask_for_nccl_log(plan, folder)

@@ -6,16 +6,24 @@ from typing import Any, Literal
 
 from llmb.catalogue.parts import part
 from llmb.catalogue.records import Mlp, Model
-from llmb.huggingface.formats import Format, format_of
+from llmb.huggingface.formats import Format, common_settings, format_of
 
 Config = Mapping[str, Any]
 ExportDtype = Literal["fp32", "bf16"]
 
 TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16"}
 ACTIVATIONS: dict[Mlp, str] = {"swiglu": "silu", "squared-relu": "relu2"}
-SILENT_EVERYWHERE = {"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False}
+TIED = "tie_word_embeddings"
+SILENT_EVERYWHERE = {"attention_bias": False, "mlp_bias": False, TIED: False}
 NULL_MEANS_NONE = ("attention_chunk_size",)
 """Settings whose null is a value of its own; any other null means not specified."""
+OBJECTS = ("rope_scaling", "rope_parameters", "text_config")
+ROTARY = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
+HEADS = ("num_key_value_heads", "head_dim")
+LAYER_LISTS = ("moe_layers", "no_rope_layers", "layer_types", "attn_temperature_tuning")
+LONGEST_SHOWN = 200
+MOST_LAYERS = 1000
+"""Of which settings are listed layer by layer; a model with more is another one anyway."""
 COMPARED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act")
 """Settings that act on weights, in every form; others are in ``formats.yaml``."""
 
@@ -63,18 +71,57 @@ def config_differences(model: Model, config: Config) -> Iterator[str]:
 
     What acts on no weight is not compared: the longest sequence, dropout, the spread of initial values, tokens.
     """
-    form, found_type = format_of(model), config.get("model_type")
-    if found_type is not None and found_type == form.multimodal_type:
-        config = {**config, **(config.get("text_config") or {})}
-    elif found_type != form.model_type:
-        yield f"model_type is {found_type}; {model.model} {model.size} is {form.model_type}"
+    form = format_of(model)
+    if config.get("model_type") not in _types(form):
+        yield f"model_type is {config.get('model_type')}; {model.model} {model.size} is {form.model_type}"
         return
-    if config.get("quantization_config"):
+    if malformed := [name for name in OBJECTS if not isinstance(config.get(name) or {}, Mapping)]:
+        yield f"{malformed[0]} is {_shown(config[malformed[0]])}, which is not a JSON object"
+        return
+    text = _text_config(config, form)
+    if config.get("quantization_config") or text.get("quantization_config"):
         yield "quantization_config is set: quantized weights are unsupported"
-    wanted, found = (_settings(item, form) for item in (config_of(model, "fp32"), config))
+    (wanted,) = _readings(config_of(model, "fp32"), form)
+    readings = _readings(text, form)
     for name, value in wanted.items():
-        if found[name] != value:
-            yield f"{name} is {found[name]}; in {model.model} {model.size} it is {value}"
+        for found in dict.fromkeys(_shown(reading[name]) for reading in readings if reading[name] != value):
+            yield f"{name} is {found}; in {model.model} {model.size} it is {value}"
+
+
+def unknown_keys(model: Model, config: Config) -> Iterator[str]:
+    """Keys, each with its value, of which it is not known whether they change the model; null is not specified."""
+    form = format_of(model)
+    common = {key for ignored in common_settings().ignored for key in ignored.keys}
+    own = {*COMPARED, *SILENT_EVERYWHERE, *ROTARY, *HEADS, *form.settings, *form.compared, *form.unused}
+    own |= set(LAYER_LISTS) if form.lists_layers else set()
+    if config.get("model_type") == form.multimodal_type:
+        levels = [(config, {TIED, *form.multimodal_keys}), (config.get("text_config") or {}, own)]
+    else:
+        levels = [(config, own)]
+    for settings, known in levels:
+        for name, value in settings.items():
+            if value is not None and name not in known | common and name != "quantization_config":
+                if name not in common_settings().fixed:
+                    yield f"{name} is {_shown(value)}"
+                elif value != common_settings().fixed[name]:
+                    yield f"{name} is {_shown(value)}, not {common_settings().fixed[name]}"
+
+
+def _types(form: Format) -> tuple[str | None, ...]:
+    return (form.model_type, form.multimodal_type) if form.multimodal_type else (form.model_type,)
+
+
+def _text_config(config: Config, form: Format) -> Config:
+    """The settings of the text model, whose embedding the whole of a multimodal model may tie."""
+    if config.get("model_type") != form.multimodal_type:
+        return config
+    text = config.get("text_config") or {}
+    return {**text, TIED: config.get(TIED) or text.get(TIED)}
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def _rope_scaling(model: Model) -> dict[str, Any] | None:
@@ -103,34 +150,42 @@ def _layer_lists(model: Model) -> dict[str, Any]:
     }
 
 
-def _settings(config: Config, form: Format) -> dict[str, Any]:
-    """Settings that affect weights, normalized; None if the file does not specify them."""
+def _readings(config: Config, form: Format) -> list[dict[str, Any]]:
+    """Settings that affect weights, normalized; None if the file does not specify them.
+
+    There are two if it has rotary settings both where transformers 5 writes them and where older versions did: it
+    depends on the version which of the two counts.
+    """
     said = {name: value for name, value in config.items() if value is not None or name in NULL_MEANS_NONE}
     values = {**SILENT_EVERYWHERE, **form.silent, **said}
     heads = _count(values, "num_attention_heads")
-    return {
+    if values.get("layer_types") == ["full_attention"] * _count(values, "num_hidden_layers"):
+        del values["layer_types"]  # as if not specified
+    settings = {
         **{name: values.get(name) for name in (*COMPARED, *form.compared, *SILENT_EVERYWHERE)},
         "num_key_value_heads": values.get("num_key_value_heads", heads),
         "head_dim": values.get("head_dim", heads and _count(values, "hidden_size") // heads),
-        **_rotary_settings(values),
         **(_layer_settings(values) if form.lists_layers else {}),
     }
+    rotary = [values[name] for name in ("rope_scaling", "rope_parameters") if values.get(name)]
+    return [{**settings, **_rotary_settings(values, rope)} for rope in rotary or [{}]]
 
 
-def _rotary_settings(values: Config) -> dict[str, Any]:
-    """From ``rope_parameters`` (transformers 5), or from what older versions have in its place."""
-    rope = {**values.get("rope_scaling", {}), **values.get("rope_parameters", {})}
+def _rotary_settings(values: Config, rotary: Config) -> dict[str, Any]:
+    """``rotary`` overrides the settings beside it, as in transformers 5."""
+    rope = dict(rotary)
     theta = rope.pop("rope_theta", values["rope_theta"])
     fraction = rope.pop("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))
     kind = rope.pop("rope_type", rope.pop("type", "default"))
-    scaling = None if kind == "default" else {"rope_type": kind, **rope}
+    scaling = {"rope_type": kind, **rope} if rope or kind != "default" else None
     return {"rope_theta": theta, "rope_scaling": scaling, "partial_rotary_factor": fraction}
 
 
 def _layer_settings(values: Config) -> dict[str, Any]:
-    layers = range(_count(values, "num_hidden_layers"))
+    layers = range(min(_count(values, "num_hidden_layers"), MOST_LAYERS))
     step, interval = (_count(values, name) or 1 for name in ("interleave_moe_layer_step", "no_rope_layer_interval"))
     rotary = values.get("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in layers]
+    rotary = rotary if isinstance(rotary, list) else [rotary]
     kinds = ["chunked_attention" if turned else "full_attention" for turned in rotary]
     return {
         "moe_layers": values.get("moe_layers", list(layers[step - 1 :: step])),

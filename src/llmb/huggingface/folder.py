@@ -9,6 +9,8 @@ from typing import Any
 from llmb.errors import UsageError
 from llmb.huggingface.shards import CONFIG, INDEX, SINGLE_FILE
 
+ADAPTER = "adapter_config.json"
+"""With it, transformers loads the adapter's weights on top of the model's."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -31,12 +33,18 @@ def read_folder(path: Path) -> HuggingFaceFolder:
             do="give the folder that holds 'config.json'; 'hf download NAME --local-dir FOLDER' downloads one",
         )
     files = _weight_files(path)
+    if (path / ADAPTER).is_file():
+        do = "merge it into the weights first (merge_and_unload of peft), or give the folder of the model alone"
+        raise UsageError(f"the folder holds an adapter ('{ADAPTER}'), which changes the model", where=str(path), do=do)
     if not (path / CONFIG).is_file():
         raise UsageError(f"the folder has no '{CONFIG}', which defines the model", where=str(path))
     return HuggingFaceFolder(path.absolute(), _read_json(path / CONFIG), files)
 
 
 def _weight_files(path: Path) -> tuple[str, ...]:
+    if (path / INDEX).is_file() and (path / SINGLE_FILE).is_file():
+        what = f"the folder has both '{INDEX}' and '{SINGLE_FILE}', which programs choose from differently"
+        raise UsageError(what, where=str(path), do="remove the one that is not of this model")
     if (path / INDEX).is_file():
         files = _indexed_files(path / INDEX)
     elif (path / SINGLE_FILE).is_file():
@@ -80,7 +88,7 @@ def _no_weights(path: Path) -> UsageError:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise UsageError(f"'{path.name}' cannot be read: {error}", where=str(path)) from error
     if not isinstance(content, dict):
         raise UsageError(f"'{path.name}' does not hold a JSON object", where=str(path))

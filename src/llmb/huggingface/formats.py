@@ -14,6 +14,7 @@ from llmb.catalogue.records import Model, Record
 from llmb.errors import UsageError
 
 DATA = Path(__file__).with_name("formats.yaml")
+SETTINGS = Path(__file__).with_name("settings.yaml")
 
 
 class Format(Record):
@@ -31,10 +32,26 @@ class Format(Record):
     constants: dict[str, Any] = Field(default_factory=dict)
     silent: dict[str, Any]
     compared: tuple[str, ...]
+    unused: tuple[str, ...] = ()
+    multimodal_keys: tuple[str, ...] = ()
     lists_layers: bool = False
     """The configuration lists which layers have experts, and which rotary."""
     names: dict[str, str] = Field(default_factory=dict)
     expert_matrices: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+
+class IgnoredSettings(Record):
+    """Keys of ``config.json`` that change nothing in training, for one reason."""
+
+    why: str
+    keys: tuple[str, ...]
+
+
+class CommonSettings(Record):
+    """``settings.yaml``, which says what the fields mean."""
+
+    ignored: tuple[IgnoredSettings, ...]
+    fixed: dict[str, Any]
 
 
 class FormatsFile(Record):
@@ -46,6 +63,11 @@ class FormatsFile(Record):
 @cache
 def known_formats() -> tuple[Format, ...]:
     return read_file(DATA, FormatsFile, wrap="formats").formats
+
+
+@cache
+def common_settings() -> CommonSettings:
+    return read_file(SETTINGS, CommonSettings)
 
 
 def format_of(model: Model) -> Format:

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-from llmb.catalogue.records import JobDefaults
+from llmb.catalogue.job_defaults import JobDefaults
 from llmb.errors import UsageError
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions, JobOptions

@@ -13,9 +13,10 @@ from llmb.programs.engine.here import check_here
 from llmb.programs.engine.nsys import with_profiler
 from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.choices import Choices
+from llmb.runs.claim import create_run_folder
 from llmb.runs.device import Device
 from llmb.runs.disk_space import check_space
-from llmb.runs.folder import RunFolder, create_run_folder, experiment_name, install_root, run_parent
+from llmb.runs.folder import RunFolder, experiment_name, run_parent
 from llmb.runs.plan import EnginePlan, make_plan
 from llmb.runs.result import Result
 from llmb.runs.step_follower import StepNews
@@ -58,12 +59,13 @@ class LocalRun:
         return local_variables(spec, self.machine.cores, self.environ)
 
 
-def plan_here(catalogue: Catalogue, request: Request, choices: Choices, environ: Mapping[str, str]) -> LocalRun:
+def plan_here(
+    catalogue: Catalogue, request: Request, choices: Choices, environ: Mapping[str, str], install: Path
+) -> LocalRun:
     """Raises UsageError with everything that is wrong with the request."""
     machine = this_machine()
     recipe = recipe_for(catalogue, request, machine)
     checkpoint = read_checkpoint(Path(choices.load_checkpoint)) if choices.load_checkpoint else None
     device: Device = "cpu" if recipe.gpu_type == CPU else "cuda"
     asked = make_plan(recipe, choices, device=device, checkpoint=checkpoint)
-    install = install_root(environ, Path.cwd())
     return LocalRun(plan=with_profiler(asked), asked=asked, machine=machine, install=install, environ=environ)

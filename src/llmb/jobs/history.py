@@ -115,7 +115,7 @@ def _rebuilt(install: Path, path: Path, say: Callable[[str], None]) -> Store:
     partial = path.with_name(f".{path.name}.partial")
     for part in _PARTS:
         Path(f"{partial}{part}").unlink(missing_ok=True)
-    partial.touch(mode=0o666)  # with what the umask leaves; SQLite by itself lets nobody else write
+    partial.touch(mode=0o666)  # with what the umask leaves; SQLite by itself permits only its owner to write
     with Store(partial) as store:
         count = store.restore(_jobs_of_folders(install))
     rename_damaged(path)  # SQLite would take the old database's -wal and -shm files for the new one's

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from llmb.catalogue.job_defaults import job_defaults
+from llmb.catalogue.job_defaults import JobDefaults, job_defaults
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import JobDefaults
 from llmb.catalogue.resolve import Request, gpu_type_of, resolve
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.assemble import assemble
@@ -17,12 +16,12 @@ from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.jobspec.spec import JobSpec, write_spec
 from llmb.programs.lookup import find_program
 from llmb.runs.choices import Choices
+from llmb.runs.claim import claim_checkpoints, create_run_folder, release_checkpoints
 from llmb.runs.disk_space import check_space
 from llmb.runs.folder import (
     CLUSTER_CONFIG,
     RunFolder,
     cannot_write,
-    create_run_folder,
     experiment_name,
     run_parent,
     write_atomically,
@@ -148,7 +147,7 @@ def prepare(order: Order) -> Prepared:
     spec = order.spec(base)
     folders: dict[int | None, RunFolder] = {index: array_folder(base, index) for index in spec.array}
     prepared = Prepared(spec, base, folders or {None: base})
-    with removed_if_refused(prepared):
+    with removed_if_refused(prepared, plan):
         try:
             _write(order, prepared)
         except OSError as error:
@@ -189,7 +188,7 @@ def write_job(run: Queued) -> None:
 
 
 @contextmanager
-def removed_if_refused(prepared: Prepared) -> Iterator[None]:
+def removed_if_refused(prepared: Prepared, plan: Plan) -> Iterator[None]:
     """Removes the run folders of a job that is rejected.
 
     They are kept if the scheduler does not answer, since the job may be queued: its script identifies the run.
@@ -197,12 +196,13 @@ def removed_if_refused(prepared: Prepared) -> Iterator[None]:
     try:
         yield
     except (UsageError, EnvironmentProblem):
-        _remove(prepared)
+        _remove(prepared, plan)
         raise
 
 
-def _remove(prepared: Prepared) -> None:
+def _remove(prepared: Prepared, plan: Plan) -> None:
     for folder in {prepared.base, *prepared.folders.values()}:
+        release_checkpoints(folder, plan)
         shutil.rmtree(folder.path.parent, ignore_errors=True)
 
 
@@ -210,9 +210,13 @@ def _write(order: Order, prepared: Prepared) -> None:
     spec, base = prepared.spec, prepared.base
     record = queued_record(order.plan, order.scheduler.handing_over(base), spec.retries, order.program)
     for index, folder in prepared.folders.items():
-        folder.path.mkdir(parents=True, exist_ok=True)
+        if folder != base:
+            folder.path.mkdir(parents=True)
+            claim_checkpoints(folder, order.plan)
         write_record(folder, record)
         write_spec(folder, spec.for_run(index))
+    if base not in prepared.folders.values():
+        release_checkpoints(base, order.plan)  # it holds the script of an array, and no run
     write_atomically(base.batch_script, order.scheduler.script(spec, base))
 
 

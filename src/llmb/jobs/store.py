@@ -51,6 +51,7 @@ class Filter:
 
     states: tuple[str, ...] = ()
     workload: str | None = None
+    """Or a workload and a size in one word."""
     campaign: str | None = None
     since_s: float | None = None
     limit: int | None = None
@@ -306,8 +307,10 @@ def _where(wanted: Filter) -> tuple[str, list[object]]:
         marks = ", ".join("?" * len(wanted.states))
         parts.append(f"(upper(state) IN ({marks}) OR upper(status) IN ({marks}))")
         values += [state.upper() for state in wanted.states] * 2
+    if wanted.workload is not None:
+        parts.append("? IN (workload, workload || '_' || size)")
+        values.append(wanted.workload)
     for column, operator, value in (
-        ("workload", "=", wanted.workload),
         ("campaign", "=", wanted.campaign),
         ("submitted_s", ">=", wanted.since_s),
     ):

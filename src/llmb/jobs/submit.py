@@ -51,7 +51,7 @@ def submit_order(
             folder: new_job(prepared, index, order.plan, key if index is None else f"{key}.{index}", campaign)
             for index, folder in prepared.folders.items()
         }
-        with removed_if_refused(prepared):
+        with removed_if_refused(prepared, order.plan):
             store.add(jobs.values())
             return hand_over(store, prepared, jobs, environ, descriptor)
 

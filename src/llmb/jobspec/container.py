@@ -7,6 +7,15 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from llmb.catalogue.records import Record
+from llmb.secrets import has_secret
+
+
+def text_problems(text: str) -> Iterator[str]:
+    """Why ``text`` cannot be written into a batch script."""
+    if has_secret(text):
+        yield "it looks like a secret, and is written into the batch script; use what the nodes have logged in to"
+    elif not text.isprintable():
+        yield f"{text!r} holds a character that does not print"
 
 
 class ContainerSettings(Record):
@@ -21,9 +30,7 @@ class ContainerSettings(Record):
 
     @model_validator(mode="after")
     def _can_be_started(self) -> Self:
-        problems = [
-            f"{item!r} holds a character that does not print" for item in self._texts() if not item.isprintable()
-        ]
+        problems = [problem for item in self._texts() for problem in text_problems(item)]
         problems += [
             f"the mount '{mount}' holds a comma, which separates mounts" for mount in self.mounts if "," in mount
         ]

@@ -11,7 +11,9 @@ from pydantic import Field
 
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError
+from llmb.jobspec.container import text_problems
 from llmb.options.option import Option
+from llmb.secrets import holds_secret
 
 Flags = Mapping[str, str | None]
 """A scheduler's own flags by long name. None is a flag without a value; an empty value leaves out a layer's below."""
@@ -71,11 +73,15 @@ def framework_options(chosen: FrameworkChoices) -> FrameworkOptions:
     """Raises UsageError for an argument that is none, and for text that does not print."""
     arguments: dict[str, str] = {}
     texts = (text for text in (chosen.image, chosen.mounts) if text)
-    problems = [f"{text!r} holds a character that does not print" for text in texts if not text.isprintable()]
+    problems = [problem for text in texts for problem in text_problems(text)]
     for text in chosen.framework_arg:
         name, equals, value = text.partition("=")
         name = name.lstrip("-").replace("-", "_")
-        if not equals or not re.fullmatch(r"[a-z][a-z0-9_]*", name, re.ASCII) or not value.isprintable():
+        if holds_secret(name, value):
+            problems.append(
+                f"--framework-arg {name} looks like a secret, and arguments are written into the batch script"
+            )
+        elif not equals or not re.fullmatch(r"[a-z][a-z0-9_]*", name, re.ASCII) or not value.isprintable():
             problems.append(f"--framework-arg is {text!r}; write NAME=VALUE")
         elif name in arguments:
             problems.append(f"--framework-arg has duplicate key '{name}'")

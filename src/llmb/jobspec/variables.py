@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from llmb.errors import UsageError
-from llmb.runs.secrets import holds_secret
+from llmb.secrets import HIDDEN, has_secret, holds_secret, without_secrets
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The launcher sets the first; the others are read-only in bash.
@@ -34,11 +34,15 @@ class Layer:
 
 
 def layered(shipped: Iterable[Layer], shell: Mapping[str, str], given: Iterable[Layer]) -> tuple[Variable, ...]:
-    """Every variable once: what llmb ships, unless the shell that submits has it, below what the user has written."""
+    """Every variable once: what llmb ships, unless the shell that submits has it, below what the user has written.
+
+    What holds a secret in that shell does not count as set there.
+    """
     found: dict[str, Variable] = {}
     for layer in shipped:
         found.update(_variables(layer))
-    found.update({name: Variable(name, shell[name], "the shell that submitted") for name in found if name in shell})
+    own = without_secrets({name: shell[name] for name in found if name in shell})
+    found.update({name: Variable(name, value, "the shell that submitted") for name, value in own.items()})
     for layer in given:
         found.update(_variables(layer))
     return tuple(found.values())
@@ -55,7 +59,7 @@ def parse_variables(texts: Iterable[str]) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            problems.append(f"'{text}' has no value; write NAME=VALUE")
+            problems.append(f"'{HIDDEN if has_secret(text) else text}' has no value; write NAME=VALUE")
         elif name in variables and variables[name] != value:
             problems.append(f"duplicate key {name}")
         variables[name] = value

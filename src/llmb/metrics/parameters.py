@@ -23,6 +23,11 @@ def parameter_count(model: Model) -> tuple[int, int]:
     return total, active
 
 
+def checkpoint_bytes(model: Model) -> int:
+    """An estimate: each parameter is saved in fp32, with the two AdamW moments."""
+    return 4 * 3 * parameter_count(model)[0]
+
+
 def _attention(model: Model) -> int:
     per_head_norms = 2 * model.head_dim if model.qk_norm else 0
     return 2 * model.hidden_size * model.head_dim * (model.attention_heads + model.kv_heads) + per_head_norms

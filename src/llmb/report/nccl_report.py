@@ -6,11 +6,12 @@ from dataclasses import asdict
 from typing import Any
 
 from llmb.report.numbers import number
-from llmb.report.output import result_table
+from llmb.report.output import printable, result_table
 from llmb.report.table import Table
 from llmb.traces.nccl_summary import Collective, NcclSummary
-from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable
+from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable, same_tests
 
+PLACES = ("out_of_place", "in_place")
 MOST_ROWS = 40
 MIB = 2**20
 Key = tuple[int, str, str | None]
@@ -27,11 +28,12 @@ def nccl_tables(summary: NcclSummary | None, tests: Sequence[TestTable]) -> Iter
         yield _collectives_table(summary)
         if summary.steps:
             yield _steps_table(summary)
-    names = {table.name for table in tests}
-    if len(tests) > 1 and len(names) == 1 and len({table.source for table in tests}) == len(tests):
-        yield _comparison(tests)
-    else:
-        yield from map(_test_table, tests)
+    for group in same_tests(tests):
+        places = [place for place in PLACES if all(getattr(row, place) for test in group for row in test.rows)]
+        if len(group) > 1 and places:
+            yield _comparison(group, places[0])
+        else:
+            yield from map(_test_table, group)
 
 
 def _collectives_table(summary: NcclSummary) -> Table:
@@ -43,7 +45,7 @@ def _collectives_table(summary: NcclSummary) -> Table:
             row.operation,
             row.datatype,
             str(row.ranks),
-            "n/a" if row.communicators is None else str(row.communicators),
+            _communicators(row),
             _count(row),
             _mib(row.bytes_per_call),
             number(row.calls_per_rank),
@@ -53,8 +55,16 @@ def _collectives_table(summary: NcclSummary) -> Table:
     notes = [f"{hidden} smaller rows are left out, see --json."] if hidden > 0 else []
     if summary.coarse:
         notes.append("There are too many sizes; they are grouped by powers of two.")
-    table.caption = " ".join(notes) or None
+    if any(row.communicators_from == "number of ranks" for row in summary.collectives):
+        notes.append("~ assumes that the log is of all ranks of each communicator.")
+    table.caption = "\n".join([*notes, *(f"{printable(note)}." for note in summary.notes)]) or None
     return table
+
+
+def _communicators(row: Collective) -> str:
+    if row.communicators is None:
+        return "n/a"
+    return f"{'~' if row.communicators_from == 'number of ranks' else ''}{row.communicators}"
 
 
 def _count(row: Collective) -> str:
@@ -80,7 +90,8 @@ def _test_table(test: TestTable) -> Table:
     for row in test.rows:
         ways = [*_figures(row.out_of_place), *_figures(row.in_place)]
         table.add_row(f"{row.size_bytes:,}", row.datatype, row.reduction or "", *ways)
-    table.caption = f"Left: out of place, right: in place. Average bus bandwidth: {number(test.average_bus_gb_s)} GB/s."
+    average = test.not_finite.get("average_bus_gb_s", number(test.average_bus_gb_s))
+    table.caption = f"Left: out of place, right: in place. Average bus bandwidth: {printable(average)} GB/s."
     return table
 
 
@@ -92,25 +103,33 @@ def _title(test: TestTable) -> str:
 def _figures(way: Bandwidth | None) -> list[str]:
     if way is None:
         return ["n/a"] * 4
-    return [number(value) for value in (way.time_us, way.algorithm_gb_s, way.bus_gb_s, way.wrong)]
+    return [
+        printable(way.not_finite.get(name, number(getattr(way, name))))
+        for name in ("time_us", "algorithm_gb_s", "bus_gb_s", "wrong")
+    ]
 
 
-def _comparison(tests: Sequence[TestTable]) -> Table:
-    """Out-of-place bus bandwidth of the same sizes in several files, and the ratio to the first file."""
+def _comparison(tests: Sequence[TestTable], place: str) -> Table:
+    """Bus bandwidth of the same sizes in several files, and the ratio to the first file."""
     sources = [test.source for test in tests]
     right = ("bytes", *sources, *(f"{source} / first" for source in sources[1:]))
-    title = f"{tests[0].name or 'nccl-tests'}: bus bandwidth in GB/s, out of place"
+    title = f"{tests[0].name or 'nccl-tests'}: bus bandwidth in GB/s, {place.replace('_', ' ')}"
     table = result_table(title, "bytes", "type", "redop", *right[1:], right=right)
     by_key = [{_key(row): row for row in test.rows} for test in tests]
     for key in sorted({key for rows in by_key for key in rows}, key=lambda key: (key[1], key[2] or "", key[0])):
-        values = [_bus(rows.get(key)) for rows in by_key]
+        values = [_bus(rows.get(key), place) for rows in by_key]
         ratios = [value / values[0] if value is not None and values[0] else None for value in values[1:]]
         table.add_row(f"{key[0]:,}", key[1], key[2] or "", *map(number, values), *map(number, ratios))
     averages = ", ".join(f"{test.source} {number(test.average_bus_gb_s)}" for test in tests)
     wrong = [test.source for test in tests if _has_wrong(test)]
-    table.caption = f"Average bus bandwidth, GB/s: {averages}." + (
-        f" Wrong results in {', '.join(wrong)}." if wrong else ""
-    )
+    notes = [f"Average bus bandwidth, GB/s: {averages}."]
+    if wrong:
+        notes.append(f"Wrong results in {', '.join(wrong)}.")
+    if len({test.ranks for test in tests} - {None}) > 1:
+        notes.append(f"Ranks: {', '.join(f'{test.source} {number(test.ranks)}' for test in tests)}.")
+    if tests[0].name is None:
+        notes.append("The files do not name their test: that it is the same is assumed from columns and bus factor.")
+    table.caption = " ".join(notes)
     return table
 
 
@@ -118,8 +137,9 @@ def _key(row: TestRow) -> Key:
     return row.size_bytes, row.datatype, row.reduction
 
 
-def _bus(row: TestRow | None) -> float | None:
-    return row.out_of_place.bus_gb_s if row else None
+def _bus(row: TestRow | None, place: str) -> float | None:
+    way: Bandwidth | None = getattr(row, place) if row else None
+    return way.bus_gb_s if way else None
 
 
 def _has_wrong(test: TestTable) -> bool:

@@ -13,7 +13,8 @@ from llmb.errors import EnvironmentProblem
 from llmb.report.table import Column, Table, table_lines
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Surrogates stand for bytes of file names and texts that are no characters: they cannot be written."""
 
 
 def print_json(document: Any) -> None:  # noqa: ANN401 (any JSON value)
@@ -64,7 +65,7 @@ def print_text(text: str) -> None:
 
 
 def printable(text: object) -> str:
-    """Text from a file, safe for a terminal: control characters become question marks."""
+    """Text from a file, safe for a terminal: what is no printable character becomes a question mark."""
     return CONTROL.sub("?", str(text))
 
 

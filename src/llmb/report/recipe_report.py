@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from llmb.catalogue.job_defaults import JobDefaults
 from llmb.catalogue.pipeline_stages import stage_layers
-from llmb.catalogue.records import Convention, Expectation, JobDefaults, Recipe
+from llmb.catalogue.records import Convention, Expectation, Recipe
 from llmb.metrics.flops import flops_per_sequence
-from llmb.metrics.parameters import parameter_count
+from llmb.metrics.parameters import checkpoint_bytes, parameter_count
 from llmb.metrics.throughput import Throughput
 from llmb.report.numbers import number, unknown
 from llmb.report.output import result_table
@@ -41,6 +42,7 @@ def recipe_document(recipe: Recipe, job: JobDefaults) -> dict[str, Any]:
         "published_flops": recipe.published_flops and recipe.published_flops.model_dump(mode="json"),
         "packing": recipe.packing and recipe.packing.model_dump(mode="json"),
         "peak_tflops": recipe.peak_tflops,
+        "checkpoint_size_gb": checkpoint_size_gb(recipe),
         "checkpoint": recipe.checkpoint and recipe.checkpoint.model_dump(mode="json"),
         "expectations": [expectation.model_dump(mode="json") for expectation in recipe.expectations],
         "expectations_reason": recipe.expectations_reason,
@@ -98,9 +100,24 @@ def _summary(recipe: Recipe) -> Table:
     table.add_row(
         "peak", f"{number(recipe.peak_tflops)} TFLOPS" if recipe.peak_tflops else unknown("not in the catalogue")
     )
-    if recipe.checkpoint:
-        table.add_row("checkpoint", f"about {recipe.checkpoint.size_gb:g} GB")
+    for name, text in _checkpoint_rows(recipe):
+        table.add_row(name, text)
     return table
+
+
+def _checkpoint_rows(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    size_gb, published = checkpoint_size_gb(recipe), recipe.checkpoint
+    if size_gb is not None:
+        yield "checkpoint", f"{number(size_gb)} GB, saved by llmb: fp32 weights and optimizer state"
+    if published:
+        saved = "saved by {} to {} GPUs".format(*published.save_scales) if published.save_scales else ""
+        loaded = f"loaded by {published.min_load_scale} or more" if published.min_load_scale else ""
+        yield "published checkpoint", ", ".join(part for part in (f"{published.size_gb:g} GB", saved, loaded) if part)
+
+
+def checkpoint_size_gb(recipe: Recipe) -> float | None:
+    """Of the model that is trained; None for LoRA, which the engine does not train."""
+    return None if recipe.task == "lora" else checkpoint_bytes(recipe.model) / BILLION
 
 
 def _expectation_table(expectations: Sequence[Expectation], reason: str | None) -> Table:

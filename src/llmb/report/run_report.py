@@ -7,16 +7,19 @@ from typing import Any
 from llmb.catalogue.pipeline_stages import stage_layers
 from llmb.catalogue.records import Convention, Expectation
 from llmb.catalogue.unspecified import unspecified_text
+from llmb.metrics.parameters import checkpoint_bytes
 from llmb.report.numbers import number, unknown
 from llmb.report.output import result_table
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
 from llmb.report.table import Table
-from llmb.report.trace_report import PART_NAMES
+from llmb.report.trace_report import shown_parts
+from llmb.runs.checkpoint_report import CheckpointReport
+from llmb.runs.checkpoint_scales import scale_warnings
 from llmb.runs.folder import RunFolder
 from llmb.runs.fp8_product import fp8_product
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.profiling import Profile
-from llmb.runs.result import Result
+from llmb.runs.result import Result, no_measurement
 from llmb.runs.stall import ranks_text
 from llmb.traces.summary import shares
 
@@ -30,6 +33,7 @@ def plan_document(
         "same_run": command,
         "command": list(workers),
         "variables": variables,
+        "warnings": list(scale_warnings(plan)),
     }
 
 
@@ -80,7 +84,32 @@ def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, 
     for decision in plan.recipe.decisions:
         table.add_row("note", decision)
     table.add_row("steps", f"{plan.steps}, statistics over steps {window.first}-{window.last}")
+    if reason := no_measurement(plan):
+        table.add_row("not a measurement", reason)
     _add_published(table, plan)
+    _add_layout(table, plan)
+    table.add_row("data parallel", _sharing(plan))
+    table.add_row("gradients", f"reduced in {plan.recipe.training.grad_reduce_dtype}")
+    table.add_row("model", f"{layout.layers} layers" + (f", {plan.recipe.proxy_text}" if plan.recipe.proxy else ""))
+    table.add_row("seed", str(plan.seed))
+    table.add_row("recompute", plan.recompute)
+    table.add_row("logits", "kept" if plan.keep_logits else "chunked, recomputed unless small")
+    table.add_row("compiled", "block by block" if plan.compiled else "no")
+    table.add_row("attention backend", plan.attention_backend)
+    _add_saving(table, plan)
+    if plan.profile:
+        table.add_row("profile", profile_text(plan.profile))
+    if plan.nccl_trace:
+        table.add_row("NCCL's log", "every collective, on each rank")
+    for name, value in variables.items():
+        table.add_row("variable", f"{name}={value}")
+    if workers:
+        table.add_row("workers", shlex.join(workers))
+    return table
+
+
+def _add_layout(table: Table, plan: EnginePlan) -> None:
+    layout = plan.recipe.layout
     parallel = ", ".join(f"{name.upper()} {getattr(layout, name)}" for name in ("tp", "pp", "vp", "cp", "ep", "etp"))
     table.add_row("parallel", f"{parallel}, DP {layout.dp}")
     without = "" if layout.sequence_parallel else ", no sequence parallelism"
@@ -92,29 +121,18 @@ def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, 
         sizes = [len(stage) for stage in stage_layers(layout)]
         table.add_row("pipeline", f"PP {layout.pp}, VP {layout.vp}, layers of the stages: {', '.join(map(str, sizes))}")
         table.add_row("pipeline schedule", str(plan.parallelism.pipeline_schedule))
-    table.add_row("data parallel", _sharing(plan))
-    table.add_row("gradients", f"reduced in {plan.recipe.training.grad_reduce_dtype}")
-    table.add_row("model", f"{layout.layers} layers" + (f", {plan.recipe.proxy_text}" if plan.recipe.proxy else ""))
-    table.add_row("seed", str(plan.seed))
-    table.add_row("recompute", plan.recompute)
-    table.add_row("logits", "kept" if plan.keep_logits else "chunked, recomputed unless small")
-    table.add_row("compiled", "block by block" if plan.compiled else "no")
-    table.add_row("attention backend", plan.attention_backend)
+
+
+def _add_saving(table: Table, plan: EnginePlan) -> None:
     if plan.start:
         fresh = "" if plan.start.optimizer_state else ", with new optimizer state"
         table.add_row("resumes from", f"step {plan.start.step}: {plan.start.path}{fresh}")
     if plan.save_checkpoint:
         every = f"every {plan.checkpoint_interval} steps and " if plan.checkpoint_interval else ""
-        table.add_row("checkpoints", f"{every}at the end")
-    if plan.profile:
-        table.add_row("profile", profile_text(plan.profile))
-    if plan.nccl_trace:
-        table.add_row("NCCL's log", "every collective, on each rank")
-    for name, value in variables.items():
-        table.add_row("variable", f"{name}={value}")
-    if workers:
-        table.add_row("workers", shlex.join(workers))
-    return table
+        size = number(checkpoint_bytes(plan.recipe.model) / 1e9)
+        table.add_row("checkpoints", f"{every}at the end, about {size} GB each")
+    for warning in scale_warnings(plan):
+        table.add_row("warning", warning)
 
 
 def _add_published(table: Table, plan: EnginePlan) -> None:
@@ -153,6 +171,8 @@ def run_table(plan: Plan, result: Result) -> Table:
     title = f"{plan_title(plan)}, steps {window.first}-{window.last} of {plan.last_step + 1}"
     table = result_table(title, "metric", "measured", "published", "note", right=("measured", "published"))
     expected = next(iter(plan.recipe.expectations), None)
+    if result.measurement_reason:
+        table.add_row("NOT A MEASUREMENT", "", "", result.measurement_reason)
     _add_step_time(table, result, expected, plan.recipe.expectations_reason)
     _add_throughput(table, result, expected)
     if result.loss:
@@ -236,7 +256,7 @@ def _add_checkpoint(table: Table, result: Result) -> None:
     if checkpoint is None:
         return
     if checkpoint.load_s is not None:
-        table.add_row("checkpoint load s", number(checkpoint.load_s))
+        table.add_row("checkpoint load s", number(checkpoint.load_s), "", _verification(checkpoint))
     if checkpoint.save_s:
         longest = number(max(checkpoint.save_s))
         table.add_row("checkpoint save s", longest, "", f"longest of {len(checkpoint.save_s)}, not in the step times")
@@ -247,14 +267,22 @@ def _add_checkpoint(table: Table, result: Result) -> None:
         table.add_row("checkpoint size GB", number(checkpoint.size_bytes / 1e9))
 
 
+def _verification(checkpoint: CheckpointReport) -> str:
+    if checkpoint.verify_s is not None:
+        return f"verified before, in {number(checkpoint.verify_s)} s"
+    notes = {"skipped": "not verified: --no-verify-checkpoint", "no checksums": "not verified: it has no checksums"}
+    return notes.get(checkpoint.verification or "", "")
+
+
 def _add_profile(table: Table, result: Result) -> None:
     profile = result.profile
     if profile is None:
         return
     if profile.breakdown:
         step = profile.breakdown
-        for part, share in shares(step).items():
-            table.add_row(f"{PART_NAMES[part]} %", number(100 * share), "", f"of step {step.step}, rank {step.rank}")
+        of_step = shares(step)
+        for part, name in shown_parts([step]).items():
+            table.add_row(f"{name} %", number(100 * of_step[part]), "", f"of step {step.step}, rank {step.rank}")
     for warning in profile.warnings:
         table.add_row("profile", "n/a", "", warning)
 

@@ -5,7 +5,7 @@ A checkpoint is written to a temporary folder whose name begins with a dot. Its 
 file with its size; then the folder is renamed. A folder with the final name is complete, or was damaged later.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,6 +19,7 @@ from llmb.runs.foreign_checkpoint import describe_folder
 RECORD = "checkpoint.json"
 WEIGHTS = "weights"
 PARTIAL = ".partial"
+MOST_PROBLEMS = 10
 NOT_ARCHITECTURE = ("model", "size", "source", "init_std", "max_seq_len")
 """Fields of a model that may differ between checkpoint and run: names, and fields that only affect new models."""
 
@@ -53,6 +54,8 @@ class CheckpointRecord(Record):
     optimizer_state: bool = True
     imported_from: Origin | None = None
     files: dict[str, int]
+    crc32: dict[str, str] | None = None
+    """Checksum of each file; None in checkpoints of version 0.1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +85,20 @@ def read_checkpoint(path: Path) -> SavedCheckpoint:
     Raises UsageError if there is none, if it is incomplete, or if it is not a checkpoint of llmb.
     """
     try:
-        record = _read_record(path)
+        record = read_checkpoint_record(path)
         missing = list(_damage(path, record))
     except OSError as error:
         raise UsageError(f"the checkpoint cannot be read: {error.strerror}", where=str(error.filename)) from error
     if missing:
-        lines = "\n".join(f"  - {line}" for line in missing[:10])
+        lines = "\n".join(f"  - {line}" for line in missing[:MOST_PROBLEMS])
         raise UsageError(f"the checkpoint is incomplete:\n{lines}", where=str(path), do="load another one")
     return SavedCheckpoint(path.absolute(), record)
+
+
+def damage_error(path: Path, damaged: Sequence[str]) -> UsageError:
+    """For files of the checkpoint at ``path`` whose content is not what was saved."""
+    lines = "\n".join(f"  - {line}" for line in damaged[:MOST_PROBLEMS])
+    return UsageError(f"the checkpoint is damaged:\n{lines}", where=str(path), do="load another one")
 
 
 def saved_checkpoints(folder: Path) -> list[SavedCheckpoint]:
@@ -112,7 +121,8 @@ def model_differences(ours: Model, theirs: Model) -> Iterator[str]:
             yield f"{name} is {other[name]} in the checkpoint and {value} in this run"
 
 
-def _read_record(path: Path) -> CheckpointRecord:
+def read_checkpoint_record(path: Path) -> CheckpointRecord:
+    """Without a look at the files. Raises UsageError, or OSError if it cannot be read."""
     if not path.exists():
         raise UsageError("there is no such checkpoint", where=str(path), do="give a folder that holds 'weights'")
     if path.name.startswith(".") and path.name.endswith(PARTIAL):

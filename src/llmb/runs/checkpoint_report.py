@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from llmb.logs.checkpoint_line import find_loads, find_saves
 from llmb.runs.checkpoint import saved_checkpoints
 from llmb.runs.checkpoint_times import CheckpointTime, checkpoint_time, read_checkpoint_times
+from llmb.runs.checksums import Verification
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.steps import Step
@@ -26,6 +27,10 @@ class CheckpointReport:
     path: str | None
     overlapped_steps: int
     overlapped_steps_in_window: int
+    verification: Verification | None = None
+    """Of the checkpoint that was loaded. None without a load, and in runs of version 0.1."""
+    verify_s: float | None = None
+    """Not part of ``load_s``; None if it was not verified."""
 
 
 def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointReport | None:
@@ -33,15 +38,18 @@ def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> 
     if not plan.save_checkpoint and plan.start is None:
         return None
     times = _times(folder)
+    load = next((time for time in reversed(times) if time.kind == "load"), None)
     newest = next(reversed(saved_checkpoints(folder.checkpoints_of(plan))), None)
     overlapped = [step.step for step in steps if step.saving]
     return CheckpointReport(
         save_s=tuple(time.duration_s for time in times if time.kind == "save"),
-        load_s=next((time.duration_s for time in reversed(times) if time.kind == "load"), None),
+        load_s=load.duration_s if load else None,
         size_bytes=newest.size_bytes if newest else None,
         path=str(newest.path) if newest else None,
         overlapped_steps=len(overlapped),
         overlapped_steps_in_window=sum(plan.window.first <= step <= plan.window.last for step in overlapped),
+        verification=load.verification if load else None,
+        verify_s=load.verify_s if load else None,
     )
 
 

@@ -7,10 +7,21 @@ from typing import Literal
 from pydantic import ValidationError
 
 from llmb.catalogue.records import Record
+from llmb.runs.checksums import Verification
 
 
-class CheckpointTime(Record):
-    """Times are in seconds; ``start_s`` since 1970. ``step`` counts the steps done before a save; None for a load."""
+class Verified(Record):
+    """Whether the files of a loaded checkpoint were verified, and the seconds that it took; None for a save."""
+
+    verification: Verification | None = None
+    verify_s: float | None = None
+
+
+class CheckpointTime(Verified):
+    """Times are in seconds; ``start_s`` since 1970. ``step`` counts the steps done before a save; None for a load.
+
+    ``verify_s`` is not part of ``duration_s``.
+    """
 
     kind: Literal["save", "load"]
     step: int | None = None

@@ -114,6 +114,13 @@ class Choices(Record):
             envvar="LOAD_CHECKPOINT_PATH",
         ),
     ] = None
+    verify_checkpoint: Annotated[
+        bool,
+        _checkpoint(
+            negates=True,
+            help="Load a checkpoint without verifying the checksums of its files, which reads them once more.",
+        ),
+    ] = True
     profiling: Profiling = Profiling()
 
     def steps_of(self, recipe: Recipe, *, resumes: bool) -> int:

@@ -13,6 +13,8 @@ from llmb.huggingface.config import ExportDtype
 ERRORS = {kind.__name__: kind for kind in (UsageError, EnvironmentProblem, RunFailed)}
 """Errors that are passed from one process to the other."""
 
+Checksums = dict[str, str]
+"""CRC-32 by the name of the file, as in ``checkpoint.json``."""
 OnProgress = Callable[[int, int], None]
 """Called with the number of bytes done and in all."""
 
@@ -52,10 +54,14 @@ class ErrorRecord(Record):
 
 
 class ConverterMessage(Record):
-    """One line of the program's output; one of the fields is set. ``progress`` is (bytes done, bytes in all)."""
+    """One line of the program's output; one of the fields is set. ``progress`` is (bytes done, bytes in all).
+
+    ``checksums`` are those of the files in an imported checkpoint's ``weights``, by name.
+    """
 
     progress: tuple[int, int] | None = None
     note: str | None = None
+    checksums: Checksums | None = None
     error: ErrorRecord | None = None
 
 

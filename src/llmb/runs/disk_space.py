@@ -6,15 +6,10 @@ from pathlib import Path
 
 from llmb.catalogue.records import Model
 from llmb.errors import EnvironmentProblem
-from llmb.metrics.parameters import parameter_count
+from llmb.metrics.parameters import checkpoint_bytes, parameter_count
 from llmb.runs.plan import Plan
 
 GB = 10**9
-
-
-def checkpoint_bytes(model: Model) -> int:
-    """An estimate: each parameter is saved in fp32, with the two AdamW moments."""
-    return 4 * 3 * parameter_count(model)[0]
 
 
 def check_space(plan: Plan, folder: Path) -> None:

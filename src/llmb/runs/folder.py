@@ -3,19 +3,23 @@
 
 import errno
 import os
-import time
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmb.errors import EnvironmentProblem
+from llmb.errors import EnvironmentProblem, UsageError
 from llmb.traces.folders import NCCL_FOLDER, NSYS_FOLDER, TORCH_FOLDER
 
 if TYPE_CHECKING:
     from llmb.runs.plan import Plan
 
+ADMINISTRATOR = 0
+WORKLOADS = "workloads"
 CLUSTER_CONFIG = "cluster_config.yaml"
+ROOT_VARIABLES = ("LLMB_INSTALL", "STAGE_PATH")
+"""Those of the reference documents that name the root of installation; the second one is that of the oldest."""
 _OTHER = "or set LLMB_INSTALL to a folder"
 _FULL = f"free some space, {_OTHER} on another disk"
 _NOT_YOURS = f"change the owner or the permissions of the folder, {_OTHER} where you may write"
@@ -86,7 +90,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Made with the first checkpoint that is saved here."""
+        """Of a run that saves here."""
         return self.path / "checkpoints"
 
     def checkpoints_of(self, plan: "Plan") -> Path:
@@ -134,14 +138,35 @@ class RunFolder:
         return self.path / "job_end.json"
 
 
-def install_root(environ: Mapping[str, str], start: Path) -> Path:
-    """$LLMB_INSTALL, else the nearest folder at or above ``start`` with a cluster_config.yaml, else ~/.llmb."""
-    if environ.get("LLMB_INSTALL"):
-        return Path(environ["LLMB_INSTALL"]).expanduser().absolute()
+@dataclass(frozen=True, slots=True)
+class InstallRoot:
+    """The folder below which everything is kept."""
+
+    path: Path
+    chosen_by: str | None
+    """A variable or a file; None for the default."""
+
+
+def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
+    """$LLMB_INSTALL or $STAGE_PATH, else the nearest folder at or above ``start`` with a cluster_config.yaml, else
+    ~/.llmb. As in the reference scripts, an empty variable is unset. Raises UsageError if both name different folders.
+    """
+    found = {name: text for name in ROOT_VARIABLES if (text := environ.get(name, "").strip())}
+    named = {name: Path(text).expanduser().absolute() for name, text in found.items()}
+    if len(set(named.values())) > 1:
+        what = ", but ".join(f"{name} is '{text}'" for name, text in found.items())
+        raise UsageError(what, do="unset one of them")
+    for name, path in named.items():
+        return InstallRoot(path, name)
     for folder in (start, *start.parents):
         if (folder / CLUSTER_CONFIG).is_file():
-            return folder
-    return Path(environ.get("HOME", "~")).expanduser() / ".llmb"
+            return InstallRoot(folder, CLUSTER_CONFIG)
+    return InstallRoot(Path(environ.get("HOME", "~")).expanduser() / ".llmb", None)
+
+
+def install_root(environ: Mapping[str, str], start: Path) -> Path:
+    """The same without who chose it."""
+    return chosen_root(environ, start).path
 
 
 def experiment_name(plan: "Plan") -> str:
@@ -167,25 +192,18 @@ def recorded_suffix(plan: "Plan") -> str:
 
 def run_parent(install: Path, plan: "Plan") -> Path:
     """The folder of all runs with the plan's name."""
-    return install / "workloads" / plan.recipe.workload / "experiments" / experiment_name(plan)
+    return install / WORKLOADS / plan.recipe.workload / "experiments" / experiment_name(plan)
 
 
-def create_run_folder(install: Path, plan: "Plan") -> RunFolder:
-    """A new, empty folder ``<experiment>/<experiment>_<seconds>/<experiment>``.
+def foreign_link(path: Path) -> Path | None:
+    """The link of another user that ``path``, of a run folder or above, is reached through; None if there is none.
 
-    A second run in the same second takes the next free one. Raises EnvironmentProblem where nothing can be written.
+    In a root that several users can write to, a link of one of them must not lead another one's commands elsewhere.
+    Links above the root are the choice of whoever set it up, as are those of the system's administrator.
     """
-    name, parent = experiment_name(plan), run_parent(install, plan)
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        stamp = int(time.time())
-        while not _claimed(parent / f"{name}_{stamp}"):
-            stamp += 1
-        folder = RunFolder(parent / f"{name}_{stamp}" / name)
-        folder.path.mkdir()
-    except OSError as error:
-        raise cannot_write(parent, error) from error
-    return folder
+    places = [path, *path.parents]
+    below_root = next((number + 1 for number, place in enumerate(places) if place.name == WORKLOADS), 0)
+    return next((place for place in places[:below_root] if _is_foreign(place)), None)
 
 
 class NotWritable(EnvironmentProblem):
@@ -197,19 +215,19 @@ def cannot_write(path: Path, error: OSError) -> NotWritable:
     return NotWritable(f"cannot write: {error.strerror}", where=str(error.filename or path), do=advice)
 
 
-def _claimed(folder: Path) -> bool:
+def _is_foreign(place: Path) -> bool:
     try:
-        folder.mkdir()
-    except FileExistsError:
-        return False
-    return True
+        found = place.lstat()
+    except OSError:
+        return False  # whoever follows it meets the same error
+    return stat.S_ISLNK(found.st_mode) and found.st_uid not in (ADMINISTRATOR, os.geteuid())
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Replaces ``path`` at once: whoever reads sees the old content or the new, never a part.
 
     A new file gets the permissions that the umask leaves, and its group from the folder where that says so; a file that
-    is replaced keeps its permissions, so that whoever writes it last locks nobody out.
+    is replaced keeps its permissions, so that its last writer locks no other user out.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

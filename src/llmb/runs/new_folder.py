@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Creates a folder that becomes visible only when it is complete."""
 
+import fcntl
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.runs.checkpoint import PARTIAL
+
+LOCK = ".lock"
 
 
 @contextmanager
@@ -17,27 +21,60 @@ def new_folder(target: Path) -> Iterator[Path]:
     """A folder next to ``target``, renamed to ``target`` when the block ends, and removed if the block fails.
 
     Leftovers of an earlier attempt at the same target, which was killed, are removed first. Raises UsageError if
-    ``target`` exists, EnvironmentProblem if writing fails.
+    ``target`` exists or is being written, EnvironmentProblem if writing fails.
     """
     check_free(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        for left in target.parent.iterdir():
-            if left.name.startswith(f".{target.name}.") and left.name.endswith(PARTIAL):
-                shutil.rmtree(left)
-        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}{PARTIAL}")
-        partial.mkdir()
-        try:
-            yield partial
-            for folder in partial.glob("**/"):
-                flush_folder(folder)
-            partial.rename(target)
-            flush_folder(target.parent)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+        with _locked_folder(target) as partial:
+            try:
+                _remove_others(target, partial)
+                yield partial
+                for folder in partial.glob("**/"):
+                    flush_folder(folder)
+                (partial / LOCK).unlink()
+                partial.rename(target)
+                flush_folder(target.parent)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         advice = "free some space, or give a folder on another disk"
         raise EnvironmentProblem(f"cannot write: {error.strerror}", where=str(target), do=advice) from error
+
+
+@contextmanager
+def _locked_folder(target: Path) -> Iterator[Path]:
+    """A new folder next to ``target``, with a lock that this process holds until the block ends, or it is killed.
+
+    The folder gets the name by which others find it once it is locked.
+    """
+    unlocked = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    unlocked.mkdir()
+    with (unlocked / LOCK).open("w") as lock:
+        _lock(lock)
+        yield unlocked.rename(f"{unlocked}{PARTIAL}")
+
+
+def _remove_others(target: Path, own: Path) -> None:
+    """Removes what killed processes left of ``target``. Raises UsageError if a process is writing it."""
+    for left in target.parent.iterdir():
+        if left != own and left.name.startswith(f".{target.name}.") and left.name.endswith(PARTIAL):
+            with (left / LOCK).open("w") as lock:
+                if not _lock(lock):
+                    do = "wait for it, end it, or give another folder"
+                    raise UsageError("another llmb is writing to this folder", where=str(target), do=do)
+                shutil.rmtree(left)
+
+
+def _lock(stream: IO[str]) -> bool:
+    """False if another process holds the lock. On a file system without locks, none does."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def check_free(target: Path) -> None:

@@ -39,6 +39,8 @@ class Plan(Record):
     checkpoint_dir: str | None = None
     """Absolute; the run saves in a folder of its own below. None for the run's folder."""
     start: Start | None = None
+    verify_checkpoint: bool = True
+    """Whether the checksums of ``start`` are verified before it is loaded."""
     profile: Profile | None = None
     nccl_trace: bool = False
 
@@ -126,6 +128,7 @@ def make_plan(
         checkpoint_interval=choices.checkpoint_interval,
         checkpoint_dir=choices.checkpoint_dir,
         start=_start(checkpoint) if checkpoint else None,
+        verify_checkpoint=choices.verify_checkpoint,
         stall_limit_s=choices.stall_limit_s,
         profile=choices.profiling.settled(*recorded),
         nccl_trace=choices.profiling.nccl_trace,

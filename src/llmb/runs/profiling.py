@@ -104,17 +104,7 @@ class Profiling(Record):
         """
         if not self.profile:
             return None
-        end = first_step + steps
-        if documented and not first_step <= documented.start < documented.stop <= end:
-            documented = None
-        stop = self.profile_stop_step
-        if stop is None:
-            fits = documented and (self.profile_start_step or 0) < documented.stop
-            stop = documented.stop if documented and fits else end
-        start = self.profile_start_step
-        if start is None:
-            tenth = max(first_step, min(first_step + 9 * steps // 10, stop - 1))
-            start = documented.start if documented and documented.start < stop else tenth
+        start, stop = self._span(steps, first_step, documented)
         on_gpu = device == "cuda" and self.profiler != "torch"
         return Profile(
             profiler="nsys" if on_gpu else "torch",
@@ -124,6 +114,18 @@ class Profiling(Record):
             ranks=tuple(range(min(ranks, MOST_RANKS))) if self.profile_ranks is None else listed(self.profile_ranks),
             gpu_metrics=self.profile_gpu_metrics,
         )
+
+    def _span(self, steps: int, first_step: int, documented: DocumentProfile | None) -> tuple[int, int]:
+        """The first step that is profiled, and the first that no longer is."""
+        start, stop, end = self.profile_start_step, self.profile_stop_step, first_step + steps
+        if documented and stop is None:
+            fits = first_step <= (documented.start if start is None else start) < documented.stop <= end
+            stop = documented.stop if fits else None
+        if documented and start is None and stop is not None and first_step <= documented.start < stop:
+            start = documented.start
+        stop = end if stop is None else stop
+        tenth = max(first_step, min(first_step + 9 * steps // 10, stop - 1))
+        return (tenth if start is None else start), stop
 
     def problems(
         self, device: str, steps: int, first_step: int, ranks: int, documented: DocumentProfile | None

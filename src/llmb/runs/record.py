@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``run.json``: everything that decided a run, and its result."""
 
+import errno
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -9,7 +10,7 @@ from pydantic import Field
 from llmb import __version__
 from llmb.catalogue.records import Record
 from llmb.runs.environment import Environment
-from llmb.runs.folder import RunFolder, write_atomically
+from llmb.runs.folder import RunFolder, foreign_link, write_atomically
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.result import Result, Status
 
@@ -175,12 +176,21 @@ def write_record(folder: RunFolder, record: RunRecord) -> None:
     write_atomically(folder.record, record.model_dump_json(indent=2) + "\n")
 
 
+def check_owner(folder: RunFolder) -> None:
+    """Raises PermissionError if the folder is reached through another user's link."""
+    if link := foreign_link(folder.path):
+        raise PermissionError(errno.EPERM, "another user's link, which is not followed", str(link))
+
+
 def read_record(folder: RunFolder) -> RunRecord:
+    """Raises OSError if the file cannot be read, or is another user's by way of a link, ValueError if it is invalid."""
+    check_owner(folder)
     return RunRecord.model_validate_json(folder.record.read_text())
 
 
 def read_job(folder: RunFolder) -> SubmittedJob | None:
-    """None if the run was not submitted, or the client was killed before it could record this."""
+    """None if the run was not submitted, or the client was killed before it could record this. Raises as above."""
+    check_owner(folder)
     return SubmittedJob.model_validate_json(folder.job.read_text()).in_folder(folder) if folder.job.exists() else None
 
 

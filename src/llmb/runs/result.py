@@ -14,7 +14,7 @@ from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
 from llmb.runs.failure import LOCALHOST, first_failure
 from llmb.runs.fp8_product import Fp8Product
-from llmb.runs.plan import EnginePlan
+from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.profile_report import ProfileReport
 from llmb.runs.steps import Counters, Step, count_steps
 
@@ -65,6 +65,8 @@ class Result(Record):
     peak_memory_gib: float | None
     step_time_reason: str | None = None
     """The reason if ``step_time_s`` is None."""
+    measurement_reason: str | None = None
+    """Why the figures are not a measurement; None if they are, or if there are none."""
     checkpoint: CheckpointReport | None = None
     profile: ProfileReport | None = None
     expert_load: ExpertLoadReport | None = None
@@ -124,6 +126,7 @@ def conclude(
         loss=Loss(first=steps[0].loss, last=steps[-1].loss) if steps and status != "invalid" else None,
         peak_memory_gib=max(step.peak_memory_bytes for step in steps) / GIB if steps else None,
         step_time_reason=no_statistics,
+        measurement_reason=no_measurement(plan) if statistics else None,
         checkpoint=checkpoint,
         profile=profile,
         expert_load=None if no_statistics else _expert_load(plan, inside),
@@ -151,6 +154,16 @@ def _no_statistics(plan: EnginePlan, status: Status, inside: Sequence[Step]) -> 
         what = "traced" if plan.nccl_trace else "profiled"
         return f"{profiled} of the {size} steps of the window were {what}, which slows them down"
     return None
+
+
+def no_measurement(plan: Plan) -> str | None:
+    """Why figures of the window do not tell how fast the run is; None if they do."""
+    if plan.window.first > plan.first_step:
+        return None
+    if plan.steps > 1:
+        return "the window includes the first step, which includes warm-up"
+    resumed = "; it shows that the checkpoint loads" if plan.start else ""
+    return f"the only step is the first one, which includes warm-up{resumed}"
 
 
 def _expert_load(plan: EnginePlan, steps: Sequence[Step]) -> ExpertLoadReport | None:

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from llmb.catalogue.data_files import CatalogueError, read_file
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError
-from llmb.jobspec.container import ContainerSettings
+from llmb.jobspec.container import ContainerSettings, text_problems
 from llmb.jobspec.variables import variable_problems
 from llmb.runs.folder import CLUSTER_CONFIG
 
@@ -54,7 +54,7 @@ class ClusterConfig(WorkloadSettings):
     @model_validator(mode="after")
     def _every_text_prints(self) -> Self:
         texts = (self.python or "", *self.modules, *self.profiles)
-        _raise([f"{text!r} holds a character that does not print" for text in texts if not text.isprintable()])
+        _raise([problem for text in texts for problem in text_problems(text)])
         return self
 
     def environment_of(self, workload: str) -> Variables:
@@ -67,10 +67,10 @@ def read_cluster_config(install: Path, schema: type[ClusterConfig]) -> ClusterCo
     Raises UsageError with all that is wrong in it, each with file and line.
     """
     path = install / CLUSTER_CONFIG
-    if not path.is_file() or not path.read_text().strip():
+    if not path.exists():
         return schema()
     try:
-        return read_file(path, schema)
+        return read_file(path, schema, foreign=True)
     except CatalogueError as error:
         lines = "\n".join(f"  {problem}" for problem in error.problems)
         do = "see docs/how-to/run-on-slurm.md"

@@ -32,7 +32,7 @@ class CollectiveTime:
 
 @dataclass(frozen=True, slots=True)
 class StepBreakdown:
-    """One step of one rank. The fields from ``attention_s`` to ``idle_s`` sum to ``duration_s``."""
+    """One step of one rank. Its ``PARTS`` sum to ``duration_s``."""
 
     step: int
     rank: int | None
@@ -47,6 +47,10 @@ class StepBreakdown:
     idle_longest_s: float
     """The longest interval in which nothing ran."""
     collectives: tuple[CollectiveTime, ...]
+    unclassified_s: float = 0.0
+    """Kernels that no rule knows; version 0.1 counted them as other."""
+    cuda_graph_s: float = 0.0
+    """CUDA graphs that were recorded as a whole."""
 
     @property
     def own_s(self) -> float:
@@ -54,7 +58,16 @@ class StepBreakdown:
         return self.duration_s - self.communication_exposed_s
 
 
-PARTS = ("attention_s", "matrix_product_s", "other_s", "memory_copy_s", "communication_exposed_s", "idle_s")
+PARTS = (
+    "attention_s",
+    "matrix_product_s",
+    "other_s",
+    "unclassified_s",
+    "cuda_graph_s",
+    "memory_copy_s",
+    "communication_exposed_s",
+    "idle_s",
+)
 """The parts of a step, which sum to its duration, as fields of ``StepBreakdown``."""
 
 
@@ -82,6 +95,8 @@ def _break_down_step(timeline: Timeline, step: TracedStep) -> StepBreakdown:
         attention_s=taken[Activity.ATTENTION] / NS,
         matrix_product_s=taken[Activity.MATRIX_PRODUCT] / NS,
         other_s=taken[Activity.OTHER] / NS,
+        unclassified_s=taken[Activity.UNCLASSIFIED] / NS,
+        cuda_graph_s=taken[Activity.CUDA_GRAPH] / NS,
         memory_copy_s=taken[Activity.MEMORY_COPY] / NS,
         communication_exposed_s=taken[Activity.COMMUNICATION] / NS,
         idle_s=total(rest) / NS,

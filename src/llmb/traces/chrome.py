@@ -5,14 +5,15 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from llmb.traces.classify import MEMORY_COPY, Activity, Label, Rules
 from llmb.traces.json_events import TraceFile
-from llmb.traces.timeline import Recorder, Timeline, TracedStep, make_timeline
+from llmb.traces.timeline import LAST_NS, Recorder, Timeline, TracedStep, make_timeline
 
-STEP_NAME = re.compile(r"(?:ProfilerStep#|step )(\d+)")
-_RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)|^profile_(\d+)\b")
+STEP_NAME = re.compile(r"(?:ProfilerStep#|step )(\d{1,9})")
+_RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})|^profile_(\d{1,9})\b")
+_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "cpu_op", "user_annotation", "gpu_user_annotation")
 _NO_GROUP = ("", "undefined")
 
 
@@ -31,17 +32,24 @@ class _Collected:
     device_ends: dict[int, int] = field(default_factory=dict)
     """When the device finished the work that a step had launched."""
     kernels: Recorder = field(default_factory=Recorder)
-    threads: dict[tuple[object, object], Recorder] = field(default_factory=lambda: defaultdict(Recorder))
+    threads: dict[tuple[str, str], Recorder] = field(default_factory=lambda: defaultdict(Recorder))
+    without_time: int = 0
+    """Events that are left out."""
 
     def take(self, event: dict[str, Any]) -> None:
-        if event.get("ph") != "X" or "dur" not in event:
+        if event.get("ph") != "X" or event.get("cat") not in _CATEGORIES:
             return
-        name, category = str(event.get("name")), event.get("cat")
-        start = round(event["ts"] * 1000)
-        end = start + round(event["dur"] * 1000)
-        match category:
+        start, duration = _nanoseconds(event.get("ts")), _nanoseconds(event.get("dur"))
+        if start is None or duration is None or duration < 0:
+            self.without_time += 1
+        else:
+            self._take(event, start, start + duration)
+
+    def _take(self, event: dict[str, Any], start: int, end: int) -> None:
+        name = str(event.get("name"))
+        match event["cat"]:
             case "kernel":
-                self.kernels.add(start, end, name, self._kernel(name, event.get("args") or {}))
+                self.kernels.add(start, end, name, self._kernel(name, event.get("args")))
             case "gpu_memcpy" | "gpu_memset":
                 self.kernels.add(start, end, name, MEMORY_COPY)
             case "cpu_op":
@@ -57,16 +65,23 @@ class _Collected:
 
     def _operator(self, event: dict[str, Any], start: int, end: int, label: Label | None) -> None:
         if label:
-            self.threads[event.get("pid"), event.get("tid")].add(start, end, str(event.get("name")), label)
+            self.threads[str(event.get("pid")), str(event.get("tid"))].add(start, end, str(event.get("name")), label)
 
-    def _kernel(self, name: str, args: dict[str, Any]) -> Label:
+    def _kernel(self, name: str, args: object) -> Label:
         label = self.rules.kernel(name)
-        if label.activity is not Activity.COMMUNICATION:
+        if label.activity is not Activity.COMMUNICATION or not isinstance(args, dict):
             return label
         kind = self.rules.collective(str(args.get("Collective name", "")))
         described = str(args.get("Process Group Description", ""))
         group = described if described not in _NO_GROUP else args.get("Process Group Name")
         return label._replace(kind=kind or label.kind, group=None if group is None else str(group))
+
+
+def _nanoseconds(microseconds: object) -> int | None:
+    """None for what is no time."""
+    if isinstance(microseconds, bool) or not isinstance(microseconds, int | float):
+        return None
+    return round(microseconds * 1000) if -LAST_NS < microseconds * 1000 < LAST_NS else None
 
 
 def read_chrome(path: Path, rules: Rules) -> Timeline:
@@ -78,14 +93,23 @@ def read_chrome(path: Path, rules: Rules) -> Timeline:
     collected = _Collected(rules)
     for event in file.events():
         collected.take(event)
+    notes = []
+    if collected.without_time:
+        notes.append(f"{collected.without_time:,} events have no valid time and are left out")
     distributed = file.header.get("distributedInfo")
     rank = distributed.get("rank") if isinstance(distributed, dict) else None
-    rank = rank_in_name(path) if rank is None else int(rank)
+    if rank is not None and not is_rank(rank):
+        notes.append(f"the trace's rank is {str(rank)[:40]!r}, which is no number")
+    rank = rank if is_rank(rank) else rank_in_name(path)
     if len(collected.kernels):
         steps = device_steps(collected.steps, collected.device_ends)
-        return make_timeline(path.name, rank, "gpu", steps, [collected.kernels])
+        return make_timeline(path.name, rank, "gpu", steps, [collected.kernels], notes)
     steps = [TracedStep(number, *span) for number, span in collected.steps.items()]
-    return make_timeline(path.name, rank, "cpu", steps, list(collected.threads.values()))
+    return make_timeline(path.name, rank, "cpu", steps, list(collected.threads.values()), notes)
+
+
+def is_rank(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < 1 << 31
 
 
 def device_steps(host: dict[int, tuple[int, int]], device_ends: dict[int, int]) -> list[TracedStep]:

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator
 
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
+from llmb.traces.kernel_name import KernelName, split_name
 
 RULES = Path(__file__).parent / "data" / "activities.yaml"
 
@@ -21,6 +22,10 @@ class Activity(StrEnum):
     ATTENTION = "attention"
     MATRIX_PRODUCT = "matrix_product"
     OTHER = "other"
+    UNCLASSIFIED = "unclassified"
+    """A kernel that no rule knows."""
+    CUDA_GRAPH = "cuda_graph"
+    """A CUDA graph that was recorded as a whole: what ran in it is unknown."""
     MEMORY_COPY = "memory_copy"
     COMMUNICATION = "communication"
 
@@ -34,6 +39,8 @@ class Label(NamedTuple):
 
 
 OTHER = Label(Activity.OTHER)
+UNCLASSIFIED = Label(Activity.UNCLASSIFIED)
+CUDA_GRAPH = Label(Activity.CUDA_GRAPH)
 MEMORY_COPY = Label(Activity.MEMORY_COPY)
 
 
@@ -47,7 +54,23 @@ def _compiled(text: object) -> object:
 Pattern = Annotated[re.Pattern[str], BeforeValidator(_compiled)]
 
 
-class ActivityRule(Record):
+class KernelRule(Record):
+    """Matches if each of its patterns is found in that part of a kernel's name."""
+
+    function: Pattern | None = None
+    namespace: Pattern | None = None
+    argument: Pattern | None = None
+    activity: Activity
+    kind: str | None = None
+    source: str
+    """Where kernels have such names."""
+
+    def matches(self, name: KernelName) -> bool:
+        parts = ((self.function, name.function), (self.namespace, name.namespace), (self.argument, name.argument))
+        return all(pattern is None or pattern.search(text) for pattern, text in parts)
+
+
+class OperatorRule(Record):
     pattern: Pattern
     activity: Activity | None
     kind: str | None = None
@@ -61,8 +84,8 @@ class CollectiveRule(Record):
 class RulesFile(Record):
     """The content of ``activities.yaml``."""
 
-    kernels: tuple[ActivityRule, ...]
-    operators: tuple[ActivityRule, ...]
+    kernels: tuple[KernelRule, ...]
+    operators: tuple[OperatorRule, ...]
     collectives: tuple[CollectiveRule, ...]
 
 
@@ -81,13 +104,15 @@ class Rules:
     def kernel(self, name: str) -> Label:
         """The label of a GPU kernel."""
         if name not in self._kernels:
-            self._kernels[name] = _first(self.file.kernels, name) or OTHER
+            parts = split_name(name)
+            rule = next((rule for rule in self.file.kernels if rule.matches(parts)), None)
+            self._kernels[name] = Label(rule.activity, rule.kind) if rule else UNCLASSIFIED
         return self._kernels[name]
 
     def operator(self, name: str) -> Label | None:
         """The label of an operator on a CPU; None if its time belongs to the operators that it calls."""
         if name not in self._operators:
-            self._operators[name] = _first(self.file.operators, name)
+            self._operators[name] = _operator(self.file.operators, name)
         return self._operators[name]
 
     def collective(self, name: str) -> str | None:
@@ -95,7 +120,7 @@ class Rules:
         return next((rule.kind for rule in self.file.collectives if rule.pattern.search(name)), None)
 
 
-def _first(rules: tuple[ActivityRule, ...], name: str) -> Label | None:
+def _operator(rules: tuple[OperatorRule, ...], name: str) -> Label | None:
     rule = next((rule for rule in rules if rule.pattern.search(name)), None)
     if rule is None:
         return OTHER

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from llmb.errors import UsageError
+from llmb.input_files import open_file
 from llmb.traces.chrome import read_chrome
 from llmb.traces.classify import Rules
 from llmb.traces.folders import NSYS_FOLDER, TORCH_FOLDER
@@ -68,13 +69,11 @@ def read_traces(paths: Iterable[Path]) -> Iterator[Timeline]:
 
 
 def _is_sqlite(path: Path) -> bool:
-    try:
-        with path.open("rb") as stream:
+    with open_file(path, do=f"give one of: {'; '.join(EXPECTED)}") as stream:
+        try:
             return stream.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
-    except FileNotFoundError as error:
-        raise UsageError(f"no such file or directory: '{path}'", choices=EXPECTED) from error
-    except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+        except OSError as error:
+            raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
 
 
 def _report(path: Path) -> UsageError:

@@ -3,7 +3,7 @@
 
 ``node7:4001:4123 [3] NCCL INFO AllReduce: opCount 2 sendbuff 0x7f.. recvbuff 0x7f.. count 1024 datatype 7 op 0 root 0
 comm 0x55.. [nranks=8] stream 0x55..``; the counter is hexadecimal, the rest decimal. Every rank writes its own line for
-each collective, with its own handle of the communicator (``comm``).
+each collective, with its own pointer to the communicator (``comm``).
 """
 
 import re
@@ -15,18 +15,29 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llmb.errors import UsageError
+from llmb.input_files import open_file, read_text_file
 from llmb.logs.step_line import STEP_LINE_HEAD
 from llmb.traces.folders import NCCL_STEPS_END
+from llmb.traces.nccl_communicators import BARE_WRITER, WRITER, Communicators, Handle, process_of, split_at_events
 
 CHUNK_BYTES = 1 << 22
 MOST_KEYS = 100_000
 """With more different calls, sizes are grouped by powers of two."""
+MOST_HANDLES = 500_000
+"""Pointers to communicators in all files; each takes about 1 KB."""
 # The text that distinguishes calls is matched as one string and parsed once per call: most of the time is spent here.
-_CALL = re.compile(rb"NCCL INFO ([A-Za-z]++): opCount [^ ]++ sendbuff [^ ]++ recvbuff [^ ]++ (count [^\]\r\n]++\])")
-_FIELDS = re.compile(rb"count (\d+) datatype (\d+) op \d+ root -?\d+ comm (\S+) \[nranks=(\d+)\]")
-_INIT_END = b"Init COMPLETE"
-_INIT = re.compile(rb"NCCL INFO .*?\bcomm (\S+) rank \d+ nranks \d+ .*?commId (\S+) ")
-_WRITER = re.compile(rb"(\S+:\d+):\d+ \[\d+\] NCCL INFO")
+# Every repetition is bounded or possessive, so that no text takes quadratic time.
+_COUNTED = rb": opCount "
+_TEXT = (
+    rb"([A-Za-z]{1,40}+)"
+    + _COUNTED
+    + rb"[^ ]{1,40}+ sendbuff [^ ]{1,40}+ recvbuff [^ ]{1,40}+ (count [^\]\r\n]{1,200}+\])"
+)
+_CALL, _BARE_CALL = re.compile(WRITER + _TEXT), re.compile(BARE_WRITER + _TEXT)
+_FIELDS = re.compile(
+    rb"count (\d{1,19}) datatype (\d{1,9}) op \d+ root -?\d+ comm (\S{1,40}) \[nranks=([1-9]\d{0,8})\]"
+)
+_NOTE = re.compile(rb"(\d{1,9}) (\d{1,18})")
 _STEP = re.compile(rb"%s\d{1,9}, iteration (\d{1,9})/" % STEP_LINE_HEAD)
 
 
@@ -38,8 +49,8 @@ class Call:
     least: int
     most: int
     datatype: int
-    handle: str
-    """Handle of the communicator, in the file that it is from."""
+    handle: int
+    """Number of the communicator's handle in ``NcclLog.handles``."""
     ranks: int
 
 
@@ -60,10 +71,8 @@ class NcclLog:
     """The content of the logs of one run, all read together."""
 
     calls: dict[Call, Calls] = field(default_factory=dict)
-    communicators: dict[str, str] = field(default_factory=dict)
-    """The identifier that all ranks of a communicator have in common, by handle; logged with NCCL_DEBUG_SUBSYS=INIT."""
-    writers: dict[str, str] = field(default_factory=dict)
-    """The process of each handle."""
+    handles: list[Handle] = field(default_factory=list)
+    """Of all files, the process with the number of its file."""
     steps: dict[int, dict[Kind, Calls]] = field(default_factory=dict)
     """The calls of each step, if steps are known."""
     coarse: bool = False
@@ -71,7 +80,7 @@ class NcclLog:
 
     def add(self, call: Call, number: int) -> None:
         self._add(call, number, number * call.least)
-        if len(self.calls) > MOST_KEYS and not self.coarse:
+        if len(self.calls) > MOST_KEYS + len(self.handles) and not self.coarse:
             self.coarse = True
             exact, self.calls = self.calls, {}
             for one, calls in exact.items():
@@ -102,64 +111,90 @@ def read_nccl_logs(paths: Sequence[Path]) -> NcclLog:
     """
     log = NcclLog()
     for number, path in enumerate(paths):
-        try:
-            with path.open("rb", buffering=0) as stream:
-                _read(stream, log, f"{number}:", _noted_steps(path))
-        except OSError as error:
-            raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+        reader = _Reader(log, number)
+        with open_file(path) as stream:
+            try:
+                reader.read(stream, _noted_steps(path))
+            except OSError as error:
+                raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+            except _TooMany as error:
+                raise UsageError(
+                    f"there are more than {MOST_HANDLES:,} communicators", where=str(path), do="give fewer logs at once"
+                ) from error
     return log
 
 
 def _noted_steps(path: Path) -> list[tuple[int, int]]:
     """Pairs of offset and step: where in the log steps begin, as noted by ``llmb run --nccl-trace``."""
     notes = path.with_suffix(NCCL_STEPS_END)
-    if not notes.exists():
+    if notes == path or not notes.exists():
         return []
-    pairs = [line.split() for line in notes.read_text().splitlines()]
-    return [(int(offset), int(step)) for step, offset in pairs]
+    found = []
+    for number, line in enumerate(read_text_file(notes).splitlines(), start=1):
+        if not (pair := _NOTE.fullmatch(line)):
+            raise UsageError("a line of the steps is not 'STEP OFFSET'", where=f"{notes}:{number}")
+        found.append((int(pair[2]), int(pair[1])))
+    return sorted(found)
 
 
-def _read(stream: BinaryIO, log: NcclLog, file: str, noted: Sequence[tuple[int, int]]) -> None:
-    waiting: dict[Kind, Calls] = {}
-    known: dict[tuple[bytes, bytes], Call | None] = {}
-    for position, text in _chunks(stream):
-        for part, step in _parts_noted(text, position, noted) if noted else _parts_ended(text):
-            for key, number in Counter(_CALL.findall(part)).items():
-                if key not in known:
-                    known[key] = _call(key, part, log, file)
-                call = known[key]
-                if call:
-                    log.add(call, number)
-                    sums = waiting.setdefault((call.operation, call.datatype, call.ranks), Calls())
+def _calls(text: bytes) -> list[tuple[bytes, ...]]:
+    """For each call process, device, operation, and the text that distinguishes calls."""
+    bare: list[tuple[bytes, ...]] = _BARE_CALL.findall(b"\n" + text)
+    return bare if len(bare) == text.count(_COUNTED) else _CALL.findall(text)
+
+
+class _TooMany(Exception):
+    """There are more handles than memory is meant for."""
+
+
+class _Reader:
+    """Reads one file."""
+
+    def __init__(self, log: NcclLog, file: int) -> None:
+        self.log = log
+        self.file = file
+        self.communicators = Communicators(log.handles)
+        self.known: dict[tuple[bytes, ...], Call | None] = {}
+        """Calls that were parsed, as long as their pointers stand for the same communicators."""
+        self.waiting: dict[Kind, Calls] = {}
+        """The calls of the step that is read."""
+
+    def read(self, stream: BinaryIO, noted: Sequence[tuple[int, int]]) -> None:
+        for position, text in _chunks(stream):
+            for part, step in _parts_noted(text, position, noted) if noted else _parts_ended(text):
+                self._read_part(part)
+                if step is not None:
+                    self.log.add_to_step(step, self.waiting)
+                if noted or step is not None:
+                    self.waiting = {}
+
+    def _read_part(self, part: bytes) -> None:
+        for piece, event in split_at_events(part):
+            for key, number in Counter(_calls(piece)).items():
+                if key not in self.known:
+                    self.known[key] = self._call(key)
+                if call := self.known[key]:
+                    self.log.add(call, number)
+                    sums = self.waiting.setdefault((call.operation, call.datatype, call.ranks), Calls())
                     sums.number += number
                     sums.elements += number * call.least
-            if step is not None:
-                log.add_to_step(step, waiting)
-            if noted or step is not None:
-                waiting = {}
-            if len(known) > MOST_KEYS:
-                known.clear()
-        _note_communicators(text, log, file)
+            if event:
+                self.communicators.note(event._replace(process=f"{self.file}:{event.process}"))
+            if event or len(self.known) > MOST_KEYS:
+                self.known.clear()
+            if len(self.log.handles) > MOST_HANDLES:
+                raise _TooMany
 
-
-def _call(key: tuple[bytes, bytes], part: bytes, log: NcclLog, file: str) -> Call | None:
-    """Parses the line of a call; None if the line has another form."""
-    operation, tail = key
-    fields = _FIELDS.fullmatch(tail)
-    if not fields:
-        return None
-    count, datatype, pointer, ranks = fields.groups()
-    handle = f"{file}{pointer.decode()}"
-    if handle not in log.writers:
-        log.writers[handle] = file + _writer(part, part.find(tail))
-    return Call(operation.decode(), int(count), int(count), int(datatype), handle, int(ranks))
-
-
-def _writer(text: bytes, place: int) -> str:
-    """The process that wrote the line at ``place``: host and process id, or the prefix found there instead."""
-    line = text[text.rfind(b"\n", 0, place) + 1 : place]
-    writer = _WRITER.search(line)
-    return (writer[1] if writer else line.partition(b"NCCL INFO")[0].strip()).decode(errors="replace")
+    def _call(self, key: tuple[bytes, ...]) -> Call | None:
+        """Parses the line of a call; None if the line has another form."""
+        process, device, operation, tail = key
+        fields = _FIELDS.fullmatch(tail)
+        if not fields:
+            return None
+        count, datatype, pointer, ranks = fields.groups()
+        writer = f"{self.file}:{process_of(process, device)}"
+        handle = self.communicators.handle(writer, int(device), pointer.decode(errors="replace"))
+        return Call(operation.decode(), int(count), int(count), int(datatype), handle, int(ranks))
 
 
 def _chunks(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -193,12 +228,3 @@ def _parts_ended(text: bytes) -> Iterator[tuple[bytes, int | None]]:
         yield text[at : match.start()], int(match[1])
         at = match.end()
     yield text[at:], None
-
-
-def _note_communicators(text: bytes, log: NcclLog, file: str) -> None:
-    end = text.find(_INIT_END)
-    while end >= 0:
-        match = _INIT.search(text, text.rfind(b"\n", 0, end) + 1, end)
-        if match:
-            log.communicators[f"{file}{match[1].decode()}"] = match[2].decode()
-        end = text.find(_INIT_END, end + 1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Summarizes the communication in NCCL's logs: callers, counts and sizes. Pure."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Literal
 
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
+from llmb.traces.nccl_communicators import Handle, Reason, unclear_names
 from llmb.traces.nccl_log import Call, Calls, NcclLog
 
 CODES = Path(__file__).parent / "data" / "nccl.yaml"
@@ -43,12 +44,11 @@ class Codes:
         return known.name if known else f"code {code}"
 
     def bytes(self, operation: str, elements: int, datatype: int, ranks: int) -> int | None:
-        """Algorithm bytes of calls with ``elements`` in all; None for an unknown datatype."""
-        known = self.file.datatypes.get(datatype)
-        if known is None:
+        """Algorithm bytes of calls with ``elements`` in all; None for an unknown datatype or operation."""
+        known, moved = self.file.datatypes.get(datatype), self.file.elements.get(operation)
+        if known is None or moved is None:
             return None
-        times = ranks if self.file.elements.get(operation) == "count_times_ranks" else 1
-        return elements * known.bytes * times
+        return elements * known.bytes * (ranks if moved == "count_times_ranks" else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,8 @@ class Collective:
     """The ranks of each communicator."""
     communicators: int | None
     """None if the log does not have it."""
+    communicators_from: Literal["init lines", "number of ranks"] | None
+    """Where the number is from: communicators that the log identifies, or an assumption, that all ranks logged."""
     communicator_names: tuple[str, ...]
     """The first of the communicators' identifiers; empty if the log does not have them."""
     logged_ranks: int
@@ -96,14 +98,44 @@ class NcclSummary:
     steps: tuple[StepTraffic, ...]
     """Empty if steps are unknown."""
     coarse: bool
+    notes: tuple[str, ...] = ()
+    """What the log does not tell of communicators."""
 
 
 def summarize_nccl(log: NcclLog, codes: Codes) -> NcclSummary:
-    ranks = len(set(log.writers.values()))
-    found = [row for group in _groups(log) for row in _rows(group, codes)]
+    used = {call.handle for call in log.calls}
+    handles = {number: log.handles[number] for number in used}
+    unclear = unclear_names(log.handles)
+    ranks = len({_rank(handle) for handle in handles.values()})
+    found = [row for group in _groups(log, unclear) for row in _rows(group, codes)]
     found.sort(key=lambda row: (-(row.bytes_per_rank or 0) * row.logged_ranks, row.operation, -row.count_least))
     steps = tuple(_step(step, kinds, ranks, codes) for step, kinds in sorted(log.steps.items()))
-    return NcclSummary(sum(calls.number for calls in log.calls.values()), ranks, tuple(found), steps, log.coarse)
+    calls = sum(calls.number for calls in log.calls.values())
+    notes = tuple(_notes(list(handles.values()), unclear))
+    return NcclSummary(calls, ranks, tuple(found), steps, log.coarse, notes)
+
+
+def _rank(handle: Handle) -> tuple[str, int]:
+    """A process may have several devices, each a rank."""
+    return handle.process, handle.device
+
+
+REASONS: dict[Reason, str] = {
+    "no init line": "the log has no line that initializes them (NCCL_DEBUG_SUBSYS=INIT)",
+    "no commId": "the lines that initialize them have no commId (NCCL before 2.16)",
+    "unknown parent": "they are of splits of communicators that are not identified",
+    "equal splits": "the log describes several communicators alike, such as splits of NCCL 2.18 to 2.23",
+}
+
+
+def _notes(handles: Sequence[Handle], unclear: Collection[str]) -> Iterable[str]:
+    reasons = Counter("equal splits" if handle.name in unclear else handle.reason for handle in handles)
+    for reason, text in REASONS.items():
+        if number := reasons[reason]:
+            yield f"{number} of {len(handles)} pointers to communicators are not identified: {text}"
+    unnamed = sum(handle.process.partition(":")[2].startswith("[") for handle in handles)
+    if unnamed:
+        yield f"{unnamed} of {len(handles)} pointers are in lines that name no process: equal ones count as one"
 
 
 Shape = tuple[str, int, int, int]
@@ -116,18 +148,19 @@ class _Communicator:
 
     ranks: int
     name: str | None
-    handles: set[str]
+    handles: dict[int, Handle]
     shapes: dict[Shape, Calls]
 
 
-def _groups(log: NcclLog) -> Iterable[list[_Communicator]]:
+def _groups(log: NcclLog, unclear: Collection[str]) -> Iterable[list[_Communicator]]:
     """Communicators that make the same calls, such as those of all tensor-parallel groups."""
-    by_name: dict[str, _Communicator] = {}
+    by_name: dict[tuple[str | int, int], _Communicator] = {}
     for call, calls in log.calls.items():
-        name = log.communicators.get(call.handle)
-        key = name or call.handle
-        communicator = by_name.setdefault(key, _Communicator(call.ranks, name, set(), {}))
-        communicator.handles.add(call.handle)
+        handle = log.handles[call.handle]
+        name = None if handle.name in unclear else handle.name
+        key = (call.handle if name is None else name, call.ranks)
+        communicator = by_name.setdefault(key, _Communicator(call.ranks, name, {}, {}))
+        communicator.handles[call.handle] = handle
         sums = communicator.shapes.setdefault(_shape(call), Calls())
         sums.number += calls.number
         sums.elements += calls.elements
@@ -145,8 +178,9 @@ def _shape(call: Call) -> Shape:
 def _rows(group: list[_Communicator], codes: Codes) -> Iterable[Collective]:
     first = group[0]
     handles = sum(len(item.handles) for item in group)
+    logged = len({_rank(handle) for item in group for handle in item.handles.values()})
     named = [item.name for item in group if item.name]
-    known = len(group) if named else handles // first.ranks if handles % first.ranks == 0 else None
+    assumed = handles // first.ranks if handles % first.ranks == 0 else None
     for shape in first.shapes:
         operation, least, most, datatype = shape
         number = sum(item.shapes[shape].number for item in group)
@@ -156,16 +190,17 @@ def _rows(group: list[_Communicator], codes: Codes) -> Iterable[Collective]:
             operation=operation,
             datatype=codes.datatype(datatype),
             ranks=first.ranks,
-            communicators=known,
+            communicators=len(group) if named else assumed,
+            communicators_from="init lines" if named else "number of ranks" if assumed else None,
             communicator_names=tuple(sorted(named)[:MOST_NAMED]),
-            logged_ranks=handles,
+            logged_ranks=logged,
             count=least if least == most else None,
             count_least=least,
             count_most=most,
             calls=number,
-            calls_per_rank=number / handles,
+            calls_per_rank=number / logged,
             bytes_per_call=None if size is None else size / number,
-            bytes_per_rank=None if size is None else size / handles,
+            bytes_per_rank=None if size is None else size / logged,
         )
 
 

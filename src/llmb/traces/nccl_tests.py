@@ -1,21 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the tables that nccl-tests print, by their column headers."""
+"""Reads the tables that nccl-tests and rccl-tests print, by their column headers.
 
+Lines may have a label of the program that started the test: ``0: `` of ``srun --label``, ``[1,0]<stdout>:`` of mpirun.
+"""
+
+import io
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from llmb.errors import UsageError
+from llmb.input_files import open_file
 
 LONGEST_LINE = 4096
 CHUNK_BYTES = 1 << 20
 HEADER_WORD = "busbw"
 NCCL_LINE = "NCCL INFO"
-_NAMED = re.compile(r"(\w+)_perf\b")
+MOST_LABELS = 10_000
+FACTOR_TOLERANCE = 0.05
+"""Bandwidths are printed with two decimals."""
+_LABEL = re.compile(r"\s*([^\s#]{1,200}:)(?=[\s#])")
+_NAMED = re.compile(r"\b(\w+)_perf\b")
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s")
-_AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*([\d.eE+-]+)")
-_STAMP = re.compile(r"\s+\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d\S*\s*$")
+_AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(\S+)")
+_STAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d\S*")
+_WHOLE = re.compile(r"[0-9]{1,18}")
+_ROOT = re.compile(r"-?[0-9]{1,9}")
 _TIMES = ("time", "cputime")
 _WRONG = ("#wrong", "error")
 
@@ -29,6 +42,8 @@ class Bandwidth:
     bus_gb_s: float | None
     wrong: float | None
     """Wrong results (before nccl-tests 2.12: the largest error)."""
+    not_finite: dict[str, str] = field(default_factory=dict)
+    """What was printed in place of a number, such as ``inf``, by the field that is None for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +57,8 @@ class TestRow:
     datatype: str
     reduction: str | None
     root: int | None
-    out_of_place: Bandwidth
+    out_of_place: Bandwidth | None
+    """None if the test ran in place alone."""
     in_place: Bandwidth | None
 
 
@@ -58,6 +74,7 @@ class TestTable:
     ranks: int | None
     rows: tuple[TestRow, ...]
     average_bus_gb_s: float | None = None
+    not_finite: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,57 +84,104 @@ class _Header:
     names: tuple[str, ...]
     first: tuple[str, ...]
     second: tuple[str, ...]
+    in_place_alone: bool
 
 
-def read_test_tables(path: Path) -> list[TestTable]:
-    """Every table of the file; empty if there is none. Raises UsageError if the file cannot be read."""
-    try:
-        if not _has_header(path):
-            return []
-        with path.open(encoding="utf-8", errors="replace") as stream:
-            return list(_tables(path.name, iter(lambda: stream.readline(LONGEST_LINE), "")))
-    except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+def read_test_tables(path: Path, source: str | None = None) -> list[TestTable]:
+    """Every table of the file; empty if there is none. ``source`` is the name of the file in the tables.
+
+    Raises UsageError if the file cannot be read.
+    """
+    with open_file(path) as stream:
+        try:
+            if not _has_header(stream):
+                return []
+            stream.seek(0)
+            with io.TextIOWrapper(io.BufferedReader(cast(io.RawIOBase, stream)), "utf-8", "replace") as text:
+                return list(_tables(source or path.name, iter(lambda: text.readline(LONGEST_LINE), "")))
+        except OSError as error:
+            raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
 
 
-def _has_header(path: Path) -> bool:
+def _has_header(stream: BinaryIO) -> bool:
     """Whether the file may contain a table: parsing each line of a large log takes far longer."""
     rest = b""
-    with path.open("rb", buffering=0) as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            if HEADER_WORD.encode() in rest + chunk:
-                return True
-            rest = chunk[-len(HEADER_WORD) :]
+    while chunk := stream.read(CHUNK_BYTES):
+        if HEADER_WORD.encode() in rest + chunk:
+            return True
+        rest = chunk[-len(HEADER_WORD) :]
     return False
 
 
-def _tables(source: str, lines: Iterable[str]) -> Iterator[TestTable]:
+@dataclass(slots=True)
+class _Output:
+    """The lines of one label."""
+
+    source: str
     name: str | None = None
-    ranks: set[int] = set()
+    ranks: set[int] = field(default_factory=set)
     header: _Header | None = None
-    rows: list[TestRow] = []
-    for line in lines:
-        if header:
-            row = None if NCCL_LINE in line else _row(header, line)
-            average = _AVERAGE.search(line)
-            if row:
-                rows.append(row)
-            if average and rows:
-                yield TestTable(source, name, len(ranks) or None, tuple(rows), float(average[1]))
-                name, ranks, header, rows = None, set(), None, []
-            continue
+    rows: list[TestRow] = field(default_factory=list)
+    in_place_alone: bool = False
+    """The line above the header says so."""
+
+    def read(self, line: str) -> TestTable | None:
+        """The table that ends with ``line``, if one does."""
+        if self.header is None:
+            self._read_head(line)
+        elif average := _AVERAGE.search(line):
+            return self.table(average[1])
+        elif NCCL_LINE not in line and (row := _row(self.header, line)):
+            self.rows.append(row)
+        return None
+
+    def _read_head(self, line: str) -> None:
         if "_perf" in line and (named := _NAMED.search(line)):
-            name = named[1]
+            self.name = named[1]
         elif " Pid " in line and (rank := _RANK.search(line)):
-            ranks.add(int(rank[1]))
+            self.ranks.add(int(rank[1]))
+        elif "in-place" in line:
+            self.in_place_alone = "out-of-place" not in line
         elif HEADER_WORD in line:
-            header = _header(line)
-    if rows:
-        yield TestTable(source, name, len(ranks) or None, tuple(rows))
+            self.header = _header(line, in_place_alone=self.in_place_alone)
+
+    def table(self, average: str | None = None) -> TestTable | None:
+        """What was read, None without a row; then nothing is read yet of the next table."""
+        rows, ranks, name = tuple(self.rows), len(self.ranks) or None, self.name
+        self.name, self.ranks, self.header, self.rows = None, set(), None, []
+        if not rows:
+            return None
+        try:
+            value, odd = (None, None) if average is None else _number(average)
+        except ValueError:
+            value, odd = None, average
+        return TestTable(self.source, name, ranks, rows, value, {"average_bus_gb_s": odd} if odd else {})
 
 
-def _header(line: str) -> _Header | None:
-    """The columns that a header line names; None for any other line. mpirun may have added a prefix."""
+def _tables(source: str, lines: Iterable[str]) -> Iterator[TestTable]:
+    outputs = {"": _Output(source)}
+    for line in lines:
+        labeled = _LABEL.match(line)
+        label = labeled[1] if labeled and NCCL_LINE not in line else ""
+        if "#" in line and len(outputs) < MOST_LABELS:
+            output: _Output | None = outputs.setdefault(label, _Output(source))
+        else:
+            output = outputs.get(label)
+        if output and (table := output.read(line[labeled.end() :] if labeled and label else line)):
+            yield _named(table, outputs[""].name)
+    name = outputs[""].name
+    for output in outputs.values():
+        if table := output.table():
+            yield _named(table, name)
+
+
+def _named(table: TestTable, command: str | None) -> TestTable:
+    """A shell may have written the command without the label of its output."""
+    return table if table.name else replace(table, name=command)
+
+
+def _header(line: str, *, in_place_alone: bool) -> _Header | None:
+    """The columns that a header line names; None for any other line."""
     words = line.partition("#")[2].split()
     if words[:3] != ["size", "count", "type"] or HEADER_WORD not in words:
         return None
@@ -126,40 +190,89 @@ def _header(line: str) -> _Header | None:
         return None
     second = starts[1] if len(starts) > 1 else len(words)
     width = second - starts[0]
-    return _Header(tuple(words[: starts[0]]), tuple(words[starts[0] : second]), tuple(words[second : second + width]))
+    columns = tuple(words[starts[0] : second]), tuple(words[second : second + width])
+    return _Header(tuple(words[: starts[0]]), *columns, in_place_alone and not columns[1])
 
 
 def _row(header: _Header, line: str) -> TestRow | None:
-    words = _STAMP.sub("", line.rpartition(">:")[2]).split()
+    words = line.split()
+    for size in (1, 2):
+        if _STAMP.fullmatch(" ".join(words[-size:])):
+            words = words[:-size]
+            break
     width = len(header.first) + len(header.second)
     middle = words[3 : len(words) - width]
-    if len(words) < 3 + width or len(middle) > len(header.names) - 3 or not (words[0] + words[1]).isdigit():
+    if len(words) < 3 + width or len(middle) > len(header.names) - 3 or not all(map(_WHOLE.fullmatch, words[:2])):
         return None
     values = words[len(words) - width :]
     first = _bandwidth(header.first, values)
     if first is None:
         return None
-    roots = [int(word) for word in middle if word.lstrip("-").isdigit()]
-    names = [word for word in middle if not word.lstrip("-").isdigit() and word != "none"]
+    roots = [int(word) for word in middle if _ROOT.fullmatch(word)]
+    names = [word for word in middle if not _ROOT.fullmatch(word) and word != "none"]
     return TestRow(
         size_bytes=int(words[0]),
         count=int(words[1]),
         datatype=words[2],
         reduction=names[0] if names else None,
         root=roots[0] if roots and roots[0] >= 0 else None,
-        out_of_place=first,
-        in_place=_bandwidth(header.second, values[len(header.first) :]),
+        out_of_place=None if header.in_place_alone else first,
+        in_place=first if header.in_place_alone else _bandwidth(header.second, values[len(header.first) :]),
     )
 
 
 def _bandwidth(columns: Sequence[str], words: Sequence[str]) -> Bandwidth | None:
     """None if there are no such columns, or if one holds neither a number nor ``N/A``."""
     try:
-        values = {name: None if word == "N/A" else float(word) for name, word in zip(columns, words, strict=False)}
+        read = {
+            name: (None, None) if word == "N/A" else _number(word) for name, word in zip(columns, words, strict=False)
+        }
     except ValueError:
         return None
-    if not values:
+    if not read:
         return None
-    time = next(values[name] for name in _TIMES if name in values)
-    wrong = next((values[name] for name in _WRONG if name in values), None)
-    return Bandwidth(time, values.get("algbw"), values.get("busbw"), wrong)
+    found = {
+        "time_us": next(read[name] for name in _TIMES if name in read),
+        "algorithm_gb_s": read.get("algbw", (None, None)),
+        "bus_gb_s": read.get("busbw", (None, None)),
+        "wrong": next((read[name] for name in _WRONG if name in read), (None, None)),
+    }
+    values = {name: value for name, (value, _) in found.items()}
+    return Bandwidth(**values, not_finite={name: odd for name, (_, odd) in found.items() if odd})
+
+
+def _number(word: str) -> tuple[float | None, str | None]:
+    """The value, or for one that is not finite its text. Raises ValueError for what is no number."""
+    value = float(word)
+    return (value, None) if math.isfinite(value) else (None, word)
+
+
+def same_tests(tests: Iterable[TestTable]) -> list[list[TestTable]]:
+    """Groups of tables of the same test in different files, which can be compared."""
+    groups: list[list[TestTable]] = []
+    for test in tests:
+        fits = (
+            group for group in groups if _is_same_test(group[0], test) and test.source not in {x.source for x in group}
+        )
+        if group := next(fits, None):
+            group.append(test)
+        else:
+            groups.append([test])
+    return groups
+
+
+def _is_same_test(one: TestTable, other: TestTable) -> bool:
+    """By their names. Without names, what differs between collectives has to be equal."""
+    if one.name or other.name:
+        return one.name == other.name
+    kinds = [{(row.reduction is None, row.root is None) for row in test.rows} for test in (one, other)]
+    factors = [_bus_factor(test) for test in (one, other)]
+    known = [factor for factor in factors if factor]
+    return kinds[0] == kinds[1] and (len(known) < 2 or abs(known[0] / known[1] - 1) < FACTOR_TOLERANCE)
+
+
+def _bus_factor(test: TestTable) -> float | None:
+    """Bus bandwidth over algorithm bandwidth, which the collective and the number of ranks determine."""
+    ways = [way for row in test.rows for way in (row.out_of_place, row.in_place) if way]
+    best = max(ways, key=lambda way: way.algorithm_gb_s or 0)
+    return best.bus_gb_s / best.algorithm_gb_s if best.bus_gb_s and best.algorithm_gb_s else None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from llmb.traces.breakdown import PARTS, StepBreakdown, break_down
+from llmb.traces.classify import Activity
 from llmb.traces.timeline import Device, NameTime, Timeline
 
 MOST_NAMES = 15
@@ -21,6 +22,10 @@ class RankTrace:
     steps: tuple[StepBreakdown, ...]
     names: tuple[NameTime, ...]
     """The longest kernels (on a CPU: operators), summed over all steps."""
+    unclassified: tuple[NameTime, ...] = ()
+    """The longest of those kernels that no rule knows."""
+    notes: tuple[str, ...] = ()
+    """What of the trace could not be read."""
 
     @property
     def label(self) -> str:
@@ -59,7 +64,16 @@ def summarize(timelines: Iterable[Timeline]) -> TraceSummary:
 
 def _rank_trace(timeline: Timeline) -> RankTrace:
     steps = tuple(break_down(timeline))
-    return RankTrace(timeline.source, timeline.rank, timeline.device, steps, timeline.names[:MOST_NAMES])
+    unknown = [item for item in timeline.names if item.activity is Activity.UNCLASSIFIED]
+    return RankTrace(
+        source=timeline.source,
+        rank=timeline.rank,
+        device=timeline.device,
+        steps=steps,
+        names=timeline.names[:MOST_NAMES],
+        unclassified=tuple(unknown[:MOST_NAMES]),
+        notes=timeline.notes,
+    )
 
 
 def _slowest(ranks: Sequence[RankTrace]) -> Slowest | None:

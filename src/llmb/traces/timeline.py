@@ -2,6 +2,7 @@
 """The activities of one process over time, independent of the profiler."""
 
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,12 @@ class Timeline:
     """When each communication began, in order."""
     names: tuple[NameTime, ...]
     """Sorted by time, longest first."""
+    notes: tuple[str, ...] = ()
+    """What of the trace could not be read."""
+
+
+LAST_NS = 1 << 62
+"""Times are below it, so that sums fit in 64 bits."""
 
 
 class Recorded(NamedTuple):
@@ -92,16 +99,15 @@ def leaves(thread: Recorder) -> Recorder:
     flat = Recorder()
     names, labels = list(thread.names), list(thread.labels)
     open_: list[Recorded] = []
+    classed: list[Recorded | None] = []
+    """For each open operator, the outermost one with a class."""
     last: Recorded | None = None
     at = 0
-
-    def owner() -> Recorded:
-        return next((row for row in open_ if labels[row.label] != OTHER), open_[-1])
 
     def advance(to: int) -> None:
         nonlocal at, last
         if open_ and to > at:
-            row = owner()
+            row = classed[-1] or open_[-1]
             if row is last and flat.ends[-1] == at:
                 flat.ends[-1] = to
             else:
@@ -113,19 +119,33 @@ def leaves(thread: Recorder) -> Recorder:
         while open_ and open_[-1].end <= row.start:
             advance(open_[-1].end)
             open_.pop()
+            classed.pop()
         advance(row.start)
         # Timestamps are rounded: an operator may seem to outlast its parent by a nanosecond.
-        open_.append(row._replace(end=min(row.end, open_[-1].end)) if open_ else row)
+        row = row._replace(end=min(row.end, open_[-1].end)) if open_ else row
+        outer = classed[-1] if classed else None
+        open_.append(row)
+        classed.append(outer or (row if labels[row.label] != OTHER else None))
     while open_:
         advance(open_[-1].end)
         open_.pop()
+        classed.pop()
     return flat
 
 
 def make_timeline(
-    source: str, rank: int | None, device: Device, steps: Sequence[TracedStep], recorders: Sequence[Recorder]
+    source: str,
+    rank: int | None,
+    device: Device,
+    steps: Sequence[TracedStep],
+    recorders: Sequence[Recorder],
+    notes: Sequence[str] = (),
 ) -> Timeline:
     """``recorders`` hold what ran in parallel: the threads of a CPU, whose operators are nested, or a GPU."""
+    empty = sum(step.end <= step.start for step in steps)
+    if empty:
+        steps = [step for step in steps if step.end > step.start]
+        notes = (*notes, f"{empty} steps without a duration are left out")
     calls_of = _calls(steps, recorders)
     if device == "cpu":
         recorders = [leaves(recorder) for recorder in recorders]
@@ -140,15 +160,16 @@ def make_timeline(
             calls[label] = sorted(start for start, _ in found)
         spans[label] = union(found)
     ordered = tuple(sorted(steps, key=lambda step: step.start))
-    return Timeline(source, rank, device, ordered, spans, calls, _names(ordered, recorders, calls_of))
+    return Timeline(source, rank, device, ordered, spans, calls, _names(ordered, recorders, calls_of), tuple(notes))
 
 
 def _calls(steps: Sequence[TracedStep], recorders: Sequence[Recorder]) -> Counter[str]:
     """The number of calls of each name that began within the steps."""
     counted: Counter[str] = Counter()
+    within = union((step.start, step.end) for step in steps)
     for recorder in recorders:
         names = list(recorder.names)
-        counted.update(names[row.name] for row in recorder.rows() if _inside(row, steps))
+        counted.update(names[row.name] for row in recorder.rows() if _inside(row, within))
     return counted
 
 
@@ -157,14 +178,17 @@ def _names(
 ) -> tuple[NameTime, ...]:
     """Total times of the activities that began within the steps."""
     sums: Counter[tuple[str, Activity]] = Counter()
+    within = union((step.start, step.end) for step in steps)
     for recorder in recorders:
         names, labels = list(recorder.names), list(recorder.labels)
         for row in recorder.rows():
-            if _inside(row, steps):
+            if _inside(row, within):
                 sums[names[row.name], labels[row.label].activity] += row.end - row.start
     found = [NameTime(name, activity, calls[name], time) for (name, activity), time in sums.items()]
     return tuple(sorted(found, key=lambda item: (-item.total_ns, item.name)))
 
 
-def _inside(row: Recorded, steps: Sequence[TracedStep]) -> bool:
-    return any(step.start <= row.start < step.end for step in steps)
+def _inside(row: Recorded, within: Sequence[Span]) -> bool:
+    """Whether it began in one of ``within``, which are disjoint and sorted."""
+    place = bisect_right(within, row.start, key=lambda span: span[0])
+    return place > 0 and row.start < within[place - 1][1]

@@ -21,12 +21,13 @@ from llmb.errors import UsageError
 from llmb.logs.checkpoint_line import find_loads, find_saves
 from llmb.logs.outcome import judge_log
 from llmb.logs.reader import read_log
+from llmb.metrics.parameters import checkpoint_bytes
 from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
 from llmb.runs.checkpoint import partial_path, read_checkpoint, saved_checkpoints
 from llmb.runs.checkpoint_times import read_checkpoint_times
-from llmb.runs.disk_space import checkpoint_bytes
-from llmb.runs.folder import RunFolder, create_run_folder
+from llmb.runs.claim import create_run_folder
+from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, write_record
 from llmb.runs.steps import read_steps
@@ -222,6 +223,9 @@ def test_a_run_that_goes_on_says_so(finished: Finished) -> None:
     assert result["checkpoint"]["path"] is None
     (load,) = find_loads(log(result).read_bytes())
     assert result["checkpoint"]["load_s"] == load.duration_s
+    assert result["checkpoint"]["verification"] == "verified"
+    assert result["checkpoint"]["verify_s"] >= 0
+    assert f"{after_ten_steps(whole)} is verified: 3 files in" in log(result).read_text()
     lines = [line for line in log(result).read_text().splitlines() if line.startswith("Training")]
     assert [line.split()[4] for line in lines] == [f"{step}/19" for step in range(10, 20)]
     assert lines[0].endswith("consumed_samples: 88")
@@ -253,6 +257,62 @@ def test_what_does_not_fit_is_refused_before_workers_start(
     assert run.process.returncode == 2
     assert said in talk
     assert not list(tmp_path.iterdir())
+
+
+def swap(one: Path, other: Path) -> None:
+    one_content, other_content = one.read_bytes(), other.read_bytes()
+    one.write_bytes(other_content)
+    other.write_bytes(one_content)
+
+
+@pytest.fixture
+def swapped(finished: Finished, tmp_path: Path) -> Path:
+    """A checkpoint with files of another one, which have the same sizes and load without an error."""
+    first = Path(after_ten_steps(finished(*LLAMA, "--scale", "2", *TWENTY)))
+    copies = [shutil.copytree(path, tmp_path / path.name) for path in sorted(first.parent.iterdir())]
+    swap(*(copy / "weights" / "__1_0.distcp" for copy in copies))
+    return tmp_path / first.name
+
+
+def test_a_file_of_another_checkpoint_is_refused_and_named(
+    swapped: Path, start: Callable[..., Any], forked_python: str, tmp_path: Path
+) -> None:
+    options = (*LLAMA, "--scale", "2", "--load-checkpoint", str(swapped))
+    run = start(*options, python=forked_python, install=tmp_path / "runs")
+    _, talk = run.process.communicate(timeout=ENDS_WITHIN_S)
+    assert run.process.returncode == 4
+    assert "the checkpoint is damaged: - weights/__1_0.distcp has the checksum" in talk
+    assert run.record()["result"]["steps"] == 0
+
+
+@pytest.mark.parametrize("how", [pytest.param("skipped", marks=pytest.mark.slow), "no checksums"])
+def test_what_is_not_verified_is_loaded_and_says_so(
+    swapped: Path, start: Callable[..., Any], forked_python: str, tmp_path: Path, how: str
+) -> None:
+    options = ["--no-verify-checkpoint"] if how == "skipped" else []
+    if how == "no checksums":
+        record = json.loads((swapped / "checkpoint.json").read_text())
+        del record["crc32"]  # as version 0.1 saved it
+        (swapped / "checkpoint.json").write_text(json.dumps(record))
+    options += [*LLAMA, "--scale", "1", "--load-checkpoint", str(swapped)]
+    run = start(*options, python=forked_python, install=tmp_path / "runs")
+    out, talk = run.process.communicate(timeout=ENDS_WITHIN_S)
+    assert run.process.returncode == 0, talk
+    assert "not verified: " in out
+    checkpoint = run.record()["result"]["checkpoint"]
+    assert (checkpoint["verification"], checkpoint["verify_s"]) == (how, None)
+
+
+def test_a_checkpoint_dir_that_is_a_file_is_refused_before_workers_start(
+    start: Callable[..., Any], forked_python: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    options = ("--save-checkpoint", "--checkpoint-dir", str(tmp_path / "file"))
+    run = start(*LLAMA, *options, python=forked_python, install=tmp_path / "runs")
+    _, talk = run.process.communicate(timeout=ENDS_WITHIN_S)
+    assert run.process.returncode == 3
+    assert "checkpoints cannot be saved there: it is a file" in talk
+    assert not list((tmp_path / "runs").rglob("run.json"))
 
 
 def test_a_missing_checkpoint_is_refused(start: Callable[..., Any], tmp_path: Path) -> None:

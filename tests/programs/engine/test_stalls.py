@@ -16,7 +16,7 @@ from free_ports import free_ports
 
 from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
-from llmb.runs.folder import create_run_folder
+from llmb.runs.claim import create_run_folder
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, write_record
 from llmb.runs.result import Result
@@ -113,11 +113,22 @@ def test_a_run_whose_every_worker_is_stopped_ends(start: Start, gone: Gone) -> N
     assert gone(workers.values())
 
 
-@pytest.mark.parametrize("who", ["run", pytest.param("agent", marks=pytest.mark.slow)])
-def test_workers_do_not_outlive_those_who_started_them(start: Start, gone: Gone, who: str) -> None:
+@pytest.mark.parametrize(
+    ("who", "stopped"),
+    [
+        ("run", [0]),
+        pytest.param("run", [], marks=pytest.mark.slow),
+        pytest.param("agent", [], marks=pytest.mark.slow),
+        pytest.param("agent", [0, 1], marks=pytest.mark.slow),
+    ],
+)
+def test_workers_do_not_outlive_those_who_started_them(start: Start, gone: Gone, who: str, stopped: list[int]) -> None:
+    """Not even those that are stopped (SIGSTOP) and cannot end by themselves."""
     run = start(*TWO, "--stall-limit", "0")
     run.wait_for_steps(3)
     workers, agent = run.workers(), run.agent()
+    for rank in stopped:
+        os.kill(workers[rank], signal.SIGSTOP)
     os.kill(run.process.pid if who == "run" else agent, signal.SIGKILL)
     assert gone([agent, *workers.values()], within_s=SOON_S)
 

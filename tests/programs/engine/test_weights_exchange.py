@@ -243,6 +243,22 @@ def test_another_architecture_and_tied_embeddings_are_refused(copy: Path, tmp_pa
     assert not (tmp_path / "back").exists()
 
 
+def test_an_imported_checkpoint_has_checksums_that_show_damage(
+    exported: Path, tmp_path: Path, done: Call, refused: Refused
+) -> None:
+    imported = tmp_path / "imported"
+    done("import", exported, imported, "-w", LLAMA, "-s", "tiny")
+    assert "is verified: " in done("show", imported, "--verify").stderr
+    damaged = max((imported / "weights").glob("*.distcp"), key=lambda path: path.stat().st_size)
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    said = f"weights/{damaged.name} has the checksum"
+    assert said in refused(2, "show", imported, "--verify")
+    assert said in refused(2, "export", imported, tmp_path / "out")
+    done("export", imported, tmp_path / "out", "--no-verify-checkpoint")
+
+
 def test_a_target_that_is_taken_stays_as_it_is(
     exported: Path, checkpoint: Callable[[str], Path], refused: Refused
 ) -> None:

@@ -112,7 +112,7 @@ def test_values_come_out_inert_or_are_refused(
         try:
             if what == "variables":
                 parse_variables([f"HOSTILE={variable}"])
-            order = order_of(TINY, **{"config": {"python": str(stubs / "python")}, **part})
+            order = order_of(TINY, **{"config": {"python": str(stubs / "python")}, "install": out / "root", **part})
             script = script_of(order)
         except (UsageError, ValueError) as error:
             assert not isinstance(error, UnicodeError)

@@ -12,8 +12,8 @@ from slurm_values import folder_of, job_of, order_of, script_of
 from llmb.catalogue.resolve import Overrides, Request
 from llmb.errors import UsageError
 from llmb.jobs.order import Order, array_folder
-from llmb.runs.secrets import holds_secret
 from llmb.schedulers.slurm.script import run_folder_word
+from llmb.secrets import holds_secret
 
 GOLDEN = Path(__file__).with_name("golden")
 LORA = {"workload": "finetune_llama3", "size": "70b"}

@@ -17,7 +17,7 @@ from llmb.errors import InfrastructureError, UsageError
 from llmb.jobs.order import Order, array_folder
 from llmb.runs.failure import first_failure
 from llmb.runs.folder import RunFolder
-from llmb.schedulers.slurm.client import submit
+from llmb.schedulers.slurm.client import not_exported, submit
 from llmb.schedulers.slurm.queries import cancel_jobs
 from llmb.schedulers.slurm.script import batch_script
 from llmb.schedulers.slurm.shell import Shell, command_lines
@@ -140,6 +140,23 @@ def test_gpus_are_asked_for(queue: Queue, tmp_path: Path, request_by: str) -> No
     assert sorted(folder.log.read_text().splitlines()) == ["0 0,1,2,3,4,5,6,7", "1 0,1,2,3,4,5,6,7"]
 
 
+@pytest.mark.parametrize(
+    ("shell_variables", "devices"),
+    [
+        ({"SBATCH_GPUS_PER_NODE": "null"}, ""),
+        ({"SLURM_GPUS_PER_NODE": "null", "ADDITIONAL_SLURM_PARAMS": "gres=gpu:8"}, "0,1,2,3,4,5,6,7"),
+    ],
+)
+def test_gpus_are_asked_for_as_the_shell_says(
+    queue: Queue, tmp_path: Path, shell_variables: dict[str, str], devices: str
+) -> None:
+    request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=16)
+    order = order_of(request, install=tmp_path, shell=shell_variables)
+    job_id, folder = queue(order, "srun", "sh", "-c", 'echo "$SLURM_NODEID ${CUDA_VISIBLE_DEVICES:-}"')
+    assert ended(job_id) == "COMPLETED"
+    assert sorted(folder.log.read_text().splitlines()) == [f"0 {devices}", f"1 {devices}"]
+
+
 def test_runs_of_an_array_write_into_folders_of_their_own(queue: Queue, tmp_path: Path) -> None:
     order = order_of(TINY, install=tmp_path, flags={"array": "1-2"})
     base = folder_of(order)
@@ -157,10 +174,11 @@ def test_runs_of_an_array_write_into_folders_of_their_own(queue: Queue, tmp_path
 def test_what_the_shell_says_to_sbatch_does_not_replace_the_script(shell: SlurmCluster, tmp_path: Path) -> None:
     order = order_of(TINY, install=tmp_path, flags={"partition": "gpu"}, slurm_args=("hold",))
     environ = {**shell.environ, "SBATCH_PARTITION": "debug", "SBATCH_JOB_NAME": "other", "HF_TOKEN": "secret"}
+    environ |= {"OF_SBATCH": "of sbatch alone"}
     folder = folder_of(order)
     folder.path.mkdir(parents=True)
     folder.batch_script.write_text(script_of(order))
-    job_id, _ = submit(folder.batch_script, environ)
+    job_id, _ = submit(folder.batch_script, environ, arguments=[not_exported("OF_SBATCH")])
     try:
         told = shell.run("squeue", "-h", "-j", job_id, "-o", "%P %j").stdout.split()
         assert told == ["gpu", folder.name]
@@ -168,6 +186,8 @@ def test_what_the_shell_says_to_sbatch_does_not_replace_the_script(shell: SlurmC
         kept = list((shell.root / "state").rglob(f"job.{job_id}/environment"))
         assert kept
         assert not [path for path in kept if b"HF_TOKEN" in path.read_bytes()]
+        assert not [path for path in kept if b"of sbatch alone" in path.read_bytes()]
+        assert [path for path in kept if b"SLURM_CONF=" in path.read_bytes()], "the rest is exported"
     finally:
         cancel_jobs([job_id])
 

@@ -2,9 +2,8 @@
 """Finalizes a checkpoint: writes its record, then renames its folder. Before that it is not a checkpoint."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-
-from torch.distributed.checkpoint.metadata import Metadata
 
 from llmb import __version__
 from llmb.runs.checkpoint import RECORD, WEIGHTS, CheckpointRecord, partial_path
@@ -14,25 +13,29 @@ from llmb.runs.plan import Plan
 from llmb.runs.record import now
 
 
-def finalize(plan: Plan, step: int, path: Path, metadata: Metadata) -> None:
+def finalize(plan: Plan, step: int, path: Path, checksums: Mapping[str, str]) -> None:
     """Writes the record of the checkpoint that all ranks wrote, and renames its folder.
 
-    The content of every file is on disk before. Raises OSError, also if files of other ranks are not visible here.
+    ``checksums`` are those of the files in ``weights``, by name. The content of every file is on disk before. Raises
+    OSError, also if files of other ranks are not visible here.
     """
     partial = partial_path(path)
-    files = {f"{WEIGHTS}/{file.name}": file.stat().st_size for file in sorted((partial / WEIGHTS).iterdir())}
-    for info in metadata.storage_data.values():
-        if f"{WEIGHTS}/{info.relative_path}" not in files:
-            raise OSError(f"{info.relative_path} is missing: all nodes need to see the same folder")
+    sizes = {file.name: file.stat().st_size for file in (partial / WEIGHTS).iterdir()}
+    if missing := sorted(checksums.keys() - sizes.keys()):
+        raise OSError(f"{missing[0]} is missing: all nodes need to see the same folder")
+    for left in sizes.keys() - checksums.keys():  # by a save that was interrupted, and had more ranks
+        (partial / WEIGHTS / left).unlink()
+    files = {f"{WEIGHTS}/{name}": sizes[name] for name in sorted(checksums)}
+    crc32 = {f"{WEIGHTS}/{name}": checksum for name, checksum in sorted(checksums.items())}
     flush_folder(partial / WEIGHTS)
-    record = checkpoint_record(plan, step, files)
+    record = checkpoint_record(plan, step, files, crc32)
     write_atomically(partial / RECORD, record.model_dump_json(indent=2) + "\n")
     flush_folder(partial)
     partial.rename(path)
     flush_folder(path.parent)
 
 
-def checkpoint_record(plan: Plan, step: int, files: dict[str, int]) -> CheckpointRecord:
+def checkpoint_record(plan: Plan, step: int, files: dict[str, int], crc32: dict[str, str]) -> CheckpointRecord:
     recipe = plan.recipe
     return CheckpointRecord(
         llmb_version=__version__,
@@ -47,6 +50,7 @@ def checkpoint_record(plan: Plan, step: int, files: dict[str, int]) -> Checkpoin
         step=step,
         consumed_samples=plan.samples_before(step),
         files=files,
+        crc32=crc32,
     )
 
 

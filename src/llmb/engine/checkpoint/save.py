@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import AdamW
 
 from llmb.engine.checkpoint.finalize import discard, finalize
+from llmb.engine.checkpoint.shared_folder import check_shared_folder
 from llmb.engine.checkpoint.state import training_state
 from llmb.engine.checkpoint.writer import Writer, cannot_save
 from llmb.engine.parallel.gloo import gloo_backend
@@ -61,6 +62,7 @@ class Saver:
         self.pending: Future[SaveLine] | None = None
         if plan.save_checkpoint:
             self.group = dist.new_group(backend=gloo_backend(), timeout=LONGEST_SAVE, group_desc=CHECKPOINT_GROUP)
+            check_shared_folder(plan, self.folder, ranks, self.group)
 
     @property
     def busy(self) -> bool:
@@ -91,9 +93,9 @@ class Saver:
 
     def _write(self, begun: Save, writer: Writer, state: dict[str, Tensor]) -> SaveLine:
         try:
-            metadata = save(state, storage_writer=writer, process_group=self.group)
+            save(state, storage_writer=writer, process_group=self.group)
             if self.ranks.is_first:
-                finalize(self.plan, begun.step, begun.path, metadata)
+                finalize(self.plan, begun.step, begun.path, writer.checksums)
         except (CheckpointException, OSError) as error:
             if self.ranks.is_first:
                 discard(begun.path)

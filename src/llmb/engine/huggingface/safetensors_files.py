@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads safetensors files."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -28,12 +29,23 @@ class SafetensorsFiles:
                 self.stored[name] = Stored(file, tuple(part.get_shape()), part.get_dtype())
 
     def rows(self, name: str, first: int, end: int) -> Tensor:
-        """Rows ``first`` to ``end`` (exclusive) of a tensor's first dimension, fp32."""
-        part: Tensor = self.handles[self.stored[name].file].get_slice(name)[first:end]
+        """Rows ``first`` to ``end`` (exclusive) of a tensor's first dimension, fp32.
+
+        Raises UsageError if a value is not finite.
+        """
+        file = self.stored[name].file
+        part: Tensor = self.handles[file].get_slice(name)[first:end]
+        if not_finite(part):
+            raise UsageError(f"{name} in {file} has values that are not finite (NaN or infinite)")
         return part.to(torch.float32)
 
     def whole(self, name: str) -> Tensor:
         return self.rows(name, 0, self.stored[name].shape[0])
+
+
+def not_finite(values: Tensor) -> bool:
+    """Without a temporary tensor: NaN passes through minimum and maximum."""
+    return values.numel() > 0 and not all(math.isfinite(extreme.item()) for extreme in values.aminmax())
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL, saved_name
 from llmb.engine.checkpoint.torch_errors import torch_message
+from llmb.engine.huggingface.safetensors_files import not_finite
 from llmb.engine.huggingface.weights_import import MOST_PROBLEMS, parameter_shapes
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.huggingface.config import config_of
@@ -102,6 +103,8 @@ def read_tensors(
         raise UsageError(
             f"the checkpoint cannot be read: {torch_message(error)}", where=str(reader.path), do="export another one"
         ) from error
+    if spoiled := next((name for name, tensor in tensors.items() if not_finite(tensor)), None):
+        raise UsageError(f"{spoiled} has values that are not finite in {dtype}", where=str(reader.path))
     return {stored: part for name, tensor in tensors.items() for stored, part in stored_parts(name, tensor, form)}
 
 

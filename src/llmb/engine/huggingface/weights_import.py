@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -21,7 +22,7 @@ from llmb.errors import EnvironmentProblem, UsageError
 from llmb.huggingface.formats import format_of
 from llmb.huggingface.tensors import HEAD_WEIGHT, Match, Shape, match_tensors, matrices_of_expert
 from llmb.runs.checkpoint import WEIGHTS
-from llmb.runs.conversion import ImportJob, OnProgress
+from llmb.runs.conversion import Checksums, ImportJob, OnProgress
 
 MOST_PROBLEMS = 20
 
@@ -33,10 +34,18 @@ def parameter_shapes(model: Model) -> dict[str, Shape]:
     return {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
 
 
-def import_weights(job: ImportJob, on_progress: OnProgress) -> tuple[str, ...]:
-    """Writes the checkpoint's ``weights``, one chunk in memory at a time. Returns the names of tensors left out.
+class Imported(NamedTuple):
+    """Names of tensors that were left out, and the checksums of the files that were written, by name."""
 
-    Raises UsageError, before anything is written, if the files do not hold exactly this model.
+    left_out: tuple[str, ...]
+    checksums: Checksums
+
+
+def import_weights(job: ImportJob, on_progress: OnProgress) -> Imported:
+    """Writes the checkpoint's ``weights``, one chunk in memory at a time.
+
+    Raises UsageError, before anything is written, if the files do not hold exactly this model, and while writing if a
+    value is not finite.
     """
     source, shapes = Path(job.source), parameter_shapes(job.model)
     with open_files(source, job.files) as files:
@@ -45,8 +54,7 @@ def import_weights(job: ImportJob, on_progress: OnProgress) -> tuple[str, ...]:
             raise mismatch(job, match.problems)
         if HEAD_WEIGHT in match.left_out and (differences := list(head_differences(files, match))):
             raise mismatch(job, differences)
-        _write(job, files, match, shapes, on_progress)
-    return match.left_out
+        return Imported(match.left_out, _write(job, files, match, shapes, on_progress))
 
 
 def head_differences(files: SafetensorsFiles, match: Match) -> Iterator[str]:
@@ -81,9 +89,15 @@ def read_rows(files: SafetensorsFiles, sources: Sequence[str], matrices: int, ch
     )
 
 
+def usage_error(error: BaseException) -> UsageError | None:
+    """The error that was raised while torch saved, if a tensor was rejected."""
+    causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
+    return next((cause for cause in causes if isinstance(cause, UsageError)), None)
+
+
 def _write(
     job: ImportJob, files: SafetensorsFiles, match: Match, shapes: dict[str, Shape], on_progress: OnProgress
-) -> None:
+) -> Checksums:
     named = {MODEL + name: shape for name, shape in shapes.items()}
     form = format_of(job.model)
     total = sum(4 * torch.Size(shape).numel() for shape in shapes.values())
@@ -103,5 +117,8 @@ def _write(
     try:
         save({}, storage_writer=writer, planner=ChunkPlanner(named, read), no_dist=True)
     except (CheckpointException, OSError, SafetensorError) as error:
+        if rejected := usage_error(error):
+            raise UsageError(rejected.what, where=job.source) from error
         advice = "free some space, or give a folder on another disk"
         raise EnvironmentProblem(f"the weights cannot be written: {torch_message(error)}", do=advice) from error
+    return writer.checksums

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import IO
 
-from llmb.errors import EnvironmentProblem, LlmbError, RunFailed, UserInterrupt
+from llmb.errors import EnvironmentProblem, RunFailed, UserInterrupt
 from llmb.processes.families import end_tree
 from llmb.processes.signals import Interrupted, signals_as_exceptions
-from llmb.runs.conversion import ConverterMessage, ExportJob, ImportJob, OnProgress, error_from
+from llmb.runs.conversion import Checksums, ConverterMessage, ExportJob, ImportJob, OnProgress, error_from
 
 NEEDED = ("torch", "safetensors")
 LAST_LINES = 12
@@ -26,8 +26,11 @@ def check_converter() -> None:
         raise EnvironmentProblem(what, do="pip install 'llmb[engine]'")
 
 
-def run_converter(job: ExportJob | ImportJob, on_progress: OnProgress, on_note: Callable[[str], None]) -> None:
-    """Returns when ``job`` is done. Raises the program's own error, RunFailed where it left none, or UserInterrupt."""
+def run_converter(job: ExportJob | ImportJob, on_progress: OnProgress, on_note: Callable[[str], None]) -> Checksums:
+    """Returns when ``job`` is done, with the checksums of an imported checkpoint's files.
+
+    Raises the program's own error, RunFailed where it left none, or UserInterrupt.
+    """
     command = [sys.executable, "-m", "llmb.engine.convert", job.model_dump_json()]
     # Files go through host memory only: a GPU would be taken for nothing.
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
@@ -42,24 +45,25 @@ def run_converter(job: ExportJob | ImportJob, on_progress: OnProgress, on_note: 
         )
         try:
             signals.let_through()
-            error = follow(process, on_progress, on_note)
+            last = follow(process, on_progress, on_note)
         except Interrupted as signal:
             end_tree(process)
             raise UserInterrupt(f"interrupted by {signal}; nothing was kept") from signal
         except BaseException:
             end_tree(process)
             raise
-        if error:
-            raise error
+        if last.error:
+            raise error_from(last.error)
         if process.returncode:
             raise _failure(process.returncode, talk)
+        return last.checksums or {}
 
 
 def follow(
     process: "subprocess.Popen[bytes]", on_progress: OnProgress, on_note: Callable[[str], None]
-) -> LlmbError | None:
-    """Reads the program's output until it ends; the error that it reports, if any."""
-    error: LlmbError | None = None
+) -> ConverterMessage:
+    """Reads the program's output until it ends; its error, if it reports one, and its checksums."""
+    last = ConverterMessage()
     assert process.stdout is not None
     with process.stdout as lines:
         for line in lines:
@@ -68,10 +72,10 @@ def follow(
                 on_progress(*message.progress)
             if message.note:
                 on_note(message.note)
-            if message.error:
-                error = error_from(message.error)
+            if message.error or message.checksums:
+                last = message
     process.wait()
-    return error
+    return last
 
 
 def _failure(code: int, talk: IO[bytes]) -> RunFailed:

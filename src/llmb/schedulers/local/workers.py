@@ -3,13 +3,16 @@
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from llmb.processes.families import end_stalled, end_tree
 from llmb.processes.signals import signals_as_exceptions
 from llmb.processes.stopped import StoppedFamily
+from llmb.runs.bound import BOUND
 from llmb.runs.folder import RunFolder, cannot_write
+from llmb.secrets import without_secrets
 
 LAUNCHER_PID = "LLMB_LAUNCHER_PID"
 POLL_S = 0.05
@@ -24,8 +27,11 @@ def run_workers(
 ) -> int:
     """Exit code of ``command``, whose output goes to the run's log; ``on_time`` is called on every poll.
 
-    Workers end when this process is gone, even if it was killed: they know it by a variable. When they end a hung
-    run, or processes are stopped for longer than ``stall_limit_s``, this ends those that are stopped.
+    Workers get no variable that may hold a secret: libraries print and record their environment.
+
+    Workers end when this process is gone, even if it was killed: they know it by a variable, and on Linux the kernel
+    kills those that are stopped. When they end a hung run, or processes are stopped for longer than ``stall_limit_s``,
+    this ends those that are stopped.
 
     Raises Interrupted after ending all workers, and EnvironmentProblem where the log cannot be written.
     """
@@ -36,8 +42,8 @@ def run_workers(
     with log, signals_as_exceptions() as signals:
         # A session of its own: Ctrl-C in a terminal reaches this process only, which then ends the workers in order.
         process = subprocess.Popen(
-            command,
-            env={**os.environ, **variables, LAUNCHER_PID: str(os.getpid())},
+            [sys.executable, "-m", BOUND, str(os.getpid()), *command],
+            env={**without_secrets(os.environ), **variables, LAUNCHER_PID: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

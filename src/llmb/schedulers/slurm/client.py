@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
-from llmb.runs.secrets import without_secrets
+from llmb.secrets import without_secrets
 
 TIME_OUT_S = 60
 """A command waits 9 s for a controller that does not answer, sbatch twice that."""
@@ -20,7 +20,8 @@ NO_CONFIGURATION = re.compile(
 NO_JOB = "Invalid job id"
 SPEAKER = re.compile(r"^\w+: ((error|fatal): )?")
 # sbatch reads SBATCH_ before the script, and a job inherits what the submitting one was given.
-KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT")
+USER_TOKEN = "SLURM_JWT"  # noqa: S105 (its name, not a token)
+KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", USER_TOKEN)
 
 
 def submit(
@@ -33,13 +34,19 @@ def submit(
     Raises UsageError if the script is rejected, InfrastructureError if Slurm does not answer: the job may have been
     queued even then.
     """
-    command = ["sbatch", "--parsable", *arguments, str(script)]
-    done = call(command, submitting_environment(environ), held=held)
+    kept = submitting_environment(environ)
+    hidden = [not_exported(USER_TOKEN)] if USER_TOKEN in kept else []
+    done = call(["sbatch", "--parsable", *hidden, *arguments, str(script)], kept, held=held)
     if done.returncode:
         do = "correct the options or cluster_config.yaml; --dry-run prints the batch script"
         raise UsageError(f"Slurm rejected the job: {message(done)}", do=do)
     job_id, _, cluster = done.stdout.strip().splitlines()[-1].partition(";")
     return job_id, cluster or None
+
+
+def not_exported(name: str) -> str:
+    """The flag of sbatch by which a variable of its own does not reach the job: there it is empty."""
+    return f"--export=ALL,{name}="
 
 
 def call(
@@ -90,7 +97,7 @@ def _raise_unless_configured(said: str) -> None:
 
 def submitting_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """What sbatch gets, and hands on to the job: nothing that would replace what the script says, and no secret but
-    the token by which Slurm knows the user, which the batch script drops.
+    the token by which Slurm knows the user, which is not handed on.
     """
     harmless = {
         name: value

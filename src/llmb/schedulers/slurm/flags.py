@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from llmb.errors import UsageError
 from llmb.jobspec.options import Flags
+from llmb.secrets import HIDDEN, has_secret, holds_secret
 
 LEFT_OUT = ""
 # What the plan or the run folder decides, and the option that decides it.
@@ -89,7 +90,9 @@ def flag_problems(flags: Flags) -> Iterator[str]:
             yield f"sbatch's '{name}' follows from {DECIDED[name]}"
         if value is None:
             continue
-        if not value.isprintable():
+        if holds_secret(name, value):
+            yield f"{name} looks like a secret, and flags are written into the batch script; jobs need none"
+        elif not value.isprintable():
             yield f"{name} holds a character that does not print: {value!r}"
         elif len(value) > LONGEST_VALUE:
             yield f"{name} is longer than {LONGEST_VALUE} characters"
@@ -128,4 +131,4 @@ def minutes(text: str) -> float | None:
 
 
 def _shown(value: str | None) -> str:
-    return "no value" if value is None else f"'{value}'"
+    return "no value" if value is None else f"'{HIDDEN if has_secret(value) else value}'"

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of models: a workload and a size, also in one word, as in ``pretrain_llama3.1_8b``."""
+
+from collections.abc import Iterator
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import find_workload, sizes_of
+from llmb.errors import UsageError, unknown
+
+
+def split_model(catalogue: Catalogue, name: str) -> tuple[str, str | None]:
+    """A workload, with the size if ``name`` ends in one. Raises UsageError with the closest name."""
+    if name in catalogue.workloads:
+        return name, None
+    for workload in catalogue.workloads:
+        size = name.removeprefix(f"{workload}_")
+        if size != name:
+            sizes = sizes_of(catalogue.workloads[workload])
+            if size not in sizes:
+                raise unknown(f"size of {workload}", size, sizes)
+            return workload, size
+    with_size = _with_size(catalogue) if "_" in name.partition("_")[2] else ()
+    raise unknown("workload", name, [*catalogue.workloads, *with_size])
+
+
+def model_of(catalogue: Catalogue, name: str, size: str | None) -> tuple[str, str]:
+    """The workload and the size, which ``name`` may have, or be given by itself.
+
+    Raises UsageError for an unknown name, and if there are two sizes or none.
+    """
+    workload, own_size = split_model(catalogue, name)
+    if own_size and size and own_size != size:
+        raise UsageError(f"'{name}' has size {own_size}, but --size is {size}", do="give one of them")
+    found = own_size or size
+    if not found:
+        sizes = sizes_of(find_workload(catalogue, workload))
+        raise UsageError(f"the size of {workload} is not specified", choices=sizes, do="give it with --size")
+    return workload, found
+
+
+def _with_size(catalogue: Catalogue) -> Iterator[str]:
+    for name, workload in catalogue.workloads.items():
+        yield from (f"{name}_{size}" for size in sizes_of(workload))

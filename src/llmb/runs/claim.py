@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claims the folders that a run will write to, and tries them, before anything is trained."""
+
+import itertools
+import os
+import time
+from pathlib import Path
+
+from llmb.errors import EnvironmentProblem
+from llmb.runs.folder import RunFolder, cannot_write, experiment_name, foreign_link, run_parent
+from llmb.runs.plan import Plan
+
+PROBE = ".probe"
+PROBE_BYTES = 4096
+
+
+def create_run_folder(install: Path, plan: Plan) -> RunFolder:
+    """A new, empty folder ``<experiment>/<experiment>_<seconds>/<experiment>``, and the one that its run saves to.
+
+    Of several runs that begin in the same second, the second one has ``-2`` behind the seconds, and so on. Raises
+    EnvironmentProblem where nothing can be written.
+    """
+    name, parent = experiment_name(plan), run_parent(install, plan)
+    if link := foreign_link(parent):
+        raise EnvironmentProblem("this is another user's link, which is not followed", where=str(link))
+    stamp = f"{name}_{int(time.time())}"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            run = RunFolder(parent / (stamp if number == 1 else f"{stamp}-{number}") / name)
+            if _created(run.path.parent) and _claimed(run, plan):
+                break
+        run.path.mkdir()
+    except OSError as error:
+        raise cannot_write(parent, error) from error
+    return run
+
+
+def _claimed(run: RunFolder, plan: Plan) -> bool:
+    """False, and the run's folder is gone, if another run saves where this one would."""
+    try:
+        claim_checkpoints(run, plan)
+    except FileExistsError:
+        run.path.parent.rmdir()
+        return False
+    except EnvironmentProblem:
+        run.path.parent.rmdir()
+        raise
+    return True
+
+
+def claim_checkpoints(run: RunFolder, plan: Plan) -> None:
+    """Creates the run's own folder in the plan's directory for checkpoints, if it has one, and tries it.
+
+    Raises FileExistsError if another run has it, EnvironmentProblem if nothing can be written there.
+    """
+    if plan.checkpoint_dir is None:
+        return
+    folder = run.checkpoints_of(plan)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_save_to(folder.parent, error) from error
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise cannot_save_to(folder, error) from error
+    try:
+        probe(folder)
+    except OSError as error:
+        folder.rmdir()
+        raise cannot_save_to(folder, error) from error
+
+
+def release_checkpoints(run: RunFolder, plan: Plan) -> None:
+    """Removes the claimed folder of a run that does not begin, if nothing is in it."""
+    folder = run.checkpoints_of(plan)
+    if plan.checkpoint_dir is not None and folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def probe(folder: Path) -> None:
+    """Whether a file can be written to an existing folder. Raises OSError."""
+    path = folder / f"{PROBE}-{os.getpid()}"
+    probe_file(path)
+    path.unlink()
+
+
+def probe_file(path: Path) -> None:
+    """Writes a small file, to the disk. Raises OSError, and leaves nothing then."""
+    try:
+        with path.open("wb") as stream:
+            stream.write(bytes(PROBE_BYTES))
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def cannot_save_to(folder: Path, error: OSError) -> EnvironmentProblem:
+    advice = "give --checkpoint-dir a folder in which files can be created, or leave it out"
+    reason = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+    what = f"checkpoints cannot be saved there: {reason}"
+    return EnvironmentProblem(what, where=str(error.filename or folder), do=advice)
+
+
+def _created(folder: Path) -> bool:
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Detects secrets, by name and by value: the only rule for files, scripts, jobs and messages. Pure."""
+
+import re
+from collections.abc import Mapping
+
+# Part or end of the name: HF_TOKEN, OPENAI_API_KEY, SLURM_JWT, DBPWD, but not TOKENIZERS_PARALLELISM.
+_SECRET_NAME = re.compile(
+    r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASSCODE|CREDENTIAL|COOKIE|BEARER|APIKEY|ACCESSKEY|ACCOUNTKEY|PRIVATEKEY"
+    r"|PGPASS|PWD|JWT|CONNECTION_?STRING|(^|_)(KEY|PAT|PASS|PSK|CREDS?|AUTH|AUTHORIZATION|NETRC|SAS|SIG|SIGNATURE|DSN))"
+    r"(?P<many>S?)\d*(_|$)",
+    re.IGNORECASE,
+)
+# Names that match the above, but hold no secret.
+_NO_SECRET = frozenset({"PWD", "OLDPWD"})
+# Location of a key or of an agent that holds it: the value gives access to the key.
+_KEY_SOURCES = frozenset({"SSH_AUTH_SOCK", "SSH_ASKPASS"})
+_SECRET_VALUE = re.compile(
+    r"(?<![A-Za-z0-9])("
+    # By the prefix that its issuer gives it; long enough not to match settings.
+    r"(hf_|api_org_|gh[pousr]_|github_pat_|npm_|r8_|gsk_|xai-|pplx-|nvapi-|sk-|[sr]k_(live|test)_|dckr_pat_|pypi-|hv[sb]\.)"
+    r"[\w-]{20,}|gl[a-z]{2,6}-[\w-]{16,}|A[KS]IA[0-9A-Z]{16}|xox[abeprs]-[\w-]{8,}|xapp-[\w-]{16,}|AIza[\w-]{30,}"
+    r"|ya29\.[\w-]{16,}|dapi[0-9a-f]{32}|dop_v1_[0-9a-f]{32,}|wandb_v\d_\w{16,}|AGE-SECRET-KEY-\w+|SG\.[\w-]{16,}\.[\w-]{16,}"
+    # A JSON web token, in three parts.
+    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
+    r"|(?i:bearer)\s+[\w.~+/=-]{16,}|(?i:basic)\s+[A-Za-z0-9+/]{12,}={0,2}(?![\w-])"
+    r")|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+    # https://user:password@host, also without the user; https://token@host.
+    r"|(?<=://)([^\s/:@]*:[^\s/@]+|[^\s/:@]{20,})(?=@)"
+)
+# A setting in a text, such as ?token=... in an address or password=... of a database; not code such as key=$1.
+_PAIR = re.compile(r"""([A-Za-z][\w.-]*)\s*[=]\s*([^\s$"'(<{;&|,]{4,})""")
+_PLAIN = re.compile(r"\d{1,9}(\.\d+)?")
+_FUNCTION = "BASH_FUNC_"
+HIDDEN = "[secret]"
+
+
+def holds_secret(name: str, value: str = "") -> bool:
+    """True if a variable, an option or an argument may hold a secret, which must not be saved or printed."""
+    return _is_secret_name(name, value) or has_secret(value, settings=not name.startswith(_FUNCTION))
+
+
+def has_secret(text: str, *, settings: bool = True) -> bool:
+    """True if a text may contain a secret; with ``settings`` also one that its name shows, as in ``password=...``."""
+    if _SECRET_VALUE.search(text):
+        return True
+    return settings and any(_is_secret_name(name, value) for name, value in _PAIR.findall(text))
+
+
+def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if not holds_secret(name, value)}
+
+
+def redacted(text: str) -> str:
+    """A message without the secrets that its text shows."""
+    return _SECRET_VALUE.sub(HIDDEN, text)
+
+
+def _is_secret_name(name: str, value: str) -> bool:
+    """A number is no secret where a name counts something, such as ``max_tokens``."""
+    plain = re.sub(r"[.-]", "_", name)
+    if plain.upper() in _KEY_SOURCES:
+        return True
+    found = _SECRET_NAME.search(plain)
+    if not found or plain.upper() in _NO_SECRET:
+        return False
+    return not (found["many"] and _PLAIN.fullmatch(value))

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``llmb launch`` orders with the variables of a reference document."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from llmb.campaigns.job_request import job_request
+from llmb.campaigns.launching import read_launch
+from llmb.catalogue.load import Catalogue
+from llmb.jobs.order import Order, make_order
+from llmb.schedulers.lookup import read_cluster_site
+
+CATALOGUE = Catalogue()
+
+
+def launched(install: Path, workload: str, variables: Mapping[str, str], root: str = "STAGE_PATH") -> Order:
+    """Without options; ``root`` is the variable that names the install root."""
+    environ = {root: str(install), **variables}
+    wanted = read_launch(CATALOGUE, environ, workload, {}, {})
+    request = job_request(wanted.values, environ)
+    site = read_cluster_site(CATALOGUE, install, environ)
+    return make_order(CATALOGUE, request.request, request.choices, request.options, site)
