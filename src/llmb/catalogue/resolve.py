@@ -360,8 +360,7 @@ def _recipe(
 
 def layout_error(problems: Sequence[str]) -> UsageError:
     lines = "\n".join(f"  - {problem}" for problem in problems)
-    return UsageError(f"this layout is invalid:
-{lines}", do="change these sizes; 'llmb show' prints the recipe's")
+    return UsageError(f"this layout is invalid:\n{lines}", do="change these sizes; 'llmb show' prints the recipe's")
 
 
 def _decisions(pick: _Pick, gpu_type: str, changed: dict[str, int], published: Layout) -> tuple[str, ...]:
