@@ -21,7 +21,12 @@ sys.exit(tuple(map(int, version[:2])) < (2, 11))
 PY
 }
 
+say() {
+    echo "setup: $*" >&2
+}
+
 if [ ! -x "$venv/bin/python" ]; then
+    say "1/3 environment in $venv, with $("$python" -V)"
     if has_torch "$python"; then
         "$python" -m venv --system-site-packages "$venv"
     else
@@ -30,9 +35,12 @@ if [ ! -x "$venv/bin/python" ]; then
 fi
 if ! has_torch "$venv/bin/python"; then
     if command -v nvidia-smi >/dev/null; then default="torch>=2.11"; else default="torch==2.13.0"; fi
-    "$venv/bin/pip" install -q numpy "${LLMB_TORCH:-$default}"
+    say "2/3 ${LLMB_TORCH:-$default}, which takes minutes on a slow network"
+    "$venv/bin/pip" install numpy "${LLMB_TORCH:-$default}"
 fi
+say "3/3 llmb and what it needs"
 "$venv/bin/pip" install -q -e ".[weights${extras:+,$extras}]"
 # pip compiles what it installs, but not a project that stays where it is; without this, each command would compile it
 # where PYTHONDONTWRITEBYTECODE is set or the folder is read-only.
 "$venv/bin/python" -m compileall -q src/llmb
+say "done: $venv/bin/llmb"

@@ -11,8 +11,14 @@ from llmb.cli.main import COMMANDS, load_command
 from reference_pages.markdown import page, table, type_text
 
 INTRO = """`llmb` and `llmb-run` are the same program. Results go to stdout, everything else to stderr; `--json` prints
-one JSON document and nothing else on stdout. Every command has `--help` (`-h`), and `llmb --version` prints the
-version. See also [exit codes](files.md#exit-codes)."""
+one JSON document and nothing else on stdout, and an error as one JSON document on stderr: `error` with `what`, `where`,
+`valid`, `do` and `exit_code`. Names may be written in any case. Workload and size may be given by their place too:
+`llmb run pretrain_llama3.1 8b`. `llmb version` and `llmb help COMMAND` do what `--version` and `--help` do.
+
+Every command has `--help` (`-h`, the usual options), `--help-all` (all options), `--output FILE` (the result goes to a
+file), `-q` or `--quiet` (nothing beside the result but errors) and `-v` or `--verbose` (the plan of a run, the cause of
+an error). `llmb --install-completion` makes the shell complete commands, workloads, sizes, dtypes, GPU types, releases
+and job ids. See also [exit codes](files.md#exit-codes)."""
 
 
 def commands_page() -> str:
@@ -42,7 +48,7 @@ def command_section(name: str, command: Any) -> str:  # noqa: ANN401 (typer keep
 
 
 def option_row(param: Any, annotation: Any) -> list[str]:  # noqa: ANN401 (typer keeps its parameter types private)
-    names = sorted(param.opts, key=len) if param.param_type_name == "option" else [param.metavar or param.name]
+    names = sorted(param.opts, key=len) if param.param_type_name == "option" else [param.metavar or param.name.upper()]
     default = param.default.value if isinstance(param.default, Enum) else param.default
     shown = f"`{default}`" if isinstance(default, str | int | float) and not isinstance(default, bool) else ""
     return [

@@ -4,7 +4,7 @@
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -37,7 +37,7 @@ from llmb.report.jobs_report import job_document, jobs_document, nodes_document
 from llmb.report.list_report import list_document
 from llmb.report.nccl_report import nccl_document
 from llmb.report.parse_report import parse_document, parse_report
-from llmb.report.recipe_report import recipe_document
+from llmb.report.recipe_report import metrics_document, recipe_document
 from llmb.report.run_report import run_document
 from llmb.report.submit_report import submit_document
 from llmb.report.trace_report import trace_document
@@ -157,7 +157,9 @@ come. It is replaced atomically before and after each submission. A client that 
 it ([how to run many recipes](../how-to/run-many-recipes.md)); one that is finished is kept as a record."""
 
 ERRORS = """An error is written to stderr as `llmb: error: <what>`, followed by `where:`, `valid:` and `do:` as far as
-they apply. `llmb parse` ends with 4 where no log is of a successful run, whatever the result of the others."""
+they apply; if the result is printed as JSON, the error is one JSON document on stderr: `error` with `what`, `where`,
+`valid`, `do` and `exit_code`. `llmb parse` ends with 4 where no log is of a successful run, whatever the result of the
+others."""
 
 
 def files_page(catalogue: Catalogue) -> str:
@@ -263,7 +265,7 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
     shown = job_document(job, JobDetails())
     return {
         "run": run_document(RunFolder(Path("run")), plan, conclude(plan, steps, 0, "")),
-        "metrics": asdict(throughput(recipe, 17.2)),
+        "metrics": metrics_document(recipe, throughput(recipe, 17.2)),
         "show": recipe_document(recipe, job_defaults(catalogue, recipe)),
         "submit": submit_document({RunFolder(Path("run")): SubmittedJob(job_id="1", submitted_at="")}),
         "bulk": sample_campaign(catalogue),

@@ -1,4 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures how fast machines train large language models."""
+"""Measures how fast machines train large language models.
+
+``llmb.run``, ``llmb.parse``, ``llmb.recipe`` and ``llmb.result`` are loaded when they are first used.
+"""
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
+_API = ("Run", "parse", "recipe", "result", "run")
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 (whatever it is)
+    if name not in _API:
+        raise AttributeError(f"module 'llmb' has no attribute '{name}'")
+    return getattr(import_module("llmb.api"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_API]

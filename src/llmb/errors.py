@@ -3,6 +3,7 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 from llmb.secrets import redacted
 
@@ -30,6 +31,18 @@ class LlmbError(Exception):
         if self.do:
             lines.append(f"  do:    {self.do}")
         return "\n".join(lines)
+
+    def document(self) -> dict[str, Any]:
+        """The same for programs; its keys are a contract."""
+        return {
+            "error": {
+                "what": self.what,
+                "where": self.where,
+                "valid": list(self.choices),
+                "do": self.do,
+                "exit_code": self.exit_code,
+            }
+        }
 
 
 class UsageError(LlmbError):

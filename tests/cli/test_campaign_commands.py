@@ -96,7 +96,9 @@ def test_one_recipe_is_a_job_and_its_script_is_printed(environ: dict[str, str]) 
     script = call(submit, environ, *options)
     assert script.stdout.startswith("#!/bin/bash\n# pretrain_llama3.1 8b bf16 on 8 x h100")
     assert call(submit, environ, "-w", "pretrain_llama3.1_8b", "--dry-run").stdout == script.stdout
-    assert json.loads(call(submit, environ, *options, "--json").stdout) == {"script": script.stdout}
+    document = json.loads(call(submit, environ, *options, "--json").stdout)
+    assert document["script"] == script.stdout
+    assert [choice["name"] for choice in document["unspecified"]] == ["GPU type"]
     assert len(shown(submit, environ, *options, "--repeats", "3")) == 3
 
 
@@ -122,9 +124,8 @@ def test_nodes_are_given_as_to_sbatch(environ: dict[str, str]) -> None:
     assert "405b fp8 on 1024 x h100" in newest.stdout
     error = refused(launch, environ | {"JOB_TOTAL_GPUS": "64"}, "pretrain_llama3.1", "-N", "4", "--dry-run")
     assert error.what == "4 nodes with 8 GPUs each are 32 GPUs, but the scale is 64"
-    assert (
-        "405b bf16 on 32 x h100" in call(submit, environ, "-w", "pretrain_llama3.1_405b", "-N", "4", "--dry-run").stdout
-    )
+    script = call(submit, environ, "-w", "pretrain_llama3.1_405b", "-N", "4", "--dry-run").stdout
+    assert "405b PROXY (8 of 126 layers) bf16 on 32 x h100" in script
 
 
 def test_the_release_follows_from_a_variable_that_only_its_document_has(environ: dict[str, str]) -> None:
@@ -133,6 +134,7 @@ def test_the_release_follows_from_a_variable_that_only_its_document_has(environ:
     assert "gbs126" in old.stdout
     new = call(launch, environ | {"JOB_TOTAL_GPUS": "32"}, "pretrain_llama3.1", "--dry-run")
     assert "gbs64" in new.stdout
+    assert "release 25.04 (or 24.11)" in new.stderr
     assert "note: release" not in new.stderr
 
 

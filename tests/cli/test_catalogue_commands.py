@@ -103,8 +103,8 @@ def test_an_impossible_step_time_is_refused(step_time: str) -> None:
         (("shw",), "did you mean 'show'"),
         (("list", "-w", "pretrain_llama"), "did you mean 'pretrain_llama3.1'"),
         (("show", "-w", "pretrain_llama3.1", "-s", "7b"), "did you mean '70b'"),
-        (("show", "-w", "pretrain_llama3.1"), "Missing option"),
-        (("show", "--wrkload", "x"), "No such option"),
+        (("show", "-w", "pretrain_llama3.1"), "the size of pretrain_llama3.1 is not specified"),
+        (("show", "--wrkload", "x"), "unknown option --wrkload; did you mean --workload?"),
         (("show", "-w", "pretrain_llama3.1", "-s", "8b", "--scale", "eight"), "--scale"),
         (("show", "-w", "pretrain_llama3.1", "-s", "8b", "--tp", "3"), "is not divisible by TP 3"),
         (("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--steps", "0"), "--steps is 0"),
@@ -147,3 +147,29 @@ def test_a_dry_run_prints_the_plan_and_makes_nothing(tmp_path: Path) -> None:
     assert {"OMP_NUM_THREADS", "PYTHONUNBUFFERED"} <= planned["variables"].keys() | os.environ.keys()
     assert "torch.distributed.run" in llmb(*options, LLMB_INSTALL=str(tmp_path)).stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_specified_is_the_first_line_and_a_field() -> None:
+    half = ("show", "-w", "pretrain_llama3.1", "-s", "405b", "--scale", "32", "--dtype", "bf16", "--gpu-type", "h100")
+    first, title = llmb(*half).stdout.splitlines()[:2]
+    assert first == "not specified: release 25.04 (or 24.11)"
+    assert title == "pretrain_llama3.1 405b PROXY (8 of 126 layers) bf16 on 32 x h100"
+    shown = document(*half)
+    assert shown["unspecified"] == [{"name": "release", "value": "25.04", "origin": "default", "others": ["24.11"]}]
+    assert (shown["title"], shown["recipe"]["layers"], shown["recipe"]["full_layers"]) == (title, 8, 126)
+    measured = document("metrics", *half[1:], "--step-time", "5.4")
+    assert (measured["title"], measured["unspecified"]) == (title, shown["unspecified"])
+
+
+def test_a_dry_run_shows_the_layout_the_reference_and_a_command_that_gives_the_same_plan() -> None:
+    options = ("run", "-w", "pretrain_llama3.1", "-s", "8b", "--scale", "8", "--gpu-type", "h100", "--no-compile")
+    text = llmb(*options, "--dry-run").stdout
+    assert text.startswith("not specified: dtype bf16 (or fp8)\n")
+    for said in ("TP 1, PP 1, VP 1, CP 2, EP 1", "12.27 s per step: dgxc", "about 10.22 min for 50 steps"):
+        assert said in text
+    command = text.splitlines()[-1].partition("llmb ")[2].split()
+    planned, again = document(*options, "--dry-run"), document(*command, "--dry-run")
+    assert again["unspecified"] == []
+    same = {"recipe": None, "compiled": False}
+    assert planned["plan"] | same == again["plan"] | same
+    assert planned["same_run"] == again["same_run"] == f"llmb {' '.join(command)}"

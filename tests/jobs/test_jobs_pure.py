@@ -270,3 +270,9 @@ def test_a_row_of_a_narrow_terminal_has_id_state_and_reason() -> None:
     assert "TIMEOUT" in text
     assert "COMPLETED" not in text
     assert "last step" in text
+
+
+def test_a_proxy_is_not_listed_as_its_model() -> None:
+    proxy = job(workload="pretrain_llama3.1", size="405b", proxy="PROXY (8 of 126 layers)")
+    (row,) = jobs_table([proxy], 1).rows
+    assert row[2].startswith("pretrain_llama3.1 405b PROXY (8 of 126 layers) ")

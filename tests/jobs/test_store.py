@@ -199,7 +199,7 @@ def test_a_broken_page_is_found(path: Path) -> None:
         store.check()
 
 
-NEW = ("scheduler", "array_index", "base_dir")
+NEW = ("proxy", "scheduler", "array_index", "base_dir")
 
 
 def test_a_history_of_the_first_version_keeps_its_jobs(path: Path) -> None:

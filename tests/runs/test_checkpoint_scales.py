@@ -65,7 +65,7 @@ def test_scales_at_which_nobody_saved_or_loaded_are_told(made: Plan, said: list[
     for warning, text in zip(warnings, said, strict=True):
         assert text in warning
         assert "llama3.1-25.04" in warning or "line 178" in warning
-    assert plan_document(made, (), {})["warnings"] == warnings
+    assert plan_document(made, "", (), {})["warnings"] == warnings
     assert [row[1] for row in plan_table(made, (), {}).rows if row[0] == "warning"] == warnings
 
 

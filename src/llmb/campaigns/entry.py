@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated
 
+from llmb.options.forms import WORD
 from llmb.options.option import Option
 
 Values = tuple[str, ...]
@@ -22,12 +23,15 @@ class Selection:
             name="workload",
             flags=("-w", "--workload"),
             help="Workload, or several separated by commas; see 'llmb list'. Default: all.",
+            form=WORD,
         ),
     ] = ()
     """Workloads, or a workload and a size in one word, as in ``pretrain_llama3.1_8b``."""
     sizes: Annotated[
         Values,
-        _selection(name="size", flags=("-s", "--size", "--model-size"), help="Model size, or several. Default: all."),
+        _selection(
+            name="size", flags=("-s", "--model-size", "--size"), help="Model size, or several. Default: all.", form=WORD
+        ),
     ] = ()
     dtypes: Annotated[
         Values,
@@ -35,12 +39,14 @@ class Selection:
             name="dtype",
             flags=("-d", "--dtype"),
             help="Precision, or several. Default: bf16 of one recipe (fp32 on a CPU), else all.",
+            form=WORD,
         ),
     ] = ()
     scales: Annotated[
         tuple[int, ...],
         _selection(
             name="scale",
+            flags=("-n", "--gpus", "--scale"),
             help="Number of GPUs, or several. Default: the smallest of one recipe, else all that are published.",
             minimum=1,
         ),
@@ -57,7 +63,7 @@ class Selection:
     """Proxies, at their own scales, and nothing else."""
     everything: bool = False
     """For a single recipe, an empty field also means all values instead of the default."""
-    gpu_type: Annotated[str | None, _selection(help="GPU type of the catalogue, or cpu.")] = None
+    gpu_type: Annotated[str | None, _selection(help="GPU type of the catalogue, or cpu.", form=WORD)] = None
     release: Annotated[str | None, _selection(help="Release of the reference document. Default: the newest.")] = None
 
     @property

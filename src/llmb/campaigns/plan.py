@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llmb.campaigns.campaign import CampaignJob
+from llmb.catalogue.unspecified import Unspecified
 from llmb.jobs.order import Order
 
 
@@ -18,9 +19,11 @@ class PlannedJob:
     dtype: str
     gpu_type: str
     gpus: int
-    proxy: bool
+    proxy: str
+    """Which proxy it is, in words; empty for the model itself."""
     nodes: int
     time_limit_min: float | None
+    unspecified: tuple[Unspecified, ...] = ()
 
     @property
     def gpu_hours(self) -> float | None:
@@ -37,9 +40,10 @@ def planned(job: CampaignJob, order: Order) -> PlannedJob:
         dtype=recipe.dtype,
         gpu_type=recipe.gpu_type,
         gpus=recipe.scale,
-        proxy=recipe.proxy,
+        proxy=recipe.proxy_text,
         nodes=spec.placement.nodes,
         time_limit_min=spec.time_limit_min,
+        unspecified=recipe.unspecified,
     )
 
 

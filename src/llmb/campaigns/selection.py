@@ -22,7 +22,7 @@ def selection_of(values: Mapping[str, Any]) -> Selection:
             fields["everything"] = fields.get("everything", False) or value == ALL
             fields[option.field] = convert(option, option.spelled, _items(option.spelled, value))
         elif value is not None:
-            fields[option.field] = value
+            fields[option.field] = option.value(value)
     selection = Selection(**fields)
     if problems := list(limit_problems(selection)):
         raise UsageError("\n".join(problems))

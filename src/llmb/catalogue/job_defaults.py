@@ -1,9 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """The resources that a recipe requests from a scheduler."""
 
+from llmb.catalogue.fabric import Fabric
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Fabric, JobDefaults, JobVariable, Recipe
+from llmb.catalogue.records import Recipe, Record
 from llmb.errors import unknown
+
+
+class JobVariable(Record):
+    """An environment variable of a recipe's or a fabric's jobs, and who sets it."""
+
+    name: str
+    value: str
+    source: str
+
+
+class JobDefaults(Record):
+    """Default resources of a recipe's job; the site and the user can override them."""
+
+    time_limit_min: int
+    time_limit_source: str
+    gpus_per_node: int | None
+    """None on a CPU: any number of processes fits a node."""
+    nvlink_domain_nodes: int
+    """Number of nodes whose GPUs NVLink connects."""
+    variables: tuple[JobVariable, ...]
 
 
 def job_defaults(catalogue: Catalogue, recipe: Recipe) -> JobDefaults:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import ValidationError
 
 from llmb.catalogue.data_files import CatalogueError, located, read_file, schema_problems
+from llmb.catalogue.fabric import Fabric
 from llmb.catalogue.gpus import for_gpus
 from llmb.catalogue.layout_check import check_layout
-from llmb.catalogue.records import Document, Expectation, Fabric, Gpu, Layout, Model
+from llmb.catalogue.records import Document, Expectation, Gpu, Layout, Model
 from llmb.catalogue.schema import (
     DocumentsFile,
     ExpectationsFile,

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from llmb.catalogue.unspecified import Unspecified
 from llmb.catalogue.upgrade import upgraded_model
 
 
@@ -357,41 +358,29 @@ class Recipe(Record):
     checkpoint: Checkpoint | None
     peak_tflops: float | None
     notes: tuple[str, ...]
+    full_layers: int | None = None
+    """Layers of the model that a proxy stands for; None in a record of version 0.1."""
+    unspecified: tuple[Unspecified, ...] = ()
+    decisions: tuple[str, ...] = ()
+    """How it differs from what the document publishes."""
+
+    @property
+    def model_name(self) -> str:
+        """Workload and size; of a proxy with the number of its layers, so that it is never taken for the model."""
+        return f"{self.workload} {self.size}{f' {self.proxy_text}' if self.proxy_text else ''}"
+
+    @property
+    def proxy_text(self) -> str:
+        """Empty unless it is a proxy."""
+        if not self.proxy:
+            return ""
+        layers = self.layout.layers
+        return f"PROXY ({layers} of {self.full_layers} layers)" if self.full_layers else f"PROXY ({layers} layers)"
+
+    def title(self, dtype: str | None = None) -> str:
+        """``dtype`` may say more of the precision."""
+        return f"{self.model_name} {dtype or self.dtype} on {self.scale} x {self.gpu_type}"
 
     @property
     def documented_profile(self) -> DocumentProfile | None:
         return self.document.profile if self.document else None
-
-
-class JobVariable(Record):
-    """An environment variable of a recipe's or a fabric's jobs, and who sets it."""
-
-    name: str
-    value: str
-    source: str
-
-
-class JobDefaults(Record):
-    """Default resources of a recipe's job; the site and the user can override them."""
-
-    time_limit_min: int
-    time_limit_source: str
-    gpus_per_node: int | None
-    """None on a CPU: any number of processes fits a node."""
-    nvlink_domain_nodes: int
-    """Number of nodes whose GPUs NVLink connects."""
-    variables: tuple[JobVariable, ...]
-
-
-class Fabric(Record):
-    """A network between nodes: the NCCL settings that make NCCL use it, and only it."""
-
-    fabric: str
-    title: str
-    variables: dict[str, str] = Field(default_factory=dict)
-    needs: tuple[str, ...] = ()
-    """Variables whose value only the site knows."""
-    profile: str | None = None
-    """A file on the nodes that sets more variables; the batch script sources it."""
-    source: str
-    notes: tuple[str, ...] = ()

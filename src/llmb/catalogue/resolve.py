@@ -1,22 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resolves a request to a recipe: selects the layout, applies overrides, checks everything, adds published figures."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 from typing import Annotated, Literal, NamedTuple
 
 from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.load import Catalogue, layout_of, model_of
-from llmb.catalogue.records import Dtype, Expectation, Layout, Model, Packing, PublishedFlops, Recipe, Record
+from llmb.catalogue.records import (
+    Dtype,
+    Expectation,
+    Layout,
+    Model,
+    Recipe,
+    Record,
+)
+from llmb.catalogue.scale_names import by_size, scale_name, scales_above
 from llmb.catalogue.schema import LayoutRow, LayoutTable, WorkloadFile
+from llmb.catalogue.sequence_flops import packing_of, published_flops
+from llmb.catalogue.unspecified import left_open
 from llmb.errors import UsageError, unknown
 from llmb.options.forms import WORD
 from llmb.options.option import Option
 
 CPU = "cpu"
-_size = partial(Option, panel="Layout overrides", minimum=1)
+LAYOUT_PANEL = "Layout (default: that of the recipe)"
+_size = partial(Option, panel=LAYOUT_PANEL, minimum=1)
 
 
 class Overrides(Record):
@@ -42,7 +54,7 @@ class Overrides(Record):
         bool | None,
         Option(
             help="Tensor parallelism without sharding the sequence between layers.",
-            panel="Layout overrides",
+            panel=LAYOUT_PANEL,
             negates=True,
         ),
     ] = None
@@ -55,7 +67,7 @@ class Overrides(Record):
 class Request:
     """What the user specified; None means the default."""
 
-    workload: Annotated[str, Option(flags=("-w", "--workload"), help="Workload; see 'llmb list'.")]
+    workload: Annotated[str, Option(flags=("-w", "--workload"), help="Workload; see 'llmb list'.", form=WORD)]
     size: Annotated[
         str,
         Option(flags=("-s", "--size"), help="Model size, such as 8b; 'tiny' trains on a laptop.", form=WORD),
@@ -63,8 +75,22 @@ class Request:
     dtype: Annotated[
         str | None, Option(help="bf16, fp8 or, on a CPU, fp32. Default: bf16; on a CPU fp32.", form=WORD)
     ] = None
-    scale: Annotated[int | None, Option(help="Number of GPUs, or of processes on a CPU.", minimum=1)] = None
-    gpu_type: Annotated[str | None, Option(help="GPU type of the catalogue, or cpu.", form=WORD)] = None
+    scale: Annotated[
+        int | None,
+        Option(
+            flags=("-n", "--gpus", "--scale"),
+            help="Number of GPUs, or of processes on a CPU. Default: detected by 'run', else the smallest.",
+            minimum=1,
+        ),
+    ] = None
+    gpu_type: Annotated[
+        str | None,
+        Option(
+            help="GPU type of the catalogue, or cpu. Default: detected by 'run', else of cluster_config.yaml, else the "
+            "first of 'llmb list'.",
+            form=WORD,
+        ),
+    ] = None
     release: Annotated[str | None, Option(help="Release of the reference document. Default: the newest.")] = None
     overrides: Overrides = field(default_factory=Overrides)
 
@@ -94,8 +120,10 @@ class _Pick:
     notes: tuple[str, ...] = ()
 
 
-def resolve(catalogue: Catalogue, request: Request) -> Recipe:
+def resolve(catalogue: Catalogue, request: Request, found: Mapping[str, str] = MappingProxyType({})) -> Recipe:
     """The recipe that ``request`` names.
+
+    ``found`` has the origin of fields that the user left open and the caller filled in, such as ``detected``.
 
     Raises UsageError for an unknown name (with the closest one), a scale that the recipe does not list, and an
     invalid layout (with all problems).
@@ -107,10 +135,25 @@ def resolve(catalogue: Catalogue, request: Request) -> Recipe:
     gpu_type = _gpu_type(catalogue, workload, request)
     release = _release(workload, request)
     choices = _choices(workload, request.size, gpu_type, release)
-    dtype = _dtype(choices, request, gpu_type)
+    dtypes = _unique(chain.from_iterable(choice.table.dtypes for choice in choices))
+    dtype = _dtype(dtypes, request, gpu_type)
     choices = [choice for choice in choices if dtype in choice.table.dtypes]
     pick = _pick_row(workload, choices, request, release)
-    return _recipe(catalogue, workload, request, gpu_type, dtype, pick)
+    recipe = _recipe(catalogue, workload, request, gpu_type, dtype, pick)
+    rows = (row for choice in choices for row in choice.table.rows)
+    above = scales_above(choice.table for choice in choices)
+    possible = {
+        "gpu_type": gpu_types_of(workload, request.size),
+        "dtype": dtypes,
+        "scale": [
+            *dict.fromkeys(map(scale_name, sorted(rows, key=by_size))),
+            *above,
+        ],
+        "release": releases_of(workload, request.size),
+    }
+    taken = {name: str(value) for name in possible if (value := getattr(recipe, name)) is not None}
+    given = {name for name in possible if getattr(request, name) is not None and name not in found}
+    return recipe.model_copy(update={"unspecified": tuple(left_open(taken, given, possible, found))})
 
 
 def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, Scales]:
@@ -206,8 +249,7 @@ def _choices(workload: WorkloadFile, size: str, gpu_type: str, release: str | No
     return choices
 
 
-def _dtype(choices: Sequence[_Choice], request: Request, gpu_type: str) -> Dtype:
-    dtypes = _unique(chain.from_iterable(choice.table.dtypes for choice in choices))
+def _dtype(dtypes: Sequence[str], request: Request, gpu_type: str) -> Dtype:
     if request.dtype is None:
         return Dtype.FP32 if gpu_type == CPU else Dtype.BF16
     if request.dtype not in dtypes:
@@ -234,7 +276,7 @@ def _pick_row(workload: WorkloadFile, choices: Sequence[_Choice], request: Reque
         base = rows[max((gpus for gpus in rows if gpus <= scale), default=min(rows))]
         row = base.row.model_copy(update={"gpus": scale, "dp": None, "ga": None})
         return _Pick(base.choice, row, (f"a custom layout, derived from the one for {base.row.gpus} GPUs",))
-    raise _scale_error(workload, request, release, scale, sorted(rows), above)
+    raise _scale_error(workload, request, release, scale, [pick.row for pick in rows.values()], above)
 
 
 def _by_batch_rule(choices: Iterable[_Choice], scale: int) -> _Pick | None:
@@ -256,7 +298,7 @@ def _default_scale(picks: Iterable[_Pick]) -> int:
 
 
 def _scale_error(
-    workload: WorkloadFile, request: Request, release: str | None, scale: int, listed: list[int], above: str
+    workload: WorkloadFile, request: Request, release: str | None, scale: int, listed: Sequence[LayoutRow], above: str
 ) -> UsageError:
     others = {
         table.release: table
@@ -265,9 +307,9 @@ def _scale_error(
     }
     elsewhere = [name for name, table in others.items() if _has(table, scale)]
     advice = f"add --release {elsewhere[0]}" if elsewhere else "specify --gbs too, to run a custom layout"
-    choices = [*map(str, listed)]
+    choices = [scale_name(row) for row in sorted(listed, key=by_size)]
     if above == "double":
-        choices.append(f"doublings of {listed[-1]}")
+        choices.append(f"doublings of {max(row.gpus for row in listed)}")
     return UsageError(f"{request.workload} {request.size} has no layout for {scale} GPUs", choices=choices, do=advice)
 
 
@@ -301,57 +343,34 @@ def _recipe(
         document=catalogue.documents[table.document] if table.document else None,
         task=workload.task,
         proxy=row.proxy or layout.layers != full.layers,
+        full_layers=full.layers,
         model=model,
         layout=layout,
         training=workload.training_for(request.size),
-        packing=_packing(workload, layout),
-        published_flops=_published_flops(catalogue, workload, table, layout),
+        packing=packing_of(workload, layout),
+        published_flops=published_flops(catalogue, workload, table, layout),
         expectations=expectations,
         expectations_reason=reason,
         checkpoint=checkpoint.record(catalogue.documents[checkpoint.document].source) if checkpoint else None,
         peak_tflops=gpu.peak_tflops.get(dtype) if gpu else None,
-        notes=_notes(pick, gpu_type, changed, published),
+        notes=tuple(table.notes),
+        decisions=_decisions(pick, gpu_type, changed, published),
     )
 
 
 def layout_error(problems: Sequence[str]) -> UsageError:
     lines = "\n".join(f"  - {problem}" for problem in problems)
-    return UsageError(f"this layout is invalid:\n{lines}")
+    return UsageError(f"this layout is invalid:\n{lines}", do="change these sizes; 'llmb show' prints the recipe's")
 
 
-def _published_flops(
-    catalogue: Catalogue, workload: WorkloadFile, table: LayoutTable, layout: Layout
-) -> PublishedFlops | None:
-    """The document's own count: its printed value if that is for this shape, else its formula."""
-    entries = [
-        entry for entry in workload.published_flops if (entry.size, entry.document) == (table.size, table.document)
-    ]
-    if not entries:
-        return None
-    shape = (layout.seq_len, layout.layers)
-    printed = next((entry for entry in entries if (entry.seq_len, entry.layers) == shape), None)
-    entry = printed or next((entry for entry in entries if entry.printed_flops is None), entries[0])
-    return PublishedFlops(
-        printed_flops=printed.printed_flops if printed else None,
-        source=catalogue.documents[entry.document].source,
-        **entry.model_dump(include={"formula", "as_published", "line", "notes"}),
-    )
-
-
-def _packing(workload: WorkloadFile, layout: Layout) -> Packing | None:
-    fields = {"seq_len"}
-    found = (entry for entry in workload.packing if entry.seq_len == layout.seq_len)
-    return next((Packing(**entry.model_dump(exclude=fields)) for entry in found), None)
-
-
-def _notes(pick: _Pick, gpu_type: str, changed: dict[str, int], published: Layout) -> tuple[str, ...]:
-    notes = [*pick.choice.table.notes, *pick.notes]
+def _decisions(pick: _Pick, gpu_type: str, changed: dict[str, int], published: Layout) -> tuple[str, ...]:
+    decisions = [*pick.notes]
     if pick.choice.borrowed_from:
-        notes.append(f"the layout was published for {pick.choice.borrowed_from}, none for {gpu_type}")
+        decisions.append(f"the layout was published for {pick.choice.borrowed_from}, none for {gpu_type}")
     if changed:
         pairs = ", ".join(f"{name} {getattr(published, name)} -> {value}" for name, value in changed.items())
-        notes.append(f"changed by options: {pairs}")
-    return tuple(notes)
+        decisions.append(f"changed by options: {pairs}")
+    return tuple(decisions)
 
 
 def _expectations(

@@ -5,7 +5,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llmb.catalogue.records import Checkpoint, Document, Dtype, Fabric, Gpu, Packing, Recipe, Record, Training
+from llmb.catalogue.fabric import Fabric
+from llmb.catalogue.records import Checkpoint, Document, Dtype, Gpu, Packing, Recipe, Record, Training
 
 
 class HardwareFile(Record):

@@ -13,15 +13,18 @@ from llmb.campaigns.job_request import job_options
 from llmb.campaigns.plan import total_gpu_hours
 from llmb.campaigns.queueing import Context, Proposal, Wanted, agree, listed, propose, queue, queued_before, refusal
 from llmb.cli.messages import say
-from llmb.cli.options import value_options
+from llmb.cli.options import selection_options, value_options
 from llmb.options.option import options_of
 from llmb.report.campaign_report import campaign_document, campaign_table, hours_text, total_text
 from llmb.report.output import print_json, print_table
 
 REPEATS = replace(options_of(Entry)["repeats"], annotation=int | None, default=None)
 """None means the value of the file."""
-SELECTION = value_options([*options_of(Selection).values(), REPEATS])
+_SELECTION = (*options_of(Selection).values(), REPEATS)
+SELECTION = value_options(_SELECTION)
 """The options that select recipes."""
+NAMED_SELECTION = selection_options(_SELECTION)
+"""The same, with the recipe by place too."""
 JOB = value_options([option for name, option in job_options().items() if name not in options_of(Selection)])
 """The options of one job, except those that name its recipe."""
 
@@ -41,6 +44,8 @@ def run_campaign(
     Raises UsageError with all problems, and if jobs are rejected.
     """
     proposal = propose(context, wanted, resume=resume, start_new=start_new)
+    for line in _left_open(context, wanted, proposal):
+        say(line)
     if proposal.left_out:
         sys.stderr.write(listed("left out", proposal.left_out) + "\n")
     before = queued_before(proposal)
@@ -57,6 +62,15 @@ def run_campaign(
         _print(outcome.campaign, proposal, json=True)
     if error := refusal(outcome):
         raise error
+
+
+def _left_open(context: Context, wanted: Wanted, proposal: Proposal) -> list[str]:
+    """What the jobs take that neither the request nor the cluster's settings name."""
+    found = {choice.name: choice.text() for job in proposal.jobs for choice in job.unspecified}
+    if context.site.config.gpu_type is None and not all(entry.selection.gpu_type for entry in wanted.entries):
+        types = ", ".join(dict.fromkeys(job.gpu_type for job in proposal.jobs))
+        found["GPU type"] = f"GPU type {types} (--gpu-type, or gpu_type in cluster_config.yaml, names another)"
+    return [f"not specified: {'; '.join(found.values())}"] if found else []
 
 
 def _print(campaign: Campaign, proposal: Proposal, *, json: bool) -> None:

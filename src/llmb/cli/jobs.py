@@ -13,6 +13,8 @@ from typing import Annotated
 
 import typer
 
+from llmb.cli.completion import runs
+from llmb.cli.group import Group
 from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
@@ -26,7 +28,7 @@ from llmb.report.jobs_report import job_document, job_table, jobs_document, jobs
 from llmb.report.output import print_json, print_table
 from llmb.runs.folder import RunFolder, install_root
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="markdown")
 
 DEFAULT_LIMIT = 50
 FRESH_S = 10.0
@@ -34,8 +36,14 @@ FRESH_S = 10.0
 PATIENCE_S = 5.0
 """How long a list may wait for a scheduler; without an answer it shows the last known states."""
 
-JobId = Annotated[str, typer.Argument(metavar="ID", help="Id of the job, or the beginning of the run folder's name.")]
-JobIds = Annotated[list[str], typer.Argument(metavar="ID...", help="As for show; an array's id means all its tasks.")]
+JobId = Annotated[
+    str,
+    typer.Argument(metavar="ID", autocompletion=runs, help="Id of the job, or the beginning of the run folder's name."),
+]
+JobIds = Annotated[
+    list[str],
+    typer.Argument(metavar="ID...", autocompletion=runs, help="As for show; an array's id means all its tasks."),
+]
 
 
 @app.callback(invoke_without_command=True)

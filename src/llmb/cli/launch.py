@@ -31,7 +31,7 @@ def launch(
     ctx: typer.Context,
     size: Annotated[
         str | None,
-        typer.Option("-s", "--size", "--model-size", help="Model size. Default: MODEL_SIZE, or the only one."),
+        typer.Option("-s", "--model-size", "--size", help="Model size. Default: MODEL_SIZE, or the only one."),
     ] = None,
     dry_run: DryRun = False,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end and print the result.")] = False,

@@ -8,6 +8,7 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.catalogue.schema import WorkloadFile
+from llmb.cli.completion import workloads
 from llmb.cli.json_option import Json
 from llmb.report.list_report import list_document, list_table
 from llmb.report.output import print_json, print_table
@@ -17,7 +18,13 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 @app.command()
 def list_(
-    workload: Annotated[str | None, typer.Option("-w", "--workload", help="Only this workload.")] = None,
+    place: Annotated[
+        str | None, typer.Argument(metavar="WORKLOAD", help="The same as --workload.", autocompletion=workloads)
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option("-w", "--workload", help="Only this workload. Default: all.", autocompletion=workloads),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Workloads, sizes, dtypes, GPU types and scales of the catalogue.
@@ -31,8 +38,8 @@ def list_(
 
     - `llmb list -w pretrain_nemotron4 --json`
     """
-    catalogue = Catalogue()
-    chosen = [_chosen(catalogue, workload)] if workload else list(catalogue.workloads.values())
+    catalogue, wanted = Catalogue(), workload or place
+    chosen = [_chosen(catalogue, wanted.lower())] if wanted else list(catalogue.workloads.values())
     if json:
         print_json(list_document(chosen))
     else:

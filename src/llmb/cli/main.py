@@ -2,17 +2,22 @@
 """The top-level command: lists all commands, loads only the one that is called, prints errors."""
 
 import gc
+import json
 import os
 import sys
+from contextlib import ExitStack
 from importlib import import_module
+from itertools import pairwise
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from llmb import __version__
+from llmb.cli.common import add_common_options
+from llmb.cli.group import Group
 from llmb.cli.unset_options import skip_unset_options
-from llmb.errors import LlmbError, UserInterrupt, unknown
+from llmb.errors import LlmbError, UsageError, UserInterrupt
 
 COMMANDS = {
     "list": ("llmb.cli.list", "Workloads, sizes, dtypes, GPU types and scales of the catalogue."),
@@ -31,6 +36,9 @@ COMMANDS = {
     "nccl": ("llmb.cli.nccl", "Collectives in NCCL's logs, and bandwidths from nccl-tests."),
 }
 
+PARSER_ERROR: Any = typer.BadParameter.__bases__[0]
+"""What typer raises for arguments that it cannot parse; it is not exported."""
+
 EPILOG = """Examples:
 
 - `llmb list`: all recipes
@@ -44,7 +52,7 @@ Results go to stdout, everything else to stderr.
 """
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(Group):
     """Lists commands from a table and imports a command's module only to run it, so that ``--help`` is fast."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 (typer keeps its context type private)
@@ -56,8 +64,6 @@ class LazyGroup(TyperGroup):
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise unknown("command", args[0], COMMANDS)
         name, stub, rest = super().resolve_command(ctx, args)
         return name, stub and load_command(str(name)), rest
 
@@ -66,6 +72,7 @@ def load_command(name: str) -> Any:  # noqa: ANN401
     module, _ = COMMANDS[name]
     command = typer.main.get_command(import_module(module).app)
     command.name = name
+    add_common_options(command)
     skip_unset_options(command)
     return command
 
@@ -102,36 +109,59 @@ def main() -> NoReturn:
     # pydantic would look for plugins in the metadata of every installed distribution, which takes as long as reading
     # the catalogue.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
-    exit_code = _run_app()
+    exit_code = exit_code_of(app, as_spoken(sys.argv[1:]))
     sys.stderr.flush()
     # Results are flushed. Finalizing the interpreter would take a fifth of the time of 'llmb list'.
     os._exit(exit_code)
 
 
-def was_interrupted(end: SystemExit) -> bool:
-    """True if it was caused by Ctrl-C, which click turns into exit code 1."""
-    error: BaseException | None = end
-    while error and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
+def as_spoken(arguments: list[str]) -> list[str]:
+    """Arguments with ``help`` and ``version`` as options, where they stand for a command."""
+    match arguments:
+        case ["help", *command]:
+            return [*command, "--help"]
+        case ["version"]:
+            return ["--version"]
+        case ["--help-all"]:
+            return ["--help"]
+    return arguments
 
 
-def _run_app() -> int:
+def exit_code_of(program: typer.Typer, arguments: list[str]) -> int:
+    """Runs a command. Errors are printed, as JSON if the result is printed so."""
+    as_json = "--json" in arguments or "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
     try:
-        app()
-    except SystemExit as end:
-        if was_interrupted(end):
-            return UserInterrupt.exit_code
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
+        with ExitStack() as stack:
+            code = program(arguments, prog_name="llmb", standalone_mode=False, obj=stack)
     except LlmbError as error:
-        sys.stderr.write(f"llmb: error: {error}\n")
-        return error.exit_code
-    except KeyboardInterrupt:
-        sys.stderr.write("llmb: interrupted\n")
-        return UserInterrupt.exit_code
+        if {"-v", "--verbose"} & {*arguments} and error.__cause__:
+            import traceback  # takes 3 ms
+
+            traceback.print_exception(error.__cause__)
+        if isinstance(error, UsageError) and not (error.do or error.choices):
+            error = UsageError(error.what, where=error.where, do=f"see 'llmb {' '.join(arguments[:1])} --help'")
+        return _told(error, as_json=as_json)
+    except PARSER_ERROR as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()  # the help
+            return int(error.exit_code)
+        from llmb.cli.usage import usage_error
+
+        return _told(usage_error(error), as_json=as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        return _told(UserInterrupt("interrupted"), as_json=as_json)
     except BrokenPipeError:
         return 0  # the reader has exited, as in 'llmb list | head'
-    return 0
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):
+            return 0
+        raise
+    return code if isinstance(code, int) else 0
+
+
+def _told(error: LlmbError, *, as_json: bool) -> int:
+    sys.stderr.write(f"{json.dumps(error.document())}\n" if as_json else f"llmb: error: {error}\n")
+    return error.exit_code
 
 
 if __name__ == "__main__":

@@ -1,7 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages on standard error, where no result is printed."""
+"""Messages beside the result, and its first line."""
 
 import sys
+from collections.abc import Sequence
+
+from llmb.catalogue.unspecified import Unspecified, unspecified_text
+from llmb.report.output import print_line
+
+
+def print_unspecified(choices: Sequence[Unspecified]) -> None:
+    """The first line of a result: what the request left open."""
+    if choices:
+        print_line(unspecified_text(choices))
 
 
 def say(text: str) -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb metrics``."""
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -9,11 +8,12 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.cli.json_option import Json
+from llmb.cli.messages import print_unspecified
 from llmb.cli.options import takes_recipe
 from llmb.errors import UsageError
 from llmb.metrics.throughput import throughput
 from llmb.report.output import print_json, print_table
-from llmb.report.recipe_report import throughput_table
+from llmb.report.recipe_report import metrics_document, throughput_table
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -39,6 +39,7 @@ def metrics(
     recipe = resolve(Catalogue(), request)
     result = throughput(recipe, step_time)
     if json:
-        print_json(asdict(result))
+        print_json(metrics_document(recipe, result))
     else:
+        print_unspecified(recipe.unspecified)
         print_table(throughput_table(recipe, result))

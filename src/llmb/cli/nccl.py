@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb nccl``."""
 
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ import typer
 from llmb.cli.json_option import Json
 from llmb.errors import UsageError
 from llmb.report.nccl_report import nccl_document, nccl_tables
-from llmb.report.output import print_json, print_table
+from llmb.report.output import print_json, print_tables
 from llmb.traces.nccl_files import EXPECTED, find_nccl_files
 from llmb.traces.nccl_log import read_nccl_logs
 from llmb.traces.nccl_summary import Codes, summarize_nccl
@@ -62,7 +61,4 @@ def nccl(
     if json:
         print_json(nccl_document(summary, tests))
         return
-    for index, table in enumerate(nccl_tables(summary, tests)):
-        if index:
-            sys.stdout.write("\n")
-        print_table(table)
+    print_tables(nccl_tables(summary, tests))

@@ -9,9 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from llmb.catalogue.resolve import Request
+from llmb.cli import completion
+from llmb.errors import UsageError
 from llmb.options.option import Option, made, options_of
 
 Maker = Callable[..., Any]
+SHORT_PANELS = (None, "Selection")
+"""Panels of ``--help``; ``--help-all`` shows all."""
+PLACES = ("workload", "size")
+"""Options that may also be given by their place."""
 
 
 def parameter(option: Option, *, envvar: bool = True) -> inspect.Parameter:
@@ -22,6 +28,9 @@ def parameter(option: Option, *, envvar: bool = True) -> inspect.Parameter:
         rich_help_panel=option.panel,
         envvar=option.envvar if envvar else None,
         metavar=_metavar(option),
+        hidden=option.panel not in SHORT_PANELS and not option.basic,
+        autocompletion=completion.OPTIONS.get(option.name),
+        case_sensitive=False,
     )
     annotation, default = option.annotation, option.default
     if option.repeatable:
@@ -51,6 +60,60 @@ def record_options(record: type) -> Maker:
 def value_options(options: Iterable[Option], *, envvar: bool = True) -> Maker:
     """A function that returns the options' values by name; without ``envvar`` it reads no environment variables."""
     return _maker(options, lambda **values: values, envvar=envvar)
+
+
+def recipe_options() -> Maker:
+    """A function that makes a Request; workload and size may be given without their flags."""
+    return _by_place(options_of(Request).values(), lambda **values: made(Request, values), required=True)
+
+
+def selection_options(options: Iterable[Option]) -> Maker:
+    """The same for options that select recipes; the function returns their values."""
+    return _by_place(options, lambda **values: values, required=False)
+
+
+def _by_place(options: Iterable[Option], make: Maker, *, required: bool) -> Maker:
+    def maker(**values: Any) -> Any:  # noqa: ANN401 (whatever the options' types are)
+        for name in PLACES:
+            values[name] = _given_once(name, values.pop(f"{name}_argument"), values[name])
+        if required and None in (values["workload"], values["size"]):
+            values |= dict(zip(PLACES, _model(values["workload"]), strict=True))
+        return make(**values)
+
+    flags = [parameter(option) for option in options]
+    flags = [flag.replace(default=None) if flag.name in PLACES else flag for flag in flags]
+    maker.__signature__ = inspect.Signature([*map(_argument, PLACES), *flags])  # type: ignore[attr-defined]
+    return maker
+
+
+def _argument(name: str) -> inspect.Parameter:
+    info = typer.Argument(
+        metavar=name.upper(),
+        help=f"The same as --{name}.",
+        show_default=False,
+        autocompletion=completion.OPTIONS[name],
+    )
+    return inspect.Parameter(
+        f"{name}_argument", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, info]
+    )
+
+
+def _given_once(name: str, placed: str | None, flagged: str | None) -> str | None:
+    if placed and flagged and placed != flagged:
+        raise UsageError(f"the {name} has two values: '{placed}' and --{name} {flagged}", do="give one of them")
+    return placed or flagged
+
+
+def _model(name: str | None) -> tuple[str, str]:
+    """Workload and size in one word. Raises UsageError with the names that are possible."""
+    from llmb.catalogue.load import Catalogue
+    from llmb.catalogue.model_name import model_of
+
+    catalogue = Catalogue()
+    if name is None:
+        do = "give it with --workload; see 'llmb list'"
+        raise UsageError("the workload is not specified", choices=catalogue.workloads, do=do)
+    return model_of(catalogue, name.lower(), None)
 
 
 def _maker(options: Iterable[Option], make: Maker, *, envvar: bool = True) -> Maker:
@@ -88,7 +151,7 @@ def takes(*makers: Maker) -> Callable[[Callable[..., None]], Callable[..., None]
 
 def takes_recipe(command: Callable[..., None]) -> Callable[..., None]:
     """Options of a command on a recipe."""
-    return takes(record_options(Request))(command)
+    return takes(recipe_options())(command)
 
 
 def given_of(ctx: typer.Context, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import track
 
 from llmb.cli.install import install_here
+from llmb.cli.json_option import Json
 from llmb.errors import RunFailed
 from llmb.logs.files import FoundFiles, ParsedFile, find_logs
 from llmb.logs.parallel_reader import parse_logs
@@ -43,6 +44,7 @@ def parse(
     ] = None,
     output: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TABLE,
     full_names: Annotated[bool, typer.Option("--full-names", help="Do not shorten file names.")] = False,
+    json: Json = False,
     window: Annotated[
         str,
         typer.Option(help="Steps to average: auto (70 % to 90 % of the run), last, all, or A-B, numbered from 0."),
@@ -71,7 +73,7 @@ def parse(
     found = find_logs(root)
     files = _with_progress(parse_logs(found, window, jobs or usable_cores()), found)
     report = parse_report(root, window, files, full_names=full_names)
-    _print(report, output)
+    _print(report, Format.JSON if json else output)
     if not report.counts["success"]:
         raise RunFailed(f"none of {len(report.files)} logs is from a successful run", where=str(root.absolute()))
 

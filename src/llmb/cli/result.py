@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from llmb.cli.completion import runs
 from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
@@ -28,7 +29,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 @app.command()
 def result(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="Id of a job, beginning of its run folder's name, or folder.")
+        str,
+        typer.Argument(
+            metavar="RUN", autocompletion=runs, help="Id of a job, beginning of its run folder's name, or folder."
+        ),
     ],
     json: Json = False,
 ) -> None:
@@ -74,5 +78,8 @@ def _folder_of(text: str) -> RunFolder:
     if path.is_dir():
         below = sorted(found.parent for found in path.glob("*/run.json"))
         return RunFolder(below[0] if not (path / "run.json").exists() and len(below) == 1 else path)
+    if "/" in text:
+        do = "name the folder with run.json, or a job; 'llmb jobs list' shows all"
+        raise UsageError(f"there is no folder '{text}'", where=str(path), do=do)
     with read_history(install_here(), say) as store:
         return RunFolder(Path(find_job(store, text).run_dir))

@@ -12,8 +12,9 @@ from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
 from llmb.catalogue.scales import all_scales as recipes_at_all_scales
 from llmb.cli.json_option import Json
+from llmb.cli.messages import print_unspecified
 from llmb.cli.options import takes_recipe
-from llmb.report.output import print_json, print_table
+from llmb.report.output import print_json, print_tables
 from llmb.report.recipe_report import recipe_document, recipe_tables
 from llmb.report.scales_report import scales_document, scales_table
 
@@ -49,13 +50,14 @@ def show(
     if json:
         print_json(recipe_document(recipe, job))
     else:
-        for table in recipe_tables(recipe, job):
-            print_table(table)
+        print_unspecified(recipe.unspecified)
+        print_tables(recipe_tables(recipe, job))
 
 
 def _show_scales(recipes: Mapping[str, Sequence[Recipe]], *, json: bool) -> None:
     if json:
         print_json(scales_document(recipe for listed in recipes.values() for recipe in listed))
-        return
-    for listed in recipes.values():
-        print_table(scales_table(listed))
+    else:
+        first = next(recipe for listed in recipes.values() for recipe in listed)
+        print_unspecified(first.unspecified)
+        print_tables(map(scales_table, recipes.values()))

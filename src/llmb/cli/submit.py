@@ -15,7 +15,7 @@ from llmb.campaigns.queueing import Context, Wanted, campaign_context
 from llmb.campaigns.selection import selection_of, single_model
 from llmb.campaigns.single import plan_one, queue_one, wait_for_one
 from llmb.catalogue.load import Catalogue
-from llmb.cli.campaign_options import JOB, SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
+from llmb.cli.campaign_options import JOB, NAMED_SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
 from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
@@ -26,7 +26,8 @@ from llmb.errors import UsageError, UserInterrupt
 from llmb.jobs.order import Order, Queued
 from llmb.jobs.wait import Watch
 from llmb.report.output import print_json, print_text
-from llmb.report.run_report import plan_title
+from llmb.report.recipe_report import identity_document
+from llmb.report.run_report import start_lines
 from llmb.report.submit_report import flags_text, submit_document, submit_text
 from llmb.runs.checkpoint_scales import scale_warnings
 from llmb.runs.folder import RunFolder
@@ -37,7 +38,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 @app.command()
-@takes(SELECTION, JOB)
+@takes(NAMED_SELECTION, JOB)
 def submit(
     selecting: dict[str, Any],
     values: dict[str, Any],
@@ -101,10 +102,12 @@ def submit_one(wanted: JobRequest, *, dry_run: bool, wait: bool, yes: bool, json
     order = plan_one(context, wanted, wait=wait and not dry_run)
     for warning in scale_warnings(order.plan, loads=wanted.choices.load_checkpoint is not None):
         say(f"warning: {warning}")
+    for line in start_lines(order.plan):
+        say(line)
     if dry_run:
         script = order.script()
         if json:
-            print_json({"script": script})
+            print_json({**identity_document(order.plan.recipe), "script": script})
         else:
             print_text(script)
         return
@@ -121,7 +124,7 @@ def submit_one(wanted: JobRequest, *, dry_run: bool, wait: bool, yes: bool, json
 
 
 def _confirm(order: Order, *, yes: bool) -> None:
-    sys.stderr.write(f"{plan_title(order.plan)}: {flags_text(order.sample().flags)}\n")
+    say(f"the job asks for {flags_text(order.sample().flags)}")
     if not yes and sys.stdin.isatty() and not typer.confirm("Queue it?", default=True, err=True):
         raise UserInterrupt("nothing was queued")
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from llmb.cli.json_option import Json
-from llmb.report.output import print_json, print_table
+from llmb.report.output import print_json, print_tables
 from llmb.report.trace_picture import trace_picture
 from llmb.report.trace_report import trace_document, trace_tables
 from llmb.runs.folder import cannot_write, write_atomically
@@ -52,7 +52,4 @@ def trace(
     if json:
         print_json(trace_document(summary))
         return
-    for index, table in enumerate(trace_tables(summary)):
-        if index:
-            sys.stdout.write("\n")
-        print_table(table)
+    print_tables(trace_tables(summary))

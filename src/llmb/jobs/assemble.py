@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-from llmb.catalogue.records import JobDefaults
+from llmb.catalogue.job_defaults import JobDefaults
 from llmb.errors import UsageError
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions, JobOptions
@@ -40,11 +40,10 @@ def assemble(
     own = (config.environment, config.environment_of(recipe.workload), options.variables)
     known = frozenset(name for names in (site.shell, *own) for name in names)
     work = program.work(plan, Asked(choices=choices, options=asked, site=site, variables=known), folder)
-    what = f"{recipe.workload} {recipe.size} {recipe.dtype} on {recipe.scale} x {recipe.gpu_type}"
     spec = JobSpec(
         scheduler=scheduler.name,
         program=program.name,
-        title=f"{what}, by llmb{work.title}",
+        title=f"{recipe.title()}, by llmb{work.title}",
         name=folder.name,
         placement=place(recipe.scale, given or defaults.gpus_per_node),
         gpus=plan.device == "cuda",

@@ -70,6 +70,8 @@ class Job:
     """Nodes at fault, separated by commas."""
     step_time_s: float | None = None
     """Mean over the window, of a success."""
+    proxy: str = ""
+    """How many layers a proxy has, in words; empty for the model itself, and for a job of version 0.1."""
 
     @property
     def asked(self) -> "AskedJob":
@@ -82,6 +84,10 @@ class Job:
     @property
     def live(self) -> bool:
         return self.status in LIVE
+
+    @property
+    def model_name(self) -> str:
+        return " ".join(filter(None, (self.workload, self.size, self.proxy)))
 
     @property
     def name(self) -> str:

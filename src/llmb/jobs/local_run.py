@@ -43,16 +43,16 @@ Say = Callable[[str], None]
 
 def local_spec(plan: EnginePlan, install: Path, environ: Mapping[str, str], folder: RunFolder) -> JobSpec:
     """The job that runs ``plan`` here, in ``folder``, which need not exist."""
-    program, recipe = find_program(ENGINE), plan.recipe
+    program = find_program(ENGINE)
     site = Site(install=install, shell=environ)
     asked = Asked(choices=Choices(), options=FrameworkOptions(), site=site, variables=frozenset(environ))
     work = program.work(plan, asked, folder)
     return JobSpec(
         scheduler=LOCAL,
         program=program.name,
-        title=f"{recipe.workload} {recipe.size} {recipe.dtype} on {recipe.scale} x {recipe.gpu_type}, by llmb",
+        title=f"{plan.recipe.title()}, by llmb",
         name=folder.name,
-        placement=Placement(1, recipe.scale, whole_nodes=False),
+        placement=Placement(1, plan.recipe.scale, whole_nodes=False),
         gpus=plan.device == "cuda",
         time_limit_min=None,
         start="torchrun",

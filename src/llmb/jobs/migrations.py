@@ -55,5 +55,9 @@ MIGRATIONS = (
     CREATE TABLE queries (latest INTEGER NOT NULL);
     INSERT INTO queries VALUES (0);
     """,
+    # A proxy is not taken for its model.
+    """
+    ALTER TABLE jobs ADD COLUMN proxy TEXT NOT NULL DEFAULT '';
+    """,
 )
 SCHEMA_VERSION = len(MIGRATIONS)

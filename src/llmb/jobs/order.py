@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from llmb.catalogue.job_defaults import job_defaults
+from llmb.catalogue.job_defaults import JobDefaults, job_defaults
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import JobDefaults
 from llmb.catalogue.resolve import Request, gpu_type_of, resolve
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.assemble import assemble
@@ -20,6 +19,7 @@ from llmb.runs.choices import Choices
 from llmb.runs.claim import claim_checkpoints, create_run_folder, release_checkpoints
 from llmb.runs.disk_space import check_space
 from llmb.runs.folder import (
+    CLUSTER_CONFIG,
     RunFolder,
     cannot_write,
     experiment_name,
@@ -93,7 +93,9 @@ def make_order(
 ) -> Order:
     """Checks everything that can be checked without the cluster. Raises UsageError."""
     on_site = replace(request, gpu_type=request.gpu_type or site.config.gpu_type)
-    recipe = resolve(catalogue, replace(on_site, scale=scale_of(catalogue, on_site, options, site)))
+    asked_for = replace(on_site, scale=scale_of(catalogue, on_site, options, site))
+    found = {} if on_site.gpu_type == request.gpu_type else {"gpu_type": CLUSTER_CONFIG}
+    recipe = resolve(catalogue, asked_for, found)
     asked = framework or FrameworkOptions()
     program = find_program(asked.framework or ENGINE)
     order = Order(

@@ -46,4 +46,5 @@ def _job(folder: RunFolder, record: RunRecord, submitted: SubmittedJob) -> Job:
         reason="as of its submission: the history was rebuilt from the run folders",
         retries=submitted.retries,
         retry_of=submitted.retry_of,
+        proxy=recipe.proxy_text,
     )

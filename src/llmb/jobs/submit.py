@@ -103,4 +103,5 @@ def new_job(prepared: Prepared, index: int | None, plan: Plan, key: str, campaig
         campaign=campaign,
         submitted_s=time.time(),
         retries=spec.retries,
+        proxy=recipe.proxy_text,
     )

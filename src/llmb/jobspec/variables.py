@@ -11,6 +11,7 @@ from llmb.secrets import HIDDEN, has_secret, holds_secret, without_secrets
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The launcher sets the first; the others are read-only in bash.
 TAKEN = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"})
+ADVICE = "remove or correct them; 'llmb submit --help-all' shows the form"
 READ_ONLY = frozenset({"UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO"})
 PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "BASH_", "llmb_")
 
@@ -64,7 +65,7 @@ def parse_variables(texts: Iterable[str]) -> dict[str, str]:
         variables[name] = value
     problems.extend(problem for problem in variable_problems(variables) if problem not in problems)
     if problems:
-        raise UsageError("--env cannot be used:\n" + "\n".join(f"  - {problem}" for problem in problems))
+        raise UsageError("--env cannot be used:\n" + "\n".join(f"  - {problem}" for problem in problems), do=ADVICE)
     return variables
 
 

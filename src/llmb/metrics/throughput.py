@@ -58,5 +58,5 @@ def _reasons(recipe: Recipe, flops: dict[str, float | None]) -> dict[str, str]:
         device = "a CPU" if recipe.gpu_type == "cpu" else recipe.gpu_type
         reasons["mfu_pct"] = f"the catalogue has no {recipe.dtype} peak for {device}"
     if recipe.proxy:
-        reasons["days_per_1t_tokens"] = "a proxy trains fewer layers than the model has"
+        reasons["days_per_1t_tokens"] = f"a proxy is not the model: {recipe.proxy_text}"
     return reasons

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from llmb.options.forms import TEXT, Form
 
@@ -28,6 +28,8 @@ class Option:
     """Flags on the command line, if not ``--name``."""
     panel: str | None = None
     """Panel of the help that lists it."""
+    basic: bool = False
+    """Also in the short help, although its panel is not."""
     minimum: float | None = None
     above: float | None = None
     form: Form = TEXT
@@ -91,8 +93,27 @@ class Option:
         low = self.minimum is None or number >= self.minimum
         return bool(low and (self.above is None or number > self.above))
 
+    def takes(self, value: object) -> bool:
+        """True if a value of Python has the option's type; limits are checked later."""
+        if get_origin(self.type) is Literal:
+            return value in get_args(self.type)
+        if self.annotation is not bool and isinstance(value, bool):
+            return self.type is bool
+        return isinstance(value, (int, float) if self.type is float else self.type)
+
+    def arguments(self, value: Any) -> Iterator[str]:  # noqa: ANN401 (of the option's type)
+        """The inverse of ``value``."""
+        yes, _, no = self.spellings[-1].partition("/")
+        if isinstance(value, bool):
+            yield yes if value or self.negates else no
+        else:
+            for item in value if isinstance(value, tuple) else (value,):
+                yield from (yes, str(item))
+
     def value(self, given: Any) -> Any:  # noqa: ANN401 (of the option's type)
-        """The value of the field."""
+        """The value of the field. Names are in lower case, so any case is accepted."""
+        if isinstance(given, str) and self.form.any_case:
+            return given.lower()
         if self.negates:
             return False if given else self.default
         return str(Path(given).absolute()) if self.folder else given
@@ -114,6 +135,17 @@ def made(record: type[Shape], values: Mapping[str, Any]) -> Shape:
         elif values.get(declared.name) is not None:
             given[field] = declared.value(values[declared.name])
     return record(**given)
+
+
+def arguments_of(record: object) -> Iterator[str]:
+    """The command line's arguments that make ``record``, without values that are defaults."""
+    kind: type = type(record)
+    for field, declared in _declared(kind).items():
+        value = getattr(record, field)
+        if isinstance(declared, type):
+            yield from arguments_of(value)
+        elif value != declared.default:
+            yield from declared.arguments(value)
 
 
 def limit_problems(record: object) -> Iterator[str]:

@@ -49,7 +49,7 @@ def valid_values(option: Option) -> str:
 
 def _one(option: Option, key: str, text: str) -> object:
     try:
-        return read_value(option, text)
+        return read_value(option, text.lower() if option.form.any_case else text)
     except ValueError as valid:
         raise UsageError(f"{key} is '{text}'; it must be {valid}") from valid
 

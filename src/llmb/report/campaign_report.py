@@ -28,7 +28,7 @@ def campaign_table(jobs: Sequence[PlannedJob]) -> Table:
     table = result_table("Campaign", *columns, *more, right=("", "GPUs", "nodes", "time limit", "GPU-hours"))
     for place, (item, own) in enumerate(zip(jobs, differing, strict=True), start=1):
         kind = f"{item.job.repeat}, profiled" if item.job.profiled else str(item.job.repeat)
-        size = f"{item.size} proxy" if item.proxy else item.size
+        size = f"{item.size} {item.proxy}" if item.proxy else item.size
         table.add_row(
             str(place),
             item.workload,
@@ -98,7 +98,7 @@ def _job_document(item: PlannedJob, job: Any) -> dict[str, Any]:  # noqa: ANN401
         "dtype": item.dtype,
         "gpu_type": item.gpu_type,
         "scale": item.gpus,
-        "proxy": item.proxy,
+        "proxy": bool(item.proxy),
         "repeat": job.repeat,
         "profiled": job.profiled,
         "nodes": item.nodes,

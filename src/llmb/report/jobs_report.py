@@ -43,13 +43,13 @@ def jobs_table(jobs: Sequence[Job], total: int) -> Table:
     )  # fmt: skip
     for column in table.columns:
         # On a narrow terminal the other columns are shortened: a row has to be found by its id and state.
-        column.wrap = column.header not in ("job", "submitted", "step s")
+        column.wrap = column.header not in ("job", "step s")
         column.min_width = _LEAST_WIDTHS.get(column.header)
     for job in jobs:
         table.add_row(
             job.job_id or "",
             job.status if _IMPLIED.get(job.status) == job.state else f"{job.status}: {job.state}",
-            f"{job.workload} {job.size} {job.dtype}",
+            f"{job.model_name} {job.dtype}",
             f"{job.scale} x {job.gpu_type}",
             short_time(job.submitted_s),
             job.nodes or "",
@@ -74,7 +74,7 @@ def job_table(job: Job, details: "JobDetails") -> Table:
     table.add_row("state", job.state)
     table.add_row("run", job.status + (f": {job.reason}" if job.reason else ""))
     table.add_row("as of", local_time(job.checked_s) if job.checked_s else "its submission")
-    table.add_row("recipe", f"{job.workload} {job.size} {job.dtype} on {job.scale} x {job.gpu_type}")
+    table.add_row("recipe", f"{job.model_name} {job.dtype} on {job.scale} x {job.gpu_type}")
     times = {"submitted": job.submitted_s, "started": job.started_s, "ended": job.ended_s}
     for name, time_s in times.items():
         if time_s is not None:

@@ -2,15 +2,17 @@
 """Writes results to standard output; the only module that does."""
 
 import json
+import os
 import re
 import shutil
 import sys
-from io import StringIO
+from collections.abc import Iterable
 from typing import Any
 
 from llmb.errors import EnvironmentProblem
-from llmb.report.table import Column, Table, plain_lines
+from llmb.report.table import Column, Table, table_lines
 
+BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 """Surrogates stand for bytes of file names and texts that are no characters: they cannot be written."""
 
@@ -22,39 +24,33 @@ def print_json(document: Any) -> None:  # noqa: ANN401 (any JSON value)
 
 def print_table(table: Table) -> None:
     """Prints a table as wide as the terminal, or as wide as needed if the output is not a terminal."""
-    lines = styled_lines(table, shutil.get_terminal_size().columns) if sys.stdout.isatty() else plain_lines(table)
-    print_text("".join(f"{line}\n" for line in lines))
+    print_tables([table])
+
+
+def print_tables(tables: Iterable[Table]) -> None:
+    """The same for several, with an empty line between them."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    texts = ("".join(f"{line}\n" for line in _lines(table, width)) for table in tables)
+    print_text("\n".join(texts))
+
+
+def _lines(table: Table, width: int | None) -> Iterable[str]:
+    plain = width is None or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return (line.text for line in table_lines(table, width)) if plain else styled_lines(table, width or 0)
+
+
+def print_line(text: str) -> None:
+    """Prints a line, wrapped between words on a terminal."""
+    if sys.stdout.isatty():
+        from textwrap import fill  # few outputs have such a line
+
+        text = fill(text, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
+    print_text(f"{text}\n")
 
 
 def styled_lines(table: Table, width: int) -> list[str]:
-    """Lines for a terminal of ``width`` columns: cells that do not fit are wrapped, titles are bold."""
-    from rich import console, text
-    from rich import table as rich_table
-
-    drawn = rich_table.Table(
-        title=text.Text(table.title),
-        title_justify="left",
-        title_style="bold",
-        header_style="bold",
-        box=None,
-        pad_edge=False,
-        caption=text.Text(table.caption) if table.caption else None,
-        caption_justify="left",
-    )
-    for column in table.columns:
-        drawn.add_column(
-            text.Text(column.header),
-            justify="right" if column.right else "left",
-            overflow="fold",
-            no_wrap=not column.wrap,
-            min_width=column.min_width,
-            max_width=column.max_width,
-        )
-    for row in table.rows:
-        drawn.add_row(*map(text.Text, row))
-    written = StringIO()
-    console.Console(file=written, force_terminal=True, width=width, highlight=False).print(drawn)
-    return [line.rstrip() for line in written.getvalue().splitlines()]
+    """Lines for a terminal of ``width`` columns; title and headers are bold."""
+    return [f"{BOLD}{line.text}{PLAIN}" if line.is_heading else line.text for line in table_lines(table, width)]
 
 
 def print_text(text: str) -> None:

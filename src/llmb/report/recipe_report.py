@@ -2,10 +2,12 @@
 """One recipe and its metrics as tables and JSON documents."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from llmb.catalogue.job_defaults import JobDefaults
 from llmb.catalogue.pipeline_stages import stage_layers
-from llmb.catalogue.records import Convention, Expectation, JobDefaults, Recipe
+from llmb.catalogue.records import Convention, Expectation, Recipe
 from llmb.metrics.flops import flops_per_sequence
 from llmb.metrics.parameters import checkpoint_bytes, parameter_count
 from llmb.metrics.throughput import Throughput
@@ -14,6 +16,13 @@ from llmb.report.output import result_table
 from llmb.report.table import Table
 
 BILLION = 1e9
+IDENTITY = ("workload", "size", "dtype", "gpu_type", "scale", "release", "task", "proxy")
+CONVENTION_NAMES = {
+    Convention.PUBLISHED: "document's formula",
+    Convention.FULL: "full attention",
+    Convention.CAUSAL: "causal attention",
+}
+"""How FLOPs are counted, in tables; "published" is the word for figures alone."""
 
 
 def recipe_document(recipe: Recipe, job: JobDefaults) -> dict[str, Any]:
@@ -21,9 +30,8 @@ def recipe_document(recipe: Recipe, job: JobDefaults) -> dict[str, Any]:
     layout = recipe.layout
     total, active = parameter_count(recipe.model)
     names = ("gpus", "tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs", "gbs", "ga", "seq_len", "layers")
-    identity = ("workload", "size", "dtype", "gpu_type", "scale", "release", "task", "proxy")
     return {
-        "recipe": {name: getattr(recipe, name) for name in identity},
+        **identity_document(recipe),
         "model": {**recipe.model.model_dump(mode="json"), "parameters": total, "active_parameters": active},
         "document": recipe.document and recipe.document.model_dump(mode="json"),
         "layout": {name: getattr(layout, name) for name in names},
@@ -39,7 +47,17 @@ def recipe_document(recipe: Recipe, job: JobDefaults) -> dict[str, Any]:
         "expectations": [expectation.model_dump(mode="json") for expectation in recipe.expectations],
         "expectations_reason": recipe.expectations_reason,
         "job": job.model_dump(mode="json"),
-        "notes": list(recipe.notes),
+        "notes": [*recipe.decisions, *recipe.notes],
+    }
+
+
+def identity_document(recipe: Recipe) -> dict[str, Any]:
+    """Which recipe it is, and what the request left open; every document that holds figures of a recipe begins so."""
+    layers = {"layers": recipe.layout.layers, "full_layers": recipe.full_layers}
+    return {
+        "title": recipe.title(),
+        "recipe": {**{name: getattr(recipe, name) for name in IDENTITY}, **(layers if recipe.proxy else {})},
+        "unspecified": [asdict(choice) for choice in recipe.unspecified],
     }
 
 
@@ -48,7 +66,8 @@ def recipe_tables(recipe: Recipe, job: JobDefaults) -> Iterator[Table]:
     yield _summary(recipe)
     yield _expectation_table(recipe.expectations, recipe.expectations_reason)
     yield _job_table(job)
-    notes = list(dict.fromkeys([*recipe.notes, *(note for item in recipe.expectations for note in item.notes)]))
+    of_figures = (note for item in recipe.expectations for note in item.notes)
+    notes = list(dict.fromkeys([*recipe.decisions, *recipe.notes, *of_figures]))
     if recipe.published_flops:
         notes += [note for note in recipe.published_flops.notes if note not in notes]
     if notes:
@@ -62,12 +81,10 @@ def _summary(recipe: Recipe) -> Table:
     model, layout = recipe.model, recipe.layout
     total, active = parameter_count(model)
     parameters = f"{total / BILLION:.4g} billion" + (f" ({active / BILLION:.3g} active)" if active != total else "")
-    table = result_table(
-        f"{recipe.workload} {recipe.size} {recipe.dtype} on {recipe.scale} x {recipe.gpu_type}", "", ""
-    )
+    table = result_table(recipe.title(), "", "")
     document = recipe.document
     table.add_row("release", f"{document.release}, {document.title}" if document else "none (a recipe of llmb)")
-    table.add_row("model", f"{model.model}, {parameters}" + (", a proxy" if recipe.proxy else ""))
+    table.add_row("model", f"{model.model}, {parameters}" + (f", {recipe.proxy_text}" if recipe.proxy else ""))
     table.add_row(
         "shape",
         f"{model.layers} layers, hidden {model.hidden_size}, FFN {model.ffn_hidden_size}, "
@@ -79,7 +96,7 @@ def _summary(recipe: Recipe) -> Table:
     for convention in Convention:
         flops = flops_per_sequence(recipe, convention)
         text = unknown("not in any reference document") if flops is None else f"{flops:.5g}"
-        table.add_row(f"FLOPs per sequence, {convention}", text)
+        table.add_row(f"FLOPs per sequence, {CONVENTION_NAMES[convention]}", text)
     table.add_row(
         "peak", f"{number(recipe.peak_tflops)} TFLOPS" if recipe.peak_tflops else unknown("not in the catalogue")
     )
@@ -124,9 +141,14 @@ def _job_table(job: JobDefaults) -> Table:
     return table
 
 
+def metrics_document(recipe: Recipe, result: Throughput) -> dict[str, Any]:
+    """The JSON of ``llmb metrics``; its keys are a contract."""
+    return {**identity_document(recipe), **asdict(result)}
+
+
 def throughput_table(recipe: Recipe, result: Throughput) -> Table:
-    title = f"{recipe.workload} {recipe.size} {recipe.dtype} on {recipe.scale} x {recipe.gpu_type}"
-    table = result_table(title, "metric", *Convention, right=tuple(Convention))
+    conventions = tuple(CONVENTION_NAMES.values())
+    table = result_table(recipe.title(), "metric", *conventions, right=conventions)
     table.add_row("step time s", number(result.step_time_s))
     table.add_row("tokens/s", number(result.tokens_per_s))
     table.add_row("tokens/s per GPU", number(result.tokens_per_s_per_gpu))

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan and a run's result as tables and JSON documents."""
 
+import shlex
 from typing import Any
 
 from llmb.catalogue.pipeline_stages import stage_layers
 from llmb.catalogue.records import Convention, Expectation
+from llmb.catalogue.unspecified import unspecified_text
 from llmb.metrics.parameters import checkpoint_bytes
-from llmb.report.numbers import number
+from llmb.report.numbers import number, unknown
 from llmb.report.output import result_table
+from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
 from llmb.report.table import Table
 from llmb.report.trace_report import shown_parts
 from llmb.runs.checkpoint_report import CheckpointReport
@@ -21,10 +24,14 @@ from llmb.runs.stall import ranks_text
 from llmb.traces.summary import shares
 
 
-def plan_document(plan: EnginePlan, command: tuple[str, ...], variables: dict[str, str]) -> dict[str, Any]:
+def plan_document(
+    plan: EnginePlan, command: str, workers: tuple[str, ...], variables: dict[str, str]
+) -> dict[str, Any]:
     return {
+        **identity_document(plan.recipe),
         "plan": plan.model_dump(mode="json"),
-        "command": list(command),
+        "same_run": command,
+        "command": list(workers),
         "variables": variables,
         "warnings": list(scale_warnings(plan)),
     }
@@ -33,6 +40,7 @@ def plan_document(plan: EnginePlan, command: tuple[str, ...], variables: dict[st
 def run_document(folder: RunFolder, plan: Plan, result: Result) -> dict[str, Any]:
     """The JSON of ``llmb run``; its keys are a contract."""
     return {
+        **identity_document(plan.recipe),
         "run_dir": str(folder.path),
         "window": plan.window.model_dump(mode="json"),
         **result.document(),
@@ -41,11 +49,23 @@ def run_document(folder: RunFolder, plan: Plan, result: Result) -> dict[str, Any
     }
 
 
-def plan_title(plan: Plan) -> str:
+def start_lines(plan: Plan) -> list[str]:
+    """What a person has to know before the first step: what was left open, and what changes the run's meaning."""
     recipe = plan.recipe
+    lines = [unspecified_text(recipe.unspecified)] if recipe.unspecified else []
+    lines.append(f"{plan_title(plan)}, {plan.steps} steps")
+    if plan.start:
+        lines.append(f"resumes from step {plan.start.step} of {plan.start.path}")
+    if isinstance(plan, EnginePlan) and plan.fp8_recipe:
+        product = fp8_product(plan.device, emulate=plan.emulate_fp8)
+        lines.append(f"FP8 products are computed in {product.dtype}: {product.why}")
+    return [*lines, *recipe.decisions]
+
+
+def plan_title(plan: Plan) -> str:
     forced = ", expert load forced to balance" if isinstance(plan, EnginePlan) and plan.force_load_balancing else ""
     recorded = ", profiled" if plan.profile else ", NCCL traced" if plan.nccl_trace else ""
-    return f"{recipe.workload} {recipe.size} {_dtype(plan)} on {recipe.scale} x {recipe.gpu_type}{forced}{recorded}"
+    return f"{plan.recipe.title(_dtype(plan))}{forced}{recorded}"
 
 
 def _dtype(plan: Plan) -> str:
@@ -57,14 +77,43 @@ def _dtype(plan: Plan) -> str:
     return f"{plan.recipe.dtype} ({plan.fp8_recipe} scaling{emulated})"
 
 
-def plan_table(plan: EnginePlan, command: tuple[str, ...], variables: dict[str, str]) -> Table:
+def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, str]) -> Table:
+    """``workers`` is the command that starts them."""
     layout, window = plan.recipe.layout, plan.window
     table = result_table(f"Plan: {plan_title(plan)}", "", "")
+    for decision in plan.recipe.decisions:
+        table.add_row("note", decision)
     table.add_row("steps", f"{plan.steps}, statistics over steps {window.first}-{window.last}")
     if reason := no_measurement(plan):
         table.add_row("not a measurement", reason)
+    _add_published(table, plan)
+    _add_layout(table, plan)
+    table.add_row("data parallel", _sharing(plan))
+    table.add_row("gradients", f"reduced in {plan.recipe.training.grad_reduce_dtype}")
+    table.add_row("model", f"{layout.layers} layers" + (f", {plan.recipe.proxy_text}" if plan.recipe.proxy else ""))
+    table.add_row("seed", str(plan.seed))
+    table.add_row("recompute", plan.recompute)
+    table.add_row("logits", "kept" if plan.keep_logits else "chunked, recomputed unless small")
+    table.add_row("compiled", "block by block" if plan.compiled else "no")
+    table.add_row("attention backend", plan.attention_backend)
+    _add_saving(table, plan)
+    if plan.profile:
+        table.add_row("profile", profile_text(plan.profile))
+    if plan.nccl_trace:
+        table.add_row("NCCL's log", "every collective, on each rank")
+    for name, value in variables.items():
+        table.add_row("variable", f"{name}={value}")
+    if workers:
+        table.add_row("workers", shlex.join(workers))
+    return table
+
+
+def _add_layout(table: Table, plan: EnginePlan) -> None:
+    layout = plan.recipe.layout
+    parallel = ", ".join(f"{name.upper()} {getattr(layout, name)}" for name in ("tp", "pp", "vp", "cp", "ep", "etp"))
+    table.add_row("parallel", f"{parallel}, DP {layout.dp}")
     without = "" if layout.sequence_parallel else ", no sequence parallelism"
-    table.add_row("layout", f"DP {layout.dp}, MBS {layout.mbs}, GBS {layout.gbs}, GA {layout.ga}{without}")
+    table.add_row("batch", f"MBS {layout.mbs}, GBS {layout.gbs}, GA {layout.ga}{without}")
     table.add_row("sequence", f"{layout.seq_len} tokens, {layout.gbs * layout.seq_len:,} tokens per step")
     if plan.recipe.training.document_tokens:
         table.add_row("documents", f"{plan.recipe.training.document_tokens} tokens on average, packed")
@@ -72,14 +121,9 @@ def plan_table(plan: EnginePlan, command: tuple[str, ...], variables: dict[str, 
         sizes = [len(stage) for stage in stage_layers(layout)]
         table.add_row("pipeline", f"PP {layout.pp}, VP {layout.vp}, layers of the stages: {', '.join(map(str, sizes))}")
         table.add_row("pipeline schedule", str(plan.parallelism.pipeline_schedule))
-    table.add_row("data parallel", _sharing(plan))
-    table.add_row("gradients", f"reduced in {plan.recipe.training.grad_reduce_dtype}")
-    table.add_row("model", f"{layout.layers} layers" + (", a proxy" if plan.recipe.proxy else ""))
-    table.add_row("seed", str(plan.seed))
-    table.add_row("recompute", plan.recompute)
-    table.add_row("logits", "kept" if plan.keep_logits else "chunked, recomputed unless small")
-    table.add_row("compiled", "block by block" if plan.compiled else "no")
-    table.add_row("attention backend", plan.attention_backend)
+
+
+def _add_saving(table: Table, plan: EnginePlan) -> None:
     if plan.start:
         fresh = "" if plan.start.optimizer_state else ", with new optimizer state"
         table.add_row("resumes from", f"step {plan.start.step}: {plan.start.path}{fresh}")
@@ -89,14 +133,20 @@ def plan_table(plan: EnginePlan, command: tuple[str, ...], variables: dict[str, 
         table.add_row("checkpoints", f"{every}at the end, about {size} GB each")
     for warning in scale_warnings(plan):
         table.add_row("warning", warning)
-    if plan.profile:
-        table.add_row("profile", profile_text(plan.profile))
-    if plan.nccl_trace:
-        table.add_row("NCCL's log", "every collective, on each rank")
-    for name, value in variables.items():
-        table.add_row("variable", f"{name}={value}")
-    table.add_row("command", " ".join(command))
-    return table
+
+
+def _add_published(table: Table, plan: EnginePlan) -> None:
+    """The published figure, and the time that the steps take at it."""
+    expected = next(iter(plan.recipe.expectations), None)
+    step_time_s = expected.step_time_s if expected else None
+    if expected is None or step_time_s is None:
+        reason = plan.recipe.expectations_reason or "the document has no step time"
+        table.add_row("published", unknown(reason))
+        table.add_row("duration", unknown("no published step time"))
+        return
+    table.add_row("published", f"{number(step_time_s)} s per step: {expected.source} line {expected.line}")
+    minutes = plan.steps * step_time_s / 60
+    table.add_row("duration", f"about {number(minutes)} min for {plan.steps} steps at that, and the start")
 
 
 def profile_text(profile: Profile) -> str:
@@ -119,7 +169,7 @@ def run_table(plan: Plan, result: Result) -> Table:
     """Measured and expected values, one row per metric."""
     window = plan.window
     title = f"{plan_title(plan)}, steps {window.first}-{window.last} of {plan.last_step + 1}"
-    table = result_table(title, "metric", "measured", "expected", "note", right=("measured", "expected"))
+    table = result_table(title, "metric", "measured", "published", "note", right=("measured", "published"))
     expected = next(iter(plan.recipe.expectations), None)
     if result.measurement_reason:
         table.add_row("NOT A MEASUREMENT", "", "", result.measurement_reason)
@@ -161,12 +211,12 @@ def _add_throughput(table: Table, result: Result, expected: Expectation | None) 
     for convention in Convention:
         tflops = tflops_per_gpu[convention]
         if tflops is not None:
-            table.add_row(f"TFLOPS per GPU, {convention}", number(tflops))
+            table.add_row(f"TFLOPS per GPU, {CONVENTION_NAMES[convention]}", number(tflops))
     for convention in Convention:
         mfu = mfu_pct[convention]
         if mfu is not None:
             published = expected.mfu_pct if expected and convention == Convention.PUBLISHED else None
-            table.add_row(f"MFU %, {convention}", number(mfu), number(published) if published else "")
+            table.add_row(f"MFU %, {CONVENTION_NAMES[convention]}", number(mfu), number(published) if published else "")
     if "mfu_pct" in reasons:
         table.add_row("MFU %", "n/a", "", reasons["mfu_pct"])
     days = result.days_per_1t_tokens

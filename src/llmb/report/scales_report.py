@@ -43,13 +43,13 @@ def scales_table(recipes: Sequence[Recipe]) -> Table:
         figure = _figure(recipe)
         values = [number(getattr(figure, name) if figure else None) for name in FIGURES]
         layout = [str(getattr(recipe.layout, name)) for name in SHOWN]
-        table.add_row(str(recipe.scale), *layout, *values, "proxy" if recipe.proxy else "")
+        table.add_row(str(recipe.scale), *layout, *values, "PROXY" if recipe.proxy else "")
     found = dict.fromkeys(
         f"{figure.source}, {figure.kind}, line {figure.line}" for figure in map(_figure, recipes) if figure
     )
     notes = [f"source: {source}" for source in found] or ["no figures are published"]
     if any(recipe.proxy for recipe in recipes):
-        notes.append("proxy: fewer layers than the model has; its figures are not those of the model")
+        notes.append("PROXY: fewer layers than the model has; its figures are not those of the model")
     table.caption = "\n".join(notes)
     return table
 

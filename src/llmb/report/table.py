@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table as data, and as plain lines. Pure."""
+"""A table as data, and as lines. Pure."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import NamedTuple
 from unicodedata import combining, east_asian_width
 
 GAP = "  "
+LONGEST_LABEL = 40
+"""A first column up to this width is not wrapped."""
+LEAST_LAST = 16
+"""A last column as narrow as this is still read; names in it may be broken."""
+_PIECES = re.compile(r"[^_/,=:-]*[_/,=:-]*")
 
 
 @dataclass(slots=True)
 class Column:
-    """Columns of numbers are right-aligned. On a narrow terminal, columns with ``wrap`` are shortened."""
+    """Columns of numbers are right-aligned. On a narrow terminal, columns with ``wrap`` are wrapped between words."""
 
     header: str
     right: bool = False
@@ -36,30 +43,129 @@ class Table:
         self.rows.append(cells)
 
 
+class Line(NamedTuple):
+    text: str
+    is_heading: bool = False
+
+
 def plain_lines(table: Table) -> Iterator[str]:
-    """The table as plain lines, as wide as needed."""
+    """The table as wide as needed."""
+    return (line.text for line in table_lines(table))
+
+
+def table_lines(table: Table, width: int | None = None) -> Iterator[Line]:
+    """The table in ``width`` columns, or as wide as needed.
+
+    Cells are wrapped between words. Where that is not enough, each row becomes a paragraph, so that no name is broken
+    unless it is longer than a whole line.
+    """
+    yield from (Line(text, is_heading=True) for text in _wrapped(table.title, width))
     headers = tuple(column.header for column in table.columns)
-    rows = [[_lines(*item) for item in zip(row, table.columns, strict=False)] for row in (headers, *table.rows)]
-    widths = [max(_width(line) for cell in cells for line in cell) for cells in zip_longest(*rows, fillvalue=("",))]
-    yield table.title
-    for row in rows:
-        for parts in zip_longest(*row, fillvalue=""):
-            placed = zip(parts, widths, table.columns, strict=False)
-            yield GAP.join(_aligned(part, width, right=column.right) for part, width, column in placed).rstrip()
+    cells = [[_limited(cell, column) for cell, column in zip(row, table.columns, strict=False)] for row in table.rows]
+    natural = [
+        max(map(text_width, cell.split("\n"))) for cell in map("\n".join, zip_longest(headers, *cells, fillvalue=""))
+    ]
+    widths = natural if width is None else _fitted(table, natural, cells, width - len(GAP) * (len(natural) - 1))
+    if widths is None:
+        yield from map(Line, _paragraphs(headers, cells, width or 0))
+    else:
+        if any(headers):
+            yield from (Line(text, is_heading=True) for text in _row(headers, widths, table.columns))
+        for row in cells:
+            yield from map(Line, _row(row, widths, table.columns))
     if table.caption:
-        yield table.caption
+        yield from map(Line, _wrapped(table.caption, width))
 
 
-def _lines(cell: str, column: Column) -> list[str]:
-    lines = cell.split("\n")
-    if column.max_width is None or max(map(_width, lines)) <= column.max_width:
-        return lines
-    from textwrap import wrap
+def _fitted(table: Table, natural: Sequence[int], cells: Sequence[Sequence[str]], available: int) -> list[int] | None:
+    """Widths that break no word; None if there are none. A last column that is text may break the longest words."""
+    least = list(map(text_width, (max(column.header.split(), key=text_width, default="") for column in table.columns)))
+    for row in cells:
+        for place, cell in enumerate(row):
+            least[place] = max(least[place], *map(text_width, cell.split()), 0)
+    if natural[0] <= LONGEST_LABEL:
+        least[0] = natural[0]
+    for place, column in enumerate(table.columns):
+        least[place] = max(least[place], column.min_width or 0) if column.wrap else natural[place]
+    if not table.columns[-1].right:
+        rest = available - sum(least[:-1])
+        least[-1] = min(least[-1], max(rest, LEAST_LAST))
+    if sum(least) > available:
+        return None
+    widths = list(natural)
+    while (excess := sum(widths) - available) > 0:
+        room = [width - low for width, low in zip(widths, least, strict=True)]
+        widest = max((place for place in range(len(widths)) if room[place]), key=lambda place: widths[place])
+        others = [widths[place] for place in range(len(widths)) if room[place] and widths[place] < widths[widest]]
+        step = widths[widest] - max(others) if others else 1
+        widths[widest] -= min(excess, room[widest], max(step, 1))
+    return widths
 
-    return [part for line in lines for part in wrap(line, column.max_width, break_on_hyphens=False) or [""]]
+
+def _row(cells: Sequence[str], widths: Sequence[int], columns: Sequence[Column]) -> Iterator[str]:
+    lines = [_wrapped(cell, width) for cell, width in zip(cells, widths, strict=False)]
+    for parts in zip_longest(*lines, fillvalue=""):
+        placed = zip(parts, widths, columns, strict=False)
+        yield GAP.join(_aligned(part, width, right=column.right) for part, width, column in placed).rstrip()
 
 
-def _width(line: str) -> int:
+def _paragraphs(headers: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """For each row the first two cells, which say what it is, and the others with their headers."""
+    inner = width - len(GAP)
+    for row in cells:
+        yield from _wrapped(GAP.join(filter(None, row[:2])), width)
+        named = zip(headers[2:], row[2:], strict=False)
+        line = ""
+        for part in (f"{header} {cell}".strip() for header, cell in named if cell):
+            if line and text_width(line) + len(GAP) + text_width(part) > inner:
+                yield from (GAP + text for text in _wrapped(line, inner))
+                line = ""
+            line = f"{line}{GAP}{part}" if line else part
+        if line:
+            yield from (GAP + text for text in _wrapped(line, inner))
+
+
+def _limited(cell: str, column: Column) -> str:
+    return cell if column.max_width is None else "\n".join(_wrapped(cell, column.max_width))
+
+
+def _wrapped(text: str, width: int | None) -> list[str]:
+    """Lines of at most ``width``. A longer word is broken after punctuation, or anywhere if there is none."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if width is None or text_width(line) <= width:
+            lines.append(line)
+            continue
+        current = ""
+        for word in line.split():
+            if current and text_width(current) + 1 + text_width(word) > width:
+                lines.append(current)
+                current = ""
+            current = f"{current} {word}" if current else word
+            while text_width(current) > width:
+                head = _head(current, width)
+                lines.append(head)
+                current = current[len(head) :]
+        lines.append(current)
+    return lines
+
+
+def _head(word: str, width: int) -> str:
+    """The beginning of a word that is too long."""
+    head = ""
+    for piece in _PIECES.findall(word):
+        if text_width(head + piece) > width:
+            break
+        head += piece
+    if head:
+        return head
+    count = 1
+    while count < len(word) and text_width(word[: count + 1]) <= width:
+        count += 1
+    return word[:count]
+
+
+def text_width(line: str) -> int:
     """Width in terminal columns."""
     return len(line) if line.isascii() else sum(map(_letter_width, line))
 
@@ -69,5 +175,5 @@ def _letter_width(letter: str) -> int:
 
 
 def _aligned(text: str, width: int, *, right: bool) -> str:
-    space = " " * (width - _width(text))
+    space = " " * (width - text_width(text))
     return space + text if right else text + space

@@ -26,7 +26,7 @@ class Choices(Record):
     """None means the value of the recipe, or of the checkpoint that a run resumes from."""
 
     steps: Annotated[
-        int | None, _training(help="Training steps. Default: 50; 1 with --load-checkpoint.", minimum=1)
+        int | None, _training(basic=True, help="Training steps. Default: 50; 1 with --load-checkpoint.", minimum=1)
     ] = None
     """None for the default, one step for a resumed run, or as many as profiling or tracing needs."""
     window: Annotated[str, Option(help="Steps to take statistics over: auto, last, all or A-B.")] = "auto"
@@ -94,7 +94,7 @@ class Choices(Record):
     ] = DEFAULT_STALL_LIMIT_S
     parallelism: Parallelism = Parallelism()
     save_checkpoint: Annotated[
-        bool, _checkpoint(help="Save a checkpoint after the last step.", envvar="ENABLE_CHECKPOINT")
+        bool, _checkpoint(basic=True, help="Save a checkpoint after the last step.", envvar="ENABLE_CHECKPOINT")
     ] = False
     checkpoint_interval: Annotated[
         int | None, _checkpoint(help="Also save a checkpoint every N steps, while training continues.", minimum=1)
@@ -108,6 +108,7 @@ class Choices(Record):
     load_checkpoint: Annotated[
         str | None,
         _checkpoint(
+            basic=True,
             help="Resume from a checkpoint, the folder above 'weights', on any number of processes.",
             folder=True,
             envvar="LOAD_CHECKPOINT_PATH",

@@ -171,12 +171,14 @@ def install_root(environ: Mapping[str, str], start: Path) -> Path:
 def experiment_name(plan: "Plan") -> str:
     """The name that log files and folders of equal runs share; it carries the whole configuration.
 
-    Of runs that were slowed down by what is recorded, the name says it: ``llmb parse`` leaves them out by it.
+    It says of a proxy how many layers it has, and of a run that was slowed down by what is recorded, what that is:
+    ``llmb parse`` leaves those out by it.
     """
     recipe, layout = plan.recipe, plan.recipe.layout
+    proxy = f"_proxy{layout.layers}of{recipe.full_layers or ''}" if recipe.proxy else ""
     return (
-        f"{recipe.task}_{recipe.model.model}_{recipe.size}_{recipe.dtype}_gpus{layout.gpus}"
-        f"_tp{layout.tp}_pp{layout.pp}_cp{layout.cp}_vp{layout.vp}_ep{layout.ep}_mbs{layout.mbs}_gbs{layout.gbs}{recorded_suffix(plan)}"
+        f"{recipe.task}_{recipe.model.model}_{recipe.size}_{recipe.dtype}_gpus{layout.gpus}_tp{layout.tp}_pp{layout.pp}"
+        f"_cp{layout.cp}_vp{layout.vp}_ep{layout.ep}_mbs{layout.mbs}_gbs{layout.gbs}{proxy}{recorded_suffix(plan)}"
     )
 
 

@@ -40,7 +40,8 @@ class Profiling(Record):
     """The profiling options of a run. None means a default that depends on the number of steps and ranks."""
 
     profile: Annotated[
-        bool, _option(help="Profile some steps, and show where the time of one went.", envvar="ENABLE_PROFILE")
+        bool,
+        _option(basic=True, help="Profile some steps, and show where the time of one went.", envvar="ENABLE_PROFILE"),
     ] = False
     profiler: Annotated[
         Literal["auto", "nsys", "torch"],

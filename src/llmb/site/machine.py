@@ -16,6 +16,7 @@ from llmb.runs.plan import Plan
 
 QUERY = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
 QUERY_LIMIT_S = 30
+DETECTED = "detected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ def gpu_type_of(name: str, gpus: Iterable[Gpu]) -> str | None:
 def recipe_for(catalogue: Catalogue, request: Request, machine: Machine) -> Recipe:
     """The recipe of ``request`` on ``machine``, which decides the GPU type and the scale where the request does not.
 
-    A GPU that is not the recipe's own type has no known peak: MFU then stays unknown.
+    The recipe says what was detected. A GPU that is not the recipe's own type has no known peak: MFU then stays
+    unknown.
     """
     here = next((gpu_type_of(name, catalogue.gpus.values()) for name in machine.gpu_names), None)
     gpu_type = request.gpu_type
@@ -75,10 +77,12 @@ def recipe_for(catalogue: Catalogue, request: Request, machine: Machine) -> Reci
         scale = min(2, machine.cores)
     elif scale is None and machine.gpu_names:
         scale = len(machine.gpu_names)
-    recipe = resolve(catalogue, replace(request, gpu_type=gpu_type, scale=scale))
+    asked = replace(request, gpu_type=gpu_type, scale=scale)
+    found = {name: DETECTED for name in ("gpu_type", "scale") if getattr(asked, name) != getattr(request, name)}
+    recipe = resolve(catalogue, asked, found)
     if machine.gpu_names and recipe.gpu_type not in (CPU, here):
         note = f"this machine's {machine.gpu_names[0]} is no {recipe.gpu_type} of the catalogue: its peak is unknown"
-        return recipe.model_copy(update={"peak_tflops": None, "notes": (*recipe.notes, note)})
+        return recipe.model_copy(update={"peak_tflops": None, "decisions": (*recipe.decisions, note)})
     return recipe
 
 

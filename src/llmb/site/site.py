@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from llmb.catalogue.fabric import Fabric
 from llmb.catalogue.job_defaults import find_fabric
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Fabric
 from llmb.site.cluster_config import ClusterConfig, read_cluster_config
 
 

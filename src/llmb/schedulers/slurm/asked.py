@@ -43,11 +43,14 @@ class SlurmChoices(Record):
 
     account: Annotated[
         str | None,
-        _option(flags=("-A", "--account"), help="Slurm account.", set_by=("SBATCH_ACCOUNT", "SLURM_ACCOUNT")),
+        _option(
+            basic=True, flags=("-A", "--account"), help="Slurm account.", set_by=("SBATCH_ACCOUNT", "SLURM_ACCOUNT")
+        ),
     ] = None
     partition: Annotated[
         str | None,
         _option(
+            basic=True,
             flags=("-p", "--partition"),
             help="Partition, or several with commas.",
             set_by=("SBATCH_PARTITION", "SLURM_PARTITION"),
@@ -57,6 +60,7 @@ class SlurmChoices(Record):
     time_limit: Annotated[
         str | None,
         _option(
+            basic=True,
             help="Minutes, hh:mm:ss or d-hh:mm:ss. Default: of the recipe.",
             form=DURATION,
             set_by=("TIME_LIMIT", "SBATCH_TIMELIMIT"),

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+from llmb.api import Run as Run
+from llmb.api import parse as parse
+from llmb.api import recipe as recipe
+from llmb.api import result as result
+from llmb.api import run as run
+
+__version__: str

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""llmb from Python, such as in a notebook: the commands as functions with typed results.
+
+Options have the names of the command line's, with underscores: ``llmb.run("pretrain_llama3.1", "tiny", scale=2)``.
+Errors are those of ``llmb.errors``; each has the text that the command line prints.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Recipe
+from llmb.catalogue.resolve import Request
+from llmb.catalogue.resolve import resolve as resolve_request
+from llmb.errors import UsageError, unknown
+from llmb.jobs.here import plan_here
+from llmb.jobs.local_run import raise_unless_successful
+from llmb.logs.files import ParsedFile, find_logs, parse_file
+from llmb.metrics.window import check_rule
+from llmb.options.option import made, options_of
+from llmb.options.text import valid_values
+from llmb.programs.conclude import finished_result
+from llmb.runs.choices import Choices
+from llmb.runs.folder import RunFolder, chosen_root
+from llmb.runs.record import read_record
+from llmb.runs.result import Result
+from llmb.runs.step_follower import StepNews
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run that has ended; ``recipe.unspecified`` lists what was left open."""
+
+    folder: Path
+    recipe: Recipe
+    result: Result
+
+
+def recipe(workload: str, size: str, **options: Any) -> Recipe:  # noqa: ANN401 (by the option)
+    """A recipe of the catalogue with its layout and published figures, as ``llmb show``. Raises UsageError."""
+    values = _known(options, Request, workload, size)
+    return resolve_request(Catalogue(), made(Request, values))
+
+
+def run(
+    workload: str,
+    size: str,
+    *,
+    on_step: Callable[[StepNews], None] = lambda _: None,
+    on_message: Callable[[str], None] = lambda _: None,
+    **options: Any,  # noqa: ANN401 (by the option)
+) -> Run:
+    """Trains on this machine, as ``llmb run``; call it from the main thread.
+
+    Raises UsageError and EnvironmentProblem before the training, RunFailed and InvalidRun after it.
+    """
+    values = _known(options, Request, workload, size, Choices)
+    local = plan_here(
+        Catalogue(), made(Request, values), made(Choices, values), os.environ, chosen_root(os.environ, Path.cwd()).path
+    )
+    local.check()
+    folder, ended = local.start(on_step, on_message)
+    raise_unless_successful(folder, ended)
+    return Run(folder.path, local.plan.recipe, ended)
+
+
+def result(folder: str | Path) -> Run:
+    """A run that has ended, from its folder, as ``llmb result``; also one that failed. Raises UsageError."""
+    home = RunFolder(Path(folder).expanduser().absolute())
+    try:
+        record = read_record(home)
+    except (OSError, ValueError) as error:
+        raise UsageError("the run's record cannot be read", where=str(home.record)) from error
+    if record.status in ("queued", "running"):
+        raise UsageError(f"the run has no result yet: it is {record.status}", where=str(home.path))
+    return Run(home.path, record.plan.recipe, finished_result(home, record))
+
+
+def parse(path: str | Path, *, window: str = "auto") -> list[ParsedFile]:
+    """The outcome of every log in a folder, or of one file, by path, as ``llmb parse``. Raises UsageError."""
+    check_rule(window)
+    found = find_logs(Path(path))
+    outcomes = [*found.refused, *(parse_file(log, window) for log in found.logs)]
+    return sorted(outcomes, key=lambda file: file.path)
+
+
+def _known(options: Mapping[str, Any], request: type, workload: str, size: str, *more: type) -> dict[str, Any]:
+    """Raises UsageError for an option that does not exist or has a value of another type."""
+    known, values = options_of(request, *more), {**options, "workload": workload, "size": size}
+    for name, value in values.items():
+        if name not in known:
+            raise unknown("option", name, known)
+        if value is not None and not known[name].takes(value):
+            raise UsageError(f"{name} is {value!r}; it must be {valid_values(known[name])}")
+    return values

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that every command has: the file for the result, messages beside it, and the complete help."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from io import BytesIO, StringIO, TextIOWrapper
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llmb.errors import EnvironmentProblem
+
+PANEL = "Output"
+
+
+def add_common_options(command: Any) -> None:  # noqa: ANN401 (typer keeps its command types private)
+    """Adds them to a command, or to all commands of a group."""
+    children = getattr(command, "commands", None)
+    if children is not None:
+        for child in children.values():
+            add_common_options(child)
+        return
+    app = typer.Typer(add_completion=False)
+    app.command()(_common)
+    taken = {name for item in command.params for name in item.opts}
+    own = [item for item in typer.main.get_command(app).params if not taken & set(item.opts)]
+    command.params += own
+
+
+def is_verbose(ctx: typer.Context) -> bool:
+    return bool(ctx.meta.get("llmb.verbose"))
+
+
+def _to_file(ctx: typer.Context, path: Path | None) -> None:
+    if path is not None:
+        _until_the_end(ctx, _result_in(path))
+
+
+def _quietly(ctx: typer.Context, wanted: bool) -> None:
+    if wanted:
+        _until_the_end(ctx, redirect_stderr(StringIO()))
+
+
+def _until_the_end(ctx: typer.Context, resource: AbstractContextManager[Any]) -> None:
+    """Until the program has ended, before it reports an error; a context of typer may stay open at one."""
+    stack = ctx.obj
+    if isinstance(stack, ExitStack):
+        stack.enter_context(resource)
+    else:
+        ctx.with_resource(resource)
+
+
+def _verbosely(ctx: typer.Context, wanted: bool) -> None:
+    ctx.meta["llmb.verbose"] = wanted
+
+
+def _help_all(ctx: typer.Context, wanted: bool) -> None:
+    if wanted:
+        from llmb.cli.full_help import full_help
+
+        sys.stdout.write(full_help(ctx))
+        raise typer.Exit
+
+
+def _common(
+    common_output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="Write the result to this file. Default: standard output.",
+            callback=_to_file,
+            expose_value=False,
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    common_quiet: Annotated[
+        bool,
+        typer.Option(
+            "-q",
+            "--quiet",
+            help="Print nothing beside the result, except errors.",
+            callback=_quietly,
+            expose_value=False,
+            rich_help_panel=PANEL,
+        ),
+    ] = False,
+    common_verbose: Annotated[
+        bool,
+        typer.Option(
+            "-v",
+            "--verbose",
+            help="Print more beside the result: the plan of a run, the cause of an error.",
+            callback=_verbosely,
+            expose_value=False,
+            rich_help_panel=PANEL,
+        ),
+    ] = False,
+    help_all: Annotated[
+        bool,
+        typer.Option(
+            "--help-all",
+            help="Show every option and exit.",
+            callback=_help_all,
+            expose_value=False,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Declares the options, with names that no command's own have; it is never called."""
+
+
+@contextmanager
+def _result_in(path: Path) -> Iterator[None]:
+    """Standard output goes to ``path``, which is replaced when the command has ended, if it has printed anything.
+
+    Raises EnvironmentProblem at once if that is impossible, not after the work.
+    """
+    target = path.absolute()
+    if target.is_dir() or not os.access(target.parent, os.W_OK | os.X_OK):
+        what = "it is a folder" if target.is_dir() else "there is no such folder, or you may not write there"
+        raise EnvironmentProblem(f"--output cannot be written: {what}", where=str(path), do="name another file")
+    result = TextIOWrapper(BytesIO(), encoding="utf-8", errors="surrogateescape", newline="")
+    try:
+        with redirect_stdout(result):
+            yield
+    finally:
+        result.flush()
+        if text := result.buffer.getvalue().decode("utf-8", "surrogateescape"):
+            _write(target, text)
+
+
+def _write(target: Path, text: str) -> None:
+    from llmb.runs.folder import write_atomically  # takes 2 ms
+
+    try:
+        write_atomically(target, text)
+    except OSError as error:
+        do = "name another file with --output"
+        raise EnvironmentProblem(f"cannot write the result: {error.strerror}", where=str(target), do=do) from error

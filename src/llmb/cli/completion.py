@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a shell completes: names of the catalogue, and ids of jobs. Modules are imported only for a completion."""
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import typer
+
+from llmb.errors import LlmbError
+
+Complete = Callable[[typer.Context, str], list[str]]
+
+
+def workloads(ctx: typer.Context, incomplete: str) -> list[str]:  # noqa: ARG001 (typer passes both)
+    from llmb.catalogue.load import Catalogue
+
+    return _begun(Catalogue().workloads, incomplete)
+
+
+def sizes(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Those of the workload that was given, else of all."""
+    from llmb.catalogue.load import Catalogue
+    from llmb.catalogue.resolve import sizes_of
+
+    found = Catalogue().workloads
+    given = str(ctx.params.get("workload") or ctx.params.get("workload_argument"))
+    chosen = [found[given]] if given in found else found.values()
+    return _begun(dict.fromkeys(size for workload in chosen for size in sizes_of(workload)), incomplete)
+
+
+def dtypes(ctx: typer.Context, incomplete: str) -> list[str]:  # noqa: ARG001
+    from llmb.catalogue.records import Dtype
+
+    return _begun(Dtype, incomplete)
+
+
+def gpu_types(ctx: typer.Context, incomplete: str) -> list[str]:  # noqa: ARG001
+    from llmb.catalogue.load import Catalogue
+    from llmb.catalogue.resolve import CPU
+
+    return _begun([*Catalogue().gpus, CPU], incomplete)
+
+
+def releases(ctx: typer.Context, incomplete: str) -> list[str]:  # noqa: ARG001
+    from llmb.catalogue.load import Catalogue
+
+    found = {document.release for document in Catalogue().documents.values()}
+    return _begun(sorted(found), incomplete)
+
+
+def runs(ctx: typer.Context, incomplete: str) -> list[str]:  # noqa: ARG001
+    """Ids of the latest jobs, and names of their run folders once the beginning of one is there."""
+    from llmb.jobs.history import read_history
+    from llmb.jobs.store import Filter
+    from llmb.runs.folder import chosen_root
+
+    try:
+        with read_history(chosen_root(os.environ, Path.cwd()).path, lambda _: None) as store:
+            jobs = store.jobs(Filter(limit=MOST_RUNS))
+    except LlmbError:
+        return []  # there is nowhere to report it
+    names = [name for job in reversed(jobs) for name in ((job.job_id, job.name) if incomplete else (job.job_id,))]
+    return _begun([name for name in names if name], incomplete)
+
+
+MOST_RUNS = 200
+OPTIONS: dict[str, Complete] = {
+    "workload": workloads,
+    "size": sizes,
+    "dtype": dtypes,
+    "gpu_type": gpu_types,
+    "release": releases,
+}
+"""By name of the option."""
+
+
+def _begun(names: Iterable[str], incomplete: str) -> list[str]:
+    """Of a list with commas the last name is completed."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in dict.fromkeys(names) if str(name).startswith(last.lower())]

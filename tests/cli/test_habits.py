@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people try without reading the manual: places, names in any case, help, completion, files for results."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmb.cli.completion import OPTIONS
+from llmb.cli.main import COMMANDS, app, as_spoken, exit_code_of, load_command
+
+SHOWN = "show -w pretrain_llama3.1 -s 8b --dtype bf16 --scale 8 --gpu-type h100 --json"
+
+
+def printed(line: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert exit_code_of(app, as_spoken(line.split())) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "show pretrain_llama3.1 8b --dtype bf16 --gpus 8 --gpu-type h100 --json",
+        "show --json pretrain_llama3.1 -n 8 --dtype bf16 --gpu-type h100 8b",
+        "show PRETRAIN_LLAMA3.1 8B --dtype BF16 --scale 8 --gpu-type H100 --json",
+        "show pretrain_llama3.1_8b --dtype bf16 --gpus 8 --gpu-type h100 --json",
+        "show pretrain_llama3.1 -s 8B --dtype Bf16 --gpus 8 --gpu-type h100 --json -v",
+    ],
+)
+def test_a_recipe_is_named_in_many_ways(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(line, capsys) == printed(SHOWN, capsys)
+
+
+def test_choices_are_taken_in_any_case(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "run pretrain_llama3.1 tiny --gpu-type CPU --recompute FULL --attention-backend Math --dry-run --json"
+    plan = json.loads(printed(line, capsys))["plan"]
+    assert (plan["recompute"], plan["attention_backend"]) == ("full", "math")
+
+
+def test_a_campaign_takes_any_case_and_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "submit PRETRAIN_LLAMA3.1 8B,70b --dtype BF16,fp8 --gpus 64 --gpu-type H100 --dry-run --json"
+    jobs = json.loads(printed(line, capsys))["jobs"]
+    assert {(job["size"], job["dtype"]) for job in jobs} == {(s, d) for s in ("8b", "70b") for d in ("bf16", "fp8")}
+
+
+def test_help_and_version_are_commands_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed("version", capsys) == printed("--version", capsys)
+    assert printed("help", capsys) == printed("--help", capsys)
+    assert printed("help jobs wait", capsys) == printed("jobs wait --help", capsys)
+
+
+def test_the_package_is_a_program() -> None:
+    command = [sys.executable, "-m", "llmb", "version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("llmb ")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_help_is_cut_and_the_long_one_has_every_option(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    command = load_command(name)
+    for below in [name, *(f"{name} {child}" for child in getattr(command, "commands", {}))]:
+        assert "…" not in printed(f"{below} --help", capsys)
+    if not hasattr(command, "commands"):
+        text = printed(f"{name} --help-all", capsys)
+        assert max(map(len, text.splitlines())) <= 80
+        for item in command.params:
+            assert all(re.search(rf"(^|\s){re.escape(option)}\b", text) for option in item.opts if option[0] == "-")
+
+
+def test_the_short_help_of_a_run_fits_two_screens(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    short = printed("run --help", capsys)
+    assert len(short.splitlines()) < 80
+    for said in ("--steps", "--profile", "--help-all", "detected"):
+        assert said in short
+    assert "--first-stage-layers" not in short
+
+
+def test_a_result_goes_to_a_file_and_nothing_else_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "list.json"
+    assert printed(f"list --json --output {target}", capsys) == ""
+    assert json.loads(target.read_text())["workloads"]
+    line = "submit pretrain_llama3.1 8b --gpu-type h100 --dry-run"
+    assert exit_code_of(app, line.split()) == 0
+    assert "not specified" in capsys.readouterr().err
+    assert exit_code_of(app, [*line.split(), "-q"]) == 0
+    quiet = capsys.readouterr()
+    assert quiet.err == ""
+    assert quiet.out.startswith("#!/bin/bash")
+
+
+def test_a_quiet_command_still_reports_its_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(app, ["show", "pretrain_llama3.1", "7b", "--quiet"]) == 2
+    assert "unknown size '7b'" in capsys.readouterr().err
+
+
+def test_a_failed_command_leaves_the_file_of_its_result_alone(tmp_path: Path) -> None:
+    target = tmp_path / "shown.txt"
+    target.write_text("before")
+    assert exit_code_of(app, ["show", "pretrain_llama3.1", "7b", "--output", str(target)]) == 2
+    assert (target.read_text(), list(tmp_path.iterdir())) == ("before", [target])
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "offered"),
+    [
+        ("llmb run -w pretrain_q", 3, {"pretrain_qwen3"}),
+        ("llmb run pretrain_qwen3 ", 3, {"0.6b", "8b", "tiny"}),
+        ("llmb run -w pretrain_qwen3 -s ", 5, {"0.6b", "8b", "tiny"}),
+        ("llmb show --dtype ", 3, {"fp32", "bf16", "fp8"}),
+        ("llmb submit --gpu-type g", 3, {"gb200", "gb300"}),
+        ("llmb pa", 1, {"parse"}),
+    ],
+)
+def test_the_shell_completes_names(words: str, place: int, offered: set[str]) -> None:
+    environ = os.environ | {"_LLMB_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(place)}
+    command = [sys.executable, "-c", "import sys; sys.argv[0] = 'llmb'; from llmb.cli.main import main; main()"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, env=environ).stdout
+    assert set(found.split()) == offered
+
+
+def test_every_option_that_names_a_recipe_is_completed() -> None:
+    assert set(OPTIONS) == {"workload", "size", "dtype", "gpu_type", "release"}
+
+
+def test_common_options_replace_none_of_a_command() -> None:
+    for name in COMMANDS:
+        command = load_command(name)
+        for item in [command, *getattr(command, "commands", {}).values()]:
+            names = [option.name for option in item.params]
+            assert len(names) == len(set(names))

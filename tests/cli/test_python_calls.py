@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""llmb from Python: the commands as functions with typed results."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmb
+from llmb.errors import UsageError
+
+OLD_RUNS = Path(__file__).parent.parent / "data" / "version-0.1"
+
+
+def test_importing_llmb_loads_nothing_until_it_is_used() -> None:
+    code = "import sys, llmb; print([name for name in sys.modules if name.startswith(('llmb.', 'pydantic', 'typer'))])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert {"run", "parse", "recipe", "result"} <= set(dir(llmb))
+
+
+def test_a_recipe_is_a_typed_value() -> None:
+    found = llmb.recipe("pretrain_llama3.1", "8B", scale=8, gpu_type="H100", dtype="bf16")
+    assert (found.layout.dp, found.expectations[0].step_time_s, found.unspecified) == (4, 12.27, ())
+
+
+def test_logs_are_parsed_to_outcomes_by_path() -> None:
+    files = llmb.parse(OLD_RUNS)
+    assert files == sorted(files, key=lambda file: file.path)
+    success = next(file.outcome for file in files if file.outcome.status == "success")
+    assert success.step_time_s and success.step_time_s.mean > 0
+
+
+def test_the_result_of_an_earlier_run_is_read_again() -> None:
+    folders = [path.parent for path in OLD_RUNS.rglob("run.json") if '"status": "success"' in path.read_text()]
+    before = llmb.result(folders[0])
+    assert before.folder == folders[0]
+    assert before.result.status == "success"
+    assert before.recipe.workload == "pretrain_llama3.1"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"scal": 8}, "unknown option 'scal'; did you mean 'scale'?"),
+        ({"scale": "8"}, "scale is '8'; it must be a whole number of at least 1"),
+        ({"scale": True}, "scale is True; it must be a whole number"),
+        ({"scale": 12}, "has no layout for 12 GPUs"),
+        ({"dtype": 8}, "dtype is 8; it must be a name"),
+    ],
+)
+def test_a_wrong_option_is_an_error_of_llmb(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        llmb.recipe("pretrain_llama3.1", "8b", **options)
+    assert said in error.value.what
+
+
+def test_a_wrong_choice_is_an_error_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    with pytest.raises(UsageError, match="recompute is 'some'; it must be none or selective or full"):
+        llmb.run("pretrain_llama3.1", "tiny", gpu_type="cpu", recompute="some")
+    with pytest.raises(UsageError, match="--steps is 0; it must be at least 1"):
+        llmb.run("pretrain_llama3.1", "tiny", gpu_type="cpu", steps=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_run_returns_its_result_and_reports_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    steps: list[int] = []
+    ended = llmb.run(
+        "pretrain_llama3.1", "tiny", gpu_type="cpu", scale=1, steps=3, on_step=lambda news: steps.append(news.step)
+    )
+    assert steps == [0, 1, 2]
+    assert ended.result.loss is not None
+    assert llmb.result(ended.folder).result.loss == ended.result.loss
+    assert ended.recipe.title() == "pretrain_llama3.1 tiny fp32 on 1 x cpu"
