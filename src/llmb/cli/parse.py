@@ -42,7 +42,7 @@ def parse(
             show_default=False,
         ),
     ] = None,
-    output: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TABLE,
+    form: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TABLE,
     full_names: Annotated[bool, typer.Option("--full-names", help="Do not shorten file names.")] = False,
     json: Json = False,
     window: Annotated[
@@ -73,7 +73,7 @@ def parse(
     found = find_logs(root)
     files = _with_progress(parse_logs(found, window, jobs or usable_cores()), found)
     report = parse_report(root, window, files, full_names=full_names)
-    _print(report, Format.JSON if json else output)
+    _print(report, Format.JSON if json else form)
     if not report.counts["success"]:
         raise RunFailed(f"none of {len(report.files)} logs is from a successful run", where=str(root.absolute()))
 
