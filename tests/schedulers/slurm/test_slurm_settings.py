@@ -128,6 +128,7 @@ GRES = {"slurm": {"gpu_request": "gres", "gres_type": "h100", "flags": {"gres": 
         ({"shell": {"ADDITIONAL_SLURM_PARAMS": "gres=nvme:1"}}, {"gpus-per-node": "8", "gres": "nvme:1"}),
         ({"shell": {"ADDITIONAL_SLURM_PARAMS": "gpus-per-node=h100:8"}}, {"gpus-per-node": "h100:8"}),
         ({"slurm_args": ("gres=",)}, {}),
+        ({"slurm_args": ("gres=gpu:²",), "shell": {"GPUS_PER_NODE": "1"}}, {"gres": "gpu:²"}),
         ({"config": GRES}, {"gres": "nvme:1,gpu:h100:8"}),
         ({"config": {"slurm": {"gpu_request": "none"}}, "flags": {"gres": "gpu:8"}}, {"gres": "gpu:8"}),
     ],
@@ -135,7 +136,8 @@ GRES = {"slurm": {"gpu_request": "gres", "gres_type": "h100", "flags": {"gres": 
 def test_gpus_are_requested_as_the_nearest_layer_does(given: dict[str, object], requested: dict[str, str]) -> None:
     flags = job_of(order_of(LLAMA, **given)).flags
     assert {name: flags[name] for name in ("gpus-per-node", "gres") if name in flags} == requested
-    assert (flags["nodes"], flags["exclusive"]) == ("2", None)
+    assert flags["nodes"] == str(16 // int(given.get("shell", {}).get("GPUS_PER_NODE", 8)))
+    assert flags["exclusive"] is None
 
 
 @pytest.mark.parametrize("gres", ["gpu:4", "gpu:h100:4", "gpu", "gpu:0"])

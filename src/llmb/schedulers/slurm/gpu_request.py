@@ -42,4 +42,4 @@ def _gpus(name: str, value: str) -> list[int]:
     """The numbers of GPUs in a flag's value, such as ``h100:8`` or, of ``gres``, ``gpu:h100:8,nvme``."""
     items = value.split(",") if name == "gres" else [f"gpu:{value}"]
     parts = [item.split("(")[0].split(":") for item in items]
-    return [int(last) if (last := part[-1]).isdigit() else 1 for part in parts if part[0] == "gpu"]
+    return [int(last) if (last := part[-1]).isdecimal() else 1 for part in parts if part[0] == "gpu"]
