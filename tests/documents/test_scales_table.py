@@ -60,7 +60,7 @@ def test_a_proxy_has_no_time_to_train() -> None:
     figures = [figure and (figure["step_time_s"], figure["days_per_1t_tokens"]) for _, _, figure in published]
     assert figures == [None, (5.8, None), (5.71, None), (11.0, None), (11.24, 63.02), (11.31, 31.71), (12.35, 17.31)]
     assert scales[0]["published_reason"]
-    assert shown(*arguments).count("proxy\n") == 4
+    assert shown(*arguments).count(" PROXY\n") == 4
 
 
 def test_both_dtypes_are_shown_unless_one_is_named() -> None:
