@@ -76,8 +76,8 @@ def _by_place(options: Iterable[Option], make: Maker, *, required: bool) -> Make
     def maker(**values: Any) -> Any:  # noqa: ANN401 (whatever the options' types are)
         for name in PLACES:
             values[name] = _given_once(name, values.pop(f"{name}_argument"), values[name])
-        if required and None in (values["workload"], values["size"]):
-            values |= dict(zip(PLACES, _model(values["workload"]), strict=True))
+        if required and not _is_complete(values["workload"], values["size"]):
+            values |= dict(zip(PLACES, _model(values["workload"], values["size"]), strict=True))
         return make(**values)
 
     flags = [parameter(option) for option in options]
@@ -98,14 +98,19 @@ def _argument(name: str) -> inspect.Parameter:
     )
 
 
+def _is_complete(workload: str | None, size: str | None) -> bool:
+    """True if neither is missing, nor the workload may have a size in its name; others need the catalogue."""
+    return workload is not None and size is not None and "_" not in workload.partition("_")[2]
+
+
 def _given_once(name: str, placed: str | None, flagged: str | None) -> str | None:
     if placed and flagged and placed != flagged:
         raise UsageError(f"the {name} has two values: '{placed}' and --{name} {flagged}", do="give one of them")
     return placed or flagged
 
 
-def _model(name: str | None) -> tuple[str, str]:
-    """Workload and size in one word. Raises UsageError with the names that are possible."""
+def _model(name: str | None, size: str | None) -> tuple[str, str]:
+    """Workload and size, which may be in one word. Raises UsageError with the names that are possible."""
     from llmb.catalogue.load import Catalogue
     from llmb.catalogue.model_name import model_of
 
@@ -113,7 +118,7 @@ def _model(name: str | None) -> tuple[str, str]:
     if name is None:
         do = "give it with --workload; see 'llmb list'"
         raise UsageError("the workload is not specified", choices=catalogue.workloads, do=do)
-    return model_of(catalogue, name.lower(), None)
+    return model_of(catalogue, name.lower(), size and size.lower())
 
 
 def _maker(options: Iterable[Option], make: Maker, *, envvar: bool = True) -> Maker:
