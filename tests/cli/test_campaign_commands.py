@@ -107,7 +107,7 @@ def test_a_scale_at_which_nobody_saves_draws_a_warning(environ: dict[str, str]) 
     warned = call(submit, environ, *recipe, "--scale", "8")
     assert warned.exit_code == 0
     assert "llmb: warning: checkpoints are published as saved by 16 to 128 GPUs, not by 8" in warned.stderr
-    assert call(submit, environ, *recipe, "--scale", "16").stderr == ""
+    assert "warning" not in call(submit, environ, *recipe, "--scale", "16").stderr
 
 
 def test_nodes_are_given_as_to_sbatch(environ: dict[str, str]) -> None:
