@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import history_user
@@ -17,11 +18,16 @@ import pytest
 from history_user import as_user, keep, read
 
 from llmb.jobs.copied import copied
-from llmb.jobs.history import database_path, read_history
+from llmb.jobs.follow import follow_log
+from llmb.jobs.history import database_path, open_history, read_history
+from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
 from llmb.jobs.migrations import MIGRATIONS
 from llmb.jobs.store import Store
+from llmb.runs.claim import create_run_folder
 from llmb.runs.folder import NotWritable, cannot_write, write_atomically
+from llmb.runs.plan import Plan
+from llmb.runs.record import queued_record, write_record
 
 OWNER, COLLEAGUE, GROUP = 20_001, 20_002, 30_001
 
@@ -184,3 +190,23 @@ def test_advice_follows_the_cause(number: int, advice: str) -> None:
     do = str(cannot_write(Path("/x"), OSError(number, os.strerror(number))).do)
     assert advice in do
     assert ("space" in do) is (number == errno.ENOSPC)
+
+
+def test_the_log_of_another_users_run_is_followed_to_its_end(
+    tmp_path: Path, tiny_plan: Callable[..., Plan], capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """The history of the owner is not brought up to date, so that the job lives on there."""
+    folder = create_run_folder(tmp_path, tiny_plan(steps=2))
+    folder.log.write_text("step 0\nstep 1\n")
+    record = queued_record(tiny_plan(steps=2), ())
+    write_record(folder, record.model_copy(update={"status": "success", "exit_code": 0}))
+    values = {"experiment": "e", "workload": "w", "size": "s", "dtype": "d", "gpu_type": "cpu", "scale": 1}
+    job = Job(key="a", scheduler="local", job_id="local-1", run_dir=str(folder.path), submitted_s=1.0, **values)
+    with open_history(tmp_path, print) as store:
+        store.add([replace(job, state="RUNNING", status="running")])
+    path = database_path(tmp_path)
+    with Store(path, copied(path)) as store:
+        store.lock_changes()
+        (live,) = store.jobs()
+        follow_log(store, tmp_path, live, sys.stdout.buffer, print, None)
+    assert capsysbinary.readouterr().out == b"step 0\nstep 1\n"
