@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from llmb.errors import EnvironmentProblem
+from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.job import COLUMNS, Change, Job, stale
 from llmb.jobs.migrations import MIGRATIONS, SCHEMA_VERSION
-from llmb.jobs.store import Damaged, Filter, KeyTaken, Store
+from llmb.jobs.store import Damaged, Filter, KeyTaken, Store, check_states
 
 WRITER = Path(__file__).with_name("store_writer.py")
 
@@ -143,6 +143,14 @@ def test_filters(store: Store) -> None:
     assert keys(states=("SUCCESS", "submitting")) == "abc"
     assert keys(states=("timeout",), limit=1) == "d"
     assert store.count(Filter(states=("timeout",), limit=1)) == 2
+
+
+def test_a_state_of_a_later_slurm_can_be_selected_once_a_job_has_it(store: Store) -> None:
+    check_states(["timeout", "SUCCESS"], store)
+    with pytest.raises(UsageError, match="unknown state 'NEWSTATE'"):
+        check_states(["NEWSTATE"], store)
+    store.add([job(state="NEWSTATE", status="running")])
+    check_states(["newstate"], store)
 
 
 def test_two_processes_hammer_it_and_nothing_is_lost_or_taken_twice(path: Path) -> None:

@@ -85,7 +85,7 @@ def list_(
     - `llmb jobs list -w pretrain_llama3.1 --limit 0 --json`
     """
     wanted = Filter(
-        states=check_states(state or ()),
+        states=tuple(state or ()),
         workload=workload,
         campaign=campaign,
         since_s=parse_since(since, time.time()) if since else None,
@@ -94,6 +94,7 @@ def list_(
     with _history_to_read() as store:
         if not no_refresh:
             _bring_up_to_date(store)
+        check_states(wanted.states, store)
         found, total = store.jobs(wanted), store.count(wanted)
     if json:
         print_json(jobs_document(found, total))

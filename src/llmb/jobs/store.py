@@ -58,20 +58,6 @@ class Filter:
     """The newest jobs, at most this number."""
 
 
-def check_states(states: Iterable[str]) -> tuple[str, ...]:
-    """Raises UsageError if one is neither a state of a job nor a status of a run."""
-    wanted = tuple(states)
-    if not wanted:
-        return ()
-    from llmb.jobs.states import known_states  # imports all schedulers, which a plain list does not need
-
-    known = sorted({*known_states(), *get_args(Status)})
-    for state in wanted:
-        if state.upper() not in {name.upper() for name in known}:
-            raise unknown("state", state, known)
-    return wanted
-
-
 class Store:
     """An open history. Raises NotWritable or EnvironmentProblem if it cannot be read or written, Damaged if it is
     damaged.
@@ -290,6 +276,18 @@ class Store:
             raise
         except sqlite3.DatabaseError as error:
             raise Damaged(str(error), self.path) from error
+
+
+def check_states(states: Sequence[str], store: Store) -> None:
+    """Raises UsageError if one is neither a state of a job nor a status of a run, and no job has it."""
+    if not states:
+        return
+    from llmb.jobs.states import known_states  # imports all schedulers, which a plain list does not need
+
+    known = sorted({*known_states(), *get_args(Status)})
+    for state in states:
+        if state.upper() not in {name.upper() for name in known} and not store.count(Filter(states=(state,))):
+            raise unknown("state", state, known)
 
 
 def _job(cursor: sqlite3.Cursor, row: tuple[object, ...]) -> Job:  # noqa: ARG001 (as sqlite3 calls it)
