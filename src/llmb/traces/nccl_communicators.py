@@ -71,7 +71,7 @@ def _event(match: "re.Match[bytes]", end: bytes) -> Event:
     process, device, pointer, rank, ranks, cuda_device, rest = match.groups()
     comm_id, split = _COMM_ID.search(rest), _SPLIT.search(rest)
     parent, number, color = (
-        None if text is None else text.decode() for text in (split.groups() if split else (None,) * 3)
+        None if text is None else text.decode(errors="replace") for text in (split.groups() if split else (None,) * 3)
     )
     return Event(
         process=process_of(process, device),

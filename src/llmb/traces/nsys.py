@@ -73,7 +73,7 @@ def read_nsys(path: Path, rules: Rules) -> list[Timeline]:
             connection.text_factory = lambda text: text.decode("utf-8", "replace")
             connection.execute("PRAGMA trusted_schema = OFF")
             return list(_timelines(_Export(path, connection), rules))
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter is of messages that quote a damaged schema
         raise _unreadable(path, f"is not an SQLite database that can be read: {error}") from error
 
 
