@@ -198,7 +198,7 @@ def test_events_without_a_time_are_left_out_and_counted(
     elsewhere: list[dict] = [{"ph": "i", "name": "instant"}, {"ph": "X", "cat": ["kernel"], "name": {}}]
     path = write_trace([span("user_annotation", "ProfilerStep#1", 0, 100), kernel, *odd, *elsewhere])
     (timeline,) = read_trace(path, Rules())
-    assert timeline.notes == (f"{len(odd)} events have no valid time and are left out",)
+    assert timeline.notes == (f"left out: {len(odd)} events without a valid time",)
     (step,) = break_down(timeline)
     assert microseconds(step)["matrix_product"] == 10
 
@@ -233,7 +233,7 @@ def test_steps_without_a_duration_are_left_out(write_trace: Callable[..., Path],
     steps = [span("user_annotation", "ProfilerStep#1", 5, 5), span("user_annotation", "ProfilerStep#2", 5, 9)]
     (timeline,) = read_trace(write_trace(steps), Rules())
     assert [step.number for step in timeline.steps] == [2]
-    assert timeline.notes == ("1 steps without a duration are left out",)
+    assert timeline.notes == ("left out: 1 step without a duration",)
 
 
 def test_an_unfinished_event_is_not_parsed_anew_with_each_chunk(

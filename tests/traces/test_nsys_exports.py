@@ -127,9 +127,9 @@ def test_a_cuda_graph_is_not_idle_time(tmp_path: Path) -> None:
     nanoseconds = [round(1e9 * value) for value in (second.duration_s, second.cuda_graph_s, second.idle_s)]
     assert nanoseconds == [855, 800, 10]
     graphs, untimed = timeline.notes
-    assert "1 CUDA graphs are recorded as a whole" in graphs
+    assert "1 CUDA graph recorded as a whole" in graphs
     assert "--cuda-graph-trace=node" in graphs
-    assert untimed == "1 activities have no valid time and are left out"
+    assert untimed == "left out: 1 event without a valid time"
 
 
 def test_an_export_of_graphs_alone_is_read(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_rows_of_other_types_are_left_out_and_counted(tmp_path: Path) -> None:
               (0, 1, x'00', NULL);"""
         )
     (timeline,) = read_trace(path, Rules())
-    assert timeline.notes == ("5 activities have no valid time and are left out",)
+    assert timeline.notes == ("left out: 5 events without a valid time",)
     (step,) = break_down(timeline)
     nanoseconds = [round(1e9 * value) for value in (step.matrix_product_s, step.unclassified_s)]
     assert nanoseconds == [20, 30]  # a kernel without a name, or without a process, is no idle time

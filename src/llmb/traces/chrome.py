@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 from llmb.traces.classify import MEMORY_COPY, Activity, Label, Rules
 from llmb.traces.json_events import TraceFile
-from llmb.traces.timeline import LAST_NS, Recorder, Timeline, TracedStep, make_timeline
+from llmb.traces.timeline import LAST_NS, Recorder, Timeline, TracedStep, counted, make_timeline
 
 STEP_NAME = re.compile(r"(?:ProfilerStep#|step )(\d{1,9})")
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})|^profile_(\d{1,9})\b")
@@ -95,7 +95,7 @@ def read_chrome(path: Path, rules: Rules) -> Timeline:
         collected.take(event)
     notes = []
     if collected.without_time:
-        notes.append(f"{collected.without_time:,} events have no valid time and are left out")
+        notes.append(f"left out: {counted(collected.without_time, 'event')} without a valid time")
     distributed = file.header.get("distributedInfo")
     rank = distributed.get("rank") if isinstance(distributed, dict) else None
     if rank is not None and not is_rank(rank):

@@ -17,7 +17,7 @@ from typing import TypeGuard
 from llmb.errors import UsageError
 from llmb.traces.chrome import STEP_NAME, device_steps, rank_in_name
 from llmb.traces.classify import CUDA_GRAPH, MEMORY_COPY, Rules
-from llmb.traces.timeline import LAST_NS, Recorder, Timeline, make_timeline
+from llmb.traces.timeline import LAST_NS, Recorder, Timeline, counted, make_timeline
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
@@ -56,9 +56,9 @@ class _Process:
     def notes(self) -> list[str]:
         found = []
         if self.graphs:
-            found.append(f"{self.graphs:,} CUDA graphs are recorded as a whole and are not split; {SPLIT_GRAPHS}")
+            found.append(f"not split: {counted(self.graphs, 'CUDA graph')} recorded as a whole; {SPLIT_GRAPHS}")
         if self.without_time:
-            found.append(f"{self.without_time:,} activities have no valid time and are left out")
+            found.append(f"left out: {counted(self.without_time, 'event')} without a valid time")
         return found
 
 

@@ -145,7 +145,7 @@ def make_timeline(
     empty = sum(step.end <= step.start for step in steps)
     if empty:
         steps = [step for step in steps if step.end > step.start]
-        notes = (*notes, f"{empty} steps without a duration are left out")
+        notes = (*notes, f"left out: {counted(empty, 'step')} without a duration")
     calls_of = _calls(steps, recorders)
     if device == "cpu":
         recorders = [leaves(recorder) for recorder in recorders]
@@ -186,6 +186,10 @@ def _names(
                 sums[names[row.name], labels[row.label].activity] += row.end - row.start
     found = [NameTime(name, activity, calls[name], time) for (name, activity), time in sums.items()]
     return tuple(sorted(found, key=lambda item: (-item.total_ns, item.name)))
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _inside(row: Recorded, within: Sequence[Span]) -> bool:
