@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmb.errors import UsageError
-from llmb.traces import json_events
+from llmb.traces import chrome, json_events
 from llmb.traces.breakdown import PARTS, StepBreakdown, break_down
 from llmb.traces.chrome import read_chrome
 from llmb.traces.classify import Activity, Rules
@@ -74,6 +74,17 @@ def test_communication_is_told_by_kind_and_group(gpu_trace: Path) -> None:
     ]
     assert found == [("all_reduce", "mesh_tp", 1, 40, 20), ("all_reduce", "7", 1, 5, 5)]
     assert [round(1e6 * item.hidden_s) for item in first.collectives] == [20, 0]
+
+
+def test_very_many_groups_are_one(
+    write_trace: Callable[..., Path], span: Callable[..., dict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chrome, "MOST_GROUPS", 2)
+    calls = [span("kernel", ALL_REDUCE, at, at + 1, **{"Process Group Name": str(at)}) for at in range(10)]
+    path = write_trace([span("user_annotation", "ProfilerStep#1", 0, 10), *calls])
+    (step,) = break_down(read_chrome(path, Rules()))
+    found = {item.group: item.calls for item in step.collectives}
+    assert found == {"0": 1, "1": 1, chrome.MORE_GROUPS: 8}
 
 
 def test_kernels_are_named_by_their_time(gpu_trace: Path) -> None:

@@ -13,6 +13,8 @@ from llmb.traces.timeline import LAST_NS, Recorder, Timeline, TracedStep, counte
 
 STEP_NAME = re.compile(r"(?:ProfilerStep#|step )(\d{1,9})")
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})|^profile_(\d{1,9})\b")
+MOST_GROUPS = 500
+MORE_GROUPS = "(further groups)"
 _CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "cpu_op", "user_annotation", "gpu_user_annotation")
 _NO_GROUP = ("", "undefined")
 
@@ -33,6 +35,7 @@ class _Collected:
     """When the device finished the work that a step had launched."""
     kernels: Recorder = field(default_factory=Recorder)
     threads: dict[tuple[str, str], Recorder] = field(default_factory=lambda: defaultdict(Recorder))
+    groups: set[str] = field(default_factory=set)
     without_time: int = 0
     """Events that are left out."""
 
@@ -74,7 +77,13 @@ class _Collected:
         kind = self.rules.collective(str(args.get("Collective name", "")))
         described = str(args.get("Process Group Description", ""))
         group = described if described not in _NO_GROUP else args.get("Process Group Name")
-        return label._replace(kind=kind or label.kind, group=None if group is None else str(group))
+        return label._replace(kind=kind or label.kind, group=None if group is None else self._group(str(group)))
+
+    def _group(self, name: str) -> str:
+        """Each group is looked at in each step, so that there must not be as many as events."""
+        if len(self.groups) < MOST_GROUPS:
+            self.groups.add(name)
+        return name if name in self.groups else MORE_GROUPS
 
 
 def _nanoseconds(microseconds: object) -> int | None:
