@@ -89,7 +89,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Of a run that saves here."""
+        """Made with the first checkpoint that is saved here."""
         return self.path / "checkpoints"
 
     def checkpoints_of(self, plan: "Plan") -> Path:

@@ -62,7 +62,8 @@ class Saver:
         self.pending: Future[SaveLine] | None = None
         if plan.save_checkpoint:
             self.group = dist.new_group(backend=gloo_backend(), timeout=LONGEST_SAVE, group_desc=CHECKPOINT_GROUP)
-            check_shared_folder(plan, self.folder, ranks, self.group)
+            # The folder in the run's own is made with the first checkpoint.
+            check_shared_folder(plan, self.folder if plan.checkpoint_dir else folder.path, ranks, self.group)
 
     @property
     def busy(self) -> bool:
