@@ -89,7 +89,10 @@ def config_differences(model: Model, config: Config) -> Iterator[str]:
 
 
 def unknown_keys(model: Model, config: Config) -> Iterator[str]:
-    """Keys, each with its value, of which it is not known whether they change the model; null is not specified."""
+    """Keys, each with its value, of which it is not known whether they change the model; null is not specified.
+
+    Of a configuration without differences.
+    """
     form = format_of(model)
     common = {key for ignored in common_settings().ignored for key in ignored.keys}
     own = {*COMPARED, *SILENT_EVERYWHERE, *ROTARY, *HEADS, *form.settings, *form.compared, *form.unused}
