@@ -118,5 +118,5 @@ def test_only_the_user_agrees_to_a_campaign() -> None:
     agree("2 jobs", lambda: True)
     with pytest.raises(UserInterrupt, match="nothing was queued"):
         agree("2 jobs", lambda: False)
-    with pytest.raises(UsageError, match="stdin is not a terminal, so queueing 2 jobs cannot be confirmed"):
+    with pytest.raises(UsageError, match="there is no terminal to ask on, so queueing 2 jobs cannot be confirmed"):
         agree("2 jobs", None)

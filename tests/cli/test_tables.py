@@ -58,3 +58,22 @@ def test_a_narrow_terminal_folds_and_loses_nothing() -> None:
     lines = [STYLES.sub("", line) for line in styled_lines(table, 40)]
     assert max(map(len, lines)) <= 40
     assert "".join(lines).count("x") >= 200
+
+
+def test_names_stay_whole_where_they_fit_in_a_line() -> None:
+    name = "pretrain_llama3.1_8b_bf16_gpus8_tp1_pp1_cp2_vp1_ep1_mbs1_gbs128"
+    table = result_table("Step times", "run", "status", "time (s)", "reason", right=("time (s)",))
+    table.add_row(name, "success", "12.34", "steps 35-44 of 50, as the window of the document says")
+    for width in (72, 80, 100, 120):
+        lines = [STYLES.sub("", line) for line in styled_lines(table, width)]
+        assert max(map(len, lines)) <= width
+        assert any(name in line for line in lines)
+    assert f"{name}  success" in [STYLES.sub("", line) for line in styled_lines(table, 80)]
+
+
+def test_a_name_longer_than_a_line_is_broken_after_punctuation() -> None:
+    table = result_table("", "path", "size", right=("size",))
+    table.add_row("/work/experiments/pretrain_llama3.1_8b/pretrain_llama3.1_8b_1795255502", "5")
+    lines = [STYLES.sub("", line) for line in styled_lines(table, 30)]
+    assert "".join(lines).replace(" ", "").startswith("/work/experiments/pretrain_llama3.1_8b/pretrain_")
+    assert all(line.rstrip()[-1] in "_/" for line in lines[1:3])

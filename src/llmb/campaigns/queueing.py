@@ -129,10 +129,10 @@ def queued_before(proposal: Proposal) -> UsageError | None:
 
 
 def agree(what: str, ask: Callable[[], bool] | None) -> None:
-    """Raises UserInterrupt if the answer is no, UsageError if ``ask`` is None because stdin is not a terminal."""
+    """Raises UserInterrupt if the answer is no, UsageError if ``ask`` is None because there is no terminal."""
     if ask is None:
         do = "add --yes, or --dry-run to see the jobs"
-        raise UsageError(f"stdin is not a terminal, so queueing {what} cannot be confirmed", do=do)
+        raise UsageError(f"there is no terminal to ask on, so queueing {what} cannot be confirmed", do=do)
     if not ask():
         raise UserInterrupt("nothing was queued")
 

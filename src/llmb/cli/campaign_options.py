@@ -12,7 +12,7 @@ from llmb.campaigns.entry import Entry, Selection
 from llmb.campaigns.job_request import job_options
 from llmb.campaigns.plan import total_gpu_hours
 from llmb.campaigns.queueing import Context, Proposal, Wanted, agree, listed, propose, queue, queued_before, refusal
-from llmb.cli.messages import say
+from llmb.cli.messages import can_ask, say
 from llmb.cli.options import selection_options, value_options
 from llmb.options.option import options_of
 from llmb.report.campaign_report import campaign_document, campaign_table, hours_text, total_text
@@ -93,7 +93,7 @@ def _confirm(proposal: Proposal, *, yes: bool) -> None:
         print_table(campaign_table(remaining))
         return typer.confirm(f"Queue {what}?", default=False, err=True)
 
-    agree(what, ask if sys.stdin.isatty() else None)
+    agree(what, ask if can_ask() else None)
 
 
 def _show_job(campaign: Campaign, job: CampaignJob) -> None:

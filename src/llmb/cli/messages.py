@@ -14,6 +14,11 @@ def print_unspecified(choices: Sequence[Unspecified]) -> None:
         print_line(unspecified_text(choices))
 
 
+def can_ask() -> bool:
+    """Whether a question is seen and can be answered; with --quiet it is not seen."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def say(text: str) -> None:
     """One line on standard error."""
     sys.stderr.write(f"llmb: {text}\n")

@@ -18,7 +18,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.cli.campaign_options import JOB, NAMED_SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
 from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
-from llmb.cli.messages import say
+from llmb.cli.messages import can_ask, say
 from llmb.cli.options import given_of, takes
 from llmb.cli.progress import JobProgress
 from llmb.cli.result import print_run
@@ -125,7 +125,11 @@ def submit_one(wanted: JobRequest, *, dry_run: bool, wait: bool, yes: bool, json
 
 def _confirm(order: Order, *, yes: bool) -> None:
     say(f"the job asks for {flags_text(order.sample().flags)}")
-    if not yes and sys.stdin.isatty() and not typer.confirm("Queue it?", default=True, err=True):
+    if yes or not sys.stdin.isatty():
+        return
+    if not can_ask():
+        raise UsageError("there is no terminal to ask on, so queueing cannot be confirmed", do="add --yes")
+    if not typer.confirm("Queue it?", default=True, err=True):
         raise UserInterrupt("nothing was queued")
 
 

@@ -9,6 +9,8 @@ from llmb.catalogue.schema import LayoutTable, WorkloadFile
 from llmb.report.output import result_table
 from llmb.report.table import Table
 
+LEGEND = "(n): a PROXY, with fewer layers than the model; +: doublings of the largest scale too; llmb: no document"
+
 
 def list_document(workloads: Iterable[WorkloadFile]) -> dict[str, Any]:
     return {"workloads": [_workload_document(workload) for workload in workloads]}
@@ -47,6 +49,7 @@ def list_table(workloads: Iterable[WorkloadFile]) -> Table:
         for size in sizes_of(workload):
             for (release, dtypes, scales), gpus in _grouped(_tables(workload, size)).items():
                 table.add_row(workload.workload, size, release, " ".join(gpus), dtypes, scales)
+    table.caption = LEGEND
     return table
 
 

@@ -67,7 +67,7 @@ def table_lines(table: Table, width: int | None = None) -> Iterator[Line]:
     ]
     widths = natural if width is None else _fitted(table, natural, cells, width - len(GAP) * (len(natural) - 1))
     if widths is None:
-        yield from map(Line, _paragraphs(headers, cells, width or 0))
+        yield from map(Line, _paragraphs(table.columns, cells, width or 0))
     else:
         if any(headers):
             yield from (Line(text, is_heading=True) for text in _row(headers, widths, table.columns))
@@ -109,14 +109,15 @@ def _row(cells: Sequence[str], widths: Sequence[int], columns: Sequence[Column])
         yield GAP.join(_aligned(part, width, right=column.right) for part, width, column in placed).rstrip()
 
 
-def _paragraphs(headers: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """For each row the first two cells, which say what it is, and the others with their headers."""
+def _paragraphs(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """For each row the first two cells, which say what it is, and the others, and numbers, with their headers."""
     inner = width - len(GAP)
+    titles = 1 if len(columns) > 1 and columns[1].right else 2
     for row in cells:
-        yield from _wrapped(GAP.join(filter(None, row[:2])), width)
-        named = zip(headers[2:], row[2:], strict=False)
+        yield from _wrapped(GAP.join(filter(None, row[:titles])), width)
+        named = zip(columns[titles:], row[titles:], strict=False)
         line = ""
-        for part in (f"{header} {cell}".strip() for header, cell in named if cell):
+        for part in (f"{column.header} {cell}".strip() for column, cell in named if cell):
             if line and text_width(line) + len(GAP) + text_width(part) > inner:
                 yield from (GAP + text for text in _wrapped(line, inner))
                 line = ""
