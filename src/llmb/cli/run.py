@@ -63,16 +63,16 @@ def run(
     if dry_run:
         _print_plan(local, same, json=json)
         return
+    local.check()
+    for line in start_lines(plan):
+        say(line)
     for warning in scale_warnings(plan):
         say(f"warning: {warning}")
-    local.check()
     if plan.profile and plan.profile.reason:
         say(plan.profile.reason)
     if is_verbose(ctx):
         for line in plain_lines(plan_table(plan, (), {})):
             sys.stderr.write(f"{line}\n")
-    for line in start_lines(plan):
-        say(line)
     with RunProgress(plan.steps, plan.first_step) as progress:
         folder, result = local.start(progress.step, say)
     print_result(folder, plan, result, json=json)

@@ -100,10 +100,10 @@ def submit_one(wanted: JobRequest, *, dry_run: bool, wait: bool, yes: bool, json
     """Shows one job, asks for confirmation, and queues it; with ``wait`` prints its result."""
     context = campaign_context(install_here(), os.environ)
     order = plan_one(context, wanted, wait=wait and not dry_run)
-    for warning in scale_warnings(order.plan, loads=wanted.choices.load_checkpoint is not None):
-        say(f"warning: {warning}")
     for line in start_lines(order.plan):
         say(line)
+    for warning in scale_warnings(order.plan, loads=wanted.choices.load_checkpoint is not None):
+        say(f"warning: {warning}")
     if dry_run:
         script = order.script()
         if json:
