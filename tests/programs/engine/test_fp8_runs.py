@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmb.report.run_report import plan_title, run_table
+from llmb.report.run_report import plan_title, run_table, start_lines
 from llmb.runs.fp8_product import fp8_product
 from llmb.runs.plan import Plan
 from llmb.runs.result import Fp8Report, conclude
@@ -21,6 +21,13 @@ def test_a_title_names_the_scaling_and_an_emulation(tiny_plan: Callable[..., Pla
     assert plan_title(tiny_plan(dtype="bf16")) == "pretrain_llama3.1 tiny bf16 on 2 x cpu"
     emulated = plan_title(tiny_plan(dtype="fp8", fp8_recipe="current", emulate_fp8=True))
     assert "fp8 (current scaling, emulated: the products are fp32)" in emulated
+
+
+def test_a_run_begins_with_its_precision_and_product(tiny_plan: Callable[..., Plan]) -> None:
+    lines = start_lines(tiny_plan(dtype="fp8"))
+    assert lines[-2].endswith("tiny fp8 (delayed scaling) on 2 x cpu, 50 steps")
+    assert lines[-1] == "FP8 products are computed in fp32: the values of FP8 as fp32: quick on every CPU"
+    assert not any("FP8" in line for line in start_lines(tiny_plan(dtype="bf16")))
 
 
 def test_a_gpu_multiplies_in_fp8_or_as_specified_and_a_cpu_in_fp32() -> None:
