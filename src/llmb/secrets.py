@@ -18,12 +18,13 @@ _KEY_SOURCES = frozenset({"SSH_AUTH_SOCK", "SSH_ASKPASS"})
 _BY_VALUE = (
     r"(?<![A-Za-z0-9])("
     # By the prefix that its issuer gives it; long enough not to match settings.
-    r"(hf_|api_org_|gh[pousr]_|github_pat_|npm_|r8_|gsk_|xai-|pplx-|nvapi-|sk-|[sr]k_(live|test)_|dckr_pat_|pypi-|hv[sb]\.)"
-    r"[\w-]{20,}|gl[a-z]{2,6}-[\w-]{16,}|A[KS]IA[0-9A-Z]{16}|xox[abeprs]-[\w-]{8,}|xapp-[\w-]{16,}|AIza[\w-]{30,}"
+    r"(hf|api_org)_[A-Za-z0-9]{20,}|gl(pat|dt|rtr?|cbt|ptt|ft|imt|agent|wt|soat|ffct|oas)-[\w-]{16,}"
+    r"|(gh[pousr]_|github_pat_|npm_|r8_|gsk_|xai-|pplx-|nvapi-|sk-|[sr]k_(live|test)_|dckr_pat_|pypi-|hv[sb]\.)[\w-]{20,}"
+    r"|A[KS]IA[0-9A-Z]{16}|xox[abeprs]-[\w-]{8,}|xapp-[\w-]{16,}|AIza[\w-]{30,}"
     r"|ya29\.[\w-]{16,}|dapi[0-9a-f]{32}|dop_v1_[0-9a-f]{32,}|wandb_v\d_\w{16,}|AGE-SECRET-KEY-\w+|SG\.[\w-]{16,80}\.[\w-]{16,}"
     # A JSON web token, in three parts.
     r"|eyJ[\w-]{8,400}\.[\w-]{8,}\.[\w-]*"
-    r"|(?i:bearer)\s+[\w.~+/=-]{16,}|(?i:basic)\s+[A-Za-z0-9+/]{12,}={0,2}(?![\w-])"
+    r"|(?i:bearer)\s+[\w.~+/=-]{16,}|(?i:basic)\s+(?=[a-z]*[A-Z0-9+/])[A-Za-z0-9+/]{12,}={0,2}(?![\w-])"
     r")|-----BEGIN [A-Z ]*PRIVATE KEY-----"
     # https://user:password@host, also without the user; https://token@host.
     r"|(?<=://)([^\s/:@]*:[^\s/@]+|[^\s/:@]{20,})(?=@)"
