@@ -112,9 +112,10 @@ def _next_reader(reader: _Follower | None, job: Job, lines: int | None) -> _Foll
 
 def _current(store: Store, install: Path, job: Job, say: Callable[[str], None]) -> Job:
     try:
-        refresh(store, install)
-    except NotWritable:
-        return _ended(job)
+        try:
+            refresh(store, install)
+        except NotWritable:
+            return _ended(job)
     except (InfrastructureError, EnvironmentProblem) as error:
         say(error.what)
     return store.by_key(job.key) or job
