@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,8 @@ import history_user
 import pytest
 from history_user import as_user, keep, read
 
+from llmb.errors import InfrastructureError
+from llmb.jobs import follow
 from llmb.jobs.copied import copied
 from llmb.jobs.follow import follow_log
 from llmb.jobs.history import database_path, open_history, read_history
@@ -28,6 +30,8 @@ from llmb.runs.claim import create_run_folder
 from llmb.runs.folder import NotWritable, cannot_write, write_atomically
 from llmb.runs.plan import Plan
 from llmb.runs.record import queued_record, write_record
+from llmb.schedulers.local.scheduler import LocalScheduler
+from llmb.schedulers.port import Answers, AskedJob
 
 OWNER, COLLEAGUE, GROUP = 20_001, 20_002, 30_001
 
@@ -109,6 +113,17 @@ def test_a_lock_of_another_user_does_not_lock_the_owner_out(root: Path) -> None:
     with file_lock(lock, 1, "testing"):
         assert "another process has been testing" in owner(hold)
     assert owner(hold) == "held"
+
+
+def test_a_lock_that_cannot_be_created_says_why(root: Path) -> None:
+    os.chown(root, 0, 0)
+    root.chmod(0o755)
+
+    def hold() -> str:
+        with file_lock(root / "new.lock", 0.1, "testing"):
+            return "held"
+
+    assert "cannot write: Permission denied" in colleague(hold)
 
 
 def test_the_last_writer_of_a_file_locks_nobody_out(tmp_path: Path) -> None:
@@ -193,9 +208,14 @@ def test_advice_follows_the_cause(number: int, advice: str) -> None:
 
 
 def test_the_log_of_another_users_run_is_followed_to_its_end(
-    tmp_path: Path, tiny_plan: Callable[..., Plan], capsysbinary: pytest.CaptureFixture[bytes]
+    tmp_path: Path,
+    tiny_plan: Callable[..., Plan],
+    capsysbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The history of the owner is not brought up to date, so that the job lives on there."""
+    """The history of the owner is not brought up to date, so that the job lives on there; a scheduler that does not
+    answer once ends nothing.
+    """
     folder = create_run_folder(tmp_path, tiny_plan(steps=2))
     folder.log.write_text("step 0\nstep 1\n")
     record = queued_record(tiny_plan(steps=2), ())
@@ -205,8 +225,19 @@ def test_the_log_of_another_users_run_is_followed_to_its_end(
     with open_history(tmp_path, print) as store:
         store.add([replace(job, state="RUNNING", status="running")])
     path = database_path(tmp_path)
+    answers, said = [InfrastructureError("it does not answer")], list[str]()
+    states = LocalScheduler.states
+
+    def answer(self: LocalScheduler, jobs: Sequence[AskedJob], time_out_s: float) -> Answers:
+        if answers:
+            raise answers.pop()
+        return states(self, jobs, time_out_s)
+
+    monkeypatch.setattr(LocalScheduler, "states", answer)
+    monkeypatch.setattr(follow, "ASK_EVERY_S", 0.0)
     with Store(path, copied(path)) as store:
         store.lock_changes()
         (live,) = store.jobs()
-        follow_log(store, tmp_path, live, sys.stdout.buffer, print, None)
+        follow_log(store, tmp_path, live, sys.stdout.buffer, said.append, None)
     assert capsysbinary.readouterr().out == b"step 0\nstep 1\n"
+    assert said == ["it does not answer"]

@@ -36,9 +36,12 @@ def file_lock(path: Path, patience_s: float, what: str) -> Iterator[int]:
 def _opened(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except PermissionError:
+    except PermissionError as error:
         # Another user created it. A lock needs no permission to write, except on a file system such as NFS.
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise error from None
 
 
 def _acquire(descriptor: int, path: Path, patience_s: float, what: str) -> None:
