@@ -258,6 +258,13 @@ def test_a_history_of_a_later_version_is_left_alone(path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_a_text_that_is_not_utf8_is_an_error_with_advice(path: Path, store: Store) -> None:
+    store.add([job()])
+    store.db.execute("UPDATE jobs SET reason = CAST(x'ff41' AS TEXT)")
+    with pytest.raises(EnvironmentProblem, match="Could not decode to UTF-8"):
+        store.jobs()
+
+
 def test_what_cannot_be_opened_is_said(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblem, match="unable to open"):
         Store(tmp_path / "nowhere" / "jobs.sqlite")

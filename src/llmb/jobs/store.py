@@ -240,7 +240,7 @@ class Store:
         try:
             self.db.execute("PRAGMA journal_mode = DELETE")
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+            if _code(error) != sqlite3.SQLITE_BUSY:
                 raise  # else a process of version 0.1 has it open: a later one changes it
         self.db.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
 
@@ -331,8 +331,13 @@ def check_writable(path: Path) -> None:
             raise cannot_write(place, OSError(cause, os.strerror(cause)))
 
 
+def _code(error: sqlite3.OperationalError) -> int:
+    """SQLite's own code, without what it adds to that; 0 of an error of Python, as in text that is not UTF-8."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
 def _environment_problem(error: sqlite3.OperationalError, path: Path) -> EnvironmentProblem:
-    said, code = str(error), error.sqlite_errorcode & 0xFF  # without what SQLite adds to a code
+    said, code = str(error), _code(error)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return EnvironmentProblem(
             f"another process has been writing to the history of jobs for {BUSY_S:.0f} s",
