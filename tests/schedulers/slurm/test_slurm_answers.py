@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.errors import EnvironmentProblem
+from llmb.errors import EnvironmentProblem, InfrastructureError
 from llmb.jobs.job import Job
 from llmb.jobs.resolve import resolve_submissions
 from llmb.jobs.store import Store
@@ -96,6 +96,13 @@ def test_a_machine_without_slurms_configuration_is_not_at_fault_of_the_job(
         submit(tmp_path / "job.sh", os.environ)
     assert caught.value.exit_code == 3
     assert "SLURM_CONF" in str(caught.value.do)
+
+
+def test_a_controller_that_is_down_and_has_the_configuration_is_asked_again(program: Program, tmp_path: Path) -> None:
+    down = "sbatch: error: _fetch_child: failed to fetch remote configs: Unable to contact slurm controller"
+    program("sbatch", f"echo '{down}' >&2; echo '{NO_SOURCE}' >&2; exit 1")
+    with pytest.raises(InfrastructureError, match="Slurm does not answer"):
+        submit(tmp_path / "job.sh", os.environ)
 
 
 def test_a_command_that_waits_for_its_configuration_says_so(program: Program) -> None:

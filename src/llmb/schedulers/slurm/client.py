@@ -90,7 +90,8 @@ def call(
 
 
 def _raise_unless_configured(said: str) -> None:
-    if NO_CONFIGURATION.search(said):
+    """A machine that gets its configuration from the controller has none while that is down, and says both."""
+    if NO_CONFIGURATION.search(said) and not DOWN.search(said):
         do = "call llmb where Slurm is configured, such as a login node, or set SLURM_CONF to its slurm.conf"
         raise EnvironmentProblem(f"Slurm has no configuration on this machine: {last_lines(said)}", do=do)
 
