@@ -146,6 +146,12 @@ def test_a_request_of_too_few_gpus_is_rejected(gres: str) -> None:
         job_of(order_of(LLAMA, flags={"gres": gres}))
 
 
+def test_a_job_on_cpus_keeps_the_generic_resources_that_it_is_given() -> None:
+    tiny = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=4)
+    assert job_of(order_of(tiny, shell={"GPUS_PER_NODE": "4"}, flags={"gres": "nvme:1"})).flags["gres"] == "nvme:1"
+    assert "gres" not in job_of(order_of(tiny, shell={"GPUS_PER_NODE": "4"})).flags
+
+
 def test_no_gpus_per_node_are_none() -> None:
     assert shell_gpus_per_node({"SLURM_GPUS_PER_NODE": "null"}) is None
     assert shell_gpus_per_node({"GPUS_PER_NODE": "4", "SBATCH_GPUS_PER_NODE": "8"}) == 4

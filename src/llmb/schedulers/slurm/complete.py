@@ -28,7 +28,7 @@ def completed_spec(spec: JobSpec, options: JobOptions, settings: SlurmSettings) 
         "nodes": str(spec.placement.nodes),
         "ntasks-per-node": str(tasks_of(spec)),
         **(gpu_request(settings, spec.placement, chosen) if spec.gpus else {}),
-        **asked({name: value for name, value in chosen.items() if name not in GPU_FLAGS}),
+        **asked({name: value for name, value in chosen.items() if not (spec.gpus and name in GPU_FLAGS)}),
     }
     array = flags.get("array")
     return spec.model_copy(
