@@ -152,6 +152,10 @@ def test_another_version_is_refused_where_it_is_found(tmp_path: Path, major: int
     else:
         assert done.returncode == 2
         assert done.stderr == (f"llmb: this image has megatron_bridge {major}.{minor}, and llmb supports 0.4 and 0.5\n")
+    info.unlink()
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "this image has megatron_bridge of an unknown version, and llmb" in done.stderr
 
 
 def test_advice_on_lora_leads_somewhere() -> None:

@@ -120,7 +120,8 @@ def bridge_command(plan: Plan, choices: Choices, save_dir: str, extra: Mapping[s
 def version_check(data: BridgeFile) -> str:
     """Shell text that ends a process in a container with another version: only there the version is known."""
     read = 'case $name in MAJOR|MINOR) found="${found:+$found.}$value";; esac'
-    told = f"llmb: this image has {data.framework} $found, and llmb supports {' and '.join(data.versions)}"
+    found = "${found:-of an unknown version}"
+    told = f"llmb: this image has {data.framework} {found}, and llmb supports {' and '.join(data.versions)}"
     return (
         f"found=; while read -r name _ value; do {read}; done <{data.package_info}; "
         f'case "$found" in {"|".join(data.versions)}) ;; *) echo "{told}" >&2; exit 2;; esac'
