@@ -197,3 +197,12 @@ def test_jobs_are_counted_before_they_are_made(
     expansion = expanded(catalogue, "h100", entry)
     assert [says in problem for problem in expansion.problems] == [True]
     assert len(expansion.jobs) <= 20_000
+
+
+def test_entries_behind_the_last_possible_job_are_not_expanded(catalogue: Catalogue) -> None:
+    """Each would add its jobs, and a line with the same problem."""
+    selection = Selection(workloads=("pretrain_llama3.1",), sizes=("8b",), dtypes=("bf16",), scales=(8,))
+    entries = [Entry(where=str(number), selection=selection, repeats=6_000) for number in range(50)]
+    expansion = expanded(catalogue, "h100", *entries)
+    assert expansion.problems == ["1: there are more than 10,000 jobs"]
+    assert len(expansion.jobs) == 12_000

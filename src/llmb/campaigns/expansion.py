@@ -66,6 +66,8 @@ def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None)
                 raise UsageError("no recipe matches")
         except UsageError as error:
             expansion.problems.append(f"{entry.where}: {told(error)}")
+        if len(expansion.jobs) > MOST_JOBS:
+            break  # each further entry would add its jobs, and the same problem
     types = dict.fromkeys(job.gpu_type for job in expansion.jobs)
     if gpu_type is None and len(types) > 1 and not all(entry.selection.gpu_type for entry in entries):
         do = "give --gpu-type, or set gpu_type in cluster_config.yaml"
