@@ -156,6 +156,7 @@ def test_every_difference_is_told(changes: dict[str, object], said: str) -> None
         ({"use_qk_norm": None}, "use_qk_norm is True"),
         ({"moe_layers": list(range(48))}, "moe_layers is"),
         ({"no_rope_layers": [1] * 48}, "layer_types is"),
+        ({"layer_types": ["full_attention"] * 48}, "layer_types is"),
         ({"interleave_moe_layer_step": 1}, "moe_layers is"),
         ({"attention_chunk_size": None}, "attention_chunk_size is None"),
         ({"attn_temperature_tuning": False}, "attn_temperature_tuning is False"),
@@ -244,6 +245,13 @@ def test_layers_with_a_sliding_window_are_another_model() -> None:
     config["layer_types"] = [*full[1:], "sliding_attention"]
     (line,) = config_differences(MODELS["qwen3", "8b"], config)
     assert line.startswith("layer_types is [")
+
+
+def test_no_number_of_layers_takes_memory() -> None:
+    config = {**config_of(MODELS["qwen3", "8b"], "bf16"), "num_hidden_layers": 10**15}
+    assert any(
+        "num_hidden_layers is 1000000000000000;" in line for line in config_differences(MODELS["qwen3", "8b"], config)
+    )
 
 
 def test_a_multimodal_model_is_read_from_its_text_model() -> None:

@@ -162,7 +162,7 @@ def _readings(config: Config, form: Format) -> list[dict[str, Any]]:
     said = {name: value for name, value in config.items() if value is not None or name in NULL_MEANS_NONE}
     values = {**SILENT_EVERYWHERE, **form.silent, **said}
     heads = _count(values, "num_attention_heads")
-    if values.get("layer_types") == ["full_attention"] * _count(values, "num_hidden_layers"):
+    if not form.lists_layers and _has_full_attention(values):
         del values["layer_types"]  # as if not specified
     settings = {
         **{name: values.get(name) for name in (*COMPARED, *form.compared, *SILENT_EVERYWHERE)},
@@ -172,6 +172,13 @@ def _readings(config: Config, form: Format) -> list[dict[str, Any]]:
     }
     rotary = [values[name] for name in ("rope_scaling", "rope_parameters") if values.get(name)]
     return [{**settings, **_rotary_settings(values, rope)} for rope in rotary or [{}]]
+
+
+def _has_full_attention(values: Config) -> bool:
+    """Whether it says so of every layer."""
+    kinds = values.get("layer_types")
+    is_complete = isinstance(kinds, list) and len(kinds) == _count(values, "num_hidden_layers")
+    return is_complete and all(kind == "full_attention" for kind in kinds or ())
 
 
 def _rotary_settings(values: Config, rotary: Config) -> dict[str, Any]:
