@@ -85,7 +85,7 @@ def probe(folder: Path) -> None:
     """Whether a file can be written to an existing folder. Raises OSError."""
     path = folder / f"{PROBE}-{os.getpid()}"
     probe_file(path)
-    path.unlink()
+    path.unlink(missing_ok=True)  # a process of another node with the same id may have removed it
 
 
 def probe_file(path: Path) -> None:
