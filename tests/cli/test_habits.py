@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
+from llmb.cli.common import add_common_options
 from llmb.cli.completion import OPTIONS
 from llmb.cli.main import COMMANDS, app, as_spoken, exit_code_of, load_command
 
@@ -107,6 +109,37 @@ def test_a_failed_command_leaves_the_file_of_its_result_alone(tmp_path: Path) ->
     target.write_text("before")
     assert exit_code_of(app, ["show", "pretrain_llama3.1", "7b", "--output", str(target)]) == 2
     assert (target.read_text(), list(tmp_path.iterdir())) == ("before", [target])
+
+
+def test_the_file_of_a_result_may_be_a_link_or_a_pipe(tmp_path: Path) -> None:
+    """A device such as /dev/null must not be replaced, even by a user who may."""
+    link, target, pipe = tmp_path / "link", tmp_path / "target", tmp_path / "pipe"
+    target.write_text("before")
+    link.symlink_to(target)
+    assert exit_code_of(app, ["list", "--output", str(link)]) == 0
+    assert link.is_symlink()
+    assert "pretrain_llama3.1" in target.read_text()
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert exit_code_of(app, ["list", "--output", str(pipe)]) == 0
+        assert pipe.is_fifo()
+        assert os.read(reader, 1 << 16).decode() == target.read_text()
+    finally:
+        os.close(reader)
+
+
+def test_the_file_of_a_result_takes_any_bytes(tmp_path: Path) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def log() -> None:
+        sys.stdout.buffer.write(b"caf\xe9\n")
+
+    command = typer.main.get_command(app)
+    add_common_options(command)
+    command(["--output", str(tmp_path / "log")], standalone_mode=False)
+    assert (tmp_path / "log").read_bytes() == b"caf\xe9\n"
 
 
 @pytest.mark.parametrize(

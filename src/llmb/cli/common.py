@@ -117,10 +117,13 @@ def _common(
 def _result_in(path: Path) -> Iterator[None]:
     """Standard output goes to ``path``, which is replaced when the command has ended, if it has printed anything.
 
-    Raises EnvironmentProblem at once if that is impossible, not after the work.
+    A link is followed, and a device or a pipe is written to. Raises EnvironmentProblem at once if that is impossible,
+    not after the work.
     """
-    target = path.absolute()
-    if target.is_dir() or not os.access(target.parent, os.W_OK | os.X_OK):
+    special = path.exists() and not path.is_file()
+    target = path if special else Path(os.path.realpath(path))
+    may_write = os.access(target, os.W_OK) if special else os.access(target.parent, os.W_OK | os.X_OK)
+    if target.is_dir() or not may_write:
         what = "it is a folder" if target.is_dir() else "there is no such folder, or you may not write there"
         raise EnvironmentProblem(f"--output cannot be written: {what}", where=str(path), do="name another file")
     result = TextIOWrapper(BytesIO(), encoding="utf-8", errors="surrogateescape", newline="")
@@ -137,7 +140,10 @@ def _write(target: Path, text: str) -> None:
     from llmb.runs.folder import write_atomically  # takes 2 ms
 
     try:
-        write_atomically(target, text)
+        if target.exists() and not target.is_file():
+            target.write_text(text, encoding="utf-8", errors="surrogateescape")
+        else:
+            write_atomically(target, text, errors="surrogateescape")
     except OSError as error:
         do = "name another file with --output"
         raise EnvironmentProblem(f"cannot write the result: {error.strerror}", where=str(target), do=do) from error

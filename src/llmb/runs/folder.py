@@ -232,16 +232,17 @@ def _link_owner(place: Path) -> int | None:
         return None
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str, *, errors: str = "strict") -> None:
     """Replaces ``path`` at once: whoever reads sees the old content or the new, never a part.
 
     A new file gets the permissions that the umask leaves, and its group from the folder where that says so; a file that
-    is replaced keeps its permissions, so that its last writer locks no other user out.
+    is replaced keeps its permissions, so that its last writer locks no other user out. ``errors`` are as in
+    ``open``.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        with os.fdopen(handle, "w") as stream:
+        with os.fdopen(handle, "w", errors=errors) as stream:
             if path.exists():
                 os.fchmod(stream.fileno(), path.stat().st_mode & 0o777)
             stream.write(text)
