@@ -68,7 +68,9 @@ def test_no_help_is_cut_and_the_long_one_has_every_option(
     command = load_command(name)
     for below in [name, *(f"{name} {child}" for child in getattr(command, "commands", {}))]:
         assert "…" not in printed(f"{below} --help", capsys)
-    if not hasattr(command, "commands"):
+    if hasattr(command, "commands"):
+        assert printed(f"{name} --help-all", capsys) == printed(f"{name} --help", capsys)
+    else:
         text = printed(f"{name} --help-all", capsys)
         assert max(map(len, text.splitlines())) <= 80
         for item in command.params:
@@ -140,6 +142,14 @@ def test_the_file_of_a_result_takes_any_bytes(tmp_path: Path) -> None:
     add_common_options(command)
     command(["--output", str(tmp_path / "log")], standalone_mode=False)
     assert (tmp_path / "log").read_bytes() == b"caf\xe9\n"
+
+
+def test_the_complete_help_goes_through_a_pipe() -> None:
+    """Standard output is then buffered, and the program ends without flushing it."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "llmb", "list", "--help-all"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, env=environ).stdout
+    assert "--workload" in printed
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 """Options that every command has: the file for the result, messages beside it, and the complete help."""
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from io import BytesIO, StringIO, TextIOWrapper
@@ -60,8 +59,9 @@ def _verbosely(ctx: typer.Context, wanted: bool) -> None:
 def _help_all(ctx: typer.Context, wanted: bool) -> None:
     if wanted:
         from llmb.cli.full_help import full_help
+        from llmb.report.output import print_text
 
-        sys.stdout.write(full_help(ctx))
+        print_text(full_help(ctx))
         raise typer.Exit
 
 

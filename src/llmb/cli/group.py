@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group of commands that reports an unknown one like every other error."""
+"""A group of commands that reports an unknown one like every other error, and whose help is all there is."""
 
 from typing import Any
 
@@ -7,7 +7,10 @@ from typer.core import TyperGroup
 
 
 class Group(TyperGroup):
-    """Raises UsageError with the closest command."""
+    """Raises UsageError with the closest command. ``--help-all`` is ``--help``: a group has few options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
+        return super().parse_args(ctx, ["--help", *args[1:]] if args[:1] == ["--help-all"] else args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401
         commands = self.list_commands(ctx)

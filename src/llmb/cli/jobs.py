@@ -25,7 +25,7 @@ from llmb.jobs.job import Job, stale
 from llmb.jobs.since import parse_since
 from llmb.jobs.store import Filter, Store, check_states
 from llmb.report.jobs_report import job_document, job_table, jobs_document, jobs_table, nodes_document, nodes_table
-from llmb.report.output import print_json, print_table
+from llmb.report.output import print_json, print_table, print_text
 from llmb.runs.folder import RunFolder, install_root
 
 app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="markdown")
@@ -122,8 +122,7 @@ def show(job_id: JobId, json: Json = False) -> None:
         print_json(job_document(job, details))
         return
     print_table(job_table(job, details))
-    for line in details.last_lines:
-        sys.stdout.write(f"  | {line}\n")
+    print_text("".join(f"  | {line}\n" for line in details.last_lines))
 
 
 @app.command()

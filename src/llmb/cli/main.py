@@ -122,8 +122,6 @@ def as_spoken(arguments: list[str]) -> list[str]:
             return [*command, "--help"]
         case ["version"]:
             return ["--version"]
-        case ["--help-all"]:
-            return ["--help"]
     return arguments
 
 
