@@ -73,7 +73,8 @@ def result(folder: str | Path) -> Run:
     try:
         record = read_record(home)
     except (OSError, ValueError) as error:
-        raise UsageError("the run's record cannot be read", where=str(home.record)) from error
+        why = error.strerror if isinstance(error, OSError) else getattr(error, "what", "it is damaged")
+        raise UsageError(f"the run's record cannot be read: {why}", where=str(home.record)) from error
     if record.status in ("queued", "running"):
         raise UsageError(f"the run has no result yet: it is {record.status}", where=str(home.path))
     return Run(home.path, record.plan.recipe, finished_result(home, record))
@@ -82,17 +83,22 @@ def result(folder: str | Path) -> Run:
 def parse(path: str | Path, *, window: str = "auto") -> list[ParsedFile]:
     """The outcome of every log in a folder, or of one file, by path, as ``llmb parse``. Raises UsageError."""
     check_rule(window)
-    found = find_logs(Path(path))
+    found = find_logs(Path(path).expanduser())
     outcomes = [*found.refused, *(parse_file(log, window) for log in found.logs)]
     return sorted(outcomes, key=lambda file: file.path)
 
 
 def _known(options: Mapping[str, Any], request: type, workload: str, size: str, *more: type) -> dict[str, Any]:
-    """Raises UsageError for an option that does not exist or has a value of another type."""
-    known, values = options_of(request, *more), {**options, "workload": workload, "size": size}
-    for name, value in values.items():
+    """Values by option. Raises UsageError for an option that does not exist or has a value of another type."""
+    known = {key: option for option in options_of(request, *more).values() for key in option.keys}
+    values: dict[str, Any] = {}
+    for name, value in {**options, "workload": workload, "size": size}.items():
         if name not in known:
             raise unknown("option", name, known)
-        if value is not None and not known[name].takes(value):
-            raise UsageError(f"{name} is {value!r}; it must be {valid_values(known[name])}")
+        option = known[name]
+        if option.name in values:
+            raise UsageError(f"{name} is another name of {option.spelled}, which has a value", do="give one of them")
+        if value is not None and not option.takes(value):
+            raise UsageError(f"{name} is {value!r}; it must be {valid_values(option)}")
+        values[option.name] = value
     return values

@@ -26,6 +26,14 @@ def test_a_recipe_is_a_typed_value() -> None:
     assert (found.layout.dp, found.expectations[0].step_time_s, found.unspecified) == (4, 12.27, ())
 
 
+def test_options_have_the_names_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert llmb.recipe("pretrain_llama3.1", "8b", gpus=16).scale == 16
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    with pytest.raises(UsageError) as error:
+        llmb.run("pretrain_llama3.1", "tiny", gpu_type="cpu", lr=0.1, compile=False, checkpoint_dir=tmp_path, steps=0)
+    assert "--steps is 0; it must be at least 1" in error.value.what
+
+
 def test_logs_are_parsed_to_outcomes_by_path() -> None:
     files = llmb.parse(OLD_RUNS)
     assert files == sorted(files, key=lambda file: file.path)
@@ -49,6 +57,7 @@ def test_the_result_of_an_earlier_run_is_read_again() -> None:
         ({"scale": True}, "scale is True; it must be a whole number"),
         ({"scale": 12}, "has no layout for 12 GPUs"),
         ({"dtype": 8}, "dtype is 8; it must be a name"),
+        ({"scale": 8, "gpus": 16}, "gpus is another name of --scale, which has a value"),
     ],
 )
 def test_a_wrong_option_is_an_error_of_llmb(options: dict[str, Any], said: str) -> None:

@@ -99,6 +99,8 @@ class Option:
             return value in get_args(self.type)
         if self.annotation is not bool and isinstance(value, bool):
             return self.type is bool
+        if self.folder and isinstance(value, Path):
+            return True
         return isinstance(value, (int, float) if self.type is float else self.type)
 
     def arguments(self, value: Any) -> Iterator[str]:  # noqa: ANN401 (of the option's type)
