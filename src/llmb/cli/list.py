@@ -10,6 +10,7 @@ from llmb.catalogue.model_name import split_model
 from llmb.catalogue.schema import WorkloadFile
 from llmb.cli.completion import workloads
 from llmb.cli.json_option import Json
+from llmb.cli.options import given_once
 from llmb.report.list_report import list_document, list_table
 from llmb.report.output import print_json, print_table
 
@@ -38,7 +39,7 @@ def list_(
 
     - `llmb list -w pretrain_nemotron4 --json`
     """
-    catalogue, wanted = Catalogue(), workload or place
+    catalogue, wanted = Catalogue(), given_once("workload", place, workload)
     chosen = [_chosen(catalogue, wanted.lower())] if wanted else list(catalogue.workloads.values())
     if json:
         print_json(list_document(chosen))

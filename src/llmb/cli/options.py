@@ -75,7 +75,7 @@ def selection_options(options: Iterable[Option]) -> Maker:
 def _by_place(options: Iterable[Option], make: Maker, *, required: bool) -> Maker:
     def maker(**values: Any) -> Any:  # noqa: ANN401 (whatever the options' types are)
         for name in PLACES:
-            values[name] = _given_once(name, values.pop(f"{name}_argument"), values[name])
+            values[name] = given_once(name, values.pop(f"{name}_argument"), values[name])
         if required and not _is_complete(values["workload"], values["size"]):
             values |= dict(zip(PLACES, _model(values["workload"], values["size"]), strict=True))
         return make(**values)
@@ -103,7 +103,8 @@ def _is_complete(workload: str | None, size: str | None) -> bool:
     return workload is not None and size is not None and "_" not in workload.partition("_")[2]
 
 
-def _given_once(name: str, placed: str | None, flagged: str | None) -> str | None:
+def given_once(name: str, placed: str | None, flagged: str | None) -> str | None:
+    """The value that was given by place or by flag. Raises UsageError if there are two."""
     if placed and flagged and placed != flagged:
         raise UsageError(f"the {name} has two values: '{placed}' and --{name} {flagged}", do="give one of them")
     return placed or flagged
