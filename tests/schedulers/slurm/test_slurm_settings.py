@@ -200,3 +200,9 @@ def test_without_settings_there_are_defaults(tmp_path: Path) -> None:
     assert read_cluster_config(tmp_path, cluster_schema()) == cluster_schema()()
     (tmp_path / "cluster_config.yaml").write_text("")
     assert read_cluster_config(tmp_path, cluster_schema()) == cluster_schema()()
+
+
+def test_slurm_names_the_type_of_gpus_that_a_job_asked_for() -> None:
+    assert shell_gpus_per_node({"SLURM_GPUS_PER_NODE": "h100:8"}) == 8
+    with pytest.raises(UsageError, match="SLURM_GPUS_PER_NODE is 'h100:4,a100:4'"):
+        shell_gpus_per_node({"SLURM_GPUS_PER_NODE": "h100:4,a100:4"})

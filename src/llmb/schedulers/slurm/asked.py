@@ -203,7 +203,10 @@ def shell_gpus_per_node(environ: Mapping[str, str]) -> int | None:
     variable = _variable_of("gpus_per_node", environ)
     if variable is None or _is_none(variable, environ):
         return None
-    found: int = convert(options_of(SlurmChoices)["gpus_per_node"], variable, (environ[variable],))
+    # In a job that asked for a type of GPU Slurm sets it to 'h100:8'.
+    text = environ[variable]
+    count = text if "," in text else text.rpartition(":")[2]
+    found: int = convert(options_of(SlurmChoices)["gpus_per_node"], variable, (count,))
     return found
 
 
