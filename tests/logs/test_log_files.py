@@ -83,6 +83,14 @@ def test_a_file_that_vanished_is_unreadable(tmp_path):
     assert (outcome.status, outcome.reason) == ("unreadable", "cannot be read: No such file or directory")
 
 
+def test_a_file_that_vanishes_while_logs_are_looked_for_is_listed(tmp_path, monkeypatch):
+    (tmp_path / "a.out").touch()
+    monkeypatch.setattr(os, "walk", lambda root, onerror: [(str(root), [], ["a.out", "gone.out"])])
+    found = find_logs(tmp_path)
+    assert found.logs == (tmp_path / "a.out",)
+    assert reasons(found) == {"gone.out": ("unreadable", "No such file or directory")}
+
+
 def test_a_missing_path_and_a_directory_without_logs_are_errors(tmp_path):
     with pytest.raises(UsageError, match="no such file or directory"):
         find_logs(tmp_path / "nowhere")

@@ -80,7 +80,11 @@ def _once(paths: Iterable[Path]) -> Iterator[Path]:
     """Omits further hard links to the same file, such as a reference document's name of a log."""
     seen: set[tuple[int, int]] = set()
     for path in sorted(paths):
-        status = path.lstat()
+        try:
+            status = path.lstat()
+        except OSError:  # such as a file that vanished: whoever reads it reports that
+            yield path
+            continue
         file = (status.st_dev, status.st_ino)
         if status.st_nlink == 1 or stat.S_ISDIR(status.st_mode) or file not in seen:
             yield path
@@ -94,7 +98,8 @@ def _refusal(path: Path) -> LogOutcome | None:
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        kind = "dangling link" if path.is_symlink() else error.strerror
+        barred = isinstance(error, PermissionError)  # then it is not known either whether it is a link
+        kind = "dangling link" if not barred and path.is_symlink() else error.strerror
         return LogOutcome("unreadable", f"{kind}")
     if stat.S_ISREG(mode):
         return None
