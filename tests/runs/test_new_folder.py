@@ -50,6 +50,23 @@ def test_what_another_process_is_writing_is_left_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in target.iterdir()) == ["file"]
 
 
+def test_it_is_locked_until_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, rename, rejected = tmp_path / "target", Path.rename, []
+
+    def meanwhile(self: Path, to: Path) -> Path:
+        if to == target:
+            with pytest.raises(UsageError, match="another llmb is writing to this folder"), new_folder(target):
+                pass
+            rejected.append(self)
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", meanwhile)
+    with new_folder(target) as partial:
+        (partial / "file").write_text("x")
+    assert rejected == [partial]
+    assert [path.name for path in target.iterdir()] == ["file"]
+
+
 def test_an_empty_folder_is_taken_over_and_no_other(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()

@@ -32,8 +32,8 @@ def new_folder(target: Path) -> Iterator[Path]:
                 yield partial
                 for folder in partial.glob("**/"):
                     flush_folder(folder)
-                (partial / LOCK).unlink()
                 partial.rename(target)
+                (target / LOCK).unlink()  # not before: without it, another process would take this for a leftover
                 flush_folder(target.parent)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
