@@ -60,6 +60,14 @@ def test_a_narrow_terminal_folds_and_loses_nothing() -> None:
     assert "".join(lines).count("x") >= 200
 
 
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_a_terminal_of_hardly_any_columns_ends_too(width: int) -> None:
+    table = result_table("Long", "name", "text")
+    table.add_row("one", "two words", "x" * 10)
+    lines = [STYLES.sub("", line) for line in styled_lines(table, width)]
+    assert "".join(lines).count("x") == 10
+
+
 def test_names_stay_whole_where_they_fit_in_a_line() -> None:
     name = "pretrain_llama3.1_8b_bf16_gpus8_tp1_pp1_cp2_vp1_ep1_mbs1_gbs128"
     table = result_table("Step times", "run", "status", "time (s)", "reason", right=("time (s)",))

@@ -111,7 +111,7 @@ def _row(cells: Sequence[str], widths: Sequence[int], columns: Sequence[Column])
 
 def _paragraphs(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int) -> Iterator[str]:
     """For each row the first two cells, which say what it is, and the others, and numbers, with their headers."""
-    inner = width - len(GAP)
+    inner = max(1, width - len(GAP))
     titles = 1 if len(columns) > 1 and columns[1].right else 2
     for row in cells:
         yield from _wrapped(GAP.join(filter(None, row[:titles])), width)
