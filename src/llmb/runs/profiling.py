@@ -63,7 +63,7 @@ class Profiling(Record):
         int | None,
         _option(
             help="First step no longer profiled; without --steps also the number of steps. Default: that of the"
-            " recipe's document, 25 or 50; without one the end.",
+            " recipe's document, 25, 30 or 50; without one the end.",
             minimum=1,
             envvar="PROFILE_STOP_STEP",
         ),
