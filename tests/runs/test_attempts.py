@@ -154,6 +154,23 @@ def test_a_window_that_a_restart_cut_has_no_statistics(tmp_path: Path, tiny_plan
     assert result.step_time_reason == "attempt 2 began at step 40, in the window 35-44"
 
 
+@pytest.mark.parametrize(("saved", "is_measurement"), [(40, False), (30, True)])
+def test_a_window_that_begins_with_an_attempt_is_no_measurement(
+    tmp_path: Path, tiny_plan: Callable[..., Plan], saved: int, *, is_measurement: bool
+) -> None:
+    plan = tiny_plan(steps=50, checkpoint_interval=10, window="40-44")
+    folder = create_run_folder(tmp_path, plan)
+    record = begin_attempt(folder, queued_record(plan, ()), job())
+    train(folder, *range(42))
+    save(folder, plan, saved)
+    record = begin_attempt(folder, record, job(restarts=1))
+    train(folder, *range(saved, 50))
+    result = conclude_run(folder, record, End(0))
+    assert result.step_time_s is not None
+    reason = None if is_measurement else "the window includes the first step of an attempt, which includes warm-up"
+    assert result.measurement_reason == reason
+
+
 def test_a_restart_after_the_window_leaves_it(folder: RunFolder, plan: Plan) -> None:
     record = begin_attempt(folder, queued_record(plan, ()), job())
     train(folder, *range(48))

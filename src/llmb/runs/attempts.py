@@ -104,6 +104,13 @@ def cut(record: RunRecord) -> str | None:
     return None
 
 
+def window_began(record: RunRecord) -> int:
+    """The first step of the attempt that trained the first step of the window."""
+    first = record.plan.window.first
+    begun = (attempt.first_step for attempt in reversed(record.attempts))
+    return next((step for step in begun if step <= first), record.plan.first_step)
+
+
 def is_done(folder: RunFolder, plan: Plan) -> bool:
     """Whether every step is done, and saved if requested: the run is complete however it ends from here."""
     if len(read_steps(folder.steps)) < plan.steps:

@@ -101,11 +101,12 @@ def conclude(
     profile: ProfileReport | None = None,
     host: str = LOCALHOST,
     cut: str | None = None,
+    began: int | None = None,
 ) -> Result:
     """The result of a run from the workers' ``exit_code``, ``steps`` and the end of their log.
 
     ``host`` is the name of the machine if the run has only one. ``cut`` is the reason if the steps of the window cannot
-    be combined.
+    be combined. ``began`` is the first step of the attempt that trained the window, if not that of the run.
     """
     status: Status
     reason: str | None
@@ -126,7 +127,7 @@ def conclude(
         loss=Loss(first=steps[0].loss, last=steps[-1].loss) if steps and status != "invalid" else None,
         peak_memory_gib=max(step.peak_memory_bytes for step in steps) / GIB if steps else None,
         step_time_reason=no_statistics,
-        measurement_reason=no_measurement(plan) if statistics else None,
+        measurement_reason=no_measurement(plan, began) if statistics else None,
         checkpoint=checkpoint,
         profile=profile,
         expert_load=None if no_statistics else _expert_load(plan, inside),
@@ -156,10 +157,15 @@ def _no_statistics(plan: EnginePlan, status: Status, inside: Sequence[Step]) -> 
     return None
 
 
-def no_measurement(plan: Plan) -> str | None:
-    """Why figures of the window do not tell how fast the run is; None if they do."""
-    if plan.window.first > plan.first_step:
+def no_measurement(plan: Plan, began: int | None = None) -> str | None:
+    """Why figures of the window do not tell how fast the run is; None if they do.
+
+    ``began`` is the first step of the attempt that trained the window, if not that of the run.
+    """
+    if plan.window.first > (plan.first_step if began is None else began):
         return None
+    if began is not None and began > plan.first_step:
+        return "the window includes the first step of an attempt, which includes warm-up"
     if plan.steps > 1:
         return "the window includes the first step, which includes warm-up"
     resumed = "; it shows that the checkpoint loads" if plan.start else ""

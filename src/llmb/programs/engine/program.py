@@ -16,7 +16,7 @@ from llmb.programs.engine.nsys import export_report, with_profiler
 from llmb.programs.engine.profiled_worker import worker_module
 from llmb.programs.engine.worker_variables import shipped_variables
 from llmb.programs.port import Asked, End, Program, Progress, Work
-from llmb.runs.attempts import cut, is_done
+from llmb.runs.attempts import cut, is_done, window_began
 from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.checkpoint_report import report_checkpoints
 from llmb.runs.choices import Choices
@@ -74,6 +74,7 @@ class EngineProgram(Program):
             report_profile(folder, plan, export_report(plan, folder) if lasts else None),
             record.environment.nodes[0] if record.environment else LOCALHOST,
             cut(record),
+            window_began(record),
         )
         return with_choices(result, record.environment) if record.environment else result
 
