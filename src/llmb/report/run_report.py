@@ -146,7 +146,7 @@ def _add_published(table: Table, plan: EnginePlan) -> None:
         return
     table.add_row("published", f"{number(step_time_s)} s per step: {expected.source} line {expected.line}")
     minutes = plan.steps * step_time_s / 60
-    table.add_row("duration", f"about {number(minutes)} min for {plan.steps} steps at that, and the start")
+    table.add_row("duration", f"about {number(minutes)} min for {plan.steps} steps at that speed, after the start")
 
 
 def profile_text(profile: Profile) -> str:
