@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The errors a user can meet. Each class has the exit code that scripts rely on."""
 
-import difflib
 from collections.abc import Iterable
 from typing import Any
 
@@ -93,4 +92,6 @@ def did_you_mean(value: object, names: Iterable[str]) -> str:
 
 def closest(value: str, names: Iterable[str], *, cutoff: float, most: int = 3) -> list[str]:
     """Those of ``names`` that are like ``value``, the closest first; ``cutoff`` is from 0, anything, to 1, the same."""
+    import difflib  # compiles patterns that only errors need
+
     return difflib.get_close_matches(value, list(names), n=most, cutoff=cutoff)

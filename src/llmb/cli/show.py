@@ -1,22 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb show``."""
 
-from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
 
 from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
-from llmb.catalogue.scales import all_scales as recipes_at_all_scales
 from llmb.cli.json_option import Json
 from llmb.cli.messages import print_unspecified
 from llmb.cli.options import takes_recipe
 from llmb.report.output import print_json, print_tables
 from llmb.report.recipe_report import recipe_document, recipe_tables
-from llmb.report.scales_report import scales_document, scales_table
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -43,7 +39,7 @@ def show(
     """
     catalogue = Catalogue()
     if all_scales:
-        _show_scales(recipes_at_all_scales(catalogue, request), json=json)
+        _show_scales(catalogue, request, json=json)
         return
     recipe = resolve(catalogue, request)
     job = job_defaults(catalogue, recipe)
@@ -54,7 +50,11 @@ def show(
         print_tables(recipe_tables(recipe, job))
 
 
-def _show_scales(recipes: Mapping[str, Sequence[Recipe]], *, json: bool) -> None:
+def _show_scales(catalogue: Catalogue, request: Request, *, json: bool) -> None:
+    from llmb.catalogue.scales import all_scales  # one recipe is shown without these
+    from llmb.report.scales_report import scales_document, scales_table
+
+    recipes = all_scales(catalogue, request)
     if json:
         print_json(scales_document(recipe for listed in recipes.values() for recipe in listed))
     else:

@@ -17,11 +17,13 @@ def skip_unset_options(command: Any) -> None:  # noqa: ANN401 (typer keeps its c
 
 
 def _skip_unset(parameter: Any) -> None:  # noqa: ANN401
-    if parameter.required or parameter.callback or parameter.multiple or parameter.nargs != 1:
+    if parameter.required or parameter.multiple or parameter.nargs != 1:
         return
     convert = parameter.process_value
 
     def process_value(ctx: Any, value: Any) -> Any:  # noqa: ANN401
-        return None if value is None else convert(ctx, value)
+        if value is not None:
+            return convert(ctx, value)
+        return parameter.callback(ctx, parameter, None) if parameter.callback else None
 
     parameter.process_value = process_value
