@@ -25,7 +25,9 @@ def end_with_parent() -> None:
 def main() -> None:
     parent, command = int(sys.argv[1]), sys.argv[2:]
     end_with_parent()
-    if os.getppid() != parent:
+    try:
+        os.kill(parent, 0)
+    except ProcessLookupError:
         sys.exit(GONE)  # it ended before the kernel was asked
     os.execvp(command[0], command)  # noqa: S606 (a list, never a shell)
 
