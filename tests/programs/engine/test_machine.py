@@ -72,7 +72,7 @@ def test_the_request_wins_over_the_machine() -> None:
 def test_an_unknown_gpu_has_no_peak_of_another() -> None:
     recipe = recipe_for(CATALOGUE, large(gpu_type="h100", scale=1), A100)
     assert recipe.peak_tflops is None
-    assert any("A100" in note for note in recipe.notes)
+    assert any("A100" in decision for decision in recipe.decisions)
 
 
 def test_too_few_gpus_are_said_before_anything_starts() -> None:
