@@ -26,6 +26,7 @@ CASES = {
     "squared ReLU": (lambda hidden: functional.relu(hidden).square(), HIDDEN),
     "SwiGLU": (swiglu, HIDDEN),
 }
+QUICK = ("RMSNorm", "SwiGLU")
 ROTARY = {"halves": ("llama", False), "interleaved": ("llama", True), "half of each head": ("nemotron4", False)}
 
 
@@ -37,7 +38,9 @@ def kernels(function, *arguments):
     return code.count("cpp_pybinding("), re.findall(r"extern_kernels\.\w+|aten\.\w+\.\w+\(", code)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_norms_and_activations_are_one_kernel(name):
     function, hidden = CASES[name]
     assert kernels(function, hidden) == (1, [])

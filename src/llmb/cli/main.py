@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 from llmb import __version__
 from llmb.cli.common import add_common_options
 from llmb.cli.group import Group
-from llmb.cli.unset_options import skip_unset_options
+from llmb.cli.unset_options import skip_unset_options, skipped_if_unset
 from llmb.errors import LlmbError, UsageError, UserInterrupt
 
 COMMANDS = {
@@ -57,6 +57,9 @@ class LazyGroup(Group):
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 (typer keeps its context type private)
         return list(COMMANDS)
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401
+        return skipped_if_unset(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:  # noqa: ANN401, ARG002
         if cmd_name not in COMMANDS:

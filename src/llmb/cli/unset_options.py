@@ -10,14 +10,26 @@ def skip_unset_options(command: Any) -> None:  # noqa: ANN401 (typer keeps its c
     typer (0.29) builds a pydantic adapter for every option of a command that runs, also for those that have nothing to
     convert; that is a tenth of the time of ``llmb show``.
     """
-    for parameter in command.params:
-        _skip_unset(parameter)
+    get_params = command.get_params
+
+    def params_of(ctx: Any) -> list[Any]:  # noqa: ANN401
+        return skipped_if_unset(get_params(ctx))
+
+    command.get_params = params_of
     for child in getattr(command, "commands", {}).values():
         skip_unset_options(child)
 
 
-def _skip_unset(parameter: Any) -> None:  # noqa: ANN401
-    if parameter.required or parameter.multiple or parameter.nargs != 1:
+def skipped_if_unset(parameters: list[Any]) -> list[Any]:
+    """The same parameters of a command, ``--help`` included."""
+    for parameter in parameters:
+        if not (parameter.required or parameter.multiple or parameter.nargs != 1):
+            _skip_if_unset(parameter)
+    return parameters
+
+
+def _skip_if_unset(parameter: Any) -> None:  # noqa: ANN401
+    if "process_value" in vars(parameter):
         return
     convert = parameter.process_value
 

@@ -91,7 +91,7 @@ def start_ranks(fork_server: ForkServer) -> Callable[..., list[Fork]]:
     ("options", "before", "after"),
     [
         (LLAMA, "2", "4"),
-        (LLAMA, "2", "1"),
+        pytest.param(LLAMA, "2", "1", marks=pytest.mark.slow),
         pytest.param(LLAMA, "2", "2", marks=pytest.mark.slow),
         pytest.param(LLAMA, "1", "2", marks=pytest.mark.slow),
         pytest.param((*LLAMA, "--dtype", "bf16"), "2", "2", marks=pytest.mark.slow),
