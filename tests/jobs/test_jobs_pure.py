@@ -10,9 +10,9 @@ from llmb.errors import UsageError
 from llmb.jobs.faults import faults_of, find_fault, read_faults, worth_a_retry
 from llmb.jobs.job import Job
 from llmb.jobs.nodes import NodeRecord, node_records
+from llmb.jobs.point_in_time import parse_since
 from llmb.jobs.refresh import matching
 from llmb.jobs.retry import excluded, repeated
-from llmb.jobs.since import parse_since
 from llmb.jobs.wait import exit_code
 from llmb.report.jobs_report import jobs_table
 from llmb.report.output import styled_lines

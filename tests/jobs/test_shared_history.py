@@ -19,9 +19,9 @@ from history_user import as_user, keep, read
 
 from llmb.errors import InfrastructureError
 from llmb.jobs import follow
-from llmb.jobs.copied import copied
 from llmb.jobs.follow import follow_log
 from llmb.jobs.history import database_path, open_history, read_history
+from llmb.jobs.history_copy import copied
 from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
 from llmb.jobs.migrations import MIGRATIONS

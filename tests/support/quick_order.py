@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmb.jobs.order import Order
+from llmb.jobspec.arguments import RUN_FOLDER
 from llmb.jobspec.spec import JobSpec
-from llmb.jobspec.words import RUN_FOLDER
 from llmb.runs.folder import RunFolder
 from llmb.runs.steps import Step, step_to_json
 

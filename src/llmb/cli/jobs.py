@@ -22,7 +22,7 @@ from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
 from llmb.jobs.find import find_job, find_jobs
 from llmb.jobs.history import open_history, read_history
 from llmb.jobs.job import Job, stale
-from llmb.jobs.since import parse_since
+from llmb.jobs.point_in_time import parse_since
 from llmb.jobs.store import Filter, Store, check_states
 from llmb.report.jobs_report import job_document, job_table, jobs_document, jobs_table, nodes_document, nodes_table
 from llmb.report.output import print_json, print_table, print_text

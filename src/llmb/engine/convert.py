@@ -7,8 +7,8 @@ import warnings
 from llmb.engine.huggingface.weights_export import export_weights
 from llmb.engine.huggingface.weights_import import import_weights
 from llmb.errors import LlmbError
-from llmb.runs.bound import end_with_parent
 from llmb.runs.conversion import ConverterMessage, ExportJob, ImportJob, error_record, parse_job
+from llmb.runs.parent_death import end_with_parent
 
 
 def say(message: ConverterMessage) -> None:

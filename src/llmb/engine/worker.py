@@ -12,10 +12,10 @@ from llmb.engine.profile import ask_for_nccl_log
 from llmb.engine.watchdog.progress import Progress
 from llmb.engine.watchdog.watchdog import start_watchdog
 from llmb.runs.attempts import attempt_plan
-from llmb.runs.bound import end_with_parent
 from llmb.runs.failure import failure_line
 from llmb.runs.folder import RunFolder
 from llmb.runs.host import host_name
+from llmb.runs.parent_death import end_with_parent
 from llmb.runs.record import read_record
 
 

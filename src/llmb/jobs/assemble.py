@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 from llmb.catalogue.job_defaults import JobDefaults
 from llmb.errors import UsageError
+from llmb.jobspec.arguments import PYTHON, RUN_FOLDER
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.jobspec.placement import place
 from llmb.jobspec.spec import JobSpec
 from llmb.jobspec.variables import Layer, Variable, layered
-from llmb.jobspec.words import PYTHON, RUN_FOLDER
 from llmb.programs.port import Asked, Program, Work
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder

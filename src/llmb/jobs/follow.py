@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
+from llmb.jobs.folder_state import read_left
 from llmb.jobs.job import Job
-from llmb.jobs.left import read_left
 from llmb.jobs.refresh import TIME_OUT_S, refresh
 from llmb.jobs.states import decide
 from llmb.jobs.store import Store

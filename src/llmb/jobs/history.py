@@ -62,7 +62,7 @@ def read_history(install: Path, say: Callable[[str], None]) -> Store:
 
 
 def _copy(install: Path, path: Path, say: Callable[[str], None]) -> Store:
-    from llmb.jobs.copied import copied  # not needed by whoever may write
+    from llmb.jobs.history_copy import copied  # not needed by whoever may write
 
     try:
         if _has_content(path):

@@ -9,8 +9,8 @@ from pathlib import Path
 from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError
 from llmb.jobs.conclude import conclude_job
 from llmb.jobs.faults import faults_of, find_fault
+from llmb.jobs.folder_state import read_left, read_step_time
 from llmb.jobs.job import Change, Job
-from llmb.jobs.left import read_left, read_step_time
 from llmb.jobs.resolve import resolve_submissions
 from llmb.jobs.states import FAILED, Left, decide
 from llmb.jobs.store import Store

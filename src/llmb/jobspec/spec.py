@@ -6,11 +6,11 @@ from typing import Self
 from pydantic import Field
 
 from llmb.catalogue.records import Record
+from llmb.jobspec.arguments import Word
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.options import StartMode
 from llmb.jobspec.placement import Placement
 from llmb.jobspec.variables import Variable
-from llmb.jobspec.words import Word
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.record_file import read_record_file
 

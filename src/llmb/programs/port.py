@@ -7,10 +7,10 @@ from typing import Protocol
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
+from llmb.jobspec.arguments import Word
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions, StartMode
 from llmb.jobspec.variables import Layer
-from llmb.jobspec.words import Word
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan

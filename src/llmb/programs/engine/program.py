@@ -8,10 +8,10 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import CPU
 from llmb.errors import UsageError
+from llmb.jobspec.arguments import PYTHON, RUN_FOLDER
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions
 from llmb.jobspec.variables import Layer
-from llmb.jobspec.words import PYTHON, RUN_FOLDER
 from llmb.programs.engine.nsys import export_report, with_profiler
 from llmb.programs.engine.profiled_worker import worker_module
 from llmb.programs.engine.worker_variables import shipped_variables

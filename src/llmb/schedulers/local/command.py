@@ -4,8 +4,8 @@
 import sys
 from collections.abc import Mapping
 
+from llmb.jobspec.arguments import filled
 from llmb.jobspec.spec import JobSpec
-from llmb.jobspec.words import filled
 from llmb.runs.folder import RunFolder
 
 THREADS = "OMP_NUM_THREADS"

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from llmb.processes.families import end_stalled, end_tree
 from llmb.processes.signals import signals_as_exceptions
 from llmb.processes.stopped import StoppedFamily
-from llmb.runs.bound import BOUND
 from llmb.runs.folder import RunFolder, cannot_write
+from llmb.runs.parent_death import PARENT_DEATH
 from llmb.secrets import without_secrets
 
 LAUNCHER_PID = "LLMB_LAUNCHER_PID"
@@ -42,7 +42,7 @@ def run_workers(
     with log, signals_as_exceptions() as signals:
         # A session of its own: Ctrl-C in a terminal reaches this process only, which then ends the workers in order.
         process = subprocess.Popen(
-            [sys.executable, "-m", BOUND, str(os.getpid()), *command],
+            [sys.executable, "-m", PARENT_DEATH, str(os.getpid()), *command],
             env={**without_secrets(os.environ), **variables, LAUNCHER_PID: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -4,7 +4,7 @@
 import shlex
 from collections.abc import Iterable
 
-from llmb.jobspec.words import Word
+from llmb.jobspec.arguments import Word
 
 
 class Shell(str):

@@ -3,10 +3,10 @@
 
 from collections.abc import Sequence
 
+from llmb.jobspec.arguments import Word
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.placement import Placement
 from llmb.jobspec.spec import JobSpec
-from llmb.jobspec.words import Word
 from llmb.schedulers.slurm.shell import Shell, ShellWord, shell_word
 
 ADDRESS, PORT = Shell('"$llmb_address"'), Shell('"$llmb_port"')
