@@ -334,6 +334,19 @@ class Checkpoint(Record):
     notes: tuple[str, ...] = ()
 
 
+class Source(Record):
+    """Where the weights and the data of a fine-tuning come from."""
+
+    model: str
+    """Folder of the checkpoint below ``models/``, and its repository on the Hugging Face hub if it has one."""
+    page: str | None
+    """Where access to the repository is requested; None for a model that is not on the hub."""
+    dataset: Literal["squad"]
+    document: str | None = None
+    line: int | None = None
+    notes: tuple[str, ...] = ()
+
+
 class Recipe(Record):
     """A fully resolved recipe: workload x size x dtype x GPU type x scale."""
 

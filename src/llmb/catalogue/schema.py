@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from llmb.catalogue.fabric import Fabric
-from llmb.catalogue.records import Checkpoint, Document, Dtype, Gpu, Packing, Recipe, Record, Training
+from llmb.catalogue.records import Checkpoint, Document, Dtype, Gpu, Packing, Recipe, Record, Source, Training
 
 
 class HardwareFile(Record):
@@ -198,6 +198,8 @@ class WorkloadFile(Record):
     packing: tuple[PackingEntry, ...] = ()
     published_flops: tuple[FlopsEntry, ...]
     checkpoints: dict[str, CheckpointEntry]
+    sources: dict[str, Source] = Field(default_factory=dict)
+    """By size; of a workload that starts from prepared weights and data."""
     jobs: JobsEntry
     layouts: tuple[LayoutTable, ...]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmb.errors import EnvironmentProblem, UsageError
+from llmb.prepared.folders import WORKLOADS
 from llmb.traces.folders import NCCL_FOLDER, NSYS_FOLDER, TORCH_FOLDER
 
 if TYPE_CHECKING:
     from llmb.runs.plan import Plan
 
 ADMINISTRATOR = 0
-WORKLOADS = "workloads"
 CLUSTER_CONFIG = "cluster_config.yaml"
 ROOT_VARIABLES = ("LLMB_INSTALL", "STAGE_PATH")
 """Those of the reference documents that name the root of installation; the second one is that of the oldest."""

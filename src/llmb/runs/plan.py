@@ -2,10 +2,12 @@
 """A plan: a recipe and everything else that decides a run."""
 
 from collections.abc import Iterator
+from typing import Literal
 
 from llmb.catalogue.records import Dtype, GradReduceDtype, Recipe, Record, Training, Window
 from llmb.errors import UsageError
 from llmb.metrics.window import resolve_window
+from llmb.prepared.packed_dataset import PackedDataset
 from llmb.runs.attention import AttentionChoice
 from llmb.runs.checkpoint import CheckpointRecord, SavedCheckpoint, model_differences
 from llmb.runs.choices import DEFAULT_SEED, DEFAULT_STALL_LIMIT_S, Choices, Fp8Recipe, Recompute
@@ -24,6 +26,34 @@ class Start(Record):
     optimizer_state: bool = True
 
 
+class InitialWeights(Record):
+    """The checkpoint whose weights a training starts with, at step 0."""
+
+    path: str
+    name: str
+    """Of the model it was made from, such as ``meta-llama/Meta-Llama-3-70B``."""
+
+
+class TrainingDataset(Record):
+    """The packed dataset that a run trains on, and its folder."""
+
+    path: str
+    packed: PackedDataset
+
+
+LoraTargets = Literal["qkv", "all-linear"]
+"""``qkv``: the query, key and value projections, as one fused projection; ``all-linear``: also output and MLP."""
+
+
+class Lora(Record):
+    """Low-rank adapters beside frozen weights (Hu et al., 2021)."""
+
+    rank: int
+    alpha: float
+    dropout: float
+    targets: LoraTargets
+
+
 class Plan(Record):
     """The part of a run's plan that every program needs; each adds its own."""
 
@@ -39,6 +69,13 @@ class Plan(Record):
     checkpoint_dir: str | None = None
     """Absolute; the run saves in a folder of its own below. None for the run's folder."""
     start: Start | None = None
+    """What the run resumes from; of a run with ``lora``, adapters and their optimizer state."""
+    weights: InitialWeights | None = None
+    """None for random weights."""
+    dataset: TrainingDataset | None = None
+    """None for synthetic tokens."""
+    lora: Lora | None = None
+    """None for a run that trains all weights."""
     verify_checkpoint: bool = True
     """Whether the checksums of ``start`` are verified before it is loaded."""
     profile: Profile | None = None

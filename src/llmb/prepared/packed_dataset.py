@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A packed dataset on disk: documents of tokens, put together into packs of at most ``seq_len`` places.
+
+The folder holds ``dataset.json``, written last, and arrays that are mapped into memory, never read as a whole:
+
+- ``tokens.npy``: uint32 [tokens], all documents one after the other, those of a pack next to each other.
+- ``answers.npy``: bool [tokens], True for the tokens that the loss counts.
+- ``documents.npy``: int64 [documents + 1], the first token of each document, and the end of the last.
+- ``packs.npy``: int64 [packs + 1], the first document of each pack, and the end of the last.
+
+A document of n + 1 tokens takes n places: its first n tokens are inputs, each with the token after it as its label.
+Places of a pack that no document takes are padding, at its end.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from llmb.catalogue.records import Record
+
+if TYPE_CHECKING:
+    import numpy as np
+
+RECORD = "dataset.json"
+TOKENS, ANSWERS, DOCUMENTS, PACKS = "tokens.npy", "answers.npy", "documents.npy", "packs.npy"
+ARRAYS = (TOKENS, ANSWERS, DOCUMENTS, PACKS)
+Split = Literal["training", "validation", "test"]
+
+
+class TokenizerRecord(Record):
+    """The tokenizer of a dataset. ``sha256`` is of its ``tokenizer.json``."""
+
+    name: str
+    sha256: str
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int
+
+
+class PackedDataset(Record):
+    """The content of ``dataset.json``. Counts are over all packs; a place is an input token."""
+
+    schema_version: Literal[1] = 1
+    llmb_version: str
+    prepared_at: str
+    name: str
+    """Such as ``squad``."""
+    source: str
+    """Where the samples came from: a repository with its revision, or a file."""
+    split: Split
+    template: str
+    """Name and version of the prompt template."""
+    tokenizer: TokenizerRecord
+    seq_len: int
+    documents: int
+    left_out: int
+    """Samples that were left out, with more than ``seq_len`` places or without an answer."""
+    packs: int
+    places: int
+    counted_labels: int
+    longest_document: int
+    """In places."""
+    sum_of_squares: int
+    """Sum of the squared lengths of all documents, in places."""
+    files: dict[str, int]
+    """Bytes of each array."""
+    crc32: dict[str, str]
+
+    @property
+    def places_per_pack(self) -> float:
+        return self.places / self.packs
+
+    @property
+    def squares_per_pack(self) -> float:
+        return self.sum_of_squares / self.packs
+
+    @property
+    def fill(self) -> float:
+        """Share of the places of all packs that documents take."""
+        return self.places / (self.packs * self.seq_len)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedArrays:
+    """The arrays of a packed dataset, mapped into memory."""
+
+    tokens: "np.ndarray"
+    answers: "np.ndarray"
+    documents: "np.ndarray"
+    packs: "np.ndarray"
+
+
+def map_arrays(folder: Path) -> PackedArrays:
+    """Maps the arrays in ``folder``. Raises OSError or ValueError if one is missing or is not an array."""
+    import numpy as np
+
+    return PackedArrays(*(np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in ARRAYS))
