@@ -74,8 +74,12 @@ def test_a_history_without_live_jobs_is_listed_without_the_catalogue_and_slurm(t
     assert loaded("jobs", "list", watched=watched, install=tmp_path) == " code:0"
 
 
-def test_the_probe_sees_what_is_watched() -> None:
-    assert loaded("list", watched=CATALOGUE) == "llmb.catalogue.load,llmb.catalogue.schema,yaml code:0"
+def test_the_probe_sees_what_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """YAML is loaded the first time; then the content of the data files is in the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    catalogue = "llmb.catalogue.load,llmb.catalogue.schema"
+    assert loaded("list", watched=CATALOGUE) == f"{catalogue},yaml code:0"
+    assert loaded("list", watched=CATALOGUE) == f"{catalogue} code:0"
 
 
 def test_the_probe_sees_torch_when_it_is_there() -> None:

@@ -2,13 +2,13 @@
 """Reads YAML data files into typed records; every error names its file and line."""
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
-from llmb.catalogue.yaml_check import LOADER, check_yaml
+from llmb.catalogue.parsed_files import parsed
 from llmb.errors import UsageError
 from llmb.input_files import read_text_file
 
@@ -44,20 +44,30 @@ def read_file(path: Path, shape: type[Shape], wrap: str | None = None, *, foreig
     """
     try:
         text = read_text_file(path)
-        if foreign:
-            check_yaml(text)
-        data = yaml.load(text, Loader=LOADER)  # noqa: S506 (a safe loader)
     except UsageError as error:
         raise CatalogueError([f"{path}: {error.what}"]) from error
+    data = _parse(path, text, foreign=True) if foreign else parsed(path, text, partial(_parse, path))
+    try:
+        return shape.model_validate({wrap: data} if wrap else {} if data is None else data)
+    except ValidationError as error:
+        raise CatalogueError(schema_problems(path, error, skip=1 if wrap else 0)) from error
+
+
+def _parse(path: Path, text: bytes, *, foreign: bool = False) -> object:
+    """Raises CatalogueError with the place of what is not YAML."""
+    import yaml  # most commands find the files of this package in the cache
+
+    from llmb.catalogue.yaml_check import LOADER, check_yaml
+
+    try:
+        if foreign:
+            check_yaml(text)
+        return yaml.load(text, Loader=LOADER)  # noqa: S506 (a safe loader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise CatalogueError([f"{path}:{line}: not valid YAML: {error.problem}"]) from error
     except (yaml.YAMLError, ValueError) as error:  # a character or a date that cannot be
         raise CatalogueError([f"{path}: not valid YAML: {str(error).splitlines()[0]}"]) from error
-    try:
-        return shape.model_validate({wrap: data} if wrap else {} if data is None else data)
-    except ValidationError as error:
-        raise CatalogueError(schema_problems(path, error, skip=1 if wrap else 0)) from error
 
 
 def schema_problems(path: Path, error: ValidationError, skip: int = 0, below: tuple[Key, ...] = ()) -> list[str]:
@@ -81,6 +91,10 @@ def located(path: Path, keys: tuple[Key, ...], what: str) -> str:
 
 def compose_file(path: Path) -> Any:  # noqa: ANN401 (yaml's nodes are untyped)
     """The nodes of a YAML file, which have line numbers. It is parsed a second time, because only errors need lines."""
+    import yaml
+
+    from llmb.catalogue.yaml_check import LOADER
+
     with path.open("rb") as stream:
         return yaml.compose(stream, Loader=LOADER)
 
@@ -96,6 +110,8 @@ def line_in(node: Any, keys: tuple[Key, ...]) -> int:  # noqa: ANN401 (yaml's no
 
 
 def _child(node: Any, key: Key) -> Any:  # noqa: ANN401 (yaml's nodes are untyped)
+    import yaml
+
     if isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
         return node.value[key]
     if isinstance(node, yaml.MappingNode):
