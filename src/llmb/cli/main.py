@@ -23,6 +23,7 @@ COMMANDS = {
     "list": ("llmb.cli.list", "Workloads, sizes, dtypes, GPU types and scales of the catalogue."),
     "show": ("llmb.cli.show", "One recipe, fully resolved: model, layout, FLOPs, published figures."),
     "metrics": ("llmb.cli.metrics", "Throughput, TFLOPS, MFU and time to train for a given step time."),
+    "prepare": ("llmb.cli.prepare", "Data and weights that fine-tuning starts from."),
     "run": ("llmb.cli.run", "Train on this machine, now, and print the result."),
     "submit": ("llmb.cli.submit", "Queue a run on a Slurm cluster."),
     "single": ("llmb.cli.submit", "The same as submit."),

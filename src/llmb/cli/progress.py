@@ -48,7 +48,7 @@ class _LongWork:
         if self.bar:
             self.bar.stop()
 
-    def _show(self, done: int, total: int, text: str, line: str) -> None:
+    def _show(self, done: int, total: int | None, text: str, line: str) -> None:
         """``text`` beside the bar, or ``line`` without one."""
         if self.bar:
             self.bar.update(self.task, completed=done, total=total, description=text)
@@ -101,3 +101,19 @@ class ByteProgress(_LongWork):
 
     def bytes(self, done: int, total: int) -> None:
         self._show(done, total, self.what, f"{self.what}: {done / GB:.3g} of {total / GB:.3g} GB")
+
+
+class CountProgress(_LongWork):
+    """Shows how many of one thing after another are done; of how many may be unknown."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, None, MofNCompleteColumn(), TimeElapsedColumn())
+        self.what = what
+
+    def count(self, what: str, done: int, total: int | None) -> None:
+        if what != self.what:
+            self.what = what
+            if self.bar:
+                self.bar.reset(self.task, total=total)
+        of = "" if total is None else f" of {total:,}"
+        self._show(done, total, what, f"{what}: {done:,}{of}")

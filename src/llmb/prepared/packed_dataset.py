@@ -25,6 +25,8 @@ RECORD = "dataset.json"
 TOKENS, ANSWERS, DOCUMENTS, PACKS = "tokens.npy", "answers.npy", "documents.npy", "packs.npy"
 ARRAYS = (TOKENS, ANSWERS, DOCUMENTS, PACKS)
 Split = Literal["training", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("training", "validation", "test")
+Packer = Literal["first-fit-shuffle", "first-fit-decreasing"]
 
 
 class TokenizerRecord(Record):
@@ -54,7 +56,9 @@ class PackedDataset(Record):
     seq_len: int
     documents: int
     left_out: int
-    """Samples that were left out, with more than ``seq_len`` places or without an answer."""
+    """Samples that were left out, with more than ``seq_len`` places."""
+    packing: Packer = "first-fit-shuffle"
+    """The algorithm that put documents together."""
     packs: int
     places: int
     counted_labels: int

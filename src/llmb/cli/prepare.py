@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb prepare``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.model_name import model_of
+from llmb.cli.completion import workloads
+from llmb.cli.group import Group
+from llmb.cli.install import install_here
+from llmb.cli.json_option import Json
+from llmb.cli.messages import say
+from llmb.cli.progress import CountProgress
+from llmb.errors import unknown
+from llmb.prepare.dataset import DatasetRequest, prepare_dataset
+from llmb.prepared.folders import prepared_folders
+from llmb.prepared.packed_dataset import SPLITS, Split
+from llmb.report.dataset_report import dataset_document, dataset_tables
+from llmb.report.output import print_json, print_tables
+
+app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
+
+Workload = Annotated[
+    str, typer.Option("-w", "--workload", help="Fine-tuning workload; see 'llmb list'.", autocompletion=workloads)
+]
+Size = Annotated[
+    str | None, typer.Option("-s", "--size", help="Model size, such as 70b, if the workload's name has none.")
+]
+
+
+@app.callback()
+def prepare() -> None:
+    """Data and weights that fine-tuning starts from."""
+
+
+@app.command()
+def dataset(
+    workload: Workload,
+    size: Size = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--source",
+            help="A file of samples, or a folder with files named train, validation and test. Default: the hub.",
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokenizer", help="tokenizer.json, or its folder. Default: of the prepared checkpoint, else of the hub."
+        ),
+    ] = None,
+    seq_len: Annotated[
+        list[int] | None,
+        typer.Option("--seq-len", min=2, help="Tokens of a pack; may be repeated. Default: those of all recipes."),
+    ] = None,
+    split: Annotated[
+        list[str] | None, typer.Option("--split", help="Pack only this split; may be repeated. Default: all.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Prepare again, and replace what there is.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Also verify the checksums of what was prepared before.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Prepare SQuAD for fine-tuning: samples in the prompt template, as tokens, packed to the sequence length.
+
+    Only what is missing is made: a call that was interrupted is completed by the next one. Samples may be local: the
+    original's JSON, JSON lines or parquet with context, question and answers, or JSON lines with input and output.
+
+    Examples:
+
+    - `llmb prepare dataset -w finetune_llama3 -s 70b`
+
+    - `llmb prepare dataset -w finetune_llama3 -s tiny --source squad.jsonl --tokenizer model`
+    """
+    catalogue = Catalogue()
+    workload, own_size = model_of(catalogue, workload, size)
+    request = DatasetRequest(
+        workload=workload,
+        size=own_size,
+        source=source,
+        tokenizer=tokenizer,
+        seq_lens=tuple(seq_len or ()),
+        splits=tuple(_split(name) for name in split) if split else SPLITS,
+        force=force,
+        verify=verify,
+    )
+    folders = prepared_folders(install_here(), workload)
+    with CountProgress("preparing") as progress:
+        prepared = prepare_dataset(catalogue, request, folders, progress.count, say)
+    if not prepared.samples_made and not any(packed.made for packed in prepared.packed):
+        say("everything was prepared before; nothing to do")
+    if json:
+        print_json(dataset_document(prepared))
+    else:
+        print_tables(dataset_tables(prepared))
+
+
+def _split(name: str) -> Split:
+    """Raises UsageError for an unknown name."""
+    for split in SPLITS:
+        if split == name:
+            return split
+    raise unknown("split", name, SPLITS)

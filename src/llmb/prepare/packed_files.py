@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes packed datasets: tokens of all samples once, then an order of them for each sequence length."""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from llmb import __version__
+from llmb.errors import UsageError
+from llmb.prepare.packing import Packing, pack
+from llmb.prepare.sample_files import SampleFiles, parse_line
+from llmb.prepare.tokenizer import LoadedTokenizer
+from llmb.prepared.packed_dataset import ANSWERS, DOCUMENTS, PACKS, RECORD, TOKENS, PackedDataset, Split
+from llmb.runs.checksums import ChecksumWriter
+from llmb.runs.new_folder import new_folder
+from llmb.runs.record import now
+
+if TYPE_CHECKING:
+    import numpy as np
+
+BATCH = 1000
+"""Samples that are encoded at a time."""
+CHUNK = 4096
+"""Documents that are copied at a time."""
+SEED = 1234
+"""Of the shuffle before packing: the same samples give the same packs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """All samples of a split as tokens, in the order of the samples.
+
+    ``tokens``: uint32 [tokens], mapped into memory. ``starts``: int64 [samples + 1]. ``prompts``: int64 [samples], the
+    tokens before each answer.
+    """
+
+    tokens: "np.ndarray"
+    starts: "np.ndarray"
+    prompts: "np.ndarray"
+
+
+def tokenize(path: Path, temporary: Path, tokenizer: LoadedTokenizer, on_count: Callable[[int], object]) -> Documents:
+    """Encodes the samples in ``path`` into a file in ``temporary``; ``on_count`` is called with how many are done.
+
+    Memory is needed for one batch, and for two numbers a sample. Raises OSError if writing fails.
+    """
+    import numpy as np
+
+    target = temporary / "tokens"
+    starts, prompts = [0], []
+    with path.open("rb") as lines, target.open("wb") as stream:
+        while batch := [parse_line(line) for line in islice(lines, BATCH)]:
+            for tokens, prompt in tokenizer.encode(batch):
+                stream.write(np.asarray(tokens, dtype=np.uint32).tobytes())
+                starts.append(starts[-1] + len(tokens))
+                prompts.append(prompt)
+            on_count(len(prompts))
+    mapped = np.memmap(target, dtype=np.uint32, mode="r")
+    return Documents(mapped, np.asarray(starts, dtype=np.int64), np.asarray(prompts, dtype=np.int64))
+
+
+def write_packed(
+    folder: Path,
+    documents: Documents,
+    samples: SampleFiles,
+    tokenizer: LoadedTokenizer,
+    split: Split,
+    seq_len: int,
+    name: str,
+) -> PackedDataset:
+    """Packs the documents that fit ``seq_len`` places into a new dataset in ``folder``.
+
+    Raises UsageError if none fits, or if ``folder`` exists or is being written; EnvironmentProblem if writing fails.
+    """
+    import numpy as np
+
+    places = np.diff(documents.starts) - 1
+    fitting = np.flatnonzero(places <= seq_len)
+    if not len(fitting):
+        what = f"no sample of {split} fits into {seq_len} places; the shortest takes {places.min()}"
+        raise UsageError(what, where=samples.source, do="give a larger --seq-len, or other samples")
+    packing = pack(places[fitting], seq_len, SEED)
+    order = fitting[packing.order]
+    with new_folder(folder) as partial:
+        checksums = _write_arrays(partial, documents, order, packing)
+        record = PackedDataset(
+            llmb_version=__version__,
+            prepared_at=now(),
+            name=name,
+            source=samples.source,
+            split=split,
+            template=samples.template,
+            tokenizer=tokenizer.record,
+            seq_len=seq_len,
+            documents=len(order),
+            left_out=len(places) - len(order),
+            packing=packing.packer,
+            packs=len(packing.packs) - 1,
+            places=int(places[order].sum()),
+            counted_labels=int((places[order] + 1 - documents.prompts[order]).sum()),
+            longest_document=int(places[order].max()),
+            sum_of_squares=int((places[order] ** 2).sum()),
+            files={file: (partial / file).stat().st_size for file in checksums},
+            crc32=checksums,
+        )
+        _flushed(partial / RECORD, (record.model_dump_json(indent=2) + "\n").encode())
+    return record
+
+
+def read_packed(folder: Path) -> PackedDataset | None:
+    """The record of a packed dataset whose files are there in full; None without one. Raises UsageError if damaged."""
+    path = folder / RECORD
+    if not path.is_file():
+        return None
+    do = "prepare it again with --force"
+    try:
+        record = PackedDataset.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise UsageError("this version of llmb cannot read the record", where=str(path), do=do) from error
+    for name, size in record.files.items():
+        found = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if found != size:
+            what = "is missing" if found is None else f"has {found} of {size} bytes"
+            raise UsageError(f"{name} {what}", where=str(folder), do=do)
+    return record
+
+
+def _write_arrays(folder: Path, documents: Documents, order: "np.ndarray", packing: Packing) -> dict[str, str]:
+    import numpy as np
+
+    lengths = np.diff(documents.starts)[order]
+    ends = np.cumsum(lengths)
+    total = int(ends[-1])
+    chunks = [order[first : first + CHUNK] for first in range(0, len(order), CHUNK)]
+    tokens = (_tokens_of(documents, chunk) for chunk in chunks)
+    answers = (_answers_of(documents, chunk) for chunk in chunks)
+    return {
+        TOKENS: _write_array(folder / TOKENS, np.dtype(np.uint32), total, tokens),
+        ANSWERS: _write_array(folder / ANSWERS, np.dtype(np.bool_), total, answers),
+        DOCUMENTS: _write_array(
+            folder / DOCUMENTS, np.dtype(np.int64), len(order) + 1, [np.zeros(1, np.int64), ends.astype(np.int64)]
+        ),
+        PACKS: _write_array(folder / PACKS, np.dtype(np.int64), len(packing.packs), [packing.packs]),
+    }
+
+
+def _tokens_of(documents: Documents, chunk: "np.ndarray") -> "np.ndarray":
+    import numpy as np
+
+    return np.concatenate([documents.tokens[documents.starts[n] : documents.starts[n + 1]] for n in chunk])
+
+
+def _answers_of(documents: Documents, chunk: "np.ndarray") -> "np.ndarray":
+    import numpy as np
+
+    lengths, prompts = np.diff(documents.starts)[chunk], documents.prompts[chunk]
+    counts = np.stack([prompts, lengths - prompts], axis=1).ravel()
+    return np.repeat(np.tile([False, True], len(chunk)), counts)
+
+
+def _write_array(path: Path, dtype: "np.dtype", length: int, parts: "Iterable[np.ndarray]") -> str:
+    """Writes an array part by part; returns its checksum. Not through a map: on a full disk that ends the process."""
+    from numpy.lib import format as npy
+
+    header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": (length,)}
+    with ChecksumWriter(path) as stream:
+        npy.write_array_header_1_0(stream, header)
+        for part in parts:
+            stream.write(part.astype(dtype, copy=False).tobytes())
+        stream.flush()
+        os.fsync(stream.fileno())
+    return stream.checksum
+
+
+def _flushed(path: Path, content: bytes) -> None:
+    with path.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())

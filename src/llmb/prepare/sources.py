@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads samples from local files: which file holds which split, in which format, and what is wrong with a line."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+from llmb.errors import UsageError
+from llmb.input_files import list_folder, open_file
+from llmb.prepare.samples import Malformed, Sample, from_row, from_squad_document
+from llmb.prepared.packed_dataset import Split
+
+PARQUET = b"PAR1"
+SUFFIXES = (".json", ".jsonl", ".parquet")
+NAMES: dict[Split, str] = {"training": r"train(ing)?", "validation": r"(validation|valid|val|dev)", "test": r"test"}
+SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+FORMATS = (
+    "SQuAD's own JSON (data, paragraphs, qas)",
+    "JSON lines or parquet with context, question and answers",
+    "JSON lines with input and output",
+)
+Files = dict[Split, list[Path]]
+Row = tuple[str, Mapping[str, Any]]
+
+
+def split_files(source: Path) -> Files:
+    """The files of each split at ``source``: a folder with files named after splits, or one file, all training.
+
+    Raises UsageError if there are none, or several of which each may be the one.
+    """
+    if not source.is_dir():
+        with open_file(source, do="give a file or a folder with --source"):
+            return {"training": [source]}
+    files = sorted(path for path in _below(source) if path.suffix in SUFFIXES)
+    found: Files = {split: named for split in NAMES if (named := [path for path in files if _holds(path, split)])}
+    if "training" not in found:
+        do = "name the file itself, or the files train, validation and test"
+        raise UsageError("no file of training samples", where=str(source), choices=FORMATS, do=do)
+    for split, paths in found.items():
+        if len({SHARD.sub("", path.stem) + path.suffix + str(path.parent) for path in paths}) > 1:
+            names = [str(path.relative_to(source)) for path in paths]
+            raise UsageError(f"several files of {split} samples", where=str(source), choices=names, do="name one")
+    return found
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Regular files, but for hidden ones, such as a hub's notes about its downloads."""
+    for path in list_folder(folder):
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            yield from _below(path)
+        elif path.is_file():
+            yield path
+
+
+def _holds(path: Path, split: Split) -> bool:
+    return re.match(rf"{NAMES[split]}([-_.]|$)", path.stem.lower()) is not None
+
+
+def read_samples(path: Path) -> Iterator[Sample | None]:
+    """Every sample of a file, in order; None for a question without an answer.
+
+    Raises UsageError, with the line or the place, for what is no sample.
+    """
+    for place, row in _rows(path):
+        try:
+            yield from_row(row)
+        except Malformed as error:
+            raise _not_a_sample(path, f"{place}: {error}") from None
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    match _format_of(path):
+        case "parquet":
+            return _parquet_rows(path)
+        case "squad":
+            try:
+                return iter(from_squad_document(_whole(path)))
+            except Malformed as error:
+                raise _not_a_sample(path, str(error)) from None
+        case "lines":
+            return _lines(path)
+
+
+def _format_of(path: Path) -> Literal["parquet", "squad", "lines"]:
+    """By the content alone. SQuAD's own files have one line; files like it may have more."""
+    with open_file(path) as stream:
+        if stream.read(len(PARQUET)) == PARQUET:
+            return "parquet"
+    first = next(_texts(path), None)
+    if first is None:
+        raise UsageError("the file is empty", where=str(path), choices=FORMATS)
+    try:
+        start = json.loads(first[1])
+    except json.JSONDecodeError:
+        return "squad" if first[1].strip() == "{" else "lines"
+    return "squad" if isinstance(start, dict) and "data" in start else "lines"
+
+
+def _texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, with their numbers."""
+    number = 0
+    try:
+        open_file(path).close()  # refuses what is not a regular file
+        with path.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                if text.strip():
+                    yield number, text
+    except UnicodeDecodeError as error:
+        raise UsageError(f"line {number} is not UTF-8 text", where=str(path)) from error
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def _lines(path: Path) -> Iterator[Row]:
+    for number, text in _texts(path):
+        try:
+            row = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise _not_a_sample(path, f"line {number}: invalid JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise _not_a_sample(path, f"line {number} is not a JSON object")
+        yield f"line {number}", row
+
+
+def _whole(path: Path) -> Mapping[str, Any]:
+    try:
+        document = json.loads("".join(text for _, text in _texts(path)))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise _not_a_sample(path, f"invalid JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise _not_a_sample(path, "the file is not a JSON object")
+    return document
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    import pyarrow  # type: ignore[import-untyped]
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            batches = chain.from_iterable(batch.to_pylist() for batch in file.iter_batches(batch_size=1000))
+            yield from ((f"row {number}", row) for number, row in enumerate(batches, start=1))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UsageError(f"cannot be read as parquet: {error}", where=str(path)) from error
+
+
+def _not_a_sample(path: Path, what: str) -> UsageError:
+    return UsageError(f"this is not a dataset like SQuAD: {what}", where=str(path), choices=FORMATS)
