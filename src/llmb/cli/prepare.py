@@ -16,10 +16,11 @@ from llmb.cli.messages import say
 from llmb.cli.progress import CountProgress
 from llmb.errors import unknown
 from llmb.prepare.dataset import DatasetRequest, prepare_dataset
+from llmb.prepare.small_files import SIZE, next_commands, write_small_files
 from llmb.prepared.folders import prepared_folders
 from llmb.prepared.packed_dataset import SPLITS, Split
 from llmb.report.dataset_report import dataset_document, dataset_tables
-from llmb.report.output import print_json, print_tables
+from llmb.report.output import print_json, print_tables, print_text
 
 app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
@@ -98,6 +99,32 @@ def dataset(
         print_json(dataset_document(prepared))
     else:
         print_tables(dataset_tables(prepared))
+
+
+@app.command()
+def sample(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder for the files.")],
+    workload: Workload,
+    size: Size = SIZE,
+    json: Json = False,
+) -> None:
+    """Make small data and a small model to try fine-tuning with: no network, no GPU, a few seconds.
+
+    The folder gets `squad.jsonl`, questions about short texts in SQuAD's shape, and `model`, a Hugging Face model with
+    random weights and a tokenizer trained on these texts. The files are the same at every call.
+
+    Example:
+
+    - `llmb prepare sample small -w finetune_llama3`
+    """
+    catalogue = Catalogue()
+    workload, own_size = model_of(catalogue, workload, size)
+    write_small_files(catalogue, workload, own_size, folder)
+    commands = next_commands(workload, own_size, folder)
+    if json:
+        print_json({"path": str(folder.absolute()), "next": list(commands)})
+    else:
+        print_text("".join(f"{command}\n" for command in ("# next:", *commands)))
 
 
 def _split(name: str) -> Split:

@@ -108,12 +108,16 @@ class CountProgress(_LongWork):
 
     def __init__(self, what: str) -> None:
         super().__init__(what, None, MofNCompleteColumn(), TimeElapsedColumn())
-        self.what = what
+        self.what = ""
+
+    def __enter__(self) -> Self:
+        return self  # the bar starts with the first thing that is counted: there may be none
 
     def count(self, what: str, done: int, total: int | None) -> None:
         if what != self.what:
             self.what = what
             if self.bar:
+                self.bar.start()
                 self.bar.reset(self.task, total=total)
         of = "" if total is None else f" of {total:,}"
         self._show(done, total, what, f"{what}: {done:,}{of}")

@@ -25,6 +25,8 @@ SEED = 1234
 """Of the permutation that splits are drawn with, as in NeMo's module: the same source gives the same files."""
 SHARE = 20
 """One in so many training samples is held out for a split that the source lacks."""
+EVERY = 1000
+"""Samples between two reports of progress."""
 NEWLINE = 10
 INDEX_VERSION = "0.2"
 OnCount = Callable[[str, int, int | None], object]
@@ -144,7 +146,8 @@ def _collect(paths: Iterable[Path], target: Path, on_count: OnCount) -> tuple[li
                     unanswered += 1
                     continue
                 starts.append(starts[-1] + stream.write(_line(sample, "test")))
-                on_count("reading samples", len(starts) - 1, None)
+                if len(starts) % EVERY == 0:
+                    on_count("reading samples", len(starts) - 1, None)
     return starts, unanswered
 
 

@@ -62,5 +62,5 @@ def _row(packed: PackedFolder) -> tuple[str, ...]:
         f"{record.places:,}",
         f"{record.squares_per_pack:,.0f}",
         f"{sum(record.files.values()) / MB:.1f}",
-        "made now" if packed.made else "was there",
+        "new" if packed.made else "kept",
     )
