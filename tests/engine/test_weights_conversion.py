@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights arrive bit for bit, in bounded pieces; files that do not hold just the model are refused before any write."""
 
+import errno
 import json
 import math
+import shutil
 import warnings
 from pathlib import Path
 
@@ -13,17 +15,20 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from llmb.engine.checkpoint import chunk_files
+from llmb.engine.checkpoint.chunks import Parameter, chunks_of
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
-from llmb.engine.huggingface import chunks, weights_export
-from llmb.engine.huggingface.chunks import chunks_of
+from llmb.engine.huggingface import weights_export, weights_import
 from llmb.engine.huggingface.safetensors_files import open_files
 from llmb.engine.huggingface.weights_export import export_weights, stored_parts
 from llmb.engine.huggingface.weights_import import import_weights, parameter_shapes
 from llmb.engine.model.decoder import build_model
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.huggingface.formats import format_of
+from llmb.runs.checksums import damaged_files
 from llmb.runs.conversion import ExportJob, ImportJob
+from llmb.runs.import_journal import JOURNAL, has_finished_files
 
 FILE = "model.safetensors"
 NAMES = ["llama", "nemotron4", "llama4", "qwen3", "qwen3-tied", "mixtral"]
@@ -46,10 +51,15 @@ def hugging_face(model, weights, dtype=torch.float32):
     }
 
 
-def import_here(model, source, folder, on_progress=lambda done, total: None):
-    job = ImportJob(source=str(source), files=(FILE,), folder=str(folder), model=model)
-    with warnings.catch_warnings(action="ignore"):  # torch says that there is one process only
-        return import_weights(job, on_progress)
+def import_here(model, source, folder, on_progress=lambda done, total: None, on_note=lambda text: None, **options):
+    folder.mkdir(exist_ok=True)
+    job = ImportJob(source=str(source), files=(FILE,), folder=str(folder), model=model, **options)
+    return import_weights(job, on_progress, on_note)
+
+
+def left_out(notes):
+    (note,) = [text for text in notes if "left out" in text]
+    return note
 
 
 def export_here(model, checkpoint, folder, dtype="fp32", largest=10**9, on_progress=lambda done, total: None):
@@ -75,7 +85,7 @@ def assert_same(found, expected):
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 200))
 def test_chunks_are_whole_rows_that_cover_the_parameter_once(rows, width, largest):
-    found = list(chunks_of("a", (rows, width), largest))
+    found = list(chunks_of("a", Parameter((rows, width), torch.float32), largest))
     assert [row for chunk in found for row in range(chunk.first, chunk.end)] == list(range(rows))
     assert all((chunk.end - chunk.first) * width * 4 <= largest or chunk.end == chunk.first + 1 for chunk in found)
 
@@ -88,14 +98,22 @@ def test_names_and_shapes_are_those_of_the_built_model(models, name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_weights_of_every_dtype_become_the_same_fp32_values(models, name, dtype, tmp_path, monkeypatch):
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 60_000)
-    expected, told = values(models[name], dtype), []
+def test_weights_of_every_dtype_are_kept_in_it_and_load_as_the_same_fp32_values(
+    models, name, dtype, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(chunk_files, "CHUNK_BYTES", 60_000)
+    expected, told, notes = values(models[name], dtype), [], []
     save_file(hugging_face(models[name], expected, dtype), tmp_path / FILE)
-    assert import_here(models[name], tmp_path, tmp_path, lambda *bytes_: told.append(bytes_)).left_out == ()
+    imported = import_here(
+        models[name], tmp_path, tmp_path, lambda *bytes_: told.append(bytes_), notes.append, largest_file_bytes=100_000
+    )
+    assert notes == []
+    assert imported.dtypes == ({torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype],)
     assert_same(read_weights(tmp_path, models[name]), expected)
-    assert len(list((tmp_path / "weights").glob("*.distcp"))) > len(expected)
-    total = sum(4 * tensor.numel() for tensor in expected.values())
+    total = sum(dtype.itemsize * tensor.numel() for tensor in expected.values())
+    files = list((tmp_path / "weights").glob("*.distcp"))
+    assert len(files) > total // 100_000
+    assert total <= sum(file.stat().st_size for file in files) < 1.1 * total + 4000 * len(expected)
     assert told[-1] == (total, total)
     assert told == sorted(told)
 
@@ -122,7 +140,9 @@ def test_a_head_beside_a_tied_embedding_is_left_out_only_where_it_is_equal(model
     assert "lm_head.weight" not in tensors
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, tmp_path / FILE)
-    assert import_here(model, tmp_path, tmp_path / "same").left_out == ("lm_head.weight",)
+    notes = []
+    import_here(model, tmp_path, tmp_path / "same", on_note=notes.append)
+    assert left_out(notes) == "1 tensors that the model does not have are left out: lm_head.weight"
     assert_same(read_weights(tmp_path / "same", model), expected)
     tensors["lm_head.weight"][-1, -1] += 1
     save_file(tensors, tmp_path / FILE)
@@ -218,11 +238,8 @@ def test_a_pickle_with_the_name_of_a_safetensors_file_is_not_read(models, tmp_pa
 def test_a_tensor_in_two_files_is_refused(tmp_path):
     for name in ("a.safetensors", "b.safetensors"):
         save_file({"x": torch.ones(2)}, tmp_path / name)
-    with (
-        pytest.raises(UsageError, match=r"x is in a\.safetensors and in b\.safetensors"),
-        open_files(tmp_path, ["a.safetensors", "b.safetensors"]),
-    ):
-        pass
+    with pytest.raises(UsageError, match=r"x is in a\.safetensors and in b\.safetensors"):
+        open_files(tmp_path, ["a.safetensors", "b.safetensors"])
 
 
 @pytest.fixture
@@ -259,5 +276,145 @@ def test_a_folder_that_takes_no_files_is_said(models, saved):
     with pytest.raises(EnvironmentProblem, match=r"model\.safetensors cannot be written"):
         weights_export.write_file(Path(saved / "nowhere" / FILE), {"a": torch.ones(2)})
     job = ImportJob(source=str(saved), files=(FILE,), folder=str(saved / FILE), model=models["llama"])
-    with pytest.raises(EnvironmentProblem, match="weights cannot be written"), warnings.catch_warnings(action="ignore"):
-        import_weights(job, lambda done, total: None)
+    with pytest.raises(EnvironmentProblem, match="weights cannot be written"):
+        import_weights(job, lambda done, total: None, lambda text: None)
+
+
+LARGEST = 100_000
+"""Bytes in a file: the small model has more than twenty."""
+
+
+@pytest.fixture
+def source(models, tmp_path):
+    folder = tmp_path / "source"
+    folder.mkdir()
+    save_file(hugging_face(models["llama"], values(models["llama"])), folder / FILE)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def import_small(models, source, folder, notes, **options):
+    options = {"largest_file_bytes": LARGEST, "documents": ("config.json",), **options}
+    return import_here(models["llama"], source, folder, on_note=notes.append, **options)
+
+
+def break_off(models, source, folder, monkeypatch, after):
+    """An import that fails when ``after`` files are written."""
+    writer, left = chunk_files.FileWriter, iter(range(after))
+
+    class Failing(writer):
+        def __call__(self, file, on_bytes):
+            if next(left, None) is None:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().__call__(file, on_bytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chunk_files, "FileWriter", Failing)
+        with pytest.raises(EnvironmentProblem, match="No space left on device") as caught:
+            import_small(models, source, folder, [])
+    assert "files that are finished are kept" in caught.value.do
+
+
+def times(folder):
+    return {path.name: path.stat().st_mtime_ns for path in (folder / "weights").glob("*.distcp")}
+
+
+def test_an_import_resumes_with_the_files_that_are_missing(models, source, tmp_path, monkeypatch):
+    whole = import_small(models, source, tmp_path / "whole", [])
+    broken, notes, told = tmp_path / "broken", [], []
+    break_off(models, source, broken, monkeypatch, after=5)
+    before = times(broken)
+    assert len(before) == 5
+    with (broken / JOURNAL).open("a") as stream:
+        stream.write('{"name": "__0_9')  # torn by a kill
+    (broken / "weights" / "__0_9.distcp").write_bytes(b"a part")
+    (broken / "weights" / "__0_2.distcp").write_bytes(b"cut off")
+    job = {"largest_file_bytes": LARGEST, "documents": ("config.json",)}
+    again = import_here(models["llama"], source, broken, lambda *bytes_: told.append(bytes_), notes.append, **job)
+    assert notes == [f"resuming: 4 of {len(times(broken))} files are finished"]
+    assert told[0][0] > LARGEST
+    assert told[-1][0] == told[-1][1]
+    kept = {name for name, time in times(broken).items() if before.get(name) == time}
+    assert kept == {f"__0_{number}.distcp" for number in (0, 1, 3, 4)}
+    assert again == whole
+    assert not list(damaged_files(broken / "weights", again.checksums, threads=1))
+    assert_same(read_weights(broken, models["llama"]), values(models["llama"]))
+
+
+def test_an_import_of_something_else_starts_again_and_says_why(models, source, tmp_path, monkeypatch):
+    broken = tmp_path / "broken"
+    for change, why in [
+        (lambda: save_file(hugging_face(models["llama"], values(models["llama"])), source / FILE), FILE),
+        (lambda: (source / "config.json").write_text("[]"), "config.json"),
+    ]:
+        break_off(models, source, broken, monkeypatch, after=2)
+        change()
+        notes = []
+        import_small(models, source, broken, notes)
+        assert notes == [f"starting again from the first file: the source changed: {why}"]
+        shutil.rmtree(broken)
+    break_off(models, source, broken, monkeypatch, after=2)
+    notes = []
+    import_small(models, source, broken, notes, largest_file_bytes=2 * LARGEST)
+    assert notes == ["starting again from the first file: the largest size of a file is another one"]
+    assert_same(read_weights(broken, models["llama"]), values(models["llama"]))
+
+
+def test_two_processes_write_what_one_does(models, source, tmp_path):
+    one = import_small(models, source, tmp_path / "one", [])
+    two = import_small(models, source, tmp_path / "two", [], processes=2)
+    assert one == two
+    assert times(tmp_path / "one").keys() == times(tmp_path / "two").keys()
+
+
+@pytest.mark.slow
+def test_what_a_process_rejects_is_named_and_finished_files_are_kept(models, tmp_path, source):
+    tensors = hugging_face(models["llama"], values(models["llama"]))
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = math.nan
+    save_file(tensors, source / FILE)
+    broken = tmp_path / "broken"
+    with pytest.raises(UsageError, match=r"^model\.layers\.1\.mlp\.up_proj\.weight in model\.safetensors has values"):
+        import_small(models, source, broken, [], processes=2)
+    finished = has_finished_files(broken)
+    save_file(hugging_face(models["llama"], values(models["llama"])), source / FILE)
+    notes = []
+    assert import_small(models, source, broken, notes) == import_small(models, source, tmp_path / "whole", [])
+    assert notes == [f"starting again from the first file: the source changed: {FILE}"]
+    assert finished
+
+
+def test_the_tensor_that_a_truncated_file_lacks_is_named(models, source, tmp_path):
+    content = (source / FILE).read_bytes()
+    (source / FILE).write_bytes(content[:-10])
+    with pytest.raises(UsageError, match=rf"it has {len(content) - 10} bytes, and (\S+) ends at {len(content)}"):
+        import_small(models, source, tmp_path / "new", [])
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_is_named(models, source, tmp_path, monkeypatch):
+    content = (source / FILE).read_bytes()
+    opened = weights_import.open_files
+
+    def open_then_cut(folder, names):
+        files = opened(folder, names)
+        (source / FILE).write_bytes(content[: len(content) // 2])
+        return files
+
+    monkeypatch.setattr(weights_import, "open_files", open_then_cut)
+    with pytest.raises(UsageError, match=r"^model\.\S+ in model\.safetensors is truncated"):
+        import_small(models, source, tmp_path / "new", [])
+
+
+def test_bf16_weights_load_as_the_fp32_values_that_they_are(models, tmp_path):
+    """Into the parts of parameters, too, that ranks hold."""
+    expected = values(models["llama"], torch.bfloat16)
+    save_file(hugging_face(models["llama"], expected, torch.bfloat16), tmp_path / FILE)
+    import_here(models["llama"], tmp_path, tmp_path)
+    reader = TensorReader(tmp_path / "weights")
+    saved = reader.read_metadata().state_dict_metadata
+    assert {item.properties.dtype for item in saved.values()} == {torch.bfloat16}
+    found = torch.zeros(expected["embed_tokens.weight"].shape)
+    with warnings.catch_warnings(action="ignore"):
+        load({MODEL + "embed_tokens.weight": found}, storage_reader=reader, no_dist=True)
+    assert torch.equal(found, expected["embed_tokens.weight"])
+    export_here(models["llama"], tmp_path, tmp_path / "out", dtype="bf16")
+    assert_same(load_file(tmp_path / "out" / FILE), hugging_face(models["llama"], expected, torch.bfloat16))

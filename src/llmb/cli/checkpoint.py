@@ -14,7 +14,13 @@ from llmb.cli.group import Group
 from llmb.cli.json_option import Json
 from llmb.cli.progress import ByteProgress
 from llmb.huggingface.shards import parse_size
-from llmb.programs.engine.conversion import export_checkpoint, import_checkpoint, verify_saved
+from llmb.programs.engine.conversion import (
+    ImportRequest,
+    default_processes,
+    export_checkpoint,
+    import_checkpoint,
+    verify_saved,
+)
 from llmb.report.checkpoint_report import checkpoint_document, checkpoint_table
 from llmb.report.output import print_json, print_table
 from llmb.runs.checkpoint import read_checkpoint
@@ -23,6 +29,13 @@ app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="markdown", 
 
 Checkpoint = Annotated[
     Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint of llmb, the folder above 'weights'.")
+]
+Processes = Annotated[
+    int | None, typer.Option("--processes", min=1, help="Processes that convert; each needs about 1 GB of memory.")
+]
+MaxFileSize = Annotated[
+    str,
+    typer.Option("--max-file-size", help="Maximum size of a file of the checkpoint, which is resumed file by file."),
 ]
 
 
@@ -55,9 +68,7 @@ def show(
 def export_(
     checkpoint: Checkpoint,
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="New folder for the Hugging Face model.")],
-    dtype: Annotated[
-        Literal["fp32", "bf16"], typer.Option("--dtype", help="Dtype of the exported weights; checkpoints hold fp32.")
-    ] = "fp32",
+    dtype: Annotated[Literal["fp32", "bf16"], typer.Option("--dtype", help="Dtype of the exported weights.")] = "fp32",
     max_shard_size: Annotated[
         str, typer.Option("--max-shard-size", help="Maximum size of a file, such as 500MB.")
     ] = "5GB",
@@ -94,22 +105,29 @@ def import_(
     size: Annotated[
         str | None, typer.Option("-s", "--size", help="Model size, such as 8b, if the workload's name has none.")
     ] = None,
+    processes: Processes = None,
+    max_file_size: MaxFileSize = "1GB",
 ) -> None:
     """Make a checkpoint from a Hugging Face model, for `llmb run --load-checkpoint`.
 
-    It contains only weights: training starts at step 0 with a new optimizer state. The configuration must match the
-    catalogue's model, and the files must contain exactly its weights, in fp32, bf16 or fp16. Pickle files are
-    rejected.
+    It contains only weights, in the dtype of the source: training starts at step 0 with a new optimizer state. The
+    configuration must match the catalogue's model, and the files must contain exactly its weights, in fp32, bf16 or
+    fp16. Pickle files are rejected. The same command resumes an import that was killed.
 
-    Example:
+    Examples:
 
     - `llmb checkpoint import Llama-3.1-8B imported -w pretrain_llama3.1 -s 8b`
+
+    - `llmb checkpoint import Llama-3.1-405B imported -w pretrain_llama3.1 -s 405b --processes 8`
     """
     catalogue = Catalogue()
     workload, own_size = model_of(catalogue, workload, size)
     model = find_model(catalogue, workload, own_size)
+    request = ImportRequest(
+        hf_directory, checkpoint, workload, model, processes or default_processes(), parse_size(max_file_size)
+    )
     with ByteProgress("importing") as progress:
-        import_checkpoint(hf_directory, checkpoint, workload, model, progress.bytes, _note)
+        import_checkpoint(request, progress.bytes, _note)
     sys.stderr.write(f"imported to {checkpoint.absolute()}\n")
 
 

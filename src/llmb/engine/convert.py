@@ -24,11 +24,11 @@ def convert(job: ExportJob | ImportJob) -> None:
     if isinstance(job, ExportJob):
         export_weights(job, report_progress)
         return
-    left_out, checksums = import_weights(job, report_progress)
-    say(ConverterMessage(checksums=checksums))
-    if left_out:
-        some = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
-        say(ConverterMessage(note=f"{len(left_out)} tensors that the model does not have are left out: {some}"))
+    say(ConverterMessage(imported=import_weights(job, report_progress, note)))
+
+
+def note(text: str) -> None:
+    say(ConverterMessage(note=text))
 
 
 def main() -> int:

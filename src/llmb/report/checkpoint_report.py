@@ -23,6 +23,7 @@ def checkpoint_table(checkpoint: SavedCheckpoint) -> Table:
     table.add_row("workload", f"{record.workload} {record.size}")
     table.add_row("model", f"{record.model.model}, {record.model.layers} layers, vocabulary {record.model.vocab_size}")
     table.add_row("step", f"{record.step}, {record.consumed_samples:,} samples consumed")
+    table.add_row("dtype of the weights", ", ".join(record.weights_dtypes))
     table.add_row("optimizer state", "yes" if record.optimizer_state else "no: training begins with a new one")
     table.add_row("dtype of the run", str(record.dtype or IMPORTED))
     sizes = f"TP {layout.tp}, PP {layout.pp}, CP {layout.cp}, EP {layout.ep}, DP {layout.dp}" if layout else IMPORTED

@@ -19,10 +19,16 @@ from llmb.runs.foreign_checkpoint import describe_folder
 
 RECORD = "checkpoint.json"
 WEIGHTS = "weights"
+CONTEXT = "context"
+"""Configuration and tokenizer of imported weights."""
 PARTIAL = ".partial"
 MOST_PROBLEMS = 10
 NOT_ARCHITECTURE = ("model", "size", "source", "init_std", "max_seq_len")
 """Fields of a model that may differ between checkpoint and run: names, and fields that only affect new models."""
+
+
+StoredDtype = Literal["bf16", "fp16", "fp32"]
+"""Of weights in a checkpoint: runs save fp32, imported weights keep the dtype of their source."""
 
 
 class Origin(Record):
@@ -54,6 +60,8 @@ class CheckpointRecord(Record):
     consumed_samples: int
     optimizer_state: bool = True
     imported_from: Origin | None = None
+    weights_dtypes: tuple[StoredDtype, ...] = ("fp32",)
+    """Every dtype that weights are stored in; they are loaded in fp32 all the same."""
     files: dict[str, int]
     crc32: dict[str, str] | None = None
     """Checksum of each file; None in checkpoints of version 0.1."""

@@ -9,14 +9,19 @@ from pydantic import Field, TypeAdapter
 from llmb.catalogue.records import Model, Record
 from llmb.errors import EnvironmentProblem, LlmbError, RunFailed, UsageError
 from llmb.huggingface.config import ExportDtype
+from llmb.runs.checkpoint import StoredDtype
 
 ERRORS = {kind.__name__: kind for kind in (UsageError, EnvironmentProblem, RunFailed)}
 """Errors that are passed from one process to the other."""
+
+FILE_BYTES = 10**9
+"""Largest size of a file of an imported checkpoint: what is lost of it when an import is killed."""
 
 Checksums = dict[str, str]
 """CRC-32 by the name of the file, as in ``checkpoint.json``."""
 OnProgress = Callable[[int, int], None]
 """Called with the number of bytes done and in all."""
+OnNote = Callable[[str], None]
 
 
 class ExportJob(Record):
@@ -31,13 +36,19 @@ class ExportJob(Record):
 
 
 class ImportJob(Record):
-    """Imports safetensors ``files`` in ``source`` into a checkpoint in ``folder``, which exists and is empty."""
+    """Imports ``files`` in ``source`` into a checkpoint in ``folder``, which may hold files of an earlier attempt.
+
+    ``documents`` are the small files of the source that say what the weights are.
+    """
 
     kind: Literal["import"] = "import"
     source: str
     files: tuple[str, ...]
+    documents: tuple[str, ...] = ()
     folder: str
     model: Model
+    largest_file_bytes: int = FILE_BYTES
+    processes: int = 1
 
 
 Job = Annotated[ExportJob | ImportJob, Field(discriminator="kind")]
@@ -53,15 +64,19 @@ class ErrorRecord(Record):
     do: str | None = None
 
 
-class ConverterMessage(Record):
-    """One line of the program's output; one of the fields is set. ``progress`` is (bytes done, bytes in all).
+class ImportedWeights(Record):
+    """What an import wrote: ``checksums`` of the files in ``weights``, by name, and dtypes of the tensors in them."""
 
-    ``checksums`` are those of the files in an imported checkpoint's ``weights``, by name.
-    """
+    checksums: Checksums
+    dtypes: tuple[StoredDtype, ...]
+
+
+class ConverterMessage(Record):
+    """One line of the program's output; one of the fields is set. ``progress`` is (bytes done, bytes in all)."""
 
     progress: tuple[int, int] | None = None
     note: str | None = None
-    checksums: Checksums | None = None
+    imported: ImportedWeights | None = None
     error: ErrorRecord | None = None
 
 

@@ -5,13 +5,13 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from llmb.errors import EnvironmentProblem, UsageError
-from llmb.runs.checkpoint import PARTIAL
+from llmb.runs.checkpoint import PARTIAL, partial_path
 
 LOCK = ".lock"
 
@@ -23,23 +23,61 @@ def new_folder(target: Path) -> Iterator[Path]:
     Leftovers of an earlier attempt at the same target, which was killed, are removed first. Raises UsageError if
     ``target`` exists or is being written, EnvironmentProblem if writing fails.
     """
+    with _as_problems(target), _locked_folder(target) as partial:
+        try:
+            _remove_others(target, partial)
+            yield partial
+            _rename(partial, target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def resumable_folder(target: Path, is_worth_keeping: Callable[[Path], bool]) -> Iterator[Path]:
+    """The same, with what an earlier attempt left; it is kept if the block fails and ``is_worth_keeping`` says so."""
+    with _as_problems(target), _resumed_folder(target) as partial:
+        try:
+            _remove_others(target, partial)
+            yield partial
+            _rename(partial, target)
+        finally:
+            if partial.exists() and not is_worth_keeping(partial):
+                shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _as_problems(target: Path) -> Iterator[None]:
     check_free(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked_folder(target) as partial:
-            try:
-                _remove_others(target, partial)
-                yield partial
-                for folder in partial.glob("**/"):
-                    flush_folder(folder)
-                partial.rename(target)
-                (target / LOCK).unlink()  # not before: without it, another process would take this for a leftover
-                flush_folder(target.parent)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
+        yield
     except OSError as error:
         advice = "free some space, or give a folder on another disk"
         raise EnvironmentProblem(f"cannot write: {error.strerror}", where=str(target), do=advice) from error
+
+
+def _rename(partial: Path, target: Path) -> None:
+    for folder in partial.glob("**/"):
+        flush_folder(folder)
+    partial.rename(target)
+    (target / LOCK).unlink()  # not before: without it, another process would take this for a leftover
+    flush_folder(target.parent)
+
+
+@contextmanager
+def _resumed_folder(target: Path) -> Iterator[Path]:
+    """The folder that every attempt at ``target`` uses, locked. Raises UsageError if a process is writing it."""
+    partial = partial_path(target)
+    partial.mkdir(exist_ok=True)
+    with (partial / LOCK).open("w") as lock:
+        # Whoever held the lock until now may have removed or renamed the folder.
+        if not _lock(lock) or not _is_at(lock, partial / LOCK):
+            raise _being_written(target)
+        yield partial
+
+
+def _is_at(stream: IO[str], path: Path) -> bool:
+    return path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat())
 
 
 @contextmanager
@@ -61,9 +99,13 @@ def _remove_others(target: Path, own: Path) -> None:
         if left != own and left.name.startswith(f".{target.name}.") and left.name.endswith(PARTIAL):
             with (left / LOCK).open("w") as lock:
                 if not _lock(lock):
-                    do = "wait for it, end it, or give another folder"
-                    raise UsageError("another llmb is writing to this folder", where=str(target), do=do)
+                    raise _being_written(target)
                 shutil.rmtree(left)
+
+
+def _being_written(target: Path) -> UsageError:
+    do = "wait for it, end it, or give another folder"
+    return UsageError("another llmb is writing to this folder", where=str(target), do=do)
 
 
 def _lock(stream: IO[str]) -> bool:

@@ -144,7 +144,12 @@ def test_weights_of_a_run_go_to_transformers_and_come_back(
     shown = json.loads(done("show", back, "--json").stdout)
     assert (shown["step"], shown["optimizer_state"], shown["layout"]) == (0, False, None)
     assert shown["imported_from"]["path"] == str(out)
-    assert shown["size_bytes"] == sum(path.stat().st_size for path in (back / "weights").iterdir())
+    assert shown["weights_dtypes"] == ["fp32"]
+    assert (back / "context" / "config.json").read_bytes() == (out / "config.json").read_bytes()
+    files = [path for folder in ("weights", "context") for path in (back / folder).iterdir()]
+    assert sorted(shown["files"]) == sorted(str(path.relative_to(back)) for path in files)
+    assert sorted(path.name for path in back.iterdir()) == ["checkpoint.json", "context", "weights"]
+    assert shown["size_bytes"] == sum(path.stat().st_size for path in files)
     assert "imported from" in done("show", back).stdout
 
 
@@ -299,11 +304,14 @@ def test_a_full_disk_is_said_and_nothing_is_left(
     tmp_path: Path,
     small_disk: Callable[[str], list[str]],
 ) -> None:
-    """With ``room`` beside the weights, the files' own overhead fills the disk when it is above zero."""
+    """With ``room`` beside the weights, the files' own overhead fills the disk when it is above zero.
+
+    What an import has finished is kept, for the same command to resume with.
+    """
     weights = json.loads((exported / "model.safetensors.index.json").read_text())["metadata"]["total_size"]
     arguments = {
         "export": [checkpoint(LLAMA), tmp_path / "disk" / "new", "--max-shard-size", "100KB"],
-        "import": [exported, tmp_path / "disk" / "new", "-w", LLAMA, "-s", "tiny"],
+        "import": [exported, tmp_path / "disk" / "new", "-w", LLAMA, "-s", "tiny", "--max-file-size", "1MB"],
     }[action]
     command = [*small_disk(str(weights + room)), *LLMB, "checkpoint", action, *map(str, arguments)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ENDS_WITHIN_S)
@@ -311,7 +319,12 @@ def test_a_full_disk_is_said_and_nothing_is_left(
     assert "Traceback" not in result.stderr
     said = "the weights need about 0.00" if room < 0 else "No space left on device"
     assert said in result.stderr
-    assert not list((tmp_path / "kept").iterdir())
+    left = list((tmp_path / "kept").iterdir())
+    if action == "import" and room > 0:
+        assert left == [partial_path(tmp_path / "kept" / "new")]
+        assert "run the same command again: files that are finished are kept" in result.stderr
+    else:
+        assert not left
 
 
 def begin_export(checkpoint: Path, target: Path) -> tuple["subprocess.Popen[str]", Path]:
@@ -370,6 +383,48 @@ def test_an_export_that_is_killed_leaves_nothing_that_looks_finished(
     done("export", checkpoint(LLAMA), target)
     assert list(tmp_path.iterdir()) == [target]
     assert sorted(path.name for path in target.iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_an_import_that_is_killed_resumes_and_gives_the_same_files(
+    processes: str, exported: Path, tmp_path: Path, done: Call
+) -> None:
+    target, options = tmp_path / "new", ("-w", LLAMA, "-s", "tiny", "--max-file-size", "20KB", "--processes", processes)
+    journal = partial_path(target) / "import.jsonl"
+    process = subprocess.Popen([*LLMB, "checkpoint", "import", str(exported), str(target), *options])
+    while not journal.exists() or len(journal.read_text().splitlines()) < 4:
+        assert process.poll() is None
+        time.sleep(0.001)
+    started = processes_below(process.pid)
+    process.kill()
+    process.wait()
+    end = time.monotonic() + ENDS_WITHIN_S
+    while any(is_running(pid) for pid in started) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert len(started) >= int(processes)
+    assert not [pid for pid in started if is_running(pid)]
+    assert list(tmp_path.iterdir()) == [partial_path(target)]
+    assert "resuming: " in done("import", exported, target, *options).stderr
+    done("import", exported, tmp_path / "whole", *options)
+    records = [json.loads((path / "checkpoint.json").read_text()) for path in (target, tmp_path / "whole")]
+    assert records[0]["crc32"] == records[1]["crc32"]
+    assert len(records[0]["crc32"]) > 100
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "whole"]
+    done("show", target, "--verify")
+
+
+def processes_below(pid: int) -> list[int]:
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return [*children, *(other for child in children for other in processes_below(child))]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/statm").read_text().split()[1] != "0"
+    except OSError:
+        return False
 
 
 def test_a_converter_that_is_killed_is_an_error(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

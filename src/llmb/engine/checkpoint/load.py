@@ -41,6 +41,8 @@ METADATA_TYPES = frozenset(
         ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
         ("torch.serialization", "_get_layout"),
         ("torch", "Size"),
+        ("torch", "bfloat16"),
+        ("torch", "float16"),
         ("torch", "float32"),
         ("torch", "uint8"),
         ("pathlib", "PosixPath"),

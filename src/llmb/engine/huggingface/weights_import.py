@@ -1,28 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts safetensors files to the weights of a checkpoint."""
+"""Converts safetensors files to the weights of a checkpoint, each tensor in the dtype that it has there."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from llmb.catalogue.records import Model
-from llmb.engine.checkpoint.state import MODEL
-from llmb.engine.checkpoint.torch_errors import torch_message
-from llmb.engine.checkpoint.writer import Writer
-from llmb.engine.huggingface.chunks import CHUNK_BYTES, Chunk, ChunkPlanner, chunks_of
-from llmb.engine.huggingface.safetensors_files import SafetensorsFiles, open_files
+from llmb.engine.checkpoint.chunk_files import write_checkpoint
+from llmb.engine.checkpoint.chunks import CHUNK_BYTES, Chunk, Parameter, chunks_of
+from llmb.engine.huggingface.safetensors_files import DTYPES, SafetensorsFiles, open_files
 from llmb.engine.model.decoder import EMBEDDING, build_model
-from llmb.errors import EnvironmentProblem, UsageError
-from llmb.huggingface.formats import format_of
+from llmb.errors import UsageError
+from llmb.huggingface.formats import Format, format_of
 from llmb.huggingface.tensors import HEAD_WEIGHT, Match, Shape, match_tensors, matrices_of_expert
-from llmb.runs.checkpoint import WEIGHTS
-from llmb.runs.conversion import Checksums, ImportJob, OnProgress
+from llmb.runs.conversion import ImportedWeights, ImportJob, OnNote, OnProgress
 
 MOST_PROBLEMS = 20
 
@@ -34,27 +29,49 @@ def parameter_shapes(model: Model) -> dict[str, Shape]:
     return {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
 
 
-class Imported(NamedTuple):
-    """Names of tensors that were left out, and the checksums of the files that were written, by name."""
+@dataclass(frozen=True, slots=True)
+class HuggingFaceParameters:
+    """The parameters of a model in safetensors files, read chunk by chunk."""
 
-    left_out: tuple[str, ...]
-    checksums: Checksums
+    files: SafetensorsFiles
+    sources: dict[str, tuple[str, ...]]
+    """The stored tensors of each parameter."""
+    form: Format
+    parameters: dict[str, Parameter]
+
+    def read(self, chunk: Chunk) -> Tensor:
+        """Rows of a parameter, in its own dtype."""
+        matrices = len(matrices_of_expert(chunk.name, self.form))
+        rows = read_rows(self.files, self.sources[chunk.name], matrices, chunk)
+        parameter = self.parameters[chunk.name]
+        return rows.to(parameter.dtype).reshape(-1, *parameter.shape[1:])
 
 
-def import_weights(job: ImportJob, on_progress: OnProgress) -> Imported:
-    """Writes the checkpoint's ``weights``, one chunk in memory at a time.
+def import_weights(job: ImportJob, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights:
+    """Writes the checkpoint's ``weights``, each process with one chunk in memory at a time.
 
     Raises UsageError, before anything is written, if the files do not hold exactly this model, and while writing if a
     value is not finite.
     """
-    source, shapes = Path(job.source), parameter_shapes(job.model)
-    with open_files(source, job.files) as files:
-        match = match_tensors(shapes, files.stored, format_of(job.model), tied=job.model.tied_embeddings)
-        if match.problems:
-            raise mismatch(job, match.problems)
-        if HEAD_WEIGHT in match.left_out and (differences := list(head_differences(files, match))):
-            raise mismatch(job, differences)
-        return Imported(match.left_out, _write(job, files, match, shapes, on_progress))
+    shapes, form = parameter_shapes(job.model), format_of(job.model)
+    files = open_files(Path(job.source), job.files)
+    match = match_tensors(shapes, files.stored, form, tied=job.model.tied_embeddings)
+    if match.problems:
+        raise mismatch(job, match.problems)
+    if HEAD_WEIGHT in match.left_out and (differences := list(head_differences(files, match))):
+        raise mismatch(job, differences)
+    parameters = {name: Parameter(shape, stored_dtype(files, match.sources[name])) for name, shape in shapes.items()}
+    source = HuggingFaceParameters(files, match.sources, form, parameters)
+    imported = write_checkpoint(job, source, on_progress, on_note)
+    if match.left_out:
+        some = ", ".join(match.left_out[:3]) + (", ..." if len(match.left_out) > 3 else "")
+        on_note(f"{len(match.left_out)} tensors that the model does not have are left out: {some}")
+    return imported
+
+
+def stored_dtype(files: SafetensorsFiles, sources: Sequence[str]) -> torch.dtype:
+    """That of the tensors that a parameter is made of, or one that can hold all their values."""
+    return reduce(torch.promote_types, {DTYPES[files.stored[name].dtype] for name in sources})
 
 
 def head_differences(files: SafetensorsFiles, match: Match) -> Iterator[str]:
@@ -62,8 +79,8 @@ def head_differences(files: SafetensorsFiles, match: Match) -> Iterator[str]:
     (embedding,) = match.sources[EMBEDDING]
     shape, copied = (files.stored[name].shape for name in (embedding, HEAD_WEIGHT))
     equal = shape == copied and all(
-        torch.equal(*(files.rows(name, chunk.first, chunk.end) for name in (embedding, HEAD_WEIGHT)))
-        for chunk in chunks_of(embedding, shape, CHUNK_BYTES)
+        torch.equal(*(files.rows(name, chunk.first, chunk.end).float() for name in (embedding, HEAD_WEIGHT)))
+        for chunk in chunks_of(embedding, Parameter(shape, torch.float32), CHUNK_BYTES)
     )
     if not equal:
         yield f"{HEAD_WEIGHT} is not equal to {embedding}, though the model ties them"
@@ -87,38 +104,3 @@ def read_rows(files: SafetensorsFiles, sources: Sequence[str], matrices: int, ch
             for row in range(chunk.first, chunk.end)
         ]
     )
-
-
-def usage_error(error: BaseException) -> UsageError | None:
-    """The error that was raised while torch saved, if a tensor was rejected."""
-    causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
-    return next((cause for cause in causes if isinstance(cause, UsageError)), None)
-
-
-def _write(
-    job: ImportJob, files: SafetensorsFiles, match: Match, shapes: dict[str, Shape], on_progress: OnProgress
-) -> Checksums:
-    named = {MODEL + name: shape for name, shape in shapes.items()}
-    form = format_of(job.model)
-    total = sum(4 * torch.Size(shape).numel() for shape in shapes.values())
-    done = 0
-
-    def read(chunk: Chunk) -> Tensor:
-        nonlocal done
-        name = chunk.name.removeprefix(MODEL)
-        rows = read_rows(files, match.sources[name], len(matrices_of_expert(name, form)), chunk)
-        done += rows.numel() * rows.element_size()
-        on_progress(done, total)
-        return rows.reshape(-1, *named[chunk.name][1:])
-
-    # One file per chunk: the writer keeps the content of a file in memory until the file is closed. It must not copy
-    # ahead, as it does if there is a GPU.
-    writer = Writer(Path(job.folder) / WEIGHTS, single_file_per_rank=False, per_thread_copy_ahead=0)
-    try:
-        save({}, storage_writer=writer, planner=ChunkPlanner(named, read), no_dist=True)
-    except (CheckpointException, OSError, SafetensorError) as error:
-        if rejected := usage_error(error):
-            raise UsageError(rejected.what, where=job.source) from error
-        advice = "free some space, or give a folder on another disk"
-        raise EnvironmentProblem(f"the weights cannot be written: {torch_message(error)}", do=advice) from error
-    return writer.checksums

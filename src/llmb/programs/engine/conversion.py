@@ -2,8 +2,11 @@
 """Whole conversions between checkpoints and Hugging Face's folders: checks, weights, and the name at the end."""
 
 import os
+import shutil
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from llmb import __version__
@@ -11,9 +14,10 @@ from llmb.catalogue.records import Model
 from llmb.errors import UsageError
 from llmb.huggingface.config import ExportDtype, config_differences, config_of, unknown_keys
 from llmb.huggingface.folder import HuggingFaceFolder, read_folder
-from llmb.huggingface.shards import CONFIG
+from llmb.huggingface.shards import CONFIG, INDEX
 from llmb.programs.engine.converter import check_converter, run_converter
 from llmb.runs.checkpoint import (
+    CONTEXT,
     RECORD,
     WEIGHTS,
     CheckpointRecord,
@@ -22,16 +26,48 @@ from llmb.runs.checkpoint import (
     damage_error,
     read_checkpoint,
 )
-from llmb.runs.checksums import damaged_files
-from llmb.runs.conversion import Checksums, ExportJob, ImportJob, OnProgress
+from llmb.runs.checksums import ChecksumWriter, damaged_files
+from llmb.runs.conversion import FILE_BYTES, ExportJob, ImportedWeights, ImportJob, OnNote, OnProgress
 from llmb.runs.disk_space import check_weights_space
 from llmb.runs.folder import write_atomically
-from llmb.runs.new_folder import check_free, new_folder
+from llmb.runs.import_journal import JOURNAL, has_finished_files
+from llmb.runs.new_folder import check_free, new_folder, resumable_folder
 from llmb.runs.record import now
 
 BYTES = {"fp32": 4, "bf16": 2}
 MOST_PROBLEMS = 20
-OnNote = Callable[[str], None]
+MOST_PROCESSES = 8
+CONTEXT_FILES = (
+    CONFIG,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""Files of a Hugging Face model beside its weights that a checkpoint keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRequest:
+    """``target`` is the new checkpoint, of ``model``, which ``workload`` trains."""
+
+    source: Path
+    target: Path
+    workload: str
+    model: Model
+    processes: int
+    largest_file_bytes: int = FILE_BYTES
+
+
+def default_processes() -> int:
+    """As many as this process has cores: converting is bound by copies in memory until the disk is."""
+    return min(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1, MOST_PROCESSES)
 
 
 def verify_saved(checkpoint: SavedCheckpoint, on_note: OnNote) -> None:
@@ -63,7 +99,9 @@ def export_checkpoint(
     checkpoint, target = read_checkpoint(path), target.absolute()
     model = checkpoint.record.model
     config_of(model, dtype)  # a model without a form there is rejected before any work
-    _check_target(target, model, BYTES[dtype])
+    check_converter()
+    check_free(target)
+    check_weights_space(model, BYTES[dtype], target)
     if verify:
         verify_saved(checkpoint, on_note)
     with new_folder(target) as folder:
@@ -77,21 +115,46 @@ def export_checkpoint(
         run_converter(job, on_progress, on_note)
 
 
-def import_checkpoint(
-    path: Path, target: Path, workload: str, model: Model, on_progress: OnProgress, on_note: OnNote
-) -> None:
-    """Makes the new checkpoint ``target``, of weights alone, from the Hugging Face model of ``model`` at ``path``.
+def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: OnNote) -> None:
+    """Makes a new checkpoint, of weights alone, from a Hugging Face model; resumes an import that was killed.
 
     Raises UsageError where the folder holds something else, EnvironmentProblem where there is no room.
     """
-    source, target = read_folder(path), target.absolute()
+    source, target, model = read_folder(request.source), request.target.absolute(), request.model
     check_config(source, model)
-    _check_target(target, model, BYTES["fp32"])
-    with new_folder(target) as folder:
-        job = ImportJob(source=str(source.path), files=source.files, folder=str(folder), model=model)
-        checksums = run_converter(job, on_progress, on_note)
-        record = imported_record(source, workload, model, folder, checksums)
+    check_converter()
+    with resumable_folder(target, has_finished_files) as folder:
+        job = ImportJob(
+            source=str(source.path),
+            files=source.files,
+            documents=tuple(name for name in (CONFIG, INDEX) if (source.path / name).is_file()),
+            folder=str(folder),
+            model=model,
+            largest_file_bytes=request.largest_file_bytes,
+            processes=request.processes,
+        )
+        imported = run_converter(job, on_progress, on_note)
+        assert imported, "an import that did not fail has a result"
+        context = copy_context(source.path, folder / CONTEXT)
+        record = imported_record(source, request, folder, imported, context)
         write_atomically(folder / RECORD, record.model_dump_json(indent=2) + "\n")
+        (folder / JOURNAL).unlink()
+
+
+def copy_context(source: Path, target: Path) -> dict[str, str]:
+    """Copies what is needed to tokenize, and to export again; the checksums of the files by name."""
+    target.mkdir(exist_ok=True)
+    for left in target.iterdir():  # by an import that was killed here
+        left.unlink()
+    found = [name for name in CONTEXT_FILES if (source / name).is_file()]
+    checksums = {}
+    for name in found:
+        with (source / name).open("rb") as read, ChecksumWriter(target / name) as written:
+            shutil.copyfileobj(read, written)
+            written.flush()
+            os.fsync(written.fileno())
+        checksums[name] = written.checksum
+    return checksums
 
 
 def check_config(source: HuggingFaceFolder, model: Model) -> None:
@@ -111,15 +174,21 @@ def _lines(items: Sequence[str]) -> str:
 
 
 def imported_record(
-    source: HuggingFaceFolder, workload: str, model: Model, folder: Path, checksums: Checksums
+    source: HuggingFaceFolder,
+    request: ImportRequest,
+    folder: Path,
+    imported: ImportedWeights,
+    context: Mapping[str, str],
 ) -> CheckpointRecord:
+    weights = {f"{WEIGHTS}/{name}": checksum for name, checksum in sorted(imported.checksums.items())}
+    checksums = weights | {f"{CONTEXT}/{name}": checksum for name, checksum in sorted(context.items())}
     return CheckpointRecord(
         llmb_version=__version__,
         saved_at=now(),
-        workload=workload,
-        size=model.size,
+        workload=request.workload,
+        size=request.model.size,
         dtype=None,
-        model=model,
+        model=request.model,
         layout=None,
         training=None,
         seed=None,
@@ -127,12 +196,7 @@ def imported_record(
         consumed_samples=0,
         optimizer_state=False,
         imported_from=Origin(format="huggingface", path=str(source.path), files=source.files),
-        files={f"{WEIGHTS}/{name}": (folder / WEIGHTS / name).stat().st_size for name in sorted(checksums)},
-        crc32={f"{WEIGHTS}/{name}": checksum for name, checksum in sorted(checksums.items())},
+        weights_dtypes=imported.dtypes,
+        files={name: (folder / name).stat().st_size for name in checksums},
+        crc32=checksums,
     )
-
-
-def _check_target(target: Path, model: Model, bytes_each: int) -> None:
-    check_converter()
-    check_free(target)
-    check_weights_space(model, bytes_each, target)

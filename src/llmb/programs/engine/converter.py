@@ -5,14 +5,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from importlib.util import find_spec
 from typing import IO
 
 from llmb.errors import EnvironmentProblem, RunFailed, UserInterrupt
 from llmb.processes.families import end_tree
 from llmb.processes.signals import Interrupted, signals_as_exceptions
-from llmb.runs.conversion import Checksums, ConverterMessage, ExportJob, ImportJob, OnProgress, error_from
+from llmb.runs.conversion import ConverterMessage, ExportJob, ImportedWeights, ImportJob, OnNote, OnProgress, error_from
 
 NEEDED = ("torch", "safetensors")
 LAST_LINES = 12
@@ -26,8 +25,8 @@ def check_converter() -> None:
         raise EnvironmentProblem(what, do="pip install 'llmb[engine]'")
 
 
-def run_converter(job: ExportJob | ImportJob, on_progress: OnProgress, on_note: Callable[[str], None]) -> Checksums:
-    """Returns when ``job`` is done, with the checksums of an imported checkpoint's files.
+def run_converter(job: ExportJob | ImportJob, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights | None:
+    """Returns when ``job`` is done, with what an import wrote.
 
     Raises the program's own error, RunFailed where it left none, or UserInterrupt.
     """
@@ -48,7 +47,8 @@ def run_converter(job: ExportJob | ImportJob, on_progress: OnProgress, on_note: 
             last = follow(process, on_progress, on_note)
         except Interrupted as signal:
             end_tree(process)
-            raise UserInterrupt(f"interrupted by {signal}; nothing was kept") from signal
+            left = "nothing was kept" if isinstance(job, ExportJob) else "the same command resumes"
+            raise UserInterrupt(f"interrupted by {signal}; {left}") from signal
         except BaseException:
             end_tree(process)
             raise
@@ -56,13 +56,11 @@ def run_converter(job: ExportJob | ImportJob, on_progress: OnProgress, on_note: 
             raise error_from(last.error)
         if process.returncode:
             raise _failure(process.returncode, talk)
-        return last.checksums or {}
+        return last.imported
 
 
-def follow(
-    process: "subprocess.Popen[bytes]", on_progress: OnProgress, on_note: Callable[[str], None]
-) -> ConverterMessage:
-    """Reads the program's output until it ends; its error, if it reports one, and its checksums."""
+def follow(process: "subprocess.Popen[bytes]", on_progress: OnProgress, on_note: OnNote) -> ConverterMessage:
+    """Reads the program's output until it ends; its error, if it reports one, or its result."""
     last = ConverterMessage()
     assert process.stdout is not None
     with process.stdout as lines:
@@ -72,7 +70,7 @@ def follow(
                 on_progress(*message.progress)
             if message.note:
                 on_note(message.note)
-            if message.error or message.checksums:
+            if message.error or message.imported:
                 last = message
     process.wait()
     return last
