@@ -27,7 +27,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.engine.loop import build_data, train
+from llmb.engine.data.build import build_data
+from llmb.engine.loop import train
 from llmb.engine.model.decoder import build_model
 from llmb.engine.model.initialize import initialize
 from llmb.engine.parallel.mesh import join_ranks
@@ -154,7 +155,7 @@ class BareLoop:
             weight_decay=training.weight_decay,
             fused=True,
         )
-        self.tokens, self.labels, _ = build_data(plan).micro_batch(range(recipe.layout.gbs))
+        self.tokens, self.labels, *_ = build_data(plan).micro_batch(range(recipe.layout.gbs))
 
     def step(self) -> None:
         self.model(self.tokens, self.labels).backward()

@@ -25,8 +25,10 @@ import torch
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype
 from llmb.catalogue.resolve import Request, resolve
+from llmb.engine.data.build import build_data
+from llmb.engine.data.steps import rank_data
 from llmb.engine.device import exact_fp32
-from llmb.engine.loop import build_data, build_passes, do_step, prepare_stages
+from llmb.engine.loop import build_passes, do_step, prepare_stages
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks, arrange, join_ranks
 from llmb.runs.choices import Choices
@@ -124,8 +126,9 @@ def steps_of(plan: EnginePlan, joined: Ranks) -> Callable[[int], object]:
     ranks = arrange(joined.rank, joined.device, plan.recipe.layout, plan.parallelism.replicas(plan.recipe.layout))
     stages = prepare_stages(plan, ranks)
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
-    passes, data = build_passes(stages, plan, ranks), build_data(plan)
-    return lambda number: do_step(number, plan, passes, optimizers, data, ranks)
+    passes = build_passes(stages, plan, ranks)
+    source = rank_data(build_data(plan), plan, ranks, varlen=False)
+    return lambda number: do_step(number, plan, passes, optimizers, source, ranks)
 
 
 def seconds(step: Callable[[int], object], number: int) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from layout_values import spread
 
-from llmb.engine.loop import build_data
+from llmb.engine.data.build import build_data
 from llmb.engine.model.decoder import build_model
 from llmb.engine.model.initialize import initialize
 from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate, set_learning_rate
@@ -28,8 +28,8 @@ def train(plan: EnginePlan) -> dict[str, object]:
     optimizer, data, gbs = build_optimizer(model, training), build_data(plan), plan.recipe.layout.gbs
     losses, norms = [], []
     for number in range(plan.steps):
-        tokens, labels, starts = data.micro_batch(range(number * gbs, (number + 1) * gbs))
-        loss = model(tokens, labels, starts=starts)
+        batch = data.micro_batch(range(number * gbs, (number + 1) * gbs))
+        loss = model(batch.tokens, batch.labels, starts=batch.starts)
         loss.backward()
         gradients = gradients or {name: item.grad.clone() for name, item in model.named_parameters()}
         losses.append(loss.item())

@@ -19,8 +19,11 @@ from layout_values import error, mean_loss, spread, whole
 from torch import Tensor
 
 from llmb.engine import transformations
+from llmb.engine.attention_backend import varlen_problem
 from llmb.engine.compile import apply_compile
-from llmb.engine.loop import add_gradients, build_data, build_passes, prepare_stages, update
+from llmb.engine.data.build import build_data
+from llmb.engine.data.steps import rank_data
+from llmb.engine.loop import add_gradients, build_passes, prepare_stages, update
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.gloo import gloo_backend
@@ -38,10 +41,11 @@ def compare(plan: EnginePlan, ranks: Ranks, expected: dict[str, Any]) -> dict[st
         if stage.lm_head is not None:
             stage.lm_head.smallest_bytes = 0  # cuts logits into pieces, as large ones are
     found = differences("value", stages, expected["values"])
-    passes, data = build_passes(stages, plan, ranks), build_data(plan)
+    passes = build_passes(stages, plan, ranks)
+    source = rank_data(build_data(plan), plan, ranks, varlen=varlen_problem(plan) is None)
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     for number in range(plan.steps):
-        loss = add_gradients(passes, plan, data, number, ranks)
+        loss = add_gradients(passes, plan, source.step(number), number, ranks)
         assert (loss is None) == (stages[-1].lm_head is None)
         if number == 0:
             found |= differences("gradient", stages, expected["gradients"])

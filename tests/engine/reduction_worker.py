@@ -18,8 +18,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
-from llmb.engine.data.synthetic import micro_batches
-from llmb.engine.loop import build_data, build_passes, mean_count, prepare_stages
+from llmb.engine.data.batches import rank_samples
+from llmb.engine.data.build import build_data
+from llmb.engine.data.steps import rank_data
+from llmb.engine.loop import add_gradients, build_passes, prepare_stages
 from llmb.engine.model.decoder import build_model
 from llmb.engine.model.initialize import initialize
 from llmb.engine.parallel.gloo import gloo_backend
@@ -38,8 +40,9 @@ def summed(plan: EnginePlan) -> dict[str, Tensor]:
     model.to(torch.bfloat16)
     sums = {name: torch.zeros(parameter.shape, dtype=torch.float64) for name, parameter in model.named_parameters()}
     for rank in range(layout.dp):
-        for tokens, labels, _ in micro_batches(data, layout, 0, rank, CPU):
-            loss = model(tokens, labels)
+        for numbers in rank_samples(layout, 0, rank):
+            batch = data.micro_batch(numbers)
+            loss = model(batch.tokens, batch.labels)
             # As the engine scales it: pipeline schedules divide at the end, all else at the loss.
             (loss if layout.pp > 1 else loss / layout.ga).backward()
             for name, parameter in model.named_parameters():
@@ -49,12 +52,11 @@ def summed(plan: EnginePlan) -> dict[str, Tensor]:
 
 
 def compare(plan: EnginePlan, ranks: Ranks) -> dict[str, object]:
-    data = build_data(plan)
+    source = rank_data(build_data(plan), plan, ranks, varlen=False)
     stages = prepare_stages(plan, ranks)
     passes = build_passes(stages, plan, ranks)
-    count = mean_count(data, plan.recipe.layout, 0, ranks)
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        passes.add_gradients(micro_batches(data, plan.recipe.layout, 0, ranks.dp_rank, CPU), count)
+        add_gradients(passes, plan, source.step(0), 0, ranks)
     calls = {event.key: event.count for event in profiled.key_averages()}
     expected = summed(plan)
     worst, all_bf16 = 0.0, True

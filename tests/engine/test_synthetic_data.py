@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from llmb.catalogue.records import Layout
-from llmb.engine.data.synthetic import SyntheticData, micro_batches
-
-CPU = torch.device("cpu")
+from llmb.engine.data.batches import rank_samples
+from llmb.engine.data.synthetic import SyntheticData
 
 
 def data(seed: int = 1, distribution: str = "uniform") -> SyntheticData:
@@ -22,16 +21,15 @@ def test_a_step_sees_its_own_samples_whatever_the_layout(gpus: int, mbs: int) ->
     seen = [
         row
         for rank in range(gpus)
-        for batch in micro_batches(source, layout, 3 * 16, rank, CPU)
-        for row in batch.tokens
+        for numbers in rank_samples(layout, 3 * 16, rank)
+        for row in source.micro_batch(numbers).tokens
     ]
     expected = [source.sample(number)[:-1] for number in range(3 * 16, 4 * 16)]
     assert sorted(row.tolist() for row in seen) == sorted(row.tolist() for row in expected)
 
 
 def test_labels_are_the_tokens_shifted_by_one() -> None:
-    layout = Layout(gpus=1, mbs=2, gbs=2, seq_len=32, layers=1)
-    ((tokens, labels, starts),) = micro_batches(data(), layout, 0, 0, CPU)
+    tokens, labels, starts, *_ = data().micro_batch(range(2))
     assert starts is None
     assert tokens.shape == labels.shape == (2, 32)
     assert torch.equal(tokens[:, 1:], labels[:, :-1])

@@ -13,8 +13,10 @@ import torch.distributed as dist
 
 from llmb.engine import device, loop
 from llmb.engine.data.batches import MicroBatch, on_device
+from llmb.engine.data.build import build_data
+from llmb.engine.data.steps import Figures, StepData, rank_data
 from llmb.engine.expert_load import ExpertLoadCounter
-from llmb.engine.loop import build_data, build_passes, do_step, prepare_stages
+from llmb.engine.loop import build_passes, do_step, prepare_stages
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks, arrange
 from llmb.engine.precision.apply import CAPABILITY
@@ -27,6 +29,7 @@ from llmb.runs.plan import Plan
 from llmb.runs.profiling import Profiling
 from llmb.runs.steps import read_steps
 
+DATA = StepData(Figures(1024, 1024, 0, 0), [])
 MakePlan = Callable[..., Plan]
 GPU = torch.device("cuda", 0)
 WRITING_S = 1.0
@@ -54,7 +57,7 @@ def reader_of(plan: Plan, ranks: Ranks, *, queues: bool) -> StepReader:
 
 def do(reader: StepReader, number: int, loss: float, norm: float = 1.0) -> None:
     reader.begin(number, saving=number == 1)
-    reader.end(torch.tensor(loss, dtype=torch.float64), torch.tensor(norm, dtype=torch.float64))
+    reader.end(torch.tensor(loss, dtype=torch.float64), torch.tensor(norm, dtype=torch.float64), DATA)
 
 
 def read(reader: StepReader, *, all_steps: bool) -> list[int]:
@@ -211,14 +214,15 @@ def test_on_a_gpu_the_host_never_waits_within_a_step(
     ranks = ranks_of(plan, GPU)
     stages = prepare_stages(plan, ranks)
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
-    passes, data = build_passes(stages, plan, ranks), build_data(plan)
+    passes = build_passes(stages, plan, ranks)
+    source = rank_data(build_data(plan), plan, ranks, varlen=False)
     reader = StepReader(plan, ranks, ExpertLoadCounter(stages, ranks))
     losses = []
     for number in range(4):
         # The first step makes what is kept, such as the optimizer's state.
         torch.cuda.set_sync_debug_mode("error" if number else "default")
         reader.begin(number, saving=False)
-        reader.end(*do_step(number, plan, passes, optimizers, data, ranks), fp8_counts(plan, stages, ranks))
+        reader.end(*do_step(number, plan, passes, optimizers, source, ranks), fp8_counts(plan, stages, ranks))
         torch.cuda.set_sync_debug_mode("default")
         losses += [step.loss for step, _ in reader.read(all_steps=number == 3)]
     assert len(losses) == 4

@@ -23,7 +23,9 @@ from llmb.engine.attention_backend import attention_kernel, choose_attention
 from llmb.engine.checkpoint.load import load_checkpoint
 from llmb.engine.checkpoint.save import Saver
 from llmb.engine.compile import apply_compile
-from llmb.engine.loop import add_gradients, build_data, build_passes, prepare_stages, update
+from llmb.engine.data.build import build_data
+from llmb.engine.data.steps import RankData, rank_data
+from llmb.engine.loop import add_gradients, build_passes, prepare_stages, update
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.gloo import gloo_backend
@@ -36,12 +38,15 @@ from llmb.runs.plan import EnginePlan
 
 def train(plan: EnginePlan, ranks: Ranks, folder: Path) -> dict[str, Any]:
     stages = prepare_stages(plan, ranks)
-    with attention_kernel(choose_attention(stages, plan, ranks).backend):
-        return train_stages(stages, plan, ranks, folder)
+    backend = choose_attention(stages, plan, ranks).backend
+    source = rank_data(build_data(plan), plan, ranks, varlen=backend == "varlen")
+    with attention_kernel(backend):
+        return train_stages(stages, source, ranks, folder)
 
 
-def train_stages(stages: list[Decoder], plan: EnginePlan, ranks: Ranks, folder: Path) -> dict[str, Any]:
-    passes, data = build_passes(stages, plan, ranks), build_data(plan)
+def train_stages(stages: list[Decoder], source: RankData, ranks: Ranks, folder: Path) -> dict[str, Any]:
+    plan = source.plan
+    passes = build_passes(stages, plan, ranks)
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     if plan.start:
         load_checkpoint(Path(plan.start.path), stages, optimizers, ranks)
@@ -50,7 +55,7 @@ def train_stages(stages: list[Decoder], plan: EnginePlan, ranks: Ranks, folder: 
     gradients: dict[str, torch.Tensor] = {}
     losses, norms, counts = [], [], []
     for number in range(plan.first_step, plan.last_step + 1):
-        losses.append(mean_loss(add_gradients(passes, plan, data, number, ranks)))
+        losses.append(mean_loss(add_gradients(passes, plan, source.step(number), number, ranks)))
         named = [item for stage in stages for item in stage.named_parameters()]
         if number in (plan.first_step, plan.last_step):
             last = {name: whole(parameter.grad).clone() for name, parameter in named}

@@ -19,10 +19,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from llmb.engine.data.batches import moved
+from llmb.engine.data.build import build_data
 from llmb.engine.device import Moment, synchronize
-from llmb.engine.model.attention import CausalAttention, Masks, document_masks
+from llmb.engine.model.attention import CausalAttention, Documents, document_masks
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.parallel.context_parallel import rank_positions
+from llmb.engine.model.documents import document_segments
+from llmb.engine.parallel.context_parallel import rank_positions, rank_ranges
 from llmb.engine.parallel.data_parallel import compute_dtype
 from llmb.engine.parallel.mesh import Ranks
 from llmb.runs.attention import AttentionBackend, AttentionReport, Trial, problem_text, select, try_backends
@@ -30,6 +33,7 @@ from llmb.runs.plan import EnginePlan
 
 KERNELS: Mapping[AttentionBackend, SDPBackend] = MappingProxyType(
     {
+        "varlen": SDPBackend.FLASH_ATTENTION,
         "flash": SDPBackend.FLASH_ATTENTION,
         "cudnn": SDPBackend.CUDNN_ATTENTION,
         "efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -59,7 +63,9 @@ def choose_attention(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) 
     cores = attention_cores(stages)
     shared: list[Any] = [None]
     if ranks.is_first:
-        shared = [try_backends(plan.attention_backend, plan.device, partial(attempt, cores, plan, ranks))]
+        attempted = partial(attempt, cores, plan, ranks)
+        packed = first_documents(plan) is not None
+        shared = [try_backends(plan.attention_backend, plan.device, attempted, packed=packed)]
         forget_memory(ranks.device)
     dist.broadcast_object_list(shared, src=0, device=ranks.device)
     report = select(plan.attention_backend, shared[0])
@@ -76,6 +82,8 @@ def attempt(
     cores: Sequence[CausalAttention], plan: EnginePlan, ranks: Ranks, backend: AttentionBackend, timed: bool
 ) -> Trial:
     """Tries ``backend`` with grouped heads and, if that is unsupported, with repeated ones."""
+    if backend == "varlen" and (problem := varlen_problem(plan)):
+        return Trial(backend=backend, problem=problem)
     model = plan.recipe.model
     trial = attempt_heads(cores, plan, ranks, backend, timed=timed, repeats_heads=False)
     if trial.problem is None or model.attention_heads == model.kv_heads:
@@ -102,7 +110,7 @@ def attempt_heads(
             for kind, core in kinds.items():
                 core.repeats_heads = repeats_heads
                 with attention_kernel(backend):
-                    once = passes(core, *inputs(plan, ranks))
+                    once = passes(core, *inputs(plan, ranks, varlen=backend == "varlen"))
                     once()
                     milliseconds += layers[kind] * (pass_milliseconds(once, ranks.device) if timed else 0.0)
             synchronize(ranks.device)
@@ -112,8 +120,24 @@ def attempt_heads(
     return Trial(backend=backend, repeats_heads=repeats_heads, milliseconds=milliseconds if timed else None)
 
 
-def inputs(plan: EnginePlan, ranks: Ranks) -> tuple[tuple[Tensor, Tensor, Tensor], Masks | None]:
-    """Query, key and value as a layer gets them for one micro-batch, and masks if sequences are packed."""
+def varlen_problem(plan: EnginePlan) -> str | None:
+    """Why documents cannot be computed without masks, whatever their lengths; None if they can."""
+    if first_documents(plan) is None:
+        return "sequences are not packed from documents"
+    if plan.device == "cpu" and plan.compiled:
+        return "on a CPU, blocks would be compiled for the documents of each step"
+    return None
+
+
+def first_documents(plan: EnginePlan) -> Tensor | None:
+    """Where the documents of the first micro-batch begin, [MBS, seq], on the host; None if sequences are not packed."""
+    return build_data(plan).micro_batch(range(plan.recipe.layout.mbs)).starts
+
+
+def inputs(
+    plan: EnginePlan, ranks: Ranks, *, varlen: bool = False
+) -> tuple[tuple[Tensor, Tensor, Tensor], Documents | None]:
+    """Query, key and value as a layer gets them for one micro-batch, and its documents if sequences are packed."""
     model, layout, device = plan.recipe.model, plan.recipe.layout, ranks.device
     generator = torch.Generator(device).manual_seed(plan.seed)
 
@@ -124,17 +148,20 @@ def inputs(plan: EnginePlan, ranks: Ranks) -> tuple[tuple[Tensor, Tensor, Tensor
 
     query = heads(layout.seq_len // layout.cp, model.attention_heads)
     key, value = (heads(layout.seq_len, model.kv_heads) for _ in range(2))
-    document_tokens = plan.recipe.training.document_tokens
-    if document_tokens is None:
+    starts = first_documents(plan)
+    if starts is None:
         return (query, key, value), None
+    if varlen:
+        segments = document_segments(model, starts, rank_ranges(layout.seq_len, ranks.cp_rank, layout.cp))
+        return (query, key, value), moved(segments, device)
     places = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, device)
-    positions = (places % document_tokens).expand(layout.mbs, -1)
+    positions = places - starts.to(device)[:, places]
     return (query, key, value), document_masks(model, places, positions, layout.seq_len)
 
 
-def passes(core: nn.Module, heads: tuple[Tensor, Tensor, Tensor], masks: Masks | None) -> Pass:
+def passes(core: nn.Module, heads: tuple[Tensor, Tensor, Tensor], documents: Documents | None) -> Pass:
     gradient = torch.ones_like(heads[0])
-    return lambda: torch.autograd.grad(core(*heads, masks), heads, gradient)
+    return lambda: torch.autograd.grad(core(*heads, documents), heads, gradient)
 
 
 def pass_milliseconds(once: Pass, device: torch.device) -> float:

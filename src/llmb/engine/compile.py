@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles a model block by block."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from llmb.engine.data.batches import MicroBatch
 from llmb.engine.model.decoder import Decoder, MoEBlock
 from llmb.engine.model.softmax import Softmax
 
@@ -31,3 +32,14 @@ def apply_compile(model: Decoder, backend: str | Callable[..., Any] = "inductor"
 
 def compile_method(module: nn.Module, name: str, backend: str | Callable[..., Any], *, rows_vary: bool = False) -> None:
     setattr(module, name, torch.compile(getattr(module, name), dynamic=rows_vary, backend=backend))
+
+
+def with_varying_segments(batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
+    """The same micro-batches; their segments, whose number differs, do not make blocks compile again."""
+    for batch in batches:
+        if batch.segments is not None:
+            for part in {*batch.segments.document, *batch.segments.chunk}:
+                for tensor in part:
+                    if tensor is not None:
+                        torch._dynamo.mark_dynamic(tensor, 0)
+        yield batch

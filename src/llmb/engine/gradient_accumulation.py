@@ -40,10 +40,17 @@ class Accumulation:
         (model,), ga = self.stages, self.layout.ga
         # fp64: in fp32 the last digit of the mean would depend on the order of the losses.
         total = torch.zeros((), device=self.positions.device, dtype=torch.float64)
-        for index, (tokens, labels, starts) in enumerate(batches):
+        for index, batch in enumerate(batches):
             accumulate(model, last=index == ga - 1, keep_whole=self.keep_whole)
             # Divided here, not afterwards, which would round bf16 gradients once more.
-            loss = model(tokens[:, self.positions], labels[:, self.positions], self.positions, starts, count * ga)
+            loss = model(
+                batch.tokens[:, self.positions],
+                batch.labels[:, self.positions],
+                self.positions,
+                batch.starts,
+                count * ga,
+                batch.segments,
+            )
             loss.backward()
             total += loss.detach()
         return total

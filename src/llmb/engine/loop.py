@@ -15,7 +15,11 @@ from llmb.engine.attention_backend import attention_kernel, choose_attention
 from llmb.engine.checkpoint.load import load_checkpoint
 from llmb.engine.checkpoint.save import Saver
 from llmb.engine.checkpoint.verify import verify_checkpoint
-from llmb.engine.data.synthetic import SyntheticData, micro_batches, rank_samples
+from llmb.engine.compile import with_varying_segments
+from llmb.engine.data.batches import on_device
+from llmb.engine.data.build import build_data
+from llmb.engine.data.check import check_dataset
+from llmb.engine.data.steps import Loader, StepData, StepSource, rank_data
 from llmb.engine.device import Memory, exact_fp32
 from llmb.engine.environment import describe_environment
 from llmb.engine.expert_load import ExpertLoadCounter
@@ -53,6 +57,7 @@ STEPS_BETWEEN_COLLECTIONS = 100
 def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress) -> None:
     """Trains ``plan.steps`` steps, or up to the first loss or gradient that is not finite."""
     exact_fp32()
+    check_dataset(plan, ranks)
     environment = describe_environment(ranks)
     record_environment(folder, ranks, environment)
     reproducible(plan.seed)
@@ -63,7 +68,7 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
     record_environment(folder, ranks, chosen)
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     passes = build_passes(stages, plan, ranks)
-    data = build_data(plan)
+    source = rank_data(build_data(plan), plan, ranks, varlen=attention.backend == "varlen")
     if plan.start:
         start = plan.start
         verified = verify_checkpoint(
@@ -78,12 +83,14 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
     profiler = StepProfiler(plan, folder, ranks, progress)
     with ExitStack() as stack:
         stack.enter_context(attention_kernel(attention.backend))
+        loader = stack.enter_context(Loader(source, plan.first_step, plan.last_step))
         reporter = stack.enter_context(Reporter(folder, plan)) if ranks.is_first else None
         for number in range(plan.first_step, plan.last_step + 1):
             collect_garbage(number)
             with profiler.step(number):
                 reader.begin(number, saving=saver.busy)
-                reader.end(*do_step(number, plan, passes, optimizers, data, ranks), fp8_counts(plan, stages, ranks))
+                done = do_step(number, plan, passes, optimizers, loader, ranks)
+                reader.end(*done, fp8_counts(plan, stages, ranks))
                 known = list(reader.read(all_steps=pauses_after(plan, number)))
             spoiled = report_sound(known, reporter)
             progress.enter("checkpoint", number)
@@ -131,34 +138,26 @@ def build_passes(stages: list[Decoder], plan: EnginePlan, ranks: Ranks) -> Passe
     return Pipeline(stages, layout, plan.parallelism, positions, compute_dtype(plan.recipe.dtype), ranks)
 
 
-def build_data(plan: EnginePlan) -> SyntheticData:
-    training = plan.recipe.training
-    return SyntheticData(
-        vocab_size=plan.recipe.model.vocab_size,
-        seq_len=plan.recipe.layout.seq_len,
-        seed=plan.seed,
-        distribution=training.data,
-        document_tokens=training.document_tokens,
-    )
+def mean_count(own: int, layout: Layout, ranks: Ranks) -> Tensor:
+    """Average number of counted labels per micro-batch and rank in a step; see ``Passes.add_gradients``.
 
-
-def mean_count(data: SyntheticData, layout: Layout, first_sample: int, ranks: Ranks) -> Tensor | float:
-    """Average number of counted labels per micro-batch and rank in a step; see ``Passes.add_gradients``."""
-    if data.document_tokens is None:
-        return layout.mbs * layout.seq_len / layout.cp
-    own = sum(data.counted_labels(n) for numbers in rank_samples(layout, first_sample, ranks.dp_rank) for n in numbers)
+    own: those of this rank's micro-batches.
+    """
     # Created on the device, and kept there: a copy from or to the host would wait for all queued work.
     count = torch.full((), own, dtype=torch.float64, device=ranks.device)
     dist.all_reduce(count, group=ranks.mesh.get_group("dp"))
     return (count / (layout.ga * layout.dp * layout.cp)).float()
 
 
-def add_gradients(passes: Passes, plan: EnginePlan, data: SyntheticData, number: int, ranks: Ranks) -> Tensor | None:
+def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int, ranks: Ranks) -> Tensor | None:
     """Accumulates the gradients of a step's micro-batches; returns this rank's mean loss, if it has one."""
-    layout, first_sample = plan.recipe.layout, plan.samples_before(number)
-    count = mean_count(data, layout, first_sample, ranks)
+    layout = plan.recipe.layout
+    count: Tensor | float = layout.mbs * layout.seq_len / layout.cp
+    if data.batches[0].starts is not None:
+        count = mean_count(data.figures.counted_labels, layout, ranks)
+    batches = on_device(data.batches, ranks.device)
     with fp8_step(passes.stages, number):
-        return passes.add_gradients(micro_batches(data, layout, first_sample, ranks.dp_rank, ranks.device), count)
+        return passes.add_gradients(with_varying_segments(batches) if plan.compiled else batches, count)
 
 
 def update(stages: Sequence[Decoder], optimizers: Sequence[FusedAdamW], training: Training, number: int) -> Tensor:
@@ -173,11 +172,12 @@ def update(stages: Sequence[Decoder], optimizers: Sequence[FusedAdamW], training
 
 
 def do_step(
-    number: int, plan: EnginePlan, passes: Passes, optimizers: Sequence[FusedAdamW], data: SyntheticData, ranks: Ranks
-) -> tuple[Tensor | None, Tensor]:
-    """This rank's loss, if it has one, and the gradient norm. Does not wait for the device."""
+    number: int, plan: EnginePlan, passes: Passes, optimizers: Sequence[FusedAdamW], source: StepSource, ranks: Ranks
+) -> tuple[Tensor | None, Tensor, StepData]:
+    """This rank's loss, if it has one, the gradient norm, and the data. Does not wait for the device."""
+    data = source.step(number)
     loss = add_gradients(passes, plan, data, number, ranks)
-    return loss, update(passes.stages, optimizers, plan.recipe.training, number)
+    return loss, update(passes.stages, optimizers, plan.recipe.training, number), data
 
 
 def report_sound(known: Sequence[tuple[Step, Memory]], reporter: Reporter | None) -> bool:

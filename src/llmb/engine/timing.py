@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from llmb.engine.data.steps import Figures, StepData
 from llmb.engine.device import Memory, Moment, memory
 from llmb.engine.expert_load import ExpertLoadCounter
 from llmb.engine.optimizer import learning_rate
@@ -38,6 +39,8 @@ class PendingStep:
     has_loss: bool
     values: Tensor
     memory: Memory
+    figures: Figures
+    wait_s: float
 
 
 class StepReader:
@@ -57,14 +60,17 @@ class StepReader:
         self.number, self.saving = number, saving
         self.began = self.pending[-1].ended if self.pending else Moment(self.ranks.device)
 
-    def end(self, loss: Tensor | None, norm: Tensor, fp8: Tensor | None = None) -> None:
+    def end(self, loss: Tensor | None, norm: Tensor, data: StepData, fp8: Tensor | None = None) -> None:
         """Called when all of the step is queued: this rank's loss, if any, the norm, 0-d fp64, and FP8 counts, [2]."""
         load = self.load.of_step()
         parts = [torch.zeros_like(norm) if loss is None else loss, norm]
         parts += [value for values in (load, fp8) if values is not None for value in values]
         values = torch.stack(parts).to("cpu", non_blocking=True)
         ended, used = Moment(self.ranks.device), memory(self.ranks.device)
-        self.pending.append(PendingStep(self.number, self.saving, self.began, ended, loss is not None, values, used))
+        of_data = (data.figures, data.wait_s)
+        self.pending.append(
+            PendingStep(self.number, self.saving, self.began, ended, loss is not None, values, used, *of_data)
+        )
 
     def read(self, *, all_steps: bool) -> Iterator[tuple[Step, Memory]]:
         """The steps to read now, with this rank's memory: ``all_steps``, or those that need no waiting."""
@@ -79,9 +85,11 @@ class StepReader:
         loss, norm, *others = pending.values.tolist()
         load, fp8 = (others[:-2], others[-2:]) if self.plan.fp8_recipe else (others, None)
         own_s = pending.ended.seconds_since(pending.began)
-        mine = [float(pending.has_loss), loss, norm, own_s, float(pending.memory.peak_bytes)]
-        with_loss, losses, norms, times, peaks = self._exchange(mine)
+        mine = [float(pending.has_loss), loss, norm, own_s, float(pending.memory.peak_bytes), pending.wait_s]
+        with_loss, losses, norms, times, peaks, waits, *sums = self._exchange([*mine, *map(float, pending.figures)])
         recipe = self.plan.recipe
+        # Ranks that have the same samples have the same figures.
+        tokens, labels, squares, chunked = (int(sum(each)) * recipe.layout.dp // self.ranks.world_size for each in sums)
         return Step(
             step=pending.number,
             # Without a queue, the exchange is part of the step: nothing overlaps it.
@@ -89,7 +97,12 @@ class StepReader:
             loss=sum(losses) / sum(with_loss),
             grad_norm=norms[0],
             lr=learning_rate(recipe.training, pending.number),
-            tokens=recipe.layout.gbs * recipe.layout.seq_len,
+            tokens=tokens,
+            padded_tokens=recipe.layout.gbs * recipe.layout.seq_len,
+            counted_labels=labels,
+            sum_of_squares=squares or None,
+            chunked_sum_of_squares=chunked if chunked != squares else None,
+            data_wait_s=max(waits),
             peak_memory_bytes=int(max(peaks)),
             peak_memory_rank=peaks.index(max(peaks)),
             rank_step_time_s_min=min(times),

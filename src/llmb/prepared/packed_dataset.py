@@ -71,6 +71,12 @@ class PackedDataset(Record):
     crc32: dict[str, str]
 
     @property
+    def identity(self) -> str:
+        """Name and contents, for people."""
+        crc32 = self.crc32.get(TOKENS, "unknown")
+        return f"{self.name} {self.split}, packed to {self.seq_len}, tokenizer {self.tokenizer.name}, CRC-32 {crc32}"
+
+    @property
     def places_per_pack(self) -> float:
         return self.places / self.packs
 

@@ -8,13 +8,15 @@ from llmb.catalogue.records import Record
 from llmb.errors import UsageError
 from llmb.runs.device import Device
 
-AttentionBackend = Literal["flash", "cudnn", "efficient", "math"]
-AttentionChoice = Literal["auto", "flash", "cudnn", "efficient", "math"]
+AttentionBackend = Literal["varlen", "flash", "cudnn", "efficient", "math"]
+AttentionChoice = Literal["auto", "varlen", "flash", "cudnn", "efficient", "math"]
 BACKENDS: dict[Device, tuple[AttentionBackend, ...]] = {
-    "cpu": ("flash", "math"),
-    "cuda": ("flash", "cudnn", "efficient", "math"),
+    "cpu": ("varlen", "flash", "math"),
+    "cuda": ("varlen", "flash", "cudnn", "efficient", "math"),
 }
-"""The backends of each device. ``math`` is the last resort: it keeps the scores of all pairs of tokens."""
+"""The backends of each device. ``varlen`` is flash attention of documents of variable length, for packed sequences
+only; the others mask pairs of tokens of different documents. ``math`` is the last resort: it keeps the scores of all
+pairs of tokens."""
 
 
 class Trial(Record):
@@ -48,16 +50,20 @@ def choice_problem(choice: AttentionChoice, device: Device) -> str | None:
 
 
 def try_backends(
-    choice: AttentionChoice, device: Device, attempt: Callable[[AttentionBackend, bool], Trial]
+    choice: AttentionChoice, device: Device, attempt: Callable[[AttentionBackend, bool], Trial], *, packed: bool = False
 ) -> list[Trial]:
     """Tries the candidate backends. ``attempt`` tries one, and times it if its second argument is true.
 
-    ``auto`` times all fused backends of a GPU. A CPU has only one, which keeps no scores, so nothing is timed.
+    ``auto`` times all fused backends of a GPU. A CPU takes the first that it can use, so that a run can be reproduced.
     """
     if choice != "auto":
         return [attempt(choice, False)]
-    *fused, last = BACKENDS[device]
-    trials = [attempt(backend, device == "cuda") for backend in fused]
+    *fused, last = [backend for backend in BACKENDS[device] if packed or backend != "varlen"]
+    trials: list[Trial] = []
+    for backend in fused:
+        trials.append(attempt(backend, device == "cuda"))
+        if device == "cpu" and able(trials):
+            break
     return trials if able(trials) else [*trials, attempt(last, False)]
 
 
@@ -90,6 +96,8 @@ def able(trials: Sequence[Trial]) -> list[Trial]:
 def _why(choice: AttentionChoice, best: Trial, usable: int) -> str:
     if choice != "auto":
         return "chosen"
+    if best.milliseconds is None and best.backend == "varlen":
+        return "it leaves out pairs of tokens of different documents"
     if best.milliseconds is None:
         return "the only one that computes this run's attention" if best.backend == "math" else "the only fused one"
     return f"the fastest of {usable} that were timed" if usable > 1 else "the only fused one that can be used"

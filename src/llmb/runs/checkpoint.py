@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from llmb.catalogue.records import Dtype, Layout, Model, Record, RecordedModel, Training
 from llmb.errors import UsageError
+from llmb.prepared.packed_dataset import PackedDataset
 from llmb.runs.foreign_checkpoint import describe_folder
 
 RECORD = "checkpoint.json"
@@ -62,6 +63,8 @@ class CheckpointRecord(Record):
     imported_from: Origin | None = None
     weights_dtypes: tuple[StoredDtype, ...] = ("fp32",)
     """Every dtype that weights are stored in; they are loaded in fp32 all the same."""
+    dataset: PackedDataset | None = None
+    """What it was trained on; None for synthetic tokens."""
     files: dict[str, int]
     crc32: dict[str, str] | None = None
     """Checksum of each file; None in checkpoints of version 0.1."""
@@ -128,6 +131,17 @@ def model_differences(ours: Model, theirs: Model) -> Iterator[str]:
     for name, value in mine.items():
         if value != other[name]:
             yield f"{name} is {other[name]} in the checkpoint and {value} in this run"
+
+
+def dataset_problem(ours: PackedDataset | None, theirs: PackedDataset | None) -> str | None:
+    """Why a run on ``ours`` cannot resume from a checkpoint that was trained on ``theirs``; None if it can.
+
+    The samples that the checkpoint consumed are counted in its own data.
+    """
+    if (ours and ours.crc32) == (theirs and theirs.crc32):
+        return None
+    ours_text, theirs_text = (data.identity if data else "synthetic tokens" for data in (ours, theirs))
+    return f"the checkpoint was trained on {theirs_text}, and this run trains on {ours_text}"
 
 
 def read_checkpoint_record(path: Path) -> CheckpointRecord:

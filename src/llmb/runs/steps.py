@@ -46,6 +46,7 @@ class Step:
     grad_norm: float
     lr: float
     tokens: int
+    """Places that documents take; all places if a sequence is one document."""
     peak_memory_bytes: int
     peak_memory_rank: int
     rank_step_time_s_min: float
@@ -61,6 +62,16 @@ class Step:
     """None for a model without experts."""
     fp8: Fp8Counts | None = None
     """None for a run that does not use FP8."""
+    padded_tokens: int | None = None
+    """Places of all sequences. This and what follows is None in steps of version 0.1."""
+    counted_labels: int | None = None
+    """Labels that the loss is the mean of."""
+    sum_of_squares: int | None = None
+    """Sum of the squared lengths of all documents; also None if a sequence is one document."""
+    chunked_sum_of_squares: int | None = None
+    """The same for documents split at the model's attention chunks; also None if no document is longer than one."""
+    data_wait_s: float | None = None
+    """How long the step waited for its data, on the rank that waited longest."""
 
     @property
     def finite(self) -> bool:

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from llmb.engine.checkpoint.load import load_checkpoint
-from llmb.engine.data.synthetic import SyntheticData
+from llmb.engine.data.build import build_data
+from llmb.engine.data.steps import rank_data
 from llmb.engine.expert_load import ExpertLoadCounter
 from llmb.engine.loop import build_passes, do_step, prepare_stages
 from llmb.engine.optimizer import build_optimizer
@@ -23,7 +24,7 @@ ranks = join_ranks(plans[0])
 losses = []
 for plan in plans:
     recipe = plan.recipe
-    data = SyntheticData(recipe.model.vocab_size, recipe.layout.seq_len, plan.seed, recipe.training.data)
+    source = rank_data(build_data(plan), plan, ranks, varlen=False)
     stages = prepare_stages(plan, ranks)
     optimizers = [build_optimizer(stage, recipe.training) for stage in stages]
     load_checkpoint(Path(plan.start.path), stages, optimizers, ranks)
@@ -32,7 +33,7 @@ for plan in plans:
     reader = StepReader(plan, ranks, ExpertLoadCounter(stages, ranks))
     for number in numbers:
         reader.begin(number, saving=False)
-        reader.end(*do_step(number, plan, passes, optimizers, data, ranks))
+        reader.end(*do_step(number, plan, passes, optimizers, source, ranks))
     losses.append([step.loss for step, _ in reader.read(all_steps=True)])
 if ranks.is_first:
     Path(sys.argv[2]).write_text(json.dumps(losses))

@@ -3,14 +3,13 @@
 
 import os
 import time
-from typing import Any
 
 import torch.distributed as dist
 
-from llmb.engine import loop
+from llmb.engine.data.steps import Loader, StepData
 from llmb.engine.worker import main
 
-usual = loop.micro_batches
+usual = Loader.step
 
 
 def sleep() -> None:
@@ -29,13 +28,13 @@ IN_STEP = {"sleep": sleep, "fail": fail, "leave": leave}
 ODD = os.environ["ODD"]
 
 
-def odd_micro_batches(data: Any, layout: Any, first_sample: int, *others: Any) -> Any:
-    if ODD in IN_STEP and first_sample == 3 * layout.gbs and os.environ["RANK"] == "1":
+def odd_step(loader: Loader, number: int) -> StepData:
+    if ODD in IN_STEP and number == 3 and os.environ["RANK"] == "1":
         IN_STEP[ODD]()
-    return usual(data, layout, first_sample, *others)
+    return usual(loader, number)
 
 
-loop.micro_batches = odd_micro_batches
+Loader.step = odd_step
 if ODD == "linger":
     dist.destroy_process_group = sleep
 main()

@@ -3,15 +3,13 @@
 
 import hashlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from llmb.catalogue.records import Layout
-from llmb.engine.data.batches import MicroBatch, on_device
+from llmb.engine.data.batches import MicroBatch
 from llmb.engine.model.loss import IGNORED
 from llmb.metrics.packing import longest_document
 
@@ -63,32 +61,7 @@ class SyntheticData:
         last[:, :-1] = starts[:, 1:] != starts[:, :-1]
         return MicroBatch(tokens, labels.masked_fill(last, IGNORED), starts)
 
-    def counted_labels(self, number: int) -> int:
-        """Number of labels in a sample: all tokens but one of each document."""
-        if self.document_tokens is None:
-            return self.seq_len
-        starts = self.document_starts(number, self.document_tokens)
-        return int((starts != torch.arange(self.seq_len)).sum())
-
 
 def _generator(name: str) -> torch.Generator:
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
-
-
-def rank_samples(layout: Layout, first_sample: int, dp_rank: int) -> Iterator[range]:
-    """The numbers of the samples in every micro-batch of a rank.
-
-    All ranks together train on the GBS samples from ``first_sample`` on, whatever the layout.
-    """
-    for index in range(layout.ga):
-        first = first_sample + (index * layout.dp + dp_rank) * layout.mbs
-        yield range(first, first + layout.mbs)
-
-
-def micro_batches(
-    data: SyntheticData, layout: Layout, first_sample: int, dp_rank: int, device: torch.device
-) -> Iterator[MicroBatch]:
-    """All micro-batches of this rank, on its device."""
-    numbers = rank_samples(layout, first_sample, dp_rank)
-    return on_device((data.micro_batch(samples) for samples in numbers), device)

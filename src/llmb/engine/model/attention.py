@@ -6,8 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.varlen import varlen_attn
 
 from llmb.catalogue.records import Model
+from llmb.engine.model.documents import DocumentSegments, Segments
 from llmb.engine.model.local_shard import Linear
 from llmb.engine.model.norms import RMSNorm
 from llmb.engine.model.rotary import Rotary, apply_rotary
@@ -21,6 +24,10 @@ class Masks(NamedTuple):
 
     document: Tensor
     chunk: Tensor
+
+
+Documents = Masks | DocumentSegments
+"""What attention has to know of packed sequences."""
 
 
 def document_masks(model: Model, places: Tensor, positions: Tensor, keys: int) -> Masks:
@@ -58,14 +65,63 @@ def attend(
     return seen.transpose(1, 2)
 
 
+def attend_segments(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, longest: int, *, repeats_heads: bool = False
+) -> Tensor:
+    """Attention of each segment's queries to its keys: [batch, queries or keys, heads, head_dim]."""
+    shape, (query, key, value) = query.shape, (heads.flatten(0, 1) for heads in (query, key, value))
+    if segments.seen is not None:
+        key, value = key.index_select(0, segments.seen), value.index_select(0, segments.seen)
+    group = query.shape[1] // key.shape[1]
+    if group > 1 and repeats_heads:
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    kernel = varlen_kernel if query.is_cuda else attend_one_by_one
+    return kernel(query, key, value, segments, longest).view(shape)
+
+
+def varlen_kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segments, longest: int) -> Tensor:
+    """Variable-length flash attention. Its causal mask is aligned at the last query and the last key of a segment."""
+    lengths = (segments.queries, segments.keys, longest, longest)
+    grouped = query.shape[1] != key.shape[1]
+    seen = varlen_attn(query, key, value, *lengths, window_size=(-1, 0), enable_gqa=grouped)
+    assert isinstance(seen, Tensor)  # a tuple if more results were asked for
+    return seen
+
+
+def attend_one_by_one(query: Tensor, key: Tensor, value: Tensor, segments: Segments, _longest: int) -> Tensor:
+    """The same for a CPU, which has no such kernel. It reads the lengths, so it cannot be compiled for all steps."""
+    queries, keys = segments.queries.diff().tolist(), segments.keys.diff().tolist()
+    each = zip(torch.split(query, queries), torch.split(key, keys), torch.split(value, keys), strict=True)
+    seen = []
+    for own, of_keys, of_values in each:
+        bias = causal_lower_right(len(own), len(of_keys)) if len(own) < len(of_keys) else None
+        seen.append(attend(own[None], of_keys[None], of_values[None], mask=bias)[0])
+    return torch.cat(seen)
+
+
 class CausalAttention(nn.Module):
     """Full causal attention: [batch, seq, heads, head_dim] in and out."""
 
     chunk_size: int | None = None
     repeats_heads = False
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, masks: Masks | None = None) -> Tensor:
-        return attend(query, key, value, mask=masks and masks.document, repeats_heads=self.repeats_heads)
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:
+        if isinstance(documents, DocumentSegments):
+            return self.by_document(query, key, value, documents)
+        mask = documents and self.mask(documents)
+        return attend(query, key, value, mask=mask, repeats_heads=self.repeats_heads)
+
+    def mask(self, masks: Masks) -> Tensor:
+        return masks.document if self.chunk_size is None else masks.chunk
+
+    def by_document(self, query: Tensor, key: Tensor, value: Tensor, documents: DocumentSegments) -> Tensor:
+        """Attention without a mask: each range of queries on its own."""
+        ranges = documents.document if self.chunk_size is None else documents.chunk
+        seen = [
+            attend_segments(part, key, value, segments, documents.longest, repeats_heads=self.repeats_heads)
+            for part, segments in zip(query.chunk(len(ranges), 1), ranges, strict=True)
+        ]
+        return torch.cat(seen, dim=1)
 
 
 class ChunkedCausalAttention(CausalAttention):
@@ -75,12 +131,10 @@ class ChunkedCausalAttention(CausalAttention):
         super().__init__()
         self.chunk_size = chunk_size
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, masks: Masks | None = None) -> Tensor:
-        if masks is not None:
-            return attend(query, key, value, mask=masks.chunk, repeats_heads=self.repeats_heads)
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:
         batch, seq = query.shape[:2]
-        if self.chunk_size is None or seq <= self.chunk_size:
-            return super().forward(query, key, value)
+        if documents is not None or self.chunk_size is None or seq <= self.chunk_size:
+            return super().forward(query, key, value, documents)
         # Chunks become separate sequences, which need no mask. Only the last chunk can be padded, and no query that
         # is kept attends to padding at its end.
         padding = -seq % self.chunk_size
@@ -142,11 +196,11 @@ class Attention(nn.Module):
         elif chunked is not None:
             self.core = ChunkedCausalAttention(chunked.chunk_size)
 
-    def forward(self, hidden: Tensor, rotary: Rotary, masks: Masks | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
         projected = (self.q_proj(hidden), self.k_proj(hidden), self.v_proj(hidden))
         query, key, value = (torch.unflatten(heads, -1, (-1, self.head_dim)) for heads in projected)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = self.position(query, key, rotary)
-        attended: Tensor = self.o_proj(self.core(query, key, value, masks).flatten(-2))
+        attended: Tensor = self.o_proj(self.core(query, key, value, documents).flatten(-2))
         return attended

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from llmb.catalogue.records import MixtureOfExperts, Mlp, Model
 from llmb.catalogue.records import Norm as NormName
-from llmb.engine.model.attention import Attention, Masks, document_masks
+from llmb.engine.model.attention import Attention, Documents, document_masks
+from llmb.engine.model.documents import DocumentSegments
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.loss import Head
 from llmb.engine.model.moe import MoELayer, Routed
@@ -31,8 +32,8 @@ class Block(nn.Module):
         self.post_attention_layernorm = build_norm(model)
         self.mlp = build_mlp(model)
 
-    def forward(self, hidden: Tensor, rotary: Rotary, masks: Masks | None = None) -> Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, masks)
+    def forward(self, hidden: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, documents)
         update: Tensor = self.mlp(self.post_attention_layernorm(hidden))
         return hidden + update
 
@@ -51,12 +52,12 @@ class MoEBlock(nn.Module):
         self.post_attention_layernorm = build_norm(model)
         self.mlp = MoELayer(model.hidden_size, experts)
 
-    def forward(self, hidden: Tensor, rotary: Rotary, masks: Masks | None = None) -> Tensor:
-        hidden, routed = self.before_experts(hidden, rotary, masks)
+    def forward(self, hidden: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
+        hidden, routed = self.before_experts(hidden, rotary, documents)
         return self.after_experts(hidden, routed, self.run_experts(routed))
 
-    def before_experts(self, hidden: Tensor, rotary: Rotary, masks: Masks | None) -> tuple[Tensor, Routed]:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, masks)
+    def before_experts(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> tuple[Tensor, Routed]:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, documents)
         return hidden, self.mlp.dispatch(self.post_attention_layernorm(hidden))
 
     def run_experts(self, routed: Routed) -> Tensor:
@@ -108,6 +109,7 @@ class Decoder(nn.Module):
         positions: Tensor | None = None,
         starts: Tensor | None = None,
         count: Tensor | float | None = None,
+        segments: DocumentSegments | None = None,
     ) -> Tensor:
         """The loss if labels are given, else logits [batch, seq, vocab].
 
@@ -117,20 +119,21 @@ class Decoder(nn.Module):
 
         starts: for packed sequences, the position at which the document of each token begins, for all positions of the
         full sequences, [batch, full seq] int64; ``positions`` is then [seq]. Each document is computed as if it were
-        alone. count: divisor of the loss, by default its number of labels.
+        alone: by masks, or without them if the ``segments`` of its documents are given. count: divisor of the loss, by
+        default its number of labels.
         """
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
-        masks = None
+        documents: Documents | None = segments
         if starts is not None:
             places, positions = positions, positions - starts[:, positions]
-            masks = document_masks(self.model, places, positions, starts.shape[1])
+            documents = segments or document_masks(self.model, places, positions, starts.shape[1])
         rotary = rotary_tables(self.model, positions)
         hidden = tokens
         if self.embeds and self.embed_tokens is not None:
             hidden = self.embed_tokens(tokens)
         for block in self.layers.values():
-            hidden = block(hidden, rotary, masks)
+            hidden = block(hidden, rotary, documents)
         if self.norm is None or self.lm_head is None:
             return hidden
         result: Tensor = self.lm_head(self.norm(hidden), labels, count)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention.bias import causal_lower_right
 
-from llmb.engine.model.attention import Attention, CausalAttention, Masks, attend
+from llmb.engine.model.attention import Attention, CausalAttention, Documents, Masks, attend
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.collectives import Group, all_gather, group_of
 
@@ -32,10 +32,17 @@ def rank_parts(rank: int, ranks: int) -> tuple[int, int]:
     return rank, 2 * ranks - 1 - rank
 
 
+def rank_ranges(seq_len: int, rank: int, ranks: int) -> list[range]:
+    """The positions of a sequence that a rank takes, in order."""
+    if ranks == 1:
+        return [range(seq_len)]
+    size = seq_len // (2 * ranks)
+    return [range(part * size, (part + 1) * size) for part in rank_parts(rank, ranks)]
+
+
 def rank_positions(seq_len: int, rank: int, ranks: int, device: torch.device) -> Tensor:
-    """The positions of a sequence that a rank takes, in order: [seq_len / ranks] int64."""
-    parts = torch.arange(seq_len, device=device).chunk(2 * ranks)
-    return torch.cat([parts[part] for part in rank_parts(rank, ranks)])
+    """The same as a tensor: [seq_len / ranks] int64."""
+    return torch.cat([torch.arange(part.start, part.stop, device=device) for part in rank_ranges(seq_len, rank, ranks)])
 
 
 class Span(NamedTuple):
@@ -62,10 +69,10 @@ class ContextParallelAttention(nn.Module):
         self.group = group
         self.core = SpanAttention(group, seq_len, chunk_size)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, masks: Masks | None = None) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:
         """[batch, seq_len / ranks, heads, head_dim] in and out."""
         keys, values = self._full_sequence(torch.cat((key, value), dim=2)).chunk(2, dim=2)
-        seen: Tensor = self.core(query, keys, values, masks)
+        seen: Tensor = self.core(query, keys, values, documents)
         return seen
 
     def _full_sequence(self, shard: Tensor) -> Tensor:
@@ -82,19 +89,36 @@ class SpanAttention(CausalAttention):
     def __init__(self, group: Group, seq_len: int, chunk_size: int | None) -> None:
         super().__init__()
         self.chunk_size = chunk_size
+        self.ranges = rank_ranges(seq_len, group.rank, group.size)
         size = seq_len // (2 * group.size)
         self.views: list[View] = []
         for place, part in enumerate(rank_parts(group.rank, group.size)):
             part_spans = spans(part * size, (part + 1) * size, chunk_size)
             self.views += [View(span, moved_by=(place - part) * size) for span in part_spans]
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, masks: Masks | None = None) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None = None) -> Tensor:
         """query and result: [batch, seq_len / ranks, heads, head_dim]; key, value: [batch, seq_len, ...]."""
-        if masks is not None:
-            mask = masks.document if self.chunk_size is None else masks.chunk
-            return attend(query, key, value, mask=mask, repeats_heads=self.repeats_heads)
+        if isinstance(documents, Masks):
+            return self._masked(query, key, value, self.mask(documents))
+        if documents is not None:
+            return self.by_document(query, key, value, documents)
         parts = [view.attend(query, key, value, repeats_heads=self.repeats_heads) for view in self.views]
         return torch.cat(parts, dim=1)
+
+    def _masked(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        """Leaves out the keys that come after all queries of a part."""
+        parts = zip(query.chunk(len(self.ranges), 1), mask.chunk(len(self.ranges), 2), self.ranges, strict=True)
+        seen = [
+            attend(
+                part,
+                key[:, : own.stop],
+                value[:, : own.stop],
+                mask=of_part[..., : own.stop],
+                repeats_heads=self.repeats_heads,
+            )
+            for part, of_part, own in parts
+        ]
+        return torch.cat(seen, dim=1)
 
 
 class View:

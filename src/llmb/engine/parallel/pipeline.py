@@ -32,6 +32,7 @@ from llmb.catalogue.pipeline_stages import rank_stages, stage_layers
 from llmb.catalogue.records import Layout, Model
 from llmb.engine.data.batches import MicroBatch
 from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.documents import DocumentSegments
 from llmb.engine.parallel.delayed_gradients import delay_weight_gradients
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.tied_embedding import reduce_tied_gradients
@@ -55,8 +56,15 @@ def build_stages(model: Model, layout: Layout, pp_rank: int, *, v_shaped: bool =
 
 
 class Stage(PipelineStage):
-    """In a V schedule, a stage may have its neighbor on its own rank; torch 2.11 would connect the rank to itself."""
+    """Keeps the number of the micro-batch that it computes forward."""
 
+    micro_batch = 0
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401 (as torch declares it)
+        self.micro_batch = fwd_chunk_id
+        return super().forward_one_chunk(fwd_chunk_id, *args, **options)
+
+    # In a V schedule, a stage may have its neighbor on its own rank; torch 2.11 would connect the rank to itself.
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         connections: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()
         return [connection for connection in connections if connection.group_peer != self.group_rank]
@@ -77,13 +85,13 @@ class Pipeline:
         self.stages = stages
         self.ranks = ranks
         self.positions = positions
-        for stage in stages:
+        for index, stage in enumerate(stages):
             # The method is replaced, not the module: FSDP inspects the module that a stage runs.
-            stage.forward = partial(self._forward, stage.forward)  # type: ignore[method-assign]
+            stage.forward = partial(self._forward, index, stage.forward)  # type: ignore[method-assign]
         numbers = rank_stages(layout, ranks.pp_rank, v_shaped=parallelism.v_shaped)
         self.has_embedding = numbers[0] == 0
         self.has_loss = numbers[-1] == layout.pp * layout.vp - 1
-        placed: list[PipelineStage] = [
+        self.placed = [
             Stage(
                 stage,
                 number,
@@ -96,11 +104,12 @@ class Pipeline:
             for stage, number in zip(stages, numbers, strict=True)
         ]
         self.count: Tensor | float = 1.0
-        self.schedule = _schedule(parallelism, placed, layout.ga)
+        self.segments: Sequence[DocumentSegments | None] = ()
+        self.schedule = _schedule(parallelism, self.placed, layout.ga)
 
     def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor | None:
         self.count = count
-        tokens, labels, starts = zip(*batches, strict=True)
+        tokens, labels, starts, _, self.segments = zip(*batches, strict=True)
         inputs = (torch.cat(tokens)[:, self.positions],) if self.has_embedding else ()
         # Every stage needs the starts of its micro-batch: the schedule splits keyword arguments too.
         packed: dict[str, Any] = {} if starts[0] is None else {"starts": torch.cat(starts)}
@@ -113,8 +122,10 @@ class Pipeline:
         reduce_tied_gradients(self.stages, self.ranks.pp)
         return torch.stack([loss.detach().double() for loss in losses]).mean() if losses else None
 
-    def _forward(self, forward: Callable[..., Tensor], tokens: Tensor, **of_micro_batch: Tensor) -> Tensor:
-        return forward(tokens, positions=self.positions, count=self.count, **of_micro_batch)
+    def _forward(self, index: int, forward: Callable[..., Tensor], tokens: Tensor, **of_micro_batch: Tensor) -> Tensor:
+        # Segments differ in number, so the schedule cannot split them.
+        segments = self.segments[self.placed[index].micro_batch]
+        return forward(tokens, positions=self.positions, count=self.count, segments=segments, **of_micro_batch)
 
 
 def of_last_stage(loss: Tensor, _labels: Tensor) -> Tensor:
@@ -123,7 +134,7 @@ def of_last_stage(loss: Tensor, _labels: Tensor) -> Tensor:
 
 
 def _schedule(
-    parallelism: Parallelism, placed: list[PipelineStage], micro_batches: int
+    parallelism: Parallelism, placed: Sequence[PipelineStage], micro_batches: int
 ) -> PipelineScheduleSingle | _PipelineScheduleRuntime:
     name = parallelism.pipeline_schedule
     if name is None or name == "1f1b":
