@@ -6,12 +6,17 @@ from collections.abc import Iterator
 from llmb.campaigns.job_request import job_options
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.variables import LaunchVariable, VariableUse
+from llmb.options.option import options_of
+from llmb.prepare.jobs import PrepareChoices
 from reference_pages.markdown import page, table
 
 INTRO = """`llmb launch WORKLOAD` reads these variables, with the names that the reference documents and their scripts
 give them ([how to](../how-to/use-environment-variables.md)). An empty value is none. Options of the command line come
 first. A variable that does not apply to the workload, has a bad value or contradicts another one is rejected, all of
 them at once.
+
+`llmb prepare submit` reads the variables for which the last column names it, and those of every command that queues
+jobs. It reports others that are set, and does not take them.
 
 `release` is that of the documents or scripts that know a variable; 26.06 is the reference suite's newest and no
 document of the catalogue. The page is generated from `src/llmb/catalogue/data/variables.yaml` and from the options'
@@ -47,13 +52,18 @@ def uses_of(variable: LaunchVariable) -> Iterator[str]:
     for use in variable.uses:
         where = f" ({', '.join(use.workloads)})" if use.workloads else ""
         yield f"{use_text(use)}{' with `--framework`' if use.framework else ''}{where}"
+    if variable.preparation:
+        same = any(use_text(use) == use_text(variable.preparation) for use in variable.uses)
+        yield "`llmb prepare submit`: " + ("the same" if same else use_text(variable.preparation))
     if variable.excludes:
         yield f"not with {', '.join(f'`{name}`' for name in variable.excludes)}"
 
 
 def use_text(use: VariableUse) -> str:
+    if use.passed:
+        return "reaches the job in its environment"
     if use.sets:
-        options = job_options()
+        options = {**job_options(), **options_of(PrepareChoices)}
         added = "".join(f" and `{options[name].spelled} {value}`" for name, value in use.adds.items())
         words = "".join(f" {value} for {name}" for name, value in use.values.items())
         return f"sets `{options[use.sets].spelled}`{words}{added}"

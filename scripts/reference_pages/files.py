@@ -22,6 +22,7 @@ from llmb.jobs.details import JobDetails
 from llmb.jobs.job import Job
 from llmb.jobs.nodes import node_records
 from llmb.jobs.order import Prepared, make_order
+from llmb.jobs.preparation import Preparation
 from llmb.jobs.submit import new_job
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.options import JobOptions
@@ -145,6 +146,10 @@ array has one, with its own `array_index`."""
 JOB_END = """Written by the batch script whatever ended it, but for the loss of its node. Where the workers failed, the
 exit code is theirs."""
 
+PREPARATION = """Of a job of `llmb prepare submit`, in place of run.json, in
+`workloads/<workload>/preparations/<name>_<seconds>/<name>/`, beside job.json, job_spec.json, job_end.json, the batch
+script and `log-<name>.out`."""
+
 JOB_ROW = """What the commands of `llmb jobs` say of each job; `jobs show` has [more](#json-of-llmb-jobs-show).
 The states and their transitions: [states of jobs](../explanation/job-states.md)."""
 
@@ -181,6 +186,7 @@ def files_page(catalogue: Catalogue) -> str:
         page("## job.json", JOB, typed_table(annotations(SubmittedJob), meanings["job"])),
         page("## job_spec.json", JOB_SPEC, typed_table(annotations(JobSpec), meanings["job_spec"])),
         page("## job_end.json", JOB_END, typed_table(annotations(JobEnd), meanings["job_end"])),
+        page("## preparation.json", PREPARATION, typed_table(annotations(Preparation), meanings["preparation"])),
         *campaign_file(meanings),
         page("## JSON of a job", JOB_ROW, typed_table(job_row(), meanings["job_row"])),
         *cluster_config(meanings),

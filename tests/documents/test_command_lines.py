@@ -2,10 +2,10 @@
 """Every command line of the five reference documents, by document and line, and what llmb makes of it.
 
 A launch script is ``llmb launch`` with the workload's name: variables before it and sbatch's options stay as they are.
-``parse_train_timing.sh`` is ``llmb parse``, ``setup.sh`` is ``llmb install``, and ``download_ckpt_dataset.sh`` is
-``llmb prepare``. Of a template, such as ``DTYPE=<fp8,bf16>``, the first and the last values are tried. Left out are
-lines for the shell alone (``cd``, ``conda``, ``python3 -m venv``, ``wget``), and grep, which test_documented_paths.py
-runs.
+Likewise ``download_ckpt_dataset.sh`` is ``llmb prepare submit``; ``parse_train_timing.sh`` is ``llmb parse``, and
+``setup.sh`` is ``llmb install``. Of a template, such as ``DTYPE=<fp8,bf16>``, the first and the last values are tried.
+Left out are lines for the shell alone (``cd``, ``conda``, ``python3 -m venv``, ``wget``), and grep, which
+test_documented_paths.py runs.
 """
 
 import json
@@ -27,7 +27,7 @@ from llmb.logs.step_line import format_step_line
 SLURM = {"SBATCH_ACCOUNT": "account_name", "SBATCH_PARTITION": "batch"}
 EVERY_JOB = {"ntasks-per-node", "output", "open-mode", "chdir", "exclusive", "mem", "no-requeue"}
 """Flags that do not depend on the command line."""
-COMMANDS = {"setup.sh": "install", "download_ckpt_dataset.sh": "prepare", "parse_train_timing.sh": "parse"}
+COMMANDS = {"setup.sh": "install", "parse_train_timing.sh": "parse"}
 
 
 @dataclass(frozen=True)
@@ -156,17 +156,11 @@ LORA_LINES = (
      "lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32",
      f"gpus-per-node=8 nodes=1 reservation=my_reservation {QUARTER}"),
 )  # fmt: skip
-NO_INSTALL, NO_PREPARE = "unknown command 'install'", "unknown command 'prepare'"
+NO_INSTALL = "unknown command 'install'"
 REFUSED = (
     (OLD, 102, "bash ./setup.sh", NO_INSTALL),
     (LLAMA, 131, "sbatch -A ${SBATCH_ACCOUNT} -p ${SBATCH_PARTITION} -N 1 ./setup.sh", NO_INSTALL),
     (NEMOTRON, 176, "sbatch -A ${SBATCH_ACCOUNT} -p ${SBATCH_PARTITION} -N 1 ./setup.sh", NO_INSTALL),
-    (MAVERICK, 376, "./download_ckpt_dataset.sh", NO_PREPARE),
-    (MAVERICK, 379, "SKIP_IMPORT_CHECKPOINT=true ./download_ckpt_dataset.sh", NO_PREPARE),
-    (MAVERICK, 382, "SKIP_DATASET_DOWNLOAD=true ./download_ckpt_dataset.sh", NO_PREPARE),
-    (LORA, 379, "./download_ckpt_dataset.sh", NO_PREPARE),
-    (LORA, 382, "SKIP_IMPORT_CHECKPOINT=true ./download_ckpt_dataset.sh", NO_PREPARE),
-    (LORA, 385, "SKIP_DATASET_DOWNLOAD=true ./download_ckpt_dataset.sh", NO_PREPARE),
     *((LORA, line, command, NO_LORA) for line, command, _, _ in LORA_LINES),
     (LORA, 274, "ENABLE_PROFILE=true JOB_TOTAL_GPUS=8 DTYPE=bf16 GPU_TYPE=b200 ./launch.sh", NO_LORA),
     (LLAMA, 207, "LOAD_CHECKPOINT_PATH=${STAGE_PATH}/experiments/x JOB_TOTAL_GPUS=256 MODEL_SIZE=70b ./launch.sh",
@@ -174,6 +168,16 @@ REFUSED = (
     (NEMOTRON, 306, "LOAD_CHECKPOINT_PATH=/none DTYPE=fp8 MODEL_SIZE=15b JOB_TOTAL_GPUS=64 GPUS_PER_NODE=8 ./launch.sh",
      "there is no such checkpoint"),
 )  # fmt: skip
+# What is prepared, after the export lines of the documents (362-369 and 365-372).
+PREPARING = {"GPU_TYPE": "h100", "SBATCH_GPUS_PER_NODE": "1", "TIME_LIMIT": "01:30:00"}
+PREPARED = (
+    (MAVERICK, 376, "./download_ckpt_dataset.sh", ["dataset_400b", "checkpoint_400b"]),
+    (MAVERICK, 379, "SKIP_IMPORT_CHECKPOINT=true ./download_ckpt_dataset.sh", ["dataset_400b"]),
+    (MAVERICK, 382, "SKIP_DATASET_DOWNLOAD=true ./download_ckpt_dataset.sh", ["checkpoint_400b"]),
+    (LORA, 379, "./download_ckpt_dataset.sh", ["dataset_70b", "checkpoint_70b"]),
+    (LORA, 382, "SKIP_IMPORT_CHECKPOINT=true ./download_ckpt_dataset.sh", ["dataset_70b"]),
+    (LORA, 385, "SKIP_DATASET_DOWNLOAD=true ./download_ckpt_dataset.sh", ["checkpoint_70b"]),
+)
 PARSED = (
     (MAVERICK, 31, "${LLMB_REPO}/common/parse_train_timing.sh"),
     (MAVERICK, 34, "${LLMB_REPO}/common/parse_train_timing.sh ${LLMB_INSTALL}/experiments"),
@@ -207,6 +211,8 @@ def words_of(document: str, words: list[str]) -> list[str]:
         return words[1:]
     script = next(word for word in words if word.endswith(".sh"))
     options = [word for word in words if word not in ("bash", "sbatch", script)]
+    if script == "./download_ckpt_dataset.sh":
+        return ["prepare", "submit", DOCUMENTS[document].workload, *options]
     if script == "./launch.sh":
         return ["launch", DOCUMENTS[document].workload, *options]
     return [COMMANDS[Path(script).name], *options]
@@ -247,6 +253,22 @@ def test_what_llmb_does_not_have_is_an_error_that_says_so(
     error = call(document, command, tmp_path, monkeypatch).exception
     assert isinstance(error, LlmbError), error
     assert words in str(error)
+
+
+@pytest.mark.parametrize(("document", "line", "command", "jobs"), PREPARED)
+def test_the_download_script_is_jobs_of_one_node_and_one_gpu(
+    document: str, line: int, command: str, jobs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported = " ".join(f"{name}={value}" for name, value in PREPARING.items())
+    result = call(document, f"{exported} {command}", tmp_path, monkeypatch, "--dry-run")
+    assert result.exception is None, result.exception
+    scripts = result.stdout.split("#!/bin/bash")[1:]
+    assert [flags_of(script)["job-name"] for script in scripts] == [f"prepare_{job}" for job in jobs]
+    for script in scripts:
+        flags = flags_of(script)
+        assert (flags["nodes"], flags["gpus-per-node"], flags["time"]) == ("1", "1", "01:30:00")
+        assert (flags["account"], flags["partition"]) == ("account_name", "batch")
+        assert "hf_token" not in script
 
 
 @pytest.mark.parametrize(("document", "line", "command"), PARSED)

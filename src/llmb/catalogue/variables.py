@@ -44,6 +44,8 @@ class VariableUse(Record):
     """The value is the root of installation, which every command reads."""
     read_for: str | None = None
     """Name of the option that reads the variable wherever a job is submitted, not only by ``llmb launch``."""
+    passed: bool = False
+    """The job gets it in its environment."""
     accepts: tuple[str, ...] = ()
     """The only supported values."""
     because: str | None = None
@@ -52,9 +54,9 @@ class VariableUse(Record):
 
     @model_validator(mode="after")
     def _is_one_use(self) -> Self:
-        kinds = (self.sets, self.install, self.read_for, self.accepts, self.ignored, self.refused)
+        kinds = (self.sets, self.install, self.read_for, self.passed, self.accepts, self.ignored, self.refused)
         if sum(map(bool, kinds)) != 1:
-            raise ValueError("a use needs exactly one of sets, install, read_for, accepts, ignored and refused")
+            raise ValueError("a use needs exactly one of sets, install, read_for, passed, accepts, ignored and refused")
         if bool(self.accepts) != bool(self.because):
             raise ValueError("accepts requires a reason in because")
         return self
@@ -78,9 +80,17 @@ class LaunchVariable(Record):
     """Variables that cannot be combined with this one."""
     quiet: bool = False
     """Other programs read it too: if llmb ignores it, that is not reported."""
+    preparation: VariableUse | None = None
+    """How ``llmb prepare submit`` interprets it, if not like a launch."""
 
     def use_for(self, workload: str, *, framework: bool = False) -> VariableUse | None:
         return next((use for use in self.uses if use.fits(workload, framework=framework)), None)
+
+    @property
+    def prepares(self) -> VariableUse | None:
+        """Its use for a preparation; None if it applies to runs alone."""
+        shared = next((use for use in self.uses if use.read_for or use.install), None)
+        return self.preparation or shared
 
     @model_validator(mode="after")
     def _has_one_type(self) -> Self:
@@ -163,6 +173,21 @@ def read_variables(
     return Reading(reading.options, reading.origins, tuple(reading.notes))
 
 
+def read_preparation_variables(
+    variables: Sequence[LaunchVariable],
+    environ: Mapping[str, str],
+    workload: str,
+    options: Mapping[str, Option],
+    given: Collection[str] = (),
+) -> Reading:
+    """The same for a preparation. A variable that applies to runs alone is noted, and not checked."""
+    own = [item.model_copy(update={"uses": (item.prepares,), "excludes": ()}) for item in variables if item.prepares]
+    reading = read_variables(own, environ, workload, options, given)
+    others = [item.name for item in variables if not item.prepares and not item.quiet and environ.get(item.name)]
+    notes = (f"{name} is not needed: it is for runs, and this is a preparation" for name in others)
+    return Reading(reading.options, reading.origins, (*reading.notes, *notes))
+
+
 class _Readings:
     """What was read so far."""
 
@@ -188,7 +213,7 @@ class _Readings:
             return f"{variable.name} is '{text}'; it must be {variable.valid(self.known)}"
         if use.accepts:
             return _not_accepted(variable, use, value)
-        if use.read_for or use.install:
+        if use.read_for or use.install or use.passed:
             return None
         self.honored[variable.name] = value
         taken = {str(use.sets): value, **(use.adds if value is not False else {})}

@@ -8,6 +8,7 @@ import typer
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
+from llmb.cli import prepare_submit
 from llmb.cli.completion import workloads
 from llmb.cli.group import Group
 from llmb.cli.install import install_here
@@ -133,3 +134,6 @@ def _split(name: str) -> Split:
         if split == name:
             return split
     raise unknown("split", name, SPLITS)
+
+
+app.command("submit")(prepare_submit.submit)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the specification of a job from a plan, the requested options and the site. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from llmb.catalogue.job_defaults import JobDefaults
 from llmb.errors import UsageError
@@ -55,7 +55,7 @@ def assemble(
         modules=config.modules,
         profiles=(*([site.fabric.profile] if site.fabric and site.fabric.profile else []), *config.profiles),
         python=config.python or options.python,
-        container=mounted(work.container, plan, site),
+        container=mounted_folders(work.container, _own_mounts(plan, site)),
         control_in_container=work.control_in_container,
         begin=BEGIN,
         work=work.command,
@@ -91,11 +91,11 @@ def job_variables(
     return variables
 
 
-def mounted(container: ContainerSettings, plan: Plan, site: Site) -> ContainerSettings:
-    """Adds the folders that every job needs. Raises UsageError for a folder whose name cannot be mounted."""
+def mounted_folders(container: ContainerSettings, folders: Iterable[str]) -> ContainerSettings:
+    """Adds the folders that a job needs. Raises UsageError for a folder whose name cannot be mounted."""
     if container.runtime == "none":
         return container
-    own = list(_own_mounts(plan, site))
+    own = list(folders)
     odd = [path for path in own if "," in path or ":" in path]
     if odd:
         do = "give a folder whose name has no comma and no colon"

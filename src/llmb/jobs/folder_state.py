@@ -6,6 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
+from llmb.jobs.preparation import outcome
 from llmb.jobs.states import Left
 from llmb.programs.lookup import find_program
 from llmb.programs.port import Progress
@@ -20,6 +21,8 @@ def read_left(run_dir: str) -> Left:
     folder = RunFolder(Path(run_dir))
     record, end = _readable(read_record, folder), _readable(read_job_end, folder)
     progress = _read_progress(folder, record) if record else Progress(0, done=False)
+    prepared = None if record else _readable(lambda place: outcome(place, end), folder)
+    ended = record or prepared
     return Left(
         begun=(record is not None and record.started_at is not None) or end is not None or folder.batch_output.exists(),
         job_id=end.job_id if end else None,
@@ -27,13 +30,13 @@ def read_left(run_dir: str) -> Left:
         exit_code=end.exit_code if end else None,
         signal=(end.signal or None) if end else None,
         ended_s=_seconds(end.ended_at) if end else None,
-        run_status=record.status if record else None,
+        run_status=ended.status if ended else None,
         unread=_unread(folder),
-        run_reason=record.reason if record else None,
+        run_reason=ended.reason if ended else None,
         run_of=(record.job.job_id, record.job.restarts) if record and record.job else None,
         steps=progress.steps,
         planned=record.plan.steps if record else None,
-        done=progress.done,
+        done=progress.done or (prepared is not None and prepared.status == "success"),
     )
 
 
@@ -41,6 +44,8 @@ def _unread(folder: RunFolder) -> str:
     """Why a record cannot be read, if it cannot."""
     if not folder.path.is_dir():
         return "the run folder is gone"
+    if folder.preparation.exists():
+        return f"{folder.job_end.name} is not there"
     return f"{folder.record.name} " + ("cannot be read" if folder.record.exists() else "is gone")
 
 

@@ -72,6 +72,8 @@ class Job:
     """Mean over the window, of a success."""
     proxy: str = ""
     """How many layers a proxy has, in words; empty for the model itself, and for a job of version 0.1."""
+    prepares: str = ""
+    """``dataset`` or ``checkpoint`` of a job that prepares one; empty for a run."""
 
     @property
     def asked(self) -> "AskedJob":
@@ -88,6 +90,11 @@ class Job:
     @property
     def model_name(self) -> str:
         return " ".join(filter(None, (self.workload, self.size, self.proxy)))
+
+    @property
+    def title(self) -> str:
+        """Its model, and the dtype of a run, or what it prepares."""
+        return f"{self.model_name} {self.prepares or self.dtype}"
 
     @property
     def name(self) -> str:

@@ -59,5 +59,9 @@ MIGRATIONS = (
     """
     ALTER TABLE jobs ADD COLUMN proxy TEXT NOT NULL DEFAULT '';
     """,
+    # Jobs that prepare a dataset or a checkpoint.
+    """
+    ALTER TABLE jobs ADD COLUMN prepares TEXT NOT NULL DEFAULT '';
+    """,
 )
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -29,10 +29,12 @@ class NodeRecord:
 
 
 def node_records(jobs: Iterable[Job]) -> list[NodeRecord]:
-    """Every node that a job ran on, the slowest first."""
+    """Every node that a run was on, the slowest first."""
     ran: dict[str, list[Job]] = defaultdict(list)
     times: dict[Recipe, list[tuple[frozenset[str], float]]] = defaultdict(list)
     for job in jobs:
+        if job.prepares:
+            continue
         nodes = frozenset(find_scheduler(job.scheduler).host_names(job.nodes))
         for node in nodes:
             ran[node].append(job)

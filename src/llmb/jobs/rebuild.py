@@ -1,32 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads jobs from the run folders, to rebuild the history."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+from llmb.catalogue.records import Recipe
 from llmb.jobs.job import Job
+from llmb.jobs.preparation import FOLDER, Preparation, read_preparation
+from llmb.prepared.folders import WORKLOADS
 from llmb.runs.folder import RunFolder
-from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record
+from llmb.runs.record import SubmittedJob, read_job, read_record
 
-PATTERN = "workloads/*/experiments/*/*/*/job.json"
+RUNS = f"{WORKLOADS}/*/experiments/*/*/*/job.json"
+PREPARATIONS = f"{WORKLOADS}/*/{FOLDER}/*/*/job.json"
 
 
 def jobs_of_folders(install: Path) -> Iterator[Job]:
-    """The jobs of every submitted run folder, in the state in which they were queued."""
-    for path in sorted(install.glob(PATTERN)):
+    """The jobs of every submitted run and preparation, in the state in which they were queued."""
+    yield from _jobs(install, RUNS, lambda folder: row_of_recipe(read_record(folder).plan.recipe))
+    yield from _jobs(install, PREPARATIONS, lambda folder: row_of_preparation(read_preparation(folder)))
+
+
+def row_of_recipe(recipe: Recipe) -> dict[str, Any]:
+    """The fields of a job that say what it runs."""
+    return {
+        "workload": recipe.workload,
+        "size": recipe.size,
+        "dtype": recipe.dtype,
+        "gpu_type": recipe.gpu_type,
+        "scale": recipe.scale,
+        "proxy": recipe.proxy_text,
+    }
+
+
+def row_of_preparation(preparation: Preparation) -> dict[str, Any]:
+    """The same of a job that prepares something."""
+    return {
+        "workload": preparation.workload,
+        "size": preparation.size,
+        "dtype": "",
+        "gpu_type": preparation.gpu_type,
+        "scale": max(preparation.gpus, 1),
+        "prepares": preparation.part,
+    }
+
+
+def _jobs(install: Path, pattern: str, read: Callable[[RunFolder], dict[str, Any]]) -> Iterator[Job]:
+    for path in sorted(install.glob(pattern)):
         folder = RunFolder(path.parent)
         try:
-            submitted, record = read_job(folder), read_record(folder)
+            submitted, row = read_job(folder), read(folder)
         except (OSError, ValueError):
             continue  # one unreadable folder must not lose the others
         for one in (*submitted.earlier, submitted) if submitted else ():
-            yield _job(folder, record, one.in_folder(folder))
+            yield _job(folder, row, one.in_folder(folder))
 
 
-def _job(folder: RunFolder, record: RunRecord, submitted: SubmittedJob) -> Job:
-    recipe = record.plan.recipe
+def _job(folder: RunFolder, row: Mapping[str, Any], submitted: SubmittedJob) -> Job:
     return Job(
+        **row,
         key=submitted.key or folder.path.parent.name,
         scheduler=submitted.scheduler,
         cluster=submitted.cluster,
@@ -35,16 +69,10 @@ def _job(folder: RunFolder, record: RunRecord, submitted: SubmittedJob) -> Job:
         array_index=submitted.array_index,
         base_dir=submitted.base_dir,
         experiment=folder.name,
-        workload=recipe.workload,
-        size=recipe.size,
-        dtype=recipe.dtype,
-        gpu_type=recipe.gpu_type,
-        scale=recipe.scale,
         campaign=submitted.campaign,
         submitted_s=datetime.fromisoformat(submitted.submitted_at).timestamp(),
         state="PENDING",
         reason="as of its submission: the history was rebuilt from the run folders",
         retries=submitted.retries,
         retry_of=submitted.retry_of,
-        proxy=recipe.proxy_text,
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One job, decided in every respect but its folder: what a scheduler gets, and what the run folder keeps of it."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -36,8 +36,11 @@ class JobSpec(Record):
     """Nodes whose GPUs NVLink connects."""
     time_limit_min: float | None
     retries: int = 0
-    start: StartMode
-    """torchrun on each node, or one task of the scheduler per process."""
+    start: StartMode | Literal["once"]
+    """torchrun on each node, one task of the scheduler per process, or one process for the whole job, whose placement
+    then only counts its GPUs."""
+    cpus: int | None = None
+    """CPU cores of a process; None where the scheduler decides, and for one core per process on a CPU."""
     flags: dict[str, str | None] = Field(default_factory=dict)
     """The scheduler's own flags, all of them but those that name the run folder, in their order."""
     step_flags: dict[str, str | None] = Field(default_factory=dict)
@@ -49,6 +52,9 @@ class JobSpec(Record):
     excluded_nodes: str | None = None
     """In the scheduler's syntax for lists of nodes."""
     variables: tuple[Variable, ...] = ()
+    secrets: tuple[str, ...] = ()
+    """Names of variables that the job gets from the shell that submits although they may hold secrets. Their values are
+    in no file."""
     modules: tuple[str, ...] = ()
     profiles: tuple[str, ...] = ()
     python: str

@@ -49,7 +49,7 @@ def jobs_table(jobs: Sequence[Job], total: int) -> Table:
         table.add_row(
             job.job_id or "",
             job.status if _IMPLIED.get(job.status) == job.state else f"{job.status}: {job.state}",
-            f"{job.model_name} {job.dtype}",
+            job.title,
             f"{job.scale} x {job.gpu_type}",
             short_time(job.submitted_s),
             job.nodes or "",
@@ -74,7 +74,7 @@ def job_table(job: Job, details: "JobDetails") -> Table:
     table.add_row("state", job.state)
     table.add_row("run", job.status + (f": {job.reason}" if job.reason else ""))
     table.add_row("as of", local_time(job.checked_s) if job.checked_s else "its submission")
-    table.add_row("recipe", f"{job.model_name} {job.dtype} on {job.scale} x {job.gpu_type}")
+    table.add_row("recipe", f"{job.title} on {job.scale} x {job.gpu_type}")
     times = {"submitted": job.submitted_s, "started": job.started_s, "ended": job.ended_s}
     for name, time_s in times.items():
         if time_s is not None:

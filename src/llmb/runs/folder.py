@@ -132,6 +132,11 @@ class RunFolder:
         return self.path / "job_spec.json"
 
     @property
+    def preparation(self) -> Path:
+        """Of a job that prepares a dataset or a checkpoint, in place of ``record``."""
+        return self.path / "preparation.json"
+
+    @property
     def job_end(self) -> Path:
         """How the batch script ended, written by itself, whatever ended it."""
         return self.path / "job_end.json"

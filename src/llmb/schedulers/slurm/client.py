@@ -3,7 +3,7 @@
 
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
@@ -25,16 +25,20 @@ KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", USER_TOKEN)
 
 
 def submit(
-    script: Path, environ: Mapping[str, str], held: Sequence[int] = (), arguments: Sequence[str] = ()
+    script: Path,
+    environ: Mapping[str, str],
+    held: Sequence[int] = (),
+    arguments: Sequence[str] = (),
+    secrets: Collection[str] = (),
 ) -> tuple[str, str | None]:
     """Id of the new job, and its cluster where there are several; sbatch inherits the descriptors ``held``.
 
-    ``arguments`` are preferred to the script's own flags.
+    ``arguments`` are preferred to the script's own flags; variables named in ``secrets`` reach the job, too.
 
     Raises UsageError if the script is rejected, InfrastructureError if Slurm does not answer: the job may have been
     queued even then.
     """
-    kept = submitting_environment(environ)
+    kept = submitting_environment(environ, secrets)
     hidden = [not_exported(USER_TOKEN)] if USER_TOKEN in kept else []
     done = call(["sbatch", "--parsable", *hidden, *arguments, str(script)], kept, held=held)
     if done.returncode:
@@ -96,16 +100,16 @@ def _raise_unless_configured(said: str) -> None:
         raise EnvironmentProblem(f"Slurm has no configuration on this machine: {last_lines(said)}", do=do)
 
 
-def submitting_environment(environ: Mapping[str, str]) -> dict[str, str]:
+def submitting_environment(environ: Mapping[str, str], secrets: Collection[str] = ()) -> dict[str, str]:
     """What sbatch gets, and hands on to the job: nothing that would replace what the script says, and no secret but
-    the token by which Slurm knows the user, which is not handed on.
+    those named in ``secrets``, and the token by which Slurm knows the user, which is not handed on.
     """
     harmless = {
         name: value
         for name, value in without_secrets(environ).items()
         if not name.startswith(("SBATCH_", "SLURM_", "SRUN_"))
     }
-    return harmless | {name: environ[name] for name in KEPT if name in environ}
+    return harmless | {name: environ[name] for name in (*KEPT, *secrets) if name in environ}
 
 
 def message(done: "subprocess.CompletedProcess[str]") -> str:

@@ -47,7 +47,9 @@ def _defaults(spec: JobSpec) -> Iterator[tuple[str, str | None]]:
     yield "job-name", spec.name
     if spec.time_limit_min is not None:
         yield "time", duration(round(spec.time_limit_min))
-    if not spec.gpus:
+    if spec.cpus:
+        yield "cpus-per-task", str(spec.cpus)
+    elif not spec.gpus:
         yield "cpus-per-task", str(placement.processes_per_node // tasks_of(spec))
     elif placement.whole_nodes:
         yield "exclusive", None

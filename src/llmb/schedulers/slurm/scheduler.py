@@ -67,7 +67,7 @@ class SlurmScheduler(Scheduler):
             arguments.append(f"--exclude={spec.excluded_nodes}")
         if again and spec.array_index is not None:
             arguments.append(f"--array={spec.array_index}")
-        job_id, cluster = client.submit(base.batch_script, environ, held, arguments)
+        job_id, cluster = client.submit(base.batch_script, environ, held, arguments, spec.secrets)
         indices = [spec.array_index] if spec.array_index is not None else spec.array
         ids: dict[int | None, str] = {index: f"{job_id}_{index}" for index in indices}
         return Submitted(ids or {None: job_id}, cluster)

@@ -101,6 +101,8 @@ def _meeting_point(spec: JobSpec, folder: RunFolder) -> Iterator[str]:
     yield f"llmb_folder={command_line([run_folder_word(spec, folder)])}"
     yield f"llmb_python={shlex.quote(spec.python)}"
     yield TRAPS
+    if spec.start == "once":
+        return
     yield ""
     yield "# The first node as Slurm reaches it: its name need not be known to the others."
     yield 'llmb_address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'

@@ -28,20 +28,29 @@ def worker_step(spec: JobSpec) -> tuple[ShellWord, ...]:
         f"--ntasks-per-node={tasks_per_node}",
         "--kill-on-bad-exit=1",
         "--cpu-bind=none",
+        *_cores(spec),
         *(f"--{name}" if value is None else f"--{name}={value}" for name, value in spec.step_flags.items()),
     )
     python = interpreter(spec.container)
     work = [shell_word(word, python) for word in spec.work]
-    if spec.start == "torchrun":
+    if spec.start == "once":
+        words = work
+    elif spec.start == "torchrun":
         words = [python, *torchrun(placement), *work[1:]]
     else:
         words = ["sh", "-c", TASK, "llmb-task", *work]
     return (*srun, *inside(spec.container, gpu=spec.gpus), *words)
 
 
+def _cores(spec: JobSpec) -> tuple[str, ...]:
+    """srun does not take the number of a job that asks for cores by itself."""
+    cores = spec.flags.get("cpus-per-task") if spec.start == "once" else None
+    return (f"--cpus-per-task={cores}",) if cores else ()
+
+
 def tasks_of(spec: JobSpec) -> int:
     """Tasks that Slurm starts on a node."""
-    return 1 if spec.start == "torchrun" else spec.placement.processes_per_node
+    return 1 if spec.start in ("torchrun", "once") else spec.placement.processes_per_node
 
 
 def torchrun(placement: Placement) -> tuple[ShellWord, ...]:

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb prepare submit``."""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.model_name import model_of, split_model
+from llmb.catalogue.resolve import find_workload
+from llmb.catalogue.variables import near_misses, read_preparation_variables
+from llmb.cli.campaign_options import DryRun, Yes
+from llmb.cli.install import install_here
+from llmb.cli.json_option import Json
+from llmb.cli.messages import can_ask, say
+from llmb.cli.options import given_of, given_once, takes, value_options
+from llmb.errors import InfrastructureError, UsageError, UserInterrupt
+from llmb.jobs.history import open_history
+from llmb.jobs.order import Queued
+from llmb.options.option import made, options_of
+from llmb.prepare.jobs import (
+    TOKENS,
+    PreparationOrder,
+    PrepareChoices,
+    preparation_orders,
+    same_jobs,
+    submit_preparation,
+)
+from llmb.report.output import print_json, print_text
+from llmb.report.submit_report import flags_text, submit_document, submit_text
+from llmb.schedulers.lookup import QUEUE, find_scheduler, read_cluster_site
+
+OF_RUNS = frozenset(("nodes", "array", "retries", "start", "segment", "signal_before"))
+"""Options of the scheduler that a preparation has no use for."""
+CHOICES = options_of(PrepareChoices)
+SLURM = {name: item for name, item in options_of(find_scheduler(QUEUE).choices).items() if name not in OF_RUNS}
+OPTIONS = value_options({**CHOICES, **SLURM}.values(), envvar=False)
+
+
+@takes(OPTIONS)
+def submit(
+    values: dict[str, Any],
+    ctx: typer.Context,
+    workload_argument: Annotated[
+        str | None, typer.Argument(metavar="WORKLOAD", help="The same as --workload.", show_default=False)
+    ] = None,
+    workload: Annotated[str | None, typer.Option("-w", "--workload", help="Workload; see 'llmb list'.")] = None,
+    size: Annotated[
+        str | None, typer.Option("-s", "--size", help="Model size. Default: MODEL_SIZE, or the documents' only one.")
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Prepare in Slurm jobs of one node: one for the dataset, one for the checkpoint.
+
+    It reads the variables of the reference documents' download script: HF_TOKEN, GPU_TYPE, SBATCH_ACCOUNT,
+    SBATCH_PARTITION, SBATCH_GPUS_PER_NODE, TIME_LIMIT, SKIP_DATASET_DOWNLOAD and SKIP_IMPORT_CHECKPOINT. A job asks for
+    a GPU only if SBATCH_GPUS_PER_NODE or --gpus-per-node does. The time limit is 55 minutes by default; a job that ran
+    out of time is resumed by submitting it again.
+
+    A token reaches the job in its environment, and is in no file, script or command line.
+
+    Examples:
+
+    - `HF_TOKEN=... llmb prepare submit -w finetune_llama3 -s 70b`
+
+    - `SKIP_IMPORT_CHECKPOINT=true TIME_LIMIT=01:30:00 llmb prepare submit finetune_llama4-maverick --dry-run`
+    """
+    catalogue, environ = Catalogue(), os.environ
+    for warning in near_misses(catalogue.variables, environ):
+        say(f"warning: {warning}")
+    name = given_once("workload", workload_argument, workload)
+    if name is None:
+        raise UsageError("the workload is not specified", do="give it with --workload; see 'llmb list'")
+    given = {**given_of(ctx, values), **({"size": size} if size else {})}
+    orders = _orders(catalogue, name.lower(), values, given, environ)
+    scripts = [order.script() for order in orders]
+    if dry_run:
+        if json:
+            found = (_identity(order) for order in orders)
+            print_json({"jobs": [{**what, "script": text} for what, text in zip(found, scripts, strict=True)]})
+        else:
+            print_text("\n".join(scripts))
+        return
+    _confirm(orders, yes=yes)
+    jobs = {run.folder: run.job for run in _queued(orders, environ)}
+    if json:
+        print_json(submit_document(jobs))
+    else:
+        print_text(submit_text(jobs))
+
+
+def _orders(
+    catalogue: Catalogue,
+    name: str,
+    values: Mapping[str, Any],
+    given: Mapping[str, Any],
+    environ: Mapping[str, str],
+) -> list[PreparationOrder]:
+    """The jobs that options and variables ask for. Raises UsageError."""
+    workload, own_size = split_model(catalogue, name)
+    known = {**CHOICES, **options_of(find_scheduler(QUEUE).choices)}
+    reading = read_preparation_variables(catalogue.variables, environ, workload, known, given)
+    for note in reading.notes:
+        say(f"note: {note}")
+    found = {**values, **reading.options, **given}
+    only = [size for size in find_workload(catalogue, workload).sources if size != "tiny"]
+    size = found.get("size") or own_size or (only[0] if len(only) == 1 else None)
+    workload, size = model_of(catalogue, workload, size)
+    site = read_cluster_site(catalogue, install_here(), environ)
+    # Variables that apply to runs alone, such as GPUS_PER_NODE, are not read by the scheduler's options either.
+    runs = {item.name for item in catalogue.variables if not item.prepares}
+    shell = {name: value for name, value in environ.items() if name not in runs}
+    options = find_scheduler(QUEUE).asked({name: found.get(name) for name in SLURM}, shell, sys.executable)
+    return preparation_orders(catalogue, workload, size, made(PrepareChoices, found), options, site)
+
+
+def _identity(order: PreparationOrder) -> dict[str, Any]:
+    what = order.preparation
+    return {"workload": what.workload, "size": what.size, "prepares": what.part, "gpus": what.gpus}
+
+
+def _confirm(orders: list[PreparationOrder], *, yes: bool) -> None:
+    for order in orders:
+        flags = order.spec(order.sample_folder()).flags
+        say(f"the job for the {order.preparation.part} asks for {flags_text(flags)}")
+    if not all(order.sources for order in orders) and not any(os.environ.get(name) for name in TOKENS):
+        say("note: HF_TOKEN is not set: for a gated model, set it, or log in with 'hf auth login' before")
+    if yes or not sys.stdin.isatty():
+        return
+    if not can_ask():
+        raise UsageError("there is no terminal to ask on, so queueing cannot be confirmed", do="add --yes")
+    if not typer.confirm("Queue them?" if len(orders) > 1 else "Queue it?", default=True, err=True):
+        raise UserInterrupt("nothing was queued")
+
+
+def _queued(orders: list[PreparationOrder], environ: Mapping[str, str]) -> list[Queued]:
+    """Queues what no job prepares already."""
+    install = orders[0].site.install
+    with open_history(install, say) as store:
+        same = same_jobs(store, install, orders)
+        for part, job in same.items():
+            say(f"the {part} is being prepared already, by job {job.job_id}: {job.run_dir}")
+        try:
+            new = [order for order in orders if order.preparation.part not in same]
+            return [submit_preparation(store, order, environ) for order in new]
+        except InfrastructureError as error:
+            do = "'llmb jobs refresh' finds out, and 'llmb jobs list' then shows it; do not resubmit it before"
+            raise InfrastructureError(f"{error.what}; the job may be queued all the same", do=do) from error

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that prepare something, on a real Slurm: their states, their logs and their rows in the history."""
+
+import json
+
+from slurm_client import Client
+
+WORKLOAD = "finetune_llama3"
+
+
+def with_command(client: Client, script: str) -> None:
+    """The nodes' interpreter is a shell script, so that a job does what the test wants."""
+    python = client.install / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    settings = client.install / "cluster_config.yaml"
+    settings.write_text(f"{settings.read_text()}python: {python}\n")
+
+
+def submitted(client: Client, *options: str) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = client.json("prepare", "submit", "-w", WORKLOAD, "-s", "tiny", *options)["jobs"]
+    return found
+
+
+def test_both_parts_are_jobs_of_the_history(client: Client) -> None:
+    with_command(client, 'echo "called with: $*"; echo "root $LLMB_INSTALL, cores $SLURM_CPUS_PER_TASK"')
+    dataset, checkpoint = submitted(client, "--gpus-per-node", "1")
+    rows = client.json("jobs", "wait", dataset["job_id"], checkpoint["job_id"])["jobs"]
+    found = [(row["prepares"], row["status"], row["state"], row["dtype"], row["scale"]) for row in rows]
+    assert found == [("dataset", "success", "COMPLETED", "", 1), ("checkpoint", "success", "COMPLETED", "", 1)]
+    log = client.run("jobs", "log", dataset["job_id"]).stdout
+    assert f"called with: -m llmb.cli.main prepare dataset -w {WORKLOAD} -s tiny --seq-len 128" in log
+    assert f"root {client.install}, cores 8" in log
+    table = client.run("jobs", "list").stdout
+    assert f"{WORKLOAD} tiny" in table
+    shown = client.json("jobs", "show", checkpoint["job_id"])
+    assert shown["files"]["log"].endswith("log-prepare_checkpoint_tiny.out")
+    assert client.json("jobs", "nodes")["nodes"] == [], "they say nothing of a node's speed"
+    (client.install / ".llmb" / "jobs.sqlite").unlink()
+    again = client.json("jobs", "rebuild")["jobs"]
+    assert sorted((row["job_id"], row["prepares"], row["status"]) for row in again) == [
+        (row["job_id"], row["prepares"], "success") for row in rows
+    ]
+
+
+def test_a_failure_has_its_reason_from_the_log(client: Client) -> None:
+    with_command(client, "echo 'reading'; echo 'llmb: error: the model is gated' >&2; echo '  do: ask' >&2; exit 3")
+    (job,) = submitted(client, "--skip-dataset")
+    (row,) = client.json("jobs", "wait", job["job_id"], code=4)["jobs"]
+    assert (row["status"], row["reason"], row["exit_code"]) == ("failed", "the model is gated", 3)
+    assert "llmb: error: the model is gated" in client.json("jobs", "show", job["job_id"])["last_lines"]
+
+
+def test_what_is_being_prepared_is_not_submitted_again_and_can_be_cancelled(client: Client) -> None:
+    with_command(client, "echo working; exec sleep 600")
+    (job,) = submitted(client, "--skip-dataset")
+    again = client.run("prepare", "submit", "-w", WORKLOAD, "-s", "tiny", "--skip-dataset", "--json")
+    assert json.loads(again.stdout) == {"jobs": []}
+    assert f"the checkpoint is being prepared already, by job {job['job_id']}" in again.stderr
+    client.run("jobs", "cancel", job["job_id"])
+    (row,) = client.json("jobs", "wait", job["job_id"], code=None)["jobs"]
+    assert (row["status"], row["prepares"]) == ("cancelled", "checkpoint")
+    assert submitted(client, "--skip-dataset"), "an ended job does not hinder the next"
