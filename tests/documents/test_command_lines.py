@@ -155,6 +155,8 @@ LORA_LINES = (
     (235, 'ADDITIONAL_SLURM_PARAMS="reservation=my_reservation" JOB_TOTAL_GPUS=8 DTYPE=fp8 GPU_TYPE=h100 ./launch.sh',
      "lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32",
      f"gpus-per-node=8 nodes=1 reservation=my_reservation {QUARTER}"),
+    (274, "ENABLE_PROFILE=true JOB_TOTAL_GPUS=8 DTYPE=bf16 GPU_TYPE=b200 ./launch.sh",
+     "lora_llama3_70b_bf16_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_nsys", f"gpus-per-node=8 nodes=1 {QUARTER}"),
 )  # fmt: skip
 NO_INSTALL = "unknown command 'install'"
 REFUSED = (
@@ -162,7 +164,6 @@ REFUSED = (
     (LLAMA, 131, "sbatch -A ${SBATCH_ACCOUNT} -p ${SBATCH_PARTITION} -N 1 ./setup.sh", NO_INSTALL),
     (NEMOTRON, 176, "sbatch -A ${SBATCH_ACCOUNT} -p ${SBATCH_PARTITION} -N 1 ./setup.sh", NO_INSTALL),
     *((LORA, line, command, NO_LORA) for line, command, _, _ in LORA_LINES),
-    (LORA, 274, "ENABLE_PROFILE=true JOB_TOTAL_GPUS=8 DTYPE=bf16 GPU_TYPE=b200 ./launch.sh", NO_LORA),
     (LLAMA, 207, "LOAD_CHECKPOINT_PATH=${STAGE_PATH}/experiments/x JOB_TOTAL_GPUS=256 MODEL_SIZE=70b ./launch.sh",
      "there is no such checkpoint"),
     (NEMOTRON, 306, "LOAD_CHECKPOINT_PATH=/none DTYPE=fp8 MODEL_SIZE=15b JOB_TOTAL_GPUS=64 GPUS_PER_NODE=8 ./launch.sh",

@@ -11,8 +11,10 @@ class Placeholder(Record):
 
     slot: Literal["run_folder", "python"]
     """The run folder, or the interpreter that has llmb and torch where the process runs."""
+    before: str = ""
+    """Text before it without a space, with no character that a shell interprets."""
     after: str = ""
-    """Text that follows without a space."""
+    """Text that follows, likewise."""
 
 
 Word = str | Placeholder
@@ -24,4 +26,4 @@ def filled(word: Word, run_folder: str, python: str) -> str:
     """The word as text."""
     if isinstance(word, str):
         return word
-    return {"run_folder": run_folder, "python": python}[word.slot] + word.after
+    return word.before + {"run_folder": run_folder, "python": python}[word.slot] + word.after

@@ -31,18 +31,21 @@ def profile_file(folder: RunFolder, plan: Plan, rank: int) -> Path:
     """The file with the profile of ``rank``: the newest one, if several jobs have run the plan."""
     if not plan.profile or plan.profile.profiler != "nsys":
         return folder.torch_profile / f"rank-{rank}.json.gz"
-    named = folder.nsys_profile.glob(_report_name(plan, rank, job="*", node="*"))
-    own = folder.nsys_profile / _report_name(plan, rank)
+    named = folder.nsys_profile.glob(report_name(plan, rank, job="*", node="*"))
+    own = folder.nsys_profile / report_name(plan, rank)
     return max(named, key=lambda path: path.stat().st_mtime, default=own)
 
 
 def new_report(folder: RunFolder, plan: Plan, rank: int, environ: Mapping[str, str]) -> Path:
     """Where Nsight Systems writes the report of ``rank``, which runs with the variables ``environ``."""
-    return folder.nsys_profile / _report_name(plan, rank, environ.get("SLURM_JOB_ID"), environ.get("SLURM_NODEID"))
+    return folder.nsys_profile / report_name(plan, rank, environ.get("SLURM_JOB_ID"), environ.get("SLURM_NODEID"))
 
 
-def _report_name(plan: Plan, rank: int, job: str | None = None, node: str | None = None) -> str:
-    """As in the recipe's document, whose names may hold the job and the node; outside of a job llmb's own name."""
+def report_name(plan: Plan, rank: int | str, job: str | None = None, node: str | None = None) -> str:
+    """The name of a report of Nsight Systems, of which rank, job and node may be patterns or variables.
+
+    As in the recipe's document, whose names may hold the job and the node; outside of a job llmb's own name.
+    """
     document = plan.recipe.document
     if document and document.profile.file and job is not None and node is not None:
         return document.profile.file.format(job=job, node=node, rank=rank) + REPORT_END

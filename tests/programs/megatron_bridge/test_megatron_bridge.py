@@ -21,6 +21,7 @@ from llmb.programs.engine.program import engine_container
 from llmb.programs.megatron_bridge.command import bridge_data
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
+from llmb.runs.profiling import Profiling
 from llmb.runs.record import queued_record, read_record, write_record
 from llmb.schedulers.lookup import cluster_schema
 from llmb.schedulers.slurm.steps import worker_step
@@ -156,6 +157,115 @@ def test_another_version_is_refused_where_it_is_found(tmp_path: Path, major: int
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "this image has megatron_bridge of an unknown version, and llmb" in done.stderr
+
+
+def profiled(profiler: str, **profiling: object) -> Order:
+    choices = Choices(profiling=Profiling(profile=True, profiler=profiler, **profiling))
+    return order_of(Request(**LORA, gpu_type="b200", scale=16), choices)
+
+
+def words_of(order: Order) -> list[str]:
+    return [str(word) for word in worker_step(job_of(order))]
+
+
+OVERRIDES = ["start=45", "end=50", "ranks=[0,1,2,3,4,5,6,7]"]
+
+
+@pytest.mark.parametrize(
+    ("profiler", "named", "own"),
+    [
+        ("auto", "nsys", []),
+        ("nsys", "nsys", []),
+        (
+            "torch",
+            "pytorch",
+            ["profiling.record_memory_history=false", 'logger.tensorboard_dir="$llmb_folder"/tensorboard'],
+        ),
+    ],
+)
+def test_the_script_is_told_what_its_launchers_plugins_would_tell_it(profiler: str, named: str, own: list[str]) -> None:
+    """perf_plugins.py of v0.4.2 and v0.5.1; traces are then beside the folder of TensorBoard, as the engine's are."""
+    order = profiled(profiler)
+    words = words_of(order)
+    told = words[words.index(f"profiling.use_{named}_profiler=true") :]
+    steps = [word.removeprefix("profiling.profile_").replace("step_", "") for word in told[1:4]]
+    assert steps == OVERRIDES
+    assert told[4:] == ["profiling.record_shapes=false", *own]
+    assert order.plan.window.last < 45, "profiled steps are slower"
+
+
+@pytest.mark.parametrize(
+    ("rank", "has_nsys", "profiling", "asked"),
+    [
+        (0, True, {}, "profile_933609_node1_rank0"),
+        (7, True, {}, "profile_933609_node1_rank7"),
+        (8, True, {}, None),
+        (9, True, {"profile_ranks": "1,9"}, "profile_933609_node1_rank9"),
+        (1, True, {"profile_ranks": "9,11"}, None),
+        (0, False, {}, None),
+    ],
+)
+def test_profiled_ranks_run_under_nsight_systems(
+    tmp_path: Path, rank: int, has_nsys: bool, profiling: dict[str, object], asked: str | None
+) -> None:
+    """The words of a process are run as in the container, with programs that print their arguments."""
+    info = tmp_path / "package_info.py"
+    info.write_text("MAJOR = 0\nMINOR = 5\n")
+    programs = {"numactl": 'shift 2; exec "$@"', "python": 'echo "python $*"', "nsys": 'echo "nsys $*"'}
+    for name, text in programs.items():
+        if name != "nsys" or has_nsys:
+            (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+            (tmp_path / name).chmod(0o755)
+    words = words_of(profiled("nsys", **profiling))
+    start = words.index("bash")
+    text = words[start + 2].replace(bridge_data().package_info, str(info))
+    folder = tmp_path / "with space" / "nsys_profile"
+    command = ["bash", "-c", text, words[start + 3], str(folder), *words[start + 5 : start + 7]]
+    ids = {"RANK": str(rank), "LOCAL_RANK": "5", "SLURM_JOB_ID": "933609", "SLURM_NODEID": "1"}
+    environ = {**os.environ, **ids, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    plain = f"python {bridge_data().script}"
+    *notes, last = done.stdout.splitlines()
+    if asked:
+        assert last.startswith("nsys profile ")
+        assert last.endswith(f"--output={folder}/{asked} {plain}")
+        assert folder.is_dir()
+    else:
+        assert last == plain
+        assert notes == ([] if has_nsys else [f"llmb: rank {rank} is not profiled: there is no nsys in this image"])
+
+
+def test_what_cannot_be_profiled_is_refused() -> None:
+    with pytest.raises(UsageError, match="--nccl-trace is chosen, which is for llmb's engine"):
+        order_of(Request(**LORA, gpu_type="b200", scale=8), Choices(profiling=Profiling(nccl_trace=True)))
+    with pytest.raises(UsageError, match="--profile-ranks names rank 16, but the 16 ranks are numbered 0-15"):
+        profiled("nsys", profile_ranks="16")
+    with pytest.raises(UsageError, match="--profile-gpu-metrics needs Nsight Systems"):
+        profiled("torch", profile_gpu_metrics=True)
+
+
+@pytest.mark.parametrize(
+    ("profiling", "reason"),
+    [
+        ({}, None),
+        ({"profile_start_step": 40}, "5 of the 10 steps of the window were profiled, which slows them down"),
+    ],
+)
+def test_profiled_steps_give_no_figures(tmp_path: Path, profiling: dict[str, object], reason: str | None) -> None:
+    choices = Choices(steps=50, profiling=Profiling(profile=True, profiler="torch", **profiling))
+    order = order_of(Request(**LORA, gpu_type="b200", scale=8), choices, install=tmp_path)
+    folder: RunFolder = folder_of(order)
+    folder.torch_profile.mkdir(parents=True)
+    folder.log.write_text(iterations(50))
+    (folder.torch_profile / "rank-1.json.gz").write_bytes(b"not a trace")
+    write_record(folder, queued_record(order.plan, ("sbatch",), program=order.program))
+    result = finish_job(folder, 0, "")
+    assert (result.status, result.step_time_reason) == ("success", reason)
+    assert (result.step_time_s is None) == (reason is not None)
+    assert result.profile
+    assert result.profile.files == ("torch_profile/rank-1.json.gz",)
+    assert "rank-0.json.gz, rank-2.json.gz" in result.profile.warnings[0]
 
 
 def test_advice_on_lora_leads_somewhere() -> None:

@@ -5,7 +5,7 @@ import shutil
 from importlib.util import find_spec
 
 from llmb.errors import EnvironmentProblem
-from llmb.programs.engine.nsys import NSYS
+from llmb.programs.nsys import NSYS
 from llmb.runs.plan import Plan
 
 

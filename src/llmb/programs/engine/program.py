@@ -12,9 +12,10 @@ from llmb.jobspec.arguments import PYTHON, RUN_FOLDER
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions
 from llmb.jobspec.variables import Layer
-from llmb.programs.engine.nsys import export_report, with_profiler
+from llmb.programs.engine.nsys import with_profiler
 from llmb.programs.engine.profiled_worker import worker_module
 from llmb.programs.engine.worker_variables import shipped_variables
+from llmb.programs.nsys import export_report
 from llmb.programs.port import Asked, End, Program, Progress, Work
 from llmb.runs.attempts import cut, is_done, window_began
 from llmb.runs.checkpoint import read_checkpoint

@@ -12,8 +12,12 @@ from llmb.catalogue.resolve import find_model
 from llmb.errors import UsageError
 from llmb.jobspec.arguments import RUN_FOLDER, Word
 from llmb.metrics.window import resolve_window
+from llmb.programs.nsys import GPU_METRICS, NSYS, RECORDING
 from llmb.runs.choices import DEFAULT_SEED, Choices, Fp8Recipe
 from llmb.runs.plan import Plan
+from llmb.runs.profile_report import report_name
+from llmb.traces.files import REPORT_END
+from llmb.traces.folders import NSYS_FOLDER
 
 DATA = Path(__file__).with_name("megatron_bridge.yaml")
 # Choices that the script supports; any other has to be left at its default.
@@ -28,8 +32,11 @@ SUPPORTED = frozenset(
         "save_checkpoint",
         "checkpoint_interval",
         "checkpoint_dir",
+        "profiling",
     }
 )
+TENSORBOARD = "tensorboard"
+"""The script writes traces to ``torch_profile`` beside this folder, one a rank, as llmb's engine names them."""
 
 
 class BridgeRecipe(Record):
@@ -82,12 +89,15 @@ def bridge_data() -> BridgeFile:
 def bridge_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Plan:
     """What the script is to do. Raises UsageError with all that it cannot."""
     data = bridge_data()
-    problems = [*_recipe_problems(catalogue, recipe), *_choice_problems(choices)]
+    steps = choices.steps_of(recipe, resumes=False)
+    recorded = ("cuda", steps, 0, recipe.scale, recipe.documented_profile)
+    profiling = choices.profiling.problems(*recorded)
+    problems = [*_recipe_problems(catalogue, recipe), *_choice_problems(choices), *profiling]
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         what = f"{data.framework} {data.release} cannot run this:\n{lines}"
         raise UsageError(what, do=_advice(recipe))
-    steps = choices.steps_of(recipe, resumes=False)
+    profile = choices.profiling.settled(*recorded)
     return Plan(
         recipe=recipe,
         device="cuda",
@@ -98,6 +108,8 @@ def bridge_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Plan:
         save_checkpoint=choices.saves,
         checkpoint_interval=choices.checkpoint_interval,
         checkpoint_dir=choices.checkpoint_dir,
+        # Whether the container has Nsight Systems is only known inside; an image of the framework has it.
+        profile=profile and profile.model_copy(update={"or_torch": False}),
     )
 
 
@@ -110,11 +122,31 @@ def bridge_command(plan: Plan, choices: Choices, save_dir: str, extra: Mapping[s
     per_numa = data.gpus_per_numa_node[recipe.gpu_type]
     bind = f'exec numactl --cpunodebind=$((LOCAL_RANK/{per_numa})) --membind=$((LOCAL_RANK/{per_numa})) "$@"'
     known = dict(_arguments(plan, choices, save_dir))
-    words: list[Word] = ["bash", "-c", f"{version_check(data)}; {bind}", "llmb-bind", "python", data.script]
+    text = "; ".join(filter(None, (version_check(data), nsys_prefix(plan), bind)))
+    words: list[Word] = ["bash", "-c", text, "llmb-bind", *_report_folder(plan), "python", data.script]
     for name, value in {**known, **extra}.items():
         words.extend((f"--{name}", value))
     words.extend(("--save_config_filepath", RUN_FOLDER.model_copy(update={"after": "/ConfigContainer.yaml"})))
-    return [*words, *_overrides(plan, choices)]
+    return [*words, *_overrides(plan, choices), *_profiling(plan)]
+
+
+def nsys_prefix(plan: Plan) -> str:
+    """Shell text that puts Nsight Systems before the command of a profiled rank; the first argument is its folder."""
+    profile = plan.profile
+    if profile is None or profile.profiler != "nsys":
+        return ""
+    ranks = " ".join(map(str, profile.ranks))
+    report = report_name(plan, "${RANK}", "${SLURM_JOB_ID}", "${SLURM_NODEID}").removesuffix(REPORT_END)
+    metrics = f'$([ "$RANK" != {profile.ranks[0]} ] || echo {GPU_METRICS}) ' if profile.gpu_metrics else ""
+    start = f'mkdir -p "$reports"; set -- {" ".join(RECORDING)} {metrics}--output="$reports/{report}" "$@"'
+    missing = f"llmb: rank $RANK is not profiled: there is no {NSYS} in this image"
+    found = f'if command -v {NSYS} >/dev/null; then {start}; else echo "{missing}"; fi'
+    return f'reports=$1; shift; case " {ranks} " in *" $RANK "*) {found};; esac'
+
+
+def _report_folder(plan: Plan) -> Iterator[Word]:
+    if plan.profile and plan.profile.profiler == "nsys":
+        yield RUN_FOLDER.model_copy(update={"after": f"/{NSYS_FOLDER}"})
 
 
 def version_check(data: BridgeFile) -> str:
@@ -194,6 +226,21 @@ def _overrides(plan: Plan, choices: Choices) -> Iterator[str]:
         yield f"scheduler.lr_warmup_iters={choices.warmup_steps}"
 
 
+def _profiling(plan: Plan) -> Iterator[Word]:
+    """What the plugins of the framework's own launcher override (perf_plugins.py), which do not run here."""
+    profile = plan.profile
+    if profile is None:
+        return
+    yield f"profiling.use_{'nsys' if profile.profiler == 'nsys' else 'pytorch'}_profiler=true"
+    yield f"profiling.profile_step_start={profile.first_step}"
+    yield f"profiling.profile_step_end={profile.stop_step}"
+    yield f"profiling.profile_ranks=[{','.join(map(str, profile.ranks))}]"
+    yield "profiling.record_shapes=false"
+    if profile.profiler == "torch":
+        yield "profiling.record_memory_history=false"
+        yield RUN_FOLDER.model_copy(update={"before": "logger.tensorboard_dir=", "after": f"/{TENSORBOARD}"})
+
+
 def _recipe_problems(catalogue: Catalogue, recipe: Recipe) -> Iterator[str]:
     data = bridge_data()
     if bridge_recipe(recipe) is None:
@@ -219,6 +266,8 @@ def _advice(recipe: Recipe) -> str:
 
 def _choice_problems(choices: Choices) -> Iterator[str]:
     default, scaling = Choices(), bridge_data().fp8_recipe
+    if choices.profiling.nccl_trace:
+        yield "--nccl-trace is chosen, which is for llmb's engine"
     if choices.fp8_recipe not in (None, scaling):
         yield f"--fp8-recipe is {choices.fp8_recipe}; the script uses {scaling}"
     for name in Choices.model_fields:

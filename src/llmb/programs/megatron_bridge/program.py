@@ -10,10 +10,12 @@ from llmb.jobspec.variables import Layer
 from llmb.programs.megatron_bridge.command import bridge_command, bridge_data, bridge_plan, bridge_variables
 from llmb.programs.megatron_bridge.log import NewLogSteps, judge_latest_attempt
 from llmb.programs.megatron_bridge.result import is_done, result_of_log
+from llmb.programs.nsys import export_report
 from llmb.programs.port import Asked, End, Program, Progress, Work
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
+from llmb.runs.profile_report import report_profile
 from llmb.runs.record import RunRecord
 from llmb.runs.result import Result
 
@@ -49,7 +51,9 @@ class MegatronBridge(Program):
         return NewLogSteps(folder.log)
 
     def result(self, folder: RunFolder, record: RunRecord, end: End) -> Result:
-        return result_of_log(record.plan, judge_latest_attempt(folder, record.plan.window), end)
+        plan, lasts = record.plan, record.status in ("queued", "running")
+        profile = report_profile(folder, plan, export_report(plan, folder) if lasts else None)
+        return result_of_log(plan, judge_latest_attempt(folder, plan.window), end, profile)
 
 
 def bridge_container(options: FrameworkOptions, settings: ContainerSettings) -> ContainerSettings:

@@ -6,13 +6,14 @@ from llmb.metrics.throughput import throughput
 from llmb.programs.port import End
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
+from llmb.runs.profile_report import ProfileReport
 from llmb.runs.result import Loss, Result, Status, metrics_of
 
 SAVED = "train_state.pt"
 """Written into a checkpoint's folder, ``iter_<step>``, once it is complete (training/checkpointing.py)."""
 
 
-def result_of_log(plan: Plan, outcome: LogOutcome, end: End) -> Result:
+def result_of_log(plan: Plan, outcome: LogOutcome, end: End, profile: ProfileReport | None = None) -> Result:
     """The result of a run that ended as ``end`` says, and whose log is judged as ``outcome``.
 
     A framework that has done every step may still fail while it cleans up: the run is a success then.
@@ -24,7 +25,8 @@ def result_of_log(plan: Plan, outcome: LogOutcome, end: End) -> Result:
     elif end.exit_code:
         reasons.append(f"exit code {end.exit_code}")
     losses = (outcome.loss_first, outcome.loss_last)
-    times = outcome.step_time_s if status == "success" else None
+    no_statistics = _no_statistics(plan, status)
+    times = None if no_statistics else outcome.step_time_s
     return Result(
         status=status,
         reason="; ".join(reasons) or None,
@@ -32,9 +34,21 @@ def result_of_log(plan: Plan, outcome: LogOutcome, end: End) -> Result:
         step_time_s=times,
         loss=None if None in losses or status == "invalid" else Loss(first=_known(losses[0]), last=_known(losses[1])),
         peak_memory_gib=None,
-        step_time_reason=None if times else "the run was not successful",
+        step_time_reason=no_statistics,
+        profile=profile,
         **(metrics_of(throughput(plan.recipe, times.mean)) if times else {}),
     )
+
+
+def _no_statistics(plan: Plan, status: Status) -> str | None:
+    """The log has the statistics of the window as a whole, without a step that was profiled or with it."""
+    if status != "success":
+        return "the run was not successful"
+    window = range(plan.window.first, plan.window.last + 1)
+    profiled = sum(plan.slows_down(step) for step in window)
+    if not profiled:
+        return None
+    return f"{profiled} of the {len(window)} steps of the window were profiled, which slows them down"
 
 
 def is_done(folder: RunFolder, plan: Plan, outcome: LogOutcome) -> bool:

@@ -37,4 +37,4 @@ def shell_word(word: Word, interpreter: ShellWord) -> ShellWord:
         return word
     if word.slot == "python":
         return interpreter if not word.after else Shell(command_line([interpreter]) + shlex.quote(word.after))
-    return Shell('"$llmb_folder"' + word.after)
+    return Shell(word.before + '"$llmb_folder"' + word.after)
