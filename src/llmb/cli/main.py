@@ -31,7 +31,6 @@ COMMANDS = {
     "launch": ("llmb.cli.launch", "Queue a run that the environment variables of the reference documents describe."),
     "result": ("llmb.cli.result", "The result of a finished run."),
     "jobs": ("llmb.cli.jobs", "Submitted jobs and their results; logs, waiting, cancelling, slow nodes."),
-    "prepare": ("llmb.cli.prepare", "Prepare datasets and checkpoints for fine-tuning."),
     "checkpoint": ("llmb.cli.checkpoint", "Show checkpoints; export and import weights for Hugging Face."),
     "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),
     "trace": ("llmb.cli.trace", "The time of profiled steps by activity."),
