@@ -12,6 +12,7 @@ from llmb.catalogue.records import Source
 from llmb.catalogue.resolve import find_model, find_workload
 from llmb.errors import UsageError
 from llmb.jobs.locks import file_lock
+from llmb.prepare.hub import DATASETS, OnBytes, fetch_dataset, fetch_tokenizer
 from llmb.prepare.packed_files import read_packed, tokenize, write_packed
 from llmb.prepare.sample_files import OnCount, SampleFiles, lines_file, read_record, write_samples
 from llmb.prepare.samples import TEMPLATE
@@ -25,6 +26,7 @@ from llmb.runs.folder import cannot_write
 Say = Callable[[str], object]
 LOCK = ".lock"
 PATIENCE_S = 2.0
+MB = 10**6
 FORCE = "--force prepares it again, and replaces what there is"
 
 
@@ -76,6 +78,9 @@ class _Work:
     @property
     def folder(self) -> Path:
         return self.folders.dataset(self.source.dataset)
+
+    def on_bytes(self, what: str) -> OnBytes:
+        return lambda done, total: self.on_count(f"{what}, MB", done // MB, -(-total // MB))
 
     def packed(self, split: Split, seq_len: int) -> Path:
         return self.folders.packed(self.source.dataset, self.source.model, split, seq_len)
@@ -143,9 +148,13 @@ def _samples(work: _Work, temporary: Path) -> tuple[SampleFiles, bool]:
         _check_samples(work, existing)
         return existing, False
     if request.source is None:
-        raise UsageError("the hub is not supported yet", do="give a local file or folder with --source")
-    files = split_files(request.source)
-    return write_samples(work.folder, temporary, files, local_source(request.source, files), work.on_count), True
+        name = DATASETS[work.source.dataset].repository
+        snapshot = fetch_dataset(work.source.dataset, work.folders, work.on_bytes(f"downloading {name}"), work.say)
+        files, source = split_files(snapshot.path), f"{name}@{snapshot.revision}"
+    else:
+        files = split_files(request.source)
+        source = local_source(request.source, files)
+    return write_samples(work.folder, temporary, files, source, work.on_count), True
 
 
 def local_source(path: Path, files: Files) -> str:
@@ -222,7 +231,10 @@ class _Tokenizer:
         if self.loaded is None:
             file = self.file
             if file is None:
-                raise UsageError("the hub is not supported yet", do="give the tokenizer's folder with --tokenizer")
+                name = self.work.source.model
+                on_bytes = self.work.on_bytes(f"downloading the tokenizer of {name}")
+                folder = fetch_tokenizer(name, self.work.source.page, self.work.folders, on_bytes, self.work.say)
+                file = tokenizer_file(folder)
             self.loaded = load_tokenizer(file, self.work.source.model, self.work.vocab_size)
         return self.loaded
 

@@ -1,0 +1,267 @@
+"""Downloads from a hub that a local server plays: files, refusals, retries, the cache, and the token's secrecy."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fake_hub import SHA, FakeHub, serving
+
+from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError, UsageError
+from llmb.prepare.hub import LONGEST_WAIT_S, MODEL_FILES, Hub, fetch_model
+from llmb.prepare.hub_errors import retry_after_s
+from llmb.prepared.folders import PreparedFolders
+
+TOKEN = "hf_" + "x" * 34
+OTHER = "hf_" + "y" * 34
+FILES = {
+    "config.json": b"{}",
+    "tokenizer.json": b'{"a": 1}',
+    "model.safetensors": b"w" * 5000,
+    "pytorch_model.bin": b"pickled",
+    "original/model.safetensors": b"again",
+}
+NEEDED = ("config.json", "*.safetensors")
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The user's own token and cache are not for tests; the library reads most variables when it is imported."""
+    from huggingface_hub import constants
+
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeHub]:
+    repositories = {"org/name": FILES, "datasets/org/rows": {"plain_text/train-00000-of-00001.parquet": b"rows"}}
+    with serving(FakeHub(repositories, tokens=(TOKEN, OTHER))) as hub:
+        yield hub
+
+
+class Client:
+    """A hub whose messages and pauses are kept."""
+
+    def __init__(self, server: FakeHub, folder: Path) -> None:
+        self.said: list[str] = []
+        self.paused: list[float] = []
+        self.progress: list[tuple[int, int]] = []
+        self.hub = Hub(folder, self.said.append, endpoint=server.url, pause=self.paused.append)
+
+    def fetch(self, name: str = "org/name") -> Path:
+        return self.hub.fetch(name, "model", MODEL_FILES, NEEDED, self.count).path
+
+    def count(self, done: int, total: int) -> None:
+        self.progress.append((done, total))
+
+    def refused(self, kind: type[LlmbError], name: str = "org/name") -> LlmbError:
+        with pytest.raises(kind) as error:
+            self.fetch(name)
+        assert TOKEN not in error.value.text()
+        return error.value
+
+
+@pytest.fixture
+def client(server: FakeHub, tmp_path: Path) -> Client:
+    return Client(server, tmp_path / "hub")
+
+
+def names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_weights_configuration_and_tokenizer_are_downloaded_and_nothing_else(client: Client) -> None:
+    folder = client.fetch()
+    assert names(folder) == {"config.json", "tokenizer.json", "model.safetensors"}
+    assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert folder.is_relative_to(client.hub.folder)
+    total = sum(len(FILES[name]) for name in names(folder))
+    assert client.progress[-1] == (total, total)
+
+
+def test_what_was_downloaded_is_not_downloaded_again(client: Client, server: FakeHub) -> None:
+    folder = client.fetch()
+    (folder / "model.safetensors").unlink()  # as after a kill between two files
+    server.requests.clear()
+    assert client.fetch() == folder
+    assert [path.rpartition("/")[2] for method, path in server.requests if method == "GET"] == [
+        "name",
+    ]
+    server.requests.clear()
+    shutil.rmtree(folder.parents[1] / "blobs")
+    client.fetch()
+    assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+def test_a_dataset_has_the_commit_as_its_revision(client: Client) -> None:
+    patterns = ("plain_text/train-*.parquet",)
+    snapshot = client.hub.fetch("org/rows", "dataset", patterns, patterns, client.count)
+    assert snapshot.revision == SHA
+    assert names(snapshot.path) == {"plain_text/train-00000-of-00001.parquet"}
+
+
+def test_a_gated_model_without_a_token_names_its_page(client: Client, server: FakeHub) -> None:
+    server.gated = ("org/name",)
+    client.hub = replace(client.hub, page="https://huggingface.co/org/name")
+    error = client.refused(EnvironmentProblem)
+    assert error.what == "org/name is gated, and there is no token"
+    assert "request access at https://huggingface.co/org/name" in str(error.do)
+    assert "HF_TOKEN" in str(error.do)
+
+
+def test_a_gated_model_with_a_token_that_has_no_access(
+    client: Client, server: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    server.gated, server.members = ("org/name",), (OTHER,)
+    error = client.refused(EnvironmentProblem)
+    assert "the account of the token has no access" in error.what
+    assert "https://huggingface.co/org/name" in str(error.do)
+
+
+def test_a_gated_model_with_access(client: Client, server: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    server.gated, server.members = ("org/name",), (TOKEN,)
+    folder = client.fetch()
+    assert names(folder)
+    written = [path.read_bytes() for path in client.hub.folder.rglob("*") if path.is_file()]
+    assert not any(TOKEN.encode() in content for content in written)
+
+
+def test_the_token_of_a_file_is_sent(
+    client: Client, server: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from huggingface_hub import constants
+
+    (tmp_path / "token").write_text(TOKEN)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    server.gated, server.members = ("org/name",), (TOKEN,)
+    assert names(client.fetch())
+
+
+def test_a_token_that_is_not_valid(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "z" * 34)
+    error = client.refused(EnvironmentProblem)
+    assert "the hub rejects the token" in error.what
+
+
+def test_a_repository_that_does_not_exist(client: Client) -> None:
+    error = client.refused(UsageError, "org/absent")
+    assert "the hub has no org/absent" in error.what
+
+
+def test_a_repository_without_the_files(client: Client, server: FakeHub) -> None:
+    server.repositories["org/empty"] = {"README.md": b""}
+    error = client.refused(UsageError, "org/empty")
+    assert error.what == "org/empty on the hub has no config.json and no *.safetensors"
+
+
+def test_a_rate_limit_is_waited_for_as_long_as_the_hub_says(client: Client, server: FakeHub) -> None:
+    server.scripted = {
+        "/api/models": [(429, {"Retry-After": "7"}), (429, {"RateLimit": '"api";r=0;t=9'}), (429, {}), (503, {})]
+    }
+    client.fetch()
+    assert client.paused == [7, 9, 8, 16]
+    assert client.said[0] == "the hub limits the rate of requests; retrying in 7 s (1 of 5)"
+    assert client.said[3] == "the hub answered 503 for org/name; retrying in 16 s (4 of 5)"
+
+
+def test_a_rate_limit_is_not_waited_for_forever(client: Client, server: FakeHub) -> None:
+    server.scripted = {"/api/models": [(429, {"Retry-After": "1"})] * 20}
+    error = client.refused(InfrastructureError)
+    assert error.what == "the hub limits the rate of requests"
+    assert client.paused == [1] * 5
+    client.paused.clear()
+    server.scripted = {"/api/models": [(429, {"Retry-After": str(int(LONGEST_WAIT_S) + 1)})]}
+    client.refused(InfrastructureError)
+    assert not client.paused
+
+
+def test_a_date_to_retry_after() -> None:
+    def asked(text: str) -> float | None:
+        error = OSError("limited")
+        error.response = SimpleNamespace(headers={"Retry-After": text})  # type: ignore[attr-defined]
+        return retry_after_s(error)
+
+    assert 50 < (asked(format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)) or 0) <= 60
+    assert asked("soon") is None
+
+
+def test_without_a_network_the_advice_is_to_go_where_there_is_one(client: Client) -> None:
+    client.hub = replace(client.hub, endpoint="http://127.0.0.1:9")
+    error = client.refused(EnvironmentProblem)
+    assert "the hub cannot be reached" in error.what
+    assert "--source" in str(error.do)
+    assert not client.paused
+
+
+def test_without_a_network_an_earlier_download_is_used(client: Client) -> None:
+    folder = client.fetch()
+    client.hub = replace(client.hub, endpoint="http://127.0.0.1:9")
+    assert client.fetch() == folder
+    assert "using org/name as it was downloaded before" in client.said[-1]
+    (folder / "model.safetensors").unlink()
+    client.refused(EnvironmentProblem)
+
+
+def test_offline_mode_uses_an_earlier_download_or_says_so(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+    from huggingface_hub.utils import _http
+
+    folder = client.fetch()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    _http.close_session()
+    try:
+        assert client.fetch() == folder
+        shutil.rmtree(client.hub.folder)
+        error = client.refused(EnvironmentProblem)
+    finally:
+        _http.close_session()
+    assert error.what == "HF_HUB_OFFLINE is set"
+
+
+def test_a_disk_that_is_too_small_is_said_before_the_download(
+    client: Client, server: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
+    error = client.refused(EnvironmentProblem)
+    assert "downloading org/name needs" in error.what
+    assert not [path for method, path in server.requests if method == "GET" and "/resolve/" in path]
+
+
+def test_a_folder_that_cannot_be_written(client: Client) -> None:
+    client.hub.folder.write_text("a file")
+    error = client.refused(EnvironmentProblem)
+    assert "cannot write" in error.what
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [({}, "own"), ({"HF_HOME": "/a"}, "/a/hub"), ({"HF_HOME": "/a", "HF_HUB_CACHE": "/b"}, "/b")],
+)
+def test_the_cache_is_where_the_user_says(variables: dict[str, str], expected: str) -> None:
+    assert Hub(Path("own"), print).cache(variables) == Path(expected)
+
+
+def test_a_model_that_is_not_on_the_hub_is_not_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="llmb/llama3-tiny is not on the Hugging Face hub"):
+        fetch_model("llmb/llama3-tiny", None, PreparedFolders(tmp_path), lambda *_: None, print)
+
+
+def test_nothing_that_trains_imports_what_contacts_a_hub() -> None:
+    root = Path(__file__).parents[2] / "src" / "llmb"
+    importing = [
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        if any(name in path.read_text() for name in ("huggingface_hub", "prepare.hub ", "prepare import hub"))
+    ]
+    assert importing
+    assert all(name.startswith("prepare/") or name == "cli/prepare.py" for name in importing)
+    assert "prepare/hub.py" in importing
