@@ -3,9 +3,13 @@
 
 import json
 
+import pytest
 from slurm_client import Client
 
 WORKLOAD = "finetune_llama3"
+MODEL = ("--checkpoint-source", "/data/model")
+
+pytestmark = pytest.mark.slurm
 
 
 def with_command(client: Client, script: str) -> None:
@@ -18,7 +22,9 @@ def with_command(client: Client, script: str) -> None:
 
 
 def submitted(client: Client, *options: str) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = client.json("prepare", "submit", "-w", WORKLOAD, "-s", "tiny", *options)["jobs"]
+    found: list[dict[str, str]] = client.json("prepare", "submit", "-w", WORKLOAD, "-s", "tiny", *MODEL, *options)[
+        "jobs"
+    ]
     return found
 
 
@@ -29,7 +35,10 @@ def test_both_parts_are_jobs_of_the_history(client: Client) -> None:
     found = [(row["prepares"], row["status"], row["state"], row["dtype"], row["scale"]) for row in rows]
     assert found == [("dataset", "success", "COMPLETED", "", 1), ("checkpoint", "success", "COMPLETED", "", 1)]
     log = client.run("jobs", "log", dataset["job_id"]).stdout
-    assert f"called with: -m llmb.cli.main prepare dataset -w {WORKLOAD} -s tiny --seq-len 128" in log
+    assert (
+        f"called with: -m llmb.cli.main prepare dataset -w {WORKLOAD} -s tiny --tokenizer /data/model --seq-len 128"
+        in log
+    )
     assert f"root {client.install}, cores 8" in log
     table = client.run("jobs", "list").stdout
     assert f"{WORKLOAD} tiny" in table
@@ -54,7 +63,7 @@ def test_a_failure_has_its_reason_from_the_log(client: Client) -> None:
 def test_what_is_being_prepared_is_not_submitted_again_and_can_be_cancelled(client: Client) -> None:
     with_command(client, "echo working; exec sleep 600")
     (job,) = submitted(client, "--skip-dataset")
-    again = client.run("prepare", "submit", "-w", WORKLOAD, "-s", "tiny", "--skip-dataset", "--json")
+    again = client.run("prepare", "submit", "-w", WORKLOAD, "-s", "tiny", *MODEL, "--skip-dataset", "--json")
     assert json.loads(again.stdout) == {"jobs": []}
     assert f"the checkpoint is being prepared already, by job {job['job_id']}" in again.stderr
     client.run("jobs", "cancel", job["job_id"])

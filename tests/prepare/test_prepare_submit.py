@@ -97,6 +97,8 @@ def test_sources_are_passed_as_full_paths_and_mounted(call: Callable[..., Result
     options = ("--dataset-source", "/data/squad", "--checkpoint-source", "/data/model", "--tokenizer", "/data/tok")
     found = scripts(call, LORA, "-s", "70b", *options)
     assert work(found["dataset"])[-4:] == ["--source", "/data/squad", "--tokenizer", "/data/tok"]
+    given = scripts(call, LORA, "-s", "tiny", "--checkpoint-source", "/data/model")["dataset"]
+    assert work(given)[-2:] == ["--tokenizer", "/data/model"], "the tokenizer is where the model is"
     assert work(found["checkpoint"])[-2:] == ["--source", "/data/model"]
     assert "/data/squad:/data/squad,/data/tok:/data/tok" in found["dataset"]
     assert f"{tmp_path}/install:{tmp_path}/install,/data/model:/data/model" in found["checkpoint"]
@@ -120,7 +122,9 @@ def test_variables_of_runs_are_named_and_not_taken(call: Callable[..., Result]) 
         ((LORA,), {"SKIP_DATASET_DOWNLOAD": "perhaps"}, "SKIP_DATASET_DOWNLOAD is 'perhaps'; it must be true or false"),
         ((LORA,), {"TIME_LIMIT": "later"}, "TIME_LIMIT is 'later'"),
         ((), {}, "the workload is not specified"),
-        ((LORA, "--seq-len", "0"), {}, "--seq-len is 0; it must be at least 1"),
+        ((LORA, "--seq-len", "0"), {}, "--seq-len is 0; it must be at least 2"),
+        ((LORA, "-s", "tiny"), {}, "the model of finetune_llama3 tiny is not on the hub"),
+        ((LORA, "-s", "tiny", "--skip-checkpoint"), {}, "the model of finetune_llama3 tiny is not on the hub"),
     ],
 )
 def test_what_cannot_be_prepared_is_an_error(

@@ -29,6 +29,7 @@ from llmb.jobspec.placement import Placement
 from llmb.jobspec.spec import JobSpec, write_spec
 from llmb.jobspec.variables import Layer, layered
 from llmb.options.option import Option, limit_problems
+from llmb.prepared.folders import prepared_folders
 from llmb.runs.folder import RunFolder, cannot_write, foreign_link, write_atomically
 from llmb.schedulers.lookup import QUEUE, find_scheduler
 from llmb.schedulers.port import Scheduler
@@ -41,6 +42,7 @@ CPUS = 8
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH")
 PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 """They may hold a password, and a node may reach the hub by one alone."""
+PARTS: tuple[Part, ...] = ("dataset", "checkpoint")
 ASK_S = 10.0
 _option = partial(Option, panel="Preparation", basic=True)
 
@@ -51,10 +53,12 @@ class PrepareChoices(Record):
     skip_dataset: Annotated[bool, _option(help="Submit no job for the dataset.")] = False
     skip_checkpoint: Annotated[bool, _option(help="Submit no job for the checkpoint.")] = False
     gpu_type: Annotated[
-        str | None, _option(help="GPU type that will train: its layout determines the sequence length.")
+        str | None,
+        _option(help="GPU type that will train: its layout determines the sequence length. Default: all of them."),
     ] = None
     seq_len: Annotated[
-        int | None, _option(help="Sequence length to pack to. Default: of the recipe.", minimum=1, metavar="TOKENS")
+        int | None,
+        _option(help="Sequence length to pack to. Default: of the GPU type, or of all.", minimum=2, metavar="TOKENS"),
     ] = None
     dataset_source: Annotated[
         str | None, _option(help="Folder or file with the dataset, in place of the hub.", folder=True)
@@ -62,9 +66,9 @@ class PrepareChoices(Record):
     checkpoint_source: Annotated[
         str | None, _option(help="Folder of the Hugging Face model, in place of the hub.", folder=True)
     ] = None
-    tokenizer: Annotated[str | None, _option(help="Folder of the tokenizer, in place of the model's.", folder=True)] = (
-        None
-    )
+    tokenizer: Annotated[
+        str | None, _option(help="tokenizer.json or its folder, in place of the model's.", folder=True)
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,34 +141,46 @@ def preparation_orders(
     wanted = {"dataset": not choices.skip_dataset, "checkpoint": not choices.skip_checkpoint}
     if not any(wanted.values()):
         raise UsageError("neither the dataset nor the checkpoint is to be prepared", do="leave out one --skip option")
-    gpus = options.gpus_per_node or 0
-    asked = Request(workload=workload, size=size, gpu_type=choices.gpu_type or site.config.gpu_type)
-    recipe = resolve(catalogue, asked)
-    seq_len = choices.seq_len or recipe.layout.seq_len
+    _check_model(catalogue, workload, size, choices, site)
+    gpu_type = choices.gpu_type or site.config.gpu_type
+    recipe = resolve(catalogue, Request(workload=workload, size=size, gpu_type=gpu_type))
+    seq_len = choices.seq_len or (recipe.layout.seq_len if gpu_type else None)
+    # The two jobs do not wait for each other: the dataset takes the tokenizer from where the checkpoint comes from.
     paths = {
-        "dataset": {"--source": choices.dataset_source, "--tokenizer": choices.tokenizer},
+        "dataset": {
+            "--source": choices.dataset_source,
+            "--tokenizer": choices.tokenizer or choices.checkpoint_source,
+            "--seq-len": seq_len and str(seq_len),
+        },
         "checkpoint": {"--source": choices.checkpoint_source},
     }
+    gpus = options.gpus_per_node or 0
     orders = []
-    for part in ("dataset", "checkpoint"):
-        given = {flag: path for flag, path in paths[part].items() if path}
-        length = ("--seq-len", str(seq_len)) if part == "dataset" else ()
-        orders.append(
-            PreparationOrder(
-                preparation=Preparation(
-                    workload=workload,
-                    size=size,
-                    part=part,
-                    gpu_type=recipe.gpu_type if gpus else CPU,
-                    gpus=gpus,
-                ),
-                arguments=("-w", workload, "-s", size, *length, *itertools.chain.from_iterable(given.items())),
-                sources=tuple(given.values()),
-                options=options,
-                site=site,
-            )
+    for part in PARTS:
+        given = {flag: text for flag, text in paths[part].items() if text}
+        what = Preparation(
+            workload=workload, size=size, part=part, gpu_type=recipe.gpu_type if gpus else CPU, gpus=gpus
         )
+        order = PreparationOrder(
+            preparation=what,
+            arguments=("-w", workload, "-s", size, *itertools.chain.from_iterable(given.items())),
+            sources=tuple(text for flag, text in given.items() if flag != "--seq-len"),
+            options=options,
+            site=site,
+        )
+        orders.append(order)
     return [order for order in orders if wanted[order.preparation.part]]
+
+
+def _check_model(catalogue: Catalogue, workload: str, size: str, choices: PrepareChoices, site: Site) -> None:
+    """Raises UsageError if the model is neither on the hub nor given."""
+    source = find_workload(catalogue, workload).sources[size]
+    if source.page is not None or choices.checkpoint_source:
+        return
+    prepared = prepared_folders(site.install, workload).model(source.model).exists()
+    if not choices.skip_checkpoint or not (choices.tokenizer or prepared):
+        do = f"give --checkpoint-source; 'llmb prepare sample FOLDER -w {workload} -s {size}' makes a model"
+        raise UsageError(f"the model of {workload} {size} is not on the hub", do=do)
 
 
 def _prepared_models(catalogue: Catalogue) -> Iterator[str]:
