@@ -51,7 +51,6 @@ DOCUMENTS = {
     MAVERICK: Document("finetune_llama4-maverick", {**INSTALLED, "LLMB_REPO": "$ROOT"}, "gpu_type: h100\n"),  # 362-367
     LORA: Document("finetune_llama3", INSTALLED, f"gpu_type: b200\n{PYXIS}"),  # 365-370
 }
-NO_LORA = "it has no LoRA: 'llmb submit --framework megatron_bridge' trains this recipe"
 SBATCH = "sbatch -A ${SLURM_ACCOUNT} -p ${SLURM_PARTITION}"
 HOUR, HALF, QUARTER = "time=01:00:00", "time=00:30:00", "time=00:15:00"
 
@@ -125,9 +124,12 @@ REQUESTED = (
     (MAVERICK, 272, "ENABLE_NCCLTRACE=true JOB_TOTAL_GPUS=256 DTYPE=fp8 GPU_TYPE=b200 ./launch.sh",
      "sft_llama4-maverick_400b_fp8_gpus256_tp8_pp1_cp1_vp1_ep32_mbs1_gbs32_nccltrace",
      f"gpus-per-node=8 nodes=32 {QUARTER}"),
+    (LORA, 274, "ENABLE_PROFILE=true JOB_TOTAL_GPUS=8 DTYPE=bf16 GPU_TYPE=b200 ./launch.sh",
+     "lora_llama3_70b_bf16_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_nsys",
+     f"gpus-per-node=8 nodes=1 {QUARTER}"),
 )  # fmt: skip
 
-# What is refused as it is written, and what Slurm is asked for with --framework megatron_bridge, which has LoRA.
+# What Slurm is asked for, of the engine and with --framework megatron_bridge.
 LORA_LINES = (
     (163, "llmb-run submit -w finetune_llama3 -s 70b --dtype fp8 --scale 8",
      "lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32", f"gpus-per-node=8 nodes=1 {QUARTER}"),
@@ -163,7 +165,6 @@ REFUSED = (
     (OLD, 102, "bash ./setup.sh", NO_INSTALL),
     (LLAMA, 131, "sbatch -A ${SBATCH_ACCOUNT} -p ${SBATCH_PARTITION} -N 1 ./setup.sh", NO_INSTALL),
     (NEMOTRON, 176, "sbatch -A ${SBATCH_ACCOUNT} -p ${SBATCH_PARTITION} -N 1 ./setup.sh", NO_INSTALL),
-    *((LORA, line, command, NO_LORA) for line, command, _, _ in LORA_LINES),
     (LLAMA, 207, "LOAD_CHECKPOINT_PATH=${STAGE_PATH}/experiments/x JOB_TOTAL_GPUS=256 MODEL_SIZE=70b ./launch.sh",
      "there is no such checkpoint"),
     (NEMOTRON, 306, "LOAD_CHECKPOINT_PATH=/none DTYPE=fp8 MODEL_SIZE=15b JOB_TOTAL_GPUS=64 GPUS_PER_NODE=8 ./launch.sh",
@@ -240,11 +241,17 @@ def test_a_line_requests_this_of_slurm(
 
 
 @pytest.mark.parametrize(("line", "command", "name", "slurm"), LORA_LINES)
-def test_a_line_requests_this_with_the_framework_that_has_lora(
-    line: int, command: str, name: str, slurm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("program", [(), ("--framework", "megatron_bridge")])
+def test_a_line_requests_this_of_either_program(
+    program: tuple[str, ...],
+    line: int,
+    command: str,
+    name: str,
+    slurm: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    result = call(LORA, command, tmp_path, monkeypatch, "--framework", "megatron_bridge", "--dry-run")
-    check_request(result, name, slurm)
+    check_request(call(LORA, command, tmp_path, monkeypatch, *program, "--dry-run"), name, slurm)
 
 
 @pytest.mark.parametrize(("document", "line", "command", "words"), REFUSED)

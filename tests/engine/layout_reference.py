@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from layout_values import spread
 
+from llmb.engine.adapters.apply import add_dropout, apply_lora, token_keys
 from llmb.engine.data.build import build_data
 from llmb.engine.model.decoder import build_model
 from llmb.engine.model.initialize import initialize
@@ -21,6 +22,9 @@ from llmb.runs.plan import EnginePlan
 
 def train(plan: EnginePlan) -> dict[str, object]:
     model, training = build_model(plan.recipe.model), plan.recipe.training
+    if plan.lora:
+        apply_lora(model, plan.lora, torch.float32)
+        add_dropout(model, plan.lora.dropout, plan.seed)
     initialize(model, plan.recipe.model, plan.seed)
     spread(model)
     values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -28,10 +32,15 @@ def train(plan: EnginePlan) -> dict[str, object]:
     optimizer, data, gbs = build_optimizer(model, training), build_data(plan), plan.recipe.layout.gbs
     losses, norms = [], []
     for number in range(plan.steps):
-        batch = data.micro_batch(range(number * gbs, (number + 1) * gbs))
+        samples = range(number * gbs, (number + 1) * gbs)
+        if plan.lora:
+            length = plan.recipe.layout.seq_len
+            token_keys(model).set(samples, torch.arange(length), length)
+        batch = data.micro_batch(samples)
         loss = model(batch.tokens, batch.labels, starts=batch.starts)
         loss.backward()
-        gradients = gradients or {name: item.grad.clone() for name, item in model.named_parameters()}
+        trained = {name: item for name, item in model.named_parameters() if item.requires_grad}
+        gradients = gradients or {name: item.grad.clone() for name, item in trained.items()}
         losses.append(loss.item())
         norms.append(clip_gradients(model.parameters(), [optimizer], training.clip_grad).item())
         set_learning_rate(optimizer, learning_rate(training, number))

@@ -13,9 +13,9 @@ from llmb.engine.model.decoder import Decoder
 
 @torch.no_grad()
 def spread(model: Decoder) -> None:
-    """Moves norms away from the identity, where some mistakes would not show."""
+    """Moves norms away from the identity, and adapters' outputs from zero, where some mistakes would not show."""
     for name, parameter in model.named_parameters():
-        if parameter.ndim > 1:
+        if parameter.ndim > 1 and "adapter.b." not in name:
             continue
         seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
         values = 0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))

@@ -45,7 +45,10 @@ def test_a_proxy_has_a_checkpoint_of_its_own_size() -> None:
     document = recipe_document(recipe, job_defaults(CATALOGUE, recipe))
     assert document["checkpoint_size_gb"] == pytest.approx(356.5, abs=0.1)
     lora = resolve(CATALOGUE, Request(workload="finetune_llama3", size="70b", gpu_type="h100"))
-    assert recipe_document(lora, job_defaults(CATALOGUE, lora))["checkpoint_size_gb"] is None
+    # 80 layers of rank 16 on the fused projection of 8,192 to 10,240, in fp32 with two moments.
+    adapters = 80 * 16 * (8192 + 10240)
+    assert recipe_document(lora, job_defaults(CATALOGUE, lora))["checkpoint_size_gb"] == 12 * adapters / 1e9
+    assert shown(workload="finetune_llama3", size="70b", gpu_type="h100")["trained"].startswith("23,592,960 parameters")
 
 
 @pytest.mark.parametrize(

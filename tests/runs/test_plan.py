@@ -4,7 +4,7 @@ from collections.abc import Callable
 import pytest
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Convention, Dtype
+from llmb.catalogue.records import Convention, Dtype, Lora
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.errors import UsageError
 from llmb.metrics.flops import flops_per_sequence, model_flops
@@ -15,6 +15,8 @@ from llmb.runs.document_packing import with_documents
 from llmb.runs.folder import experiment_name
 from llmb.runs.parallelism import DpSharding, Parallelism, PipelineSchedule
 from llmb.runs.plan import EnginePlan, make_plan
+
+RECIPE_LORA = Lora(rank=16, alpha=32, dropout=0, targets="qkv")
 
 
 def ordered(schedule: PipelineSchedule) -> Parallelism:
@@ -62,6 +64,20 @@ def test_what_nobody_shares_is_kept_through_a_step(tiny_plan: Callable[..., Engi
     assert sharding(scale=1, parallelism=by(1, "full")) == "full"
 
 
+def test_adapters_are_those_of_the_recipe_unless_chosen_otherwise(tiny_plan: Callable[..., EnginePlan]) -> None:
+    assert tiny_plan("finetune_llama3").lora == RECIPE_LORA
+    chosen = tiny_plan("finetune_llama3", lora_rank=8, lora_alpha=4.0, lora_dropout=0.5, lora_targets="all-linear").lora
+    assert chosen == Lora(rank=8, alpha=4.0, dropout=0.5, targets="all-linear")
+    assert tiny_plan("finetune_llama4-maverick").lora is None
+
+
+def test_adapters_of_experts_are_unsupported(tiny_plan: Callable[..., EnginePlan]) -> None:
+    experts = tiny_plan("finetune_llama4-maverick").recipe.model_copy(update={"lora": RECIPE_LORA})
+    assert make_plan(experts, Choices(), device="cpu").lora == RECIPE_LORA
+    with pytest.raises(UsageError, match="--lora-targets all-linear: adapters of experts are unsupported"):
+        make_plan(experts, Choices(lora_targets="all-linear"), device="cpu")
+
+
 def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., EnginePlan]) -> None:
     recipe = resolve(Catalogue(), Request(workload="pretrain_llama3.1", size="8b"))
 
@@ -92,7 +108,15 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Engin
             "with 2 layers nothing is in FP8; choose delayed, or more --layers",
         ),
         ("pretrain_llama3.1", {"checkpoint_dir": "/scratch"}, "--checkpoint-dir is given, but nothing is saved"),
-        ("finetune_llama3", {}, "no LoRA"),
+        ("pretrain_llama3.1", {"lora_rank": 8}, "--lora-rank is given, but pretrain_llama3.1 trains all weights"),
+        ("finetune_llama3", {"lora_rank": 0}, "--lora-rank is 0"),
+        ("finetune_llama3", {"lora_dropout": 1.0}, "--lora-dropout is 1; it must be below 1"),
+        ("finetune_llama3", {"lora_dropout": 0.1, "overrides": {"pp": 2}}, "--lora-dropout is unsupported with"),
+        (
+            "finetune_llama3",
+            {"overrides": {"pp": 2}, "parallelism": ordered("zero-bubble")},
+            "fills idle time with weight gradients, which frozen weights do not have",
+        ),
         ("pretrain_llama3.1", {"grad_reduce_dtype": "bf16"}, "the run computes in fp32"),
         ("pretrain_llama3.1", {"parallelism": by(3), "scale": 4}, "must divide DP x CP = 4 x 1 = 4: valid are 1, 2, 4"),
         (

@@ -334,6 +334,29 @@ class Checkpoint(Record):
     notes: tuple[str, ...] = ()
 
 
+LoraTargets = Literal["qkv", "qkv-split", "attention", "all-linear"]
+"""``qkv``: the query, key and value projections as one fused projection, with one A for the three; the others have one
+A for every projection. ``attention``: also the output projection; ``all-linear``: also the feed-forward layers."""
+
+
+class Lora(Record):
+    """Low-rank adapters beside frozen weights: y = W x + alpha / rank * B A dropout(x) (Hu et al., 2021)."""
+
+    rank: int = Field(ge=1)
+    alpha: float = Field(gt=0)
+    dropout: float = Field(ge=0, lt=1)
+    targets: LoraTargets
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    @property
+    def fused(self) -> bool:
+        """Whether query, key and value share one A, as the adapter of a fused projection has it."""
+        return self.targets == "qkv"
+
+
 class Source(Record):
     """Where the weights and the data of a fine-tuning come from."""
 
@@ -363,6 +386,8 @@ class Recipe(Record):
     model: RecordedModel
     layout: Layout
     training: Training
+    lora: Lora | None = None
+    """The adapters that the recipe trains; None if it trains all weights, and in records of earlier versions."""
     packing: Packing | None
     published_flops: PublishedFlops | None
     expectations: tuple[Expectation, ...]

@@ -347,6 +347,7 @@ def _recipe(
         model=model,
         layout=layout,
         training=workload.training_for(request.size),
+        lora=workload.lora.record() if workload.lora else None,
         packing=packing_of(workload, layout),
         published_flops=published_flops(catalogue, workload, table, layout),
         expectations=expectations,

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from llmb.catalogue.fabric import Fabric
-from llmb.catalogue.records import Checkpoint, Document, Dtype, Gpu, Packing, Recipe, Record, Source, Training
+from llmb.catalogue.records import Checkpoint, Document, Dtype, Gpu, Lora, Packing, Recipe, Record, Source, Training
 
 
 class HardwareFile(Record):
@@ -125,6 +125,15 @@ class CheckpointEntry(Record):
         return Checkpoint(source=source, **self.model_dump(exclude={"document"}))
 
 
+class LoraEntry(Lora):
+    """The adapters of a workload."""
+
+    source: str
+
+    def record(self) -> Lora:
+        return Lora(**self.model_dump(exclude={"source"}))
+
+
 class PackingEntry(Packing):
     """Packing statistics at one sequence length."""
 
@@ -195,6 +204,8 @@ class WorkloadFile(Record):
     borrowed_layouts: dict[str, str] = Field(default_factory=dict)
     """GPU types without layouts, and the type whose layouts they use; overrides ``hardware.yaml``."""
     training: dict[str, dict[str, Any]]
+    lora: LoraEntry | None = None
+    """Of a workload whose task is lora."""
     packing: tuple[PackingEntry, ...] = ()
     published_flops: tuple[FlopsEntry, ...]
     checkpoints: dict[str, CheckpointEntry]
@@ -202,6 +213,12 @@ class WorkloadFile(Record):
     """By size; of a workload that starts from prepared weights and data."""
     jobs: JobsEntry
     layouts: tuple[LayoutTable, ...]
+
+    @model_validator(mode="after")
+    def _lora_has_adapters(self) -> Self:
+        if (self.lora is None) is (self.task == "lora"):
+            raise ValueError("lora is required if the task is lora, and only then")
+        return self
 
     def training_for(self, size: str) -> Training:
         return Training(**{**self.training["common"], **self.training.get(size, {})})

@@ -2,7 +2,7 @@
 """The training loop."""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,12 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from llmb.catalogue.records import Layout, Training
+from llmb.engine.adapters.apply import token_keys
 from llmb.engine.attention_backend import attention_kernel, choose_attention
 from llmb.engine.checkpoint.load import load_checkpoint
 from llmb.engine.checkpoint.save import Saver
 from llmb.engine.checkpoint.verify import verify_checkpoint
 from llmb.engine.compile import with_varying_segments
-from llmb.engine.data.batches import on_device
+from llmb.engine.data.batches import MicroBatch, on_device, rank_samples
 from llmb.engine.data.build import build_data
 from llmb.engine.data.check import check_dataset
 from llmb.engine.data.steps import Loader, StepData, StepSource, rank_data
@@ -157,7 +158,23 @@ def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int,
         count = mean_count(data.figures.counted_labels, layout, ranks)
     batches = on_device(data.batches, ranks.device)
     with fp8_step(passes.stages, number):
-        return passes.add_gradients(with_varying_segments(batches) if plan.compiled else batches, count)
+        if plan.compiled:
+            batches = with_varying_segments(batches)
+        return passes.add_gradients(with_token_keys(batches, passes.stages, plan, number, ranks), count)
+
+
+def with_token_keys(
+    batches: Iterable[MicroBatch], stages: Sequence[Decoder], plan: EnginePlan, number: int, ranks: Ranks
+) -> Iterator[MicroBatch]:
+    """A step's micro-batches; before each, dropout learns which tokens it has. The passes take them one by one."""
+    layout, keys = plan.recipe.layout, token_keys(stages[0])
+    if keys is None:
+        yield from batches
+        return
+    positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, ranks.device)
+    for batch, samples in zip(batches, rank_samples(layout, plan.samples_before(number), ranks.dp_rank), strict=True):
+        keys.set(samples, positions, layout.seq_len)
+        yield batch
 
 
 def update(stages: Sequence[Decoder], optimizers: Sequence[FusedAdamW], training: Training, number: int) -> Tensor:

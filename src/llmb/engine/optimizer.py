@@ -25,8 +25,8 @@ class FusedAdamW(AdamW):
 
 
 def build_optimizer(model: nn.Module, training: Training) -> FusedAdamW:
-    """Applies weight decay only to matrices, not to norm weights and biases."""
-    parameters = list(model.parameters())
+    """For all parameters that are not frozen. Applies weight decay only to matrices, not to norm weights and biases."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": list(group), "weight_decay": training.weight_decay if group[0].ndim > 1 else 0.0}
         for group in alike(parameters)

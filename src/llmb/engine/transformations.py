@@ -8,11 +8,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from llmb.engine.adapters.apply import add_dropout, apply_lora
 from llmb.engine.compile import apply_compile
 from llmb.engine.expert_load import force_load_balancing
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.context_parallel import apply_context_parallel
-from llmb.engine.parallel.data_parallel import precision_policy, shard
+from llmb.engine.parallel.data_parallel import compute_dtype, precision_policy, shard
 from llmb.engine.parallel.expert_parallel import apply_expert_parallel
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.tensor_parallel import apply_tensor_parallel
@@ -77,6 +78,14 @@ def _fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
     apply_fp8(stages, plan, ranks, keep_weights=keeps_parameters(plan))
 
 
+def _adapters(stages: Sequence[Decoder], plan: EnginePlan, _ranks: Ranks) -> None:
+    if plan.lora:
+        for stage in stages:
+            apply_lora(stage, plan.lora, compute_dtype(plan.recipe.dtype))
+            if plan.lora.dropout:
+                add_dropout(stage, plan.lora.dropout, plan.seed)
+
+
 def _tensor_parallel(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
     for stage in stages:
         apply_tensor_parallel(stage, ranks.tp, sequence_parallel=plan.recipe.layout.sequence_parallel)
@@ -137,6 +146,12 @@ TRANSFORMATIONS = (
         "FP8",
         "After expert parallelism; before tensor parallelism, which shards the weights of the new layers.",
         _fp8,
+    ),
+    Transformation(
+        "adapters",
+        "After expert parallelism and FP8, which make new parameters and layers: everything that exists is frozen, and "
+        "adapters stay in bf16. Before tensor parallelism, which shards them, and reduces after they are added.",
+        _adapters,
     ),
     Transformation(
         "tensor parallel",

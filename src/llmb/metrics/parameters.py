@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts the parameters of a model from its record alone."""
 
-from llmb.catalogue.records import Mlp, Model
+from llmb.catalogue.lora import ADAPTED
+from llmb.catalogue.records import Lora, Mlp, Model
 
 MATRICES: dict[Mlp, int] = {"swiglu": 3, "squared-relu": 2}
 """Of a feed-forward layer."""
@@ -23,9 +24,32 @@ def parameter_count(model: Model) -> tuple[int, int]:
     return total, active
 
 
-def checkpoint_bytes(model: Model) -> int:
-    """An estimate: each parameter is saved in fp32, with the two AdamW moments."""
-    return 4 * 3 * parameter_count(model)[0]
+def trainable_parameters(model: Model, lora: Lora | None) -> int:
+    """Parameters that have gradients and optimizer state: those of the adapters, or all if there are none.
+
+    Of a model without experts if feed-forward layers have adapters.
+    """
+    if lora is None:
+        return parameter_count(model)[0]
+    shapes = _linear_shapes(model)
+    adapted = [shapes[name] for name in ADAPTED[lora.targets] if name in shapes]
+    # Each layer has its rows of B; a fused adapter has one A for all its layers.
+    inputs = model.hidden_size if lora.fused else sum(inputs for inputs, _ in adapted)
+    return model.layers * lora.rank * (inputs + sum(outputs for _, outputs in adapted))
+
+
+def checkpoint_bytes(model: Model, lora: Lora | None = None) -> int:
+    """An estimate: each trainable parameter is saved in fp32, with the two AdamW moments."""
+    return 4 * 3 * trainable_parameters(model, lora)
+
+
+def _linear_shapes(model: Model) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of the linear layers of a block without experts."""
+    hidden, inner = model.hidden_size, model.ffn_hidden_size
+    queries, keys = model.attention_heads * model.head_dim, model.kv_heads * model.head_dim
+    shapes = {"q_proj": (hidden, queries), "k_proj": (hidden, keys), "v_proj": (hidden, keys)}
+    shapes |= {"o_proj": (queries, hidden), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
+    return shapes | ({"gate_proj": (hidden, inner)} if model.mlp == "swiglu" else {})
 
 
 def _attention(model: Model) -> int:

@@ -7,9 +7,9 @@ from typing import Any
 
 from llmb.catalogue.job_defaults import JobDefaults
 from llmb.catalogue.pipeline_stages import stage_layers
-from llmb.catalogue.records import Convention, Expectation, Recipe
+from llmb.catalogue.records import Convention, Expectation, Lora, Model, Recipe
 from llmb.metrics.flops import flops_per_sequence
-from llmb.metrics.parameters import checkpoint_bytes, parameter_count
+from llmb.metrics.parameters import checkpoint_bytes, parameter_count, trainable_parameters
 from llmb.metrics.throughput import Throughput
 from llmb.report.numbers import number, unknown
 from llmb.report.output import result_table
@@ -38,6 +38,7 @@ def recipe_document(recipe: Recipe, job: JobDefaults) -> dict[str, Any]:
         "stage_layers": [len(stage) for stage in stage_layers(layout)],
         "sequence_parallel": layout.sequence_parallel,
         "training": recipe.training.model_dump(mode="json"),
+        "lora": recipe.lora and recipe.lora.model_dump(mode="json"),
         "flops_per_sequence": {item.value: flops_per_sequence(recipe, item) for item in Convention},
         "published_flops": recipe.published_flops and recipe.published_flops.model_dump(mode="json"),
         "packing": recipe.packing and recipe.packing.model_dump(mode="json"),
@@ -93,6 +94,8 @@ def _summary(recipe: Recipe) -> Table:
     parallel = ("tp", "pp", "vp", "cp", "ep", "etp", "dp")
     table.add_row("parallel", " ".join(f"{name.upper()} {getattr(layout, name)}" for name in parallel))
     table.add_row("batch", f"MBS {layout.mbs} GBS {layout.gbs} GA {layout.ga}, sequence length {layout.seq_len}")
+    if recipe.lora:
+        table.add_row("trained", lora_text(model, recipe.lora))
     for convention in Convention:
         flops = flops_per_sequence(recipe, convention)
         text = unknown("not in any reference document") if flops is None else f"{flops:.5g}"
@@ -105,19 +108,25 @@ def _summary(recipe: Recipe) -> Table:
     return table
 
 
+def lora_text(model: Model, lora: Lora) -> str:
+    """The adapters, and how many parameters they have."""
+    sizes = f"rank {lora.rank}, alpha {lora.alpha:g}, dropout {lora.dropout:g}, targets {lora.targets}"
+    return f"{trainable_parameters(model, lora):,} parameters: LoRA, {sizes}"
+
+
 def _checkpoint_rows(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    size_gb, published = checkpoint_size_gb(recipe), recipe.checkpoint
-    if size_gb is not None:
-        yield "checkpoint", f"{number(size_gb)} GB, saved by llmb: fp32 weights and optimizer state"
+    published, saved_by_llmb = recipe.checkpoint, "adapters" if recipe.lora else "weights"
+    size = number(checkpoint_size_gb(recipe))
+    yield "checkpoint", f"{size} GB, saved by llmb: fp32 {saved_by_llmb} and optimizer state"
     if published:
         saved = "saved by {} to {} GPUs".format(*published.save_scales) if published.save_scales else ""
         loaded = f"loaded by {published.min_load_scale} or more" if published.min_load_scale else ""
         yield "published checkpoint", ", ".join(part for part in (f"{published.size_gb:g} GB", saved, loaded) if part)
 
 
-def checkpoint_size_gb(recipe: Recipe) -> float | None:
-    """Of the model that is trained; None for LoRA, which the engine does not train."""
-    return None if recipe.task == "lora" else checkpoint_bytes(recipe.model) / BILLION
+def checkpoint_size_gb(recipe: Recipe) -> float:
+    """What a run of the recipe saves: of LoRA, only adapters."""
+    return checkpoint_bytes(recipe.model, recipe.lora) / BILLION
 
 
 def _expectation_table(expectations: Sequence[Expectation], reason: str | None) -> Table:

@@ -129,7 +129,7 @@ def _add_saving(table: Table, plan: EnginePlan) -> None:
         table.add_row("resumes from", f"step {plan.start.step}: {plan.start.path}{fresh}")
     if plan.save_checkpoint:
         every = f"every {plan.checkpoint_interval} steps and " if plan.checkpoint_interval else ""
-        size = number(checkpoint_bytes(plan.recipe.model) / 1e9)
+        size = number(checkpoint_bytes(plan.recipe.model, plan.lora) / 1e9)
         table.add_row("checkpoints", f"{every}at the end, about {size} GB each")
     for warning in scale_warnings(plan):
         table.add_row("warning", warning)

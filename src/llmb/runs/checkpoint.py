@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from llmb.catalogue.records import Dtype, Layout, Model, Record, RecordedModel, Training
+from llmb.catalogue.records import Dtype, Layout, Lora, Model, Record, RecordedModel, Training
 from llmb.errors import UsageError
 from llmb.prepared.packed_dataset import PackedDataset
 from llmb.runs.foreign_checkpoint import describe_folder
@@ -38,6 +38,17 @@ class Origin(Record):
     format: Literal["huggingface"]
     path: str
     files: tuple[str, ...]
+
+
+class BaseWeights(Record):
+    """The frozen weights that adapters belong to: a checkpoint, or random ones."""
+
+    path: str | None
+    """None for random weights, which follow from the model, the seed and the type of the device."""
+    name: str | None
+    """Of the model, such as ``meta-llama/Meta-Llama-3-70B``."""
+    digest: str | None
+    """SHA-256 of the checksums of its files; None without checksums."""
 
 
 class CheckpointRecord(Record):
@@ -65,6 +76,10 @@ class CheckpointRecord(Record):
     """Every dtype that weights are stored in; they are loaded in fp32 all the same."""
     dataset: PackedDataset | None = None
     """What it was trained on; None for synthetic tokens."""
+    lora: Lora | None = None
+    """The adapters that it contains instead of all weights."""
+    base: BaseWeights | None = None
+    """The frozen weights of ``lora``."""
     files: dict[str, int]
     crc32: dict[str, str] | None = None
     """Checksum of each file; None in checkpoints of version 0.1."""

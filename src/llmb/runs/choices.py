@@ -3,9 +3,9 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from llmb.catalogue.records import Dtype, GradReduceDtype, Recipe, Record
+from llmb.catalogue.records import Dtype, GradReduceDtype, LoraTargets, Recipe, Record
 from llmb.options.option import Option, limit_problems
 from llmb.runs.attention import AttentionChoice, choice_problem
 from llmb.runs.device import Device
@@ -16,6 +16,7 @@ Recompute = Literal["none", "selective", "full"]
 Fp8Recipe = Literal["delayed", "current"]
 _training = partial(Option, panel="Training")
 _checkpoint = partial(Option, panel="Checkpoints")
+_fine_tuning = partial(Option, panel="Fine-tuning")
 DEFAULT_STEPS = 50
 DEFAULT_SEED = 1234
 DEFAULT_STALL_LIMIT_S = 300
@@ -122,6 +123,31 @@ class Choices(Record):
         ),
     ] = True
     profiling: Profiling = Profiling()
+    lora_rank: Annotated[
+        int | None, _fine_tuning(help="Rank of LoRA's adapters. Default: that of the recipe.", minimum=1)
+    ] = None
+    lora_alpha: Annotated[
+        float | None,
+        _fine_tuning(help="The adapters' outputs are scaled by alpha / rank. Default: that of the recipe.", above=0),
+    ] = None
+    lora_dropout: Annotated[
+        float | None,
+        _fine_tuning(help="Dropout of the adapters' inputs, below 1. Default: that of the recipe.", minimum=0),
+    ] = None
+    lora_targets: Annotated[
+        LoraTargets | None,
+        _fine_tuning(
+            help="Layers with adapters: 'qkv' query, key and value as one fused projection, 'qkv-split' each of them, "
+            "'attention' also the output projection, 'all-linear' also feed-forward layers. Default: that of the "
+            "recipe."
+        ),
+    ] = None
+
+    def lora_changes(self) -> dict[str, Any]:
+        """What is chosen of the adapters, by the names of their record."""
+        names = ("rank", "alpha", "dropout", "targets")
+        chosen = {name: getattr(self, f"lora_{name}") for name in names}
+        return {name: value for name, value in chosen.items() if value is not None}
 
     def steps_of(self, recipe: Recipe, *, resumes: bool) -> int:
         if self.steps is not None:
@@ -157,6 +183,7 @@ class Choices(Record):
             yield "--grad-reduce-dtype is bf16, but the run computes in fp32; remove it or add --dtype bf16"
         yield from self.parallelism.problems(recipe.layout, compiled=self.compiles_on(device))
         yield from self._fp8_problems(recipe)
+        yield from self._lora_problems(recipe)
 
     def _fp8_problems(self, recipe: Recipe) -> Iterator[str]:
         if recipe.dtype is Dtype.FP8:
@@ -175,3 +202,23 @@ class Choices(Record):
             yield f"--fp8-recipe is {self.fp8_recipe}, but the run computes in {recipe.dtype}; add --dtype fp8"
         if self.emulate_fp8:
             yield f"--emulate-fp8 is given, but the run computes in {recipe.dtype}; add --dtype fp8"
+
+    def _lora_problems(self, recipe: Recipe) -> Iterator[str]:
+        changes = self.lora_changes()
+        if recipe.lora is None:
+            for name in changes:
+                yield f"--lora-{name} is given, but {recipe.workload} trains all weights, not adapters"
+            return
+        lora = recipe.lora.model_copy(update=changes)
+        if lora.dropout >= 1:
+            yield f"--lora-dropout is {lora.dropout:g}; it must be below 1"
+        if lora.dropout and recipe.layout.pp > 1:
+            yield "--lora-dropout is unsupported with pipeline parallelism; choose PP 1 or leave it out"
+        if lora.targets == "all-linear" and recipe.model.moe:
+            yield f"--lora-targets all-linear: adapters of experts are unsupported; {recipe.model.model} has experts"
+        if self.parallelism.delays_weight_gradients:
+            schedule = f"--pipeline-schedule {self.parallelism.pipeline_schedule}"
+            yield (
+                f"{schedule} fills idle time with weight gradients, which frozen weights do not have; choose 1f1b, or "
+                "with VP interleaved"
+            )

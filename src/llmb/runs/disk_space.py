@@ -22,7 +22,7 @@ def check_space(plan: Plan, folder: Path) -> None:
         return
     plural = "checkpoint needs" if count == 1 else "checkpoints need"
     advice = "free some space, set LLMB_INSTALL to a folder on another disk, or save less often"
-    check_room(f"{count} {plural}", count * checkpoint_bytes(plan.recipe.model), folder, advice)
+    check_room(f"{count} {plural}", count * checkpoint_bytes(plan.recipe.model, plan.lora), folder, advice)
 
 
 def check_weights_space(model: Model, bytes_each: int, folder: Path) -> None:

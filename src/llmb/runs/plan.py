@@ -2,9 +2,8 @@
 """A plan: a recipe and everything else that decides a run."""
 
 from collections.abc import Iterator
-from typing import Literal
 
-from llmb.catalogue.records import Dtype, GradReduceDtype, Recipe, Record, Training, Window
+from llmb.catalogue.records import Dtype, GradReduceDtype, Lora, Recipe, Record, Training, Window
 from llmb.errors import UsageError
 from llmb.metrics.window import resolve_window
 from llmb.prepared.packed_dataset import PackedDataset
@@ -39,19 +38,6 @@ class TrainingDataset(Record):
 
     path: str
     packed: PackedDataset
-
-
-LoraTargets = Literal["qkv", "all-linear"]
-"""``qkv``: the query, key and value projections, as one fused projection; ``all-linear``: also output and MLP."""
-
-
-class Lora(Record):
-    """Low-rank adapters beside frozen weights (Hu et al., 2021)."""
-
-    rank: int
-    alpha: float
-    dropout: float
-    targets: LoraTargets
 
 
 class Plan(Record):
@@ -137,9 +123,9 @@ def make_plan(
     """
     saved = checkpoint.record if checkpoint else None
     training = chosen_training(recipe, choices, saved)
-    problems = [*_engine_problems(recipe), *choices.problems(recipe, device)]
+    problems = list(choices.problems(recipe, device))
     if saved:
-        problems.extend(_checkpoint_problems(recipe, choices.seed, saved))
+        problems.extend(_checkpoint_problems(recipe, choices, saved))
     problems.extend(document_problems(training, recipe.layout.seq_len))
     steps, first_step = choices.steps_of(recipe, resumes=saved is not None), saved.step if saved else 0
     recorded = (device, steps, first_step, recipe.scale, recipe.documented_profile)
@@ -165,6 +151,7 @@ def make_plan(
         checkpoint_interval=choices.checkpoint_interval,
         checkpoint_dir=choices.checkpoint_dir,
         start=_start(checkpoint) if checkpoint else None,
+        lora=chosen_lora(recipe, choices, saved),
         verify_checkpoint=choices.verify_checkpoint,
         stall_limit_s=choices.stall_limit_s,
         profile=choices.profiling.settled(*recorded),
@@ -189,18 +176,26 @@ def reduction(recipe: Recipe, given: GradReduceDtype | None) -> GradReduceDtype:
     return "fp32" if recipe.dtype is Dtype.FP32 else given or recipe.training.grad_reduce_dtype
 
 
-def _engine_problems(recipe: Recipe) -> Iterator[str]:
-    if recipe.task == "lora":
-        published = "'llmb submit --framework megatron_bridge' trains this recipe"
-        own = "no program of llmb trains this recipe, but '-w pretrain_llama3.1 -s tiny' trains a model like it"
-        yield f"the engine trains all weights; it has no LoRA: {published if recipe.release else own}"
+def chosen_lora(recipe: Recipe, choices: Choices, saved: CheckpointRecord | None) -> Lora | None:
+    """The adapters of the recipe, or those that a run continues, with what was chosen otherwise; None without any."""
+    own = (saved and saved.lora) or recipe.lora
+    return own and own.model_copy(update=choices.lora_changes())
 
 
-def _checkpoint_problems(recipe: Recipe, seed: int | None, record: CheckpointRecord) -> Iterator[str]:
+def _checkpoint_problems(recipe: Recipe, choices: Choices, record: CheckpointRecord) -> Iterator[str]:
+    seed = choices.seed
     for difference in model_differences(recipe.model, record.model):
         yield f"the checkpoint is of another model: {difference}"
+    if recipe.lora and record.lora is None:
+        yield "the checkpoint contains all weights, and LoRA resumes from one of adapters"
+    elif record.lora and recipe.lora is None:
+        yield f"the checkpoint contains only adapters, and {recipe.workload} trains all weights"
     if record.seed is not None and seed is not None and seed != record.seed:
         yield f"--seed is {seed}, but the checkpoint was trained with {record.seed}; leave --seed out"
+    for name, value in choices.lora_changes().items() if record.lora else ():
+        if value != getattr(record.lora, name):
+            option = f"--lora-{name}"
+            yield f"{option} is {value}, but the checkpoint's is {getattr(record.lora, name)}; leave {option} out"
 
 
 def _start(checkpoint: SavedCheckpoint) -> Start:

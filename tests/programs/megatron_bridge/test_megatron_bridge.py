@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from slurm_values import CATALOGUE, INSTALL, PYTHON, folder_of, job_of, script_of
 
+from llmb.catalogue.records import Lora
 from llmb.catalogue.resolve import Overrides, Request
 from llmb.errors import UsageError
 from llmb.jobs.finish import finish_job
@@ -29,6 +30,7 @@ from llmb.site.site import Site
 
 GOLDEN = Path(__file__).with_name("golden")
 CONTAINER = {"runtime": "pyxis", "image": "/images/llmb.sqsh", "mounts": ["/datasets"]}
+RECIPE_LORA = Lora(rank=16, alpha=32, dropout=0, targets="qkv")
 LORA = {"workload": "finetune_llama3", "size": "70b"}
 LLAMA = {"workload": "pretrain_llama3.1"}
 MAVERICK = {"workload": "finetune_llama4-maverick", "size": "400b"}
@@ -269,18 +271,14 @@ def test_profiled_steps_give_no_figures(tmp_path: Path, profiling: dict[str, obj
 
 
 def test_advice_on_lora_leads_somewhere() -> None:
-    """The engine sends a recipe to the framework only if that has it, and the framework never sends LoRA back."""
+    """The framework sends a recipe that it does not have to the engine, which trains it."""
     tiny = Request(workload="finetune_llama3", size="tiny", gpu_type="h100", scale=1)
     site = Site(install=INSTALL, config=cluster_schema()())
-    with pytest.raises(UsageError, match=r"no program of llmb trains this recipe, but '-w pretrain_llama3\.1 -s tiny'"):
-        make_order(CATALOGUE, tiny, Choices(), JobOptions(), site)
     with pytest.raises(UsageError) as caught:
         order_of(tiny)
-    assert caught.value.do == "llmb's engine has no LoRA either; choose finetune_llama3 70b at a published scale"
-    published = Request(**LORA, gpu_type="b200", scale=8)
-    with pytest.raises(UsageError, match="'llmb submit --framework megatron_bridge' trains this recipe"):
-        make_order(CATALOGUE, published, Choices(), JobOptions(), site)
-    assert order_of(published)
+    assert caught.value.do == "leave --framework out: the engine is llmb's own"
+    assert make_order(CATALOGUE, tiny, Choices(), JobOptions(), site).plan.lora == RECIPE_LORA
+    assert order_of(Request(**LORA, gpu_type="b200", scale=8)).plan.lora == RECIPE_LORA
 
 
 def test_data_names_recipes_that_exist() -> None:

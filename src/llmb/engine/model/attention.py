@@ -10,6 +10,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.varlen import varlen_attn
 
 from llmb.catalogue.records import Model
+from llmb.engine.model.adapter import FusedAdapter
 from llmb.engine.model.documents import DocumentSegments, Segments
 from llmb.engine.model.local_shard import Linear
 from llmb.engine.model.norms import RMSNorm
@@ -186,6 +187,7 @@ class Attention(nn.Module):
         self.k_proj = Linear(model.hidden_size, keys)
         self.v_proj = Linear(model.hidden_size, keys)
         self.o_proj = Linear(queries, model.hidden_size)
+        self.qkv_adapter: FusedAdapter | None = None
         self.head_dim = model.head_dim
         self.q_norm, self.k_norm = (RMSNorm(model.head_dim, model.norm_eps) if model.qk_norm else None for _ in "qk")
         self.position: nn.Module = RotaryPosition(interleaved=model.rotary_pairs == "interleaved")
@@ -197,7 +199,9 @@ class Attention(nn.Module):
             self.core = ChunkedCausalAttention(chunked.chunk_size)
 
     def forward(self, hidden: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
-        projected = (self.q_proj(hidden), self.k_proj(hidden), self.v_proj(hidden))
+        projected: tuple[Tensor, ...] = (self.q_proj(hidden), self.k_proj(hidden), self.v_proj(hidden))
+        if self.qkv_adapter is not None:
+            projected = self.qkv_adapter(hidden, projected)
         query, key, value = (torch.unflatten(heads, -1, (-1, self.head_dim)) for heads in projected)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)

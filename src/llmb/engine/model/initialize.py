@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_tensor
 
 from llmb.catalogue.records import Model
+from llmb.engine.model.adapter import adapter_deviation, is_of_adapter
 from llmb.engine.model.norms import RMSNorm
 
 BLOCK_ELEMENTS = 2**24
@@ -28,11 +29,14 @@ def initialize(module: nn.Module, model: Model, seed: int) -> None:
             owner = module.get_submodule(name.rpartition(".")[0])
             local.fill_(1.0 if isinstance(owner, RMSNorm) else 0.0)
         else:
-            local.copy_(_normal_shard(parameter, name, seed).mul_(standard_deviation(name, model)))
+            deviation = standard_deviation(name, parameter.shape, model)
+            local.copy_(_normal_shard(parameter, name, seed).mul_(deviation))
 
 
-def standard_deviation(name: str, model: Model) -> float:
+def standard_deviation(name: str, shape: tuple[int, ...], model: Model) -> float:
     """Smaller for matrices that add to the residual stream, whose variance grows with depth (GPT-2)."""
+    if is_of_adapter(name):
+        return adapter_deviation(name, shape)
     adds_to_residual = not {"o_proj", "down_proj"}.isdisjoint(name.split("."))
     return model.init_std / math.sqrt(2 * model.layers) if adds_to_residual else model.init_std
 

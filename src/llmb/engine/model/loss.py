@@ -91,6 +91,7 @@ class _Loss(torch.autograd.Function):
         log_sums, label = (torch.empty_like(shares) for _ in range(2))
         own_places = within(places, columns)
         kept: Tensor | None = None
+        makes_weight = ctx.needs_input_grad[1] or head.later is not None
         for part in chunk_slices(rows, length):
             logits = torch.mm(hidden[part], weight.T)
             own = head.softmax.statistics(logits, own_places[part], sliced)
@@ -98,7 +99,7 @@ class _Loss(torch.autograd.Function):
             if gradient is not None:
                 head.softmax.to_gradient(logits, own_places[part], log_sums[part], shares[part], sliced)
                 torch.mm(logits, weight, out=gradient[part])
-            kept = logits if length == rows else None
+            kept = logits if length == rows and makes_weight else None
             del logits  # before the next chunk needs the memory
         ctx.save_for_backward(hidden, weight, places, shares, log_sums, gradient, kept)  # type: ignore[arg-type]
         ctx.head = head

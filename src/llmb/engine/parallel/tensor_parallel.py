@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
+from llmb.engine.model.adapter import OWN, Adapter
+from llmb.engine.model.adapter_dropout import Dropout
 from llmb.engine.model.attention import Attention
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
@@ -60,7 +62,9 @@ def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence_parallel
         if isinstance(module, Experts):
             continue
         name = path.rpartition(".")[2]
-        shard_parameters(module, mesh, Shard(SHARDED_DIM[name]) if name in SHARDED_DIM else Replicate())
+        shard_parameters(module, mesh, placement_of(path))
+        if isinstance(module, Adapter) and placement_of(f"{path}.a").is_shard() and isinstance(module.dropout, Dropout):
+            module.dropout.first_feature = mesh.get_local_rank() * module.a.in_features // mesh.size()
         if isinstance(module, Norm):
             # Ranks see different heads, whatever tokens they see.
             module.same_tokens = not sequence_parallel and name not in PER_HEAD
@@ -69,6 +73,18 @@ def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, sequence_parallel
         elif SHARDED_DIM.get(name) == INPUTS:
             module.register_forward_hook(partial(_leave, boundary))
     model.tie()
+
+
+def placement_of(path: str) -> Placement:
+    """How the parameters of the module at ``path`` are sharded.
+
+    Of an adapter, the matrix on the side of its layer that is sharded; gradients of the other one are partial sums.
+    """
+    *_, layer, kind, name = ("", "", *path.split("."))
+    if kind != OWN:
+        return Shard(SHARDED_DIM[name]) if name in SHARDED_DIM else Replicate()
+    dim = INPUTS if name == "a" else OUTPUTS
+    return Shard(dim) if SHARDED_DIM[layer] == dim else Replicate()
 
 
 def shard_parameters(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:

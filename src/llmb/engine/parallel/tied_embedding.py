@@ -29,8 +29,8 @@ def reduce_tied_gradients(stages: Sequence[Decoder], pp: DeviceMesh) -> None:
 
 
 def tied_gradient(stage: Decoder) -> Tensor | None:
-    """This rank's part of the gradient of a tied embedding; None for a stage without one."""
-    if not stage.model.tied_embeddings or stage.embed_tokens is None:
+    """This rank's part of the gradient of a tied embedding; None for a stage without one, or if it is frozen."""
+    if not stage.model.tied_embeddings or stage.embed_tokens is None or not stage.embed_tokens.weight.requires_grad:
         return None
     gradient = stage.embed_tokens.weight.grad
     assert gradient is not None, "both ends of a pipeline use the embedding"

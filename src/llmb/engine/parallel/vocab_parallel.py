@@ -16,6 +16,7 @@ class VocabParallelEmbedding(nn.Embedding):
 
     def __init__(self, full: nn.Embedding, boundary: Boundary) -> None:
         super().__init__(full.num_embeddings, full.embedding_dim, _weight=full.weight)
+        self.weight.requires_grad_(full.weight.requires_grad)
         self.boundary = boundary
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -62,6 +62,7 @@ def cast_both_ways(weights: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 class _Context(FunctionCtx):
     saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor]
+    needs_input_grad: tuple[bool, ...]
     kept: tuple[Tensor, Tensor] | None
     layer_scales: LayerScales
     counts: list[int]
@@ -91,7 +92,7 @@ class _Fp8GroupedProduct(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, Tensor, None, None]:
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None, Tensor, None, None]:
         rows, weights, rows_scale, rows_amax = ctx.saved_tensors
         scale, delayed = ctx.layer_scales.scale, ctx.layer_scales.scales.delayed
         given, amax = cast_with_amax(gradient, GRADIENT, scale, delayed=delayed)
@@ -99,11 +100,11 @@ class _Fp8GroupedProduct(torch.autograd.Function):
         product = partial(each_product, fast=False, product_dtype=ctx.product_dtype)
         gradients = parts(given, ctx.counts)
         to_rows = product(gradients, [Scaled(matrix, scale[WEIGHT]).mT for matrix in values])
-        to_weights = product(
-            [turned(part).mT for part in parts(Scaled(rows, rows_scale), ctx.counts)],
-            [turned(part) for part in gradients],
-        )
-        return torch.cat(to_rows), torch.stack(to_weights), None, None, torch.stack((rows_amax, amax)), None, None
+        to_weights = None
+        if ctx.needs_input_grad[1]:
+            columns = [turned(part).mT for part in parts(Scaled(rows, rows_scale), ctx.counts)]
+            to_weights = torch.stack(product(columns, [turned(part) for part in gradients]))
+        return torch.cat(to_rows), to_weights, None, None, torch.stack((rows_amax, amax)), None, None
 
 
 def parts(rows: Scaled, counts: list[int]) -> list[Scaled]:

@@ -49,6 +49,7 @@ class Fp8Linear(Linear):
 
 class _Context(FunctionCtx):
     saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+    needs_input_grad: tuple[bool, ...]
     keeps: bool
     delayed: bool
     product_dtype: ProductDtype
@@ -73,16 +74,23 @@ class _Fp8Product(torch.autograd.Function):
         values = cast(weight, scale[WEIGHT], FORMATS[WEIGHT]) if kept is None else kept
         ctx.keeps, ctx.delayed, ctx.product_dtype = kept is not None, delayed, product_dtype
         held = weight if kept_transposed is None else kept_transposed
-        ctx.save_for_backward(taken.values.t().contiguous(), held, scale, taken.scale, amax)
+        # A frozen weight has no gradient, and nothing else needs the rows.
+        kept_rows = taken.values.t().contiguous() if ctx.needs_input_grad[1] else None
+        ctx.save_for_backward(kept_rows, held, scale, taken.scale, amax)  # type: ignore[arg-type]
         return multiply(taken, Scaled(values, scale[WEIGHT]).mT, fast=True, product_dtype=product_dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None, Tensor, None, None]:
+    def backward(
+        ctx: _Context, gradient: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None, Tensor, None, None]:
         rows, held, scale, rows_scale, rows_amax = ctx.saved_tensors
         given, amax = cast_with_amax(gradient, GRADIENT, scale, delayed=ctx.delayed)
-        weight = held if ctx.keeps else cast(held, scale[WEIGHT], FORMATS[WEIGHT]).t().contiguous()
         product = partial(multiply, fast=False, product_dtype=ctx.product_dtype)
-        to_rows = product(given, Scaled(weight, scale[WEIGHT]).mT)
-        to_weight = product(Scaled(given.values.t().contiguous(), given.scale), Scaled(rows, rows_scale).mT)
+        to_rows, to_weight = None, None
+        if ctx.needs_input_grad[0]:
+            weight = held if ctx.keeps else cast(held, scale[WEIGHT], FORMATS[WEIGHT]).t().contiguous()
+            to_rows = product(given, Scaled(weight, scale[WEIGHT]).mT)
+        if ctx.needs_input_grad[1]:
+            to_weight = product(Scaled(given.values.t().contiguous(), given.scale), Scaled(rows, rows_scale).mT)
         return to_rows, to_weight, None, None, None, torch.stack((rows_amax, amax)), None, None

@@ -35,6 +35,7 @@ class Scales:
 
     amax: of the current step. history: of the latest steps, [layers, 3, ``length``], in any order.
     counts: saturated tensors and tensors with non-finite values of the last step, [2] int64.
+    frozen_weights: the largest absolute values of weights that do not change, [layers]; None until they are known.
     group: the ranks whose parts of these tensors share a scale.
     """
 
@@ -51,8 +52,15 @@ class Scales:
         self.scale = torch.ones(layers, 3, device=device)
         self.amax = torch.zeros(layers, 3, device=device)
         self.history = torch.zeros(layers, 3, length if delayed else 0, device=device)
+        self.frozen_weights: Tensor | None = None
         self.counts = torch.zeros(2, dtype=torch.int64, device=device)
         self.largest, self.overflow = (torch.tensor(values, device=device) for values in (LARGEST, OVERFLOW))
+
+    def freeze_weights(self, amax: Tensor) -> None:
+        """Sets the scales of weights for good: every earlier step, if there were any, would have the same ``amax``."""
+        self.frozen_weights = amax
+        self.scale[:, WEIGHT] = scale_from(amax, LARGEST[WEIGHT], 1.0)
+        self.history[:, WEIGHT] = amax.unsqueeze(-1)
 
     def finish(self, step: int) -> None:
         """After a step, with ``amax`` of all ranks: updates counts and, if delayed, the scales of the next step.

@@ -11,33 +11,51 @@ from torch.distributed.tensor import DTensor
 
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.apply import fp8_layers
-from llmb.engine.precision.scaling import LARGEST, WEIGHT, scale_from
+from llmb.engine.precision.experts import Fp8Stack
+from llmb.engine.precision.linear import Fp8Linear
+from llmb.engine.precision.scaling import LARGEST, WEIGHT, Scales, scale_from
 from llmb.runs.plan import Plan
 
 
 @contextmanager
 def fp8_step(stages: Sequence[nn.Module], number: int) -> Iterator[None]:
-    """Around the passes of a step: largest values of weights before, scales of all tensors after."""
+    """Around the passes of a step: largest values of weights before, scales of all tensors after.
+
+    Frozen weights are measured once, and what is cast of them is kept.
+    """
     layers = fp8_layers(stages)
     if not layers:
         yield
         return
     scales = layers[0].layer_scales.scales
-    scales.amax[:, WEIGHT] = weight_amax([layer.weight for layer in layers])
-    if not scales.delayed:
-        amax = scales.amax[:, WEIGHT].contiguous()
+    frozen = not any(layer.weight.requires_grad for layer in layers)
+    if frozen and scales.frozen_weights is None:
+        amax = weight_amax([layer.weight for layer in layers])
         reduce_largest(amax, scales.group)
-        scales.scale[:, WEIGHT] = scale_from(amax, LARGEST[WEIGHT], 1.0)
+        scales.freeze_weights(amax)
+    if scales.frozen_weights is not None:
+        scales.amax[:, WEIGHT] = scales.frozen_weights
+    else:
+        measure_weights(scales, layers)
     yield
-    for layer in layers:
+    for layer in layers if not frozen else ():
         layer.kept = None
     reduce_largest(scales.amax, scales.group)
     scales.finish(number)
 
 
+def measure_weights(scales: Scales, layers: Sequence[Fp8Linear | Fp8Stack]) -> None:
+    """Sets the largest values of weights that change in every step, and with current scaling their scales."""
+    scales.amax[:, WEIGHT] = weight_amax([layer.weight for layer in layers])
+    if not scales.delayed:
+        amax = scales.amax[:, WEIGHT].contiguous()
+        reduce_largest(amax, scales.group)
+        scales.scale[:, WEIGHT] = scale_from(amax, LARGEST[WEIGHT], 1.0)
+
+
 @torch.no_grad()
 def weight_amax(weights: Sequence[Tensor]) -> Tensor:
-    """Largest absolute values of this rank's shards of fp32 weights, rounded to bf16: [weights] fp32."""
+    """Largest absolute values of this rank's shards of fp32 or bf16 weights, rounded to bf16: [weights] fp32."""
     parts = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
     # A rank may hold no part of a small weight.
     parts = [part if part.numel() else part.new_zeros(1) for part in parts]

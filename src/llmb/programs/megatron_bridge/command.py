@@ -96,7 +96,7 @@ def bridge_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Plan:
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         what = f"{data.framework} {data.release} cannot run this:\n{lines}"
-        raise UsageError(what, do=_advice(recipe))
+        raise UsageError(what, do="leave --framework out: the engine is llmb's own")
     profile = choices.profiling.settled(*recorded)
     return Plan(
         recipe=recipe,
@@ -110,6 +110,7 @@ def bridge_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Plan:
         checkpoint_dir=choices.checkpoint_dir,
         # Whether the container has Nsight Systems is only known inside; an image of the framework has it.
         profile=profile and profile.model_copy(update={"or_torch": False}),
+        lora=recipe.lora,
     )
 
 
@@ -255,13 +256,6 @@ def _recipe_problems(catalogue: Catalogue, recipe: Recipe) -> Iterator[str]:
         yield "a proxy of llmb's own has a cut vocabulary, which the script does not know"
     if not recipe.layout.sequence_parallel:
         yield "--no-sequence-parallel: the script cuts sequences wherever TP is above 1"
-
-
-def _advice(recipe: Recipe) -> str:
-    known = [f"{item.workload} {item.size}" for item in bridge_data().recipes if item.task == recipe.task]
-    if recipe.task == "lora":
-        return f"llmb's engine has no LoRA either; choose {' or '.join(known)} at a published scale"
-    return "leave --framework out: the engine is llmb's own"
 
 
 def _choice_problems(choices: Choices) -> Iterator[str]:
