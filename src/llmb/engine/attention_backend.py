@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.varlen import varlen_attn
 
 from llmb.engine.data.batches import moved
 from llmb.engine.data.build import build_data
@@ -126,6 +128,8 @@ def varlen_problem(plan: EnginePlan) -> str | None:
         return "sequences are not packed from documents"
     if plan.device == "cpu" and plan.compiled:
         return "on a CPU, blocks would be compiled for the documents of each step"
+    if plan.device == "cuda" and "enable_gqa" not in signature(varlen_attn).parameters:
+        return f"torch {torch.__version__} has no such kernel for grouped heads"
     return None
 
 
