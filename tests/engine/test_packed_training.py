@@ -64,8 +64,17 @@ def differences(
     return {name: value for name, value in found.items() if not value <= BOUNDS[name.split()[0]]}
 
 
-@pytest.mark.parametrize("workload", [LLAMA, MAVERICK])
-@pytest.mark.parametrize("sizes", [{}, {"cp": 2}, {"pp": 2}], ids=["alone", "CP2", "PP2"])
+@pytest.mark.parametrize(
+    ("workload", "sizes"),
+    [
+        pytest.param(LLAMA, {}, id="llama"),
+        pytest.param(LLAMA, {"cp": 2}, id="llama, CP2", marks=pytest.mark.slow),
+        pytest.param(LLAMA, {"pp": 2}, id="llama, PP2"),
+        pytest.param(MAVERICK, {}, id="maverick", marks=pytest.mark.slow),
+        pytest.param(MAVERICK, {"cp": 2}, id="maverick, CP2"),
+        pytest.param(MAVERICK, {"pp": 2}, id="maverick, PP2", marks=pytest.mark.slow),
+    ],
+)
 def test_packs_are_trained_on_as_their_documents_one_by_one(
     workload: str,
     sizes: dict[str, int],
