@@ -32,12 +32,15 @@ from llmb.logs.outcome import LogOutcome
 from llmb.logs.step_line import format_step_line
 from llmb.metrics.statistics import describe
 from llmb.metrics.throughput import throughput
+from llmb.prepare.verify import Item, Verification
+from llmb.prepared.folders import prepared_folders
 from llmb.report.campaign_report import campaign_document
 from llmb.report.checkpoint_report import checkpoint_document
 from llmb.report.jobs_report import job_document, jobs_document, nodes_document
 from llmb.report.list_report import list_document
 from llmb.report.nccl_report import nccl_document
 from llmb.report.parse_report import parse_document, parse_report
+from llmb.report.prepared_report import verification_document
 from llmb.report.recipe_report import metrics_document, recipe_document
 from llmb.report.run_report import run_document
 from llmb.report.submit_report import submit_document
@@ -91,7 +94,8 @@ INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 [of `jobs list`](#json-of-llmb-jobs-list), [of `jobs show`](#json-of-llmb-jobs-show),
 [of `jobs nodes`](#json-of-llmb-jobs-nodes), [of `list`](#json-of-llmb-list),
 [of `parse`](#json-of-llmb-parse), [of `trace`](#json-of-llmb-trace), [of `nccl`](#json-of-llmb-nccl),
-[of `checkpoint show`](#json-of-llmb-checkpoint-show), [exit codes](#exit-codes)."""
+[of `checkpoint show`](#json-of-llmb-checkpoint-show), [of `prepare verify`](#json-of-llmb-prepare-verify),
+[exit codes](#exit-codes)."""
 
 RUN_FOLDER = """Results are kept below `$LLMB_INSTALL` or `$STAGE_PATH`; without them below the nearest
 folder, at or above the current one, that holds a `cluster_config.yaml`; else below `~/.llmb`.
@@ -283,7 +287,14 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "trace": trace_document(summarize([sample_timeline()])),
         "nccl": nccl_document(sample_nccl_summary(), [sample_test_table()]),
         "checkpoint show": checkpoint_document(sample_checkpoint(plan)),
+        "prepare verify": verification_document(sample_verification()),
     }
+
+
+def sample_verification() -> Verification:
+    folders = prepared_folders(Path("/install"), "finetune_llama3")
+    item = Item("models", folders.models, "complete")
+    return Verification("", "", folders, (item,), free_bytes=0, needed_bytes=0, checksums=False)
 
 
 def sample_timeline() -> Timeline:

@@ -9,11 +9,13 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.cli import prepare_submit
-from llmb.cli.completion import workloads
 from llmb.cli.group import Group
 from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
+from llmb.cli.prepare_checkpoint import checkpoint
+from llmb.cli.prepare_options import Size, Workload
+from llmb.cli.prepare_verify import verify
 from llmb.cli.progress import CountProgress
 from llmb.errors import unknown
 from llmb.prepare.dataset import DatasetRequest, prepare_dataset
@@ -24,13 +26,8 @@ from llmb.report.dataset_report import dataset_document, dataset_tables
 from llmb.report.output import print_json, print_tables, print_text
 
 app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
-
-Workload = Annotated[
-    str, typer.Option("-w", "--workload", help="Fine-tuning workload; see 'llmb list'.", autocompletion=workloads)
-]
-Size = Annotated[
-    str | None, typer.Option("-s", "--size", help="Model size, such as 70b, if the workload's name has none.")
-]
+app.command("checkpoint")(checkpoint)
+app.command("verify")(verify)
 
 
 @app.callback()
