@@ -146,11 +146,11 @@ def preparation_orders(
     recipe = resolve(catalogue, Request(workload=workload, size=size, gpu_type=gpu_type))
     seq_len = choices.seq_len or (recipe.layout.seq_len if gpu_type else None)
     # The two jobs do not wait for each other: the dataset takes the tokenizer from where the checkpoint comes from.
-    paths = {
+    paths: dict[str, dict[str, str | None]] = {
         "dataset": {
             "--source": choices.dataset_source,
             "--tokenizer": choices.tokenizer or choices.checkpoint_source,
-            "--seq-len": seq_len and str(seq_len),
+            "--seq-len": str(seq_len) if seq_len else None,
         },
         "checkpoint": {"--source": choices.checkpoint_source},
     }
@@ -158,11 +158,11 @@ def preparation_orders(
     orders = []
     for part in PARTS:
         given = {flag: text for flag, text in paths[part].items() if text}
-        what = Preparation(
+        preparation = Preparation(
             workload=workload, size=size, part=part, gpu_type=recipe.gpu_type if gpus else CPU, gpus=gpus
         )
         order = PreparationOrder(
-            preparation=what,
+            preparation=preparation,
             arguments=("-w", workload, "-s", size, *itertools.chain.from_iterable(given.items())),
             sources=tuple(text for flag, text in given.items() if flag != "--seq-len"),
             options=options,
