@@ -40,7 +40,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_folders_are_those_of_the_reference_documents(tmp_path: Path, source: Path) -> None:
     prepared = prepare(tmp_path, source)
-    below = tmp_path / "install" / "workloads" / WORKLOAD / "checkpoint_and_dataset" / "datasets" / "squad"
+    below = tmp_path / "install" / "workloads" / WORKLOAD / "checkpoint_and_dataset" / "datasets" / "squad-tiny"
     assert prepared.folder == below
     for split in ("training", "validation", "test"):
         for suffix in ("", ".idx.npy", ".idx.info"):
@@ -164,7 +164,7 @@ def test_another_sequence_length_is_added(tmp_path: Path, source: Path) -> None:
 def test_another_source_is_refused_until_forced(tmp_path: Path, source: Path) -> None:
     prepare(tmp_path, source)
     write_lines(source, rows(100))
-    with pytest.raises(UsageError, match=r"squad is prepared from .*squad\.jsonl") as error:
+    with pytest.raises(UsageError, match=r"squad-tiny is prepared from .*squad\.jsonl") as error:
         prepare(tmp_path, source)
     assert "--force" in str(error.value.do)
     assert prepare(tmp_path, source, force=True).samples.samples["training"] == 90
@@ -209,7 +209,7 @@ def test_what_a_killed_process_left_is_completed(tmp_path: Path, source: Path) -
     first = prepare(tmp_path, source)
     checksums = [packed.record.crc32 for packed in first.packed]
     packed = first.packed[1].path
-    temporary = first.folder.parents[1] / "nemo_nlp_tmp" / "dataset-squad"
+    temporary = first.folder.parents[1] / "nemo_nlp_tmp" / "dataset-squad-tiny"
     temporary.mkdir()
     (temporary / "tokens").write_bytes(b"left over")
     (first.folder / ".training.jsonl.partial").write_bytes(b"left over")

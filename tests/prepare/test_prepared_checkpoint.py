@@ -154,8 +154,8 @@ def test_a_source_of_another_model_is_refused_and_nothing_is_left(root: Path, fo
 def test_all_of_the_documents_listing_is_verified(prepared: Path, root: Path, options: tuple[str, ...]) -> None:
     found = verify(*options)
     assert found["checksums"] is bool(options)
-    packed = [f"datasets/squad/packed/llmb--llama3-tiny/{name}_128" for name in ("training", "validation", "test")]
-    complete = ["models/llmb/llama3-tiny", "datasets/squad", *packed]
+    packed = [f"datasets/squad-tiny/packed/llmb--llama3-tiny/{name}_128" for name in ("training", "validation", "test")]
+    complete = ["models/llmb/llama3-tiny", "datasets/squad-tiny", *packed]
     assert states(found) == dict.fromkeys(complete, "complete") | dict.fromkeys(("hub", "nemo_nlp_tmp"), "not needed")
     assert found["items"][0]["bytes"] == sum(read_checkpoint(Path(found["items"][0]["path"])).record.files.values())
     assert found["items"][0]["source"] == str(prepared / "small" / MODEL)
@@ -163,7 +163,7 @@ def test_all_of_the_documents_listing_is_verified(prepared: Path, root: Path, op
 
 def test_what_is_missing_has_the_command_that_gets_it(root: Path, folders: PreparedFolders) -> None:
     shutil.rmtree(folders.model(MODEL_NAME))
-    shutil.rmtree(folders.packed("squad", MODEL_NAME, "test", 128))
+    shutil.rmtree(folders.packed("squad-tiny", MODEL_NAME, "test", 128))
     result = invoke("verify", *TINY)
     assert isinstance(result.exception, EnvironmentProblem)
     assert result.exception.do == (
@@ -177,7 +177,7 @@ def test_what_is_missing_has_the_command_that_gets_it(root: Path, folders: Prepa
 def test_sizes_that_differ_are_damage_and_changed_content_only_with_checksums(
     root: Path, folders: PreparedFolders
 ) -> None:
-    tokens = folders.packed("squad", MODEL_NAME, "training", 128) / "tokens.npy"
+    tokens = folders.packed("squad-tiny", MODEL_NAME, "training", 128) / "tokens.npy"
     weights = folders.model(MODEL_NAME) / "weights" / "__0_0.distcp"
     for path in (tokens, weights):
         content = bytearray(path.read_bytes())
@@ -187,12 +187,12 @@ def test_sizes_that_differ_are_damage_and_changed_content_only_with_checksums(
     found = verify("--checksums")
     assert list(lacking(found)) == [
         "models/llmb/llama3-tiny",
-        "datasets/squad/packed/llmb--llama3-tiny/training_128",
+        "datasets/squad-tiny/packed/llmb--llama3-tiny/training_128",
     ]
     assert found["items"][0]["problem"].startswith("weights/__0_0.distcp has the checksum")
     tokens.write_bytes(b"")
     assert lacking(verify()) == {
-        "datasets/squad/packed/llmb--llama3-tiny/training_128": (
+        "datasets/squad-tiny/packed/llmb--llama3-tiny/training_128": (
             "llmb prepare dataset -w finetune_llama3 -s tiny --seq-len 128 --split training --force"
         )
     }

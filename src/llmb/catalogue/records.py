@@ -364,7 +364,8 @@ class Source(Record):
     """Folder of the checkpoint below ``models/``, and its repository on the Hugging Face hub if it has one."""
     page: str | None
     """Where access to the repository is requested; None for a model that is not on the hub."""
-    dataset: Literal["squad"]
+    dataset: Literal["squad", "squad-tiny"]
+    """Folder below ``datasets/``. That of a tiny model is its own: its few samples are never taken for SQuAD."""
     document: str | None = None
     line: int | None = None
     notes: tuple[str, ...] = ()

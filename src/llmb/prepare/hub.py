@@ -48,7 +48,8 @@ class HubDataset(NamedTuple):
     files: tuple[str, ...]
 
 
-DATASETS = {"squad": HubDataset("rajpurkar/squad", ("plain_text/train-*.parquet", "plain_text/validation-*.parquet"))}
+SQUAD = HubDataset("rajpurkar/squad", ("plain_text/train-*.parquet", "plain_text/validation-*.parquet"))
+DATASETS = {"squad": SQUAD, "squad-tiny": SQUAD}
 
 
 @dataclass(frozen=True, slots=True)
