@@ -78,7 +78,7 @@ class Choices(Record):
         AttentionChoice,
         _training(
             help="torch's attention kernel. 'auto': on a GPU the fastest at this run's shapes, timed before the first "
-            "step; on a CPU flash. 'cudnn' and 'efficient' need a GPU."
+            "step; on a CPU flash, and varlen for packed sequences. 'cudnn' and 'efficient' need a GPU."
         ),
     ] = "auto"
     force_load_balancing: Annotated[

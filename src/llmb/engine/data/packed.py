@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The samples of a packed dataset (``prepared.packed_dataset``), shuffled anew in every epoch."""
+"""The samples of a packed dataset (``prepared.packed_dataset``), in another order in every epoch."""
 
 from dataclasses import dataclass
 from pathlib import Path
