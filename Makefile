@@ -55,6 +55,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/engine_overhead.py
 	$(BIN)/python benchmarks/fp8_on_cpu.py
 	$(BIN)/python benchmarks/checksums.py
+	$(BIN)/python benchmarks/packing.py
 
 # ENGINE_OPTIONS are those of python -m benchmarks.engine, such as "--models 8b --dtypes bf16".
 bench-engine: $(VENV)/.dev
