@@ -32,10 +32,15 @@ from llmb.logs.outcome import LogOutcome
 from llmb.logs.step_line import format_step_line
 from llmb.metrics.statistics import describe
 from llmb.metrics.throughput import throughput
+from llmb.prepare.dataset import PackedFolder, PreparedDataset
+from llmb.prepare.sample_files import SampleFiles
+from llmb.prepare.samples import TEMPLATE
 from llmb.prepare.verify import Item, Verification
 from llmb.prepared.folders import prepared_folders
+from llmb.prepared.packed_dataset import SPLITS, PackedDataset, Split, TokenizerRecord
 from llmb.report.campaign_report import campaign_document
 from llmb.report.checkpoint_report import checkpoint_document
+from llmb.report.dataset_report import dataset_document
 from llmb.report.jobs_report import job_document, jobs_document, nodes_document
 from llmb.report.list_report import list_document
 from llmb.report.nccl_report import nccl_document
@@ -94,7 +99,9 @@ INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 [of `jobs list`](#json-of-llmb-jobs-list), [of `jobs show`](#json-of-llmb-jobs-show),
 [of `jobs nodes`](#json-of-llmb-jobs-nodes), [of `list`](#json-of-llmb-list),
 [of `parse`](#json-of-llmb-parse), [of `trace`](#json-of-llmb-trace), [of `nccl`](#json-of-llmb-nccl),
-[of `checkpoint show`](#json-of-llmb-checkpoint-show), [of `prepare verify`](#json-of-llmb-prepare-verify),
+[samples.json](#samplesjson), [packed datasets](#packed-datasets),
+[of `checkpoint show`](#json-of-llmb-checkpoint-show), [of `prepare dataset`](#json-of-llmb-prepare-dataset),
+[of `prepare verify`](#json-of-llmb-prepare-verify),
 [exit codes](#exit-codes)."""
 
 RUN_FOLDER = """Results are kept below `$LLMB_INSTALL` or `$STAGE_PATH`; without them below the nearest
@@ -154,6 +161,26 @@ PREPARATION = """Of a job of `llmb prepare submit`, in place of run.json, in
 `workloads/<workload>/preparations/<name>_<seconds>/<name>/`, beside job.json, job_spec.json, job_end.json, the batch
 script and `log-<name>.out`."""
 
+SAMPLES = """In `checkpoint_and_dataset/datasets/<dataset>/` of a workload, beside a `.jsonl` for each split. A line
+holds `input`, the prompt, and `output`, the answer; of the test split also `original_answers`, all that count as
+right. `.jsonl.idx.npy` holds the position of every line's end (int64), `.jsonl.idx.info` a pickled dictionary with
+`newline_int` and `version`: the index that NeMo reads. samples.json is written last."""
+
+PACKED = """In `packed/<tokenizer>/<split>_<seq_len>/` below the samples; a slash in the name of the tokenizer
+becomes `--`. A pack is a sequence of at most `seq_len` places that is filled with whole documents, one for each
+sample. A document of n + 1 tokens takes n places: its first n tokens are inputs, each with the token after it as its
+label. Places that no document takes are padding, at the end of a pack. The arrays are numpy files that can be mapped
+into memory:
+
+| file | type | content |
+| --- | --- | --- |
+| `tokens.npy` | uint32 [tokens] | all documents one after the other, those of a pack next to each other |
+| `answers.npy` | bool [tokens] | whether the loss counts the token as a label: answer and end of sequence |
+| `documents.npy` | int64 [documents + 1] | the first token of each document, and the end of the last |
+| `packs.npy` | int64 [packs + 1] | the first document of each pack, and the end of the last |
+
+`dataset.json` is written last, and the folder takes its name when all is on disk:"""
+
 JOB_ROW = """What the commands of `llmb jobs` say of each job; `jobs show` has [more](#json-of-llmb-jobs-show).
 The states and their transitions: [states of jobs](../explanation/job-states.md)."""
 
@@ -192,6 +219,8 @@ def files_page(catalogue: Catalogue) -> str:
         page("## job_end.json", JOB_END, typed_table(annotations(JobEnd), meanings["job_end"])),
         page("## preparation.json", PREPARATION, typed_table(annotations(Preparation), meanings["preparation"])),
         *campaign_file(meanings),
+        page("## samples.json", SAMPLES, typed_table(annotations(SampleFiles), meanings["samples"])),
+        page("## Packed datasets", PACKED, typed_table(annotations(PackedDataset), meanings["packed"])),
         page("## JSON of a job", JOB_ROW, typed_table(job_row(), meanings["job_row"])),
         *cluster_config(meanings),
         *(page(f"## JSON of llmb {name}", key_table(item, meanings[name])) for name, item in documents.items()),
@@ -287,8 +316,20 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "trace": trace_document(summarize([sample_timeline()])),
         "nccl": nccl_document(sample_nccl_summary(), [sample_test_table()]),
         "checkpoint show": checkpoint_document(sample_checkpoint(plan)),
+        "prepare dataset": dataset_document(sample_dataset()),
         "prepare verify": verification_document(sample_verification()),
     }
+
+
+def sample_dataset() -> PreparedDataset:
+    common: dict[str, Any] = {"llmb_version": "", "prepared_at": "", "source": "", "template": TEMPLATE, "crc32": {}}
+    counts: dict[Split, int] = dict.fromkeys(SPLITS, 1)
+    samples = SampleFiles(**common, split_rule="", samples=counts, without_answer=0, files={})
+    tokenizer = TokenizerRecord(name="", sha256="", vocab_size=1, bos_id=None, eos_id=0)
+    numbers = dict.fromkeys(("documents", "left_out", "packs", "places", "counted_labels", "longest_document"), 1)
+    kinds: dict[str, Any] = {"name": "squad", "split": "training", "tokenizer": tokenizer, "seq_len": 1, "files": {}}
+    record = PackedDataset(**common, **kinds, **numbers, sum_of_squares=1)
+    return PreparedDataset(Path("squad"), samples, True, (PackedFolder(Path("packed"), record, True),))
 
 
 def sample_verification() -> Verification:
