@@ -8,12 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 from llmb import __version__
 from llmb.catalogue.records import Model
 from llmb.errors import UsageError
 from llmb.huggingface.config import ExportDtype, config_differences, config_of, unknown_keys
 from llmb.huggingface.folder import HuggingFaceFolder, read_folder
+from llmb.huggingface.hub_checksums import corrupt_files, hub_checksums
 from llmb.huggingface.shards import CONFIG, INDEX
 from llmb.programs.engine.converter import check_converter, run_converter
 from llmb.runs.checkpoint import (
@@ -37,6 +39,7 @@ from llmb.runs.record import now
 BYTES = {"fp32": 4, "bf16": 2}
 MOST_PROBLEMS = 20
 MOST_PROCESSES = 8
+GB = 10**9
 CONTEXT_FILES = (
     CONFIG,
     "generation_config.json",
@@ -124,6 +127,8 @@ def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: 
     check_config(source, model)
     check_converter()
     with resumable_folder(target, has_finished_files) as folder:
+        if not has_finished_files(folder):
+            check_content(source, request.processes, on_progress, on_note)
         job = ImportJob(
             source=str(source.path),
             files=source.files,
@@ -139,6 +144,25 @@ def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: 
         record = imported_record(source, request, folder, imported, context)
         write_atomically(folder / RECORD, record.model_dump_json(indent=2) + "\n")
         (folder / JOURNAL).unlink()
+
+
+def check_content(source: HuggingFaceFolder, threads: int, on_progress: OnProgress, on_note: OnNote) -> None:
+    """Raises UsageError with every file that is not as the hub has it, where its client left the hub's checksums."""
+    checksums = hub_checksums(source.path, source.files)
+    if not checksums:
+        return
+    total, done, lock = sum((source.path / name).stat().st_size for name in checksums), 0, Lock()
+
+    def count(size: int) -> None:
+        nonlocal done
+        with lock:
+            done += size
+            on_progress(done, total)
+
+    on_note(f"verifying the hub's checksums of {len(checksums)} files, {total / GB:.3g} GB")
+    if corrupt := corrupt_files(source.path, checksums, threads, count):
+        what = f"these files are corrupt, their SHA-256 is not that of the hub:\n{_lines(corrupt)}"
+        raise UsageError(what, where=str(source.path), do="remove them, and download them again")
 
 
 def copy_context(source: Path, target: Path) -> dict[str, str]:
