@@ -56,6 +56,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/fp8_on_cpu.py
 	$(BIN)/python benchmarks/checksums.py
 	$(BIN)/python benchmarks/packing.py
+	$(BIN)/python benchmarks/import_weights.py
 
 # ENGINE_OPTIONS are those of python -m benchmarks.engine, such as "--models 8b --dtypes bf16".
 bench-engine: $(VENV)/.dev

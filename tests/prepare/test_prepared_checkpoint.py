@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from llmb.catalogue.resolve import find_model
 from llmb.cli.prepare import app
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.huggingface.config import config_of
+from llmb.prepare import checkpoint
 from llmb.prepare.small_files import MODEL, SAMPLES, write_small_files
 from llmb.prepared.folders import PreparedFolders, prepared_folders
 from llmb.runs.checkpoint import partial_path, read_checkpoint
@@ -127,7 +129,7 @@ def test_a_damaged_checkpoint_is_not_taken_for_prepared(root: Path, folders: Pre
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("-w", "finetune_llama4-maverick", "-s", "tiny"), "llmb/llama4-maverick-tiny is not on the hub"),
+        (("-w", "finetune_llama4-maverick", "-s", "tiny"), "llmb/llama4-maverick-tiny is not on the Hugging Face hub"),
         (("-w", "pretrain_llama3.1", "-s", "tiny"), "pretrain_llama3.1 tiny starts from nothing prepared"),
         ((*TINY, "--max-file-size", "0"), "'0' is not a size"),
     ],
@@ -227,3 +229,36 @@ def test_the_documented_sizes_are_those_of_bf16_in_gib(
     assert found["needed_bytes"] == 2 * parameters
     assert found["needed_bytes"] / 2**30 == pytest.approx(documented, abs=0.7)
     assert f"llmb prepare checkpoint -w {workload} -s {size}" in str(result.exception)
+
+
+def test_without_a_source_the_model_comes_from_the_hub(
+    prepared: Path, folders: PreparedFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(folders.model(MODEL_NAME))
+    asked: list[tuple[str, str | None, PreparedFolders]] = []
+
+    def fetch(name: str, page: str | None, folders: PreparedFolders, *_: object) -> Path:
+        asked.append((name, page, folders))
+        return prepared / "small" / MODEL
+
+    monkeypatch.setattr(checkpoint, "fetch_model", fetch)
+    result = invoke("checkpoint", *TINY, "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["made"] is True
+    assert asked == [(MODEL_NAME, None, folders)]
+
+
+def test_the_disk_is_checked_for_download_and_conversion_before_the_download(
+    root: Path, folders: PreparedFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_HUB_CACHE", "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=200 * 10**9))
+    arguments = ("checkpoint", "-w", WORKLOAD, "-s", "70b")
+    said = str(invoke(*arguments).exception)
+    assert "downloading and converting meta-llama/Meta-Llama-3-70B need about 282 GB; the disk has 200 GB free" in said
+    blobs = folders.hub / "models--meta-llama--Meta-Llama-3-70B" / "blobs"
+    blobs.mkdir(parents=True)
+    with (blobs / "part").open("wb") as stream:
+        stream.truncate(40 * 10**9)  # takes no space
+    assert "need about 242 GB" in str(invoke(*arguments).exception)

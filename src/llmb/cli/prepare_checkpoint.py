@@ -44,7 +44,7 @@ def checkpoint(
 
     Examples:
 
-    - `llmb prepare checkpoint -w finetune_llama3 -s 70b --source Meta-Llama-3-70B`
+    - `llmb prepare checkpoint -w finetune_llama3 -s 70b`
 
     - `llmb prepare checkpoint -w finetune_llama3 -s tiny --source small/model --processes 1`
     """
@@ -58,7 +58,7 @@ def checkpoint(
         largest_file_bytes=parse_size(max_file_size),
     )
     folders = prepared_folders(install_here(), workload)
-    with ByteProgress("converting") as progress:
+    with ByteProgress("preparing") as progress:
         prepared = prepare_checkpoint(catalogue, request, folders, progress.bytes, say)
     if not prepared.made:
         say("this checkpoint was prepared before; nothing to do")

@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepares the weights of a fine-tuning: a checkpoint made from a Hugging Face model, or found prepared."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Source
+from llmb.catalogue.records import Model, Source
 from llmb.catalogue.resolve import find_model
 from llmb.errors import UsageError
+from llmb.metrics.parameters import parameter_count
 from llmb.prepare.dataset import source_of
+from llmb.prepare.hub import Hub, fetch_model
 from llmb.prepared.folders import PreparedFolders
 from llmb.programs.engine.conversion import ImportRequest, import_checkpoint
-from llmb.runs.checkpoint import SavedCheckpoint, model_differences, read_checkpoint
+from llmb.runs.checkpoint import WEIGHTS, SavedCheckpoint, model_differences, partial_path, read_checkpoint
 from llmb.runs.conversion import OnNote, OnProgress
+from llmb.runs.disk_space import check_room
+
+PUBLISHED_BYTES = 2
+"""Of a parameter in the models that the documents fine-tune, which are published in bf16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +64,9 @@ def prepare_checkpoint(
         if request.source and imported and Path(imported.path) != request.source.absolute():
             raise _other(target, f"prepared from {imported.path}")
         return PreparedCheckpoint(checkpoint, made=False)
-    path = request.source or _fetched(source)
+    if request.source is None and source.page:
+        _check_room(model, source, folders, target)
+    path = request.source or fetch_model(source.model, source.page, folders, on_progress, on_note)
     import_checkpoint(
         ImportRequest(path, target, request.workload, model, request.processes, request.largest_file_bytes),
         on_progress,
@@ -79,10 +88,16 @@ def _other(target: Path, what: str) -> UsageError:
     )
 
 
-def _fetched(source: Source) -> Path:
-    """The folder of a model of the hub. Raises UsageError for one that is not there."""
-    if source.page is None:
-        do = "give a folder with --source; 'llmb prepare sample' makes one with a small model"
-        raise UsageError(f"{source.model} is not on the hub", do=do)
-    do = f"download it ('hf download {source.model} --local-dir FOLDER'), and give the folder with --source"
-    raise UsageError("the hub is not supported yet", do=do)
+def _check_room(model: Model, source: Source, folders: PreparedFolders, target: Path) -> None:
+    """Raises EnvironmentProblem if the disk has no room for both: the download alone would fit, and be for nothing."""
+    size = PUBLISHED_BYTES * parameter_count(model)[0]
+    converted = min(size, _size(partial_path(target) / WEIGHTS))
+    cache, need = Hub(folders.hub, print).cache(os.environ), size - converted
+    if cache == folders.hub:
+        need += size - min(size, _size(cache / f"models--{source.model.replace('/', '--')}" / "blobs"))
+    what = f"downloading and converting {source.model} need"
+    check_room(what, need, target, "free some space, or set LLMB_INSTALL to a folder on another disk")
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*"))

@@ -14,6 +14,7 @@ from llmb.catalogue.records import Model, Source
 from llmb.catalogue.resolve import find_model, find_workload
 from llmb.errors import UsageError
 from llmb.metrics.parameters import parameter_count
+from llmb.prepare.checkpoint import PUBLISHED_BYTES
 from llmb.prepare.dataset import seq_lens_of, source_of
 from llmb.prepare.packed_files import read_packed
 from llmb.prepare.sample_files import read_record
@@ -25,8 +26,6 @@ from llmb.runs.conversion import OnProgress
 from llmb.runs.import_journal import has_finished_files
 
 State = Literal["complete", "missing", "incomplete", "damaged", "not needed"]
-PUBLISHED_BYTES = 2
-"""Of a parameter in the models that the documents fine-tune, which are published in bf16."""
 
 
 @dataclass(frozen=True, slots=True)
