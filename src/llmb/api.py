@@ -25,6 +25,7 @@ from llmb.options.text import valid_values
 from llmb.programs.conclude import finished_result
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder, chosen_root
+from llmb.runs.origin import Origin
 from llmb.runs.record import read_record
 from llmb.runs.result import Result
 from llmb.runs.step_follower import StepNews
@@ -37,6 +38,8 @@ class Run:
     folder: Path
     recipe: Recipe
     result: Result
+    origin: Origin
+    """Of its weights and data."""
 
 
 def recipe(workload: str, size: str, **options: Any) -> Recipe:  # noqa: ANN401 (by the option)
@@ -64,7 +67,7 @@ def run(
     local.check()
     folder, ended = local.start(on_step, on_message)
     raise_unless_successful(folder, ended)
-    return Run(folder.path, local.plan.recipe, ended)
+    return Run(folder.path, local.plan.recipe, ended, local.plan.origin)
 
 
 def result(folder: str | Path) -> Run:
@@ -77,7 +80,7 @@ def result(folder: str | Path) -> Run:
         raise UsageError(f"the run's record cannot be read: {why}", where=str(home.record)) from error
     if record.status in ("queued", "running"):
         raise UsageError(f"the run has no result yet: it is {record.status}", where=str(home.path))
-    return Run(home.path, record.plan.recipe, finished_result(home, record))
+    return Run(home.path, record.plan.recipe, finished_result(home, record), record.plan.origin)
 
 
 def parse(path: str | Path, *, window: str = "auto") -> list[ParsedFile]:

@@ -14,7 +14,7 @@ from llmb.metrics.parameters import checkpoint_bytes
 from llmb.runs import disk_space
 from llmb.runs.checkpoint import (
     CheckpointRecord,
-    Origin,
+    ImportSource,
     checkpoint_name,
     model_differences,
     partial_path,
@@ -159,7 +159,7 @@ def test_a_plan_goes_on_where_the_checkpoint_stopped(make: Make, tiny_plan: Call
 
 
 def test_imported_weights_begin_a_training_of_the_recipe(make: Make, tiny_plan: Callable[..., Plan]) -> None:
-    origin = Origin(format="huggingface", path="/models/x", files=("model.safetensors",))
+    origin = ImportSource(format="huggingface", path="/models/x", files=("model.safetensors",))
     of_a_run = {"dtype": None, "layout": None, "training": None, "seed": None}
     path = make(step=0, optimizer_state=False, imported_from=origin, **of_a_run)
     plan = tiny_plan(steps=10, checkpoint=read_checkpoint(path))

@@ -19,4 +19,4 @@ def launched(install: Path, workload: str, variables: Mapping[str, str], root: s
     wanted = read_launch(CATALOGUE, environ, workload, {}, {})
     request = job_request(wanted.values, environ)
     site = read_cluster_site(CATALOGUE, install, environ)
-    return make_order(CATALOGUE, request.request, request.choices, request.options, site)
+    return make_order(CATALOGUE, request.request, request.choices, request.options, site, dry_run=True)

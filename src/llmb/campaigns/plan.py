@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from llmb.campaigns.campaign import CampaignJob
 from llmb.catalogue.unspecified import Unspecified
 from llmb.jobs.order import Order
+from llmb.runs.origin import Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,9 @@ class PlannedJob:
     """Which proxy it is, in words; empty for the model itself."""
     nodes: int
     time_limit_min: float | None
+    origin: Origin
+    warning: str | None = None
+    """Why a dry run's job cannot be queued yet."""
     unspecified: tuple[Unspecified, ...] = ()
 
     @property
@@ -43,6 +47,8 @@ def planned(job: CampaignJob, order: Order) -> PlannedJob:
         proxy=recipe.proxy_text,
         nodes=spec.placement.nodes,
         time_limit_min=spec.time_limit_min,
+        origin=order.plan.origin,
+        warning=order.missing.warning if order.missing else None,
         unspecified=recipe.unspecified,
     )
 

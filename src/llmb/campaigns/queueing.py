@@ -47,6 +47,8 @@ class Context:
     site: Site
     environ: Mapping[str, str]
     """Environment of the submitting shell."""
+    dry_run: bool = False
+    """Nothing is queued, so that jobs need not be prepared."""
 
     @property
     def install(self) -> Path:
@@ -54,7 +56,15 @@ class Context:
 
     def order(self, wanted: JobRequest) -> Order:
         """Raises UsageError."""
-        return make_order(self.catalogue, wanted.request, wanted.choices, wanted.options, self.site, wanted.framework)
+        return make_order(
+            self.catalogue,
+            wanted.request,
+            wanted.choices,
+            wanted.options,
+            self.site,
+            wanted.framework,
+            dry_run=self.dry_run,
+        )
 
     def order_of(self, job: CampaignJob) -> Order:
         """Raises UsageError."""
@@ -64,10 +74,11 @@ class Context:
         return order
 
 
-def campaign_context(install: Path, environ: Mapping[str, str]) -> Context:
+def campaign_context(install: Path, environ: Mapping[str, str], *, dry_run: bool = False) -> Context:
     """Raises UsageError with all problems of the cluster's settings."""
     catalogue = Catalogue()
-    return Context(catalogue=catalogue, site=read_cluster_site(catalogue, install, environ), environ=environ)
+    site = read_cluster_site(catalogue, install, environ)
+    return Context(catalogue=catalogue, site=site, environ=environ, dry_run=dry_run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ def bulk(
 
     - `llmb bulk sweep.yaml --dtype fp8 --max-scale 256 --resume`
     """
-    context = campaign_context(install_here(), os.environ)
+    context = campaign_context(install_here(), os.environ, dry_run=dry_run)
     catalogue, selection, given = context.catalogue, selection_of(selecting), given_of(ctx, values)
     keys = campaign_keys(job_options().values(), catalogue.variables)
     found = read_campaign_file(file, keys, lambda name: split_model(catalogue, name))

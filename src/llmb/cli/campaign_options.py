@@ -48,6 +48,8 @@ def run_campaign(
         say(line)
     if proposal.left_out:
         sys.stderr.write(listed("left out", proposal.left_out) + "\n")
+    for warning in dict.fromkeys(job.warning for job in proposal.jobs if job.warning):
+        say(f"warning: {warning}")
     before = queued_before(proposal)
     if dry_run:
         if before:

@@ -18,6 +18,7 @@ from llmb.logs.parallel_reader import parse_logs
 from llmb.metrics.window import check_rule
 from llmb.report.output import print_json, print_table, print_text
 from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report, parse_table
+from llmb.runs.record import origin_beside
 from llmb.site.machine import usable_cores
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -72,7 +73,7 @@ def parse(
     root = directory or _default_root()
     found = find_logs(root)
     files = _with_progress(parse_logs(found, window, jobs or usable_cores()), found)
-    report = parse_report(root, window, files, full_names=full_names)
+    report = parse_report(root, window, files, origin_beside, full_names=full_names)
     _print(report, Format.JSON if json else form)
     if not report.counts["success"]:
         raise RunFailed(f"none of {len(report.files)} logs is from a successful run", where=str(root.absolute()))

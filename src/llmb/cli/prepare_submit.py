@@ -30,7 +30,7 @@ from llmb.prepare.jobs import (
     submit_preparation,
 )
 from llmb.report.output import print_json, print_text
-from llmb.report.submit_report import flags_text, submit_document, submit_text
+from llmb.report.submit_report import flags_text, queued_document, submit_text
 from llmb.schedulers.lookup import QUEUE, find_scheduler, read_cluster_site
 
 OF_RUNS = frozenset(("nodes", "array", "retries", "start", "segment", "signal_before"))
@@ -89,7 +89,7 @@ def submit(
     _confirm(orders, yes=yes)
     jobs = {run.folder: run.job for run in _queued(orders, environ)}
     if json:
-        print_json(submit_document(jobs))
+        print_json(queued_document(jobs))
     else:
         print_text(submit_text(jobs))
 

@@ -61,6 +61,8 @@ def run(
     local = plan_here(Catalogue(), request, choices, os.environ, install_here())
     plan, same = local.plan, _same_run(request, choices, local.plan)
     if dry_run:
+        if local.missing:
+            say(f"warning: {local.missing.warning}")
         _print_plan(local, same, json=json)
         return
     local.check()

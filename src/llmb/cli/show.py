@@ -8,11 +8,13 @@ import typer
 from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
+from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import print_unspecified
 from llmb.cli.options import takes_recipe
 from llmb.report.output import print_json, print_tables
 from llmb.report.recipe_report import recipe_document, recipe_tables
+from llmb.runs.planning import inputs_here
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -43,11 +45,12 @@ def show(
         return
     recipe = resolve(catalogue, request)
     job = job_defaults(catalogue, recipe)
+    found = inputs_here(catalogue, install_here(), recipe)
     if json:
-        print_json(recipe_document(recipe, job))
+        print_json(recipe_document(recipe, job, found))
     else:
         print_unspecified(recipe.unspecified)
-        print_tables(recipe_tables(recipe, job))
+        print_tables(recipe_tables(recipe, job, found))
 
 
 def _show_scales(catalogue: Catalogue, request: Request, *, json: bool) -> None:

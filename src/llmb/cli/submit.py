@@ -26,9 +26,8 @@ from llmb.errors import UsageError, UserInterrupt
 from llmb.jobs.order import Order, Queued
 from llmb.jobs.wait import Watch
 from llmb.report.output import print_json, print_text
-from llmb.report.recipe_report import identity_document
 from llmb.report.run_report import start_lines
-from llmb.report.submit_report import flags_text, submit_document, submit_text
+from llmb.report.submit_report import flags_text, script_document, submit_document, submit_text
 from llmb.runs.checkpoint_scales import scale_warnings
 from llmb.runs.folder import RunFolder
 
@@ -92,22 +91,24 @@ def submit(
         values={**values, "profile": False},
         given={name: value for name, value in given_of(ctx, values).items() if name != "profile"},
     )
-    context = campaign_context(install_here(), os.environ)
+    context = campaign_context(install_here(), os.environ, dry_run=dry_run)
     run_campaign(context, campaign, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new)
 
 
 def submit_one(wanted: JobRequest, *, dry_run: bool, wait: bool, yes: bool, json: bool) -> None:
     """Shows one job, asks for confirmation, and queues it; with ``wait`` prints its result."""
-    context = campaign_context(install_here(), os.environ)
+    context = campaign_context(install_here(), os.environ, dry_run=dry_run)
     order = plan_one(context, wanted, wait=wait and not dry_run)
     for line in start_lines(order.plan):
         say(line)
     for warning in scale_warnings(order.plan, loads=wanted.choices.load_checkpoint is not None):
         say(f"warning: {warning}")
+    if order.missing:
+        say(f"warning: {order.missing.warning}")
     if dry_run:
         script = order.script()
         if json:
-            print_json({**identity_document(order.plan.recipe), "script": script})
+            print_json(script_document(order, script))
         else:
             print_text(script)
         return
@@ -118,7 +119,7 @@ def submit_one(wanted: JobRequest, *, dry_run: bool, wait: bool, yes: bool, json
         sys.stderr.write(submit_text(jobs))
         _wait(context, order, queued[0], json=json)
     elif json:
-        print_json(submit_document(jobs))
+        print_json(submit_document(order.plan.origin, jobs))
     else:
         print_text(submit_text(jobs))
 

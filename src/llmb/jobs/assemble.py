@@ -107,5 +107,6 @@ def _own_mounts(plan: Plan, site: Site) -> Iterator[str]:
     yield str(site.install)
     if plan.checkpoint_dir:
         yield plan.checkpoint_dir
-    if plan.start:
-        yield plan.start.path
+    for item in (plan.start, plan.weights, plan.dataset):
+        if item:
+            yield item.path

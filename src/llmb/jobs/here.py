@@ -6,18 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.resolve import CPU, Request
+from llmb.catalogue.resolve import Request
 from llmb.jobs.local_run import Say, local_spec, run_here
 from llmb.jobspec.spec import JobSpec
 from llmb.programs.engine.here import check_here
 from llmb.programs.engine.nsys import with_profiler
-from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.choices import Choices
 from llmb.runs.claim import create_run_folder
-from llmb.runs.device import Device
 from llmb.runs.disk_space import check_space
 from llmb.runs.folder import RunFolder, experiment_name, run_parent
-from llmb.runs.plan import EnginePlan, make_plan
+from llmb.runs.plan import EnginePlan
+from llmb.runs.planning import NotPrepared, plan_training
 from llmb.runs.result import Result
 from llmb.runs.step_follower import StepNews
 from llmb.schedulers.local.command import local_command, local_variables
@@ -34,6 +33,8 @@ class LocalRun:
     machine: Machine
     install: Path
     environ: Mapping[str, str]
+    missing: NotPrepared | None = None
+    """What has to be prepared before it can be started."""
 
     def sample(self) -> tuple[tuple[str, ...], dict[str, str]]:
         """The workers' command and variables, for a folder that need not exist."""
@@ -42,7 +43,9 @@ class LocalRun:
         return local_command(spec, folder), self._variables(spec)
 
     def check(self) -> None:
-        """Raises EnvironmentProblem if this machine cannot run it."""
+        """Raises NotPrepared, and EnvironmentProblem if this machine cannot run it."""
+        if self.missing:
+            raise self.missing
         check_machine(self.plan, self.machine)
         check_here(self.asked)
         saved_in = Path(self.plan.checkpoint_dir) if self.plan.checkpoint_dir else run_parent(self.install, self.plan)
@@ -65,7 +68,11 @@ def plan_here(
     """Raises UsageError with everything that is wrong with the request."""
     machine = this_machine()
     recipe = recipe_for(catalogue, request, machine)
-    checkpoint = read_checkpoint(Path(choices.load_checkpoint)) if choices.load_checkpoint else None
-    device: Device = "cpu" if recipe.gpu_type == CPU else "cuda"
-    asked = make_plan(recipe, choices, device=device, checkpoint=checkpoint)
-    return LocalRun(plan=with_profiler(asked), asked=asked, machine=machine, install=install, environ=environ)
+    missing = None
+    try:
+        asked = plan_training(catalogue, recipe, choices, install)
+    except NotPrepared as error:
+        asked, missing = error.plan, error
+    return LocalRun(
+        plan=with_profiler(asked), asked=asked, machine=machine, install=install, environ=environ, missing=missing
+    )

@@ -74,6 +74,10 @@ class Job:
     """How many layers a proxy has, in words; empty for the model itself, and for a job of version 0.1."""
     prepares: str = ""
     """``dataset`` or ``checkpoint`` of a job that prepares one; empty for a run."""
+    data: str = "synthetic"
+    """What it trains on, in a word or two."""
+    origin: str | None = None
+    """Where its weights and data come from; None for a job of version 0.1."""
 
     @property
     def asked(self) -> "AskedJob":

@@ -63,5 +63,10 @@ MIGRATIONS = (
     """
     ALTER TABLE jobs ADD COLUMN prepares TEXT NOT NULL DEFAULT '';
     """,
+    # A run on synthetic data is not taken for a fine-tuning. Before, all data were synthetic.
+    """
+    ALTER TABLE jobs ADD COLUMN data TEXT NOT NULL DEFAULT 'synthetic';
+    ALTER TABLE jobs ADD COLUMN origin TEXT;
+    """,
 )
 SCHEMA_VERSION = len(MIGRATIONS)

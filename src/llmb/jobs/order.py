@@ -27,6 +27,7 @@ from llmb.runs.folder import (
     write_atomically,
 )
 from llmb.runs.plan import Plan
+from llmb.runs.planning import NotPrepared
 from llmb.runs.record import ENGINE, SubmittedJob, now, queued_record, write_record
 from llmb.schedulers.lookup import QUEUE, find_scheduler
 from llmb.schedulers.port import Scheduler
@@ -44,6 +45,8 @@ class Order:
     program: str = ENGINE
     choices: Choices = field(default_factory=Choices)
     framework: FrameworkOptions = field(default_factory=FrameworkOptions)
+    missing: NotPrepared | None = None
+    """What has to be prepared before the job can be queued; only for a dry run."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -90,22 +93,35 @@ def make_order(
     options: JobOptions,
     site: Site,
     framework: FrameworkOptions | None = None,
+    *,
+    dry_run: bool = False,
 ) -> Order:
-    """Checks everything that can be checked without the cluster. Raises UsageError."""
+    """Checks everything that can be checked without the cluster.
+
+    Raises UsageError, and NotPrepared unless it is a ``dry_run``.
+    """
     on_site = replace(request, gpu_type=request.gpu_type or site.config.gpu_type)
     asked_for = replace(on_site, scale=scale_of(catalogue, on_site, options, site))
     found = {} if on_site.gpu_type == request.gpu_type else {"gpu_type": CLUSTER_CONFIG}
     recipe = resolve(catalogue, asked_for, found)
     asked = framework or FrameworkOptions()
     program = find_program(asked.framework or ENGINE)
+    missing = None
+    try:
+        plan = program.plan(catalogue, recipe, choices, asked, site.install)
+    except NotPrepared as error:
+        if not dry_run:
+            raise
+        plan, missing = error.plan, error
     order = Order(
-        plan=program.plan(catalogue, recipe, choices, asked),
+        plan=plan,
         defaults=job_defaults(catalogue, recipe),
         options=options,
         site=site,
         program=program.name,
         choices=choices,
         framework=asked,
+        missing=missing,
     )
     order.script()
     return order

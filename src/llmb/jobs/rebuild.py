@@ -6,11 +6,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from llmb.catalogue.records import Recipe
 from llmb.jobs.job import Job
 from llmb.jobs.preparation import FOLDER, Preparation, read_preparation
 from llmb.prepared.folders import WORKLOADS
 from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
 from llmb.runs.record import SubmittedJob, read_job, read_record
 
 RUNS = f"{WORKLOADS}/*/experiments/*/*/*/job.json"
@@ -19,12 +19,13 @@ PREPARATIONS = f"{WORKLOADS}/*/{FOLDER}/*/*/job.json"
 
 def jobs_of_folders(install: Path) -> Iterator[Job]:
     """The jobs of every submitted run and preparation, in the state in which they were queued."""
-    yield from _jobs(install, RUNS, lambda folder: row_of_recipe(read_record(folder).plan.recipe))
+    yield from _jobs(install, RUNS, lambda folder: row_of_plan(read_record(folder).plan))
     yield from _jobs(install, PREPARATIONS, lambda folder: row_of_preparation(read_preparation(folder)))
 
 
-def row_of_recipe(recipe: Recipe) -> dict[str, Any]:
+def row_of_plan(plan: Plan) -> dict[str, Any]:
     """The fields of a job that say what it runs."""
+    recipe = plan.recipe
     return {
         "workload": recipe.workload,
         "size": recipe.size,
@@ -32,6 +33,8 @@ def row_of_recipe(recipe: Recipe) -> dict[str, Any]:
         "gpu_type": recipe.gpu_type,
         "scale": recipe.scale,
         "proxy": recipe.proxy_text,
+        "data": plan.origin.data.short,
+        "origin": plan.origin.text,
     }
 
 

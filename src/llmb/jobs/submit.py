@@ -104,4 +104,6 @@ def new_job(prepared: Prepared, index: int | None, plan: Plan, key: str, campaig
         submitted_s=time.time(),
         retries=spec.retries,
         proxy=recipe.proxy_text,
+        data=plan.origin.data.short,
+        origin=plan.origin.text,
     )

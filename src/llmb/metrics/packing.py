@@ -5,6 +5,7 @@ Lengths are uniform between one token and ``longest_document``. Documents fill a
 one is truncated at the end of the sequence.
 """
 
+from collections.abc import Iterable
 from itertools import accumulate
 
 from llmb.catalogue.records import Model, Packing
@@ -60,6 +61,11 @@ def fitted_mean(packing: Packing, seq_len: int) -> int:
             high = middle
     near = (max(SHORTEST_MEAN, low - 1), low)
     return min(near, key=lambda mean: abs(expected_squares(seq_len, mean) - packing.sum_of_squares))
+
+
+def chunked_squares(lengths: Iterable[int], chunk_size: int) -> int:
+    """The sum of squared lengths of documents that are split into chunks."""
+    return sum(_square(length, chunk_size) for length in lengths)
 
 
 def _square(length: int, chunk_size: int | None) -> int:

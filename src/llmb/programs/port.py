@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from llmb.catalogue.load import Catalogue
@@ -77,8 +78,13 @@ class Program(Protocol):
 
     name: str
 
-    def plan(self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions) -> Plan:
-        """What it is to do. Raises UsageError with everything that it does not support."""
+    def plan(
+        self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions, install: Path
+    ) -> Plan:
+        """What it is to do, with prepared files below ``install``.
+
+        Raises UsageError with everything that it does not support, or that is not prepared.
+        """
 
     def work(self, plan: Plan, asked: Asked, folder: RunFolder) -> Work:
         """How it is run in ``folder``, which need not exist. Raises UsageError where the site cannot run it."""

@@ -8,6 +8,7 @@ from llmb.campaigns.campaign import Campaign
 from llmb.campaigns.plan import PlannedJob, total_gpu_hours
 from llmb.report.numbers import number
 from llmb.report.output import result_table
+from llmb.report.recipe_report import origin_document
 from llmb.report.table import Table
 
 _SHOWN = (
@@ -20,7 +21,7 @@ _SHOWN = (
 
 def campaign_table(jobs: Sequence[PlannedJob]) -> Table:
     """One row per job, in the order of submission, and the total."""
-    columns = ("", "workload", "size", "dtype", "GPUs", "type", "nodes", "time limit", "GPU-hours", "run")
+    columns = ("", "workload", "size", "dtype", "data", "GPUs", "type", "nodes", "time limit", "GPU-hours", "run")
     # Settings that all jobs have in common need no column.
     asked_by = len({item.job.where for item in jobs}) > 1
     differing = different_settings(jobs)
@@ -34,6 +35,7 @@ def campaign_table(jobs: Sequence[PlannedJob]) -> Table:
             item.workload,
             size,
             item.dtype,
+            item.origin.data.short,
             str(item.gpus),
             item.gpu_type,
             str(item.nodes),
@@ -43,7 +45,7 @@ def campaign_table(jobs: Sequence[PlannedJob]) -> Table:
             *([own] if any(differing) else []),
             *([item.job.where] if asked_by else []),
         )
-    table.add_row("", total_text(jobs), *[""] * 6, hours_text(total_gpu_hours(jobs)))
+    table.add_row("", total_text(jobs), *[""] * 7, hours_text(total_gpu_hours(jobs)))
     return table
 
 
@@ -96,6 +98,7 @@ def _job_document(item: PlannedJob, job: Any) -> dict[str, Any]:  # noqa: ANN401
         "workload": item.workload,
         "size": item.size,
         "dtype": item.dtype,
+        "origin": origin_document(item.origin),
         "gpu_type": item.gpu_type,
         "scale": item.gpus,
         "proxy": bool(item.proxy),

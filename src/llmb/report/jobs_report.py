@@ -38,7 +38,7 @@ def jobs_document(jobs: Sequence[Job], total: int) -> dict[str, Any]:
 def jobs_table(jobs: Sequence[Job], total: int) -> Table:
     shown = f"the last {len(jobs)} of {total:,}" if len(jobs) < total else f"{total:,}"
     table = result_table(
-        f"Jobs: {shown}", "job", "state", "workload", "scale", "submitted", "nodes", "step s", "reason",
+        f"Jobs: {shown}", "job", "state", "workload", "data", "scale", "submitted", "nodes", "step s", "reason",
         right=("scale", "step s"),
     )  # fmt: skip
     for column in table.columns:
@@ -50,6 +50,7 @@ def jobs_table(jobs: Sequence[Job], total: int) -> Table:
             job.job_id or "",
             job.status if _IMPLIED.get(job.status) == job.state else f"{job.status}: {job.state}",
             job.title,
+            "" if job.prepares else job.data,
             f"{job.scale} x {job.gpu_type}",
             short_time(job.submitted_s),
             job.nodes or "",
@@ -75,6 +76,8 @@ def job_table(job: Job, details: "JobDetails") -> Table:
     table.add_row("run", job.status + (f": {job.reason}" if job.reason else ""))
     table.add_row("as of", local_time(job.checked_s) if job.checked_s else "its submission")
     table.add_row("recipe", f"{job.title} on {job.scale} x {job.gpu_type}")
+    if not job.prepares:
+        table.add_row("origin", job.origin or f"data: {job.data}")
     times = {"submitted": job.submitted_s, "started": job.started_s, "ended": job.ended_s}
     for name, time_s in times.items():
         if time_s is not None:

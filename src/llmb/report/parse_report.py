@@ -5,7 +5,7 @@ import csv
 import io
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
@@ -16,7 +16,9 @@ from llmb.logs.outcome import LogOutcome, Status
 from llmb.metrics.statistics import Statistics
 from llmb.report.numbers import number
 from llmb.report.output import printable, result_table
+from llmb.report.recipe_report import origin_document
 from llmb.report.table import Table
+from llmb.runs.origin import Origin
 
 _ACCOUNT = re.compile(r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?")
 _REASON_WIDTH = 28
@@ -39,6 +41,8 @@ CSV_COLUMNS = (
     "time_ci95_high_seconds",
     "loss_first",
     "loss_last",
+    "weights",
+    "data",
 )
 
 
@@ -50,6 +54,8 @@ class ParseReport:
     rule: str
     files: tuple[ParsedFile, ...]
     names: dict[Path, str]
+    origins: dict[Path, Origin]
+    """Of the logs that are in the folder of a run."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -57,10 +63,18 @@ class ParseReport:
         return {status: counted[status] for status in get_args(Status)}
 
 
-def parse_report(root: Path, rule: str, files: Iterable[ParsedFile], *, full_names: bool) -> ParseReport:
+def parse_report(
+    root: Path,
+    rule: str,
+    files: Iterable[ParsedFile],
+    origin_of: Callable[[Path], Origin | None],
+    *,
+    full_names: bool,
+) -> ParseReport:
     ordered = tuple(sorted(files, key=lambda file: file.path))
     paths = [file.path for file in ordered]
-    return ParseReport(_text(root), rule, ordered, display_names(paths, root, full=full_names))
+    origins = {path: origin for path in paths if (origin := origin_of(path))}
+    return ParseReport(_text(root), rule, ordered, display_names(paths, root, full=full_names), origins)
 
 
 def display_names(paths: Iterable[Path], root: Path, *, full: bool) -> dict[Path, str]:
@@ -101,14 +115,18 @@ def _text(name: object) -> str:
 def parse_table(report: ParseReport) -> Table:
     """The table, with counts below. Reasons are wrapped, names are never shortened."""
     right = ("time (s)", "std (s)", "CV (%)", "TFLOPS/GPU", "std")
-    table = result_table(f"Step times, window {report.rule}", "run", "status", *right, "reason", right=right)
+    of_runs = ("data",) if report.origins else ()
+    columns = ("run", "status", *of_runs, *right, "reason")
+    table = result_table(f"Step times, window {report.rule}", *columns, right=right)
     table.columns[-1].max_width = _REASON_WIDTH
     for file in report.files:
         outcome = file.outcome
         time, std, cv = _figures(outcome.step_time_s, "mean", "std", "cv")
         figures = [time, std, None if cv is None else 100 * cv, *_figures(outcome.tflops_per_gpu, "mean", "std")]
         name = printable(report.names[file.path])
-        table.add_row(name, outcome.status, *map(number, figures), outcome.reason)
+        origin = report.origins.get(file.path)
+        data = [origin.data.short if origin else ""] if of_runs else []
+        table.add_row(name, outcome.status, *data, *map(number, figures), outcome.reason)
     counts = report.counts
     other = len(report.files) - counts["success"] - counts["failed"] - counts["invalid"]
     table.caption = (
@@ -123,11 +141,13 @@ def parse_csv(report: ParseReport) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
-    writer.writerows(_csv_row(report.names[file.path], file.outcome) for file in report.files)
+    writer.writerows(
+        _csv_row(report.names[file.path], file.outcome, report.origins.get(file.path)) for file in report.files
+    )
     return text.getvalue()
 
 
-def _csv_row(name: str, outcome: LogOutcome) -> list[str | float | None]:
+def _csv_row(name: str, outcome: LogOutcome, origin: Origin | None) -> list[str | float | None]:
     window = outcome.window
     interval = outcome.step_time_s.ci95 if outcome.step_time_s else None
     return [
@@ -144,6 +164,8 @@ def _csv_row(name: str, outcome: LogOutcome) -> list[str | float | None]:
         *(interval or (None, None)),
         outcome.loss_first,
         outcome.loss_last,
+        origin and origin.weights.text,
+        origin and origin.data.text,
     ]
 
 
@@ -155,12 +177,12 @@ def parse_document(report: ParseReport) -> dict[str, Any]:
     """The JSON document; an unknown value is null."""
     return {
         "analysis": {"directory": report.directory, "window_rule": report.rule, "files": len(report.files)},
-        "results": [_result(file, report.names[file.path]) for file in report.files],
+        "results": [_result(file, report.names[file.path], report.origins.get(file.path)) for file in report.files],
         "summary": report.counts | {"files": len(report.files)},
     }
 
 
-def _result(file: ParsedFile, name: str) -> dict[str, Any]:
+def _result(file: ParsedFile, name: str, origin: Origin | None) -> dict[str, Any]:
     outcome = file.outcome
     losses = {"first": outcome.loss_first, "last": outcome.loss_last}
     return {
@@ -174,6 +196,7 @@ def _result(file: ParsedFile, name: str) -> dict[str, Any]:
         "max_iteration": outcome.max_step,
         "step_time_s": outcome.step_time_s and _statistics(outcome.step_time_s),
         "tflops_per_gpu": outcome.tflops_per_gpu and _statistics(outcome.tflops_per_gpu),
+        "origin": origin and origin_document(origin),
         "loss": losses if any(value is not None for value in losses.values()) else None,
     }
 

@@ -14,6 +14,8 @@ from llmb.metrics.throughput import Throughput
 from llmb.report.numbers import number, unknown
 from llmb.report.output import result_table
 from llmb.report.table import Table
+from llmb.runs.origin import Origin
+from llmb.runs.planning import InputsHere
 
 BILLION = 1e9
 IDENTITY = ("workload", "size", "dtype", "gpu_type", "scale", "release", "task", "proxy")
@@ -25,7 +27,7 @@ CONVENTION_NAMES = {
 """How FLOPs are counted, in tables; "published" is the word for figures alone."""
 
 
-def recipe_document(recipe: Recipe, job: JobDefaults) -> dict[str, Any]:
+def recipe_document(recipe: Recipe, job: JobDefaults, inputs: InputsHere) -> dict[str, Any]:
     """The JSON form of a recipe; its keys are a contract."""
     layout = recipe.layout
     total, active = parameter_count(recipe.model)
@@ -47,6 +49,8 @@ def recipe_document(recipe: Recipe, job: JobDefaults) -> dict[str, Any]:
         "checkpoint": recipe.checkpoint and recipe.checkpoint.model_dump(mode="json"),
         "expectations": [expectation.model_dump(mode="json") for expectation in recipe.expectations],
         "expectations_reason": recipe.expectations_reason,
+        "origin": origin_document(inputs.origin),
+        "not_prepared": inputs.problem,
         "job": job.model_dump(mode="json"),
         "notes": [*recipe.decisions, *recipe.notes],
     }
@@ -62,9 +66,13 @@ def identity_document(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def recipe_tables(recipe: Recipe, job: JobDefaults) -> Iterator[Table]:
+def origin_document(origin: Origin) -> dict[str, Any]:
+    return {**origin.model_dump(mode="json"), "text": origin.text}
+
+
+def recipe_tables(recipe: Recipe, job: JobDefaults, inputs: InputsHere) -> Iterator[Table]:
     """A recipe as a few tables."""
-    yield _summary(recipe)
+    yield _summary(recipe, inputs)
     yield _expectation_table(recipe.expectations, recipe.expectations_reason)
     yield _job_table(job)
     of_figures = (note for item in recipe.expectations for note in item.notes)
@@ -78,7 +86,7 @@ def recipe_tables(recipe: Recipe, job: JobDefaults) -> Iterator[Table]:
         yield table
 
 
-def _summary(recipe: Recipe) -> Table:
+def _summary(recipe: Recipe, inputs: InputsHere) -> Table:
     model, layout = recipe.model, recipe.layout
     total, active = parameter_count(model)
     parameters = f"{total / BILLION:.4g} billion" + (f" ({active / BILLION:.3g} active)" if active != total else "")
@@ -103,7 +111,7 @@ def _summary(recipe: Recipe) -> Table:
     table.add_row(
         "peak", f"{number(recipe.peak_tflops)} TFLOPS" if recipe.peak_tflops else unknown("not in the catalogue")
     )
-    for name, text in _checkpoint_rows(recipe):
+    for name, text in (*_checkpoint_rows(recipe), *_input_rows(inputs)):
         table.add_row(name, text)
     return table
 
@@ -127,6 +135,14 @@ def _checkpoint_rows(recipe: Recipe) -> Iterator[tuple[str, str]]:
 def checkpoint_size_gb(recipe: Recipe) -> float:
     """What a run of the recipe saves: of LoRA, only adapters."""
     return checkpoint_bytes(recipe.model, recipe.lora) / BILLION
+
+
+def _input_rows(inputs: InputsHere) -> Iterator[tuple[str, str]]:
+    """What a run here would start from."""
+    for name, part in (("weights", inputs.origin.weights), ("data", inputs.origin.data)):
+        yield name, part.text + (f", in {part.path}" if part.path else "")
+    for line in (inputs.problem or "").splitlines():
+        yield "", line.strip()
 
 
 def _expectation_table(expectations: Sequence[Expectation], reason: str | None) -> Table:

@@ -10,7 +10,7 @@ from llmb.catalogue.unspecified import unspecified_text
 from llmb.metrics.parameters import checkpoint_bytes
 from llmb.report.numbers import number, unknown
 from llmb.report.output import result_table
-from llmb.report.recipe_report import CONVENTION_NAMES, identity_document
+from llmb.report.recipe_report import CONVENTION_NAMES, identity_document, origin_document
 from llmb.report.table import Table
 from llmb.report.trace_report import shown_parts
 from llmb.runs.checkpoint_report import CheckpointReport
@@ -29,6 +29,7 @@ def plan_document(
 ) -> dict[str, Any]:
     return {
         **identity_document(plan.recipe),
+        "origin": origin_document(plan.origin),
         "plan": plan.model_dump(mode="json"),
         "same_run": command,
         "command": list(workers),
@@ -42,6 +43,7 @@ def run_document(folder: RunFolder, plan: Plan, result: Result) -> dict[str, Any
     return {
         **identity_document(plan.recipe),
         "run_dir": str(folder.path),
+        "origin": origin_document(plan.origin),
         "window": plan.window.model_dump(mode="json"),
         **result.document(),
         "expectations": [expectation.model_dump(mode="json") for expectation in plan.recipe.expectations],
@@ -54,6 +56,7 @@ def start_lines(plan: Plan) -> list[str]:
     recipe = plan.recipe
     lines = [unspecified_text(recipe.unspecified)] if recipe.unspecified else []
     lines.append(f"{plan_title(plan)}, {plan.steps} steps")
+    lines.append(plan.origin.text)
     if plan.start:
         lines.append(f"resumes from step {plan.start.step} of {plan.start.path}")
     if isinstance(plan, EnginePlan) and plan.fp8_recipe:
@@ -81,6 +84,7 @@ def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, 
     """``workers`` is the command that starts them."""
     layout, window = plan.recipe.layout, plan.window
     table = result_table(f"Plan: {plan_title(plan)}", "", "")
+    _add_origin(table, plan)
     for decision in plan.recipe.decisions:
         table.add_row("note", decision)
     table.add_row("steps", f"{plan.steps}, statistics over steps {window.first}-{window.last}")
@@ -106,6 +110,12 @@ def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, 
     if workers:
         table.add_row("workers", shlex.join(workers))
     return table
+
+
+def _add_origin(table: Table, plan: Plan) -> None:
+    origin = plan.origin
+    for name, part in (("weights", origin.weights), ("data", origin.data)):
+        table.add_row(name, part.text + (f", in {part.path}" if part.path else ""))
 
 
 def _add_layout(table: Table, plan: EnginePlan) -> None:
@@ -171,6 +181,8 @@ def run_table(plan: Plan, result: Result) -> Table:
     title = f"{plan_title(plan)}, steps {window.first}-{window.last} of {plan.last_step + 1}"
     table = result_table(title, "metric", "measured", "published", "note", right=("measured", "published"))
     expected = next(iter(plan.recipe.expectations), None)
+    table.add_row("weights", "", "", plan.origin.weights.text)
+    table.add_row("data", "", "", plan.origin.data.text)
     if result.measurement_reason:
         table.add_row("NOT A MEASUREMENT", "", "", result.measurement_reason)
     _add_step_time(table, result, expected, plan.recipe.expectations_reason)

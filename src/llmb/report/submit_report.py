@@ -4,12 +4,30 @@
 from collections.abc import Mapping
 from typing import Any
 
+from llmb.jobs.order import Order
+from llmb.report.recipe_report import identity_document, origin_document
 from llmb.runs.folder import RunFolder
+from llmb.runs.origin import Origin
 from llmb.runs.record import SubmittedJob
 
 
-def submit_document(runs: Mapping[RunFolder, SubmittedJob]) -> dict[str, Any]:
+def script_document(order: Order, script: str) -> dict[str, Any]:
+    """The JSON of a dry run; its keys are a contract."""
+    return {
+        **identity_document(order.plan.recipe),
+        "origin": origin_document(order.plan.origin),
+        "not_prepared": order.missing and order.missing.what,
+        "script": script,
+    }
+
+
+def submit_document(origin: Origin, runs: Mapping[RunFolder, SubmittedJob]) -> dict[str, Any]:
     """The JSON of ``llmb submit``; its keys are a contract."""
+    return {"origin": origin_document(origin), **queued_document(runs)}
+
+
+def queued_document(runs: Mapping[RunFolder, SubmittedJob]) -> dict[str, Any]:
+    """Jobs that were queued, also those that prepare something."""
     return {
         "jobs": [
             {
@@ -20,7 +38,7 @@ def submit_document(runs: Mapping[RunFolder, SubmittedJob]) -> dict[str, Any]:
                 "submitted_at": job.submitted_at,
             }
             for folder, job in runs.items()
-        ]
+        ],
     }
 
 

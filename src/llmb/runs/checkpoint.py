@@ -17,6 +17,7 @@ from llmb.catalogue.records import Dtype, Layout, Lora, Model, Record, RecordedM
 from llmb.errors import UsageError
 from llmb.prepared.packed_dataset import PackedDataset
 from llmb.runs.foreign_checkpoint import describe_folder
+from llmb.runs.origin import Origin
 
 RECORD = "checkpoint.json"
 WEIGHTS = "weights"
@@ -32,7 +33,7 @@ StoredDtype = Literal["bf16", "fp16", "fp32"]
 """Of weights in a checkpoint: runs save fp32, imported weights keep the dtype of their source."""
 
 
-class Origin(Record):
+class ImportSource(Record):
     """The source of imported weights."""
 
     format: Literal["huggingface"]
@@ -71,7 +72,7 @@ class CheckpointRecord(Record):
     """Steps done."""
     consumed_samples: int
     optimizer_state: bool = True
-    imported_from: Origin | None = None
+    imported_from: ImportSource | None = None
     weights_dtypes: tuple[StoredDtype, ...] = ("fp32",)
     """Every dtype that weights are stored in; they are loaded in fp32 all the same."""
     dataset: PackedDataset | None = None
@@ -80,6 +81,8 @@ class CheckpointRecord(Record):
     """The adapters that it contains instead of all weights."""
     base: BaseWeights | None = None
     """The frozen weights of ``lora``."""
+    origin: Origin | None = None
+    """Of the training that saved it; None for imported weights, and for a checkpoint of version 0.1."""
     files: dict[str, int]
     crc32: dict[str, str] | None = None
     """Checksum of each file; None in checkpoints of version 0.1."""

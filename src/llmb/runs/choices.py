@@ -94,6 +94,30 @@ class Choices(Record):
         ),
     ] = DEFAULT_STALL_LIMIT_S
     parallelism: Parallelism = Parallelism()
+    synthetic: Annotated[
+        bool,
+        _fine_tuning(
+            basic=True,
+            help="Train from random weights on synthetic data, also a recipe that fine-tunes: its documents then have "
+            "lengths like those of its dataset.",
+        ),
+    ] = False
+    weights: Annotated[
+        str | None,
+        _fine_tuning(
+            help="Checkpoint whose weights the training starts with, the folder above 'weights'. Default: for a recipe "
+            "that fine-tunes what 'llmb prepare checkpoint' made, else random weights.",
+            folder=True,
+        ),
+    ] = None
+    dataset: Annotated[
+        str | None,
+        _fine_tuning(
+            help="Packed dataset of a recipe that fine-tunes, the folder with dataset.json. Default: what "
+            "'llmb prepare dataset' made.",
+            folder=True,
+        ),
+    ] = None
     save_checkpoint: Annotated[
         bool, _checkpoint(basic=True, help="Save a checkpoint after the last step.", envvar="ENABLE_CHECKPOINT")
     ] = False

@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from llmb.catalogue.records import Recipe, Training
+from llmb.catalogue.records import Packing, Recipe, Training
 from llmb.metrics.packing import SHORTEST_MEAN, fitted_mean, synthetic_packing
 
 
@@ -37,3 +37,15 @@ def with_documents(recipe: Recipe, training: Training) -> Recipe:
         reason = f"sequences are packed from documents of {mean} tokens on average"
         changes |= {"published_flops": None, "expectations": (), "expectations_reason": reason}
     return recipe.model_copy(update=changes)
+
+
+def with_packing(recipe: Recipe, training: Training, packing: Packing) -> Recipe:
+    """The recipe with ``training`` on a packed dataset, whose statistics are ``packing``."""
+    changes = {"training": training.model_copy(update={"document_tokens": None}), "packing": packing}
+    return recipe.model_copy(update=changes)
+
+
+def synthetic_text(training: Training) -> str:
+    """How synthetic data is drawn."""
+    mean = training.document_tokens
+    return training.data + (f", packed documents of {mean} tokens on average" if mean else "")

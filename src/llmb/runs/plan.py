@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-from llmb.catalogue.records import Dtype, GradReduceDtype, Lora, Recipe, Record, Training, Window
+from llmb.catalogue.records import Dtype, GradReduceDtype, Lora, Packing, Recipe, Record, Training, Window
 from llmb.errors import UsageError
 from llmb.metrics.window import resolve_window
 from llmb.prepared.packed_dataset import PackedDataset
@@ -11,7 +11,8 @@ from llmb.runs.attention import AttentionChoice
 from llmb.runs.checkpoint import CheckpointRecord, SavedCheckpoint, model_differences
 from llmb.runs.choices import DEFAULT_SEED, DEFAULT_STALL_LIMIT_S, Choices, Fp8Recipe, Recompute
 from llmb.runs.device import Device
-from llmb.runs.document_packing import document_problems, with_documents
+from llmb.runs.document_packing import document_problems, synthetic_text, with_documents, with_packing
+from llmb.runs.origin import DataOrigin, Origin, WeightsOrigin, dataset_title, identity_of
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.profiling import Profile
 
@@ -23,6 +24,8 @@ class Start(Record):
     step: int
     consumed_samples: int
     optimizer_state: bool = True
+    origin: Origin | None = None
+    """Of the training so far; None if the checkpoint does not record it."""
 
 
 class InitialWeights(Record):
@@ -31,6 +34,8 @@ class InitialWeights(Record):
     path: str
     name: str
     """Of the model it was made from, such as ``meta-llama/Meta-Llama-3-70B``."""
+    identity: str | None = None
+    """Digest of the checksums of its files."""
 
 
 class TrainingDataset(Record):
@@ -38,6 +43,15 @@ class TrainingDataset(Record):
 
     path: str
     packed: PackedDataset
+
+
+class TrainingInputs(Record):
+    """The prepared files that a run starts from."""
+
+    weights: InitialWeights | None = None
+    dataset: TrainingDataset | None = None
+    packing: Packing | None = None
+    """Statistics of ``dataset`` for the attention of the run's model; with ``dataset`` alone."""
 
 
 class Plan(Record):
@@ -57,7 +71,7 @@ class Plan(Record):
     start: Start | None = None
     """What the run resumes from; of a run with ``lora``, adapters and their optimizer state."""
     weights: InitialWeights | None = None
-    """None for random weights."""
+    """Of step 0, also of a run that resumes; None for random weights."""
     dataset: TrainingDataset | None = None
     """None for synthetic tokens."""
     lora: Lora | None = None
@@ -66,6 +80,14 @@ class Plan(Record):
     """Whether the checksums of ``start`` are verified before it is loaded."""
     profile: Profile | None = None
     nccl_trace: bool = False
+    declared_origin: Origin | None = None
+    """Of another program than the engine, which has weights and data of its own."""
+
+    @property
+    def origin(self) -> Origin:
+        """What the run trains, and on what."""
+        weights = weights_origin(self.weights, self.start)
+        return self.declared_origin or Origin(weights=weights, data=data_origin(self.dataset, self.recipe.training))
 
     @property
     def first_step(self) -> int:
@@ -92,6 +114,23 @@ class Plan(Record):
         return self.checkpoint_interval is not None and (step + 1) % self.checkpoint_interval == 0
 
 
+def weights_origin(weights: InitialWeights | None, start: Start | None = None) -> WeightsOrigin:
+    """Of a run that resumes from ``start``, the origin of the training so far."""
+    if weights:
+        return WeightsOrigin(kind="checkpoint", **weights.model_dump())
+    if start is None:
+        return WeightsOrigin(kind="random")
+    return start.origin.weights if start.origin else WeightsOrigin(kind="unknown")
+
+
+def data_origin(dataset: TrainingDataset | None, training: Training) -> DataOrigin:
+    if dataset is None:
+        return DataOrigin(kind="synthetic", name=synthetic_text(training))
+    packed = dataset.packed
+    name, identity = dataset_title(packed.name, packed.seq_len), identity_of(packed.crc32)
+    return DataOrigin(kind="dataset", name=name, path=dataset.path, identity=identity)
+
+
 class EnginePlan(Plan):
     """What a worker of the engine needs to know. With software and machine it decides every number of a run."""
 
@@ -107,7 +146,12 @@ class EnginePlan(Plan):
 
 
 def make_plan(
-    recipe: Recipe, choices: Choices, *, device: Device, checkpoint: SavedCheckpoint | None = None
+    recipe: Recipe,
+    choices: Choices,
+    *,
+    device: Device,
+    checkpoint: SavedCheckpoint | None = None,
+    inputs: TrainingInputs | None = None,
 ) -> EnginePlan:
     """Checks that the engine can train ``recipe`` this way.
 
@@ -115,13 +159,13 @@ def make_plan(
     chosen here and what an imported checkpoint lacks. Gradients are reduced as the recipe specifies, and in fp32 if the
     run computes in fp32.
 
-    Sequences are packed from documents of ``document_tokens`` on average; if the recipe packs and it is not
-    specified, from documents whose attention costs what the recipe's do. The plan's recipe then holds the statistics of
-    these documents.
+    Without a dataset in ``inputs``, sequences are packed from documents of ``document_tokens`` on average; if the
+    recipe packs and it is not specified, from documents whose attention costs what the recipe's do. The plan's recipe
+    holds the statistics of what it trains on.
 
     Raises UsageError with all reasons why it cannot.
     """
-    saved = checkpoint.record if checkpoint else None
+    saved, found = checkpoint.record if checkpoint else None, inputs or TrainingInputs()
     training = chosen_training(recipe, choices, saved)
     problems = list(choices.problems(recipe, device))
     if saved:
@@ -134,7 +178,7 @@ def make_plan(
         lines = "\n".join(f"  - {problem}" for problem in problems)
         raise UsageError(f"this run cannot be planned:\n{lines}", do="see 'llmb run --help'")
     return EnginePlan(
-        recipe=with_documents(recipe, training),
+        recipe=with_packing(recipe, training, found.packing) if found.packing else with_documents(recipe, training),
         device=device,
         steps=steps,
         window=resolve_window(choices.window, steps, first_step),
@@ -152,6 +196,8 @@ def make_plan(
         checkpoint_dir=choices.checkpoint_dir,
         start=_start(checkpoint) if checkpoint else None,
         lora=chosen_lora(recipe, choices, saved),
+        weights=found.weights,
+        dataset=found.dataset,
         verify_checkpoint=choices.verify_checkpoint,
         stall_limit_s=choices.stall_limit_s,
         profile=choices.profiling.settled(*recorded),
@@ -205,4 +251,5 @@ def _start(checkpoint: SavedCheckpoint) -> Start:
         step=record.step,
         consumed_samples=record.consumed_samples,
         optimizer_state=record.optimizer_state,
+        origin=record.origin,
     )

@@ -4,6 +4,7 @@
 import errno
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 
 from pydantic import Field
 
@@ -11,8 +12,9 @@ from llmb import __version__
 from llmb.catalogue.records import Record
 from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, foreign_link, write_atomically
+from llmb.runs.origin import Origin
 from llmb.runs.plan import EnginePlan, Plan
-from llmb.runs.record_file import read_record_file
+from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.runs.result import Result, Status
 
 SCHEMA_VERSION = 1
@@ -121,6 +123,8 @@ class RunRecord(Record):
     attempts: tuple[Attempt, ...] = ()
     """Of a run of a scheduler."""
     plan: EnginePlan | Plan
+    origin: Origin | None = None
+    """Of weights and data, as in the plan; None in a record of version 0.1."""
     conventions: dict[str, str]
     environment: Environment | None = None
     result: Result | None = None
@@ -150,6 +154,7 @@ def new_record(
         job=job,
         variables=dict(variables or {}),
         plan=plan,
+        origin=plan.origin,
         conventions=CONVENTIONS,
     )
 
@@ -163,6 +168,7 @@ def queued_record(plan: Plan, command: tuple[str, ...], retries: int = 0, progra
         command=command,
         retries=retries,
         plan=plan,
+        origin=plan.origin,
         conventions=CONVENTIONS,
     )
 
@@ -187,6 +193,17 @@ def read_record(folder: RunFolder) -> RunRecord:
     """Raises BrokenRecord, or OSError if the file cannot be read, or is another user's by way of a link."""
     check_owner(folder)
     return read_record_file(folder.record, RunRecord)
+
+
+def origin_beside(log: Path) -> Origin | None:
+    """The origin of the run in whose folder ``log`` is; None if no record says."""
+    folder = RunFolder(log.parent)
+    if log != folder.log or not folder.record.is_file():
+        return None
+    try:
+        return read_record(folder).plan.origin
+    except (OSError, BrokenRecord):
+        return None
 
 
 def read_job(folder: RunFolder) -> SubmittedJob | None:

@@ -138,7 +138,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, forked_python: str) -> Ca
 
 
 def run_to_end(python: str, install: Path, options: tuple[str, ...]) -> str:
-    command = [python, *LLMB[1:], "run", "-s", "tiny", "--gpu-type", "cpu", *options, "--json"]
+    inputs = () if {"--weights", "--dataset"} & set(options) else ("--synthetic",)
+    command = [python, *LLMB[1:], "run", "-s", "tiny", "--gpu-type", "cpu", *inputs, *options, "--json"]
     # One thread is as quick for a tiny model, and leaves the other cores to other tests.
     environ = {"OMP_NUM_THREADS": "1", **os.environ, "LLMB_INSTALL": str(install)}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)

@@ -50,6 +50,7 @@ def checkpoint_record(plan: Plan, step: int, files: dict[str, int], crc32: dict[
         step=step,
         consumed_samples=plan.samples_before(step),
         dataset=plan.dataset.packed if plan.dataset else None,
+        origin=plan.origin,
         files=files,
         crc32=crc32,
     )

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
-from llmb.catalogue.resolve import CPU
 from llmb.errors import UsageError
 from llmb.jobspec.arguments import PYTHON, RUN_FOLDER
 from llmb.jobspec.container import ContainerSettings
@@ -18,15 +17,14 @@ from llmb.programs.engine.worker_variables import shipped_variables
 from llmb.programs.nsys import export_report
 from llmb.programs.port import Asked, End, Program, Progress, Work
 from llmb.runs.attempts import cut, is_done, window_began
-from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.checkpoint_report import report_checkpoints
 from llmb.runs.choices import Choices
-from llmb.runs.device import Device
 from llmb.runs.environment import Environment
 from llmb.runs.failure import LOCALHOST
 from llmb.runs.folder import RunFolder
 from llmb.runs.log_tail import tail
-from llmb.runs.plan import EnginePlan, Plan, make_plan
+from llmb.runs.plan import EnginePlan, Plan
+from llmb.runs.planning import plan_training
 from llmb.runs.profile_report import report_profile
 from llmb.runs.record import ENGINE, RunRecord, engine_plan
 from llmb.runs.result import Result, conclude
@@ -39,12 +37,12 @@ class EngineProgram(Program):
 
     name = ENGINE
 
-    def plan(self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions) -> EnginePlan:  # noqa: ARG002 (of the port)
+    def plan(
+        self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions, install: Path
+    ) -> EnginePlan:
         if options.arguments:
             raise UsageError("--framework-arg is for a framework's script", do="add --framework, or leave it out")
-        checkpoint = read_checkpoint(Path(choices.load_checkpoint)) if choices.load_checkpoint else None
-        device: Device = "cpu" if recipe.gpu_type == CPU else "cuda"
-        return make_plan(recipe, choices, device=device, checkpoint=checkpoint)
+        return plan_training(catalogue, recipe, choices, install)
 
     def work(self, plan: Plan, asked: Asked, folder: RunFolder) -> Work:  # noqa: ARG002 (of the port)
         return Work(

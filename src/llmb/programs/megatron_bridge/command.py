@@ -14,6 +14,7 @@ from llmb.jobspec.arguments import RUN_FOLDER, Word
 from llmb.metrics.window import resolve_window
 from llmb.programs.nsys import GPU_METRICS, NSYS, RECORDING
 from llmb.runs.choices import DEFAULT_SEED, Choices, Fp8Recipe
+from llmb.runs.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import report_name
 from llmb.traces.files import REPORT_END
@@ -33,10 +34,16 @@ SUPPORTED = frozenset(
         "checkpoint_interval",
         "checkpoint_dir",
         "profiling",
+        "synthetic",
     }
 )
 TENSORBOARD = "tensorboard"
 """The script writes traces to ``torch_profile`` beside this folder, one a rank, as llmb's engine names them."""
+
+MOCK = Origin(
+    weights=WeightsOrigin(kind="random"), data=DataOrigin(kind="synthetic", name="mock data of Megatron-Bridge")
+)
+"""What the script trains without a dataset, also where it fine-tunes."""
 
 
 class BridgeRecipe(Record):
@@ -111,6 +118,7 @@ def bridge_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Plan:
         # Whether the container has Nsight Systems is only known inside; an image of the framework has it.
         profile=profile and profile.model_copy(update={"or_torch": False}),
         lora=recipe.lora,
+        declared_origin=MOCK,
     )
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-Bridge behind the port of programs."""
 
+from pathlib import Path
+
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.errors import UsageError
@@ -25,7 +27,14 @@ class MegatronBridge(Program):
 
     name = "megatron_bridge"
 
-    def plan(self, catalogue: Catalogue, recipe: Recipe, choices: Choices, options: FrameworkOptions) -> Plan:  # noqa: ARG002 (of the port)
+    def plan(
+        self,
+        catalogue: Catalogue,
+        recipe: Recipe,
+        choices: Choices,
+        options: FrameworkOptions,  # noqa: ARG002 (of the port)
+        install: Path,  # noqa: ARG002 (of the port)
+    ) -> Plan:
         return bridge_plan(catalogue, recipe, choices)
 
     def work(self, plan: Plan, asked: Asked, folder: RunFolder) -> Work:

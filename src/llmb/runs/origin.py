@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the weights and the data of a training come from. Pure."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Literal
+
+from llmb.catalogue.records import Record
+
+TITLES = {"squad": "SQuAD"}
+"""Of datasets, for people."""
+IDENTITY_DIGITS = 16
+
+
+class WeightsOrigin(Record):
+    """The weights before the first step of a training, also of one that was resumed since."""
+
+    kind: Literal["random", "checkpoint", "unknown"]
+    """``unknown``: it resumes from a checkpoint of an earlier version, which does not record it."""
+    name: str | None = None
+    """Of the model that the checkpoint was made from."""
+    path: str | None = None
+    identity: str | None = None
+    """Digest of the checkpoint's checksums; None if it has none."""
+
+    @property
+    def text(self) -> str:
+        if self.kind == "unknown":
+            return "not recorded by the checkpoint that it resumes from"
+        return "random" if self.kind == "random" else f"checkpoint {self.name}"
+
+
+class DataOrigin(Record):
+    """What a training reads."""
+
+    kind: Literal["synthetic", "dataset"]
+    name: str
+    """Of a dataset, with its sequence length; of synthetic data, how it is drawn."""
+    path: str | None = None
+    identity: str | None = None
+    """Digest of the checksums of the dataset's arrays."""
+
+    @property
+    def text(self) -> str:
+        return f"synthetic {self.name}" if self.kind == "synthetic" else self.name
+
+    @property
+    def short(self) -> str:
+        """For a column of a table."""
+        return "synthetic" if self.kind == "synthetic" else self.name
+
+
+class Origin(Record):
+    """The origin of weights and data; every result of a run is labeled with it."""
+
+    weights: WeightsOrigin
+    data: DataOrigin
+
+    @property
+    def text(self) -> str:
+        return f"weights: {self.weights.text}; data: {self.data.text}"
+
+
+def dataset_title(name: str, seq_len: int) -> str:
+    """Such as ``SQuAD packed 4096``."""
+    return f"{TITLES.get(name, name)} packed {seq_len}"
+
+
+def identity_of(crc32: Mapping[str, str] | None) -> str | None:
+    """Equal for files with equal checksums; None without checksums."""
+    if not crc32:
+        return None
+    listed = "".join(f"{name} {value}\n" for name, value in sorted(crc32.items()))
+    return hashlib.sha256(listed.encode()).hexdigest()[:IDENTITY_DIGITS]

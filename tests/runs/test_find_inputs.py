@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a fine-tuning run starts from: prepared, named, synthetic, or refused with the commands that prepare it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from prepared_files import prepare_checkpoint, prepare_dataset
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import Overrides, Request, resolve
+from llmb.errors import UsageError
+from llmb.runs.checkpoint import read_checkpoint
+from llmb.runs.choices import Choices
+from llmb.runs.origin import Origin
+from llmb.runs.plan import EnginePlan
+from llmb.runs.planning import NotPrepared, plan_training
+
+CATALOGUE = Catalogue()
+MAVERICK, PRETRAIN = "finetune_llama4-maverick", "pretrain_llama3.1"
+
+
+def plan(install: Path, workload: str = MAVERICK, **choices: object) -> EnginePlan:
+    overrides = Overrides(**choices.pop("overrides", {}))
+    recipe = resolve(CATALOGUE, Request(workload=workload, size="tiny", gpu_type="cpu", scale=2, overrides=overrides))
+    return plan_training(CATALOGUE, recipe, Choices(**choices), install)
+
+
+def refusal(install: Path, workload: str = MAVERICK, **choices: object) -> str:
+    with pytest.raises(UsageError) as caught:
+        plan(install, workload, **choices)
+    return caught.value.text()
+
+
+def test_what_is_not_prepared_is_refused_with_both_commands(tmp_path: Path) -> None:
+    said = refusal(tmp_path)
+    assert f"llmb prepare checkpoint -w {MAVERICK} -s tiny\n" in said
+    assert f"llmb prepare dataset -w {MAVERICK} -s tiny\n" in said
+    assert "--synthetic" in said
+    prepare_checkpoint(tmp_path, MAVERICK)
+    said = refusal(tmp_path)
+    assert "prepare checkpoint" not in said
+    assert "prepare dataset" in said
+    with pytest.raises(NotPrepared) as caught:
+        plan(tmp_path, overrides={"seq_len": 256})
+    assert f"prepare dataset -w {MAVERICK} -s tiny --seq-len 256\n" in caught.value.text()
+    origin = caught.value.plan.origin
+    assert origin.text == "weights: checkpoint llmb/llama4-maverick-tiny; data: SQuAD packed 256"
+
+
+def test_what_is_prepared_is_the_start_and_its_statistics_are_the_runs(tmp_path: Path) -> None:
+    checkpoint, dataset = prepare_checkpoint(tmp_path, MAVERICK), prepare_dataset(tmp_path, MAVERICK)
+    found = plan(tmp_path)
+    assert found.weights is not None
+    assert (found.weights.path, found.weights.name) == (str(checkpoint), "llmb/llama4-maverick-tiny")
+    assert found.dataset is not None
+    assert found.dataset.path == str(dataset)
+    assert found.origin.text == "weights: checkpoint llmb/llama4-maverick-tiny; data: SQuAD packed 128"
+    assert found.origin.weights.identity
+    assert found.origin.data.identity
+    packing = found.recipe.packing
+    assert packing is not None
+    # Two packs: documents of 100 and 20 places, and of 60.
+    assert (packing.tokens, packing.sum_of_squares) == (90, (100**2 + 20**2 + 60**2) / 2)
+    # The model attends within chunks of 64.
+    assert packing.chunked_sum_of_squares == (64**2 + 36**2 + 20**2 + 60**2) / 2
+    assert found.recipe.training.document_tokens is None
+
+
+def test_what_is_named_replaces_what_is_prepared(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    checkpoint, dataset = prepare_checkpoint(elsewhere, MAVERICK), prepare_dataset(elsewhere, MAVERICK)
+    found = plan(tmp_path, weights=str(checkpoint), dataset=str(dataset))
+    assert found.weights is not None
+    assert found.weights.path == str(checkpoint)
+    assert found.dataset is not None
+    assert found.dataset.path == str(dataset)
+
+
+def test_synthetic_uses_nothing_that_is_prepared(tmp_path: Path) -> None:
+    checkpoint, _ = prepare_checkpoint(tmp_path, MAVERICK), prepare_dataset(tmp_path, MAVERICK)
+    found = plan(tmp_path, synthetic=True)
+    assert (found.weights, found.dataset) == (None, None)
+    assert (found.origin.weights.kind, found.origin.data.kind) == ("random", "synthetic")
+    assert "synthetic" in found.origin.text
+    assert "leave one of them out" in refusal(tmp_path, synthetic=True, weights=str(checkpoint))
+
+
+def test_pre_training_may_begin_with_weights_but_has_no_dataset(tmp_path: Path) -> None:
+    assert plan(tmp_path, PRETRAIN).origin.text == "weights: random; data: synthetic zipf"
+    other = prepare_checkpoint(tmp_path, MAVERICK)
+    assert "of another model" in refusal(tmp_path, PRETRAIN, weights=str(other))
+    own = prepare_checkpoint(tmp_path, PRETRAIN, "own")
+    assert plan(tmp_path, PRETRAIN, weights=str(own)).origin.weights.name == "own"
+    dataset = prepare_dataset(tmp_path, MAVERICK)
+    assert "trains on synthetic tokens" in refusal(tmp_path, PRETRAIN, dataset=str(dataset))
+
+
+def test_a_proxy_needs_synthetic(tmp_path: Path) -> None:
+    prepare_checkpoint(tmp_path, MAVERICK)
+    prepare_dataset(tmp_path, MAVERICK)
+    layers = {"layers": 2}
+    assert "PROXY (2 of 4 layers) cannot load the weights of the whole model; add --synthetic" in refusal(
+        tmp_path, overrides=layers
+    )
+    assert plan(tmp_path, overrides=layers, synthetic=True).weights is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"seq_len": 64}, "has packs of 64 tokens"),
+        ({"split": "validation"}, "is the validation split"),
+        ({"vocab_size": 5000}, "has a vocabulary of 5000"),
+    ],
+)
+def test_a_dataset_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, object], reason: str) -> None:
+    prepare_checkpoint(tmp_path, MAVERICK)
+    dataset = prepare_dataset(tmp_path, MAVERICK, **changes)
+    assert reason in refusal(tmp_path, dataset=str(dataset))
+
+
+def test_files_that_are_damaged_are_named(tmp_path: Path) -> None:
+    checkpoint, dataset = prepare_checkpoint(tmp_path, MAVERICK), prepare_dataset(tmp_path, MAVERICK)
+    (checkpoint / "weights" / "__0_0.distcp").unlink()
+    said = refusal(tmp_path)
+    assert "__0_0.distcp is missing" in said
+    assert "llmb prepare checkpoint" in said
+    (dataset / "dataset.json").write_text("{}")
+    assert "cannot be read" in refusal(tmp_path)
+    assert "--document-tokens is for synthetic data" in refusal(tmp_path, document_tokens=20)
+
+
+def resumable(install: Path, origin: Origin, workload: str = MAVERICK) -> str:
+    """A checkpoint of a run."""
+    path = prepare_checkpoint(install / "run", workload)
+    record = read_checkpoint(path).record
+    changed = record.model_copy(update={"imported_from": None, "origin": origin, "step": 4, "consumed_samples": 32})
+    (path / "checkpoint.json").write_text(changed.model_dump_json())
+    return str(path)
+
+
+def test_a_resumed_run_has_the_origin_that_its_checkpoint_records(tmp_path: Path) -> None:
+    prepare_checkpoint(tmp_path, MAVERICK)
+    dataset = prepare_dataset(tmp_path, MAVERICK)
+    began = plan(tmp_path)
+    saved = resumable(tmp_path, began.origin)
+    found = plan(tmp_path, load_checkpoint=saved)
+    assert found.origin == began.origin
+    assert found.dataset == began.dataset
+    assert "leave --synthetic out" in refusal(tmp_path, load_checkpoint=saved, synthetic=True)
+    record = json.loads((dataset / "dataset.json").read_text())
+    record["crc32"]["tokens.npy"] = "00000000"
+    (dataset / "dataset.json").write_text(json.dumps(record))
+    assert "not the one that the checkpoint was trained on" in refusal(tmp_path, load_checkpoint=saved)
+
+
+def test_a_resumed_run_without_data_needs_no_option(tmp_path: Path) -> None:
+    saved = resumable(tmp_path, plan(tmp_path, synthetic=True).origin)
+    found = plan(tmp_path, load_checkpoint=saved)
+    assert (found.origin.weights.kind, found.origin.data.kind) == ("random", "synthetic")
+    assert "begins a training" in refusal(tmp_path, load_checkpoint=saved, weights=saved)
+
+
+def test_imported_weights_may_be_loaded_either_way(tmp_path: Path) -> None:
+    imported = prepare_checkpoint(tmp_path / "elsewhere", MAVERICK)
+    assert "prepare dataset" in refusal(tmp_path, load_checkpoint=str(imported))
+    found = plan(tmp_path, load_checkpoint=str(imported), synthetic=True)
+    assert found.origin.weights.kind == "checkpoint"
+    assert found.origin.data.kind == "synthetic"
