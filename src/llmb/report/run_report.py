@@ -181,10 +181,10 @@ def run_table(plan: Plan, result: Result) -> Table:
     title = f"{plan_title(plan)}, steps {window.first}-{window.last} of {plan.last_step + 1}"
     table = result_table(title, "metric", "measured", "published", "note", right=("measured", "published"))
     expected = next(iter(plan.recipe.expectations), None)
-    table.add_row("weights", "", "", plan.origin.weights.text)
-    table.add_row("data", "", "", plan.origin.data.text)
     if result.measurement_reason:
         table.add_row("NOT A MEASUREMENT", "", "", result.measurement_reason)
+    table.add_row("weights", "", "", plan.origin.weights.text)
+    table.add_row("data", "", "", plan.origin.data.text)
     _add_step_time(table, result, expected, plan.recipe.expectations_reason)
     _add_throughput(table, result, expected)
     if result.loss:
