@@ -84,7 +84,7 @@ def by_llmb(lengths: np.ndarray, seq_len: int) -> list[list[int]]:
 
 
 def by_scan(lengths: np.ndarray, seq_len: int) -> list[list[int]]:
-    """Of shuffled documents. NeMo sums each pack anew whenever it considers it; here sums are stored, which is faster."""
+    """Of shuffled documents. NeMo sums each pack every time that it considers it; here sums are stored: faster."""
     packs: list[list[int]] = []
     room: list[int] = []
     for length in np.random.default_rng(SEED).permutation(lengths).tolist():
