@@ -53,8 +53,8 @@ from llmb.report.trace_report import trace_document
 from llmb.runs.checkpoint import CheckpointRecord, SavedCheckpoint
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder, experiment_name
+from llmb.runs.origin import OriginHere
 from llmb.runs.plan import EnginePlan, Plan, make_plan
-from llmb.runs.planning import InputsHere
 from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
 from llmb.runs.result import conclude
 from llmb.runs.steps import ExpertLoad, Step
@@ -306,14 +306,14 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
     return {
         "run": run_document(RunFolder(Path("run")), plan, conclude(plan, steps, 0, "")),
         "metrics": metrics_document(recipe, throughput(recipe, 17.2)),
-        "show": recipe_document(recipe, job_defaults(catalogue, recipe), InputsHere(plan.origin, None)),
+        "show": recipe_document(recipe, job_defaults(catalogue, recipe), OriginHere(origin=plan.origin)),
         "submit": submit_document(plan.origin, {RunFolder(Path("run")): SubmittedJob(job_id="1", submitted_at="")}),
         "bulk": sample_campaign(catalogue),
         "jobs list": jobs_document([job], 1),
         "jobs show": {key: value for key, value in shown.items() if key not in job.document()},
         "jobs nodes": nodes_document(node_records([job])),
         "list": list_document(catalogue.workloads.values()),
-        "parse": parse_document(parse_report(Path(), "last", [log], lambda _: plan.origin, full_names=False)),
+        "parse": parse_document(parse_report(Path(), "last", [log], full_names=False, origin_of=lambda _: plan.origin)),
         "trace": trace_document(summarize([sample_timeline()])),
         "nccl": nccl_document(sample_nccl_summary(), [sample_test_table()]),
         "checkpoint show": checkpoint_document(sample_checkpoint(plan)),

@@ -14,7 +14,7 @@ from llmb.report.run_report import plan_document, plan_table
 from llmb.runs.checkpoint_scales import scale_warnings
 from llmb.runs.choices import Choices
 from llmb.runs.plan import Plan, Start, make_plan
-from llmb.runs.planning import inputs_here
+from llmb.runs.planning import origin_here
 
 CATALOGUE = Catalogue()
 NOWHERE = Path("/nowhere")
@@ -33,7 +33,7 @@ def plan(scale: int, *, resumes: bool = False, **choices: Any) -> Plan:
 
 def shown(**fields: Any) -> dict[str, str]:
     recipe = resolve(CATALOGUE, request(**fields))
-    table = next(recipe_tables(recipe, job_defaults(CATALOGUE, recipe), inputs_here(CATALOGUE, NOWHERE, recipe)))
+    table = next(recipe_tables(recipe, job_defaults(CATALOGUE, recipe), origin_here(CATALOGUE, NOWHERE, recipe)))
     return {row[0]: row[1] for row in table.rows}
 
 
@@ -45,15 +45,14 @@ def test_a_proxy_has_a_checkpoint_of_its_own_size() -> None:
     assert (recipe.proxy, recipe.checkpoint) == (True, None)
     assert shown(**proxy)["checkpoint"].startswith("356.5 GB")
     assert "published checkpoint" not in shown(**proxy)
-    document = recipe_document(recipe, job_defaults(CATALOGUE, recipe), inputs_here(CATALOGUE, NOWHERE, recipe))
+    document = recipe_document(recipe, job_defaults(CATALOGUE, recipe), origin_here(CATALOGUE, NOWHERE, recipe))
     assert document["checkpoint_size_gb"] == pytest.approx(356.5, abs=0.1)
     lora = resolve(CATALOGUE, Request(workload="finetune_llama3", size="70b", gpu_type="h100"))
-    assert (
-        recipe_document(lora, job_defaults(CATALOGUE, lora), inputs_here(CATALOGUE, NOWHERE, lora))[
-            "checkpoint_size_gb"
-        ]
-        is None
-    )
+    # 80 layers of rank 16 on the fused projection of 8,192 to 10,240, in fp32 with two moments.
+    adapters = 80 * 16 * (8192 + 10240)
+    document = recipe_document(lora, job_defaults(CATALOGUE, lora), origin_here(CATALOGUE, NOWHERE, lora))
+    assert document["checkpoint_size_gb"] == 12 * adapters / 1e9
+    assert shown(workload="finetune_llama3", size="70b", gpu_type="h100")["trained"].startswith("23,592,960 parameters")
 
 
 @pytest.mark.parametrize(

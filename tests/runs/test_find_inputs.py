@@ -45,7 +45,7 @@ def test_what_is_not_prepared_is_refused_with_both_commands(tmp_path: Path) -> N
         plan(tmp_path, overrides={"seq_len": 256})
     assert f"prepare dataset -w {MAVERICK} -s tiny --seq-len 256\n" in caught.value.text()
     origin = caught.value.plan.origin
-    assert origin.text == "weights: checkpoint llmb/llama4-maverick-tiny; data: SQuAD packed 256"
+    assert origin.text == "weights: checkpoint llmb/llama4-maverick-tiny; data: squad-tiny packed 256"
 
 
 def test_what_is_prepared_is_the_start_and_its_statistics_are_the_runs(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_what_is_prepared_is_the_start_and_its_statistics_are_the_runs(tmp_path:
     assert (found.weights.path, found.weights.name) == (str(checkpoint), "llmb/llama4-maverick-tiny")
     assert found.dataset is not None
     assert found.dataset.path == str(dataset)
-    assert found.origin.text == "weights: checkpoint llmb/llama4-maverick-tiny; data: SQuAD packed 128"
+    assert found.origin.text == "weights: checkpoint llmb/llama4-maverick-tiny; data: squad-tiny packed 128"
     assert found.origin.weights.identity
     assert found.origin.data.identity
     packing = found.recipe.packing

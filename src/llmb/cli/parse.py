@@ -73,7 +73,7 @@ def parse(
     root = directory or _default_root()
     found = find_logs(root)
     files = _with_progress(parse_logs(found, window, jobs or usable_cores()), found)
-    report = parse_report(root, window, files, origin_beside, full_names=full_names)
+    report = parse_report(root, window, files, full_names=full_names, origin_of=origin_beside)
     _print(report, Format.JSON if json else form)
     if not report.counts["success"]:
         raise RunFailed(f"none of {len(report.files)} logs is from a successful run", where=str(root.absolute()))

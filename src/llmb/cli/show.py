@@ -7,6 +7,7 @@ import typer
 
 from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
 from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
@@ -14,7 +15,7 @@ from llmb.cli.messages import print_unspecified
 from llmb.cli.options import takes_recipe
 from llmb.report.output import print_json, print_tables
 from llmb.report.recipe_report import recipe_document, recipe_tables
-from llmb.runs.planning import inputs_here
+from llmb.runs.origin import OriginHere, random_and_synthetic
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -45,12 +46,20 @@ def show(
         return
     recipe = resolve(catalogue, request)
     job = job_defaults(catalogue, recipe)
-    found = inputs_here(catalogue, install_here(), recipe)
+    found = _origin(catalogue, recipe)
     if json:
         print_json(recipe_document(recipe, job, found))
     else:
         print_unspecified(recipe.unspecified)
         print_tables(recipe_tables(recipe, job, found))
+
+
+def _origin(catalogue: Catalogue, recipe: Recipe) -> OriginHere:
+    if recipe.task == "pretrain":
+        return OriginHere(origin=random_and_synthetic(recipe.training))
+    from llmb.runs.planning import origin_here  # reads what is prepared
+
+    return origin_here(catalogue, install_here(), recipe)
 
 
 def _show_scales(catalogue: Catalogue, request: Request, *, json: bool) -> None:

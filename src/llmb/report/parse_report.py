@@ -67,10 +67,11 @@ def parse_report(
     root: Path,
     rule: str,
     files: Iterable[ParsedFile],
-    origin_of: Callable[[Path], Origin | None],
     *,
     full_names: bool,
+    origin_of: Callable[[Path], Origin | None] = lambda _: None,
 ) -> ParseReport:
+    """``origin_of`` finds the origin of a log's run."""
     ordered = tuple(sorted(files, key=lambda file: file.path))
     paths = [file.path for file in ordered]
     origins = {path: origin for path in paths if (origin := origin_of(path))}

@@ -14,8 +14,7 @@ from llmb.metrics.throughput import Throughput
 from llmb.report.numbers import number, unknown
 from llmb.report.output import result_table
 from llmb.report.table import Table
-from llmb.runs.origin import Origin
-from llmb.runs.planning import InputsHere
+from llmb.runs.origin import Origin, OriginHere
 
 BILLION = 1e9
 IDENTITY = ("workload", "size", "dtype", "gpu_type", "scale", "release", "task", "proxy")
@@ -27,7 +26,7 @@ CONVENTION_NAMES = {
 """How FLOPs are counted, in tables; "published" is the word for figures alone."""
 
 
-def recipe_document(recipe: Recipe, job: JobDefaults, inputs: InputsHere) -> dict[str, Any]:
+def recipe_document(recipe: Recipe, job: JobDefaults, here: OriginHere) -> dict[str, Any]:
     """The JSON form of a recipe; its keys are a contract."""
     layout = recipe.layout
     total, active = parameter_count(recipe.model)
@@ -49,8 +48,8 @@ def recipe_document(recipe: Recipe, job: JobDefaults, inputs: InputsHere) -> dic
         "checkpoint": recipe.checkpoint and recipe.checkpoint.model_dump(mode="json"),
         "expectations": [expectation.model_dump(mode="json") for expectation in recipe.expectations],
         "expectations_reason": recipe.expectations_reason,
-        "origin": origin_document(inputs.origin),
-        "not_prepared": inputs.problem,
+        "origin": origin_document(here.origin),
+        "not_prepared": here.problem,
         "job": job.model_dump(mode="json"),
         "notes": [*recipe.decisions, *recipe.notes],
     }
@@ -70,9 +69,9 @@ def origin_document(origin: Origin) -> dict[str, Any]:
     return {**origin.model_dump(mode="json"), "text": origin.text}
 
 
-def recipe_tables(recipe: Recipe, job: JobDefaults, inputs: InputsHere) -> Iterator[Table]:
+def recipe_tables(recipe: Recipe, job: JobDefaults, here: OriginHere) -> Iterator[Table]:
     """A recipe as a few tables."""
-    yield _summary(recipe, inputs)
+    yield _summary(recipe, here)
     yield _expectation_table(recipe.expectations, recipe.expectations_reason)
     yield _job_table(job)
     of_figures = (note for item in recipe.expectations for note in item.notes)
@@ -86,7 +85,7 @@ def recipe_tables(recipe: Recipe, job: JobDefaults, inputs: InputsHere) -> Itera
         yield table
 
 
-def _summary(recipe: Recipe, inputs: InputsHere) -> Table:
+def _summary(recipe: Recipe, here: OriginHere) -> Table:
     model, layout = recipe.model, recipe.layout
     total, active = parameter_count(model)
     parameters = f"{total / BILLION:.4g} billion" + (f" ({active / BILLION:.3g} active)" if active != total else "")
@@ -111,7 +110,7 @@ def _summary(recipe: Recipe, inputs: InputsHere) -> Table:
     table.add_row(
         "peak", f"{number(recipe.peak_tflops)} TFLOPS" if recipe.peak_tflops else unknown("not in the catalogue")
     )
-    for name, text in (*_checkpoint_rows(recipe), *_input_rows(inputs)):
+    for name, text in (*_checkpoint_rows(recipe), *_origin_rows(here)):
         table.add_row(name, text)
     return table
 
@@ -137,11 +136,11 @@ def checkpoint_size_gb(recipe: Recipe) -> float:
     return checkpoint_bytes(recipe.model, recipe.lora) / BILLION
 
 
-def _input_rows(inputs: InputsHere) -> Iterator[tuple[str, str]]:
+def _origin_rows(here: OriginHere) -> Iterator[tuple[str, str]]:
     """What a run here would start from."""
-    for name, part in (("weights", inputs.origin.weights), ("data", inputs.origin.data)):
+    for name, part in (("weights", here.origin.weights), ("data", here.origin.data)):
         yield name, part.text + (f", in {part.path}" if part.path else "")
-    for line in (inputs.problem or "").splitlines():
+    for line in (here.problem or "").splitlines():
         yield "", line.strip()
 
 

@@ -43,9 +43,3 @@ def with_packing(recipe: Recipe, training: Training, packing: Packing) -> Recipe
     """The recipe with ``training`` on a packed dataset, whose statistics are ``packing``."""
     changes = {"training": training.model_copy(update={"document_tokens": None}), "packing": packing}
     return recipe.model_copy(update=changes)
-
-
-def synthetic_text(training: Training) -> str:
-    """How synthetic data is drawn."""
-    mean = training.document_tokens
-    return training.data + (f", packed documents of {mean} tokens on average" if mean else "")

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Literal
 
-from llmb.catalogue.records import Record
+from llmb.catalogue.records import Record, Training
 
 TITLES = {"squad": "SQuAD"}
 """Of datasets, for people."""
@@ -72,3 +72,22 @@ def identity_of(crc32: Mapping[str, str] | None) -> str | None:
         return None
     listed = "".join(f"{name} {value}\n" for name, value in sorted(crc32.items()))
     return hashlib.sha256(listed.encode()).hexdigest()[:IDENTITY_DIGITS]
+
+
+def synthetic_text(training: Training) -> str:
+    """How synthetic data is drawn."""
+    mean = training.document_tokens
+    return training.data + (f", packed documents of {mean} tokens on average" if mean else "")
+
+
+class OriginHere(Record):
+    """The origin of a run here without further options, and why it would be refused; None if it would not."""
+
+    origin: Origin
+    problem: str | None = None
+
+
+def random_and_synthetic(training: Training) -> Origin:
+    """Of a run that starts from nothing."""
+    data = DataOrigin(kind="synthetic", name=synthetic_text(training))
+    return Origin(weights=WeightsOrigin(kind="random"), data=data)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans a run of the engine: with the checkpoint that it resumes from, and the prepared files that it starts from."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from llmb.catalogue.load import Catalogue
@@ -12,7 +11,7 @@ from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.choices import Choices
 from llmb.runs.device import Device
 from llmb.runs.find_inputs import search_inputs
-from llmb.runs.origin import Origin
+from llmb.runs.origin import OriginHere
 from llmb.runs.plan import EnginePlan, make_plan
 
 
@@ -29,24 +28,16 @@ class NotPrepared(UsageError):
         return f"the run would be refused: {self.what}"
 
 
-@dataclass(frozen=True, slots=True)
-class InputsHere:
-    """What a run would start from, and why it would be refused; None if it would not."""
-
-    origin: Origin
-    problem: str | None
-
-
-def inputs_here(catalogue: Catalogue, install: Path, recipe: Recipe) -> InputsHere:
+def origin_here(catalogue: Catalogue, install: Path, recipe: Recipe) -> OriginHere:
     """What a run of ``recipe`` without further options starts from."""
     search = search_inputs(catalogue, install, recipe, Choices())
     origin = search.origin(search.inputs(None))
     try:
         search.raise_problems()
     except UsageError as error:
-        return InputsHere(origin, error.what)
+        return OriginHere(origin=origin, problem=error.what)
     missing = search.not_prepared()
-    return InputsHere(origin, missing.what if missing else None)
+    return OriginHere(origin=origin, problem=missing.what if missing else None)
 
 
 def plan_training(catalogue: Catalogue, recipe: Recipe, choices: Choices, install: Path) -> EnginePlan:

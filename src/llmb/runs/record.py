@@ -197,8 +197,8 @@ def read_record(folder: RunFolder) -> RunRecord:
 
 def origin_beside(log: Path) -> Origin | None:
     """The origin of the run in whose folder ``log`` is; None if no record says."""
-    folder = RunFolder(log.parent)
-    if log != folder.log or not folder.record.is_file():
+    folder = RunFolder(log.parent.absolute())
+    if log.name != folder.log.name or not folder.record.is_file():
         return None
     try:
         return read_record(folder).plan.origin

@@ -277,7 +277,7 @@ def test_advice_on_lora_leads_somewhere() -> None:
     with pytest.raises(UsageError) as caught:
         order_of(tiny)
     assert caught.value.do == "leave --framework out: the engine is llmb's own"
-    assert make_order(CATALOGUE, tiny, Choices(), JobOptions(), site).plan.lora == RECIPE_LORA
+    assert make_order(CATALOGUE, tiny, Choices(synthetic=True), JobOptions(), site).plan.lora == RECIPE_LORA
     assert order_of(Request(**LORA, gpu_type="b200", scale=8)).plan.lora == RECIPE_LORA
 
 
