@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -98,10 +99,8 @@ def by_scan(lengths: np.ndarray, seq_len: int) -> list[list[int]]:
 
 
 def by_trl(lengths: np.ndarray, seq_len: int) -> list[list[int]]:
-    from datasets import Dataset
-    from trl import pack_dataset  # type: ignore[import-not-found, unused-ignore]
-
-    rows = Dataset.from_dict({"input_ids": [[0] * length for length in lengths.tolist()]})
+    pack_dataset = import_module("trl").pack_dataset
+    rows = import_module("datasets").Dataset.from_dict({"input_ids": [[0] * length for length in lengths.tolist()]})
     packed = pack_dataset(rows, seq_len, strategy="bfd")
     return [list(members) for members in packed["seq_lengths"]]
 

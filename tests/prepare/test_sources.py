@@ -45,6 +45,18 @@ def test_rows_of_the_hub_as_parquet(tmp_path: Path) -> None:
     assert len(samples) == 4
 
 
+def test_a_dataset_that_the_library_datasets_saved(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    splits = {"train": datasets.Dataset.from_list(rows(30)), "validation": datasets.Dataset.from_list(rows(4))}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "squad")
+    found = split_files(tmp_path / "squad")
+    assert {split: [path.name for path in paths] for split, paths in found.items()} == {
+        "training": ["data-00000-of-00001.arrow"],
+        "validation": ["data-00000-of-00001.arrow"],
+    }
+    assert len(list(read_samples(found["training"][0]))) == 30
+
+
 @pytest.mark.parametrize("indent", [None, 2])
 def test_squad_as_it_is_published(tmp_path: Path, indent: int | None) -> None:
     path = tmp_path / "train-v2.0.json"
@@ -83,7 +95,8 @@ def test_blank_lines_and_a_byte_order_mark_are_skipped(tmp_path: Path) -> None:
         (b'{"data": [{"paragraphs": [{"context": "a", "qas": [3]}]}]}', "data[0].paragraphs[0].qas[0] is not an"),
         (b'{"data": [{"paragraphs": [{"qas": [{"question": "a"}]}]}]}', "data[0].paragraphs[0].qas[0]: 'context' is"),
         (b'{\n"data": [\n', "invalid JSON"),
-        (b"PAR1 is no more than a name", "cannot be read as parquet"),
+        (b"PAR1 is no more than a name", "cannot be read"),
+        (b"\xff\xff\xff\xff is no more than a sign", "cannot be read"),
     ],
 )
 def test_what_is_no_dataset_is_refused_with_its_place(tmp_path: Path, text: bytes, problem: str) -> None:
@@ -106,7 +119,7 @@ def test_a_folder_as_the_hub_has_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_as_squad_is_published(tmp_path: Path) -> None:
-    for name in ("train-v1.1.json", "dev-v1.1.json"):
+    for name in ("train-v1.1.json", "dev-v1.1.json", "restraint.json"):
         (tmp_path / name).touch()
     assert {split: [path.name for path in paths] for split, paths in split_files(tmp_path).items()} == {
         "training": ["train-v1.1.json"],

@@ -68,7 +68,8 @@ def dataset(
     """Prepare SQuAD for fine-tuning: samples in the prompt template, as tokens, packed to the sequence length.
 
     Only what is missing is made: a call that was interrupted is completed by the next one. Samples may be local: the
-    original's JSON, JSON lines or parquet with context, question and answers, or JSON lines with input and output.
+    original's JSON; JSON lines, parquet or arrow with context, question and answers; or JSON lines with input and
+    output.
 
     Examples:
 

@@ -6,20 +6,27 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from llmb.errors import UsageError
 from llmb.input_files import list_folder, open_file
 from llmb.prepare.samples import Malformed, Sample, from_row, from_squad_document
 from llmb.prepared.packed_dataset import Split
 
+if TYPE_CHECKING:
+    import pyarrow  # type: ignore[import-untyped]
+
 PARQUET = b"PAR1"
-SUFFIXES = (".json", ".jsonl", ".parquet")
+ARROW = b"\xff\xff\xff\xff"
+"""Of the stream format, which the library 'datasets' writes, in its cache and with save_to_disk."""
+SUFFIXES = (".json", ".jsonl", ".parquet", ".arrow")
+NOTES = ("dataset_info.json", "dataset_dict.json", "state.json")
+"""What the library ``datasets`` writes beside its samples."""
 NAMES: dict[Split, str] = {"training": r"train(ing)?", "validation": r"(validation|valid|val|dev)", "test": r"test"}
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 FORMATS = (
     "SQuAD's own JSON (data, paragraphs, qas)",
-    "JSON lines or parquet with context, question and answers",
+    "JSON lines, parquet or arrow with context, question and answers",
     "JSON lines with input and output",
 )
 Files = dict[Split, list[Path]]
@@ -34,7 +41,7 @@ def split_files(source: Path) -> Files:
     if not source.is_dir():
         with open_file(source, do="give a file or a folder with --source"):
             return {"training": [source]}
-    files = sorted(path for path in _below(source) if path.suffix in SUFFIXES)
+    files = sorted(path for path in _below(source) if path.suffix in SUFFIXES and path.name not in NOTES)
     found: Files = {split: named for split in NAMES if (named := [path for path in files if _holds(path, split)])}
     if "training" not in found:
         do = "name the file itself, or the files train, validation and test"
@@ -58,7 +65,9 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _holds(path: Path, split: Split) -> bool:
-    return re.match(rf"{NAMES[split]}([-_.]|$)", path.stem.lower()) is not None
+    """By its name, such as ``train-v1.1.json`` or ``squad-train.arrow``, or by that of its folder."""
+    named = re.search(rf"(^|[-_.]){NAMES[split]}([-_.]|$)", path.stem.lower())
+    return named is not None or re.fullmatch(NAMES[split], path.parent.name.lower()) is not None
 
 
 def read_samples(path: Path) -> Iterator[Sample | None]:
@@ -76,7 +85,9 @@ def read_samples(path: Path) -> Iterator[Sample | None]:
 def _rows(path: Path) -> Iterator[Row]:
     match _format_of(path):
         case "parquet":
-            return _parquet_rows(path)
+            return _numbered(path, _parquet_batches(path))
+        case "arrow":
+            return _numbered(path, _arrow_batches(path))
         case "squad":
             try:
                 return iter(from_squad_document(_whole(path)))
@@ -86,11 +97,14 @@ def _rows(path: Path) -> Iterator[Row]:
             return _lines(path)
 
 
-def _format_of(path: Path) -> Literal["parquet", "squad", "lines"]:
+def _format_of(path: Path) -> Literal["parquet", "arrow", "squad", "lines"]:
     """By the content alone. SQuAD's own files have one line; files like it may have more."""
     with open_file(path) as stream:
-        if stream.read(len(PARQUET)) == PARQUET:
-            return "parquet"
+        match stream.read(len(PARQUET)):
+            case magic if magic == PARQUET:
+                return "parquet"
+            case magic if magic == ARROW:
+                return "arrow"
     first = next(_texts(path), None)
     if first is None:
         raise UsageError("the file is empty", where=str(path), choices=FORMATS)
@@ -138,16 +152,28 @@ def _whole(path: Path) -> Mapping[str, Any]:
     return document
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
-    import pyarrow  # type: ignore[import-untyped]
-    from pyarrow import parquet
+def _numbered(path: Path, batches: "Iterator[pyarrow.RecordBatch]") -> Iterator[Row]:
+    import pyarrow
 
     try:
-        with parquet.ParquetFile(path) as file:
-            batches = chain.from_iterable(batch.to_pylist() for batch in file.iter_batches(batch_size=1000))
-            yield from ((f"row {number}", row) for number, row in enumerate(batches, start=1))
+        rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+        yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
     except (pyarrow.ArrowException, OSError) as error:
-        raise UsageError(f"cannot be read as parquet: {error}", where=str(path)) from error
+        raise UsageError(f"cannot be read: {error}", where=str(path)) from error
+
+
+def _parquet_batches(path: Path) -> "Iterator[pyarrow.RecordBatch]":
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        yield from file.iter_batches(batch_size=1000)
+
+
+def _arrow_batches(path: Path) -> "Iterator[pyarrow.RecordBatch]":
+    import pyarrow
+
+    with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as batches:
+        yield from batches
 
 
 def _not_a_sample(path: Path, what: str) -> UsageError:
