@@ -17,7 +17,7 @@ from llmb.cli.prepare_checkpoint import checkpoint
 from llmb.cli.prepare_options import Size, Workload
 from llmb.cli.prepare_verify import verify
 from llmb.cli.progress import CountProgress
-from llmb.errors import unknown
+from llmb.errors import UserInterrupt, unknown
 from llmb.prepare.dataset import DatasetRequest, prepare_dataset
 from llmb.prepare.small_files import SIZE, next_commands, write_small_files
 from llmb.prepared.folders import prepared_folders
@@ -90,8 +90,11 @@ def dataset(
         verify=verify,
     )
     folders = prepared_folders(install_here(), workload)
-    with CountProgress("preparing") as progress:
-        prepared = prepare_dataset(catalogue, request, folders, progress.count, say)
+    try:
+        with CountProgress("preparing") as progress:
+            prepared = prepare_dataset(catalogue, request, folders, progress.count, say)
+    except KeyboardInterrupt as signal:
+        raise UserInterrupt("interrupted; what is complete stays, and the same command makes the rest") from signal
     if not prepared.samples_made and not any(packed.made for packed in prepared.packed):
         say("everything was prepared before; nothing to do")
     if json:
