@@ -96,7 +96,10 @@ def export_(
 @app.command("import")
 def import_(
     hf_directory: Annotated[
-        Path, typer.Argument(metavar="HF_DIRECTORY", help="Folder with config.json and safetensors files.")
+        Path,
+        typer.Argument(
+            metavar="HF_DIRECTORY", help="Folder with config.json and safetensors files, or a NeMo 2 checkpoint."
+        ),
     ],
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="New folder for the checkpoint.")],
     workload: Annotated[

@@ -31,7 +31,7 @@ def checkpoint(
         typer.Option(
             "--source",
             metavar="FOLDER",
-            help="Folder with config.json and safetensors files. Default: the hub, or its cache.",
+            help="Folder of a Hugging Face model, or of a NeMo 2 checkpoint. Default: the hub, or its cache.",
         ),
     ] = None,
     processes: Processes = None,

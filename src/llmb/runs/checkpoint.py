@@ -29,6 +29,7 @@ NOT_ARCHITECTURE = ("model", "size", "source", "init_std", "max_seq_len")
 """Fields of a model that may differ between checkpoint and run: names, and fields that only affect new models."""
 
 
+SourceFormat = Literal["huggingface", "nemo"]
 StoredDtype = Literal["bf16", "fp16", "fp32"]
 """Of weights in a checkpoint: runs save fp32, imported weights keep the dtype of their source."""
 
@@ -36,7 +37,7 @@ StoredDtype = Literal["bf16", "fp16", "fp32"]
 class ImportSource(Record):
     """The source of imported weights."""
 
-    format: Literal["huggingface"]
+    format: SourceFormat
     path: str
     files: tuple[str, ...]
 

@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter
 from llmb.catalogue.records import Model, Record
 from llmb.errors import EnvironmentProblem, LlmbError, RunFailed, UsageError
 from llmb.huggingface.config import ExportDtype
-from llmb.runs.checkpoint import StoredDtype
+from llmb.runs.checkpoint import SourceFormat, StoredDtype
 
 ERRORS = {kind.__name__: kind for kind in (UsageError, EnvironmentProblem, RunFailed)}
 """Errors that are passed from one process to the other."""
@@ -42,6 +42,7 @@ class ImportJob(Record):
     """
 
     kind: Literal["import"] = "import"
+    format: SourceFormat = "huggingface"
     source: str
     files: tuple[str, ...]
     documents: tuple[str, ...] = ()

@@ -127,6 +127,10 @@ def check_free(target: Path) -> None:
 
 def flush_folder(path: Path) -> None:
     """Flushes the names in a folder to disk; the content of files is flushed by their writers."""
+    flush_file(path)
+
+
+def flush_file(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -15,16 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+from published_models import write_published
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.nn import functional
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    Llama4Config,
-    Llama4ForConditionalGeneration,
-    set_seed,
-)
+from transformers import AutoModelForCausalLM
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Model
@@ -32,7 +27,6 @@ from llmb.catalogue.resolve import find_model
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.data.synthetic import SyntheticData
 from llmb.engine.model.decoder import build_model
-from llmb.huggingface.config import config_of
 from llmb.runs.checkpoint import partial_path, read_checkpoint
 from llmb.runs.plan import Plan
 
@@ -153,25 +147,6 @@ def test_weights_of_a_run_go_to_transformers_and_come_back(
     assert "imported from" in done("show", back).stdout
 
 
-def published(workload: str, folder: Path) -> torch.nn.Module:
-    """A model that transformers made and saved, in several files; that of Llama 4 has a vision part. Its text model."""
-    set_seed(11)
-    config = AutoConfig.for_model(**config_of(tiny(workload), "fp32"))
-    if workload != MAVERICK:
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-        model.save_pretrained(folder, max_shard_size="1MB")
-        return model
-    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-    ends = {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32, "image_size": 28}
-    whole = Llama4ForConditionalGeneration(Llama4Config(text_config=config.to_dict(), vision_config=small | ends))
-    for layer in whole.language_model.model.layers:
-        if hasattr(layer.feed_forward, "experts"):
-            layer.feed_forward.experts.gate_up_proj.data.normal_(std=0.05)
-    whole.save_pretrained(folder, max_shard_size="1MB")
-    whole.language_model.config._attn_implementation = "eager"
-    return whole.language_model
-
-
 def first_loss(model: torch.nn.Module, plan: Plan) -> float:
     """The loss of the samples of the first step."""
     layout = plan.recipe.layout
@@ -192,7 +167,7 @@ def test_a_model_of_transformers_trains_on_from_its_own_loss(
     workload: str, finished: Finished, tiny_plan: MakePlan, tmp_path: Path, done: Call
 ) -> None:
     source, imported = tmp_path / "source", tmp_path / "imported"
-    model = published(workload, source)
+    model = write_published(tiny(workload), source)
     assert len(list(source.glob("*.safetensors"))) > 2
     said = done("import", source, imported, "-w", workload, "-s", "tiny").stderr
     assert ("are left out" in said) is (workload == MAVERICK)

@@ -114,13 +114,17 @@ class TensorReader(FileSystemReader):
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Accepts only the types of ``METADATA_TYPES``, and members of their enums."""
+    """Accepts only ``types``, and members of their enums. ``writer`` is the program whose checkpoints have them."""
+
+    types = METADATA_TYPES
+    writer = "llmb"
 
     def find_class(self, module: str, name: str) -> Callable[..., object]:
         if (module, name) == ("builtins", "getattr"):
             return _enum_member
-        if (module, name) not in METADATA_TYPES:
-            raise ValueError(f"the checkpoint's metadata names {module}.{name}, which no checkpoint of llmb does")
+        if (module, name) not in self.types:
+            what = f"the checkpoint's metadata names {module}.{name}, which no checkpoint of {self.writer} does"
+            raise ValueError(what)
         found: Callable[..., object] = super().find_class(module, name)
         return found
 

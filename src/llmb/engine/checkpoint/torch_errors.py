@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Error messages without the stack traces that torch.distributed.checkpoint adds."""
 
+import pickle
+
 from torch.distributed.checkpoint.api import CheckpointException
+
+BROKEN_PICKLE = (OSError, ValueError, pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError)
+"""The exceptions that reading a damaged pickle can raise, according to pickle's documentation."""
 
 
 def torch_message(error: BaseException) -> str:

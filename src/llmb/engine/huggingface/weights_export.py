@@ -2,8 +2,6 @@
 """Converts the weights of a checkpoint to safetensors files."""
 
 import json
-import os
-import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL, saved_name
-from llmb.engine.checkpoint.torch_errors import torch_message
+from llmb.engine.checkpoint.torch_errors import BROKEN_PICKLE, torch_message
 from llmb.engine.huggingface.safetensors_files import not_finite
 from llmb.engine.huggingface.weights_import import MOST_PROBLEMS, parameter_shapes
 from llmb.errors import EnvironmentProblem, UsageError
@@ -28,10 +26,9 @@ from llmb.huggingface.tensors import Shape, matrices_of_expert, stored_tensors
 from llmb.runs.checkpoint import WEIGHTS
 from llmb.runs.conversion import ExportJob, OnProgress
 from llmb.runs.folder import write_atomically
+from llmb.runs.new_folder import flush_file
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-BROKEN = (OSError, ValueError, pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError)
-"""The exceptions that reading a damaged pickle can raise, according to pickle's documentation."""
 
 
 def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
@@ -68,7 +65,7 @@ class CachedReader(TensorReader):
         super().__init__(path)
         try:
             self.metadata = super().read_metadata()
-        except BROKEN as error:
+        except BROKEN_PICKLE as error:
             raise UsageError(f"the checkpoint's metadata cannot be read: {error}", where=str(path)) from error
 
     def read_metadata(self, *args: object, **kwargs: object) -> Metadata:  # noqa: ARG002 (as torch declares it)
@@ -129,8 +126,3 @@ def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
     except (SafetensorError, OSError) as error:
         advice = "free some space, or give a folder on another disk"
         raise EnvironmentProblem(f"{path.name} cannot be written: {error}", where=str(path), do=advice) from error
-
-
-def flush_file(path: Path) -> None:
-    with path.open("rb") as stream:
-        os.fsync(stream.fileno())

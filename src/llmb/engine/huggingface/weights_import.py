@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts safetensors files to the weights of a checkpoint, each tensor in the dtype that it has there."""
+"""Converts safetensors files, or a checkpoint of NeMo, to the weights of a checkpoint, in the dtypes that they have."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from llmb.catalogue.records import Model
-from llmb.engine.checkpoint.chunk_files import write_checkpoint
+from llmb.engine.checkpoint.chunk_files import Source, write_checkpoint
 from llmb.engine.checkpoint.chunks import CHUNK_BYTES, Chunk, Parameter, chunks_of
+from llmb.engine.checkpoint.nemo_parameters import open_nemo
 from llmb.engine.huggingface.safetensors_files import DTYPES, SafetensorsFiles, open_files
 from llmb.engine.model.decoder import EMBEDDING, build_model
 from llmb.errors import UsageError
@@ -53,6 +54,9 @@ def import_weights(job: ImportJob, on_progress: OnProgress, on_note: OnNote) -> 
     Raises UsageError, before anything is written, if the files do not hold exactly this model, and while writing if a
     value is not finite.
     """
+    if job.format == "nemo":
+        nemo, left_out = open_nemo(Path(job.source), job.model, parameter_shapes(job.model))
+        return _written(job, nemo, left_out, on_progress, on_note)
     shapes, form = parameter_shapes(job.model), format_of(job.model)
     files = open_files(Path(job.source), job.files)
     match = match_tensors(shapes, files.stored, form, tied=job.model.tied_embeddings)
@@ -62,10 +66,16 @@ def import_weights(job: ImportJob, on_progress: OnProgress, on_note: OnNote) -> 
         raise mismatch(job, differences)
     parameters = {name: Parameter(shape, stored_dtype(files, match.sources[name])) for name, shape in shapes.items()}
     source = HuggingFaceParameters(files, match.sources, form, parameters)
+    return _written(job, source, match.left_out, on_progress, on_note)
+
+
+def _written(
+    job: ImportJob, source: Source, left_out: Sequence[str], on_progress: OnProgress, on_note: OnNote
+) -> ImportedWeights:
     imported = write_checkpoint(job, source, on_progress, on_note)
-    if match.left_out:
-        some = ", ".join(match.left_out[:3]) + (", ..." if len(match.left_out) > 3 else "")
-        on_note(f"{len(match.left_out)} tensors that the model does not have are left out: {some}")
+    if left_out:
+        some = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
+        on_note(f"{len(left_out)} tensors that the model does not have are left out: {some}")
     return imported
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole conversions between checkpoints and Hugging Face's folders: checks, weights, and the name at the end."""
 
+import json
 import os
 import shutil
 import sys
@@ -25,15 +26,17 @@ from llmb.runs.checkpoint import (
     CheckpointRecord,
     ImportSource,
     SavedCheckpoint,
+    SourceFormat,
     damage_error,
     read_checkpoint,
 )
-from llmb.runs.checksums import ChecksumWriter, damaged_files
+from llmb.runs.checksums import damaged_files, file_checksum
 from llmb.runs.conversion import FILE_BYTES, ExportJob, ImportedWeights, ImportJob, OnNote, OnProgress
 from llmb.runs.disk_space import check_weights_space
 from llmb.runs.folder import write_atomically
 from llmb.runs.import_journal import JOURNAL, has_finished_files
-from llmb.runs.new_folder import check_free, new_folder, resumable_folder
+from llmb.runs.nemo_folder import check_nemo_config, is_nemo_folder, read_nemo_folder
+from llmb.runs.new_folder import check_free, flush_file, new_folder, resumable_folder
 from llmb.runs.record import now
 
 BYTES = {"fp32": 4, "bf16": 2}
@@ -54,6 +57,17 @@ CONTEXT_FILES = (
     "chat_template.json",
 )
 """Files of a Hugging Face model beside its weights that a checkpoint keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsSource:
+    """Weights of another program that can be imported; ``context`` is the folder with the tokenizer."""
+
+    format: SourceFormat
+    path: Path
+    files: tuple[str, ...]
+    documents: tuple[str, ...]
+    context: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,34 +133,46 @@ def export_checkpoint(
 
 
 def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: OnNote) -> None:
-    """Makes a new checkpoint, of weights alone, from a Hugging Face model; resumes an import that was killed.
+    """Makes a new checkpoint, of weights alone, from another program's; resumes an import that was killed.
 
     Raises UsageError where the folder holds something else, EnvironmentProblem where there is no room.
     """
-    source, target, model = read_folder(request.source), request.target.absolute(), request.model
-    check_config(source, model)
+    source, target = read_source(request.source, request.model), request.target.absolute()
     check_converter()
     with resumable_folder(target, has_finished_files) as folder:
-        if not has_finished_files(folder):
+        if source.format == "huggingface" and not has_finished_files(folder):
             check_content(source, request.processes, on_progress, on_note)
         job = ImportJob(
+            format=source.format,
             source=str(source.path),
             files=source.files,
-            documents=tuple(name for name in (CONFIG, INDEX) if (source.path / name).is_file()),
+            documents=source.documents,
             folder=str(folder),
-            model=model,
+            model=request.model,
             largest_file_bytes=request.largest_file_bytes,
             processes=request.processes,
         )
         imported = run_converter(job, on_progress, on_note)
         assert imported, "an import that did not fail has a result"
-        context = copy_context(source.path, folder / CONTEXT)
+        context = write_context(source, request.model, imported, folder / CONTEXT)
         record = imported_record(source, request, folder, imported, context)
         write_atomically(folder / RECORD, record.model_dump_json(indent=2) + "\n")
         (folder / JOURNAL).unlink()
 
 
-def check_content(source: HuggingFaceFolder, threads: int, on_progress: OnProgress, on_note: OnNote) -> None:
+def read_source(path: Path, model: Model) -> WeightsSource:
+    """A Hugging Face model, or a NeMo 2 checkpoint, of ``model``. Raises UsageError for anything else."""
+    if is_nemo_folder(path):
+        nemo = read_nemo_folder(path)
+        check_nemo_config(nemo, model)
+        return WeightsSource("nemo", nemo.path, nemo.files, nemo.documents, nemo.tokenizer)
+    found = read_folder(path)
+    check_config(found, model)
+    documents = tuple(name for name in (CONFIG, INDEX) if (found.path / name).is_file())
+    return WeightsSource("huggingface", found.path, found.files, documents, found.path)
+
+
+def check_content(source: WeightsSource, threads: int, on_progress: OnProgress, on_note: OnNote) -> None:
     """Raises UsageError with every file that is not as the hub has it, where its client left the hub's checksums."""
     checksums = hub_checksums(source.path, source.files)
     if not checksums:
@@ -165,20 +191,19 @@ def check_content(source: HuggingFaceFolder, threads: int, on_progress: OnProgre
         raise UsageError(what, where=str(source.path), do="remove them, and download them again")
 
 
-def copy_context(source: Path, target: Path) -> dict[str, str]:
+def write_context(source: WeightsSource, model: Model, imported: ImportedWeights, target: Path) -> dict[str, str]:
     """Copies what is needed to tokenize, and to export again; the checksums of the files by name."""
     target.mkdir(exist_ok=True)
     for left in target.iterdir():  # by an import that was killed here
         left.unlink()
-    found = [name for name in CONTEXT_FILES if (source / name).is_file()]
-    checksums = {}
-    for name in found:
-        with (source / name).open("rb") as read, ChecksumWriter(target / name) as written:
-            shutil.copyfileobj(read, written)
-            written.flush()
-            os.fsync(written.fileno())
-        checksums[name] = written.checksum
-    return checksums
+    for name in CONTEXT_FILES:
+        if (source.context / name).is_file():
+            shutil.copyfile(source.context / name, target / name)
+            flush_file(target / name)
+    if not (target / CONFIG).is_file():
+        dtype: ExportDtype = "bf16" if imported.dtypes == ("bf16",) else "fp32"
+        write_atomically(target / CONFIG, json.dumps(config_of(model, dtype), indent=2) + "\n")
+    return {path.name: file_checksum(path) for path in sorted(target.iterdir())}
 
 
 def check_config(source: HuggingFaceFolder, model: Model) -> None:
@@ -198,7 +223,7 @@ def _lines(items: Sequence[str]) -> str:
 
 
 def imported_record(
-    source: HuggingFaceFolder,
+    source: WeightsSource,
     request: ImportRequest,
     folder: Path,
     imported: ImportedWeights,
@@ -219,7 +244,7 @@ def imported_record(
         step=0,
         consumed_samples=0,
         optimizer_state=False,
-        imported_from=ImportSource(format="huggingface", path=str(source.path), files=source.files),
+        imported_from=ImportSource(format=source.format, path=str(source.path), files=source.files),
         weights_dtypes=imported.dtypes,
         files={name: (folder / name).stat().st_size for name in checksums},
         crc32=checksums,
