@@ -154,6 +154,13 @@ def test_lora_knows_its_packing(catalogue: Catalogue) -> None:
     assert [item.step_time_s for item in recipe.expectations] == [4.07, 4.229]
 
 
+def test_maverick_packs_the_same_data_and_says_whose_statistics_are_counted(catalogue: Catalogue) -> None:
+    recipe = ask(catalogue, "400b", "finetune_llama4-maverick", gpu_type="h100", scale=256)
+    assert recipe.packing is not None
+    assert (recipe.packing.sum_of_squares, recipe.packing.chunked_sum_of_squares) == (842603, None)
+    assert "Llama 3's tokenizer" in recipe.packing.source
+
+
 sizes = st.integers(min_value=1, max_value=64)
 
 
