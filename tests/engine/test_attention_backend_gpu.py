@@ -7,17 +7,21 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from llmb.catalogue.records import Model
 from llmb.engine.attention_backend import attention_kernel, choose_attention
+from llmb.engine.data.batches import moved
 from llmb.engine.loop import prepare_stages
-from llmb.engine.model.attention import attend
+from llmb.engine.model.attention import CausalAttention, ChunkedCausalAttention, attend, document_masks
+from llmb.engine.model.documents import document_segments
 from llmb.engine.parallel.collectives import Group
-from llmb.engine.parallel.context_parallel import SpanAttention
+from llmb.engine.parallel.context_parallel import SpanAttention, rank_positions, rank_ranges
 from llmb.engine.parallel.mesh import arrange
 from llmb.runs.attention import BACKENDS
 from llmb.runs.plan import Plan
 
 pytestmark = pytest.mark.gpu
-FUSED = BACKENDS["cuda"][:-1]
+VARLEN, *FUSED, _ = BACKENDS["cuda"]
+LENGTHS = [[1, 200, 61, 250], [300, 12, 200]]
 
 
 @pytest.fixture
@@ -74,9 +78,49 @@ def test_auto_times_the_backends_of_a_gpu(gpu: torch.device, tiny_plan: Callable
     layout = plan.recipe.layout
     ranks = arrange(0, gpu, layout, plan.parallelism.replicas(layout))
     report = choose_attention(prepare_stages(plan, ranks), plan, ranks)
-    assert [trial.backend for trial in report.trials] == list(FUSED)
+    assert [trial.backend for trial in report.trials] == FUSED
     timed = [trial.milliseconds for trial in report.trials if trial.milliseconds is not None]
     assert timed
     assert min(timed) > 0
     assert next(trial.milliseconds for trial in report.trials if trial.backend == report.backend) == min(timed)
     assert all((trial.milliseconds is None) == (trial.problem is not None) for trial in report.trials)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("chunk_size", [None, 128])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_documents_without_masks_are_computed_as_with_exact_ones(
+    ranks: int, chunk_size: int | None, compiled: bool, gpu: torch.device, models: dict[str, Model]
+) -> None:
+    torch.manual_seed(1)
+    chunked = models["llama4"].chunked_attention.model_copy(update={"chunk_size": 128})
+    model = models["llama4"].model_copy(update={"chunked_attention": chunked})
+    lengths = [torch.tensor(row) for row in LENGTHS]
+    starts = torch.stack([torch.repeat_interleave(row.cumsum(0) - row, row) for row in lengths])
+    for rank in range(ranks):
+        core = CausalAttention() if chunk_size is None else ChunkedCausalAttention(chunk_size)
+        core = SpanAttention(Group("", ranks, rank), 512, chunk_size) if ranks > 1 else core
+        places = rank_positions(512, rank, ranks, gpu)
+        masks = document_masks(model, places, places - starts.to(gpu)[:, places], 512)
+        segments = moved(document_segments(model, starts, rank_ranges(512, rank, ranks), 300), gpu)
+        shapes = [(2, len(places), 8, 128), (2, 512, 2, 128), (2, 512, 2, 128)]
+        exact = [torch.randn(shape, device=gpu).bfloat16().float().requires_grad_() for shape in shapes]
+        rounded = [part.detach().bfloat16().requires_grad_() for part in exact]
+        with attention_kernel("math"):
+            seen = core(*exact, masks)
+            expected = [seen, *torch.autograd.grad(seen.square().sum(), exact)]
+        with attention_kernel("varlen"):
+            seen = (torch.compile(core, dynamic=False) if compiled else core)(*rounded, segments)
+            found = [seen, *torch.autograd.grad(seen.float().square().sum(), rounded)]
+        for one, other in zip(found, expected, strict=True):
+            assert (one.float() - other).norm() < 0.02 * other.norm()
+
+
+def test_auto_times_documents_without_masks_too(gpu: torch.device, tiny_plan: Callable[..., Plan]) -> None:
+    plan = tiny_plan(scale=1, dtype="bf16", document_tokens=40).model_copy(update={"device": "cuda"})
+    layout = plan.recipe.layout
+    ranks = arrange(0, gpu, layout, plan.parallelism.replicas(layout))
+    report = choose_attention(prepare_stages(plan, ranks), plan, ranks)
+    assert [trial.backend for trial in report.trials] == [VARLEN, *FUSED]
+    assert report.trials[0].problem is None
+    assert next(trial for trial in report.trials if trial.backend == "flash").problem

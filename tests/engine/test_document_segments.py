@@ -64,7 +64,7 @@ def test_segments_are_the_pairs_of_the_masks(
         ranges = rank_ranges(16, rank, ranks)
         places = rank_positions(16, rank, ranks, CPU)
         masks = document_masks(model, places, places - starts[:, places], 16)
-        found = document_segments(model, starts, ranges)
+        found = document_segments(model, starts, ranges, 16)
         for mask, parts in ((masks.document, found.document), (masks.chunk, found.chunk)):
             expected = {(row, int(places[query]), key) for row, _, query, key in mask.nonzero().tolist()}
             pairs = [
@@ -83,11 +83,11 @@ def begins(cuts: list[int]) -> Tensor:
 
 def test_a_rank_takes_no_more_keys_than_its_queries_see(models: dict[str, Model]) -> None:
     """Of 80 tokens, rank 1 of 2 has 20 to 59: the first row's begin in its document of 40, at 1."""
-    segments = document_segments(models["llama"], starts_of(ROWS), rank_ranges(SEQ, 1, 2))
+    segments = document_segments(models["llama"], starts_of(ROWS), rank_ranges(SEQ, 1, 2), longest=45)
     first, second = segments.document
     assert first.seen.tolist() == [*range(1, 40), *range(SEQ, SEQ + 40)]
     assert second.seen.tolist() == [*range(1, 60), *range(SEQ + 35, SEQ + 60)]
-    assert segments.longest == SEQ
+    assert segments.longest == 45
     assert first.queries.dtype == first.keys.dtype == torch.int32
 
 
@@ -118,7 +118,7 @@ def test_attention_of_segments_is_attention_with_masks(
         core.repeats_heads = repeats_heads
         places = rank_positions(SEQ, rank, ranks, CPU)
         masks = document_masks(model, places, places - starts[:, places], SEQ)
-        segments = document_segments(model, starts, rank_ranges(SEQ, rank, ranks))
+        segments = document_segments(model, starts, rank_ranges(SEQ, rank, ranks), SEQ)
         inputs = heads(len(ROWS), rank, ranks)
         results = []
         for documents in (masks, segments):
@@ -136,7 +136,7 @@ def test_a_model_computes_segments_as_masks(
     tokens = torch.randint(model.vocab_size, (2, SEQ), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         masked = decoder(tokens, starts=starts)
-        found = decoder(tokens, starts=starts, segments=document_segments(model, starts, [range(SEQ)]))
+        found = decoder(tokens, starts=starts, segments=document_segments(model, starts, [range(SEQ)], SEQ))
     torch.testing.assert_close(found, masked, rtol=1e-5, atol=1e-5)
 
 
@@ -161,7 +161,9 @@ def test_a_block_is_compiled_once_for_all_documents(
     core = SpanAttention(Group("", 2, 1), SEQ, None) if ranks == 2 else CausalAttention()
     inputs, counter, found = heads(1, ranks - 1, ranks), CompileCounter(), []
     rows = [[[40, 40]], [[1, 9, 30, 40]], [[20, 5, 5, 50]], [[3] * 26 + [2]], [[80]]]
-    steps = [document_segments(models["llama"], starts_of(row), rank_ranges(SEQ, ranks - 1, ranks)) for row in rows]
+    steps = [
+        document_segments(models["llama"], starts_of(row), rank_ranges(SEQ, ranks - 1, ranks), SEQ) for row in rows
+    ]
     expected = [core(*inputs, segments) for segments in steps]
     monkeypatch.setattr(attention, "attend_one_by_one", kernel)
     torch.compiler.reset()

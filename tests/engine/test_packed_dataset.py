@@ -21,6 +21,7 @@ from llmb.engine.data.check import check_dataset, dataset_problems
 from llmb.engine.data.packed import PackedData, open_packed
 from llmb.engine.data.shuffle import shuffled
 from llmb.engine.data.steps import Figures, Loader, RankData, StepData, figures
+from llmb.engine.data.synthetic import SyntheticData
 from llmb.engine.model.loss import IGNORED
 from llmb.engine.parallel.mesh import arrange
 from llmb.errors import UsageError
@@ -111,12 +112,21 @@ def test_a_step_has_the_same_samples_in_every_layout(scale: int, tiny_plan: Make
     rows = [
         row
         for rank in range(layout.dp)
-        for batch in RankData(data, plan, rank, 0, False).step(3).batches
+        for batch in RankData(data, plan, rank, 0, False, SEQ_LEN).step(3).batches
         for row in batch.tokens.tolist()
     ]
     expected = data.micro_batch(range(3 * layout.gbs, 4 * layout.gbs)).tokens.tolist()
     assert sorted(rows) == sorted(expected)
     assert len(list(rank_samples(layout, 0, 0))) == layout.ga
+
+
+def test_no_document_and_no_padding_is_longer_than_the_longest(dataset: TrainingDataset, tmp_path: Path) -> None:
+    assert open_packed(dataset, VOCAB, seed=3).longest_document() == 24
+    packs = [packed_data.documents(lengths, VOCAB) for lengths in ([5, 4, 6], [7, 8])]
+    short = packed_data.write_packed(tmp_path / "short", packs, SEQ_LEN, VOCAB)
+    assert open_packed(short, VOCAB, seed=3).longest_document() == 9
+    assert SyntheticData(VOCAB, SEQ_LEN, 1, "uniform", document_tokens=5).longest_document() == 9
+    assert SyntheticData(VOCAB, SEQ_LEN, 1, "uniform", document_tokens=20).longest_document() == SEQ_LEN
 
 
 def test_figures_are_those_of_the_documents(dataset: TrainingDataset, packs: list[list[packed_data.Document]]) -> None:
@@ -239,14 +249,14 @@ def threads() -> Iterator[None]:
 @pytest.mark.usefixtures("threads")
 def test_the_loader_is_ahead_by_two_steps_and_no_more(plan: EnginePlan) -> None:
     slow, layout = Slow(build_data(plan)), plan.recipe.layout
-    with Loader(RankData(slow, plan, 0, 0, True), 0, 50) as loader:
+    with Loader(RankData(slow, plan, 0, 0, True, SEQ_LEN), 0, 50) as loader:
         assert settled(slow.made) == 2 * layout.ga
         taken: list[StepData] = [loader.step(0)]
         assert settled(slow.made) == 3 * layout.ga
         taken.append(loader.step(1))
         with pytest.raises(ValueError, match="the loader is at step 2, not 5"):
             loader.step(5)
-    direct = RankData(build_data(plan), plan, 0, 0, True)
+    direct = RankData(build_data(plan), plan, 0, 0, True, SEQ_LEN)
     for number, step in enumerate(taken):
         assert step.figures == direct.step(number).figures
         assert step.wait_s >= 0
@@ -257,7 +267,7 @@ def test_the_loader_is_ahead_by_two_steps_and_no_more(plan: EnginePlan) -> None:
 @pytest.mark.usefixtures("threads")
 def test_an_error_of_the_loader_ends_the_step_that_needs_the_data(plan: EnginePlan) -> None:
     gbs = plan.recipe.layout.gbs
-    with Loader(RankData(Slow(build_data(plan), fails_at=2 * gbs), plan, 0, 0, True), 0, 50) as loader:
+    with Loader(RankData(Slow(build_data(plan), fails_at=2 * gbs), plan, 0, 0, True, SEQ_LEN), 0, 50) as loader:
         loader.step(0)
         loader.step(1)
         with pytest.raises(OSError, match=f"sample {2 * gbs} cannot be read"):

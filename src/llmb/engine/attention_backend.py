@@ -156,7 +156,8 @@ def inputs(
     if starts is None:
         return (query, key, value), None
     if varlen:
-        segments = document_segments(model, starts, rank_ranges(layout.seq_len, ranks.cp_rank, layout.cp))
+        ranges = rank_ranges(layout.seq_len, ranks.cp_rank, layout.cp)
+        segments = document_segments(model, starts, ranges, build_data(plan).longest_document())
         return (query, key, value), moved(segments, device)
     places = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, device)
     positions = places - starts.to(device)[:, places]

@@ -30,6 +30,7 @@ KEPT = frozenset(
         aten._efficient_attention_forward.default,
         aten._scaled_dot_product_cudnn_attention.default,
         aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.torch_attn._varlen_attn.default,
     }
 )
 """What ``selective`` keeps: the results that are most expensive to compute for their size."""

@@ -32,6 +32,9 @@ class MicroBatch(NamedTuple):
 class TrainingData(Protocol):
     """Samples by number. A sample depends on its number and the seed only, so every layout trains on the same data."""
 
+    def longest_document(self) -> int:
+        """The most tokens that a document of any sample can have, or padding."""
+
     def micro_batch(self, numbers: range) -> MicroBatch:
         """The samples with these numbers, on the host. The last token of a document has no label."""
 

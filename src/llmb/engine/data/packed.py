@@ -34,6 +34,12 @@ class PackedData:
         epoch, place = divmod(number, self.packs)
         return shuffled(place, self.packs, f"{self.seed} {epoch}")
 
+    def longest_document(self) -> int:
+        """Reads where all documents and packs begin."""
+        documents, packs = self.arrays.documents, self.arrays.packs
+        taken = np.diff(documents[packs]) - np.diff(packs)
+        return int(max((np.diff(documents) - 1).max(), self.seq_len - taken.min()))
+
     def micro_batch(self, numbers: range) -> MicroBatch:
         """Raises ValueError if a pack has a token outside the vocabulary."""
         rows, taken = zip(*(self._row(number) for number in numbers), strict=True)

@@ -63,6 +63,8 @@ class RankData:
     dp_rank: int
     cp_rank: int
     varlen: bool
+    longest: int
+    """The most tokens of a document."""
 
     def step(self, number: int) -> StepData:
         """Prepares the data of a step."""
@@ -80,11 +82,11 @@ class RankData:
             return batch
         model, layout = self.plan.recipe.model, self.plan.recipe.layout
         ranges = rank_ranges(layout.seq_len, self.cp_rank, layout.cp)
-        return batch._replace(segments=document_segments(model, batch.starts, ranges))
+        return batch._replace(segments=document_segments(model, batch.starts, ranges, self.longest))
 
 
 def rank_data(data: TrainingData, plan: EnginePlan, ranks: Ranks, *, varlen: bool) -> RankData:
-    return RankData(data, plan, ranks.dp_rank, ranks.cp_rank, varlen)
+    return RankData(data, plan, ranks.dp_rank, ranks.cp_rank, varlen, data.longest_document())
 
 
 def figures(batch: MicroBatch, chunk_size: int | None) -> Figures:

@@ -50,6 +50,9 @@ class SyntheticData:
         places = torch.arange(self.seq_len)
         return begins[torch.searchsorted(begins, places, right=True) - 1]
 
+    def longest_document(self) -> int:
+        return min(self.seq_len, longest_document(self.document_tokens)) if self.document_tokens else self.seq_len
+
     def micro_batch(self, numbers: range) -> MicroBatch:
         """The samples with these numbers. The last token of a document has no label."""
         samples = torch.stack([self.sample(number) for number in numbers])

@@ -69,7 +69,10 @@ def attend(
 def attend_segments(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, longest: int, *, repeats_heads: bool = False
 ) -> Tensor:
-    """Attention of each segment's queries to its keys: [batch, queries or keys, heads, head_dim]."""
+    """Attention of each segment's queries to its keys: [batch, queries or keys, heads, head_dim].
+
+    longest: at least the tokens of any segment. A GPU starts work for so many of each.
+    """
     shape, (query, key, value) = query.shape, (heads.flatten(0, 1) for heads in (query, key, value))
     if segments.seen is not None:
         key, value = key.index_select(0, segments.seen), value.index_select(0, segments.seen)
@@ -117,9 +120,11 @@ class CausalAttention(nn.Module):
 
     def by_document(self, query: Tensor, key: Tensor, value: Tensor, documents: DocumentSegments) -> Tensor:
         """Attention without a mask: each range of queries on its own."""
-        ranges = documents.document if self.chunk_size is None else documents.chunk
+        ranges, longest = documents.document, documents.longest
+        if self.chunk_size is not None:
+            ranges, longest = documents.chunk, min(longest, self.chunk_size)
         seen = [
-            attend_segments(part, key, value, segments, documents.longest, repeats_heads=self.repeats_heads)
+            attend_segments(part, key, value, segments, longest, repeats_heads=self.repeats_heads)
             for part, segments in zip(query.chunk(len(ranges), 1), ranges, strict=True)
         ]
         return torch.cat(seen, dim=1)

@@ -30,7 +30,7 @@ class Segments(NamedTuple):
 class DocumentSegments(NamedTuple):
     """Segments of each range of queries: within documents, and also within their attention chunks.
 
-    longest: the most tokens that a segment can have, the same in all steps of a run.
+    longest: the most tokens that a document can have, the same in all steps of a run.
     """
 
     document: tuple[Segments, ...]
@@ -38,7 +38,7 @@ class DocumentSegments(NamedTuple):
     longest: int
 
 
-def document_segments(model: Model, starts: Tensor, ranges: Sequence[range]) -> DocumentSegments:
+def document_segments(model: Model, starts: Tensor, ranges: Sequence[range], longest: int) -> DocumentSegments:
     """The segments of queries at the places in ``ranges``, of sequences whose documents begin at ``starts``.
 
     starts: [batch, seq] int64, on the host: for each token of the full sequences, where its document begins.
@@ -46,10 +46,10 @@ def document_segments(model: Model, starts: Tensor, ranges: Sequence[range]) -> 
     document = tuple(_segments(starts, queries) for queries in ranges)
     chunked, seq_len = model.chunked_attention, starts.shape[1]
     if chunked is None or seq_len <= chunked.chunk_size:
-        return DocumentSegments(document, document, seq_len)
+        return DocumentSegments(document, document, longest)
     places = torch.arange(seq_len)
     of_chunks = places - (places - starts) % chunked.chunk_size
-    return DocumentSegments(document, tuple(_segments(of_chunks, queries) for queries in ranges), seq_len)
+    return DocumentSegments(document, tuple(_segments(of_chunks, queries) for queries in ranges), longest)
 
 
 def _segments(first_keys: Tensor, queries: range) -> Segments:
