@@ -9,7 +9,13 @@ from llmb.errors import UsageError
 from llmb.runs.attention import AttentionBackend, Trial, problem_text, select, try_backends
 from llmb.runs.plan import Plan
 
-MILLISECONDS: dict[AttentionBackend, float] = {"flash": 3.0, "cudnn": 2.0, "efficient": 5.0, "math": 90.0}
+MILLISECONDS: dict[AttentionBackend, float] = {
+    "varlen": 1.0,
+    "flash": 3.0,
+    "cudnn": 2.0,
+    "efficient": 5.0,
+    "math": 90.0,
+}
 
 
 def attempts(*unable: AttentionBackend) -> Callable[[AttentionBackend, bool], Trial]:
@@ -84,3 +90,23 @@ def test_what_needs_a_gpu_is_refused_on_a_cpu(tiny_plan: Callable[..., Plan], ch
     ):
         tiny_plan(attention_backend=choice)
     assert tiny_plan(attention_backend="math").attention_backend == "math"
+
+
+def test_varlen_is_refused_without_documents(tiny_plan: Callable[..., Plan]) -> None:
+    with pytest.raises(UsageError, match="--attention-backend varlen is for sequences packed from documents"):
+        tiny_plan(attention_backend="varlen")
+    assert tiny_plan(attention_backend="varlen", document_tokens=40).attention_backend == "varlen"
+
+
+def test_a_cpu_computes_documents_without_masks_if_it_can() -> None:
+    report = select("auto", try_backends("auto", "cpu", attempts(), packed=True))
+    assert (report.backend, report.why) == ("varlen", "it leaves out pairs of tokens of different documents")
+    assert [trial.backend for trial in report.trials] == ["varlen"]
+    compiled = select("auto", try_backends("auto", "cpu", attempts("varlen"), packed=True))
+    assert (compiled.backend, [trial.backend for trial in compiled.trials]) == ("flash", ["varlen", "flash"])
+
+
+def test_a_gpu_times_documents_without_masks_beside_the_others() -> None:
+    report = select("auto", try_backends("auto", "cuda", attempts("flash"), packed=True))
+    assert [trial.backend for trial in report.trials] == ["varlen", "flash", "cudnn", "efficient"]
+    assert (report.backend, report.why) == ("varlen", "the fastest of 3 that were timed")

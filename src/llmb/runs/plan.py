@@ -171,6 +171,9 @@ def make_plan(
     if saved:
         problems.extend(_checkpoint_problems(recipe, choices, saved))
     problems.extend(document_problems(training, recipe.layout.seq_len))
+    packed = found.packing or recipe.packing or training.document_tokens
+    if choices.attention_backend == "varlen" and not packed:
+        problems.append("--attention-backend varlen is for sequences packed from documents; see --document-tokens")
     steps, first_step = choices.steps_of(recipe, resumes=saved is not None), saved.step if saved else 0
     recorded = (device, steps, first_step, recipe.scale, recipe.documented_profile)
     problems.extend(choices.profiling.problems(*recorded))
