@@ -4,10 +4,19 @@
 import sys
 import warnings
 
+from llmb.engine.adapters.peft import export_adapters, import_adapters
 from llmb.engine.huggingface.weights_export import export_weights
 from llmb.engine.huggingface.weights_import import import_weights
 from llmb.errors import LlmbError
-from llmb.runs.conversion import ConverterMessage, ExportJob, ImportJob, error_record, parse_job
+from llmb.runs.conversion import (
+    AdapterExportJob,
+    AdapterImportJob,
+    AnyJob,
+    ConverterMessage,
+    ExportJob,
+    error_record,
+    parse_job,
+)
 from llmb.runs.parent_death import end_with_parent
 
 
@@ -20,11 +29,15 @@ def report_progress(done: int, total: int) -> None:
     say(ConverterMessage(progress=(done, total)))
 
 
-def convert(job: ExportJob | ImportJob) -> None:
+def convert(job: AnyJob) -> None:
     if isinstance(job, ExportJob):
         export_weights(job, report_progress)
-        return
-    say(ConverterMessage(imported=import_weights(job, report_progress, note)))
+    elif isinstance(job, AdapterExportJob):
+        export_adapters(job)
+    elif isinstance(job, AdapterImportJob):
+        say(ConverterMessage(imported=import_adapters(job)))
+    else:
+        say(ConverterMessage(imported=import_weights(job, report_progress, note)))
 
 
 def note(text: str) -> None:

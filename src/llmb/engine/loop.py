@@ -2,7 +2,7 @@
 """The training loop."""
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from llmb.catalogue.records import Layout, Training
 from llmb.engine.adapters.apply import token_keys
 from llmb.engine.attention_backend import attention_kernel, choose_attention
 from llmb.engine.checkpoint.load import load_checkpoint
+from llmb.engine.checkpoint.load_weights import load_weights
 from llmb.engine.checkpoint.save import Saver
 from llmb.engine.checkpoint.verify import verify_checkpoint
 from llmb.engine.compile import with_varying_segments
@@ -45,10 +46,11 @@ from llmb.engine.reporter import Reporter
 from llmb.engine.timing import StepReader
 from llmb.engine.transformations import transform
 from llmb.engine.watchdog.progress import Progress
-from llmb.runs.checkpoint_times import add_checkpoint_time
+from llmb.runs.checkpoint_times import CheckpointTime, add_checkpoint_time
 from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.fp8_product import fp8_product
+from llmb.runs.initial_weights import check_weights, loads_weights
 from llmb.runs.plan import EnginePlan
 from llmb.runs.steps import Step
 
@@ -59,6 +61,7 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
     """Trains ``plan.steps`` steps, or up to the first loss or gradient that is not finite."""
     exact_fp32()
     check_dataset(plan, ranks)
+    check_weights(plan)
     environment = describe_environment(ranks)
     record_environment(folder, ranks, environment)
     reproducible(plan.seed)
@@ -70,14 +73,7 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     passes = build_passes(stages, plan, ranks)
     source = rank_data(build_data(plan), plan, ranks, varlen=attention.backend == "varlen")
-    if plan.start:
-        start = plan.start
-        verified = verify_checkpoint(
-            Path(start.path), ranks, lambda: progress.enter("start", start.step), wanted=plan.verify_checkpoint
-        )
-        took = load_checkpoint(Path(start.path), stages, optimizers, ranks, optimizer_state=start.optimizer_state)
-        if ranks.is_first:
-            add_checkpoint_time(folder.checkpoint_times, took.model_copy(update=verified.model_dump()))
+    load_start(plan, folder, stages, optimizers, ranks, progress)
     load = ExpertLoadCounter(stages, ranks)
     reader = StepReader(plan, ranks, load)
     saver = Saver(plan, folder, ranks, stages, optimizers)
@@ -103,6 +99,32 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
     profiler.close()
     if ranks.is_first and plan.recipe.model.moe and plan.steps:  # no steps if the previous attempt completed all
         load.write(folder.expert_load)
+
+
+def load_start(
+    plan: EnginePlan,
+    folder: RunFolder,
+    stages: Sequence[Decoder],
+    optimizers: Sequence[FusedAdamW],
+    ranks: Ranks,
+    progress: Progress,
+) -> None:
+    """Loads the weights that the plan starts with, then the checkpoint that it resumes from. A collective."""
+
+    def load(path: Path, read: Callable[[], CheckpointTime]) -> None:
+        verified = verify_checkpoint(
+            path, ranks, lambda: progress.enter("start", plan.first_step), wanted=plan.verify_checkpoint
+        )
+        took = read()
+        if ranks.is_first:
+            add_checkpoint_time(folder.checkpoint_times, took.model_copy(update=verified.model_dump()))
+
+    if plan.weights and loads_weights(plan):
+        weights = Path(plan.weights.path)
+        load(weights, lambda: load_weights(weights, stages, ranks))
+    if plan.start:
+        path, complete = Path(plan.start.path), plan.start.optimizer_state
+        load(path, lambda: load_checkpoint(path, stages, optimizers, ranks, optimizer_state=complete))
 
 
 def pauses_after(plan: EnginePlan, number: int) -> bool:

@@ -17,7 +17,7 @@ from llmb.catalogue.records import Dtype, Layout, Lora, Model, Record, RecordedM
 from llmb.errors import UsageError
 from llmb.prepared.packed_dataset import PackedDataset
 from llmb.runs.foreign_checkpoint import describe_folder
-from llmb.runs.origin import Origin
+from llmb.runs.origin import Origin, WeightsOrigin
 
 RECORD = "checkpoint.json"
 WEIGHTS = "weights"
@@ -40,17 +40,6 @@ class ImportSource(Record):
     format: SourceFormat
     path: str
     files: tuple[str, ...]
-
-
-class BaseWeights(Record):
-    """The frozen weights that adapters belong to: a checkpoint, or random ones."""
-
-    path: str | None
-    """None for random weights, which follow from the model, the seed and the type of the device."""
-    name: str | None
-    """Of the model, such as ``meta-llama/Meta-Llama-3-70B``."""
-    digest: str | None
-    """SHA-256 of the checksums of its files; None without checksums."""
 
 
 class CheckpointRecord(Record):
@@ -80,7 +69,7 @@ class CheckpointRecord(Record):
     """What it was trained on; None for synthetic tokens."""
     lora: Lora | None = None
     """The adapters that it contains instead of all weights."""
-    base: BaseWeights | None = None
+    base: WeightsOrigin | None = None
     """The frozen weights of ``lora``."""
     origin: Origin | None = None
     """Of the training that saved it; None for imported weights, and for a checkpoint of version 0.1."""

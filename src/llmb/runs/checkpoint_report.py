@@ -15,7 +15,7 @@ from llmb.runs.steps import Step
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """Seconds of each save and of the load, and the newest complete checkpoint.
+    """Seconds of each save and of the last load, and the newest complete checkpoint.
 
     Checkpoints before the last are written asynchronously: ``overlapped_steps`` were slowed down by that, of which
     ``overlapped_steps_in_window`` are in the statistics.
@@ -35,7 +35,7 @@ class CheckpointReport:
 
 def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> CheckpointReport | None:
     """None for a run that neither loads nor saves. Raises OSError if the run's files cannot be read."""
-    if not plan.save_checkpoint and plan.start is None:
+    if not plan.save_checkpoint and plan.start is None and plan.weights is None:
         return None
     times = _times(folder)
     load = next((time for time in reversed(times) if time.kind == "load"), None)

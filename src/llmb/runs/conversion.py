@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from llmb.catalogue.records import Model, Record
+from llmb.catalogue.records import Lora, Model, Record
 from llmb.errors import EnvironmentProblem, LlmbError, RunFailed, UsageError
 from llmb.huggingface.config import ExportDtype
 from llmb.runs.checkpoint import SourceFormat, StoredDtype
@@ -24,6 +24,13 @@ OnProgress = Callable[[int, int], None]
 OnNote = Callable[[str], None]
 
 
+class MergedAdapters(Record):
+    """Adapters that are added to exported weights, and the checkpoint that contains them."""
+
+    checkpoint: str
+    lora: Lora
+
+
 class ExportJob(Record):
     """Exports weights of ``checkpoint`` to safetensors files in ``folder``, which exists and is empty."""
 
@@ -33,6 +40,33 @@ class ExportJob(Record):
     model: Model
     dtype: ExportDtype
     largest_file_bytes: int
+    merged: MergedAdapters | None = None
+
+
+class AdapterExportJob(Record):
+    """Exports the adapters in ``checkpoint`` to peft's files in ``folder``, which exists and is empty.
+
+    model: the one that is adapted. base: its name or path, if it is known.
+    """
+
+    kind: Literal["export adapters"] = "export adapters"
+    checkpoint: str
+    folder: str
+    model: Model
+    lora: Lora
+    base: str | None
+
+
+class AdapterImportJob(Record):
+    """Imports peft's file in ``source`` into a checkpoint of adapters in ``folder``, which exists and is empty."""
+
+    kind: Literal["import adapters"] = "import adapters"
+    source: str
+    folder: str
+    model: Model
+    rank: int
+    alpha: float
+    dropout: float
 
 
 class ImportJob(Record):
@@ -52,7 +86,8 @@ class ImportJob(Record):
     processes: int = 1
 
 
-Job = Annotated[ExportJob | ImportJob, Field(discriminator="kind")]
+AnyJob = ExportJob | ImportJob | AdapterExportJob | AdapterImportJob
+Job = Annotated[AnyJob, Field(discriminator="kind")]
 
 
 class ErrorRecord(Record):
@@ -66,10 +101,14 @@ class ErrorRecord(Record):
 
 
 class ImportedWeights(Record):
-    """What an import wrote: ``checksums`` of the files in ``weights``, by name, and dtypes of the tensors in them."""
+    """What an import wrote: ``checksums`` of the files in ``weights``, by name, and dtypes of the tensors in them.
+
+    lora: what imported adapters are.
+    """
 
     checksums: Checksums
     dtypes: tuple[StoredDtype, ...]
+    lora: Lora | None = None
 
 
 class ConverterMessage(Record):
@@ -81,8 +120,8 @@ class ConverterMessage(Record):
     error: ErrorRecord | None = None
 
 
-def parse_job(text: str) -> ExportJob | ImportJob:
-    job: ExportJob | ImportJob = TypeAdapter(Job).validate_json(text)
+def parse_job(text: str) -> AnyJob:
+    job: AnyJob = TypeAdapter(Job).validate_json(text)
     return job
 
 

@@ -16,7 +16,7 @@ from llmb.prepared.packed_dataset import RECORD, PackedDataset, map_arrays
 from llmb.runs.checkpoint import SavedCheckpoint, model_differences, read_checkpoint
 from llmb.runs.choices import Choices
 from llmb.runs.origin import DataOrigin, Origin, dataset_title, identity_of
-from llmb.runs.plan import EnginePlan, InitialWeights, TrainingDataset, TrainingInputs, data_origin, weights_origin
+from llmb.runs.plan import EnginePlan, InitialWeights, TrainingDataset, TrainingInputs, data_origin, saved_base, weights_origin
 
 SYNTHETIC = "--synthetic"
 MOST_DIFFERENCES = 3
@@ -47,7 +47,7 @@ class Search:
         imported = resumed if resumed and resumed.record.imported_from else None
         if resumed and not imported:
             return self._resumed(resumed)
-        weights = initial_weights(imported) if imported else self._weights()
+        weights = saved_base(imported.record) or initial_weights(imported) if imported else self._weights()
         return TrainingInputs(weights=weights, **self._data())
 
     def raise_problems(self) -> None:

@@ -199,7 +199,7 @@ def make_plan(
         checkpoint_dir=choices.checkpoint_dir,
         start=_start(checkpoint) if checkpoint else None,
         lora=chosen_lora(recipe, choices, saved),
-        weights=found.weights,
+        weights=found.weights or (saved_base(saved) if saved else None),
         dataset=found.dataset,
         verify_checkpoint=choices.verify_checkpoint,
         stall_limit_s=choices.stall_limit_s,
@@ -236,7 +236,7 @@ def _checkpoint_problems(recipe: Recipe, choices: Choices, record: CheckpointRec
     for difference in model_differences(recipe.model, record.model):
         yield f"the checkpoint is of another model: {difference}"
     if recipe.lora and record.lora is None:
-        yield "the checkpoint contains all weights, and LoRA resumes from one of adapters"
+        yield "the checkpoint contains all weights, and LoRA resumes from adapters; give it with --weights instead"
     elif record.lora and recipe.lora is None:
         yield f"the checkpoint contains only adapters, and {recipe.workload} trains all weights"
     if record.seed is not None and seed is not None and seed != record.seed:
@@ -245,6 +245,14 @@ def _checkpoint_problems(recipe: Recipe, choices: Choices, record: CheckpointRec
         if value != getattr(record.lora, name):
             option = f"--lora-{name}"
             yield f"{option} is {value}, but the checkpoint's is {getattr(record.lora, name)}; leave {option} out"
+
+
+def saved_base(record: CheckpointRecord) -> InitialWeights | None:
+    """The weights that saved adapters belong to; None if they are random, or if the checkpoint contains all weights."""
+    base = record.base
+    if base is None or base.path is None:
+        return None
+    return InitialWeights(path=base.path, name=base.name or base.path, identity=base.identity)
 
 
 def _start(checkpoint: SavedCheckpoint) -> Start:

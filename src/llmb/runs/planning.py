@@ -11,6 +11,7 @@ from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.choices import Choices
 from llmb.runs.device import Device
 from llmb.runs.find_inputs import search_inputs
+from llmb.runs.initial_weights import check_weights
 from llmb.runs.origin import OriginHere
 from llmb.runs.plan import EnginePlan, make_plan
 
@@ -50,4 +51,5 @@ def plan_training(catalogue: Catalogue, recipe: Recipe, choices: Choices, instal
     search.raise_problems()
     if missing := search.not_prepared():
         raise NotPrepared(missing, search.once_prepared(plan))
+    check_weights(plan)
     return plan

@@ -9,15 +9,16 @@ from llmb import __version__
 from llmb.runs.checkpoint import RECORD, WEIGHTS, CheckpointRecord, partial_path
 from llmb.runs.folder import write_atomically
 from llmb.runs.new_folder import flush_folder
+from llmb.runs.origin import WeightsOrigin
 from llmb.runs.plan import Plan
 from llmb.runs.record import now
 
 
-def finalize(plan: Plan, step: int, path: Path, checksums: Mapping[str, str]) -> None:
+def finalize(plan: Plan, step: int, path: Path, checksums: Mapping[str, str], base: WeightsOrigin | None) -> None:
     """Writes the record of the checkpoint that all ranks wrote, and renames its folder.
 
-    ``checksums`` are those of the files in ``weights``, by name. The content of every file is on disk before. Raises
-    OSError, also if files of other ranks are not visible here.
+    ``checksums`` are those of the files in ``weights``, by name; ``base`` are the frozen weights of adapters. The
+    content of every file is on disk before. Raises OSError, also if files of other ranks are not visible here.
     """
     partial = partial_path(path)
     sizes = {file.name: file.stat().st_size for file in (partial / WEIGHTS).iterdir()}
@@ -28,14 +29,16 @@ def finalize(plan: Plan, step: int, path: Path, checksums: Mapping[str, str]) ->
     files = {f"{WEIGHTS}/{name}": sizes[name] for name in sorted(checksums)}
     crc32 = {f"{WEIGHTS}/{name}": checksum for name, checksum in sorted(checksums.items())}
     flush_folder(partial / WEIGHTS)
-    record = checkpoint_record(plan, step, files, crc32)
+    record = checkpoint_record(plan, step, files, crc32, base)
     write_atomically(partial / RECORD, record.model_dump_json(indent=2) + "\n")
     flush_folder(partial)
     partial.rename(path)
     flush_folder(path.parent)
 
 
-def checkpoint_record(plan: Plan, step: int, files: dict[str, int], crc32: dict[str, str]) -> CheckpointRecord:
+def checkpoint_record(
+    plan: Plan, step: int, files: dict[str, int], crc32: dict[str, str], base: WeightsOrigin | None
+) -> CheckpointRecord:
     recipe = plan.recipe
     return CheckpointRecord(
         llmb_version=__version__,
@@ -51,6 +54,8 @@ def checkpoint_record(plan: Plan, step: int, files: dict[str, int], crc32: dict[
         consumed_samples=plan.samples_before(step),
         dataset=plan.dataset.packed if plan.dataset else None,
         origin=plan.origin,
+        lora=plan.lora,
+        base=base,
         files=files,
         crc32=crc32,
     )

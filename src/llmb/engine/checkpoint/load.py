@@ -58,20 +58,38 @@ def load_checkpoint(
     *,
     optimizer_state: bool = True,
 ) -> CheckpointTime:
-    """Restores weights, optimizer state and random states from the folder above ``weights``; returns its duration.
+    """Restores trained weights, optimizer state and random states; returns the duration.
 
-    Without ``optimizer_state``, which imported weights lack, the optimizer state is initialized. A collective: all
-    ranks have to call it. Raises ValueError if the metadata names a type that no checkpoint of llmb contains, and
-    UsageError if a tensor is missing or cannot be read.
+    ``path`` is the folder above ``weights``. Without ``optimizer_state``, which imported weights lack, the optimizer
+    state is initialized. A collective: all ranks have to call it. Raises ValueError if the metadata names a type that
+    no checkpoint of llmb contains, and UsageError if a tensor is missing or cannot be read.
     """
     start, began = time.time(), time.perf_counter()
     for optimizer in optimizers if optimizer_state else ():
         allocate_optimizer_state(optimizer)
-    reader = TensorReader(path / WEIGHTS)
-    saved = reader.read_metadata().state_dict_metadata
     each = [
         training_state([stage], [optimizer], ranks.device) for stage, optimizer in zip(stages, optimizers, strict=True)
     ]
+    restore_random(read_state(path, each), ranks.device)
+    dist.barrier()
+    return log_load(start, time.perf_counter() - began, ranks)
+
+
+def log_load(start: float, duration_s: float, ranks: Ranks) -> CheckpointTime:
+    """What a load took, which the first rank logs; ``start`` is in seconds since 1970."""
+    took = checkpoint_time("load", start, duration_s, None)
+    if ranks.is_first:
+        sys.stdout.write(format_load_line(LoadLine(ranks.rank, took.start_s, took.duration_s)) + "\n")
+    return took
+
+
+def read_state(path: Path, each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Reads the tensors of every stage, by name, from the folder above ``weights``; returns them all. A collective.
+
+    Raises UsageError if a tensor is missing or cannot be read.
+    """
+    reader = TensorReader(path / WEIGHTS)
+    saved = reader.read_metadata().state_dict_metadata
     wanted = {name: tensor for of_stage in each for name, tensor in of_stage.items()}
     # A generator that the saving run did not have, because it ran on another type of device, keeps its seed. If it
     # did not use FP8 with delayed scaling, that state is initialized.
@@ -85,12 +103,7 @@ def load_checkpoint(
         raise UsageError(f"the checkpoint cannot be read: {torch_message(error)}", where=str(path)) from error
     for of_stage in each:
         fill_copies(of_stage, wanted)
-    restore_random(wanted, ranks.device)
-    dist.barrier()
-    took = checkpoint_time("load", start, time.perf_counter() - began, None)
-    if ranks.is_first:
-        sys.stdout.write(format_load_line(LoadLine(ranks.rank, took.start_s, took.duration_s)) + "\n")
-    return took
+    return wanted
 
 
 @torch.no_grad()

@@ -26,6 +26,7 @@ from llmb.logs.checkpoint_line import SaveLine, format_save_line
 from llmb.runs.checkpoint import WEIGHTS, checkpoint_name, partial_path
 from llmb.runs.checkpoint_times import add_checkpoint_time, checkpoint_time
 from llmb.runs.folder import RunFolder
+from llmb.runs.initial_weights import base_weights
 from llmb.runs.plan import Plan
 
 LONGEST_SAVE = timedelta(hours=6)
@@ -53,6 +54,7 @@ class Saver:
         self, plan: Plan, folder: RunFolder, ranks: Ranks, stages: Sequence[nn.Module], optimizers: Sequence[AdamW]
     ) -> None:
         self.plan = plan
+        self.base = base_weights(plan) if plan.save_checkpoint else None
         self.folder = folder.checkpoints_of(plan)
         self.times = folder.checkpoint_times
         self.ranks = ranks
@@ -96,7 +98,7 @@ class Saver:
         try:
             save(state, storage_writer=writer, process_group=self.group)
             if self.ranks.is_first:
-                finalize(self.plan, begun.step, begun.path, writer.checksums)
+                finalize(self.plan, begun.step, begun.path, writer.checksums, self.base)
         except (CheckpointException, OSError) as error:
             if self.ranks.is_first:
                 discard(begun.path)

@@ -20,13 +20,14 @@ RANDOM = "random."
 
 
 def training_state(stages: Sequence[nn.Module], optimizers: Sequence[AdamW], device: torch.device) -> dict[str, Tensor]:
-    """This rank's shard: fp32 weights, AdamW's moments and step counts, FP8 scales, and random number generator states.
+    """This rank's shard of what is trained: fp32 weights, AdamW's moments and step counts; FP8 scales, random states.
 
     Weights, optimizer state and scales are the live tensors, so that reading into them restores them.
     """
     state = {}
     for stage, optimizer in zip(stages, optimizers, strict=True):
-        for name, parameter in stage.named_parameters():
+        trained = [(name, item) for name, item in stage.named_parameters() if item.requires_grad]
+        for name, parameter in trained:
             state[f"{MODEL}{name}"] = parameter.detach()
             for kind, value in optimizer.state[parameter].items():
                 state[f"optimizer.{name}.{kind}"] = value

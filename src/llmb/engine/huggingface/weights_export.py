@@ -2,7 +2,8 @@
 """Converts the weights of a checkpoint to safetensors files."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from llmb.engine.adapters.tensors import read_adapters
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL, saved_name
 from llmb.engine.checkpoint.torch_errors import BROKEN_PICKLE, torch_message
@@ -40,14 +42,15 @@ def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
     shapes = parameter_shapes(job.model)
     reader = CachedReader(Path(job.checkpoint) / WEIGHTS)
     check_complete(shapes, reader.metadata, job.checkpoint)
-    form = format_of(job.model)
+    form, deltas = format_of(job.model), deltas_of(job, shapes)
     sizes = {name: torch.Size(shape).numel() * dtype.itemsize for name, shape in shapes.items()}
     shards = plan_shards(sizes, job.largest_file_bytes)
     done, total = 0, sum(sizes.values())
     on_progress(done, total)
     for names, file in zip(shards, shard_files(len(shards)), strict=True):
         # Not bound to a name, so that they are freed before those of the next file are read.
-        write_file(folder / file, read_tensors(reader, {name: shapes[name] for name in names}, dtype, form))
+        wanted = {name: shapes[name] for name in names}
+        write_file(folder / file, read_tensors(reader, wanted, dtype, form, deltas))
         done += sum(sizes[name] for name in names)
         on_progress(done, total)
     if len(shards) > 1:
@@ -56,6 +59,14 @@ def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
         index = index_document(named, sum(sizes.values()))
         write_atomically(folder / INDEX, json.dumps(index, indent=2) + "\n")
     write_atomically(folder / CONFIG, json.dumps(config_of(job.model, job.dtype), indent=2) + "\n")
+
+
+def deltas_of(job: ExportJob, shapes: Mapping[str, Shape]) -> dict[str, Callable[[], Tensor]]:
+    """What adapters add to parameters, by name; computed when it is called. Raises UsageError if they cannot be read."""
+    if job.merged is None:
+        return {}
+    adapters = read_adapters(Path(job.merged.checkpoint), shapes, job.merged.lora)
+    return {f"{layer}.weight": partial(adapter.delta, job.merged.lora) for layer, adapter in adapters.items()}
 
 
 class CachedReader(TensorReader):
@@ -88,10 +99,18 @@ def check_complete(shapes: Mapping[str, Shape], metadata: Metadata, place: str) 
 
 
 def read_tensors(
-    reader: CachedReader, shapes: Mapping[str, Shape], dtype: torch.dtype, form: Format
+    reader: CachedReader,
+    shapes: Mapping[str, Shape],
+    dtype: torch.dtype,
+    form: Format,
+    deltas: Mapping[str, Callable[[], Tensor]],
 ) -> dict[str, Tensor]:
-    """Full parameters in ``dtype``, by Hugging Face names and shapes; rounded to nearest if it is narrower."""
-    tensors = {name: torch.empty(shape, dtype=dtype) for name, shape in shapes.items()}
+    """Full parameters in ``dtype``, by Hugging Face names and shapes; rounded to nearest if it is narrower.
+
+    ``deltas`` are added in fp32.
+    """
+    dtypes = {name: torch.float32 if name in deltas else dtype for name in shapes}
+    tensors = {name: torch.empty(shape, dtype=dtypes[name]) for name, shape in shapes.items()}
     try:
         found = reader.metadata.state_dict_metadata
         named = {saved_name(MODEL + name, found): tensor for name, tensor in tensors.items()}
@@ -100,6 +119,7 @@ def read_tensors(
         raise UsageError(
             f"the checkpoint cannot be read: {torch_message(error)}", where=str(reader.path), do="export another one"
         ) from error
+    tensors |= {name: (tensors[name] + deltas[name]()).to(dtype) for name in deltas.keys() & tensors.keys()}
     if spoiled := next((name for name, tensor in tensors.items() if not_finite(tensor)), None):
         raise UsageError(f"{spoiled} has values that are not finite in {dtype}", where=str(reader.path))
     return {stored: part for name, tensor in tensors.items() for stored, part in stored_parts(name, tensor, form)}
