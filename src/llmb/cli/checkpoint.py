@@ -13,7 +13,9 @@ from llmb.catalogue.resolve import find_model
 from llmb.cli.group import Group
 from llmb.cli.json_option import Json
 from llmb.cli.progress import ByteProgress
+from llmb.errors import UsageError
 from llmb.huggingface.shards import parse_size
+from llmb.programs.engine.adapter_conversion import AdapterImport, base_and_adapters, export_adapters, import_adapters
 from llmb.programs.engine.conversion import (
     ImportRequest,
     default_processes,
@@ -72,24 +74,42 @@ def export_(
     max_shard_size: Annotated[
         str, typer.Option("--max-shard-size", help="Maximum size of a file, such as 500MB.")
     ] = "5GB",
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Export the full model with the checkpoint's adapters added to its base.")
+    ] = False,
+    base: Annotated[
+        Path | None,
+        typer.Option("--base", help="With --merge: the checkpoint of the base. Default: where it was when training."),
+    ] = None,
     no_verify_checkpoint: Annotated[
         bool, typer.Option("--no-verify-checkpoint", help="Do not verify the checksums of the checkpoint's files.")
     ] = False,
 ) -> None:
-    """Write a checkpoint's weights as a Hugging Face model: safetensors files and config.json.
+    """Write a checkpoint's weights as a Hugging Face model (safetensors files and config.json), or adapters for peft.
 
-    The command needs memory for the weights of one file, or for the largest tensor. The folder is renamed to its final
-    name only when all files are on disk.
+    The command needs memory for the weights of one file, or for the largest tensor, and for all adapters. The folder is
+    renamed to its final name only when all files are on disk. Adapters are in fp32.
 
     Examples:
 
     - `llmb checkpoint export CHECKPOINT exported`
 
     - `llmb checkpoint export CHECKPOINT exported --dtype bf16 --max-shard-size 10GB`
+
+    - `llmb checkpoint export ADAPTERS merged --merge`
     """
-    largest = parse_size(max_shard_size)
-    with ByteProgress("exporting") as progress:
-        export_checkpoint(checkpoint, directory, dtype, largest, progress.bytes, _note, verify=not no_verify_checkpoint)
+    found, largest, verify = read_checkpoint(checkpoint), parse_size(max_shard_size), not no_verify_checkpoint
+    lora = found.record.lora
+    if (base and not merge) or (merge and lora is None):
+        what = "--base is for --merge" if base and not merge else "--merge is for adapters; these are all weights"
+        raise UsageError(what, where=str(checkpoint), do="leave it out")
+    if lora and not merge:
+        export_adapters(found, lora, directory, _note, verify=verify)
+    else:
+        weights, merged = base_and_adapters(found, base, _note, verify=verify) if lora else (checkpoint, None)
+        with ByteProgress("exporting") as progress:
+            arguments = (weights, directory, dtype, largest, progress.bytes, _note)
+            export_checkpoint(*arguments, verify=verify, merged=merged)
     sys.stderr.write(f"exported to {directory.absolute()}\n")
 
 
@@ -108,6 +128,10 @@ def import_(
     size: Annotated[
         str | None, typer.Option("-s", "--size", help="Model size, such as 8b, if the workload's name has none.")
     ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option("--base", help="Import adapters in peft's format, of the weights in this checkpoint."),
+    ] = None,
     processes: Processes = None,
     max_file_size: MaxFileSize = "1GB",
 ) -> None:
@@ -122,15 +146,20 @@ def import_(
     - `llmb checkpoint import Llama-3.1-8B imported -w pretrain_llama3.1 -s 8b`
 
     - `llmb checkpoint import Llama-3.1-405B imported -w pretrain_llama3.1 -s 405b --processes 8`
+
+    - `llmb checkpoint import adapter adapters -w finetune_llama3 -s 70b --base Meta-Llama-3-70B`
     """
     catalogue = Catalogue()
     workload, own_size = model_of(catalogue, workload, size)
     model = find_model(catalogue, workload, own_size)
-    request = ImportRequest(
-        hf_directory, checkpoint, workload, model, processes or default_processes(), parse_size(max_file_size)
-    )
-    with ByteProgress("importing") as progress:
-        import_checkpoint(request, progress.bytes, _note)
+    if base:
+        import_adapters(AdapterImport(hf_directory, checkpoint, base, workload, model), _note)
+    else:
+        request = ImportRequest(
+            hf_directory, checkpoint, workload, model, processes or default_processes(), parse_size(max_file_size)
+        )
+        with ByteProgress("importing") as progress:
+            import_checkpoint(request, progress.bytes, _note)
     sys.stderr.write(f"imported to {checkpoint.absolute()}\n")
 
 

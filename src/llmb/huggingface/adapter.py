@@ -82,7 +82,7 @@ def adapted_layers(names: Iterable[str], targets: LoraTargets) -> list[str]:
 
 
 def targets_of(layers: Iterable[str], *, shared: bool) -> LoraTargets | None:
-    """The targets that adapt exactly the layers of these names (``q_proj``); ``shared``: query, key, value have one A."""
+    """The targets of exactly the layers of these names (``q_proj``); ``shared``: query, key and value have one A."""
     found = set(layers)
     fitting: tuple[LoraTargets, ...] = ("qkv", "qkv-split", "attention", "all-linear")
     for targets in fitting if shared else fitting[1:]:

@@ -7,10 +7,9 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from llmb.errors import UsageError
+from llmb.huggingface.adapter import ADAPTER_CONFIG
 from llmb.huggingface.shards import CONFIG, INDEX, SINGLE_FILE
 
-ADAPTER = "adapter_config.json"
-"""With it, transformers loads the adapter's weights on top of the model's."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -32,13 +31,15 @@ def read_folder(path: Path) -> HuggingFaceFolder:
             where=str(path),
             do="give the folder that holds 'config.json'; 'hf download NAME --local-dir FOLDER' downloads one",
         )
+    if (path / ADAPTER_CONFIG).is_file():  # transformers loads its weights on top of the model's
+        what = f"the folder holds an adapter ('{ADAPTER_CONFIG}'), which changes the model"
+        merge = "merge it into the weights first (merge_and_unload of peft)"
+        do = f"import it with --base CHECKPOINT, {merge}, or give the folder of the model alone"
+        raise UsageError(what, where=str(path), do=do)
     files = _weight_files(path)
-    if (path / ADAPTER).is_file():
-        do = "merge it into the weights first (merge_and_unload of peft), or give the folder of the model alone"
-        raise UsageError(f"the folder holds an adapter ('{ADAPTER}'), which changes the model", where=str(path), do=do)
     if not (path / CONFIG).is_file():
         raise UsageError(f"the folder has no '{CONFIG}', which defines the model", where=str(path))
-    return HuggingFaceFolder(path.absolute(), _read_json(path / CONFIG), files)
+    return HuggingFaceFolder(path.absolute(), read_json(path / CONFIG), files)
 
 
 def _weight_files(path: Path) -> tuple[str, ...]:
@@ -60,7 +61,7 @@ def _weight_files(path: Path) -> tuple[str, ...]:
 
 
 def _indexed_files(index: Path) -> tuple[str, ...]:
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise UsageError("the index names no tensors", where=str(index))
     files = tuple(sorted(set(map(str, weight_map.values()))))
@@ -85,7 +86,8 @@ def _no_weights(path: Path) -> UsageError:
     return UsageError(f"the folder has neither '{INDEX}' nor '{SINGLE_FILE}'", where=str(path))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Raises UsageError if there is no such file, or if it holds no JSON object."""
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, OSError, RecursionError) as error:

@@ -7,6 +7,7 @@ from llmb.report.numbers import number, unknown
 from llmb.report.output import result_table
 from llmb.report.table import Table
 from llmb.runs.checkpoint import SavedCheckpoint
+from llmb.runs.initial_weights import base_text
 
 IMPORTED = unknown("imported weights")
 
@@ -22,6 +23,11 @@ def checkpoint_table(checkpoint: SavedCheckpoint) -> Table:
     table = result_table(f"Checkpoint: {checkpoint.path.name}", "", "")
     table.add_row("workload", f"{record.workload} {record.size}")
     table.add_row("model", f"{record.model.model}, {record.model.layers} layers, vocabulary {record.model.vocab_size}")
+    if record.lora and record.base:
+        lora = record.lora
+        sizes = f"rank {lora.rank}, alpha {lora.alpha:g}, dropout {lora.dropout:g}, targets {lora.targets}"
+        table.add_row("contains", f"adapters only: LoRA, {sizes}")
+        table.add_row("base", base_text(record.base))
     table.add_row("step", f"{record.step}, {record.consumed_samples:,} samples consumed")
     table.add_row("dtype of the weights", ", ".join(record.weights_dtypes))
     table.add_row("optimizer state", "yes" if record.optimizer_state else "no: training begins with a new one")

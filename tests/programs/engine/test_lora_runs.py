@@ -2,6 +2,7 @@
 """Runs that start with a checkpoint's weights, and checkpoints of adapters."""
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ import pytest
 import torch
 from fork_server import Fork, ForkServer
 from free_ports import free_ports
+from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 import llmb.engine
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Model
+from llmb.catalogue.records import Lora, Model
 from llmb.catalogue.resolve import find_model
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.data.build import build_data
@@ -112,7 +114,8 @@ def losses(folder: RunFolder) -> list[float]:
 
 def first_loss(model: nn.Module, plan: Plan) -> float:
     """Of transformers' model on the samples of the first step, in fp32."""
-    batch = build_data(plan).micro_batch(range(plan.recipe.layout.gbs))
+    first = plan.samples_before(plan.first_step)
+    batch = build_data(plan).micro_batch(range(first, first + plan.recipe.layout.gbs))
     logits = model.float()(batch.tokens).logits
     return functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten()).item()
 
@@ -143,3 +146,96 @@ def test_adapters_begin_with_the_weights_and_are_saved_alone(
 
 def tensor_names(checkpoint: SavedCheckpoint) -> list[str]:
     return list(TensorReader(checkpoint.path / "weights").read_metadata().state_dict_metadata)
+
+
+@pytest.fixture(scope="module")
+def command(forked_python: str) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``llmb checkpoint``."""
+
+    def call(*arguments: object) -> subprocess.CompletedProcess[str]:
+        words = [forked_python, "-m", "llmb.cli.main", "checkpoint", *map(str, arguments)]
+        return subprocess.run(words, capture_output=True, text=True, check=False)
+
+    return call
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+@pytest.mark.parametrize("targets", ["qkv", "all-linear"])
+def test_adapters_and_merged_weights_compute_in_peft_what_they_do_here(
+    targets: str,
+    base: tuple[nn.Module, SavedCheckpoint],
+    tiny_plan: MakePlan,
+    train: Train,
+    command: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+) -> None:
+    """Trained adapters: in the next step's loss, in peft, merged, and imported again."""
+    model, checkpoint = base
+    options: dict[str, Any] = {"workload": LORA, "overrides": SIZES, "lora_targets": targets, "peak_lr": 0.01}
+    plan = starting(tiny_plan(scale=1, steps=3, warmup_steps=0, save_checkpoint=True, **options), checkpoint)
+    (saved,) = saved_checkpoints(train(plan).checkpoints_of(plan))
+    following = tiny_plan(scale=1, steps=1, checkpoint=saved, workload=LORA, overrides=SIZES)
+    next_loss = losses(train(following))[0]
+    tokens = build_data(plan).micro_batch(range(2)).tokens
+
+    exported, merged = tmp_path / "exported", tmp_path / "merged"
+    assert command("export", saved.path, exported).returncode == 0
+    assert command("export", saved.path, merged, "--merge").returncode == 0
+    model.float().save_pretrained(tmp_path / "base")
+    theirs = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(tmp_path / "base"), exported).eval()
+    whole = LlamaForCausalLM.from_pretrained(merged).eval()
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+        assert (expected - model(tokens).logits).abs().max() > 0.01  # the adapters matter
+        assert (whole(tokens).logits - expected).abs().max() <= 1e-4
+    assert next_loss == pytest.approx(first_loss(theirs, following), abs=1e-4)
+
+    back = tmp_path / "back"
+    done = command("import", exported, back, "-w", LORA, "-s", "tiny", "--base", checkpoint.path)
+    assert done.returncode == 0, done.stderr
+    record = read_checkpoint(back).record
+    assert (record.lora, record.optimizer_state) == (saved.record.lora, False)
+    again = tiny_plan(scale=1, steps=1, checkpoint=read_checkpoint(back), workload=LORA, overrides=SIZES)
+    assert again.weights == InitialWeights(path=str(checkpoint.path), name=NAME)
+    assert losses(train(again))[0] == pytest.approx(first_loss(theirs, again), abs=1e-4)
+    shown = command("show", back).stdout
+    assert "adapters only: LoRA, rank 16, alpha 32, dropout 0" in " ".join(shown.split())
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_adapters_made_by_peft_train_here(
+    base: tuple[nn.Module, SavedCheckpoint],
+    tiny_plan: MakePlan,
+    train: Train,
+    command: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+) -> None:
+    _, checkpoint = base
+    model = hugging_face(LORA, tmp_path / "model", torch.bfloat16).float()
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj"], init_lora_weights=False)
+    theirs = get_peft_model(model, config).eval()
+    theirs.save_pretrained(tmp_path / "adapter")
+    back = tmp_path / "back"
+    done = command("import", tmp_path / "adapter", back, "-w", LORA, "-s", "tiny", "--base", checkpoint.path)
+    assert done.returncode == 0, done.stderr
+    sizes = {**SIZES, "tp": 2}
+    plan = tiny_plan(steps=1, checkpoint=read_checkpoint(back), workload=LORA, overrides=sizes)
+    assert plan.lora == Lora(rank=4, alpha=8, dropout=0, targets="qkv-split")
+    assert losses(train(plan))[0] == pytest.approx(first_loss(theirs, plan), abs=1e-4)
+
+
+def test_all_weights_of_a_checkpoint_in_bf16_are_fine_tuned(tiny_plan: MakePlan, train: Train, tmp_path: Path) -> None:
+    """Full fine-tuning, in a layout; a resumed run does not read them again."""
+    model, checkpoint = imported(PRETRAIN, tmp_path / "own", torch.bfloat16)
+    plan = tiny_plan(PRETRAIN, steps=2, save_checkpoint=True, overrides={**SIZES, "tp": 2})
+    folder = train(starting(plan, checkpoint))
+    assert losses(folder)[0] == pytest.approx(first_loss(model, plan), abs=1e-4)
+    (saved,) = saved_checkpoints(folder.checkpoints_of(plan))
+    resumed = tiny_plan(PRETRAIN, steps=1, checkpoint=saved, overrides=SIZES)
+    (checkpoint.path / "weights" / ".metadata").unlink()
+    assert losses(train(starting(resumed, checkpoint)))[0] < losses(folder)[0]
+
+
+def test_weights_of_another_model_are_refused(base: tuple[nn.Module, SavedCheckpoint], tiny_plan: MakePlan) -> None:
+    with pytest.raises(UsageError, match=r"a run cannot start with these weights:\n  - .* another model: rope_scaling"):
+        check_weights(starting(tiny_plan(PRETRAIN), base[1]))

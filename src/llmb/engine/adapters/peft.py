@@ -104,9 +104,7 @@ def read_peft(
     return Lora(rank=job.rank, alpha=job.alpha, dropout=job.dropout, targets=targets), adapters
 
 
-def shape_problems(
-    found: Mapping[str, Mapping[str, Tensor]], shapes: Mapping[str, Shape], rank: int
-) -> Iterator[str]:
+def shape_problems(found: Mapping[str, Mapping[str, Tensor]], shapes: Mapping[str, Shape], rank: int) -> Iterator[str]:
     for layer, parts in found.items():
         for matrix, shape in adapter_shapes(shapes[f"{layer}.weight"], rank).items():
             if matrix not in parts:

@@ -62,7 +62,7 @@ def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
 
 
 def deltas_of(job: ExportJob, shapes: Mapping[str, Shape]) -> dict[str, Callable[[], Tensor]]:
-    """What adapters add to parameters, by name; computed when it is called. Raises UsageError if they cannot be read."""
+    """What adapters add to parameters, by name, computed when called. Raises UsageError if they cannot be read."""
     if job.merged is None:
         return {}
     adapters = read_adapters(Path(job.merged.checkpoint), shapes, job.merged.lora)

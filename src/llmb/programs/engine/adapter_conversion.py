@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole conversions of adapters: to peft's format and back, and merged into their base."""
+"""Whole conversions of adapters: to peft's format and back, and the base that they are merged into."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmb import __version__
 from llmb.catalogue.records import Lora, Model
 from llmb.errors import UsageError
-from llmb.huggingface.adapter import ADAPTER_CONFIG, adapter_problems
-from llmb.huggingface.folder import read_adapter_config
-from llmb.programs.engine.conversion import MergedExport, export_merged, verify_saved
+from llmb.huggingface.adapter import ADAPTER_CONFIG, ADAPTER_FILE, adapter_problems
+from llmb.huggingface.folder import read_json
+from llmb.programs.engine.conversion import verify_saved
 from llmb.programs.engine.converter import check_converter, run_converter
 from llmb.runs.checkpoint import (
     RECORD,
@@ -27,3 +26,130 @@ from llmb.runs.folder import write_atomically
 from llmb.runs.initial_weights import base_problem, base_text, weights_digest
 from llmb.runs.new_folder import check_free, new_folder
 from llmb.runs.record import now
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterImport:
+    """``target`` is the new checkpoint, of adapters of the weights in the checkpoint ``base``."""
+
+    source: Path
+    target: Path
+    base: Path
+    workload: str
+    model: Model
+
+
+def export_adapters(checkpoint: SavedCheckpoint, lora: Lora, target: Path, on_note: OnNote, *, verify: bool) -> None:
+    """Writes the adapters in ``checkpoint`` in peft's format into the new folder ``target``. Raises UsageError."""
+    target, base = target.absolute(), checkpoint.record.base
+    check_converter()
+    check_free(target)
+    if verify:
+        verify_saved(checkpoint, on_note)
+    with new_folder(target) as folder:
+        job = AdapterExportJob(
+            checkpoint=str(checkpoint.path),
+            folder=str(folder),
+            model=checkpoint.record.model,
+            lora=lora,
+            base=base.name if base else None,
+        )
+        run_converter(job, lambda _done, _total: None, on_note)
+
+
+def base_and_adapters(
+    checkpoint: SavedCheckpoint, given: Path | None, on_note: OnNote, *, verify: bool
+) -> tuple[Path, MergedAdapters]:
+    """The base of adapters, see ``base_of``, and what is merged into it."""
+    base, lora = base_of(checkpoint, given), checkpoint.record.lora
+    assert lora, "the checkpoint contains adapters"
+    if verify:
+        verify_saved(checkpoint, on_note)
+    return base.path, MergedAdapters(checkpoint=str(checkpoint.path), lora=lora)
+
+
+def base_of(checkpoint: SavedCheckpoint, given: Path | None) -> SavedCheckpoint:
+    """The base of the adapters in ``checkpoint``: at ``given``, or where it was when they were trained.
+
+    Raises UsageError if it is not there, or if it is another one.
+    """
+    recorded = checkpoint.record.base
+    path = given or (Path(recorded.path) if recorded and recorded.path else None)
+    if recorded is None or recorded.path is None or path is None:
+        text = base_text(recorded) if recorded else "weights that are not known"
+        raise UsageError(f"these adapters belong to {text}, which are in no checkpoint", where=str(checkpoint.path))
+    base = read_checkpoint(path)
+    check_base(base, checkpoint.record.model)
+    found = BaseWeights(path=str(base.path), name=recorded.name, digest=weights_digest(base.record))
+    if problem := base_problem(recorded, found):
+        raise UsageError(problem, where=str(checkpoint.path), do="give their base with --base")
+    return base
+
+
+def import_adapters(request: AdapterImport, on_note: OnNote) -> None:
+    """Makes a new checkpoint of adapters from a folder in peft's format.
+
+    Raises UsageError if the folder holds something else, or adapters that the engine cannot express.
+    """
+    source, target, base = request.source.absolute(), request.target.absolute(), read_checkpoint(request.base)
+    config = read_json(source / ADAPTER_CONFIG)
+    if problems := list(adapter_problems(config)):
+        lines = "\n".join(f"  - {problem}" for problem in problems)
+        raise UsageError(f"these adapters are unsupported:\n{lines}", where=str(source / ADAPTER_CONFIG))
+    if not (source / ADAPTER_FILE).is_file():
+        raise UsageError(f"the folder has no '{ADAPTER_FILE}'", where=str(source))
+    check_base(base, request.model)
+    check_converter()
+    check_free(target)
+    job = AdapterImportJob(
+        source=str(source),
+        folder="",
+        model=request.model,
+        rank=config["r"],
+        alpha=config["lora_alpha"],
+        dropout=config.get("lora_dropout") or 0.0,
+    )
+    with new_folder(target) as folder:
+        imported = run_converter(job.model_copy(update={"folder": str(folder)}), lambda _done, _total: None, on_note)
+        assert imported, "an import that did not fail has a result"
+        of = BaseWeights(
+            path=str(base.path),
+            name=config.get("base_model_name_or_path") or base.path.name,
+            digest=weights_digest(base.record),
+        )
+        record = adapter_record(request, source, folder, imported, of)
+        write_atomically(folder / RECORD, record.model_dump_json(indent=2) + "\n")
+
+
+def check_base(base: SavedCheckpoint, model: Model) -> None:
+    """Raises UsageError if ``base`` does not contain all weights of ``model``."""
+    if base.record.lora:
+        raise UsageError("the base contains only adapters", where=str(base.path), do="give a checkpoint of weights")
+    if differences := list(model_differences(model, base.record.model)):
+        lines = "\n".join(f"  - {difference}" for difference in differences)
+        raise UsageError(f"the base is another model than {model.model} {model.size}:\n{lines}", where=str(base.path))
+
+
+def adapter_record(
+    request: AdapterImport, source: Path, folder: Path, imported: ImportedWeights, base: BaseWeights
+) -> CheckpointRecord:
+    checksums = {f"{WEIGHTS}/{name}": checksum for name, checksum in sorted(imported.checksums.items())}
+    return CheckpointRecord(
+        llmb_version=__version__,
+        saved_at=now(),
+        workload=request.workload,
+        size=request.model.size,
+        dtype=None,
+        model=request.model,
+        layout=None,
+        training=None,
+        seed=None,
+        step=0,
+        consumed_samples=0,
+        optimizer_state=False,
+        imported_from=Origin(format="huggingface", path=str(source), files=(ADAPTER_FILE,)),
+        lora=imported.lora,
+        base=base,
+        files={name: (folder / name).stat().st_size for name in checksums},
+        crc32=checksums,
+    )

@@ -31,7 +31,15 @@ from llmb.runs.checkpoint import (
     read_checkpoint,
 )
 from llmb.runs.checksums import damaged_files, file_checksum
-from llmb.runs.conversion import FILE_BYTES, ExportJob, ImportedWeights, ImportJob, OnNote, OnProgress
+from llmb.runs.conversion import (
+    FILE_BYTES,
+    ExportJob,
+    ImportedWeights,
+    ImportJob,
+    MergedAdapters,
+    OnNote,
+    OnProgress,
+)
 from llmb.runs.disk_space import check_weights_space
 from llmb.runs.folder import write_atomically
 from llmb.runs.import_journal import JOURNAL, has_finished_files
@@ -108,9 +116,11 @@ def export_checkpoint(
     on_note: OnNote,
     *,
     verify: bool,
+    merged: MergedAdapters | None = None,
 ) -> None:
     """Writes the weights of the checkpoint at ``path`` as a Hugging Face model into the new folder ``target``.
 
+    With ``merged`` adapters, if given.
     Raises UsageError where one of them is not fit, EnvironmentProblem where there is no room.
     """
     checkpoint, target = read_checkpoint(path), target.absolute()
@@ -128,6 +138,7 @@ def export_checkpoint(
             model=model,
             dtype=dtype,
             largest_file_bytes=largest_file_bytes,
+            merged=merged,
         )
         run_converter(job, on_progress, on_note)
 

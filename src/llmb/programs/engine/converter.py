@@ -11,7 +11,7 @@ from typing import IO
 from llmb.errors import EnvironmentProblem, RunFailed, UserInterrupt
 from llmb.processes.families import end_tree
 from llmb.processes.signals import Interrupted, signals_as_exceptions
-from llmb.runs.conversion import ConverterMessage, ExportJob, ImportedWeights, ImportJob, OnNote, OnProgress, error_from
+from llmb.runs.conversion import AnyJob, ConverterMessage, ImportedWeights, ImportJob, OnNote, OnProgress, error_from
 
 NEEDED = ("torch", "safetensors")
 LAST_LINES = 12
@@ -25,7 +25,7 @@ def check_converter() -> None:
         raise EnvironmentProblem(what, do="pip install 'llmb[engine]'")
 
 
-def run_converter(job: ExportJob | ImportJob, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights | None:
+def run_converter(job: AnyJob, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights | None:
     """Returns when ``job`` is done, with what an import wrote.
 
     Raises the program's own error, RunFailed where it left none, or UserInterrupt.
@@ -47,7 +47,7 @@ def run_converter(job: ExportJob | ImportJob, on_progress: OnProgress, on_note: 
             last = follow(process, on_progress, on_note)
         except Interrupted as signal:
             end_tree(process)
-            left = "nothing was kept" if isinstance(job, ExportJob) else "the same command resumes"
+            left = "the same command resumes" if isinstance(job, ImportJob) else "nothing was kept"
             raise UserInterrupt(f"interrupted by {signal}; {left}") from signal
         except BaseException:
             end_tree(process)
