@@ -16,7 +16,15 @@ from llmb.prepared.packed_dataset import RECORD, PackedDataset, map_arrays
 from llmb.runs.checkpoint import SavedCheckpoint, model_differences, read_checkpoint
 from llmb.runs.choices import Choices
 from llmb.runs.origin import DataOrigin, Origin, dataset_title, identity_of
-from llmb.runs.plan import EnginePlan, InitialWeights, TrainingDataset, TrainingInputs, data_origin, saved_base, weights_origin
+from llmb.runs.plan import (
+    EnginePlan,
+    InitialWeights,
+    TrainingDataset,
+    TrainingInputs,
+    data_origin,
+    saved_base,
+    weights_origin,
+)
 
 SYNTHETIC = "--synthetic"
 MOST_DIFFERENCES = 3

@@ -108,6 +108,11 @@ def starting(plan: Plan, checkpoint: SavedCheckpoint | None) -> Plan:
     return plan.model_copy(update={"weights": weights})
 
 
+def starts_from(plan: Plan) -> tuple[str, str]:
+    assert plan.weights is not None
+    return plan.weights.path, plan.weights.name
+
+
 def losses(folder: RunFolder) -> list[float]:
     return [step.loss for step in read_steps(folder.steps)]
 
@@ -138,7 +143,7 @@ def test_adapters_begin_with_the_weights_and_are_saved_alone(
     assert len([name for name in names if name.startswith("model.")]) == 4 * 7 * 2
 
     resumed = tiny_plan(steps=2, checkpoint=saved, **options)
-    assert resumed.weights == plan.weights
+    assert starts_from(resumed) == starts_from(plan)
     assert losses(train(resumed)) == losses(whole)[2:]
     with pytest.raises(UsageError, match=f"belong to the weights of {NAME} .* but the run has random weights"):
         check_weights(starting(resumed, None))
@@ -196,7 +201,7 @@ def test_adapters_and_merged_weights_compute_in_peft_what_they_do_here(
     record = read_checkpoint(back).record
     assert (record.lora, record.optimizer_state) == (saved.record.lora, False)
     again = tiny_plan(scale=1, steps=1, checkpoint=read_checkpoint(back), workload=LORA, overrides=SIZES)
-    assert again.weights == InitialWeights(path=str(checkpoint.path), name=NAME)
+    assert starts_from(again) == (str(checkpoint.path), NAME)
     assert losses(train(again))[0] == pytest.approx(first_loss(theirs, again), abs=1e-4)
     shown = command("show", back).stdout
     assert "adapters only: LoRA, rank 16, alpha 32, dropout 0" in " ".join(shown.split())

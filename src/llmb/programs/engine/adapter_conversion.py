@@ -14,17 +14,17 @@ from llmb.programs.engine.converter import check_converter, run_converter
 from llmb.runs.checkpoint import (
     RECORD,
     WEIGHTS,
-    BaseWeights,
     CheckpointRecord,
-    Origin,
+    ImportSource,
     SavedCheckpoint,
     model_differences,
     read_checkpoint,
 )
 from llmb.runs.conversion import AdapterExportJob, AdapterImportJob, ImportedWeights, MergedAdapters, OnNote
 from llmb.runs.folder import write_atomically
-from llmb.runs.initial_weights import base_problem, base_text, weights_digest
+from llmb.runs.initial_weights import base_problem, base_text
 from llmb.runs.new_folder import check_free, new_folder
+from llmb.runs.origin import WeightsOrigin, identity_of
 from llmb.runs.record import now
 
 
@@ -80,7 +80,7 @@ def base_of(checkpoint: SavedCheckpoint, given: Path | None) -> SavedCheckpoint:
         raise UsageError(f"these adapters belong to {text}, which are in no checkpoint", where=str(checkpoint.path))
     base = read_checkpoint(path)
     check_base(base, checkpoint.record.model)
-    found = BaseWeights(path=str(base.path), name=recorded.name, digest=weights_digest(base.record))
+    found = origin_of(base, recorded.name)
     if problem := base_problem(recorded, found):
         raise UsageError(problem, where=str(checkpoint.path), do="give their base with --base")
     return base
@@ -112,13 +112,13 @@ def import_adapters(request: AdapterImport, on_note: OnNote) -> None:
     with new_folder(target) as folder:
         imported = run_converter(job.model_copy(update={"folder": str(folder)}), lambda _done, _total: None, on_note)
         assert imported, "an import that did not fail has a result"
-        of = BaseWeights(
-            path=str(base.path),
-            name=config.get("base_model_name_or_path") or base.path.name,
-            digest=weights_digest(base.record),
-        )
-        record = adapter_record(request, source, folder, imported, of)
+        name = config.get("base_model_name_or_path") or base.path.name
+        record = adapter_record(request, source, folder, imported, origin_of(base, name))
         write_atomically(folder / RECORD, record.model_dump_json(indent=2) + "\n")
+
+
+def origin_of(base: SavedCheckpoint, name: str | None) -> WeightsOrigin:
+    return WeightsOrigin(kind="checkpoint", path=str(base.path), name=name, identity=identity_of(base.record.crc32))
 
 
 def check_base(base: SavedCheckpoint, model: Model) -> None:
@@ -131,7 +131,7 @@ def check_base(base: SavedCheckpoint, model: Model) -> None:
 
 
 def adapter_record(
-    request: AdapterImport, source: Path, folder: Path, imported: ImportedWeights, base: BaseWeights
+    request: AdapterImport, source: Path, folder: Path, imported: ImportedWeights, base: WeightsOrigin
 ) -> CheckpointRecord:
     checksums = {f"{WEIGHTS}/{name}": checksum for name, checksum in sorted(imported.checksums.items())}
     return CheckpointRecord(
@@ -147,7 +147,7 @@ def adapter_record(
         step=0,
         consumed_samples=0,
         optimizer_state=False,
-        imported_from=Origin(format="huggingface", path=str(source), files=(ADAPTER_FILE,)),
+        imported_from=ImportSource(format="huggingface", path=str(source), files=(ADAPTER_FILE,)),
         lora=imported.lora,
         base=base,
         files={name: (folder / name).stat().st_size for name in checksums},
