@@ -52,7 +52,8 @@ def test_every_engine_trained_the_catalogues_models(first) -> None:
             assert len(case["step_times_s"]) == case["step_time_s"]["count"] == 2
             assert case["tokens_per_s"] == pytest.approx(2 * 128 / case["step_time_s"]["median"])
             assert 6 < case["loss"]["first"] < 8, "the loss of random weights is about ln 1024"
-            assert case["mfu_pct"] == {"published": None, "full": None, "causal": None}, "a CPU has no known peak"
+            no_peak = {"published": None, "full": None, "causal": None, "packed": None}
+            assert case["mfu_pct"] == no_peak, "a CPU has no known peak"
             assert case["peak_memory_gib"] > 0
             assert case["kernel_share_pct"] > 0 and case["product_share_pct"] > 0
 

@@ -57,7 +57,7 @@ def test_show_keeps_its_contract() -> None:
     keys = ["gpus", "tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs", "gbs", "ga", "seq_len", "layers"]
     assert list(shown["layout"]) == keys
     assert [shown["layout"][key] for key in keys] == [8, 1, 1, 1, 2, 1, 1, 4, 1, 128, 32, 8192, 32]
-    assert set(shown["flops_per_sequence"]) == {"published", "full", "causal"}
+    assert set(shown["flops_per_sequence"]) == {"published", "full", "causal", "packed"}
     assert shown["peak_tflops"] == 989
     (expectation,) = shown["expectations"]
     assert expectation["step_time_s"] == 12.27

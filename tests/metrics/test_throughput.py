@@ -4,7 +4,7 @@
 import pytest
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Convention
+from llmb.catalogue.records import Convention, Packing
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.metrics.flops import flops_per_sequence, model_flops
 from llmb.metrics.throughput import throughput
@@ -69,8 +69,38 @@ def test_flops_of_the_true_models(model: str, size: str, seq_len: int, full: flo
 def test_lora_counts_frozen_weights_and_packed_documents() -> None:
     for gpu_type, packed, printed in (("gb200", 5.682e14, 5.8067e14), ("b200", 1.1453e15, 1.18e15)):
         recipe = resolve(CATALOGUE, Request(workload="finetune_llama3", size="70b", gpu_type=gpu_type, scale=8))
-        assert flops_per_sequence(recipe, Convention.FULL) == pytest.approx(packed, rel=1e-4)
+        assert flops_per_sequence(recipe, Convention.PACKED) == pytest.approx(packed, rel=1e-4)
         assert flops_per_sequence(recipe, Convention.PUBLISHED) == printed
+        # Without packing, two thirds of the weights' products and all of attention's remain.
+        whole = {causal: model_flops(recipe.model, recipe.layout.seq_len, causal=causal) for causal in (False, True)}
+        for convention, causal in ((Convention.FULL, False), (Convention.CAUSAL, True)):
+            scores = 12 * 8192 * recipe.layout.seq_len**2 * 80 * (0.5 if causal else 1)
+            expected = (whole[causal] - scores) * 2 / 3 + scores
+            assert flops_per_sequence(recipe, convention) == pytest.approx(expected)
+
+
+def test_adapters_add_three_passes_of_their_own() -> None:
+    recipe = resolve(CATALOGUE, Request(workload="finetune_llama3", size="70b", gpu_type="b200", scale=8))
+    own = 6 * 80 * 16 * (8192 + 8192 + 2 * 1024)
+    for convention, tokens in ((Convention.FULL, 4096), (Convention.CAUSAL, 4096), (Convention.PACKED, 4096)):
+        frozen, adapted = (flops_per_sequence(recipe, convention, lora=lora) for lora in (None, recipe.lora))
+        assert frozen is not None
+        assert adapted is not None
+        assert adapted - frozen == pytest.approx(own * tokens)
+    assert flops_per_sequence(recipe, Convention.PUBLISHED, lora=recipe.lora) == 1.18e15
+
+
+def test_real_tokens_are_told_from_padded_ones() -> None:
+    recipe = resolve(CATALOGUE, Request(workload="finetune_llama3", size="70b", gpu_type="gb200", scale=8))
+    result = throughput(recipe, 2.0)
+    assert (result.tokens_per_s, result.real_tokens_per_s) == (64 * 2048 / 2, 64 * 2030 / 2)
+    trained = Packing(tokens=1000, sum_of_squares=90_000, source="steps")
+    measured = throughput(recipe, 2.0, packing=trained)
+    assert (measured.tokens_per_s, measured.real_tokens_per_s) == (64 * 2048 / 2, 64 * 1000 / 2)
+    assert measured.flops_per_sequence["packed"] == model_flops(
+        recipe.model, 2048, causal=False, frozen=True, packing=trained
+    )
+    assert measured.flops_per_sequence["published"] == result.flops_per_sequence["published"]
 
 
 def test_the_document_formula_serves_depths_it_does_not_print() -> None:
@@ -95,8 +125,8 @@ def test_unknown_stays_unknown() -> None:
     result = throughput(
         resolve(CATALOGUE, Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=2)), 0.5
     )
-    assert result.mfu_pct == {"published": None, "full": None, "causal": None}
+    assert result.mfu_pct == {"published": None, "full": None, "causal": None, "packed": None}
     assert result.tflops_per_gpu["published"] is None
-    assert set(result.reasons) == {"published", "mfu_pct"}
-    assert result.tokens_per_s == 8 * 128 / 0.5
+    assert set(result.reasons) == {"published", "packed", "mfu_pct"}
+    assert result.tokens_per_s == result.real_tokens_per_s == 8 * 128 / 0.5
     assert result.tokens_per_s_per_gpu == 8 * 128 / 0.5 / 2

@@ -33,6 +33,7 @@ class Convention(StrEnum):
     PUBLISHED = "published"
     FULL = "full"
     CAUSAL = "causal"
+    PACKED = "packed"
 
 
 class Gpu(Record):

@@ -6,25 +6,38 @@ for the gradients of its input and of itself; that of a frozen weight (LoRA's ba
 counts (Narayanan et al., 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM").
 """
 
-from llmb.catalogue.records import Convention, Model, Packing, PublishedFlops, Recipe
-from llmb.metrics.parameters import MATRICES
+from llmb.catalogue.records import Convention, Lora, Model, Packing, PublishedFlops, Recipe
+from llmb.metrics.parameters import MATRICES, trainable_parameters
 
 PASSES = 3
 FROZEN_PASSES = 2
 
 
-def flops_per_sequence(recipe: Recipe, convention: Convention) -> float | None:
-    """Model FLOPs of one sequence of ``recipe``; None if no reference document counts them (``published`` only)."""
+def flops_per_sequence(
+    recipe: Recipe, convention: Convention, *, lora: Lora | None = None, packing: Packing | None = None
+) -> float | None:
+    """Model FLOPs of one sequence of ``recipe``, without padding in ``packed``.
+
+    ``lora`` adds the FLOPs of these adapters, except in ``published``; ``packing`` replaces the recipe's statistics.
+    None if no reference document counts them (``published``), or if there are no statistics (``packed``).
+    """
+    model, seq_len = recipe.model, recipe.layout.seq_len
     if convention == Convention.PUBLISHED:
-        source = recipe.published_flops
-        return None if source is None else published_flops(recipe.model, recipe.layout.seq_len, source)
-    return model_flops(
-        recipe.model,
-        recipe.layout.seq_len,
-        causal=convention == Convention.CAUSAL,
-        frozen=recipe.task == "lora",
-        packing=recipe.packing,
-    )
+        return None if recipe.published_flops is None else published_flops(model, seq_len, recipe.published_flops)
+    frozen = recipe.task == "lora"
+    if convention != Convention.PACKED:
+        base = model_flops(model, seq_len, causal=convention == Convention.CAUSAL, frozen=frozen)
+        return base + adapter_flops(model, lora, seq_len)
+    known = packing or recipe.packing
+    if known is None:
+        return None
+    base = model_flops(model, seq_len, causal=False, frozen=frozen, packing=known)
+    return base + adapter_flops(model, lora, known.tokens)
+
+
+def adapter_flops(model: Model, lora: Lora | None, tokens: float) -> float:
+    """Of the adapters' own products for ``tokens``: each token is multiplied once with each of their parameters."""
+    return PASSES * 2 * trainable_parameters(model, lora) * tokens if lora else 0.0
 
 
 def model_flops(
@@ -34,7 +47,8 @@ def model_flops(
 
     ``causal`` counts the half of the attention square that a causal model needs, otherwise the full square counts.
     ``frozen`` leaves out weight gradients: two thirds of the weight products remain (attention has no weights).
-    ``packing`` replaces the square of the length by the documents' sum of squared lengths (of their attention chunks).
+    ``packing`` replaces the tokens by those of the documents, and the square of the length by the documents' sum of
+    squared lengths (of their attention chunks).
     """
     tokens = packing.tokens if packing else seq_len
     passes = FROZEN_PASSES if frozen else PASSES

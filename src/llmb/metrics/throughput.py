@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from llmb.catalogue.records import Convention, Recipe
+from llmb.catalogue.records import Convention, Lora, Packing, Recipe
 from llmb.metrics.flops import flops_per_sequence
 
 SECONDS_PER_DAY = 86_400
@@ -16,7 +16,10 @@ class Throughput:
 
     step_time_s: float
     tokens_per_s: float
+    """Of all places, with padding."""
     tokens_per_s_per_gpu: float
+    real_tokens_per_s: float
+    """Of the places that documents take; the same if sequences are not packed."""
     flops_per_sequence: dict[str, float | None]
     tflops_per_gpu: dict[str, float | None]
     mfu_pct: dict[str, float | None]
@@ -25,28 +28,33 @@ class Throughput:
     reasons: dict[str, str]
 
 
-def throughput(recipe: Recipe, step_time_s: float) -> Throughput:
-    """The metrics of ``recipe`` at ``step_time_s`` seconds per step.
+def throughput(
+    recipe: Recipe, step_time_s: float, *, lora: Lora | None = None, packing: Packing | None = None
+) -> Throughput:
+    """The metrics of ``recipe`` at ``step_time_s`` seconds per step, with the FLOPs of the adapters of ``lora``.
 
+    ``packing`` has the statistics of sequences that were trained, if they are known, instead of the recipe's.
     tokens/s = GBS x sequence length / step time; MFU = GBS x model FLOPs / (step time x GPUs x peak).
     """
     layout = recipe.layout
     tokens_per_s = layout.gbs * layout.seq_len / step_time_s
-    flops = {convention.value: flops_per_sequence(recipe, convention) for convention in Convention}
+    counted = {item.value: flops_per_sequence(recipe, item, lora=lora, packing=packing) for item in Convention}
+    known = packing or recipe.packing
     per_gpu = layout.gbs / step_time_s / layout.gpus / TERA
-    tflops = {name: None if value is None else value * per_gpu for name, value in flops.items()}
+    tflops = {name: None if value is None else value * per_gpu for name, value in counted.items()}
     peak = recipe.peak_tflops
     mfu = {name: None if value is None or peak is None else 100 * value / peak for name, value in tflops.items()}
     return Throughput(
         step_time_s=step_time_s,
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_gpu=tokens_per_s / layout.gpus,
-        flops_per_sequence=flops,
+        real_tokens_per_s=layout.gbs * known.tokens / step_time_s if known else tokens_per_s,
+        flops_per_sequence=counted,
         tflops_per_gpu=tflops,
         mfu_pct=mfu,
         peak_tflops=peak,
         days_per_1t_tokens=None if recipe.proxy else 1e12 / tokens_per_s / SECONDS_PER_DAY,
-        reasons=_reasons(recipe, flops),
+        reasons=_reasons(recipe, counted),
     )
 
 
@@ -54,9 +62,18 @@ def _reasons(recipe: Recipe, flops: dict[str, float | None]) -> dict[str, str]:
     reasons = {}
     if flops[Convention.PUBLISHED] is None:
         reasons["published"] = f"no document counts the FLOPs of {recipe.workload} {recipe.size} in this shape"
+    if flops[Convention.PACKED] is None:
+        reasons["packed"] = unpacked_reason(recipe)
     if recipe.peak_tflops is None:
         device = "a CPU" if recipe.gpu_type == "cpu" else recipe.gpu_type
         reasons["mfu_pct"] = f"the catalogue has no {recipe.dtype} peak for {device}"
     if recipe.proxy:
         reasons["days_per_1t_tokens"] = f"a proxy is not the model: {recipe.proxy_text}"
     return reasons
+
+
+def unpacked_reason(recipe: Recipe) -> str:
+    """Why FLOPs of packed sequences are not known."""
+    if recipe.task == "pretrain":
+        return "sequences are not packed from documents"
+    return f"no statistics of packed sequences of {recipe.layout.seq_len} tokens are known"

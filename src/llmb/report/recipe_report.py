@@ -10,7 +10,7 @@ from llmb.catalogue.pipeline_stages import stage_layers
 from llmb.catalogue.records import Convention, Expectation, Lora, Model, Recipe
 from llmb.metrics.flops import flops_per_sequence
 from llmb.metrics.parameters import checkpoint_bytes, parameter_count, trainable_parameters
-from llmb.metrics.throughput import Throughput
+from llmb.metrics.throughput import Throughput, unpacked_reason
 from llmb.report.numbers import number, unknown
 from llmb.report.output import result_table
 from llmb.report.table import Table
@@ -22,6 +22,7 @@ CONVENTION_NAMES = {
     Convention.PUBLISHED: "document's formula",
     Convention.FULL: "full attention",
     Convention.CAUSAL: "causal attention",
+    Convention.PACKED: "packed documents",
 }
 """How FLOPs are counted, in tables; "published" is the word for figures alone."""
 
@@ -105,7 +106,10 @@ def _summary(recipe: Recipe, here: OriginHere) -> Table:
         table.add_row("trained", lora_text(model, recipe.lora))
     for convention in Convention:
         flops = flops_per_sequence(recipe, convention)
-        text = unknown("not in any reference document") if flops is None else f"{flops:.5g}"
+        if flops is None and convention == Convention.PACKED and recipe.task == "pretrain":
+            continue
+        why = unpacked_reason(recipe) if convention == Convention.PACKED else "not in any reference document"
+        text = unknown(why) if flops is None else f"{flops:.5g}"
         table.add_row(f"FLOPs per sequence, {CONVENTION_NAMES[convention]}", text)
     table.add_row(
         "peak", f"{number(recipe.peak_tflops)} TFLOPS" if recipe.peak_tflops else unknown("not in the catalogue")
@@ -171,14 +175,23 @@ def metrics_document(recipe: Recipe, result: Throughput) -> dict[str, Any]:
 
 
 def throughput_table(recipe: Recipe, result: Throughput) -> Table:
-    conventions = tuple(CONVENTION_NAMES.values())
+    counted = [item for item in Convention if item != Convention.PACKED or recipe.task != "pretrain"]
+    conventions = tuple(CONVENTION_NAMES[item] for item in counted)
     table = result_table(recipe.title(), "metric", *conventions, right=conventions)
     table.add_row("step time s", number(result.step_time_s))
-    table.add_row("tokens/s", number(result.tokens_per_s))
-    table.add_row("tokens/s per GPU", number(result.tokens_per_s_per_gpu))
-    table.add_row("TFLOPS per GPU", *(number(result.tflops_per_gpu[item]) for item in Convention))
-    table.add_row("MFU %", *(number(result.mfu_pct[item]) for item in Convention))
+    packing = recipe.packing
+    padded = ", padded" if packing else ""
+    table.add_row(f"tokens/s{padded}", number(result.tokens_per_s))
+    table.add_row(f"tokens/s per GPU{padded}", number(result.tokens_per_s_per_gpu))
+    if packing:
+        table.add_row("tokens/s, real", number(result.real_tokens_per_s))
+    table.add_row("TFLOPS per GPU", *(number(result.tflops_per_gpu[item]) for item in counted))
+    table.add_row("MFU %", *(number(result.mfu_pct[item]) for item in counted))
     table.add_row("days per 1T tokens", number(result.days_per_1t_tokens))
+    if packing:
+        real = f"{number(packing.tokens)} of {recipe.layout.seq_len} tokens of a sequence are real"
+        table.caption = f"assumed: {real}, squared lengths {number(packing.sum_of_squares)}: {packing.source}"
     for name, reason in result.reasons.items():
-        table.add_row(f"{name}: {unknown(reason)}")
+        if name != Convention.PACKED or recipe.task != "pretrain":
+            table.add_row(f"{name}: {unknown(reason)}")
     return table

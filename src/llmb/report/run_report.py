@@ -2,6 +2,7 @@
 """A plan and a run's result as tables and JSON documents."""
 
 import shlex
+from collections.abc import Iterator
 from typing import Any
 
 from llmb.catalogue.pipeline_stages import stage_layers
@@ -184,7 +185,9 @@ def run_table(plan: Plan, result: Result) -> Table:
     if result.measurement_reason:
         table.add_row("NOT A MEASUREMENT", "", "", result.measurement_reason)
     table.add_row("weights", "", "", plan.origin.weights.text)
-    table.add_row("data", "", "", plan.origin.data.text)
+    table.add_row("data", "", "", _data_text(plan))
+    for name, text in _content_rows(plan, result):
+        table.add_row(name, "", "", text)
     _add_step_time(table, result, expected, plan.recipe.expectations_reason)
     _add_throughput(table, result, expected)
     if result.loss:
@@ -198,6 +201,24 @@ def run_table(plan: Plan, result: Result) -> Table:
     _add_checkpoint(table, result)
     _add_profile(table, result)
     return table
+
+
+def _data_text(plan: Plan) -> str:
+    text = plan.origin.data.text
+    packed = plan.dataset.packed if plan.dataset else None
+    return f"{text}, template {packed.template}, tokenizer {packed.tokenizer.name}" if packed else text
+
+
+def _content_rows(plan: Plan, result: Result) -> Iterator[tuple[str, str]]:
+    """What sequences hold, and how much of the model is trained."""
+    if packing := result.packing:
+        tokens, squares = number(packing.tokens), number(packing.sum_of_squares)
+        of = plan.recipe.layout.seq_len
+        yield "sequences", f"{tokens} of {of} tokens real, squared lengths {squares}: {packing.source}"
+    count = result.parameters
+    if count:
+        active = f" ({count.active:,} active)" if count.active != count.total else ""
+        yield "parameters", f"{count.trainable:,} trainable of {count.total:,}{active}"
 
 
 def _add_step_time(table: Table, result: Result, expected: Expectation | None, reason: str | None) -> None:
@@ -218,14 +239,18 @@ def _add_throughput(table: Table, result: Result, expected: Expectation | None) 
     if result.tokens_per_s is None:
         return
     tflops_per_gpu, mfu_pct, reasons = result.tflops_per_gpu or {}, result.mfu_pct or {}, result.reasons or {}
-    table.add_row("tokens/s", number(result.tokens_per_s), number(expected.tokens_per_s) if expected else "n/a")
-    table.add_row("tokens/s per GPU", number(result.tokens_per_s_per_gpu))
+    padded = ", padded" if result.packing else ""
+    published_tokens = number(expected.tokens_per_s) if expected else "n/a"
+    table.add_row(f"tokens/s{padded}", number(result.tokens_per_s), published_tokens)
+    if result.packing:
+        table.add_row("tokens/s, real", number(result.real_tokens_per_s), "", "without padding")
+    table.add_row(f"tokens/s per GPU{padded}", number(result.tokens_per_s_per_gpu))
     for convention in Convention:
-        tflops = tflops_per_gpu[convention]
+        tflops = tflops_per_gpu.get(convention)
         if tflops is not None:
             table.add_row(f"TFLOPS per GPU, {CONVENTION_NAMES[convention]}", number(tflops))
     for convention in Convention:
-        mfu = mfu_pct[convention]
+        mfu = mfu_pct.get(convention)
         if mfu is not None:
             published = expected.mfu_pct if expected and convention == Convention.PUBLISHED else None
             table.add_row(f"MFU %, {CONVENTION_NAMES[convention]}", number(mfu), number(published) if published else "")

@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Literal
 
-from llmb.catalogue.records import Record
+from llmb.catalogue.records import Packing, Record
+from llmb.metrics.parameters import parameter_count, trainable_parameters
 from llmb.metrics.statistics import Statistics, describe
-from llmb.metrics.throughput import Throughput, throughput
+from llmb.metrics.throughput import throughput
 from llmb.runs.attention import AttentionBackend
 from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
@@ -54,6 +55,14 @@ class Loss(Record):
     last: float
 
 
+class Parameters(Record):
+    """Numbers of parameters; ``active`` counts only the experts that a token passes."""
+
+    total: int
+    active: int
+    trainable: int
+
+
 class Result(Record):
     """Status, reason and figures of a run; unavailable figures are None. The keys are a contract."""
 
@@ -75,6 +84,12 @@ class Result(Record):
     fp8: Fp8Report | None = None
     tokens_per_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
+    real_tokens_per_s: float | None = None
+    """Without padding; the same as ``tokens_per_s`` if sequences are not packed."""
+    packing: Packing | None = None
+    """Statistics of the sequences, of the steps of the window if they have them; None if they are not packed."""
+    parameters: Parameters | None = None
+    """None in a result of version 0.1."""
     tflops_per_gpu: dict[str, float | None] | None = None
     """By convention, as are ``mfu_pct`` and ``flops_per_sequence``."""
     mfu_pct: dict[str, float | None] | None = None
@@ -133,13 +148,41 @@ def conclude(
         expert_load=None if no_statistics else _expert_load(plan, inside),
         counters=count_steps(steps),
         fp8=None if no_statistics else _fp8(plan, inside),
-        **(metrics_of(throughput(plan.recipe, statistics.mean)) if statistics else {}),
+        **(figures_of(plan, statistics.mean, measured_packing(plan, inside)) if statistics else {}),
     )
 
 
-def metrics_of(measured: Throughput) -> dict[str, Any]:
-    """Throughput as fields of a result, which has the step time with its spread."""
-    return {name: value for name, value in asdict(measured).items() if name != "step_time_s"}
+def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -> dict[str, Any]:
+    """Throughput and parameters as fields of a result, which has the step time with its spread.
+
+    ``packing`` has the statistics of the sequences that were trained, if the steps have them.
+    """
+    measured = throughput(plan.recipe, step_time_s, lora=plan.lora, packing=packing)
+    total, active = parameter_count(plan.recipe.model)
+    trainable = trainable_parameters(plan.recipe.model, plan.lora)
+    return {
+        **{name: value for name, value in asdict(measured).items() if name != "step_time_s"},
+        "packing": packing or plan.recipe.packing,
+        "parameters": Parameters(total=total, active=active, trainable=trainable),
+    }
+
+
+def measured_packing(plan: Plan, steps: Sequence[Step]) -> Packing | None:
+    """Mean statistics of the sequences of ``steps``; None if they have none."""
+    squares = [step.sum_of_squares for step in steps if step.sum_of_squares is not None]
+    if not steps or len(squares) < len(steps):
+        return None
+    sequences = len(steps) * plan.recipe.layout.gbs
+    chunked = [
+        whole if step.chunked_sum_of_squares is None else step.chunked_sum_of_squares
+        for step, whole in zip(steps, squares, strict=True)
+    ]
+    return Packing(
+        tokens=sum(step.tokens for step in steps) / sequences,
+        sum_of_squares=sum(squares) / sequences,
+        chunked_sum_of_squares=sum(chunked) / sequences if chunked != squares else None,
+        source="mean of the window's steps",
+    )
 
 
 def _no_statistics(plan: EnginePlan, status: Status, inside: Sequence[Step]) -> str | None:

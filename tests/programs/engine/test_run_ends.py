@@ -34,7 +34,7 @@ def test_a_finished_run_keeps_everything_that_decided_it(start: Start, tmp_path:
     assert set(result["step_time_s"]) >= {"mean", "median", "std", "cv", "ci95"}
     assert result["tokens_per_s"] == pytest.approx(8 * 128 / result["step_time_s"]["mean"])
     assert result["tflops_per_gpu"]["full"] > result["tflops_per_gpu"]["causal"] > 0
-    assert result["mfu_pct"] == {"published": None, "full": None, "causal": None}
+    assert result["mfu_pct"] == {"published": None, "full": None, "causal": None, "packed": None}
     assert result["loss"]["last"] < result["loss"]["first"]
     assert 0.05 < result["peak_memory_gib"] < 4
     assert result["verdict"] is None

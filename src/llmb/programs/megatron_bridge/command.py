@@ -106,7 +106,7 @@ def bridge_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Plan:
         raise UsageError(what, do="leave --framework out: the engine is llmb's own")
     profile = choices.profiling.settled(*recorded)
     return Plan(
-        recipe=recipe,
+        recipe=recipe.model_copy(update={"packing": None}),  # mock data is not packed
         device="cuda",
         steps=steps,
         window=resolve_window(choices.window, steps, 0),

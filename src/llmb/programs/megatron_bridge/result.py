@@ -2,12 +2,11 @@
 """The result of a run of Megatron-Bridge, from its log."""
 
 from llmb.logs.outcome import LogOutcome
-from llmb.metrics.throughput import throughput
 from llmb.programs.port import End
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import ProfileReport
-from llmb.runs.result import Loss, Result, Status, metrics_of
+from llmb.runs.result import Loss, Result, Status, figures_of
 
 SAVED = "train_state.pt"
 """Written into a checkpoint's folder, ``iter_<step>``, once it is complete (training/checkpointing.py)."""
@@ -36,7 +35,7 @@ def result_of_log(plan: Plan, outcome: LogOutcome, end: End, profile: ProfileRep
         peak_memory_gib=None,
         step_time_reason=no_statistics,
         profile=profile,
-        **(metrics_of(throughput(plan.recipe, times.mean)) if times else {}),
+        **(figures_of(plan, times.mean) if times else {}),
     )
 
 
