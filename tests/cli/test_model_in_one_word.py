@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 from llmb.cli.main import COMMANDS, app, load_command
 
 MODEL, TINY, H100 = "pretrain_llama3.1_8b", "pretrain_llama3.1_tiny", ("--gpu-type", "h100")
+FINE_TUNING = "finetune_llama3_tiny"
 CALLS = {
     "list": ("list", "-w", MODEL),
     "show": ("show", "-w", MODEL, *H100),
@@ -22,7 +23,20 @@ CALLS = {
     "jobs list": ("jobs", "list", "-w", MODEL),
     "jobs nodes": ("jobs", "nodes", "-w", MODEL),
     "checkpoint import": ("checkpoint", "import", "missing", "new", "-w", MODEL),
+    "prepare sample": ("prepare", "sample", "small", "-w", FINE_TUNING),
+    "prepare dataset": ("prepare", "dataset", "-w", FINE_TUNING, "--source", "missing"),
+    "prepare checkpoint": ("prepare", "checkpoint", "-w", FINE_TUNING, "--source", "missing"),
+    "prepare verify": ("prepare", "verify", "-w", FINE_TUNING),
+    "prepare submit": ("prepare", "submit", "-w", FINE_TUNING, "--skip-dataset", "--dry-run"),
 }
+FAILING = {
+    "checkpoint import": "missing",
+    "prepare dataset": "missing",
+    "prepare checkpoint": "missing",
+    "prepare verify": "not complete",
+    "prepare submit": "the model of finetune_llama3 tiny is not on the hub",
+}
+"""What the commands say that end before they have done anything, but after the model was found."""
 CAMPAIGN = "pretrain_llama3.1_8b:\n(bf16, [8], 1)\n\npretrain_llama3.1_70b:\n(bf16, [64], 1)\n"
 
 
@@ -44,7 +58,7 @@ def test_every_command_is_tried() -> None:
     assert set(commands_with_a_workload()) == set(CALLS)
 
 
-@pytest.mark.parametrize("command", sorted(set(CALLS) - {"checkpoint import"}))
+@pytest.mark.parametrize("command", sorted(set(CALLS) - set(FAILING)))
 def test_one_word_is_enough(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "campaign.txt").write_text(CAMPAIGN)
     result = call(tmp_path, monkeypatch, *CALLS[command])
@@ -54,12 +68,14 @@ def test_one_word_is_enough(command: str, tmp_path: Path, monkeypatch: pytest.Mo
         assert "8b" in result.stdout or "tiny" in result.stdout
 
 
-def test_weights_are_imported_for_one_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as the missing folder: the model was found."""
-    error = call(tmp_path, monkeypatch, *CALLS["checkpoint import"]).exception
-    assert "missing" in str(error)
-    unknown = call(tmp_path, monkeypatch, *CALLS["checkpoint import"][:-1], "pretrain_llama3.1_9b").exception
-    assert "unknown size of pretrain_llama3.1 '9b'" in str(unknown)
+@pytest.mark.parametrize("command", FAILING)
+def test_one_word_leads_as_far_as_what_is_missing(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = call(tmp_path, monkeypatch, *CALLS[command]).exception
+    assert FAILING[command] in str(error)
+    wrong = [word.replace("_8b", "_9b").replace("_tiny", "_9b") for word in CALLS[command]]
+    assert "unknown size of " in str(call(tmp_path, monkeypatch, *wrong).exception)
 
 
 def test_a_list_is_of_that_size_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -298,7 +298,7 @@ def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path, source: Path) 
     with pytest.raises(UsageError, match="this tokenizer cannot be read"):
         prepare(tmp_path, source)
     with pytest.raises(UsageError, match=r"there is no tokenizer\.json"):
-        prepare(tmp_path, source, tokenizer=tmp_path)
+        prepare(tmp_path, tokenizer=tmp_path)  # before it asks the hub for samples
 
 
 def test_sequence_lengths_are_those_of_all_recipes_of_the_size() -> None:

@@ -85,7 +85,7 @@ def test_the_commands_that_sample_prints_prepare_the_dataset(tmp_path: Path, mon
     prepared = runner.invoke(app, arguments, catch_exceptions=False)
     assert "new" in prepared.stdout
     assert "98." in prepared.stdout
-    again = runner.invoke(app, arguments, catch_exceptions=False)
+    again = runner.invoke(app, ["dataset", "finetune_llama3", "tiny"], catch_exceptions=False)
     assert "everything was prepared before; nothing to do" in again.stderr
     assert "kept" in again.stdout
 

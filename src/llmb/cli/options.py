@@ -67,6 +67,13 @@ def recipe_options() -> Maker:
     return _by_place(options_of(Request).values(), lambda **values: made(Request, values), required=True)
 
 
+def model_options() -> Maker:
+    """A function that returns workload and size, both of which may be given without their flags."""
+    named = options_of(Request)
+    options = [named[name] for name in PLACES]
+    return _by_place(options, lambda **values: (values["workload"], values["size"]), required=True)
+
+
 def selection_options(options: Iterable[Option]) -> Maker:
     """The same for options that select recipes; the function returns their values."""
     return _by_place(options, lambda **values: values, required=False)

@@ -13,6 +13,7 @@ from llmb.cli.group import Group
 from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
+from llmb.cli.options import model_options, takes
 from llmb.cli.prepare_checkpoint import checkpoint
 from llmb.cli.prepare_options import Size, Workload
 from llmb.cli.prepare_verify import verify
@@ -36,9 +37,9 @@ def prepare() -> None:
 
 
 @app.command()
+@takes(model_options())
 def dataset(
-    workload: Workload,
-    size: Size = None,
+    model: tuple[str, str],
     source: Annotated[
         Path | None,
         typer.Option(
@@ -73,12 +74,12 @@ def dataset(
 
     Examples:
 
-    - `llmb prepare dataset -w finetune_llama3 -s 70b`
+    - `llmb prepare dataset finetune_llama3 70b`
 
     - `llmb prepare dataset -w finetune_llama3 -s tiny --source squad.jsonl --tokenizer model`
     """
     catalogue = Catalogue()
-    workload, own_size = model_of(catalogue, workload, size)
+    workload, own_size = model_of(catalogue, *model)
     request = DatasetRequest(
         workload=workload,
         size=own_size,

@@ -12,7 +12,7 @@ from llmb.cli.checkpoint import MaxFileSize, Processes
 from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
-from llmb.cli.prepare_options import Size, Workload
+from llmb.cli.options import model_options, takes
 from llmb.cli.progress import ByteProgress
 from llmb.huggingface.shards import parse_size
 from llmb.prepare.checkpoint import CheckpointRequest, prepare_checkpoint
@@ -23,9 +23,9 @@ from llmb.report.output import print_json, print_table
 from llmb.report.prepared_report import prepared_checkpoint_document
 
 
+@takes(model_options())
 def checkpoint(
-    workload: Workload,
-    size: Size = None,
+    model: tuple[str, str],
     source: Annotated[
         Path | None,
         typer.Option(
@@ -49,7 +49,7 @@ def checkpoint(
     - `llmb prepare checkpoint -w finetune_llama3 -s tiny --source small/model --processes 1`
     """
     catalogue = Catalogue()
-    workload, own_size = model_of(catalogue, workload, size)
+    workload, own_size = model_of(catalogue, *model)
     request = CheckpointRequest(
         workload=workload,
         size=own_size,

@@ -9,7 +9,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
-from llmb.cli.prepare_options import Size, Workload
+from llmb.cli.options import model_options, takes
 from llmb.cli.progress import ByteProgress
 from llmb.errors import EnvironmentProblem
 from llmb.prepare.verify import Verification, verify_prepared
@@ -18,9 +18,9 @@ from llmb.report.output import print_json, print_tables
 from llmb.report.prepared_report import verification_document, verification_tables
 
 
+@takes(model_options())
 def verify(
-    workload: Workload,
-    size: Size = None,
+    model: tuple[str, str],
     checksums: Annotated[
         bool, typer.Option("--checksums", help="Read every file and compare its checksum, not only its size.")
     ] = False,
@@ -37,7 +37,7 @@ def verify(
     - `llmb prepare verify -w finetune_llama3 -s 70b --checksums --json`
     """
     catalogue = Catalogue()
-    workload, own_size = model_of(catalogue, workload, size)
+    workload, own_size = model_of(catalogue, *model)
     found = _verified(catalogue, workload, own_size, checksums=checksums)
     if json:
         print_json(verification_document(found))

@@ -111,6 +111,8 @@ def prepare_dataset(
     EnvironmentProblem if writing fails or another process prepares the same dataset.
     """
     model = find_model(catalogue, request.workload, request.size)
+    if request.tokenizer is not None:
+        tokenizer_file(request.tokenizer)  # is there, before anything is downloaded
     work = _Work(
         request=request,
         source=source_of(catalogue, request.workload, request.size),
