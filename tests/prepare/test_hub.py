@@ -1,5 +1,6 @@
 """Downloads from a hub that a local server plays: files, refusals, retries, the cache, and the token's secrecy."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -98,6 +99,17 @@ def test_what_was_downloaded_is_not_downloaded_again(client: Client, server: Fak
     shutil.rmtree(folder.parents[1] / "blobs")
     client.fetch()
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+def test_what_a_killed_download_left_is_removed_when_it_is_old(client: Client) -> None:
+    blobs = client.fetch().parents[1] / "blobs"
+    old, new = blobs / "0a.01234567.incomplete", blobs / "0b.01234567.incomplete"
+    for part in (old, new):
+        part.write_bytes(b"part")
+    os.utime(old, (0, 0))
+    client.fetch()
+    assert not old.exists()
+    assert new.exists()  # another process may be writing it
 
 
 def test_a_dataset_has_the_commit_as_its_revision(client: Client) -> None:

@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
@@ -38,6 +38,7 @@ LONGEST_WAIT_S = 300.0
 """A hub that asks for more than that is not waited for."""
 THREADS = 4
 POLL_S = 0.5
+ABANDONED_S = 3600.0
 GB = 10**9
 
 
@@ -171,6 +172,7 @@ class Hub:
                 hf_hub_download(name, file, repo_type=kind, revision=revision, cache_dir=cache, endpoint=self.endpoint)
             )
 
+        _remove_leftovers(cache)
         missing = {file: size for file, size in sizes.items() if not is_there(file)}
         _check_disk(name, cache, sum(missing.values()))
         have, total = sum(sizes.values()) - sum(missing.values()), sum(sizes.values())
@@ -220,6 +222,14 @@ def _follow(futures: Mapping["Future[str]", int], cache: Path, on_done: Callable
             future.result()
         complete = sum(size for future, size in futures.items() if future not in waiting)
         on_done(complete + (sum(_sizes(cache.glob("*/blobs/*.incomplete"), began)) if waiting else 0))
+
+
+def _remove_leftovers(cache: Path) -> None:
+    """Parts of files that no process writes to any more: a killed one left them, and no other can use them."""
+    for part in cache.glob("*/blobs/*.????????.incomplete"):
+        with suppress(FileNotFoundError):  # it is complete by now
+            if part.stat().st_mtime < time.time() - ABANDONED_S:
+                part.unlink()
 
 
 def _sizes(files: Iterator[Path], since: float) -> Iterator[int]:
