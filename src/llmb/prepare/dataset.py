@@ -13,6 +13,7 @@ from llmb.catalogue.resolve import find_model, find_workload
 from llmb.errors import UsageError
 from llmb.jobs.locks import file_lock
 from llmb.prepare.hub import DATASETS, OnBytes, fetch_dataset, fetch_tokenizer
+from llmb.prepare.needed import check_installed
 from llmb.prepare.packed_files import read_packed, tokenize, write_packed
 from llmb.prepare.sample_files import OnCount, SampleFiles, lines_file, read_record, write_samples
 from llmb.prepare.samples import TEMPLATE
@@ -111,6 +112,7 @@ def prepare_dataset(
     EnvironmentProblem if writing fails or another process prepares the same dataset.
     """
     model = find_model(catalogue, request.workload, request.size)
+    check_installed("preparing a dataset", "numpy", "tokenizers")
     if request.tokenizer is not None:
         tokenizer_file(request.tokenizer)  # is there, before anything is downloaded
     work = _Work(

@@ -13,12 +13,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.prepare.hub_errors import Refusal, explained, is_local, retry_after_s
+from llmb.prepare.needed import check_installed
 from llmb.prepare.tokenizer import FILES as TOKENIZER_FILES
 from llmb.prepare.tokenizer import TOKENIZER
 from llmb.prepared.folders import PreparedFolders
@@ -117,9 +117,7 @@ class Hub:
 
         Without a network, those of an earlier download. Raises as ``fetch_model``.
         """
-        if find_spec("huggingface_hub") is None:
-            what = "downloading needs huggingface_hub, which this Python does not have"
-            raise EnvironmentProblem(what, do="pip install 'llmb[prepare]', or give local files")
+        check_installed("downloading", "huggingface_hub")
         cache = self.cache(os.environ)
         with _without_bars():
             try:

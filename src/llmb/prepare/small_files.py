@@ -10,6 +10,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import find_model
 from llmb.errors import UsageError
 from llmb.prepare.dataset import source_of
+from llmb.prepare.needed import check_installed
 from llmb.prepare.small_data import squad_rows
 from llmb.prepare.small_model import write_model
 from llmb.runs.new_folder import new_folder
@@ -22,12 +23,14 @@ SIZE = "tiny"
 def write_small_files(catalogue: Catalogue, workload: str, size: str, folder: Path) -> None:
     """Writes ``squad.jsonl`` and ``model/`` to a new folder; the same files at every call.
 
-    Raises UsageError for another size than tiny, or if ``folder`` exists; EnvironmentProblem if writing fails.
+    Raises UsageError for another size than tiny, or if ``folder`` exists; EnvironmentProblem if writing fails, or if a
+    package is missing.
     """
     source_of(catalogue, workload, size)
     if size != SIZE:
         do = f"give --size {SIZE}; 'llmb prepare dataset' and 'llmb prepare checkpoint' get data and weights of {size}"
         raise UsageError(f"small files are made for size {SIZE} only", do=do)
+    check_installed("making a small model", "numpy", "safetensors", "tokenizers")
     rows = list(squad_rows())
     texts = [f"Context: {row['context']} Question: {row['question']} Answer:" for row in rows]
     with new_folder(folder) as partial:

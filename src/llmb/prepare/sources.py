@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llmb.errors import UsageError
 from llmb.input_files import list_folder, open_file
+from llmb.prepare.needed import check_installed
 from llmb.prepare.samples import Malformed, Sample, from_row, from_squad_document
 from llmb.prepared.packed_dataset import Split
 
@@ -84,10 +85,9 @@ def read_samples(path: Path) -> Iterator[Sample | None]:
 
 def _rows(path: Path) -> Iterator[Row]:
     match _format_of(path):
-        case "parquet":
-            return _numbered(path, _parquet_batches(path))
-        case "arrow":
-            return _numbered(path, _arrow_batches(path))
+        case "parquet" | "arrow" as columns:
+            check_installed(f"reading {columns} files", "pyarrow")
+            return _numbered(path, _parquet_batches(path) if columns == "parquet" else _arrow_batches(path))
         case "squad":
             try:
                 return iter(from_squad_document(_whole(path)))
