@@ -93,14 +93,30 @@ class JobProgress(RunProgress):
 
 
 class ByteProgress(_LongWork):
-    """Shows how many bytes are done."""
+    """Shows how many bytes are done, with the rate and the remaining time; a new total begins new work."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what, None, DownloadColumn(), TransferSpeedColumn())
         self.what = what
+        self.total = 0
+        self.began_at = 0.0
+        self.done_before = 0
+        """What was done when the work began: it may be resumed."""
 
     def bytes(self, done: int, total: int) -> None:
-        self._show(done, total, self.what, f"{self.what}: {done / GB:.3g} of {total / GB:.3g} GB")
+        if total != self.total:
+            self.total, self.began_at, self.done_before = total, time.monotonic(), done
+            if self.bar:
+                self.bar.reset(self.task)
+        text = f"{self.what}: {done / GB:.3g} of {total / GB:.3g} GB"
+        self._show(done, total, self.what, f"{text}{self._speed(done)}")
+
+    def _speed(self, done: int) -> str:
+        seconds, here = time.monotonic() - self.began_at, done - self.done_before
+        if here <= 0 or seconds <= 0 or done == self.total:
+            return ""
+        left = (self.total - done) * seconds / here
+        return f", {here / GB / seconds:.3g} GB/s, {left:.0f} s left"
 
 
 class CountProgress(_LongWork):
