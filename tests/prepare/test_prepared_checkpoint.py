@@ -19,6 +19,7 @@ from llmb.huggingface.config import config_of
 from llmb.prepare import checkpoint
 from llmb.prepare.small_files import MODEL, SAMPLES, write_small_files
 from llmb.prepared.folders import PreparedFolders, prepared_folders
+from llmb.programs.engine.conversion import export_checkpoint
 from llmb.runs.checkpoint import partial_path, read_checkpoint
 from llmb.runs.import_journal import FinishedFile, ImportKey
 
@@ -262,3 +263,14 @@ def test_the_disk_is_checked_for_download_and_conversion_before_the_download(
     with (blobs / "part").open("wb") as stream:
         stream.truncate(40 * 10**9)  # takes no space
     assert "need about 242 GB" in str(invoke(*arguments).exception)
+
+
+def test_an_export_of_prepared_weights_has_their_tokenizer(prepared: Path, tmp_path: Path) -> None:
+    path = prepared_folders(prepared, WORKLOAD).model(MODEL_NAME)
+    export_checkpoint(path, tmp_path / "out", "fp32", 10**9, lambda *_: None, lambda _: None, verify=True)
+    source = prepared / "small" / MODEL
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+    config, before = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "out", source))
+    assert config["eos_token_id"] == before["eos_token_id"] is not None
+    assert config["num_hidden_layers"] == 4

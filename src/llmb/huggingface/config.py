@@ -32,7 +32,7 @@ def config_of(model: Model, dtype: ExportDtype) -> dict[str, Any]:
     """The ``config.json`` of a model whose weights are kept in ``dtype``.
 
     Rotary settings are where transformers 4 and other programs look for them; transformers 5 reads them there too.
-    Special tokens are null: a checkpoint of llmb has no tokenizer. Raises UsageError for a model that the
+    Special tokens are null: a run has no tokenizer. Raises UsageError for a model that the
     format cannot express.
     """
     form = format_of(model)

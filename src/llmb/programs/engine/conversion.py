@@ -49,6 +49,7 @@ from llmb.runs.record import now
 
 BYTES = {"fp32": 4, "bf16": 2}
 MOST_PROBLEMS = 20
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 MOST_PROCESSES = 8
 GB = 10**9
 CONTEXT_FILES = (
@@ -141,6 +142,24 @@ def export_checkpoint(
             merged=merged,
         )
         run_converter(job, on_progress, on_note)
+        add_context(checkpoint.path / CONTEXT, folder)
+
+
+def add_context(context: Path, folder: Path) -> None:
+    """Copies the tokenizer that a checkpoint has to the exported model, and takes the tokens of its configuration."""
+    copy_context(context, folder, CONTEXT_FILES[1:])
+    if (context / CONFIG).is_file():
+        before, config = (json.loads((place / CONFIG).read_bytes()) for place in (context, folder))
+        config |= {name: before[name] for name in TOKENS if name in before}
+        write_atomically(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+
+
+def copy_context(source: Path, target: Path, names: Sequence[str]) -> None:
+    """Those of the files that there are. Raises OSError."""
+    for name in names:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+            flush_file(target / name)
 
 
 def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: OnNote) -> None:
@@ -207,10 +226,7 @@ def write_context(source: WeightsSource, model: Model, imported: ImportedWeights
     target.mkdir(exist_ok=True)
     for left in target.iterdir():  # by an import that was killed here
         left.unlink()
-    for name in CONTEXT_FILES:
-        if (source.context / name).is_file():
-            shutil.copyfile(source.context / name, target / name)
-            flush_file(target / name)
+    copy_context(source.context, target, CONTEXT_FILES)
     if not (target / CONFIG).is_file():
         dtype: ExportDtype = "bf16" if imported.dtypes == ("bf16",) else "fp32"
         write_atomically(target / CONFIG, json.dumps(config_of(model, dtype), indent=2) + "\n")
