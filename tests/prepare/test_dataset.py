@@ -13,6 +13,7 @@ from small_tokenizer import rows, save_tokenizer, write_lines
 from llmb.catalogue.load import Catalogue
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.locks import file_lock
+from llmb.prepare import dataset
 from llmb.prepare.dataset import LOCK, DatasetRequest, PreparedDataset, prepare_dataset, seq_lens_of
 from llmb.prepare.tokenizer import load_tokenizer
 from llmb.prepared.folders import prepared_folders
@@ -226,8 +227,9 @@ def test_what_a_killed_process_left_is_completed(tmp_path: Path, source: Path) -
     assert not prepare(tmp_path, source).samples_made
 
 
-def test_two_at_once_are_refused(tmp_path: Path, source: Path) -> None:
+def test_two_at_once_are_refused(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = prepare(tmp_path, source).folder
+    monkeypatch.setattr(dataset, "PATIENCE_S", 0)
     with (
         file_lock(folder / LOCK, 0, "testing"),
         pytest.raises(EnvironmentProblem, match="another process has been preparing this dataset"),

@@ -50,7 +50,8 @@ def prepare_70b(tmp_path: Path, url: str, token: str | None) -> "subprocess.Comp
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_squad_and_a_gated_tokenizer_from_the_hub(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_gated_tokenizer_without_a_token_is_refused_and_what_is_there_is_kept(tmp_path: Path) -> None:
     with serving(squad_on_a_hub(tmp_path)) as hub:
         refused = prepare_70b(tmp_path, hub.url, None)
         assert refused.returncode == 3, refused.stderr
@@ -58,9 +59,14 @@ def test_squad_and_a_gated_tokenizer_from_the_hub(tmp_path: Path) -> None:
         assert error["what"] == f"{MODEL} is gated, and there is no token"
         assert f"https://huggingface.co/{MODEL}" in error["do"]
         hub.requests.clear()
+        assert prepare_70b(tmp_path, hub.url, TOKEN).returncode == 0
+        assert not [path for _, path in hub.requests if "squad" in path]
+
+
+def test_squad_and_a_gated_tokenizer_from_the_hub(tmp_path: Path) -> None:
+    with serving(squad_on_a_hub(tmp_path)) as hub:
         done = prepare_70b(tmp_path, hub.url, TOKEN)
     assert done.returncode == 0, done.stderr
-    assert not [path for _, path in hub.requests if "squad" in path]  # it was complete before the refusal
     assert not [path for _, path in hub.requests if "safetensors" in path]
     document = json.loads(done.stdout)
     assert document["source"].startswith("rajpurkar/squad@0123456789")
@@ -71,7 +77,7 @@ def test_squad_and_a_gated_tokenizer_from_the_hub(tmp_path: Path) -> None:
     assert (folder / "hub" / "datasets--rajpurkar--squad").is_dir()
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert not any(TOKEN.encode() in path.read_bytes() for path in files)
-    assert TOKEN not in refused.stderr + done.stdout + done.stderr
+    assert TOKEN not in done.stdout + done.stderr
 
 
 def test_the_commands_that_sample_prints_prepare_the_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +98,7 @@ def test_the_commands_that_sample_prints_prepare_the_dataset(tmp_path: Path, mon
 
 @pytest.mark.slow
 def test_a_preparation_that_is_killed_at_any_moment_is_completed_by_the_next(tmp_path: Path) -> None:
-    model, source = save_tokenizer(tmp_path / "model"), write_lines(tmp_path / "squad.jsonl", rows(30_000))
+    model, source = save_tokenizer(tmp_path / "model"), write_lines(tmp_path / "squad.jsonl", rows(12_000))
 
     def start(install: Path) -> "subprocess.Popen[str]":
         variables = {**os.environ, "LLMB_INSTALL": str(install)}
@@ -108,7 +114,7 @@ def test_a_preparation_that_is_killed_at_any_moment_is_completed_by_the_next(tmp
     began = time.monotonic()
     wanted = checksums(start(tmp_path / "whole"))
     duration = time.monotonic() - began
-    for part in (0.3, 0.5, 0.7, 0.8, 0.9, 0.95):
+    for part in (0.4, 0.6, 0.8, 0.9):
         with start(tmp_path / "killed") as killed:
             time.sleep(part * duration)
             killed.kill()
