@@ -70,3 +70,19 @@ def test_a_file_that_was_changed_since_its_download_has_no_known_checksum(local:
     assert hub_checksums(local, ["model.safetensors"]) == {}
     record.write_text("garbage")
     assert hub_checksums(local, ["model.safetensors"]) == {}
+
+
+def test_an_interrupt_does_not_wait_for_all_files(tmp_path: Path) -> None:
+    names = [f"{number}.safetensors" for number in range(20)]
+    for name in names:
+        with (tmp_path / name).open("wb") as stream:
+            stream.truncate(2**25)
+    read: list[int] = []
+
+    def interrupt(size: int) -> None:
+        read.append(size)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        corrupt_files(tmp_path, dict.fromkeys(names, SHA256), 2, interrupt)
+    assert len(read) < len(names)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 BLOCK = 2**22
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -25,15 +26,22 @@ def corrupt_files(folder: Path, checksums: dict[str, str], threads: int, on_bloc
     Raises OSError.
     """
 
+    ended = Event()
+
     def is_corrupt(name: str) -> bool:
         digest = hashlib.sha256()
         for block in _blocks(folder / name):
+            if ended.is_set():
+                break
             digest.update(block)
             on_block(len(block))
         return digest.hexdigest() != checksums[name]
 
     with ThreadPoolExecutor(threads, thread_name_prefix="sha256") as pool:
-        return [name for name, corrupt in zip(checksums, pool.map(is_corrupt, checksums), strict=True) if corrupt]
+        try:
+            return [name for name, corrupt in zip(checksums, pool.map(is_corrupt, checksums), strict=True) if corrupt]
+        finally:
+            ended.set()  # an interrupted command does not wait for the other files
 
 
 def _linked(path: Path) -> str | None:

@@ -43,7 +43,8 @@ class Worker:
     def give(self, files: deque[WeightFile]) -> None:
         self.file = files.popleft() if files else None
         if self.file:
-            self.pipe.send(self.file)
+            with suppress(OSError):  # of a process that was killed, the end of the pipe is read next
+                self.pipe.send(self.file)
 
 
 def write_in_processes(
@@ -93,7 +94,7 @@ def _write_all(workers: list[Worker], left: deque[WeightFile], on_finished: OnFi
 def _said(worker: Worker) -> int | FinishedFile | Exception:
     try:
         said: int | FinishedFile | Exception = worker.pipe.recv()
-    except EOFError:
+    except (EOFError, ConnectionResetError):
         worker.process.join()
         code = worker.process.exitcode or 0
         ending = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writers of checkpoint files that other processes are started with."""
+
+import os
+import signal
+from collections.abc import Callable
+
+from llmb.engine.checkpoint.chunks import WeightFile
+from llmb.runs.import_journal import FinishedFile
+
+
+def write_or_die(file: WeightFile, on_bytes: Callable[[int], None]) -> FinishedFile:
+    """Is killed as if the machine were short of memory when it writes the file 'fatal'."""
+    if file.name == "fatal":
+        os.kill(os.getpid(), signal.SIGKILL)
+    on_bytes(file.bytes)
+    return FinishedFile(name=file.name, bytes=file.bytes, crc32="", places=())
+
+
+def write_or_fail(file: WeightFile, on_bytes: Callable[[int], None]) -> FinishedFile:
+    """Raises an error that no caller expects when it writes the file 'fatal'."""
+    if file.name == "fatal":
+        raise AssertionError("a defect")
+    return write_or_die(file, on_bytes)
