@@ -31,6 +31,7 @@ from llmb.huggingface.tensors import Shape, stored_tensors
 from llmb.metrics.parameters import parameter_count
 from llmb.programs.engine.conversion import ImportRequest, import_checkpoint
 from llmb.runs.checkpoint import read_checkpoint
+from llmb.runs.conversion import FILE_BYTES
 
 GB = 10**9
 TARGET_BYTES = 2 * GB
@@ -38,13 +39,16 @@ SHARD_BYTES = 5 * GB
 BF16 = 2
 SAMPLE_EVERY_S = 0.02
 WORKLOAD = "pretrain_llama3.1"
+FILES = 10
+"""At least so many, so that there is something to resume with."""
 INSIDE = """
 import sys
 from pathlib import Path
 from llmb.catalogue.records import Model
 from llmb.programs.engine.conversion import ImportRequest, import_checkpoint
-source, target, model = sys.argv[1:]
-request = ImportRequest(Path(source), Path(target), "pretrain_llama3.1", Model.model_validate_json(model), 2)
+source, target, model, largest = sys.argv[1:]
+model = Model.model_validate_json(model)
+request = ImportRequest(Path(source), Path(target), "pretrain_llama3.1", model, 2, int(largest))
 import_checkpoint(request, lambda done, total: print(done, total, flush=True), print)
 """
 
@@ -95,6 +99,10 @@ def measure(folder: Path, model: Model) -> dict[str, Any]:
     run_import(source, target, model, 2)
     checksums.append(read_checkpoint(target).record.crc32)
     return {**document, "same_checksums_after_kill": checksums[0] == checksums[1] == checksums[2]}
+
+
+def file_bytes(model: Model) -> int:
+    return min(FILE_BYTES, BF16 * parameter_count(model)[0] // FILES)
 
 
 def write_model(folder: Path, model: Model) -> int:
@@ -154,14 +162,14 @@ def run_import(source: Path, target: Path, model: Model, processes: int) -> tupl
     """Seconds, and the largest sum of the resident sets of the processes that convert."""
     with PeakMemory() as memory:
         began = time.perf_counter()
-        request = ImportRequest(source, target, WORKLOAD, model, processes)
+        request = ImportRequest(source, target, WORKLOAD, model, processes, file_bytes(model))
         import_checkpoint(request, lambda *_: None, lambda _: None)
         return time.perf_counter() - began, memory.peak
 
 
 def kill_in_the_middle(source: Path, target: Path, model: Model) -> int:
     """The number of files that were finished when half of the bytes were converted, and the import was killed."""
-    command = [sys.executable, "-c", INSIDE, str(source), str(target), model.model_dump_json()]
+    command = [sys.executable, "-c", INSIDE, str(source), str(target), model.model_dump_json(), str(file_bytes(model))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         for done, total in numbers(process.stdout):
