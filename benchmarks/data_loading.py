@@ -139,7 +139,7 @@ def measure(plan: EnginePlan, pairs: int) -> Found:
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     passes = build_passes(stages, plan, ranks)
     source = rank_data(build_data(plan), plan, ranks, varlen=True)
-    premade = Premade(source.step(0))
+    premade = Premade(source.step(0)._replace(wait_s=0.0))
     with_loader, without, waited = [], [], 0.0
     with Loader(source, 0, plan.last_step) as loader:
         for number in range(plan.steps):
