@@ -165,3 +165,27 @@ def test_a_gpu_multiplies_as_the_cpu_does(needs: Callable[[str, bool, str], None
         found.append([tensor.detach().cpu() for tensor in (output, rows.grad, layer.weight.grad)])
     for ours, theirs in zip(*found, strict=True):
         assert_close(ours, theirs.double())
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_frozen_layer_has_the_same_input_gradient_and_keeps_no_rows(keeps: bool) -> None:
+    torch.manual_seed(3)
+    whole = Linear(64, 48).bfloat16()
+    rows = torch.randn(1, 32, 64, dtype=torch.bfloat16)
+    gradients, kept = [], []
+    for trained in (True, False):
+        whole.weight.requires_grad_(trained)
+        layer = Fp8Linear(whole, place(delayed=True), product_dtype="fp32")
+        if keeps:
+            layer.keep_weight()
+        hidden = rows.clone().requires_grad_()
+        saved: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor, saved=saved: saved.append(tensor) or tensor, lambda t: t
+        ):
+            layer(hidden).sum().backward()
+        gradients.append(hidden.grad)
+        kept.append(sum(tensor.numel() == rows.numel() for tensor in saved))
+    assert torch.equal(*gradients)
+    assert whole.weight.grad is not None
+    assert (kept[0] - kept[1]) == 1

@@ -80,3 +80,15 @@ def test_weights_count_as_they_are_multiplied(size: int) -> None:
     amax = weight_amax(weights)
     assert amax.dtype is torch.float32
     assert amax.tolist() == [1.0, 1.0 if size else 0.0]
+
+
+@pytest.mark.parametrize("delayed", [True, False])
+def test_scales_of_frozen_weights_are_final_from_the_first_step(delayed: bool) -> None:
+    scales = make_scales(4, delayed=delayed)
+    scales.freeze_weights(torch.tensor([2.0]))
+    for number in range(6):
+        assert scales.scale[0, WEIGHT].item() == 224.0
+        scales.amax[:, WEIGHT] = scales.frozen_weights
+        scales.amax[:, INPUT] = 7.0
+        scales.finish(number)
+    assert scales.scale[0, INPUT].item() == (64.0 if delayed else 1.0)

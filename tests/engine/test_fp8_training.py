@@ -23,7 +23,7 @@ LIMIT_S = 600
 STEPS, FEW, SAVED = 20, 4, 10
 SIZES = {"gbs": 4, "seq_len": 64}
 LLAMA, NEMOTRON, MAVERICK = "pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick"
-QWEN, MIXTRAL = "pretrain_qwen3", "pretrain_mixtral"
+QWEN, MIXTRAL, LORA = "pretrain_qwen3", "pretrain_mixtral", "finetune_llama3"
 OPTIMIZER = Parallelism(dp_sharding="optimizer")
 LOSS, MEAN_LOSS = 0.04, 0.008
 """Largest differences of the loss of any of 20 steps, in which it falls by more than one, and of their mean."""
@@ -210,3 +210,28 @@ def test_ranks_train_as_one_process_does(train: Trains, alone: dict[str, Found],
         assert abs(ours - theirs) <= MEAN_LOSS
     for name, gradient in alone["current"]["gradients"].items():
         assert (current["gradients"][name] - gradient).norm() <= 0.1 * gradient.norm(), name
+
+
+@pytest.mark.slow
+def test_adapters_beside_frozen_weights_in_fp8(train: Trains) -> None:
+    """Whether weights are cast once in a run or whenever they are gathered, recomputed or not, it is the same; and in
+    layouts it is close. Scales of weights are final before the first step."""
+    lora = {"workload": LORA, "steps": FEW, "lora_targets": "all-linear"}
+    cast_once, often, recomputed, current = train(
+        1,
+        lora,
+        {**lora, "parallelism": Parallelism(dp_sharding="full")},
+        {**lora, "recompute": "full", "compiled": True},
+        {**lora, "fp8_recipe": "current"},
+    )
+    assert_same(often, cast_once)
+    assert_same(recomputed, cast_once)
+    assert all("adapter." in name for name in cast_once["gradients"])
+    for name, history in cast_once["scales"].items():
+        if name.endswith("history"):
+            assert (history[scaling.WEIGHT] == history[scaling.WEIGHT][0]).all()
+            assert history[scaling.WEIGHT][0] > 0
+    for found in train(2, lora, {**lora, "overrides": {"tp": 2}}, {**lora, "overrides": {"pp": 2}}):
+        assert_close(found, cast_once)
+        assert (ratios(found, cast_once, "history", scaling.WEIGHT) == 1.0).all()
+    assert abs(current["losses"][-1] - cast_once["losses"][-1]) <= LOSS

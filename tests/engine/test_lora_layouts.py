@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
+from llmb.catalogue.records import Lora
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.plan import Plan
 
@@ -102,3 +103,21 @@ def test_adapters_train_in_every_layout_as_on_one_process(
     case = {**QUICK, **SLOW}[name]
     for targets in case.targets:
         assert_within_bounds(compare(case, targets))
+
+
+@pytest.mark.slow
+def test_adapters_beside_frozen_experts_train_as_on_one_process(
+    tiny_plan: Callable[..., Plan], run_ranks: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """Of a model with experts, which have no adapters, in the kind of layout that its fine-tuning has."""
+    lora = Lora(rank=8, alpha=16, dropout=0, targets="attention")
+
+    def plan_of(ranks: int, **sizes: int) -> str:
+        plan = tiny_plan("finetune_llama4-maverick", scale=ranks, steps=STEPS, overrides={"gbs": GBS, **sizes})
+        return plan.model_copy(update={"lora": lora}).model_dump_json()
+
+    (tmp_path / "plan.json").write_text(plan_of(1))
+    run_ranks(REFERENCE, 1, tmp_path / "plan.json", tmp_path / "found.pt", limit_s=LIMIT_S)
+    case = {"plan": json.loads(plan_of(4, tp=2, ep=2, etp=2)), "reference": str(tmp_path / "found.pt")}
+    (tmp_path / "case.json").write_text(json.dumps(case))
+    assert_within_bounds(json.loads(run_ranks(WORKER, 4, tmp_path, limit_s=LIMIT_S)[0]))

@@ -56,7 +56,7 @@ def train_stages(stages: list[Decoder], source: RankData, ranks: Ranks, folder: 
     losses, norms, counts = [], [], []
     for number in range(plan.first_step, plan.last_step + 1):
         losses.append(mean_loss(add_gradients(passes, plan, source.step(number), number, ranks)))
-        named = [item for stage in stages for item in stage.named_parameters()]
+        named = [(name, item) for stage in stages for name, item in stage.named_parameters() if item.requires_grad]
         if number in (plan.first_step, plan.last_step):
             last = {name: whole(parameter.grad).clone() for name, parameter in named}
             gradients = gradients or last
