@@ -2,13 +2,22 @@
 """What attention within synthetic documents costs."""
 
 from itertools import product
+from random import Random
+from statistics import fmean, pstdev
 
 import pytest
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import ChunkedAttention, Packing
+from llmb.catalogue.records import ChunkedAttention, DocumentLengths, Packing
 from llmb.metrics.flops import model_flops
-from llmb.metrics.packing import expected_squares, fitted_mean, longest_document, synthetic_packing
+from llmb.metrics.packing import (
+    document_lengths,
+    expected_squares,
+    fitted_mean,
+    longest_document,
+    scaled_mean,
+    synthetic_packing,
+)
 
 LLAMA = Catalogue().models[("llama3.1", "tiny")]
 MAVERICK = Catalogue().models[("llama4-maverick", "tiny")]
@@ -34,13 +43,40 @@ def test_the_expected_sum_of_squares_is_the_mean_over_all_packings(seq_len: int,
     assert expected_squares(seq_len, mean, 2) == pytest.approx(squares_of_all_packings(seq_len, mean, chunk=2))
 
 
+@pytest.mark.parametrize("kind", ["uniform", "squad"])
 @pytest.mark.parametrize(("seq_len", "published"), [(4096, 842603), (2048, 488991)])
-def test_the_published_packing_is_met_within_half_a_percent(seq_len: int, published: float) -> None:
-    packing = Packing(tokens=seq_len, sum_of_squares=published, source="")
-    mean = fitted_mean(packing, seq_len)
-    errors = {near: abs(expected_squares(seq_len, near) / published - 1) for near in (mean - 1, mean, mean + 1)}
+def test_the_published_packing_is_met_within_half_a_percent(
+    seq_len: int, published: float, kind: DocumentLengths
+) -> None:
+    mean = fitted_mean(published, seq_len, kind)
+    near = (mean - 1, mean, mean + 1)
+    errors = {each: abs(expected_squares(seq_len, each, kind=kind) / published - 1) for each in near}
     assert min(errors, key=errors.__getitem__) == mean
     assert errors[mean] < 0.005
+
+
+def test_lengths_like_squads_have_the_mean_and_the_spread_that_were_measured() -> None:
+    lengths = document_lengths(1000, "squad")
+    assert fmean(lengths) == pytest.approx(1000, rel=0.002)
+    assert pstdev(lengths) / 1000 == pytest.approx(0.364, rel=0.005)
+    assert list(lengths) == sorted(lengths)
+    assert longest_document(1000, "squad") == 2117
+    # The mean that shorter sequences are scaled from is the one that fits the published statistics.
+    assert fitted_mean(842603, 4096, "squad") == scaled_mean(4096)
+    assert scaled_mean(128) == 6
+
+
+def test_expected_squares_are_the_mean_of_drawn_sequences() -> None:
+    """Lengths are drawn as the engine draws them."""
+    drawn, lengths = Random(1), document_lengths(20, "squad")
+    found = []
+    for _ in range(4000):
+        left, total = 128, 0
+        while left:
+            length = min(drawn.choice(lengths), left)
+            total, left = total + length**2, left - length
+        found.append(total)
+    assert expected_squares(128, 20, kind="squad") == pytest.approx(fmean(found), rel=0.01)
 
 
 def test_only_documents_longer_than_a_chunk_are_counted_in_chunks() -> None:

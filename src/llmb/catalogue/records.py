@@ -218,6 +218,10 @@ class Layout(Record):
         return self.first_stage_layers is not None or self.last_stage_layers is not None
 
 
+DocumentLengths = Literal["uniform", "squad"]
+"""How the lengths of synthetic documents are drawn: uniform, or as likely as those of SQuAD."""
+
+
 class Training(Record):
     """Optimizer, schedule and data of a run."""
 
@@ -236,6 +240,7 @@ class Training(Record):
     """Synthetic tokens: uniform as in the reference suite, or Zipf-distributed, which a model can learn."""
     document_tokens: int | None = None
     """Mean tokens of the packed documents; None if a sequence is one document."""
+    document_lengths: DocumentLengths = "uniform"
 
 
 class Packing(Record):

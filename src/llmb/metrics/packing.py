@@ -1,47 +1,89 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequences packed from synthetic documents: document lengths, and the cost of attention within documents. Pure.
+"""Sequences packed from synthetic documents: document lengths, and the cost of attention within documents.
 
-Lengths are uniform between one token and ``longest_document``. Documents fill a sequence one after the other; the last
-one is truncated at the end of the sequence.
+Lengths are uniform between one token and ``longest_document``, or as likely as those of SQuAD. Documents fill a
+sequence one after the other; the last one is truncated at the end of the sequence. Pure but for its data file.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import accumulate
+from pathlib import Path
 
-from llmb.catalogue.records import Model, Packing
+from llmb.catalogue.data_files import read_file
+from llmb.catalogue.records import DocumentLengths, Model, Packing, Record
 
+DATA = Path(__file__).with_name("squad_lengths.yaml")
+CORRECTIONS = 2
 SHORTEST_MEAN = 2
 """A document of one token predicts nothing."""
 
 
-def longest_document(mean: int) -> int:
+class SquadLengths(Record):
+    """``squad_lengths.yaml``."""
+
+    source: str
+    seq_len: int
+    mean_tokens: int
+    """Mean length in packed sequences of ``seq_len`` tokens."""
+    relative: tuple[float, ...]
+    """Equally likely lengths, in means."""
+
+
+@cache
+def squad_lengths() -> SquadLengths:
+    return read_file(DATA, SquadLengths)
+
+
+def document_lengths(mean: int, kind: DocumentLengths = "uniform") -> Sequence[int]:
+    """Equally likely lengths of documents with ``mean`` tokens on average, the longest last."""
+    if kind == "uniform":
+        return range(1, 2 * mean)
+    return [max(1, round(mean * relative)) for relative in squad_lengths().relative]
+
+
+def longest_document(mean: int, kind: DocumentLengths = "uniform") -> int:
     """The longest of documents with ``mean`` tokens on average."""
-    return 2 * mean - 1
+    return document_lengths(mean, kind)[-1]
 
 
-def synthetic_packing(model: Model, seq_len: int, mean: int) -> Packing:
+def scaled_mean(seq_len: int) -> int:
+    """The mean length of documents that are to a sequence what SQuAD's are to one of 4096 tokens."""
+    squad = squad_lengths()
+    return max(SHORTEST_MEAN, round(squad.mean_tokens * seq_len / squad.seq_len))
+
+
+def synthetic_packing(model: Model, seq_len: int, mean: int, kind: DocumentLengths = "uniform") -> Packing:
     """The expected statistics of sequences packed from documents of ``mean`` tokens on average."""
     chunked = model.chunked_attention
-    cut = chunked is not None and min(seq_len, longest_document(mean)) > chunked.chunk_size
+    cut = chunked is not None and min(seq_len, longest_document(mean, kind)) > chunked.chunk_size
+    like = ", with lengths like SQuAD's" if kind == "squad" else ""
     return Packing(
         tokens=seq_len,
-        sum_of_squares=expected_squares(seq_len, mean),
-        chunked_sum_of_squares=expected_squares(seq_len, mean, chunked.chunk_size) if chunked and cut else None,
-        source=f"expected of synthetic documents of {mean} tokens on average",
+        sum_of_squares=expected_squares(seq_len, mean, kind=kind),
+        chunked_sum_of_squares=expected_squares(seq_len, mean, chunked.chunk_size, kind) if chunked and cut else None,
+        source=f"expected of synthetic documents of {mean} tokens on average{like}",
     )
 
 
-def expected_squares(seq_len: int, mean: int, chunk_size: int | None = None) -> float:
+@cache
+def expected_squares(
+    seq_len: int, mean: int, chunk_size: int | None = None, kind: DocumentLengths = "uniform"
+) -> float:
     """The mean sum of squared document lengths of a sequence, or of the lengths of their chunks.
 
-    A sequence of n tokens begins with a document of l tokens, which leaves one of n - l tokens: with M the longest
-    document, E(n) = sum over l = 1..M of (square(min(l, n)) + E(n - min(l, n))) / M.
+    A sequence of n tokens begins with a document of l tokens, which leaves one of n - l tokens: over all equally likely
+    lengths l, E(n) is the mean of square(min(l, n)) + E(n - min(l, n)).
     """
-    longest = longest_document(mean)
     squares = [_square(length, chunk_size) for length in range(seq_len + 1)]
+    return _of_uniform(squares, 2 * mean - 1) if kind == "uniform" else _of(squares, document_lengths(mean, kind))
+
+
+def _of_uniform(squares: Sequence[int], longest: int) -> float:
+    """For lengths from 1 to ``longest``, whose sums are differences of sums up to a length."""
     squares_up_to = list(accumulate(squares))
     expected, expected_up_to = [0.0], [0.0]
-    for n in range(1, seq_len + 1):
+    for n in range(1, len(squares)):
         whole = min(longest, n)
         rest = expected_up_to[n - 1] - (expected_up_to[n - 1 - whole] if n > whole else 0.0)
         total = squares_up_to[whole] + rest + (longest - whole) * squares[n]
@@ -50,17 +92,29 @@ def expected_squares(seq_len: int, mean: int, chunk_size: int | None = None) -> 
     return expected[-1]
 
 
-def fitted_mean(packing: Packing, seq_len: int) -> int:
-    """The mean document length whose sequences come closest to the published sum of squares of a packed sequence."""
-    low, high = SHORTEST_MEAN, seq_len
-    while low < high:
-        middle = (low + high) // 2
-        if expected_squares(seq_len, middle) < packing.sum_of_squares:
-            low = middle + 1
-        else:
-            high = middle
-    near = (max(SHORTEST_MEAN, low - 1), low)
-    return min(near, key=lambda mean: abs(expected_squares(seq_len, mean) - packing.sum_of_squares))
+def _of(squares: Sequence[int], lengths: Sequence[int]) -> float:
+    expected = [0.0]
+    for n in range(1, len(squares)):
+        total = sum(squares[length] + expected[n - length] if length < n else squares[n] for length in lengths)
+        expected.append(total / len(lengths))
+    return expected[-1]
+
+
+@cache
+def fitted_mean(squares: float, seq_len: int, kind: DocumentLengths = "uniform") -> int:
+    """The mean document length whose sequences come closest to ``squares``, the published sum of squares of one."""
+    lengths = document_lengths(seq_len, kind)
+    # The sum of squares is nearly proportional to the mean: it would be, if no document were truncated.
+    spread = sum(length**2 for length in lengths) * len(lengths) / sum(lengths) ** 2
+    mean = _possible(squares / seq_len / spread, seq_len)
+    for _ in range(CORRECTIONS):
+        mean = _possible(mean * squares / expected_squares(seq_len, mean, kind=kind), seq_len)
+    near = {_possible(mean + change, seq_len) for change in (-1, 0, 1)}
+    return min(sorted(near), key=lambda mean: abs(expected_squares(seq_len, mean, kind=kind) - squares))
+
+
+def _possible(mean: float, seq_len: int) -> int:
+    return min(max(SHORTEST_MEAN, round(mean)), seq_len)
 
 
 def chunked_squares(lengths: Iterable[int], chunk_size: int) -> int:

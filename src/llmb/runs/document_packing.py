@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmb.catalogue.records import Packing, Recipe, Training
-from llmb.metrics.packing import SHORTEST_MEAN, fitted_mean, synthetic_packing
+from llmb.metrics.packing import SHORTEST_MEAN, fitted_mean, scaled_mean, synthetic_packing
 
 
 def document_problems(training: Training, seq_len: int) -> Iterator[str]:
@@ -24,13 +24,13 @@ def with_documents(recipe: Recipe, training: Training) -> Recipe:
     If a recipe packs and ``training`` specifies no documents, their length is chosen for the same attention cost.
     """
     seq_len = recipe.layout.seq_len
-    usual = fitted_mean(recipe.packing, seq_len) if recipe.packing else None
+    usual = _usual_mean(recipe, training)
     mean = training.document_tokens or usual
     if mean is None:
         return recipe.model_copy(update={"training": training})
     changes: dict[str, Any] = {
         "training": training.model_copy(update={"document_tokens": mean}),
-        "packing": synthetic_packing(recipe.model, seq_len, mean),
+        "packing": synthetic_packing(recipe.model, seq_len, mean, training.document_lengths),
     }
     if mean != usual:
         # Published figures hold only for the recipe's own data.
@@ -39,7 +39,16 @@ def with_documents(recipe: Recipe, training: Training) -> Recipe:
     return recipe.model_copy(update=changes)
 
 
+def _usual_mean(recipe: Recipe, training: Training) -> int | None:
+    """Mean tokens of the documents, if they are not specified; None if a sequence is one document."""
+    seq_len = recipe.layout.seq_len
+    if recipe.packing:
+        return fitted_mean(recipe.packing.sum_of_squares, seq_len, training.document_lengths)
+    return scaled_mean(seq_len) if training.document_lengths == "squad" else None
+
+
 def with_packing(recipe: Recipe, training: Training, packing: Packing) -> Recipe:
     """The recipe with ``training`` on a packed dataset, whose statistics are ``packing``."""
-    changes = {"training": training.model_copy(update={"document_tokens": None}), "packing": packing}
+    whole = {"document_tokens": None, "document_lengths": "uniform"}
+    changes = {"training": training.model_copy(update=whole), "packing": packing}
     return recipe.model_copy(update=changes)

@@ -77,7 +77,10 @@ def identity_of(crc32: Mapping[str, str] | None) -> str | None:
 def synthetic_text(training: Training) -> str:
     """How synthetic data is drawn."""
     mean = training.document_tokens
-    return training.data + (f", packed documents of {mean} tokens on average" if mean else "")
+    if mean is None:
+        return training.data
+    like = "lengths like SQuAD's, " if training.document_lengths == "squad" else ""
+    return f"{training.data}, packed documents: {like}{mean} tokens on average"
 
 
 class OriginHere(Record):

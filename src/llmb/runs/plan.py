@@ -3,7 +3,17 @@
 
 from collections.abc import Iterator
 
-from llmb.catalogue.records import Dtype, GradReduceDtype, Lora, Packing, Recipe, Record, Training, Window
+from llmb.catalogue.records import (
+    DocumentLengths,
+    Dtype,
+    GradReduceDtype,
+    Lora,
+    Packing,
+    Recipe,
+    Record,
+    Training,
+    Window,
+)
 from llmb.errors import UsageError
 from llmb.metrics.window import resolve_window
 from llmb.prepared.packed_dataset import PackedDataset
@@ -215,9 +225,17 @@ def chosen_training(recipe: Recipe, choices: Choices, saved: CheckpointRecord | 
         "warmup_steps": choices.warmup_steps,
         "grad_reduce_dtype": reduction(recipe, choices.grad_reduce_dtype),
         "document_tokens": choices.document_tokens,
+        "document_lengths": _document_lengths(recipe, choices),
     }
     trained = saved.training if saved and saved.training else recipe.training
     return trained.model_copy(update={name: value for name, value in changes.items() if value is not None})
+
+
+def _document_lengths(recipe: Recipe, choices: Choices) -> DocumentLengths | None:
+    """None for those of the training that is resumed, or of the recipe."""
+    if choices.document_tokens:
+        return "uniform"
+    return "squad" if choices.synthetic and recipe.task != "pretrain" else None
 
 
 def reduction(recipe: Recipe, given: GradReduceDtype | None) -> GradReduceDtype:

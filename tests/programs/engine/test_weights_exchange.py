@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,14 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model
 from llmb.engine.checkpoint.load import TensorReader
-from llmb.engine.data.synthetic import SyntheticData
+from llmb.engine.data.build import build_data
 from llmb.engine.model.decoder import build_model
+from llmb.engine.model.loss import IGNORED
 from llmb.runs.checkpoint import partial_path, read_checkpoint
-from llmb.runs.plan import Plan
+from llmb.runs.plan import EnginePlan
 
 Finished = Callable[..., dict[str, Any]]
-MakePlan = Callable[..., Plan]
+MakePlan = Callable[..., EnginePlan]
 
 LLMB = [sys.executable, "-m", "llmb.cli.main"]
 ENDS_WITHIN_S = 300
@@ -147,19 +149,23 @@ def test_weights_of_a_run_go_to_transformers_and_come_back(
     assert "imported from" in done("show", back).stdout
 
 
-def first_loss(model: torch.nn.Module, plan: Plan) -> float:
-    """The loss of the samples of the first step."""
+def first_loss(model: torch.nn.Module, plan: EnginePlan) -> float:
+    """The loss of the samples of the first step, document by document."""
     layout = plan.recipe.layout
-    data = SyntheticData(
-        vocab_size=plan.recipe.model.vocab_size,
-        seq_len=layout.seq_len,
-        seed=plan.seed,
-        distribution=plan.recipe.training.data,
-    )
-    samples = torch.stack([data.sample(number) for number in range(layout.gbs)])
-    with torch.no_grad():
-        logits = model(samples[:, :-1]).logits
-    return float(functional.cross_entropy(logits.flatten(0, 1), samples[:, 1:].flatten()))
+    batch = build_data(plan).micro_batch(range(layout.gbs))
+    starts = torch.zeros_like(batch.tokens) if batch.starts is None else batch.starts
+    documents: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    for tokens, labels, begins in zip(batch.tokens, batch.labels, starts, strict=True):
+        for begin, end in pairwise([*torch.unique(begins).tolist(), layout.seq_len]):
+            documents.setdefault(end - begin, []).append((tokens[begin:end], labels[begin:end]))
+    losses = []
+    for equally_long in documents.values():
+        tokens, labels = map(torch.stack, zip(*equally_long, strict=True))
+        with torch.no_grad():
+            logits = model(tokens).logits
+        counted = labels != IGNORED
+        losses.append(functional.cross_entropy(logits[counted], labels[counted], reduction="none"))
+    return float(torch.cat(losses).mean())
 
 
 @pytest.mark.parametrize("workload", CLASSES)
@@ -171,7 +177,7 @@ def test_a_model_of_transformers_trains_on_from_its_own_loss(
     assert len(list(source.glob("*.safetensors"))) > 2
     said = done("import", source, imported, "-w", workload, "-s", "tiny").stderr
     assert ("are left out" in said) is (workload == MAVERICK)
-    expected = first_loss(model, tiny_plan(workload, scale=1))
+    expected = first_loss(model, tiny_plan(workload, scale=1, synthetic=True))
     layouts = {
         LLAMA: [("1",), ("2", "--tp", "2")],
         NEMOTRON: [("1",)],

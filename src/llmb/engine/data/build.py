@@ -17,4 +17,5 @@ def build_data(plan: EnginePlan) -> TrainingData:
         seed=plan.seed,
         distribution=training.data,
         document_tokens=training.document_tokens,
+        document_lengths=training.document_lengths,
     )

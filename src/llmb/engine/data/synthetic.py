@@ -9,9 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from llmb.catalogue.records import DocumentLengths
 from llmb.engine.data.batches import MicroBatch
 from llmb.engine.model.loss import IGNORED
-from llmb.metrics.packing import longest_document
+from llmb.metrics.packing import document_lengths, longest_document
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class SyntheticData:
     seed: int
     distribution: Literal["uniform", "zipf"]
     document_tokens: int | None = None
+    document_lengths: DocumentLengths = "uniform"
 
     def sample(self, number: int) -> Tensor:
         """[seq_len + 1] int64: the tokens of one sequence and, shifted by one, its labels."""
@@ -41,17 +43,19 @@ class SyntheticData:
     def document_starts(self, number: int, document_tokens: int) -> Tensor:
         """[seq_len] int64: position in the sequence at which the document of each token begins.
 
-        Lengths are uniform up to ``longest_document``; the last document is truncated at the end of the sequence.
+        Lengths are drawn from ``document_lengths``; the last document is truncated at the end of the sequence.
         """
         generator = _generator(f"{self.seed} {number} documents")
-        longest = longest_document(document_tokens)
-        lengths = torch.randint(1, longest + 1, (self.seq_len,), generator=generator)
+        likely = torch.tensor(document_lengths(document_tokens, self.document_lengths))
+        lengths = likely[torch.randint(len(likely), (self.seq_len,), generator=generator)]
         begins = lengths.cumsum(0) - lengths
         places = torch.arange(self.seq_len)
         return begins[torch.searchsorted(begins, places, right=True) - 1]
 
     def longest_document(self) -> int:
-        return min(self.seq_len, longest_document(self.document_tokens)) if self.document_tokens else self.seq_len
+        if self.document_tokens is None:
+            return self.seq_len
+        return min(self.seq_len, longest_document(self.document_tokens, self.document_lengths))
 
     def micro_batch(self, numbers: range) -> MicroBatch:
         """The samples with these numbers. The last token of a document has no label."""
