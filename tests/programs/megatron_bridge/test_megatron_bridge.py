@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from llmb.jobs.finish import finish_job
 from llmb.jobs.order import Order, make_order
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions, JobOptions
+from llmb.prepared.folders import prepared_folders
 from llmb.programs.engine.program import engine_container
 from llmb.programs.megatron_bridge.command import bridge_data
 from llmb.runs.choices import Choices
@@ -268,6 +270,63 @@ def test_profiled_steps_give_no_figures(tmp_path: Path, profiling: dict[str, obj
     assert result.profile
     assert result.profile.files == ("torch_profile/rank-1.json.gz",)
     assert "rank-0.json.gz, rank-2.json.gz" in result.profile.warnings[0]
+
+
+def prepare_squad(install: Path) -> Path:
+    """The files of preparation that the script reads; returns the folder of the samples."""
+    folders = prepared_folders(install, "finetune_llama3")
+    samples, context = folders.dataset("squad"), folders.model("meta-llama/Meta-Llama-3-70B") / "context"
+    samples.mkdir(parents=True)
+    context.mkdir(parents=True)
+    line = json.dumps({"input": "Context: It rains. Question: What falls? Answer:", "output": "rain"}) + "\n"
+    for split in ("training", "validation"):
+        (samples / f"{split}.jsonl").write_text(line * 40)
+    (context / "tokenizer.json").write_text("{}")
+    return samples
+
+
+def test_squad_is_taken_where_it_is_prepared(tmp_path: Path) -> None:
+    request = Request(**LORA, gpu_type="b200", scale=8)
+    plain = order_of(request, install=tmp_path)
+    assert plain.plan.origin.text == "weights: random; data: synthetic mock data of Megatron-Bridge"
+    samples = prepare_squad(tmp_path)
+    order = order_of(request, install=tmp_path)
+    assert order.plan.origin.text == "weights: random; data: SQuAD, packed by megatron_bridge to 4096"
+    words = words_of(order)
+    context = samples.parents[1] / "models" / "meta-llama" / "Meta-Llama-3-70B" / "context"
+    given = {name: words[words.index(f"--{name}") + 1] for name in ("data", "dataset_root", "tokenizer_model")}
+    assert given == {"data": "squad_packed", "dataset_root": str(samples), "tokenizer_model": str(context)}
+    assert {"HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"} <= {item.name for item in job_of(order).variables}
+    synthetic = order_of(request, Choices(synthetic=True), install=tmp_path)
+    assert synthetic.plan.origin == plain.plan.origin
+    assert words_of(synthetic)[words_of(synthetic).index("--data") + 1] == "mock"
+    own = order_of(request, install=tmp_path, arguments={"data": "rp2", "pretrained_checkpoint": "/saved"})
+    assert own.plan.origin.text == "weights: checkpoint /saved; data: rp2 of --framework-arg"
+    assert str(samples) not in words_of(own)
+
+
+def test_the_first_rank_finds_the_dataset_without_the_hub(tmp_path: Path) -> None:
+    """``datasets`` itself, called in the process that the words start, as the script's builder calls it."""
+    samples = prepare_squad(tmp_path)
+    words = words_of(order_of(Request(**LORA, gpu_type="b200", scale=8), install=tmp_path))
+    start = words.index("bash")
+    info, numactl = tmp_path / "package_info.py", tmp_path / "numactl"
+    info.write_text("MAJOR = 0\nMINOR = 5\n")
+    numactl.write_text('#!/bin/sh\nshift 2; exec "$@"\n')
+    numactl.chmod(0o755)
+    text = words[start + 2].replace(bridge_data().package_info, str(info))
+    code = "from datasets import load_dataset as load\nfor name in ('squad', 'rajpurkar/squad'):\n"
+    code += f"    found = load(name, name=None, cache_dir={str(samples)!r}, split=None)\n"
+    code += "    print(sorted(found), found['train'].num_rows)\n"
+    data = tmp_path / "with space" / "data"
+    command = ["bash", "-c", text, words[start + 3], str(data), words[start + 5], sys.executable, "-c", code]
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    environ = {**os.environ, **offline, "PATH": path, "RANK": "0", "LOCAL_RANK": "0"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["['train'] 40"] * 2, done.stderr
+    other = subprocess.run([*command[:6], "pwd"], env={**environ, "RANK": "1"}, capture_output=True, text=True, cwd="/")
+    assert other.stdout == "/\n", "only the first rank loads it"
 
 
 def test_advice_on_lora_leads_somewhere() -> None:

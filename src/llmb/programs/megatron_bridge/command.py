@@ -12,6 +12,7 @@ from llmb.catalogue.resolve import find_model
 from llmb.errors import UsageError
 from llmb.jobspec.arguments import RUN_FOLDER, Word
 from llmb.metrics.window import resolve_window
+from llmb.programs.megatron_bridge.squad import ENTER, WORKING_FOLDER, Squad
 from llmb.programs.nsys import GPU_METRICS, NSYS, RECORDING
 from llmb.runs.choices import DEFAULT_SEED, Choices, Fp8Recipe
 from llmb.runs.origin import DataOrigin, Origin, WeightsOrigin
@@ -93,8 +94,8 @@ def bridge_data() -> BridgeFile:
     return read_file(DATA, BridgeFile)
 
 
-def bridge_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Plan:
-    """What the script is to do. Raises UsageError with all that it cannot."""
+def bridge_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices, origin: Origin = MOCK) -> Plan:
+    """What the script is to do, with weights and data of ``origin``. Raises UsageError with all that it cannot."""
     data = bridge_data()
     steps = choices.steps_of(recipe, resumes=False)
     recorded = ("cuda", steps, 0, recipe.scale, recipe.documented_profile)
@@ -118,25 +119,45 @@ def bridge_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices) -> Plan:
         # Whether the container has Nsight Systems is only known inside; an image of the framework has it.
         profile=profile and profile.model_copy(update={"or_torch": False}),
         lora=recipe.lora,
-        declared_origin=MOCK,
+        declared_origin=origin,
     )
 
 
-def bridge_command(plan: Plan, choices: Choices, save_dir: str, extra: Mapping[str, str]) -> list[Word]:
+def bridge_command(
+    plan: Plan, choices: Choices, save_dir: str, extra: Mapping[str, str], squad: Squad | None = None
+) -> list[Word]:
     """Interpreter, script and arguments of one process per GPU, bound to the memory next to its GPU.
 
-    ``extra`` are arguments of the script by name; they replace those that follow from the recipe.
+    ``extra`` are arguments of the script by name; they replace those that follow from the recipe. Without ``squad``
+    the script gets its mock data.
     """
     data, recipe = bridge_data(), plan.recipe
     per_numa = data.gpus_per_numa_node[recipe.gpu_type]
     bind = f'exec numactl --cpunodebind=$((LOCAL_RANK/{per_numa})) --membind=$((LOCAL_RANK/{per_numa})) "$@"'
-    known = dict(_arguments(plan, choices, save_dir))
-    text = "; ".join(filter(None, (version_check(data), nsys_prefix(plan), bind)))
-    words: list[Word] = ["bash", "-c", text, "llmb-bind", *_report_folder(plan), "python", data.script]
+    known = {**dict(_arguments(plan, choices, save_dir)), **dict(squad.arguments() if squad else ())}
+    text = "; ".join(filter(None, (version_check(data), nsys_prefix(plan), ENTER if squad else "", bind)))
+    words: list[Word] = ["bash", "-c", text, "llmb-bind", *_report_folder(plan)]
+    if squad:
+        words += [RUN_FOLDER.model_copy(update={"after": f"/{WORKING_FOLDER}"}), str(squad.training)]
+    words += ["python", data.script]
     for name, value in {**known, **extra}.items():
         words.extend((f"--{name}", value))
     words.extend(("--save_config_filepath", RUN_FOLDER.model_copy(update={"after": "/ConfigContainer.yaml"})))
     return [*words, *_overrides(plan, choices), *_profiling(plan)]
+
+
+def bridge_origin(recipe: Recipe, squad: Squad | None, extra: Mapping[str, str]) -> Origin:
+    """What the script trains: what was chosen by its arguments ``extra``, else SQuAD where there is one."""
+    checkpoint, chosen = extra.get("pretrained_checkpoint"), extra.get("data")
+    weights = WeightsOrigin(kind="checkpoint", name=checkpoint, path=checkpoint) if checkpoint else MOCK.weights
+    if chosen and chosen != "mock":
+        data = DataOrigin(kind="dataset", name=f"{chosen} of --framework-arg", path=extra.get("dataset_root"))
+    elif squad and not chosen:
+        name = f"SQuAD, packed by {bridge_data().framework} to {recipe.layout.seq_len}"
+        data = DataOrigin(kind="dataset", name=name, path=str(squad.root))
+    else:
+        data = MOCK.data
+    return Origin(weights=weights, data=data)
 
 
 def nsys_prefix(plan: Plan) -> str:

@@ -9,9 +9,16 @@ from llmb.errors import UsageError
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions
 from llmb.jobspec.variables import Layer
-from llmb.programs.megatron_bridge.command import bridge_command, bridge_data, bridge_plan, bridge_variables
+from llmb.programs.megatron_bridge.command import (
+    bridge_command,
+    bridge_data,
+    bridge_origin,
+    bridge_plan,
+    bridge_variables,
+)
 from llmb.programs.megatron_bridge.log import NewLogSteps, judge_latest_attempt
 from llmb.programs.megatron_bridge.result import is_done, result_of_log
+from llmb.programs.megatron_bridge.squad import OFFLINE, prepared_squad
 from llmb.programs.nsys import export_report
 from llmb.programs.port import Asked, End, Program, Progress, Work
 from llmb.runs.choices import Choices
@@ -32,19 +39,22 @@ class MegatronBridge(Program):
         catalogue: Catalogue,
         recipe: Recipe,
         choices: Choices,
-        options: FrameworkOptions,  # noqa: ARG002 (of the port)
-        install: Path,  # noqa: ARG002 (of the port)
+        options: FrameworkOptions,
+        install: Path,
     ) -> Plan:
-        return bridge_plan(catalogue, recipe, choices)
+        squad = None if choices.synthetic else prepared_squad(catalogue, recipe, install)
+        return bridge_plan(catalogue, recipe, choices, bridge_origin(recipe, squad, options.arguments))
 
     def work(self, plan: Plan, asked: Asked, folder: RunFolder) -> Work:
         save_dir = str(folder.checkpoints_of(plan))
+        squad = prepared_squad(Catalogue(), plan.recipe, asked.site.install)
+        used = squad if squad and plan.origin.data.path == str(squad.root) else None
         return Work(
-            command=tuple(bridge_command(plan, asked.choices, save_dir, asked.options.arguments)),
+            command=tuple(bridge_command(plan, asked.choices, save_dir, asked.options.arguments, used)),
             start="task-per-gpu",
             container=bridge_container(asked.options, asked.site.config.container),
             control_in_container=False,
-            variables=Layer(self.name, bridge_variables(plan.recipe)),
+            variables=Layer(self.name, {**bridge_variables(plan.recipe), **(OFFLINE if used else {})}),
             recipe_variables=False,
             title=f", with {self.name} {bridge_data().release}",
         )
