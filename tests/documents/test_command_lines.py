@@ -323,6 +323,8 @@ def step_line(step: int) -> str:
         (NEMOTRON, 237, {"MODEL_SIZE": "15b", "JOB_TOTAL_GPUS": "16", "PROFILE_STOP_STEP": "22"}, (22, 20, 22)),
         (MAVERICK, 229, {"JOB_TOTAL_GPUS": "256", "GPU_TYPE": "b200"}, (50, 45, 50)),
         (MAVERICK, 241, {"JOB_TOTAL_GPUS": "256", "GPU_TYPE": "b200", "PROFILE_START_STEP": "40"}, (50, 40, 50)),
+        (LORA, 268, {"JOB_TOTAL_GPUS": "8", "GPU_TYPE": "b200"}, (50, 45, 50)),
+        (LORA, 280, {"JOB_TOTAL_GPUS": "8", "GPU_TYPE": "h100", "PROFILE_STOP_STEP": "48"}, (48, 45, 48)),
     ],
 )
 def test_nsight_systems_profiles_the_documents_steps_and_ranks(

@@ -44,6 +44,7 @@ def test_both_parts_are_jobs_of_the_history(client: Client) -> None:
     assert f"{WORKLOAD} tiny" in table
     shown = client.json("jobs", "show", checkpoint["job_id"])
     assert shown["files"]["log"].endswith("log-prepare_checkpoint_tiny.out")
+    assert "synthetic" not in table + client.run("jobs", "show", checkpoint["job_id"]).stdout
     assert client.json("jobs", "nodes")["nodes"] == [], "they say nothing of a node's speed"
     (client.install / ".llmb" / "jobs.sqlite").unlink()
     again = client.json("jobs", "rebuild")["jobs"]

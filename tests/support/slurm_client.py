@@ -29,10 +29,10 @@ class Client:
     python: str
     """What runs ``llmb`` and, in jobs, the workers."""
 
-    def run(self, *command: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, code: int | None = 0, **variables: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [self.python, *LLMB, *command],
-            env={**self.cluster.environ, "LLMB_INSTALL": str(self.install)},
+            env={**self.cluster.environ, "LLMB_INSTALL": str(self.install), **variables},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -42,8 +42,8 @@ class Client:
         assert code in (None, done.returncode), (done.returncode, done.stdout, done.stderr)
         return done
 
-    def json(self, *command: str, code: int | None = 0) -> Any:
-        return json.loads(self.run(*command, "--json", code=code).stdout)
+    def json(self, *command: str, code: int | None = 0, **variables: str) -> Any:
+        return json.loads(self.run(*command, "--json", code=code, **variables).stdout)
 
     def submit(self, *options: str, scale: int = 2) -> dict[str, Any]:
         """The only job of ``llmb submit`` for a tiny model on CPU processes."""

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From questions and a model that transformers made to the result table of a fine-tuning, by llmb's commands alone."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_finetuning import write_small_finetuning
+
+pytestmark = pytest.mark.slow
+
+LORA, MAVERICK = "finetune_llama3", "finetune_llama4-maverick"
+# At the start the loss is near ln(1024) = 6.93, because the weights are random. In 50 steps it falls to 5.5 with
+# adapters of the fused projection beside frozen random weights, and to 1.2 where all weights are trained.
+LEAST_FALL = {LORA: 1.0, MAVERICK: 4.0}
+WITHIN_S = 600
+HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
+PAGES = ("fine-tune-llama3-with-lora.md", "fine-tune-llama4-maverick.md")
+
+Llmb = Callable[..., str]
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Path:
+    return tmp_path / "install"
+
+
+@pytest.fixture
+def environ(install: Path) -> dict[str, str]:
+    """Without a hub: nothing here may need one."""
+    return {**os.environ, "LLMB_INSTALL": str(install), "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.fixture
+def llmb(tmp_path: Path, environ: dict[str, str], forked_python: str) -> Llmb:
+    """Calls llmb, and returns what it printed; its messages if it fails."""
+
+    def call(*arguments: str, code: int = 0) -> str:
+        command = [forked_python, "-m", "llmb.cli.main", *arguments]
+        done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == code, (done.stdout, done.stderr)
+        return done.stdout if code == 0 else done.stderr
+
+    return call
+
+
+@pytest.fixture
+def prepared(llmb: Llmb, tmp_path: Path) -> Callable[[str], None]:
+    """Prepares the ``tiny`` model of a workload from files that llmb did not make."""
+
+    def prepare(workload: str) -> None:
+        samples, model = write_small_finetuning(tmp_path, workload)
+        named = ("-w", workload, "-s", "tiny")
+        refusal = llmb("run", *named, "--scale", "2", code=2)
+        for part in ("dataset", "checkpoint"):
+            assert f"llmb prepare {part} -w {workload} -s tiny" in refusal
+        llmb("prepare", "checkpoint", *named, "--source", str(model))
+        llmb("prepare", "dataset", *named, "--source", str(samples))
+        assert json.loads(llmb("prepare", "verify", *named, "--checksums", "--json"))["complete"]
+
+    return prepare
+
+
+def result_of(llmb: Llmb, install: Path) -> dict[str, Any]:
+    """The result of the newest run."""
+    run = max(install.rglob("run.json"), key=lambda path: path.stat().st_mtime)
+    found: dict[str, Any] = json.loads(llmb("result", str(run.parent), "--json"))
+    return found
+
+
+@pytest.mark.parametrize("workload", [LORA, MAVERICK])
+def test_small_data_and_weights_become_a_result(
+    workload: str, llmb: Llmb, prepared: Callable[[str], None], install: Path
+) -> None:
+    prepared(workload)
+    table = llmb("run", "-w", workload, "-s", "tiny", "--scale", "2")
+    result = result_of(llmb, install)
+    assert (result["status"], result["steps"]) == ("success", 50)
+    first, last = result["loss"]["first"], result["loss"]["last"]
+    assert 6.5 < first < 7.5, "random weights guess"
+    assert first - last > LEAST_FALL[workload]
+    assert [result["origin"][part]["kind"] for part in ("weights", "data")] == ["checkpoint", "dataset"]
+    assert re.search(r"^weights .* checkpoint llmb/", table, re.MULTILINE)
+    assert re.search(r"^data .* packed 128, template squad-1", table, re.MULTILINE)
+    for row in (
+        "tokens/s, padded",
+        "tokens/s, real",
+        "TFLOPS per GPU, full attention",
+        "TFLOPS per GPU, packed documents",
+    ):
+        assert re.search(f"^{re.escape(row)} +[\\d.,]+", table, re.MULTILINE), row
+    assert 0 < result["real_tokens_per_s"] < result["tokens_per_s"]
+    assert 0 < result["tflops_per_gpu"]["packed"] < result["tflops_per_gpu"]["full"]
+    total, trainable = result["parameters"]["total"], result["parameters"]["trainable"]
+    assert trainable < total / 20 if workload == LORA else trainable == total
+
+
+def losses(metrics: Path) -> dict[int, float]:
+    lines = metrics.read_text().splitlines(keepends=True)
+    steps = [json.loads(line) for line in lines if line.endswith("\n")]
+    return {step["step"]: step["loss"] for step in steps}
+
+
+def test_a_run_that_was_killed_resumes_with_the_next_document(
+    llmb: Llmb, prepared: Callable[[str], None], install: Path, environ: dict[str, str]
+) -> None:
+    prepared(LORA)
+    train = ("run", "-w", LORA, "-s", "tiny", "--scale", "2")
+    command = [sys.executable, "-m", "llmb.cli.main", *train, "--steps", "40", "--checkpoint-interval", "10"]
+    run = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    saved: list[Path] = []
+    end = time.monotonic() + WITHIN_S
+    while not saved:
+        assert run.poll() is None, "it has ended by itself"
+        assert time.monotonic() < end
+        time.sleep(0.1)
+        saved = [path.parent for path in install.rglob("experiments/*/*/*/checkpoints/*/checkpoint.json")]
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    killed = losses(next(install.rglob("metrics.jsonl")))
+    assert len(killed) < 40
+    llmb(*train, "--load-checkpoint", str(saved[0]), "--steps", "5")
+    resumed = losses(max(install.rglob("metrics.jsonl"), key=lambda path: path.stat().st_mtime))
+    llmb(*train, "--steps", "15")
+    whole = losses(max(install.rglob("metrics.jsonl"), key=lambda path: path.stat().st_mtime))
+    assert list(resumed) == [10, 11, 12, 13, 14]
+    assert {step: whole[step] for step in range(10)} == {step: killed[step] for step in range(10)}
+    assert resumed == {step: whole[step] for step in resumed}
+
+
+def test_adapters_are_profiled_like_any_training(llmb: Llmb, install: Path) -> None:
+    table = llmb("run", "-w", LORA, "-s", "tiny", "--scale", "2", "--synthetic", "--steps", "10", "--profile")
+    result = result_of(llmb, install)
+    assert result["profile"]["profiler"] == "torch"
+    assert result["profile"]["files"] == ["torch_profile/rank-0.json.gz", "torch_profile/rank-1.json.gz"]
+    assert result["profile"]["breakdown"]
+    assert result["origin"]["data"]["kind"] == "synthetic"
+    assert "synthetic" in table
+
+
+def page_commands(page: Path) -> list[list[str]]:
+    """The commands of a page's first part, which is for this machine."""
+    text = page.read_text().split("\n## On a cluster\n")[0]
+    blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("llmb ")]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_of_a_page_lead_to_the_result(page: str, llmb: Llmb, install: Path) -> None:
+    commands = page_commands(HOW_TO / page)
+    assert [command[:2] for command in commands[:4]] == [
+        ["prepare", part] for part in ("sample", "checkpoint", "dataset", "verify")
+    ]
+    for command in commands:
+        if not any(word.isupper() for word in command):
+            llmb(*command)
+    result = result_of(llmb, install)
+    assert result["status"] == "success"
+    shown = re.search(r"^loss +([\d.]+) -> ([\d.]+)", (HOW_TO / page).read_text(), re.MULTILINE)
+    assert shown
+    first, last = (float(text) for text in shown.groups())
+    assert result["loss"]["first"] == pytest.approx(first, rel=0.001)
+    assert result["loss"]["last"] == pytest.approx(last, rel=0.05)
