@@ -55,7 +55,10 @@ class Search:
         imported = resumed if resumed and resumed.record.imported_from else None
         if resumed and not imported:
             return self._resumed(resumed)
-        weights = saved_base(imported.record) or initial_weights(imported) if imported else self._weights()
+        if imported is None:
+            weights = self._weights()
+        else:
+            weights = self._base(imported) if imported.record.lora else initial_weights(imported)
         return TrainingInputs(weights=weights, **self._data())
 
     def raise_problems(self) -> None:
@@ -156,7 +159,7 @@ class Search:
     def _resumed(self, saved: SavedCheckpoint) -> TrainingInputs:
         """What the training began with, which its checkpoint records."""
         began = saved.record.origin
-        if self.choices.weights:
+        if self.choices.weights and not saved.record.lora:
             self.problems.append(
                 "--weights begins a training, and --load-checkpoint resumes one; leave one of them out"
             )
@@ -169,8 +172,8 @@ class Search:
         if began and began.weights.kind == "checkpoint" and began.weights.path and began.weights.name:
             values = began.weights.model_dump(include={"path", "name", "identity"})
             weights = InitialWeights(**values)
-            if self.recipe.task == "lora":  # only adapters are in the checkpoint
-                weights = self._checked(read_checkpoint(Path(weights.path)), weights.name)
+            if saved.record.lora:
+                weights = self._base(saved)
         if began is None or began.data.kind == "synthetic" or began.data.path is None:
             if self.choices.dataset:
                 self.problems.append("the training that it resumes has synthetic data; leave --dataset out")
@@ -183,6 +186,13 @@ class Search:
         if isinstance(dataset, TrainingDataset) and identity_of(dataset.packed.crc32) != began.data.identity:
             self.problems.append(f"the dataset in {dataset.path} is not the one that the checkpoint was trained on")
         return TrainingInputs(weights=weights, **data)
+
+    def _base(self, adapters: SavedCheckpoint) -> InitialWeights | None:
+        """The weights that saved adapters belong to, where they were or where ``--weights`` says they are now."""
+        recorded = saved_base(adapters.record)
+        if recorded is None:
+            return None
+        return self._checked(read_checkpoint(Path(self.choices.weights or recorded.path)), recorded.name)
 
     def _miss(self, what: str, kind: str, options: str = "") -> None:
         self.missing[what] = f"llmb prepare {kind} -w {self.recipe.workload} -s {self.recipe.size}{options}"

@@ -2,6 +2,7 @@
 """Runs that start with a checkpoint's weights, and checkpoints of adapters."""
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -27,10 +28,12 @@ from llmb.errors import UsageError
 from llmb.huggingface.config import config_of
 from llmb.programs.engine.conversion import ImportRequest, import_checkpoint
 from llmb.runs.checkpoint import SavedCheckpoint, read_checkpoint, saved_checkpoints
+from llmb.runs.choices import Choices
 from llmb.runs.claim import create_run_folder
 from llmb.runs.folder import RunFolder
 from llmb.runs.initial_weights import check_weights
 from llmb.runs.plan import InitialWeights, Plan
+from llmb.runs.planning import NotPrepared, plan_training
 from llmb.runs.record import new_record, write_record
 from llmb.runs.steps import read_steps
 
@@ -227,6 +230,13 @@ def test_adapters_made_by_peft_train_here(
     plan = tiny_plan(steps=1, checkpoint=read_checkpoint(back), workload=LORA, overrides=sizes)
     assert plan.lora == Lora(rank=4, alpha=8, dropout=0, targets="qkv-split")
     assert losses(train(plan))[0] == pytest.approx(first_loss(theirs, plan), abs=1e-4)
+
+    moved, data = shutil.copytree(checkpoint.path, tmp_path / "moved"), tmp_path / "install"
+    choices = Choices(steps=1, load_checkpoint=str(back), weights=str(moved))
+    with pytest.raises(NotPrepared) as caught:  # for its data alone
+        plan_training(Catalogue(), plan.recipe, choices, data)
+    assert starts_from(caught.value.plan)[0] == str(moved)
+    assert "prepare checkpoint" not in caught.value.what
 
 
 def test_all_weights_of_a_checkpoint_in_bf16_are_fine_tuned(tiny_plan: MakePlan, train: Train, tmp_path: Path) -> None:
