@@ -9,6 +9,7 @@ from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.errors import UsageError
 from llmb.metrics.flops import flops_per_sequence, model_flops
 from llmb.metrics.packing import synthetic_packing
+from llmb.report.run_report import plan_table
 from llmb.runs.choices import Choices
 from llmb.runs.device import Device
 from llmb.runs.document_packing import with_documents
@@ -235,3 +236,13 @@ def test_a_recipe_that_packs_trains_on_documents_like_its_own() -> None:
 def test_the_experiment_name_carries_the_configuration(tiny_plan: Callable[..., EnginePlan]) -> None:
     name = experiment_name(tiny_plan(scale=4, overrides={"gbs": 16}))
     assert name == "pretrain_llama3.1_tiny_fp32_gpus4_tp1_pp1_cp1_vp1_ep1_mbs1_gbs16"
+
+
+def test_the_table_of_a_plan_says_what_is_trained(tiny_plan: Callable[..., EnginePlan]) -> None:
+    def trained(workload: str, **options: object) -> str | None:
+        rows = plan_table(tiny_plan(workload, **options), (), {}).rows
+        return next((row[1] for row in rows if row[0] == "trained"), None)
+
+    adapters = "167,936 parameters: LoRA, rank 16, alpha 32, dropout 0, targets all-linear"
+    assert trained("finetune_llama3", lora_targets="all-linear") == adapters
+    assert trained("pretrain_llama3.1") is None

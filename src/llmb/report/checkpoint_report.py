@@ -3,6 +3,7 @@
 
 from typing import Any
 
+from llmb.report.lora_text import lora_text
 from llmb.report.numbers import number, unknown
 from llmb.report.output import result_table
 from llmb.report.table import Table
@@ -24,9 +25,7 @@ def checkpoint_table(checkpoint: SavedCheckpoint) -> Table:
     table.add_row("workload", f"{record.workload} {record.size}")
     table.add_row("model", f"{record.model.model}, {record.model.layers} layers, vocabulary {record.model.vocab_size}")
     if record.lora and record.base:
-        lora = record.lora
-        sizes = f"rank {lora.rank}, alpha {lora.alpha:g}, dropout {lora.dropout:g}, targets {lora.targets}"
-        table.add_row("contains", f"adapters only: LoRA, {sizes}")
+        table.add_row("contains", f"adapters only: {lora_text(record.lora)}")
         table.add_row("base", base_text(record.base))
     table.add_row("step", f"{record.step}, {record.consumed_samples:,} samples consumed")
     table.add_row("dtype of the weights", ", ".join(record.weights_dtypes))

@@ -7,10 +7,11 @@ from typing import Any
 
 from llmb.catalogue.job_defaults import JobDefaults
 from llmb.catalogue.pipeline_stages import stage_layers
-from llmb.catalogue.records import Convention, Expectation, Lora, Model, Recipe
+from llmb.catalogue.records import Convention, Expectation, Recipe
 from llmb.metrics.flops import flops_per_sequence
-from llmb.metrics.parameters import checkpoint_bytes, parameter_count, trainable_parameters
+from llmb.metrics.parameters import checkpoint_bytes, parameter_count
 from llmb.metrics.throughput import Throughput, unpacked_reason
+from llmb.report.lora_text import trained_text
 from llmb.report.numbers import number, unknown
 from llmb.report.output import result_table
 from llmb.report.table import Table
@@ -103,7 +104,7 @@ def _summary(recipe: Recipe, here: OriginHere) -> Table:
     table.add_row("parallel", " ".join(f"{name.upper()} {getattr(layout, name)}" for name in parallel))
     table.add_row("batch", f"MBS {layout.mbs} GBS {layout.gbs} GA {layout.ga}, sequence length {layout.seq_len}")
     if recipe.lora:
-        table.add_row("trained", lora_text(model, recipe.lora))
+        table.add_row("trained", trained_text(model, recipe.lora))
     for convention in Convention:
         flops = flops_per_sequence(recipe, convention)
         if flops is None and convention == Convention.PACKED and recipe.task == "pretrain":
@@ -117,12 +118,6 @@ def _summary(recipe: Recipe, here: OriginHere) -> Table:
     for name, text in (*_checkpoint_rows(recipe), *_origin_rows(here)):
         table.add_row(name, text)
     return table
-
-
-def lora_text(model: Model, lora: Lora) -> str:
-    """The adapters, and how many parameters they have."""
-    sizes = f"rank {lora.rank}, alpha {lora.alpha:g}, dropout {lora.dropout:g}, targets {lora.targets}"
-    return f"{trainable_parameters(model, lora):,} parameters: LoRA, {sizes}"
 
 
 def _checkpoint_rows(recipe: Recipe) -> Iterator[tuple[str, str]]:

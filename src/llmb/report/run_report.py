@@ -9,6 +9,7 @@ from llmb.catalogue.pipeline_stages import stage_layers
 from llmb.catalogue.records import Convention, Expectation
 from llmb.catalogue.unspecified import unspecified_text
 from llmb.metrics.parameters import checkpoint_bytes
+from llmb.report.lora_text import trained_text
 from llmb.report.numbers import number, unknown
 from llmb.report.output import result_table
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document, origin_document
@@ -96,6 +97,8 @@ def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, 
     table.add_row("data parallel", _sharing(plan))
     table.add_row("gradients", f"reduced in {plan.recipe.training.grad_reduce_dtype}")
     table.add_row("model", f"{layout.layers} layers" + (f", {plan.recipe.proxy_text}" if plan.recipe.proxy else ""))
+    if plan.lora:
+        table.add_row("trained", trained_text(plan.recipe.model, plan.lora))
     table.add_row("seed", str(plan.seed))
     table.add_row("recompute", plan.recompute)
     table.add_row("logits", "kept" if plan.keep_logits else "chunked, recomputed unless small")
