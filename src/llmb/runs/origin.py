@@ -39,10 +39,14 @@ class DataOrigin(Record):
     path: str | None = None
     identity: str | None = None
     """Digest of the checksums of the dataset's arrays."""
+    source: str | None = None
+    """The local file or folder that the dataset was prepared from; None for the hub."""
 
     @property
     def text(self) -> str:
-        return f"synthetic {self.name}" if self.kind == "synthetic" else self.name
+        if self.kind == "synthetic":
+            return f"synthetic {self.name}"
+        return f"{self.name} (from {self.source})" if self.source else self.name
 
     @property
     def short(self) -> str:

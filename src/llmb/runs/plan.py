@@ -138,7 +138,8 @@ def data_origin(dataset: TrainingDataset | None, training: Training) -> DataOrig
         return DataOrigin(kind="synthetic", name=synthetic_text(training))
     packed = dataset.packed
     name, identity = dataset_title(packed.name, packed.seq_len), identity_of(packed.crc32)
-    return DataOrigin(kind="dataset", name=name, path=dataset.path, identity=identity)
+    source = packed.source if packed.source.startswith("/") else None
+    return DataOrigin(kind="dataset", name=name, path=dataset.path, identity=identity, source=source)
 
 
 class EnginePlan(Plan):
