@@ -55,7 +55,7 @@ def test_what_is_prepared_is_the_start_and_its_statistics_are_the_runs(tmp_path:
     assert (found.weights.path, found.weights.name) == (str(checkpoint), "llmb/llama4-maverick-tiny")
     assert found.dataset is not None
     assert found.dataset.path == str(dataset)
-    data = "squad-tiny packed 128 (from /data/training.jsonl)"
+    data = "squad-tiny packed 128, from /data/training.jsonl"
     assert found.origin.text == f"weights: checkpoint llmb/llama4-maverick-tiny; data: {data}"
     assert found.origin.weights.identity
     assert found.origin.data.identity

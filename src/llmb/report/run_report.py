@@ -188,7 +188,7 @@ def run_table(plan: Plan, result: Result) -> Table:
     if result.measurement_reason:
         table.add_row("NOT A MEASUREMENT", "", "", result.measurement_reason)
     table.add_row("weights", "", "", plan.origin.weights.text)
-    table.add_row("data", "", "", _data_text(plan))
+    table.add_row("data", "", "", plan.origin.data.text)
     for name, text in _content_rows(plan, result):
         table.add_row(name, "", "", text)
     _add_step_time(table, result, expected, plan.recipe.expectations_reason)
@@ -206,14 +206,11 @@ def run_table(plan: Plan, result: Result) -> Table:
     return table
 
 
-def _data_text(plan: Plan) -> str:
-    text = plan.origin.data.text
-    packed = plan.dataset.packed if plan.dataset else None
-    return f"{text}, template {packed.template}, tokenizer {packed.tokenizer.name}" if packed else text
-
-
 def _content_rows(plan: Plan, result: Result) -> Iterator[tuple[str, str]]:
     """What sequences hold, and how much of the model is trained."""
+    if plan.dataset:
+        packed = plan.dataset.packed
+        yield "dataset", f"template {packed.template}, tokenizer {packed.tokenizer.name}, {packed.packs:,} packs"
     if packing := result.packing:
         tokens, squares = number(packing.tokens), number(packing.sum_of_squares)
         of = plan.recipe.layout.seq_len

@@ -40,13 +40,13 @@ class DataOrigin(Record):
     identity: str | None = None
     """Digest of the checksums of the dataset's arrays."""
     source: str | None = None
-    """The local file or folder that the dataset was prepared from; None for the hub."""
+    """The local file that the dataset was prepared from, and its checksum; None for the hub."""
 
     @property
     def text(self) -> str:
         if self.kind == "synthetic":
             return f"synthetic {self.name}"
-        return f"{self.name} (from {self.source})" if self.source else self.name
+        return f"{self.name}, from {self.source}" if self.source else self.name
 
     @property
     def short(self) -> str:
