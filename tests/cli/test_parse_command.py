@@ -236,13 +236,19 @@ def test_the_window_is_the_users(results):
     assert result.stdout == ""
 
 
-def test_the_default_is_experiments_else_here(results, monkeypatch):
+def test_the_default_is_experiments_else_the_install_folder_else_here(results, tmp_path, monkeypatch):
+    install = tmp_path / "install"
+    monkeypatch.setenv("LLMB_INSTALL", str(install))
+    monkeypatch.delenv("STAGE_PATH", raising=False)
     monkeypatch.chdir(results.parent)
     (results.parent / "log-outside.out").write_text(log_text())
     assert parse_json()["analysis"] == {"directory": "experiments", "window_rule": "auto", "files": 7}
     monkeypatch.chdir(results)
     assert parse_json()["analysis"] == {"directory": ".", "window_rule": "auto", "files": 7}
     assert {file["path"] for file in parse_json()["results"]} == {path.name for path in results.iterdir()}
+    (install / "workloads").mkdir(parents=True)
+    (install / "workloads" / "log-run.out").write_text(log_text())
+    assert parse_json()["analysis"]["directory"] == str(install / "workloads")
 
 
 def test_exit_codes(results):
