@@ -27,4 +27,4 @@ def test_a_launch_trains_on_what_jobs_prepared(workload: str, client: Client, tm
     assert (result["status"], result["steps"]) == ("success", 50)
     assert result["loss"]["first"] - result["loss"]["last"] > LEAST_FALL[workload]
     assert result["origin"]["weights"]["kind"] == "checkpoint"
-    assert result["origin"]["data"]["name"] == "SQuAD packed 128"
+    assert result["origin"]["data"]["name"] == "squad-tiny packed 128"
