@@ -107,7 +107,7 @@ def bridge_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices, origin: 
         raise UsageError(what, do="leave --framework out: the engine is llmb's own")
     profile = choices.profiling.settled(*recorded)
     return Plan(
-        recipe=recipe.model_copy(update={"packing": None}),  # mock data is not packed
+        recipe=recipe.model_copy(update={"packing": None}) if origin.data == MOCK.data else recipe,  # not packed
         device="cuda",
         steps=steps,
         window=resolve_window(choices.window, steps, 0),
