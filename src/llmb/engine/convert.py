@@ -17,7 +17,6 @@ from llmb.runs.conversion import (
     error_record,
     parse_job,
 )
-from llmb.runs.parent_death import end_with_parent
 
 
 def say(message: ConverterMessage) -> None:
@@ -45,7 +44,6 @@ def note(text: str) -> None:
 
 
 def main() -> int:
-    end_with_parent()
     try:
         # torch warns about a single process, which is intended.
         with warnings.catch_warnings(action="ignore"):

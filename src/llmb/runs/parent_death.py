@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
 PARENT_DEATH = "llmb.runs.parent_death"
 PR_SET_PDEATHSIG = 1
@@ -22,13 +23,24 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def has_ended(pid: int) -> bool:
+    """True also for a process that its own parent has not waited for: it still has its id."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:  # it ended just now, or this is not Linux
+        return sys.platform == "linux"
+    return state in "ZX"
+
+
 def main() -> None:
     parent, command = int(sys.argv[1]), sys.argv[2:]
     end_with_parent()
-    try:
-        os.kill(parent, 0)
-    except ProcessLookupError:
-        sys.exit(GONE)  # it ended before the kernel was asked
+    if has_ended(parent):  # before the kernel was asked
+        sys.exit(GONE)
     os.execvp(command[0], command)  # noqa: S606 (a list, never a shell)
 
 

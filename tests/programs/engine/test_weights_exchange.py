@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -425,4 +426,4 @@ def test_what_runs_save_says_where_it_is_from(checkpoint: Callable[[str], Path],
     assert (record.optimizer_state, record.imported_from) == (True, None)
     shown = done("show", checkpoint(LLAMA)).stdout
     assert "2 processes, TP 2, PP 1" in shown
-    assert "optimizer state   yes" in shown
+    assert re.search("optimizer state +yes", shown)

@@ -12,6 +12,7 @@ from llmb.errors import EnvironmentProblem, RunFailed, UserInterrupt
 from llmb.processes.families import end_tree
 from llmb.processes.signals import Interrupted, signals_as_exceptions
 from llmb.runs.conversion import AnyJob, ConverterMessage, ImportedWeights, ImportJob, OnNote, OnProgress, error_from
+from llmb.runs.parent_death import PARENT_DEATH
 
 NEEDED = ("torch", "safetensors")
 LAST_LINES = 12
@@ -30,7 +31,8 @@ def run_converter(job: AnyJob, on_progress: OnProgress, on_note: OnNote) -> Impo
 
     Raises the program's own error, RunFailed where it left none, or UserInterrupt.
     """
-    command = [sys.executable, "-m", "llmb.engine.convert", job.model_dump_json()]
+    program = [sys.executable, "-m", "llmb.engine.convert", job.model_dump_json()]
+    command = [sys.executable, "-m", PARENT_DEATH, str(os.getpid()), *program]
     # Files go through host memory only: a GPU would be taken for nothing.
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryFile() as talk, signals_as_exceptions() as signals:
