@@ -18,6 +18,7 @@ from llmb.runs.planning import NotPrepared, plan_training
 
 CATALOGUE = Catalogue()
 MAVERICK, PRETRAIN = "finetune_llama4-maverick", "pretrain_llama3.1"
+LORA = "finetune_llama3"
 
 
 def plan(install: Path, workload: str = MAVERICK, **choices: object) -> EnginePlan:
@@ -132,11 +133,12 @@ def test_files_that_are_damaged_are_named(tmp_path: Path) -> None:
     assert "--document-tokens is for synthetic data" in refusal(tmp_path, document_tokens=20)
 
 
-def resumable(install: Path, origin: Origin, workload: str = MAVERICK) -> str:
+def resumable(install: Path, origin: Origin, workload: str = MAVERICK, **changes: object) -> str:
     """A checkpoint of a run."""
     path = prepare_checkpoint(install / "run", workload)
     record = read_checkpoint(path).record
-    changed = record.model_copy(update={"imported_from": None, "origin": origin, "step": 4, "consumed_samples": 32})
+    of_run = {"imported_from": None, "origin": origin, "step": 4, "consumed_samples": 32}
+    changed = record.model_copy(update={**of_run, **changes})
     (path / "checkpoint.json").write_text(changed.model_dump_json())
     return str(path)
 
@@ -169,3 +171,13 @@ def test_imported_weights_may_be_loaded_either_way(tmp_path: Path) -> None:
     found = plan(tmp_path, load_checkpoint=str(imported), synthetic=True)
     assert found.origin.weights.kind == "checkpoint"
     assert found.origin.data.kind == "synthetic"
+
+
+def test_dropout_of_resumed_adapters_is_refused_where_it_is_unsupported(tmp_path: Path) -> None:
+    prepare_checkpoint(tmp_path, LORA)
+    prepare_dataset(tmp_path, LORA)
+    began = plan(tmp_path, LORA, lora_dropout=0.1)
+    saved = resumable(tmp_path, began.origin, LORA, lora=began.lora, base=began.origin.weights)
+    assert plan(tmp_path, LORA, load_checkpoint=saved).lora == began.lora
+    said = refusal(tmp_path, LORA, load_checkpoint=saved, overrides={"pp": 2})
+    assert "dropout 0.1, unsupported with pipeline parallelism" in said

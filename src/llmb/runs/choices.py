@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from llmb.catalogue.records import Dtype, GradReduceDtype, LoraTargets, Recipe, Record
+from llmb.catalogue.records import Dtype, GradReduceDtype, Lora, LoraTargets, Recipe, Record
 from llmb.options.option import Option, limit_problems
 from llmb.runs.attention import AttentionChoice, choice_problem
 from llmb.runs.device import Device
@@ -194,8 +194,8 @@ class Choices(Record):
         """True also with an interval, which includes a checkpoint at the end."""
         return self.save_checkpoint or self.checkpoint_interval is not None
 
-    def problems(self, recipe: Recipe, device: Device) -> Iterator[str]:
-        """Problems of training ``recipe`` with these choices on ``device``."""
+    def problems(self, recipe: Recipe, device: Device, resumed: Lora | None = None) -> Iterator[str]:
+        """Problems of training ``recipe`` with these choices on ``device``; ``resumed`` are adapters of a checkpoint."""
         yield from limit_problems(self)
         if problem := choice_problem(self.attention_backend, device):
             yield problem
@@ -207,7 +207,7 @@ class Choices(Record):
             yield "--grad-reduce-dtype is bf16, but the run computes in fp32; remove it or add --dtype bf16"
         yield from self.parallelism.problems(recipe.layout, compiled=self.compiles_on(device))
         yield from self._fp8_problems(recipe)
-        yield from self._lora_problems(recipe)
+        yield from self._lora_problems(recipe, resumed)
 
     def _fp8_problems(self, recipe: Recipe) -> Iterator[str]:
         if recipe.dtype is Dtype.FP8:
@@ -227,17 +227,22 @@ class Choices(Record):
         if self.emulate_fp8:
             yield f"--emulate-fp8 is given, but the run computes in {recipe.dtype}; add --dtype fp8"
 
-    def _lora_problems(self, recipe: Recipe) -> Iterator[str]:
+    def _lora_problems(self, recipe: Recipe, resumed: Lora | None) -> Iterator[str]:
         changes = self.lora_changes()
         if recipe.lora is None:
             for name in changes:
                 yield f"--lora-{name} is given, but {recipe.workload} trains all weights, not adapters"
             return
-        lora = recipe.lora.model_copy(update=changes)
+        lora = (resumed or recipe.lora).model_copy(update=changes)
         if lora.dropout >= 1:
             yield f"--lora-dropout is {lora.dropout:g}; it must be below 1"
         if lora.dropout and recipe.layout.pp > 1:
-            yield "--lora-dropout is unsupported with pipeline parallelism; choose PP 1 or leave it out"
+            yield (
+                "--lora-dropout is unsupported with pipeline parallelism; choose PP 1 or leave it out"
+                if self.lora_dropout
+                else f"the checkpoint's adapters have dropout {lora.dropout:g}, unsupported with pipeline parallelism; "
+                "choose PP 1"
+            )
         if lora.targets == "all-linear" and recipe.model.moe:
             yield f"--lora-targets all-linear: adapters of experts are unsupported; {recipe.model.model} has experts"
         if self.parallelism.delays_weight_gradients:

@@ -178,7 +178,7 @@ def make_plan(
     """
     saved, found = checkpoint.record if checkpoint else None, inputs or TrainingInputs()
     training = chosen_training(recipe, choices, saved)
-    problems = list(choices.problems(recipe, device))
+    problems = list(choices.problems(recipe, device, saved.lora if saved else None))
     if saved:
         problems.extend(_checkpoint_problems(recipe, choices, saved))
     problems.extend(document_problems(training, recipe.layout.seq_len))
