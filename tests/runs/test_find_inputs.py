@@ -173,6 +173,27 @@ def test_imported_weights_may_be_loaded_either_way(tmp_path: Path) -> None:
     assert found.origin.data.kind == "synthetic"
 
 
+@pytest.mark.parametrize("of_run", [True, False])
+def test_adapters_find_their_base_where_it_was_moved(tmp_path: Path, of_run: bool) -> None:
+    base = prepare_checkpoint(tmp_path, LORA)
+    prepare_dataset(tmp_path, LORA)
+    began = plan(tmp_path, LORA)
+    source = {} if of_run else {"imported_from": read_checkpoint(base).record.imported_from, "step": 0}
+    saved = resumable(tmp_path, began.origin, LORA, lora=began.lora, base=began.origin.weights, **source)
+    assert plan(tmp_path, LORA, load_checkpoint=saved).weights == began.weights
+    moved = base.rename(tmp_path / "moved")
+    said = refusal(tmp_path, LORA, load_checkpoint=saved)
+    assert f"the adapters belong to llmb/llama3-tiny in {base}, but there is no such checkpoint" in said
+    assert "--weights" in said
+    found = plan(tmp_path, LORA, load_checkpoint=saved, weights=str(moved)).weights
+    assert found is not None
+    assert found.path == str(moved)
+    record = json.loads((moved / "checkpoint.json").read_text())
+    record["crc32"]["weights/__0_0.distcp"] = "00000000"
+    (moved / "checkpoint.json").write_text(json.dumps(record))
+    assert "with the identity" in refusal(tmp_path, LORA, load_checkpoint=saved, weights=str(moved))
+
+
 def test_dropout_of_resumed_adapters_is_refused_where_it_is_unsupported(tmp_path: Path) -> None:
     prepare_checkpoint(tmp_path, LORA)
     prepare_dataset(tmp_path, LORA)

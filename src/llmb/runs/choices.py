@@ -106,7 +106,8 @@ class Choices(Record):
         str | None,
         _fine_tuning(
             help="Checkpoint whose weights the training starts with, the folder above 'weights'. Default: for a recipe "
-            "that fine-tunes what 'llmb prepare checkpoint' made, else random weights.",
+            "that fine-tunes what 'llmb prepare checkpoint' made, else random weights. With --load-checkpoint: where "
+            "the weights that its adapters belong to are now.",
             folder=True,
         ),
     ] = None
@@ -195,7 +196,7 @@ class Choices(Record):
         return self.save_checkpoint or self.checkpoint_interval is not None
 
     def problems(self, recipe: Recipe, device: Device, resumed: Lora | None = None) -> Iterator[str]:
-        """Problems of training ``recipe`` with these choices on ``device``; ``resumed`` are adapters of a checkpoint."""
+        """Problems of training ``recipe`` with these choices on ``device``; ``resumed``: a checkpoint's adapters."""
         yield from limit_problems(self)
         if problem := choice_problem(self.attention_backend, device):
             yield problem

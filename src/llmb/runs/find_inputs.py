@@ -55,10 +55,7 @@ class Search:
         imported = resumed if resumed and resumed.record.imported_from else None
         if resumed and not imported:
             return self._resumed(resumed)
-        if imported is None:
-            weights = self._weights()
-        else:
-            weights = self._base(imported) if imported.record.lora else initial_weights(imported)
+        weights = self._imported(imported) if imported else self._weights()
         return TrainingInputs(weights=weights, **self._data())
 
     def raise_problems(self) -> None:
@@ -159,10 +156,7 @@ class Search:
     def _resumed(self, saved: SavedCheckpoint) -> TrainingInputs:
         """What the training began with, which its checkpoint records."""
         began = saved.record.origin
-        if self.choices.weights and not saved.record.lora:
-            self.problems.append(
-                "--weights begins a training, and --load-checkpoint resumes one; leave one of them out"
-            )
+        if self._rejects_weights(saved):
             return TrainingInputs()
         if self.source and saved.record.workload != self.recipe.workload:
             of = saved.record.workload
@@ -172,8 +166,8 @@ class Search:
         if began and began.weights.kind == "checkpoint" and began.weights.path and began.weights.name:
             values = began.weights.model_dump(include={"path", "name", "identity"})
             weights = InitialWeights(**values)
-            if saved.record.lora:
-                weights = self._base(saved)
+        if saved.record.lora:
+            weights = self._base(saved)
         if began is None or began.data.kind == "synthetic" or began.data.path is None:
             if self.choices.dataset:
                 self.problems.append("the training that it resumes has synthetic data; leave --dataset out")
@@ -190,9 +184,30 @@ class Search:
     def _base(self, adapters: SavedCheckpoint) -> InitialWeights | None:
         """The weights that saved adapters belong to, where they were or where ``--weights`` says they are now."""
         recorded = saved_base(adapters.record)
+        if self.choices.weights:
+            return self._checked(read_checkpoint(Path(self.choices.weights)), recorded.name if recorded else None)
         if recorded is None:
             return None
-        return self._checked(read_checkpoint(Path(self.choices.weights or recorded.path)), recorded.name)
+        try:
+            return self._checked(read_checkpoint(Path(recorded.path)), recorded.name)
+        except UsageError as error:
+            belong = f"the adapters belong to {recorded.name} in {recorded.path}"
+            self.problems.append(f"{belong}, but {error.what}; give it with --weights if it was moved")
+            return None
+
+    def _imported(self, saved: SavedCheckpoint) -> InitialWeights | None:
+        """The weights of an imported checkpoint, or those that its adapters belong to."""
+        if self._rejects_weights(saved):
+            return None
+        return self._base(saved) if saved.record.lora else initial_weights(saved)
+
+    def _rejects_weights(self, saved: SavedCheckpoint) -> bool:
+        rejected = bool(self.choices.weights) and not saved.record.lora
+        if rejected:
+            self.problems.append(
+                "--weights begins a training, and --load-checkpoint resumes one; leave one of them out"
+            )
+        return rejected
 
     def _miss(self, what: str, kind: str, options: str = "") -> None:
         self.missing[what] = f"llmb prepare {kind} -w {self.recipe.workload} -s {self.recipe.size}{options}"
