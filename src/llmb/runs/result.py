@@ -89,7 +89,7 @@ class Result(Record):
     packing: Packing | None = None
     """Statistics of the sequences, of the steps of the window if they have them; None if they are not packed."""
     parameters: Parameters | None = None
-    """None in a result of version 0.1."""
+    """None in a result of version 0.1, and for adapters that a run of that version trained."""
     tflops_per_gpu: dict[str, float | None] | None = None
     """By convention, as are ``mfu_pct`` and ``flops_per_sequence``."""
     mfu_pct: dict[str, float | None] | None = None
@@ -158,13 +158,19 @@ def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -
     ``packing`` has the statistics of the sequences that were trained, if the steps have them.
     """
     measured = throughput(plan.recipe, step_time_s, lora=plan.lora, packing=packing)
-    total, active = parameter_count(plan.recipe.model)
-    trainable = trainable_parameters(plan.recipe.model, plan.lora)
     return {
         **{name: value for name, value in asdict(measured).items() if name != "step_time_s"},
         "packing": packing or plan.recipe.packing,
-        "parameters": Parameters(total=total, active=active, trainable=trainable),
+        "parameters": parameters_of(plan),
     }
+
+
+def parameters_of(plan: Plan) -> Parameters | None:
+    """None for adapters that the record of a run of version 0.1 does not describe."""
+    if plan.recipe.task == "lora" and plan.lora is None:
+        return None
+    total, active = parameter_count(plan.recipe.model)
+    return Parameters(total=total, active=active, trainable=trainable_parameters(plan.recipe.model, plan.lora))
 
 
 def measured_packing(plan: Plan, steps: Sequence[Step]) -> Packing | None:

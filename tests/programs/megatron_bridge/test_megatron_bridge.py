@@ -24,8 +24,10 @@ from llmb.programs.engine.program import engine_container
 from llmb.programs.megatron_bridge.command import bridge_data
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
 from llmb.runs.profiling import Profiling
 from llmb.runs.record import queued_record, read_record, write_record
+from llmb.runs.result import Result
 from llmb.schedulers.lookup import cluster_schema
 from llmb.schedulers.slurm.steps import worker_step
 from llmb.site.site import Site
@@ -379,3 +381,19 @@ def test_a_run_is_judged_by_its_log(
     assert (record.reason or "").startswith(reason or "")
     assert bool(record.reason) == bool(reason)
     assert json.loads(folder.record.read_text())["ended_at"]
+
+
+def test_adapters_that_version_0_1_did_not_record_are_not_counted(tmp_path: Path) -> None:
+    order = order_of(Request(**LORA, gpu_type="b200", scale=8), install=tmp_path)
+    folder: RunFolder = folder_of(order)
+    folder.path.mkdir(parents=True)
+    folder.log.write_text(iterations(50))
+
+    def result(plan: Plan) -> Result:
+        write_record(folder, queued_record(plan, ("sbatch",), program=order.program))
+        return finish_job(folder, 0, "")
+
+    counted = result(order.plan).parameters
+    assert counted
+    assert counted.trainable < counted.total / 100
+    assert result(order.plan.model_copy(update={"lora": None})).parameters is None
