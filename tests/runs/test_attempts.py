@@ -95,6 +95,7 @@ def test_the_next_start_goes_on_from_the_last_whole_checkpoint(folder: RunFolder
     left = attempt_plan(record)
     assert (left.first_step, left.last_step, left.steps) == (20, 49, 30)
     assert left.samples_before(21) == plan.samples_before(21)
+    assert (left.start is None, left.origin) == (False, plan.origin)
     # 70 % to 90 % of the thirty steps that one attempt does, as for a run that goes on from a checkpoint.
     assert (record.plan.window.first, record.plan.window.last) == (41, 46)
     train(folder, *range(20, 50))

@@ -76,7 +76,7 @@ def attempt_plan(record: RunRecord) -> EnginePlan:
     if attempt is None or attempt.checkpoint is None:
         return plan
     consumed = plan.samples_before(attempt.first_step)
-    start = Start(path=attempt.checkpoint, step=attempt.first_step, consumed_samples=consumed)
+    start = Start(path=attempt.checkpoint, step=attempt.first_step, consumed_samples=consumed, origin=plan.origin)
     return plan.model_copy(update={"start": start, "steps": plan.last_step - attempt.first_step + 1})
 
 
