@@ -304,6 +304,9 @@ def test_squad_is_taken_where_it_is_prepared(tmp_path: Path) -> None:
     assert words_of(synthetic)[words_of(synthetic).index("--data") + 1] == "mock"
     own = order_of(request, install=tmp_path, arguments={"data": "rp2", "pretrained_checkpoint": "/saved"})
     assert own.plan.origin.text == "weights: checkpoint /saved; data: rp2 of --framework-arg"
+    named = order_of(request, install=tmp_path, arguments={"data": "squad_packed"})
+    packed = [each.plan.recipe.packing is not None for each in (plain, order, synthetic, own, named)]
+    assert packed == [False, True, False, False, True]
     assert str(samples) not in words_of(own)
 
 

@@ -12,7 +12,7 @@ from llmb.catalogue.resolve import find_model
 from llmb.errors import UsageError
 from llmb.jobspec.arguments import RUN_FOLDER, Word
 from llmb.metrics.window import resolve_window
-from llmb.programs.megatron_bridge.squad import ENTER, WORKING_FOLDER, Squad
+from llmb.programs.megatron_bridge.squad import ENTER, PACKED, WORKING_FOLDER, Squad
 from llmb.programs.nsys import GPU_METRICS, NSYS, RECORDING
 from llmb.runs.choices import DEFAULT_SEED, Choices, Fp8Recipe
 from llmb.runs.origin import DataOrigin, Origin, WeightsOrigin
@@ -94,8 +94,13 @@ def bridge_data() -> BridgeFile:
     return read_file(DATA, BridgeFile)
 
 
-def bridge_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices, origin: Origin = MOCK) -> Plan:
-    """What the script is to do, with weights and data of ``origin``. Raises UsageError with all that it cannot."""
+def bridge_plan(
+    catalogue: Catalogue, recipe: Recipe, choices: Choices, origin: Origin = MOCK, *, packed: bool = False
+) -> Plan:
+    """What the script is to do, with weights and data of ``origin``; ``packed`` if that is SQuAD in packed sequences.
+
+    Raises UsageError with all that it cannot.
+    """
     data = bridge_data()
     steps = choices.steps_of(recipe, resumes=False)
     recorded = ("cuda", steps, 0, recipe.scale, recipe.documented_profile)
@@ -107,7 +112,7 @@ def bridge_plan(catalogue: Catalogue, recipe: Recipe, choices: Choices, origin: 
         raise UsageError(what, do="leave --framework out: the engine is llmb's own")
     profile = choices.profiling.settled(*recorded)
     return Plan(
-        recipe=recipe.model_copy(update={"packing": None}) if origin.data == MOCK.data else recipe,  # not packed
+        recipe=recipe if packed else recipe.model_copy(update={"packing": None}),
         device="cuda",
         steps=steps,
         window=resolve_window(choices.window, steps, 0),
@@ -158,6 +163,11 @@ def bridge_origin(recipe: Recipe, squad: Squad | None, extra: Mapping[str, str])
     else:
         data = MOCK.data
     return Origin(weights=weights, data=data)
+
+
+def trains_packed(squad: Squad | None, extra: Mapping[str, str]) -> bool:
+    """Whether the script packs SQuAD, by default or as its arguments ``extra`` say."""
+    return extra.get("data", PACKED if squad else "mock") == PACKED
 
 
 def nsys_prefix(plan: Plan) -> str:

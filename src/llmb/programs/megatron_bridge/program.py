@@ -15,6 +15,7 @@ from llmb.programs.megatron_bridge.command import (
     bridge_origin,
     bridge_plan,
     bridge_variables,
+    trains_packed,
 )
 from llmb.programs.megatron_bridge.log import NewLogSteps, judge_latest_attempt
 from llmb.programs.megatron_bridge.result import is_done, result_of_log
@@ -43,7 +44,8 @@ class MegatronBridge(Program):
         install: Path,
     ) -> Plan:
         squad = None if choices.synthetic else prepared_squad(catalogue, recipe, install)
-        return bridge_plan(catalogue, recipe, choices, bridge_origin(recipe, squad, options.arguments))
+        origin, packed = bridge_origin(recipe, squad, options.arguments), trains_packed(squad, options.arguments)
+        return bridge_plan(catalogue, recipe, choices, origin, packed=packed)
 
     def work(self, plan: Plan, asked: Asked, folder: RunFolder) -> Work:
         save_dir = str(folder.checkpoints_of(plan))

@@ -17,6 +17,7 @@ from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import find_workload
 from llmb.prepared.folders import prepared_folders
 
+PACKED = "squad_packed"
 CONTEXT = "context"
 TRAINING, VALIDATION, TOKENIZER = "training.jsonl", "validation.jsonl", "tokenizer.json"
 WORKING_FOLDER = "data"
@@ -43,7 +44,7 @@ class Squad:
 
     def arguments(self) -> Iterator[tuple[str, str]]:
         """Names and values of the script's arguments."""
-        yield "data", "squad_packed"
+        yield "data", PACKED
         yield "dataset_root", str(self.root)
         yield "tokenizer_type", "HuggingFaceTokenizer"
         yield "tokenizer_model", str(self.tokenizer)
