@@ -38,7 +38,7 @@ def from_row(row: Mapping[str, Any]) -> Sample | None:
     if "input" in row:
         _require(row, TEMPLATED_KEYS)
         answers = row.get("original_answers", ())
-        if not isinstance(answers, list | tuple) or not all(isinstance(answer, str) for answer in answers):
+        if not isinstance(answers, list | tuple) or not all(map(_is_text, answers)):
             raise Malformed("'original_answers' is not a list of texts")
         return Sample(row["input"], row["output"], tuple(answers)) if row["output"].strip() else None
     _require(row, QUESTION_KEYS[:2])
@@ -50,8 +50,19 @@ def _require(row: Mapping[str, Any], names: tuple[str, ...]) -> None:
         if name not in row:
             expected = " or ".join(", ".join(keys) for keys in (QUESTION_KEYS, TEMPLATED_KEYS))
             raise Malformed(f"'{name}' is missing; expected are the keys {expected}")
-        if not isinstance(row[name], str):
+        if not _is_text(row[name]):
             raise Malformed(f"'{name}' is not a text")
+
+
+def _is_text(value: object) -> bool:
+    """Half of a surrogate pair is no text: JSON can express it, and no tokenizer can encode it."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _answers(value: Any) -> tuple[str, ...]:  # noqa: ANN401 (any JSON value)
@@ -62,7 +73,7 @@ def _answers(value: Any) -> tuple[str, ...]:  # noqa: ANN401 (any JSON value)
         texts = [answer.get("text") for answer in value]
     else:
         texts = None
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+    if not isinstance(texts, list) or not all(map(_is_text, texts)):
         raise Malformed('\'answers\' is neither {"text": [...]} nor a list of {"text": ...}')
     return tuple(texts)
 

@@ -110,7 +110,7 @@ def _format_of(path: Path) -> Literal["parquet", "arrow", "squad", "lines"]:
         raise UsageError("the file is empty", where=str(path), choices=FORMATS)
     try:
         start = json.loads(first[1])
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return "squad" if first[1].strip() == "{" else "lines"
     return "squad" if isinstance(start, dict) and "data" in start else "lines"
 
@@ -135,7 +135,7 @@ def _lines(path: Path) -> Iterator[Row]:
     for number, text in _texts(path):
         try:
             row = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise _not_a_sample(path, f"line {number}: invalid JSON: {error}") from error
         if not isinstance(row, dict):
             raise _not_a_sample(path, f"line {number} is not a JSON object")
@@ -145,7 +145,7 @@ def _lines(path: Path) -> Iterator[Row]:
 def _whole(path: Path) -> Mapping[str, Any]:
     try:
         document = json.loads("".join(text for _, text in _texts(path)))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise _not_a_sample(path, f"invalid JSON: {error}") from error
     if not isinstance(document, dict):
         raise _not_a_sample(path, "the file is not a JSON object")
