@@ -193,7 +193,7 @@ class Hub:
         from huggingface_hub.errors import HfHubHTTPError
 
         # Its base is the class of all errors of the HTTP library, which is another one in other versions.
-        failures: tuple[type[Exception], ...] = (HfHubHTTPError.__bases__[0], OSError, RuntimeError)
+        failures: tuple[type[Exception], ...] = (HfHubHTTPError.__bases__[0], OSError, RuntimeError, UnicodeEncodeError)
         for attempt in range(1, TRIES + 1):
             try:
                 return action()

@@ -46,6 +46,8 @@ def explained(error: Exception, name: str, page: str) -> Refusal:
         error = error.__cause__
     if isinstance(error, OfflineModeIsEnabled):
         return Refusal(EnvironmentProblem("HF_HUB_OFFLINE is set", do=f"unset it, {ELSEWHERE}"), unreachable=True)
+    if isinstance(error, UnicodeEncodeError):  # of the header with the token
+        return Refusal(EnvironmentProblem("the token has characters that no token has", do=LOG_IN))
     if isinstance(error, GatedRepoError):
         return Refusal(_gated(name, page))
     status = _status(error)
