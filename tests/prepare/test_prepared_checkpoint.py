@@ -196,7 +196,7 @@ def test_sizes_that_differ_are_damage_and_changed_content_only_with_checksums(
     tokens.write_bytes(b"")
     assert lacking(verify()) == {
         "datasets/squad-tiny/packed/llmb--llama3-tiny/training_128": (
-            "llmb prepare dataset -w finetune_llama3 -s tiny --seq-len 128 --split training --force"
+            f"rm -r {tokens.parent} && llmb prepare dataset -w finetune_llama3 -s tiny --seq-len 128 --split training"
         )
     }
 

@@ -159,20 +159,23 @@ def _checkpoint(wanted: _Wanted, documented_gib: float | None) -> _Found:
 
 def _samples(wanted: _Wanted) -> _Found:
     dataset = wanted.source.dataset
-    return _dataset_item(wanted, f"datasets/{dataset}", wanted.folders.dataset(dataset), read_record)
+    path = wanted.folders.dataset(dataset)
+    return _dataset_item(wanted, f"datasets/{dataset}", path, read_record, wanted.command("dataset", "--force"))
 
 
 def _packed(wanted: _Wanted, split: Split, seq_len: int) -> _Found:
     source = wanted.source
     path = wanted.folders.packed(source.dataset, source.model, split, seq_len)
     name = f"datasets/{source.dataset}/packed/{path.parent.name}/{path.name}"
-    return _dataset_item(wanted, name, path, read_packed, f"--seq-len {seq_len}", f"--split {split}")
+    # Not --force: that makes the samples again, too, and from the hub if they came from elsewhere.
+    only = wanted.command("dataset", f"--seq-len {seq_len}", f"--split {split}")
+    return _dataset_item(wanted, name, path, read_packed, f"rm -r {shlex.quote(str(path))} && {only}")
 
 
 def _dataset_item(
-    wanted: _Wanted, name: str, path: Path, read: Callable[[Path], _DatasetRecord | None], *options: str
+    wanted: _Wanted, name: str, path: Path, read: Callable[[Path], _DatasetRecord | None], repair: str
 ) -> _Found:
-    item = Item(name, path, "missing", wanted.command("dataset"), wanted.command("dataset", *options, "--force"))
+    item = Item(name, path, "missing", wanted.command("dataset"), repair)
     try:
         record = read(path)
     except UsageError as error:
