@@ -1,5 +1,6 @@
 """A dataset from local files to packs: splits, tokens, masks, repetition, damage and change."""
 
+import errno
 import json
 import os
 import pickle
@@ -112,6 +113,14 @@ def test_a_document_is_prompt_answer_and_end_without_a_beginning(tmp_path: Path)
     assert arrays.tokens[: arrays.documents[1]].tolist() == [*(vocabulary[word] for word in [*prompt, "red"]), 2]
 
 
+def test_the_first_token_is_no_label_without_a_prompt_either(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path / "model")
+    samples = [{"input": "", "output": "red hat"}] * 20
+    packed = prepare(tmp_path, write_lines(tmp_path / "a.jsonl", samples), splits=("training",)).packed[0]
+    labels = np.delete(map_arrays(packed.path).answers, map_arrays(packed.path).documents[:-1])
+    assert packed.record.counted_labels == np.count_nonzero(labels) == 18 * 2
+
+
 def test_samples_that_are_too_long_are_left_out_and_counted(tmp_path: Path, source: Path) -> None:
     prepared = prepare(tmp_path, source, seq_lens=(26,), splits=("training",))
     (packed,) = prepared.packed
@@ -139,6 +148,41 @@ def test_a_second_call_does_nothing(tmp_path: Path, source: Path) -> None:
     assert not any(packed.made for packed in again.packed)
     assert [packed.record for packed in again.packed] == [packed.record for packed in first.packed]
     assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_second_call_writes_nothing(tmp_path: Path, source: Path) -> None:
+    """So that who may only read the folders of another user finds them prepared."""
+    temporary = prepare(tmp_path, source).folder.parents[1] / "nemo_nlp_tmp"
+    temporary.rmdir()
+    temporary.touch()
+    assert not any(packed.made for packed in prepare(tmp_path, source).packed)
+
+
+def test_a_lock_needs_no_permission_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that is mounted to be read: nothing on it can be opened to write."""
+    (tmp_path / LOCK).touch()
+    opened = os.open
+
+    def read_only(path: Path, flags: int, *mode: int) -> int:
+        if flags & os.O_RDWR:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with file_lock(tmp_path / LOCK, 0, "testing"):
+        monkeypatch.undo()
+        with pytest.raises(EnvironmentProblem), file_lock(tmp_path / LOCK, 0, "testing"):
+            pass
+
+
+def test_packs_behind_a_link_are_replaced_where_they_are(tmp_path: Path, source: Path) -> None:
+    link, disk = prepare(tmp_path, source).packed[0].path, tmp_path / "disk"
+    link.rename(disk)
+    link.symlink_to(disk)
+    (disk / "tokens.npy").write_bytes(b"")
+    prepare(tmp_path, source, force=True)
+    assert link.is_symlink()
+    assert (disk / "tokens.npy").stat().st_size > 0
 
 
 def test_a_second_call_needs_neither_source_nor_tokenizer(tmp_path: Path, source: Path) -> None:

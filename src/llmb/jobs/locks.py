@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Locks between processes, which the kernel releases when their holders end, also if they are killed."""
 
+import errno
 import fcntl
 import os
 import time
@@ -36,7 +37,9 @@ def file_lock(path: Path, patience_s: float, what: str) -> Iterator[int]:
 def _opened(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except PermissionError as error:
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
         # Another user created it. A lock needs no permission to write, except on a file system such as NFS.
         try:
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

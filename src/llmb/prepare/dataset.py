@@ -126,16 +126,16 @@ def prepare_dataset(
     )
     with file_lock(work.folder / LOCK, PATIENCE_S, "preparing this dataset"):
         try:
-            with _empty_folder(folders.temporary / f"dataset-{work.source.dataset}") as temporary:
-                samples, made = _samples(work, temporary)
-                return PreparedDataset(work.folder, samples, made, _all_packed(work, samples, temporary))
+            samples, made = _samples(work)
+            return PreparedDataset(work.folder, samples, made, _all_packed(work, samples))
         except OSError as error:
             raise cannot_write(work.folder, error) from error
 
 
 @contextmanager
-def _empty_folder(path: Path) -> Iterator[Path]:
-    """Without what a killed process left in it; removed in the end."""
+def _temporary_folder(work: _Work) -> Iterator[Path]:
+    """Without what a killed process left in it; removed in the end. Made only where there is something to write."""
+    path = work.folders.temporary / f"dataset-{work.source.dataset}"
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     try:
@@ -144,7 +144,7 @@ def _empty_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _samples(work: _Work, temporary: Path) -> tuple[SampleFiles, bool]:
+def _samples(work: _Work) -> tuple[SampleFiles, bool]:
     """The samples, and whether they were made now."""
     request = work.request
     existing = None if request.force else read_record(work.folder)
@@ -158,7 +158,8 @@ def _samples(work: _Work, temporary: Path) -> tuple[SampleFiles, bool]:
     else:
         files = split_files(request.source)
         source = local_source(request.source, files)
-    return write_samples(work.folder, temporary, files, source, work.on_count), True
+    with _temporary_folder(work) as temporary:
+        return write_samples(work.folder, temporary, files, source, work.on_count), True
 
 
 def local_source(path: Path, files: Files) -> str:
@@ -185,13 +186,13 @@ def _check_checksums(work: _Work, folder: Path, crc32: dict[str, str]) -> None:
         raise UsageError(f"prepared files are damaged:\n{lines}", where=str(folder), do=FORCE)
 
 
-def _all_packed(work: _Work, samples: SampleFiles, temporary: Path) -> tuple[PackedFolder, ...]:
+def _all_packed(work: _Work, samples: SampleFiles) -> tuple[PackedFolder, ...]:
     found, tokenizer = [], _Tokenizer(work)
     for split in dict.fromkeys(work.request.splits):
         existing = {n: work.packed(split, n) for n in work.seq_lens}
         kept = {n: _kept(work, folder, samples, tokenizer) for n, folder in existing.items()}
         missing = [n for n, record in kept.items() if record is None]
-        made = _pack_split(work, samples, tokenizer, split, missing, temporary) if missing else {}
+        made = _pack_split(work, samples, tokenizer, split, missing) if missing else {}
         for n, folder in existing.items():
             found.append(PackedFolder(folder, made.get(n) or kept[n], n in made))  # type: ignore[arg-type]
     return tuple(found)
@@ -244,17 +245,18 @@ class _Tokenizer:
 
 
 def _pack_split(
-    work: _Work, samples: SampleFiles, tokenizer: _Tokenizer, split: Split, seq_lens: list[int], temporary: Path
+    work: _Work, samples: SampleFiles, tokenizer: _Tokenizer, split: Split, seq_lens: list[int]
 ) -> dict[int, PackedDataset]:
     loaded, total = tokenizer.load(), samples.samples[split]
     path = lines_file(work.folder, split)
-    documents = tokenize(path, temporary, loaded, lambda done: work.on_count(f"tokenizing {split}", done, total))
     made = {}
-    for seq_len in seq_lens:
-        folder = work.packed(split, seq_len)
-        if folder.is_dir():
-            (folder / RECORD).unlink(missing_ok=True)  # first: without it, the rest is no dataset
-            shutil.rmtree(folder)
-        work.say(f"packing {split} to {seq_len}")
-        made[seq_len] = write_packed(folder, documents, samples, loaded, split, seq_len, work.source.dataset)
+    with _temporary_folder(work) as temporary:
+        documents = tokenize(path, temporary, loaded, lambda done: work.on_count(f"tokenizing {split}", done, total))
+        for seq_len in seq_lens:
+            folder = work.packed(split, seq_len).resolve()  # a link to another disk stays
+            if folder.is_dir():
+                (folder / RECORD).unlink(missing_ok=True)  # first: without it, the rest is no dataset
+                shutil.rmtree(folder)
+            work.say(f"packing {split} to {seq_len}")
+            made[seq_len] = write_packed(folder, documents, samples, loaded, split, seq_len, work.source.dataset)
     return made
