@@ -2,6 +2,7 @@
 """What a fine-tuning run starts from: prepared, named, synthetic, or refused with the commands that prepare it."""
 
 import json
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,20 @@ def test_what_is_prepared_is_the_start_and_its_statistics_are_the_runs(tmp_path:
     # The model attends within chunks of 64.
     assert packing.chunked_sum_of_squares == (64**2 + 36**2 + 20**2 + 60**2) / 2
     assert found.recipe.training.document_tokens is None
+
+
+def test_a_dataset_of_another_tokenizer_than_the_checkpoints_is_refused(tmp_path: Path) -> None:
+    checkpoint = prepare_checkpoint(tmp_path, MAVERICK)
+    (checkpoint / "context").mkdir()
+    (checkpoint / "context" / "tokenizer.json").write_bytes(b"{}")
+    tokenizer = {"name": "name", "sha256": sha256(b"{}").hexdigest(), "vocab_size": 256, "bos_id": 0, "eos_id": 1}
+    prepare_dataset(tmp_path, MAVERICK, tokenizer=tokenizer)
+    assert plan(tmp_path).dataset
+    (checkpoint / "context" / "tokenizer.json").write_bytes(b"{ }")
+    said = refusal(tmp_path)
+    assert "the tokenizer of the dataset in" in said
+    assert f"llmb prepare dataset -w {MAVERICK} -s tiny --force" in said
+    assert plan(tmp_path, synthetic=True).dataset is None
 
 
 def test_what_is_named_replaces_what_is_prepared(tmp_path: Path) -> None:

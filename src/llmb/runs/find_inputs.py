@@ -2,6 +2,7 @@
 """Finds the prepared weights and data that a run starts from, or what is missing and the commands that prepare it."""
 
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -13,7 +14,7 @@ from llmb.errors import UsageError
 from llmb.metrics.packing import chunked_squares
 from llmb.prepared.folders import PreparedFolders, prepared_folders
 from llmb.prepared.packed_dataset import RECORD, PackedDataset, map_arrays
-from llmb.runs.checkpoint import SavedCheckpoint, model_differences, read_checkpoint
+from llmb.runs.checkpoint import CONTEXT, SavedCheckpoint, model_differences, read_checkpoint
 from llmb.runs.choices import Choices
 from llmb.runs.origin import DataOrigin, Origin, dataset_title, identity_of
 from llmb.runs.plan import (
@@ -27,6 +28,7 @@ from llmb.runs.plan import (
 )
 
 SYNTHETIC = "--synthetic"
+TOKENIZER = "tokenizer.json"
 MOST_DIFFERENCES = 3
 
 
@@ -56,7 +58,14 @@ class Search:
         if resumed and not imported:
             return self._resumed(resumed)
         weights = self._imported(imported) if imported else self._weights()
-        return TrainingInputs(weights=weights, **self._data())
+        inputs = TrainingInputs(weights=weights, **self._data())
+        if inputs.weights and inputs.dataset and _differ_in_tokenizer(inputs.weights, inputs.dataset):
+            again = self._prepare("dataset", f"{self._seq_len_option()} --force")
+            self.problems.append(
+                f"the tokenizer of the dataset in {inputs.dataset.path} is not that of the checkpoint in "
+                f"{inputs.weights.path}: prepare it with the checkpoint's ({again}; --source, if it was local)"
+            )
+        return inputs
 
     def raise_problems(self) -> None:
         """Raises UsageError."""
@@ -210,7 +219,10 @@ class Search:
         return rejected
 
     def _miss(self, what: str, kind: str, options: str = "") -> None:
-        self.missing[what] = f"llmb prepare {kind} -w {self.recipe.workload} -s {self.recipe.size}{options}"
+        self.missing[what] = self._prepare(kind, options)
+
+    def _prepare(self, kind: str, options: str) -> str:
+        return f"llmb prepare {kind} -w {self.recipe.workload} -s {self.recipe.size}{options}"
 
     def _seq_len_option(self) -> str:
         """Empty if all layouts of the size have the run's sequence length."""
@@ -246,6 +258,12 @@ def packing_of(path: Path, packed: PackedDataset, model: Model) -> Packing:
         chunked_sum_of_squares=cut,
         source=f"mean of the {packed.packs:,} packs of {dataset_title(packed.name, packed.seq_len)}",
     )
+
+
+def _differ_in_tokenizer(weights: InitialWeights, dataset: TrainingDataset) -> bool:
+    """A model knows only the tokens of its own tokenizer; of a checkpoint that keeps none, nothing is known."""
+    file = Path(weights.path) / CONTEXT / TOKENIZER
+    return file.is_file() and sha256(file.read_bytes()).hexdigest() != dataset.packed.tokenizer.sha256
 
 
 def _dataset_problems(packed: PackedDataset, recipe: Recipe) -> list[str]:
