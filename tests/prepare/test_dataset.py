@@ -325,6 +325,14 @@ def test_an_end_of_sequence_is_never_guessed(
         prepare(tmp_path, source)
 
 
+def test_a_configuration_that_is_malformed_specifies_nothing(tmp_path: Path, source: Path) -> None:
+    model = tmp_path / "model"
+    (model / "tokenizer_config.json").unlink()
+    (model / "config.json").write_text(json.dumps({"text_config": "none"}))
+    with pytest.raises(UsageError, match="the end-of-sequence token is not specified"):
+        prepare(tmp_path, source)
+
+
 @pytest.mark.parametrize("number", [2, [2]])
 def test_special_tokens_may_be_in_the_models_configuration(tmp_path: Path, source: Path, number: object) -> None:
     model = save_tokenizer(tmp_path / "model", {})

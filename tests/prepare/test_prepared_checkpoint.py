@@ -2,6 +2,7 @@
 """A checkpoint is prepared once, found again, and refused where it is another one; verify says what is missing."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -150,6 +151,26 @@ def test_a_source_of_another_model_is_refused_and_nothing_is_left(root: Path, fo
     (source / "config.json").write_text(json.dumps(config_of(wider, "bf16")))
     result = invoke("checkpoint", *TINY, "--source", str(source))
     assert "intermediate_size is 77" in str(result.exception)
+    assert not list(folders.model(MODEL_NAME).parent.iterdir())
+
+
+def test_a_tokenizer_that_cannot_be_read_is_refused_before_weights_are_converted(
+    tmp_path: Path, folders: PreparedFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_small_files(Catalogue(), WORKLOAD, "tiny", tmp_path / "files")
+    shutil.rmtree(folders.model(MODEL_NAME))
+    opened = os.open
+
+    def unreadable(path: Path, *arguments: int) -> int:
+        if Path(path).name == "tokenizer.json":
+            raise PermissionError(13, os.strerror(13), str(path))
+        return opened(path, *arguments)
+
+    monkeypatch.setattr(os, "open", unreadable)
+    result = invoke("checkpoint", *TINY, "--source", str(tmp_path / "files" / MODEL), "--processes", "1")
+    assert isinstance(result.exception, UsageError)
+    assert result.exception.what == "cannot be read: Permission denied"
+    assert result.exception.where == str(tmp_path / "files" / MODEL / "tokenizer.json")
     assert not list(folders.model(MODEL_NAME).parent.iterdir())
 
 

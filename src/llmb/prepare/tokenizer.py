@@ -119,7 +119,9 @@ def _special_token(tokenizer: "Tokenizer", file: Path, which: str, size: int) ->
                 raise UsageError(what, where=str(file.with_name(name)))
             return number
     config = _settings(file.with_name(CONFIG))
-    number = config.get(f"{which}_token_id", (config.get("text_config") or {}).get(f"{which}_token_id"))
+    text_config = config.get("text_config")
+    inner = text_config if isinstance(text_config, dict) else {}
+    number = config.get(f"{which}_token_id", inner.get(f"{which}_token_id"))
     number = number[0] if isinstance(number, list) and len(number) == 1 else number
     if isinstance(number, int) and not 0 <= number < size:
         what = f"'{which}_token_id' is {number}, and the tokenizer has {size} tokens"

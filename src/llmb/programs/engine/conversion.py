@@ -18,6 +18,7 @@ from llmb.huggingface.config import ExportDtype, config_differences, config_of, 
 from llmb.huggingface.folder import HuggingFaceFolder, read_folder
 from llmb.huggingface.hub_checksums import corrupt_files, hub_checksums
 from llmb.huggingface.shards import CONFIG, INDEX
+from llmb.input_files import open_file
 from llmb.programs.engine.converter import check_converter, run_converter
 from llmb.runs.checkpoint import (
     CONTEXT,
@@ -162,6 +163,13 @@ def copy_context(source: Path, target: Path, names: Sequence[str]) -> None:
             flush_file(target / name)
 
 
+def check_context(context: Path) -> None:
+    """Raises UsageError if a file cannot be read that is copied in the end, after hours for a large model."""
+    for path in (context / name for name in CONTEXT_FILES):
+        if path.is_file():
+            open_file(path).close()
+
+
 def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: OnNote) -> None:
     """Makes a new checkpoint, of weights alone, from another program's; resumes an import that was killed.
 
@@ -169,6 +177,7 @@ def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: 
     """
     source, target = read_source(request.source, request.model), request.target.absolute()
     check_converter()
+    check_context(source.context)
     with resumable_folder(target, has_finished_files) as folder:
         if source.format == "huggingface" and not has_finished_files(folder):
             check_content(source, request.processes, on_progress, on_note)
