@@ -19,7 +19,7 @@ from llmb.cli.prepare_options import Size, Workload
 from llmb.cli.prepare_verify import verify
 from llmb.cli.progress import CountProgress
 from llmb.errors import UserInterrupt, unknown
-from llmb.prepare.dataset import DatasetRequest, prepare_dataset
+from llmb.prepare.dataset import DatasetRequest, PreparedDataset, prepare_dataset
 from llmb.prepare.small_files import SIZE, next_commands, write_small_files
 from llmb.prepared.folders import prepared_folders
 from llmb.prepared.packed_dataset import SPLITS, Split
@@ -90,18 +90,22 @@ def dataset(
         force=force,
         verify=verify,
     )
-    folders = prepared_folders(install_here(), workload)
-    try:
-        with CountProgress("preparing") as progress:
-            prepared = prepare_dataset(catalogue, request, folders, progress.count, say)
-    except KeyboardInterrupt as signal:
-        raise UserInterrupt("interrupted; what is complete stays, and the same command makes the rest") from signal
+    prepared = _prepared(catalogue, request)
     if not prepared.samples_made and not any(packed.made for packed in prepared.packed):
         say("everything was prepared before; nothing to do")
     if json:
         print_json(dataset_document(prepared))
     else:
         print_tables(dataset_tables(prepared))
+
+
+def _prepared(catalogue: Catalogue, request: DatasetRequest) -> PreparedDataset:
+    folders = prepared_folders(install_here(), request.workload)
+    try:
+        with CountProgress("preparing") as progress:
+            return prepare_dataset(catalogue, request, folders, progress.count, say)
+    except KeyboardInterrupt as signal:
+        raise UserInterrupt("interrupted; what is complete stays, and the same command makes the rest") from signal
 
 
 @app.command()
