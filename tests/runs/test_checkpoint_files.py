@@ -11,6 +11,7 @@ import pytest
 
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.metrics.parameters import checkpoint_bytes
+from llmb.report.checkpoint_report import checkpoint_table
 from llmb.runs import disk_space
 from llmb.runs.checkpoint import (
     CheckpointRecord,
@@ -23,6 +24,7 @@ from llmb.runs.checkpoint import (
 )
 from llmb.runs.choices import DEFAULT_SEED, Choices
 from llmb.runs.disk_space import check_space
+from llmb.runs.origin import random_and_synthetic
 from llmb.runs.plan import Plan, Start, make_plan
 
 FILES = {"weights/.metadata": b"m" * 30, "weights/__0_0.distcp": b"w" * 500, "weights/__1_0.distcp": b"w" * 400}
@@ -63,6 +65,14 @@ def test_a_whole_checkpoint_is_read(make: Make) -> None:
     found = read_checkpoint(make())
     assert found.path.name == "step=50-consumed_samples=400"
     assert (found.record.step, found.size_bytes) == (50, 930)
+
+
+def test_its_table_says_what_the_training_began_with_and_its_data(make: Make, tiny_plan: Callable[..., Plan]) -> None:
+    path = make(origin=random_and_synthetic(tiny_plan().recipe.training))
+    rows = dict(row[:2] for row in checkpoint_table(read_checkpoint(path)).rows)
+    assert (rows["weights"], rows["data"]) == ("random, before the first step", "synthetic zipf")
+    older = dict(row[:2] for row in checkpoint_table(read_checkpoint(make(step=60))).rows)
+    assert not {"weights", "data"} & set(older)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -27,6 +27,9 @@ def checkpoint_table(checkpoint: SavedCheckpoint) -> Table:
     if record.lora and record.base:
         table.add_row("contains", f"adapters only: {lora_text(record.lora)}")
         table.add_row("base", base_text(record.base))
+    if record.origin:
+        table.add_row("weights", f"{record.origin.weights.text}, before the first step")
+        table.add_row("data", record.origin.data.text)
     table.add_row("step", f"{record.step}, {record.consumed_samples:,} samples consumed")
     table.add_row("dtype of the weights", ", ".join(record.weights_dtypes))
     table.add_row("optimizer state", "yes" if record.optimizer_state else "no: training begins with a new one")
