@@ -3,6 +3,7 @@
 
 import pytest
 
+from llmb.errors import UsageError
 from llmb.runs.failure import failure_line, first_failure, last_lines
 
 LOST = RuntimeError("[pair.cc:537] Read error [127.0.0.1]:7044:\nConnection reset by peer")
@@ -10,6 +11,12 @@ LOST = RuntimeError("[pair.cc:537] Read error [127.0.0.1]:7044:\nConnection rese
 
 def entry(rank: int, code: int) -> str:
     return f"  host      : node{rank}\n  rank      : {rank} (local_rank: 0)\n  exitcode  : {code} (pid: 7) \n"
+
+
+def test_an_error_that_says_what_to_do_is_not_preceded_by_its_class() -> None:
+    error = UsageError("the data is damaged:\n  - a is missing", where="/data", do="prepare it again")
+    assert failure_line(3, "node1", error) == "llmb: rank 3 on node1 failed: the data is damaged: - a is missing"
+    assert failure_line(0, "node0", ValueError("no")) == "llmb: rank 0 on node0 failed: ValueError: no"
 
 
 def test_a_killed_rank_comes_before_those_that_lost_it() -> None:

@@ -11,6 +11,7 @@ from llmb.engine.parallel.mesh import join_ranks, leave_ranks
 from llmb.engine.profile import ask_for_nccl_log
 from llmb.engine.watchdog.progress import Progress
 from llmb.engine.watchdog.watchdog import start_watchdog
+from llmb.errors import LlmbError
 from llmb.runs.attempts import attempt_plan
 from llmb.runs.failure import failure_line
 from llmb.runs.folder import RunFolder
@@ -39,7 +40,10 @@ def main() -> None:
         work(RunFolder(Path(sys.argv[1])))
         exit_code = 0
     except Exception as error:  # noqa: BLE001 (top level of the process: any error ends this rank)
-        traceback.print_exc()
+        if isinstance(error, LlmbError):  # which says what to do; where it was raised does not help
+            sys.stderr.write(f"{error.text()}\n")
+        else:
+            traceback.print_exc()
         sys.stderr.write(failure_line(int(os.environ.get("RANK", "0")), host_name(), error) + "\n")
     sys.stdout.flush()
     sys.stderr.flush()

@@ -5,6 +5,7 @@ import re
 import signal
 from typing import NamedTuple
 
+from llmb.errors import LlmbError
 from llmb.runs.stall import STALL
 
 LOCALHOST = "localhost"
@@ -30,8 +31,9 @@ _AFTERMATH = re.compile(r"^(Traceback \(most recent|[WE]\d{4} \S+ \d+ torch/dist
 
 def failure_line(rank: int, host: str, error: BaseException) -> str:
     """What a worker prints last when it fails."""
-    message = " ".join(str(error).split())[:LONGEST_MESSAGE]
-    return f"llmb: rank {rank} on {host} failed: {type(error).__name__}: {message}"
+    text = error.what if isinstance(error, LlmbError) else f"{type(error).__name__}: {error}"
+    message = " ".join(text.split())[:LONGEST_MESSAGE]
+    return f"llmb: rank {rank} on {host} failed: {message}"
 
 
 def first_failure(log: str, host: str = LOCALHOST) -> str | None:
