@@ -129,12 +129,28 @@ def test_a_proxy_needs_synthetic(tmp_path: Path) -> None:
         ({"seq_len": 64}, "has packs of 64 tokens"),
         ({"split": "validation"}, "is the validation split"),
         ({"vocab_size": 5000}, "has a vocabulary of 5000"),
+        ({"files": {"tokens.npy": 5}}, r"is damaged: tokens.npy has "),
+        ({"files": {"tokens.npy.2": 5}}, "is damaged: tokens.npy.2 is missing; prepare it again with --force"),
     ],
 )
 def test_a_dataset_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, object], reason: str) -> None:
     prepare_checkpoint(tmp_path, MAVERICK)
     dataset = prepare_dataset(tmp_path, MAVERICK, **changes)
     assert reason in refusal(tmp_path, dataset=str(dataset))
+
+
+def test_a_dataset_of_another_model_is_refused(tmp_path: Path) -> None:
+    for workload in (MAVERICK, "finetune_llama3"):
+        prepare_checkpoint(tmp_path, workload)
+    other = prepare_dataset(tmp_path, "finetune_llama3")
+    said = refusal(tmp_path, dataset=str(other))
+    assert "has tokens of llmb/llama3-tiny; the run trains llmb/llama4-maverick-tiny" in said
+
+
+def test_a_folder_without_a_dataset_is_said_to_have_none(tmp_path: Path) -> None:
+    prepare_checkpoint(tmp_path, MAVERICK)
+    above = prepare_dataset(tmp_path, MAVERICK).parent
+    assert f"there is no dataset in {above}: it has no dataset.json" in refusal(tmp_path, dataset=str(above))
 
 
 def test_files_that_are_damaged_are_named(tmp_path: Path) -> None:

@@ -15,7 +15,16 @@ from llmb.errors import UsageError
 from llmb.prepare.packing import Packing, pack
 from llmb.prepare.sample_files import SampleFiles, parse_line
 from llmb.prepare.tokenizer import LoadedTokenizer
-from llmb.prepared.packed_dataset import ANSWERS, DOCUMENTS, PACKS, RECORD, TOKENS, PackedDataset, Split
+from llmb.prepared.packed_dataset import (
+    ANSWERS,
+    DOCUMENTS,
+    PACKS,
+    RECORD,
+    TOKENS,
+    PackedDataset,
+    Split,
+    incomplete_files,
+)
 from llmb.runs.checksums import ChecksumWriter
 from llmb.runs.new_folder import new_folder
 from llmb.runs.record import now
@@ -123,11 +132,8 @@ def read_packed(folder: Path) -> PackedDataset | None:
         record = PackedDataset.model_validate_json(path.read_bytes())
     except ValidationError as error:
         raise UsageError("this version of llmb cannot read the record", where=str(path), do=do) from error
-    for name, size in record.files.items():
-        found = (folder / name).stat().st_size if (folder / name).is_file() else None
-        if found != size:
-            what = "is missing" if found is None else f"has {found} of {size} bytes"
-            raise UsageError(f"{name} {what}", where=str(folder), do=do)
+    for problem in incomplete_files(folder, record.files):
+        raise UsageError(problem, where=str(folder), do=do)
     return record
 
 

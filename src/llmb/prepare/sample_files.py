@@ -15,7 +15,7 @@ from llmb.errors import UsageError
 from llmb.prepare.replacing_file import ReplacingFile
 from llmb.prepare.samples import TEMPLATE, Sample
 from llmb.prepare.sources import Files, read_samples
-from llmb.prepared.packed_dataset import SPLITS, Split
+from llmb.prepared.packed_dataset import SPLITS, Split, incomplete_files
 from llmb.runs.checksums import file_checksum
 from llmb.runs.folder import write_atomically
 from llmb.runs.record import now
@@ -64,12 +64,8 @@ def read_record(folder: Path) -> SampleFiles | None:
     except ValidationError as error:
         do = "read it with the version that wrote it, or prepare it again with --force"
         raise UsageError("this version of llmb cannot read the record", where=str(path), do=do) from error
-    for name, size in record.files.items():
-        file = folder / name
-        found = file.stat().st_size if file.is_file() else None
-        if found != size:
-            what = "is missing" if found is None else f"has {found} of {size} bytes"
-            raise UsageError(f"{name} {what}", where=str(folder), do="prepare the dataset again with --force")
+    for problem in incomplete_files(folder, record.files):
+        raise UsageError(problem, where=str(folder), do="prepare the dataset again with --force")
     return record
 
 

@@ -12,6 +12,7 @@ A document of n + 1 tokens takes n places: its first n tokens are inputs, each w
 Places of a pack that no document takes are padding, at its end.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -98,6 +99,14 @@ class PackedArrays:
     answers: "np.ndarray"
     documents: "np.ndarray"
     packs: "np.ndarray"
+
+
+def incomplete_files(folder: Path, sizes: Mapping[str, int]) -> Iterator[str]:
+    """What is wrong with each file that is missing, or has another size in bytes."""
+    for name, size in sizes.items():
+        found = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if found != size:
+            yield f"{name} is missing" if found is None else f"{name} has {found} of {size} bytes"
 
 
 def map_arrays(folder: Path) -> PackedArrays:

@@ -144,7 +144,7 @@ class Choices(Record):
         bool,
         _checkpoint(
             negates=True,
-            help="Load a checkpoint without verifying the checksums of its files, which reads them once more.",
+            help="Do not verify the checksums of checkpoint and dataset before they are read.",
         ),
     ] = True
     profiling: Profiling = Profiling()

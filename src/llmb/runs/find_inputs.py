@@ -13,7 +13,7 @@ from llmb.catalogue.resolve import find_workload
 from llmb.errors import UsageError
 from llmb.metrics.packing import chunked_squares
 from llmb.prepared.folders import PreparedFolders, prepared_folders
-from llmb.prepared.packed_dataset import RECORD, PackedDataset, map_arrays
+from llmb.prepared.packed_dataset import RECORD, PackedDataset, incomplete_files, map_arrays
 from llmb.runs.checkpoint import CONTEXT, SavedCheckpoint, model_differences, read_checkpoint
 from llmb.runs.choices import Choices
 from llmb.runs.origin import DataOrigin, Origin, dataset_title, identity_of
@@ -153,8 +153,14 @@ class Search:
     def _read(self, path: Path) -> dict[str, TrainingDataset | Packing | None]:
         try:
             packed = PackedDataset.model_validate_json((path / RECORD).read_bytes())
-            problems = list(_dataset_problems(packed, self.recipe))
+            problems = list(_dataset_problems(packed, self.recipe, self.source))
+            if incomplete := list(incomplete_files(path, packed.files)):
+                problems.append(f"is damaged: {'; '.join(incomplete)}; prepare it again with --force")
             packing = None if problems else packing_of(path, packed, self.recipe.model)
+        except FileNotFoundError:
+            give = "give --dataset the folder of a split and sequence length, which contains it"
+            self.problems.append(f"there is no dataset in {path}: it has no {RECORD}; {give}")
+            return {}
         except (OSError, ValidationError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is damaged, or of another version"
             self.problems.append(f"the dataset in {path} cannot be read: {why}")
@@ -266,8 +272,10 @@ def _differ_in_tokenizer(weights: InitialWeights, dataset: TrainingDataset) -> b
     return file.is_file() and sha256(file.read_bytes()).hexdigest() != dataset.packed.tokenizer.sha256
 
 
-def _dataset_problems(packed: PackedDataset, recipe: Recipe) -> list[str]:
+def _dataset_problems(packed: PackedDataset, recipe: Recipe, source: Source | None) -> list[str]:
     found = []
+    if source and packed.tokenizer.name != source.model:
+        found.append(f"has tokens of {packed.tokenizer.name}; the run trains {source.model}")
     if packed.seq_len != recipe.layout.seq_len:
         found.append(f"has packs of {packed.seq_len} tokens; the run has sequences of {recipe.layout.seq_len}")
     if packed.split != "training":

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from llmb.engine.parallel.mesh import Ranks
 from llmb.errors import UsageError
-from llmb.prepared.packed_dataset import RECORD, PackedArrays, PackedDataset, map_arrays
+from llmb.prepared.packed_dataset import RECORD, PackedArrays, PackedDataset, incomplete_files, map_arrays
 from llmb.runs.checkpoint import dataset_problem, read_checkpoint_record
+from llmb.runs.checksums import damaged_files
 from llmb.runs.plan import EnginePlan, TrainingDataset
 
 KINDS = {"tokens": np.uint32, "answers": np.bool_, "documents": np.int64, "packs": np.int64}
@@ -27,7 +28,7 @@ def check_dataset(plan: EnginePlan, ranks: Ranks) -> None:
         raise UsageError(
             f"the dataset of this run cannot be used:\n{lines}",
             where=plan.dataset.path if plan.dataset else None,
-            do="prepare it again with 'llmb prepare dataset', or train on what the checkpoint was trained on",
+            do="prepare it again with 'llmb prepare dataset --force', or train on what the checkpoint was trained on",
         )
 
 
@@ -39,7 +40,7 @@ def dataset_problems(plan: EnginePlan) -> Iterator[str]:
         yield from [problem] if problem else []
     if plan.dataset:
         yield from _size_problems(plan, plan.dataset.packed)
-        yield from _folder_problems(plan.dataset)
+        yield from _folder_problems(plan.dataset, checksums=plan.verify_checkpoint)
 
 
 def _size_problems(plan: EnginePlan, packed: PackedDataset) -> Iterator[str]:
@@ -53,11 +54,13 @@ def _size_problems(plan: EnginePlan, packed: PackedDataset) -> Iterator[str]:
         )
 
 
-def _folder_problems(dataset: TrainingDataset) -> Iterator[str]:
+def _folder_problems(dataset: TrainingDataset, *, checksums: bool) -> Iterator[str]:
     folder = Path(dataset.path)
+    if incomplete := list(incomplete_files(folder, dataset.packed.files)):
+        yield from incomplete
+        return
     try:
         found = PackedDataset.model_validate_json((folder / RECORD).read_bytes())
-        sizes = {name: (folder / name).stat().st_size for name in dataset.packed.files}
         arrays = map_arrays(folder)
     except ValidationError as error:
         yield f"{RECORD} cannot be read: {error.errors()[0]['msg']}"
@@ -68,10 +71,10 @@ def _folder_problems(dataset: TrainingDataset) -> Iterator[str]:
     else:
         if found != dataset.packed:
             yield "it was prepared again since the run was planned"
-        for name, size in sizes.items():
-            if size != dataset.packed.files[name]:
-                yield f"{name} has {size} of {dataset.packed.files[name]} bytes"
-        yield from _array_problems(arrays, dataset.packed)
+        problems = list(_array_problems(arrays, dataset.packed))
+        if checksums and not problems:  # SQuAD packed to 4096 is 90 MB
+            problems = list(damaged_files(folder, dataset.packed.crc32, threads=len(dataset.packed.crc32)))
+        yield from problems
 
 
 def _array_problems(arrays: PackedArrays, packed: PackedDataset) -> Iterator[str]:
