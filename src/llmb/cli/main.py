@@ -46,6 +46,8 @@ EPILOG = """Examples:
 
 - `llmb run -w pretrain_llama3.1 -s tiny`: a first result on this machine
 
+- `llmb prepare sample small -w finetune_llama3`: small data and a small model, to fine-tune on this machine
+
 - `llmb show -w pretrain_llama3.1 -s 8b --scale 8`: one recipe with its published figures
 
 Exit codes: 0 ok, 2 usage, 3 environment, 4 run failed, 6 invalid, 7 infrastructure, 130 interrupted.

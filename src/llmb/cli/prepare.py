@@ -27,16 +27,26 @@ from llmb.report.dataset_report import dataset_document, dataset_tables
 from llmb.report.output import print_json, print_tables, print_text
 
 app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
-app.command("checkpoint")(checkpoint)
-app.command("verify")(verify)
 
 
 @app.callback()
 def prepare() -> None:
-    """Data and weights that fine-tuning starts from."""
+    """Data and weights that fine-tuning starts from.
+
+    Examples, first with small files that llmb makes:
+
+    - `llmb prepare sample small -w finetune_llama3`
+
+    - `llmb prepare checkpoint finetune_llama3 tiny --source small/model`
+
+    - `llmb prepare dataset finetune_llama3 tiny --source small/squad.jsonl`
+
+    - `llmb prepare verify finetune_llama3 70b`: what is there, and the commands for the rest
+
+    - `llmb prepare submit finetune_llama3`: the same as Slurm jobs
+    """
 
 
-@app.command()
 @takes(model_options())
 def dataset(
     model: tuple[str, str],
@@ -108,7 +118,6 @@ def _prepared(catalogue: Catalogue, request: DatasetRequest) -> PreparedDataset:
         raise UserInterrupt("interrupted; what is complete stays, and the same command makes the rest") from signal
 
 
-@app.command()
 def sample(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder for the files.")],
     workload: Workload,
@@ -142,4 +151,5 @@ def _split(name: str) -> Split:
     raise unknown("split", name, SPLITS)
 
 
-app.command("submit")(prepare_submit.submit)
+for command in (sample, checkpoint, dataset, verify, prepare_submit.submit):  # in the order of their use
+    app.command()(command)

@@ -91,7 +91,8 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, OSError, RecursionError) as error:
-        raise UsageError(f"'{path.name}' cannot be read: {error}", where=str(path)) from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"'{path.name}' cannot be read: {why}", where=str(path)) from error
     if not isinstance(content, dict):
         raise UsageError(f"'{path.name}' does not hold a JSON object", where=str(path))
     return content
