@@ -4,16 +4,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmb import __version__
 from llmb.catalogue.records import Lora, Model
 from llmb.errors import UsageError
 from llmb.huggingface.adapter import ADAPTER_CONFIG, ADAPTER_FILE, adapter_problems
 from llmb.huggingface.folder import read_json
-from llmb.programs.engine.conversion import verify_saved
+from llmb.programs.engine.conversion import imported_record, verify_saved
 from llmb.programs.engine.converter import check_converter, run_converter
 from llmb.runs.checkpoint import (
     RECORD,
-    WEIGHTS,
     CheckpointRecord,
     ImportSource,
     SavedCheckpoint,
@@ -25,7 +23,6 @@ from llmb.runs.folder import write_atomically
 from llmb.runs.initial_weights import base_problem, base_text
 from llmb.runs.new_folder import check_free, new_folder
 from llmb.runs.origin import WeightsOrigin, identity_of
-from llmb.runs.record import now
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,23 +130,6 @@ def check_base(base: SavedCheckpoint, model: Model) -> None:
 def adapter_record(
     request: AdapterImport, source: Path, folder: Path, imported: ImportedWeights, base: WeightsOrigin
 ) -> CheckpointRecord:
-    checksums = {f"{WEIGHTS}/{name}": checksum for name, checksum in sorted(imported.checksums.items())}
-    return CheckpointRecord(
-        llmb_version=__version__,
-        saved_at=now(),
-        workload=request.workload,
-        size=request.model.size,
-        dtype=None,
-        model=request.model,
-        layout=None,
-        training=None,
-        seed=None,
-        step=0,
-        consumed_samples=0,
-        optimizer_state=False,
-        imported_from=ImportSource(format="huggingface", path=str(source), files=(ADAPTER_FILE,)),
-        lora=imported.lora,
-        base=base,
-        files={name: (folder / name).stat().st_size for name in checksums},
-        crc32=checksums,
-    )
+    origin = ImportSource(format="huggingface", path=str(source), files=(ADAPTER_FILE,))
+    record = imported_record(request.workload, request.model, origin, folder, imported.checksums, context={})
+    return record.model_copy(update={"lora": imported.lora, "base": base})

@@ -194,7 +194,9 @@ def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: 
         imported = run_converter(job, on_progress, on_note)
         assert imported, "an import that did not fail has a result"
         context = write_context(source, request.model, imported, folder / CONTEXT)
-        record = imported_record(source, request, folder, imported, context)
+        origin = ImportSource(format=source.format, path=str(source.path), files=source.files)
+        record = imported_record(request.workload, request.model, origin, folder, imported.checksums, context)
+        record = record.model_copy(update={"weights_dtypes": imported.dtypes})
         write_atomically(folder / RECORD, record.model_dump_json(indent=2) + "\n")
         (folder / JOURNAL).unlink()
 
@@ -259,29 +261,30 @@ def _lines(items: Sequence[str]) -> str:
 
 
 def imported_record(
-    source: WeightsSource,
-    request: ImportRequest,
+    workload: str,
+    model: Model,
+    source: ImportSource,
     folder: Path,
-    imported: ImportedWeights,
+    weights: Mapping[str, str],
     context: Mapping[str, str],
 ) -> CheckpointRecord:
-    weights = {f"{WEIGHTS}/{name}": checksum for name, checksum in sorted(imported.checksums.items())}
-    checksums = weights | {f"{CONTEXT}/{name}": checksum for name, checksum in sorted(context.items())}
+    """Of the new checkpoint in ``folder``; ``weights`` and ``context`` are checksums by name of a file in these."""
+    below = {WEIGHTS: weights, CONTEXT: context}
+    checksums = {f"{part}/{name}": found for part, files in below.items() for name, found in sorted(files.items())}
     return CheckpointRecord(
         llmb_version=__version__,
         saved_at=now(),
-        workload=request.workload,
-        size=request.model.size,
+        workload=workload,
+        size=model.size,
         dtype=None,
-        model=request.model,
+        model=model,
         layout=None,
         training=None,
         seed=None,
         step=0,
         consumed_samples=0,
         optimizer_state=False,
-        imported_from=ImportSource(format=source.format, path=str(source.path), files=source.files),
-        weights_dtypes=imported.dtypes,
+        imported_from=source,
         files={name: (folder / name).stat().st_size for name in checksums},
         crc32=checksums,
     )
