@@ -2,7 +2,8 @@
 """The published figure to compare a proxy with: that of the full model at its smallest published scale."""
 
 from llmb.catalogue.load import Catalogue, Figure
-from llmb.catalogue.records import Dtype, PublishedFlops, Recipe, Record
+from llmb.catalogue.published import PublishedFlops
+from llmb.catalogue.records import Dtype, Recipe, Record
 from llmb.catalogue.resolve import Request, resolve
 from llmb.metrics.throughput import throughput
 

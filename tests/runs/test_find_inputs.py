@@ -74,7 +74,8 @@ def test_a_dataset_of_another_tokenizer_than_the_checkpoints_is_refused(tmp_path
     checkpoint = prepare_checkpoint(tmp_path, MAVERICK)
     (checkpoint / "context").mkdir()
     (checkpoint / "context" / "tokenizer.json").write_bytes(b"{}")
-    tokenizer = {"name": "name", "sha256": sha256(b"{}").hexdigest(), "vocab_size": 256, "bos_id": 0, "eos_id": 1}
+    name = "llmb/llama4-maverick-tiny"
+    tokenizer = {"name": name, "sha256": sha256(b"{}").hexdigest(), "vocab_size": 256, "bos_id": 0, "eos_id": 1}
     prepare_dataset(tmp_path, MAVERICK, tokenizer=tokenizer)
     assert plan(tmp_path).dataset
     (checkpoint / "context" / "tokenizer.json").write_bytes(b"{ }")

@@ -13,7 +13,8 @@ from llmb.catalogue.data_files import CatalogueError, located, read_file, schema
 from llmb.catalogue.fabric import Fabric
 from llmb.catalogue.gpus import for_gpus
 from llmb.catalogue.layout_check import check_layout
-from llmb.catalogue.records import Document, Expectation, Gpu, Layout, Model
+from llmb.catalogue.published import Document, Expectation
+from llmb.catalogue.records import Gpu, Layout, Model
 from llmb.catalogue.schema import (
     DocumentsFile,
     ExpectationsFile,

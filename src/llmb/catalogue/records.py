@@ -4,16 +4,12 @@
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from llmb.catalogue.published import Checkpoint, Document, DocumentProfile, Expectation, PublishedFlops
+from llmb.catalogue.record import Record as Record
 from llmb.catalogue.unspecified import Unspecified
 from llmb.catalogue.upgrade import upgraded_model
-
-
-class Record(BaseModel):
-    """Base of all records that are written to files: immutable; unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Dtype(StrEnum):
@@ -261,85 +257,6 @@ class Window(Record):
     rule: str
 
 
-class DocumentProfile(Record):
-    """The steps from ``start`` that a document profiles; ``stop`` is no longer profiled, and ends the run."""
-
-    start: int
-    stop: int
-    file: str | None = None
-    """Name of a rank's report, without its ending; None for llmb's own."""
-
-
-class DocumentResults(Record):
-    """Where a document's launch script leaves a run, as templates of paths below the install root."""
-
-    experiment: str
-    folders: tuple[str, ...]
-    """Folders of the log; the first one also holds what follows."""
-    nsys_profile: str | None = None
-    checkpoint: str | None = None
-    """The folder above ``weights``."""
-
-
-class Document(Record):
-    """A source of published figures: the steps it takes them from, and the steps it profiles."""
-
-    document: str
-    title: str
-    source: str
-    release: str
-    window: str
-    profile: DocumentProfile
-    results: DocumentResults | None = None
-    """None if it names the folders as llmb does."""
-    convention: str
-    notes: tuple[str, ...] = ()
-
-
-class Expectation(Record):
-    """A published figure, as published. None for figures that the document does not print."""
-
-    kind: Literal["table", "example"]
-    step_time_s: float | None
-    tokens_per_s: float | None
-    mfu_pct: float | None
-    days_per_1t_tokens: float | None
-    tflops_per_gpu: float | None = None
-    convention: str
-    peak_tflops: float | None
-    """The peak that the document's MFU column was computed with."""
-    source: str
-    line: int
-    release: str
-    window: str
-    notes: tuple[str, ...]
-
-
-class PublishedFlops(Record):
-    """How the reference document counts the model FLOPs of one sequence."""
-
-    formula: Literal["full", "causal", "two thirds of causal"]
-    as_published: dict[str, int] = Field(default_factory=dict)
-    """Sizes that are wrong in the document, used only for its own formula."""
-    printed_flops: float | None
-    """The value that the document prints for this depth and sequence length, if any."""
-    source: str
-    line: int | None
-    notes: tuple[str, ...] = ()
-
-
-class Checkpoint(Record):
-    """Checkpoint sizes in the documents, and the numbers of GPUs that save and load them there."""
-
-    size_gb: float
-    save_scales: tuple[int, int] | None = None
-    """The smallest and the largest."""
-    min_load_scale: int | None = None
-    source: str
-    line: int
-    notes: tuple[str, ...] = ()
-
-
 LoraTargets = Literal["qkv", "qkv-split", "attention", "all-linear"]
 """``qkv``: the query, key and value projections as one fused projection, with one A for the three; the others have one
 A for every projection. ``attention``: also the output projection; ``all-linear``: also the feed-forward layers."""
@@ -361,20 +278,6 @@ class Lora(Record):
     def fused(self) -> bool:
         """Whether query, key and value share one A, as the adapter of a fused projection has it."""
         return self.targets == "qkv"
-
-
-class Source(Record):
-    """Where the weights and the data of a fine-tuning come from."""
-
-    model: str
-    """Folder of the checkpoint below ``models/``, and its repository on the Hugging Face hub if it has one."""
-    page: str | None
-    """Where access to the repository is requested; None for a model that is not on the hub."""
-    dataset: Literal["squad", "squad-tiny"]
-    """Folder below ``datasets/``. That of a tiny model is its own: its few samples are never taken for SQuAD."""
-    document: str | None = None
-    line: int | None = None
-    notes: tuple[str, ...] = ()
 
 
 class Recipe(Record):

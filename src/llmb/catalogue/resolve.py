@@ -10,14 +10,8 @@ from typing import Annotated, Literal, NamedTuple
 
 from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.load import Catalogue, layout_of, model_of
-from llmb.catalogue.records import (
-    Dtype,
-    Expectation,
-    Layout,
-    Model,
-    Recipe,
-    Record,
-)
+from llmb.catalogue.published import Expectation
+from llmb.catalogue.records import Dtype, Layout, Model, Recipe, Record
 from llmb.catalogue.scale_names import by_size, scale_name, scales_above
 from llmb.catalogue.schema import LayoutRow, LayoutTable, WorkloadFile
 from llmb.catalogue.sequence_flops import packing_of, published_flops

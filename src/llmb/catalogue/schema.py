@@ -6,7 +6,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from llmb.catalogue.fabric import Fabric
-from llmb.catalogue.records import Checkpoint, Document, Dtype, Gpu, Lora, Packing, Recipe, Record, Source, Training
+from llmb.catalogue.published import Checkpoint, Document, Source
+from llmb.catalogue.records import Dtype, Gpu, Lora, Packing, Recipe, Record, Training
 
 
 class HardwareFile(Record):

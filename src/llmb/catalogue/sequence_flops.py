@@ -2,7 +2,8 @@
 """What a workload's document says of the FLOPs of one sequence."""
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Layout, Packing, PublishedFlops
+from llmb.catalogue.published import PublishedFlops
+from llmb.catalogue.records import Layout, Packing
 from llmb.catalogue.schema import LayoutTable, WorkloadFile
 
 

@@ -6,7 +6,8 @@ for the gradients of its input and of itself; that of a frozen weight (LoRA's ba
 counts (Narayanan et al., 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM").
 """
 
-from llmb.catalogue.records import Convention, Lora, Model, Packing, PublishedFlops, Recipe
+from llmb.catalogue.published import PublishedFlops
+from llmb.catalogue.records import Convention, Lora, Model, Packing, Recipe
 from llmb.metrics.parameters import MATRICES, trainable_parameters
 
 PASSES = 3

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Model, Source
+from llmb.catalogue.published import Source
+from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model
 from llmb.errors import UsageError
 from llmb.metrics.parameters import parameter_count

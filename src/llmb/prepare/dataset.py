@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Source
+from llmb.catalogue.published import Source
 from llmb.catalogue.resolve import find_model, find_workload
 from llmb.errors import UsageError
 from llmb.jobs.locks import file_lock

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Model, Source
+from llmb.catalogue.published import Source
+from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model, find_workload
 from llmb.errors import UsageError
 from llmb.metrics.parameters import parameter_count

@@ -7,7 +7,8 @@ from typing import Any
 
 from llmb.catalogue.job_defaults import JobDefaults
 from llmb.catalogue.pipeline_stages import stage_layers
-from llmb.catalogue.records import Convention, Expectation, Recipe
+from llmb.catalogue.published import Expectation
+from llmb.catalogue.records import Convention, Recipe
 from llmb.metrics.flops import flops_per_sequence
 from llmb.metrics.parameters import checkpoint_bytes, parameter_count
 from llmb.metrics.throughput import Throughput, unpacked_reason

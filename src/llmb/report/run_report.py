@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmb.catalogue.pipeline_stages import stage_layers
-from llmb.catalogue.records import Convention, Expectation
+from llmb.catalogue.published import Expectation
+from llmb.catalogue.records import Convention
 from llmb.catalogue.unspecified import unspecified_text
 from llmb.metrics.parameters import checkpoint_bytes
 from llmb.report.lora_text import trained_text

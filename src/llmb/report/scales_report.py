@@ -4,7 +4,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from llmb.catalogue.records import Expectation, Recipe
+from llmb.catalogue.published import Expectation
+from llmb.catalogue.records import Recipe
 from llmb.report.numbers import number
 from llmb.report.output import result_table
 from llmb.report.table import Table

@@ -8,7 +8,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.records import Model, Packing, Recipe, Source
+from llmb.catalogue.published import Source
+from llmb.catalogue.records import Model, Packing, Recipe
 from llmb.catalogue.resolve import find_workload
 from llmb.errors import UsageError
 from llmb.metrics.packing import chunked_squares

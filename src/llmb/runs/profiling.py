@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Literal
 
-from llmb.catalogue.records import DocumentProfile, Record
+from llmb.catalogue.published import DocumentProfile
+from llmb.catalogue.records import Record
 from llmb.options.forms import RANKS
 from llmb.options.option import Option
 from llmb.options.ranges import Span, numbers_of, parse_ranges

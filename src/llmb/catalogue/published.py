@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the reference documents publish: their figures, profiles, folders, and the sources of weights and data."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from llmb.catalogue.record import Record
+
+
+class DocumentProfile(Record):
+    """The steps from ``start`` that a document profiles; ``stop`` is no longer profiled, and ends the run."""
+
+    start: int
+    stop: int
+    file: str | None = None
+    """Name of a rank's report, without its ending; None for llmb's own."""
+
+
+class DocumentResults(Record):
+    """Where a document's launch script leaves a run, as templates of paths below the install root."""
+
+    experiment: str
+    folders: tuple[str, ...]
+    """Folders of the log; the first one also holds what follows."""
+    nsys_profile: str | None = None
+    checkpoint: str | None = None
+    """The folder above ``weights``."""
+
+
+class Document(Record):
+    """A source of published figures: the steps it takes them from, and the steps it profiles."""
+
+    document: str
+    title: str
+    source: str
+    release: str
+    window: str
+    profile: DocumentProfile
+    results: DocumentResults | None = None
+    """None if it names the folders as llmb does."""
+    convention: str
+    notes: tuple[str, ...] = ()
+
+
+class Expectation(Record):
+    """A published figure, as published. None for figures that the document does not print."""
+
+    kind: Literal["table", "example"]
+    step_time_s: float | None
+    tokens_per_s: float | None
+    mfu_pct: float | None
+    days_per_1t_tokens: float | None
+    tflops_per_gpu: float | None = None
+    convention: str
+    peak_tflops: float | None
+    """The peak that the document's MFU column was computed with."""
+    source: str
+    line: int
+    release: str
+    window: str
+    notes: tuple[str, ...]
+
+
+class PublishedFlops(Record):
+    """How the reference document counts the model FLOPs of one sequence."""
+
+    formula: Literal["full", "causal", "two thirds of causal"]
+    as_published: dict[str, int] = Field(default_factory=dict)
+    """Sizes that are wrong in the document, used only for its own formula."""
+    printed_flops: float | None
+    """The value that the document prints for this depth and sequence length, if any."""
+    source: str
+    line: int | None
+    notes: tuple[str, ...] = ()
+
+
+class Checkpoint(Record):
+    """Checkpoint sizes in the documents, and the numbers of GPUs that save and load them there."""
+
+    size_gb: float
+    save_scales: tuple[int, int] | None = None
+    """The smallest and the largest."""
+    min_load_scale: int | None = None
+    source: str
+    line: int
+    notes: tuple[str, ...] = ()
+
+
+class Source(Record):
+    """Where the weights and the data of a fine-tuning come from."""
+
+    model: str
+    """Folder of the checkpoint below ``models/``, and its repository on the Hugging Face hub if it has one."""
+    page: str | None
+    """Where access to the repository is requested; None for a model that is not on the hub."""
+    dataset: Literal["squad", "squad-tiny"]
+    """Folder below ``datasets/``. That of a tiny model is its own: its few samples are never taken for SQuAD."""
+    document: str | None = None
+    line: int | None = None
+    notes: tuple[str, ...] = ()
