@@ -30,7 +30,8 @@ from llmb.jobspec.spec import JobSpec, write_spec
 from llmb.jobspec.variables import Layer, layered
 from llmb.options.option import Option, limit_problems
 from llmb.prepared.folders import prepared_folders
-from llmb.runs.folder import RunFolder, cannot_write, foreign_link, write_atomically
+from llmb.runs.claim import stamped_folder
+from llmb.runs.folder import RunFolder, cannot_write, write_atomically
 from llmb.schedulers.lookup import QUEUE, find_scheduler
 from llmb.schedulers.port import Scheduler
 from llmb.site.site import Site
@@ -194,7 +195,7 @@ def submit_preparation(store: Store, order: PreparationOrder, environ: Mapping[s
     """
     what = order.preparation
     with submission_lock(order.site.install) as descriptor:
-        folder = _new_folder(preparations(order.site.install, what.workload), what.name)
+        folder = stamped_folder(preparations(order.site.install, what.workload), what.name)
         with _removed_if_refused(folder):
             spec = order.spec(folder)
             try:
@@ -227,24 +228,6 @@ def same_jobs(store: Store, install: Path, orders: Sequence[PreparationOrder]) -
         if same:
             found[what.part] = same[-1]
     return found
-
-
-def _new_folder(parent: Path, name: str) -> RunFolder:
-    """``<name>_<seconds>/<name>``. Raises EnvironmentProblem where nothing can be written."""
-    if link := foreign_link(parent):
-        raise EnvironmentProblem("this is another user's link, which is not followed", where=str(link))
-    stamp = f"{name}_{int(time.time())}"
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        for number in itertools.count(1):
-            folder = RunFolder(parent / (stamp if number == 1 else f"{stamp}-{number}") / name)
-            with suppress(FileExistsError):
-                folder.path.parent.mkdir()
-                folder.path.mkdir()
-                break
-    except OSError as error:
-        raise cannot_write(parent, error) from error
-    return folder
 
 
 @contextmanager

@@ -4,6 +4,7 @@
 import itertools
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem
@@ -15,25 +16,29 @@ PROBE_BYTES = 4096
 
 
 def create_run_folder(install: Path, plan: Plan) -> RunFolder:
-    """A new, empty folder ``<experiment>/<experiment>_<seconds>/<experiment>``, and the one that its run saves to.
+    """A new, empty folder of a run (``stamped_folder``), and the one that it saves to. Raises EnvironmentProblem."""
+    return stamped_folder(run_parent(install, plan), experiment_name(plan), lambda run: _claimed(run, plan))
 
-    Of several runs that begin in the same second, the second one has ``-2`` behind the seconds, and so on. Raises
+
+def stamped_folder(parent: Path, name: str, claim: Callable[[RunFolder], bool] = lambda _folder: True) -> RunFolder:
+    """A new, empty folder ``<name>_<seconds>/<name>`` in ``parent``, for which ``claim`` holds.
+
+    Of several that begin in the same second, the second one has ``-2`` behind the seconds, and so on. Raises
     EnvironmentProblem where nothing can be written.
     """
-    name, parent = experiment_name(plan), run_parent(install, plan)
     if link := foreign_link(parent):
         raise EnvironmentProblem("this is another user's link, which is not followed", where=str(link))
     stamp = f"{name}_{int(time.time())}"
     try:
         parent.mkdir(parents=True, exist_ok=True)
         for number in itertools.count(1):
-            run = RunFolder(parent / (stamp if number == 1 else f"{stamp}-{number}") / name)
-            if _created(run.path.parent) and _claimed(run, plan):
+            folder = RunFolder(parent / (stamp if number == 1 else f"{stamp}-{number}") / name)
+            if _created(folder.path.parent) and claim(folder):
                 break
-        run.path.mkdir()
+        folder.path.mkdir()
     except OSError as error:
         raise cannot_write(parent, error) from error
-    return run
+    return folder
 
 
 def _claimed(run: RunFolder, plan: Plan) -> bool:
