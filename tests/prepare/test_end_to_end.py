@@ -90,7 +90,8 @@ def test_small_data_and_weights_become_a_result(
     assert first - last > LEAST_FALL[workload]
     assert [result["origin"][part]["kind"] for part in ("weights", "data")] == ["checkpoint", "dataset"]
     assert re.search(r"^weights .* checkpoint llmb/", table, re.MULTILINE)
-    assert re.search(r"^data .* packed 128, template squad-1", table, re.MULTILINE)
+    assert re.search(r"^data .* packed 128, from /.*squad.jsonl", table, re.MULTILINE)
+    assert re.search(r"^dataset .* template squad-1", table, re.MULTILINE)
     for row in (
         "tokens/s, padded",
         "tokens/s, real",
