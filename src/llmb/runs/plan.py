@@ -181,10 +181,8 @@ def make_plan(
     problems = list(choices.problems(recipe, device, saved.lora if saved else None))
     if saved:
         problems.extend(_checkpoint_problems(recipe, choices, saved))
-    problems.extend(document_problems(training, recipe.layout.seq_len))
     packed = found.packing or recipe.packing or training.document_tokens
-    if choices.attention_backend == "varlen" and not packed:
-        problems.append("--attention-backend varlen is for sequences packed from documents; see --document-tokens")
+    problems.extend(_packing_problems(recipe, choices, training, packed=packed is not None))
     steps, first_step = choices.steps_of(recipe, resumes=saved is not None), saved.step if saved else 0
     recorded = (device, steps, first_step, recipe.scale, recipe.documented_profile)
     problems.extend(choices.profiling.problems(*recorded))
@@ -217,6 +215,12 @@ def make_plan(
         profile=choices.profiling.settled(*recorded),
         nccl_trace=choices.profiling.nccl_trace,
     )
+
+
+def _packing_problems(recipe: Recipe, choices: Choices, training: Training, *, packed: bool) -> Iterator[str]:
+    yield from document_problems(training, recipe.layout.seq_len)
+    if choices.attention_backend == "varlen" and not packed:
+        yield "--attention-backend varlen is for sequences packed from documents; see --document-tokens"
 
 
 def chosen_training(recipe: Recipe, choices: Choices, saved: CheckpointRecord | None) -> Training:
