@@ -315,7 +315,7 @@ def begin_export(checkpoint: Path, target: Path) -> tuple["subprocess.Popen[str]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + ENDS_WITHIN_S
     while time.monotonic() < end:
-        for partial in target.parent.glob(f".{target.name}.*"):
+        for partial in target.parent.glob(f".{target.name}.*.partial"):  # not before it has its lock
             return process, partial
         time.sleep(0.001)
     raise AssertionError("the export did not begin")
