@@ -54,7 +54,8 @@ class Overrides(Record):
     ] = None
 
     def given(self) -> dict[str, int]:
-        return self.model_dump(exclude_none=True)
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

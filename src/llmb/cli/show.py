@@ -9,7 +9,6 @@ from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
-from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import print_unspecified
 from llmb.cli.options import takes_recipe
@@ -57,7 +56,8 @@ def show(
 def _origin(catalogue: Catalogue, recipe: Recipe) -> OriginHere:
     if recipe.task == "pretrain":
         return OriginHere(origin=random_and_synthetic(recipe.training))
-    from llmb.runs.planning import origin_here  # reads what is prepared
+    from llmb.cli.install import install_here  # both take longer than all that a pre-training recipe needs
+    from llmb.runs.planning import origin_here
 
     return origin_here(catalogue, install_here(), recipe)
 
