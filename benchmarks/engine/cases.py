@@ -61,7 +61,8 @@ def find_subject(
     """Raises UsageError if the catalogue has no proxy of that name for the GPU type."""
     workload, size = (TINY_MODELS if tiny else GPU_MODELS)[name]
     request = Request(workload=workload, size=size, dtype=dtype, gpu_type=gpu_type, scale=1)
-    recipe = recipe_for(catalogue, request, machine)
+    # Sequences are one document each: not every engine packs.
+    recipe = recipe_for(catalogue, request, machine).model_copy(update={"packing": None})
     if micro_batches is not None:
         layout = recipe.layout.model_copy(update={"gbs": recipe.layout.mbs * micro_batches})
         recipe = recipe.model_copy(update={"layout": layout})

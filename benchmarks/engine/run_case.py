@@ -86,6 +86,8 @@ def llmb_command(case: Case, settings: Settings) -> list[str]:
     command += ["--scale", "1", "--gbs", str(recipe.layout.gbs), "--seed", str(settings.seed)]
     command += ["--steps", str(steps), "--window", f"{settings.warmup_steps}-{steps - 1}"]
     command += ["--compile" if settings.compiled else "--no-compile"]
+    if recipe.task != "pretrain":
+        command += ["--synthetic", "--document-tokens", "0"]
     return [*command, *shlex.split(settings.llmb_options)]
 
 

@@ -164,7 +164,7 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Engin
         ),
         ("pretrain_llama3.1", {"window": "35-60"}, "outside the run"),
         ("pretrain_llama3.1", {"window": "late"}, "not a window"),
-        ("pretrain_llama3.1", {"document_tokens": 0}, "--document-tokens is 0; it must be at least 2"),
+        ("pretrain_llama3.1", {"document_tokens": -1}, "--document-tokens is -1; it must be 0 or at least 2"),
         ("pretrain_llama3.1", {"document_tokens": 1}, "one token predicts nothing"),
         (
             "pretrain_llama3.1",
@@ -219,6 +219,17 @@ def test_documents_of_ones_own_have_nothing_published() -> None:
     assert packed.expectations_reason == "sequences are packed from documents of 500 tokens on average"
     assert flops_per_sequence(packed, Convention.PUBLISHED) is None
     assert make_plan(recipe, Choices(), device="cuda").recipe == recipe
+
+
+def test_a_recipe_that_packs_can_train_on_whole_sequences() -> None:
+    request = Request(workload="finetune_llama3", size="70b", gpu_type="h100", scale=8)
+    recipe = resolve(Catalogue(), request)
+    plan = make_plan(recipe, Choices(synthetic=True, document_tokens=0), device="cuda")
+    assert plan.recipe.packing is None
+    assert not plan.recipe.expectations
+    assert plan.origin.data.name == "uniform", "not packed"
+    with pytest.raises(UsageError, match="varlen is for sequences packed from documents"):
+        make_plan(recipe, Choices(document_tokens=0, attention_backend="varlen"), device="cuda")
 
 
 def test_a_recipe_that_packs_trains_on_documents_like_its_own() -> None:

@@ -235,7 +235,7 @@ class Training(Record):
     data: Literal["uniform", "zipf"]
     """Synthetic tokens: uniform as in the reference suite, or Zipf-distributed, which a model can learn."""
     document_tokens: int | None = None
-    """Mean tokens of the packed documents; None if a sequence is one document."""
+    """Mean tokens of the packed documents; 0 if a sequence is one document, None if it is unless the recipe packs."""
     document_lengths: DocumentLengths = "uniform"
 
 

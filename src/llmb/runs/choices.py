@@ -37,7 +37,8 @@ class Choices(Record):
     document_tokens: Annotated[
         int | None,
         _training(
-            help="Pack sequences from documents of N tokens on average. Default: that of the recipe; LoRA packs."
+            help="Pack sequences from documents of N tokens on average; 0: each sequence is one document. Default: "
+            "that of the recipe; fine-tuning packs."
         ),
     ] = None
     grad_reduce_dtype: Annotated[

@@ -10,10 +10,10 @@ from llmb.metrics.packing import SHORTEST_MEAN, fitted_mean, scaled_mean, synthe
 
 def document_problems(training: Training, seq_len: int) -> Iterator[str]:
     mean = training.document_tokens
-    if mean is None:
+    if not mean:
         return
     if mean < SHORTEST_MEAN:
-        yield f"--document-tokens is {mean}; it must be at least {SHORTEST_MEAN}: one token predicts nothing"
+        yield f"--document-tokens is {mean}; it must be 0 or at least {SHORTEST_MEAN}: one token predicts nothing"
     elif mean > seq_len:
         yield f"documents of {mean} tokens on average are longer than a sequence, {seq_len}; lower --document-tokens"
 
@@ -25,7 +25,9 @@ def with_documents(recipe: Recipe, training: Training) -> Recipe:
     """
     seq_len = recipe.layout.seq_len
     usual = _usual_mean(recipe, training)
-    mean = training.document_tokens or usual
+    mean = usual if training.document_tokens is None else training.document_tokens
+    if mean == 0:
+        return _unpacked(recipe, training)
     if mean is None:
         return recipe.model_copy(update={"training": training})
     changes: dict[str, Any] = {
@@ -36,6 +38,14 @@ def with_documents(recipe: Recipe, training: Training) -> Recipe:
         # Published figures hold only for the recipe's own data.
         reason = f"sequences are packed from documents of {mean} tokens on average"
         changes |= {"published_flops": None, "expectations": (), "expectations_reason": reason}
+    return recipe.model_copy(update=changes)
+
+
+def _unpacked(recipe: Recipe, training: Training) -> Recipe:
+    """The recipe with ``training`` on sequences that are one document each."""
+    changes: dict[str, Any] = {"training": training, "packing": None}
+    if recipe.packing:
+        changes |= {"expectations": (), "expectations_reason": "each sequence is one document; the recipe's are packed"}
     return recipe.model_copy(update=changes)
 
 

@@ -136,7 +136,7 @@ class Search:
             return {}
         if self.source is None or self.choices.synthetic:
             return {}
-        if self.choices.document_tokens:
+        if self.choices.document_tokens is not None:
             self.problems.append(f"--document-tokens is for synthetic data; leave it out, or add {SYNTHETIC}")
             return {}
         if self.choices.dataset:

@@ -81,7 +81,7 @@ def identity_of(crc32: Mapping[str, str] | None) -> str | None:
 def synthetic_text(training: Training) -> str:
     """How synthetic data is drawn."""
     mean = training.document_tokens
-    if mean is None:
+    if not mean:
         return training.data
     like = "lengths like SQuAD's, " if training.document_lengths == "squad" else ""
     return f"{training.data}, packed documents: {like}{mean} tokens on average"

@@ -181,8 +181,8 @@ def make_plan(
     problems = list(choices.problems(recipe, device, saved.lora if saved else None))
     if saved:
         problems.extend(_checkpoint_problems(recipe, choices, saved))
-    packed = found.packing or recipe.packing or training.document_tokens
-    problems.extend(_packing_problems(recipe, choices, training, packed=packed is not None))
+    packs = training.document_tokens is None and (found.packing or recipe.packing)
+    problems.extend(_packing_problems(recipe, choices, training, packed=bool(packs or training.document_tokens)))
     steps, first_step = choices.steps_of(recipe, resumes=saved is not None), saved.step if saved else 0
     recorded = (device, steps, first_step, recipe.scale, recipe.documented_profile)
     problems.extend(choices.profiling.problems(*recorded))
@@ -238,7 +238,7 @@ def chosen_training(recipe: Recipe, choices: Choices, saved: CheckpointRecord | 
 
 def _document_lengths(recipe: Recipe, choices: Choices) -> DocumentLengths | None:
     """None for those of the training that is resumed, or of the recipe."""
-    if choices.document_tokens:
+    if choices.document_tokens is not None:
         return "uniform"
     return "squad" if choices.synthetic and recipe.task != "pretrain" else None
 

@@ -16,6 +16,6 @@ def build_data(plan: EnginePlan) -> TrainingData:
         seq_len=plan.recipe.layout.seq_len,
         seed=plan.seed,
         distribution=training.data,
-        document_tokens=training.document_tokens,
+        document_tokens=training.document_tokens or None,
         document_lengths=training.document_lengths,
     )
