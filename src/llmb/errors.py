@@ -60,8 +60,14 @@ class RunFailed(LlmbError):
     exit_code = 4
 
 
+class Regressed(LlmbError):
+    """A run, or a group of runs, is slower than its reference by more than the tolerance (exit code 5)."""
+
+    exit_code = 5
+
+
 class InvalidRun(LlmbError):
-    """A run finished, but its values are invalid (exit code 6)."""
+    """A run finished, but its values are invalid, or allow no conclusion (exit code 6)."""
 
     exit_code = 6
 

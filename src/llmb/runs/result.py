@@ -18,6 +18,7 @@ from llmb.runs.fp8_product import Fp8Product
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.profile_report import ProfileReport
 from llmb.runs.steps import Counters, Step, count_steps
+from llmb.verdict.records import Verdict
 
 GIB = 2**30
 Status = Literal["queued", "running", "success", "failed", "invalid"]
@@ -98,8 +99,10 @@ class Result(Record):
     peak_tflops: float | None = None
     reasons: dict[str, str] | None = None
     """Reasons for figures that are None, by name."""
-    verdict: None = None
-    verdict_reason: str = NO_VERDICT
+    verdict: Verdict | None = None
+    """None for a run without statistics, and for one of an earlier version."""
+    verdict_reason: str | None = NO_VERDICT
+    """Why ``verdict`` is None."""
 
     def document(self) -> dict[str, Any]:
         """Plain values for JSON."""

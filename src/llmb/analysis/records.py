@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run in the form in which it is judged and compared, whichever program trained it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llmb.catalogue.records import Recipe, Window
+from llmb.metrics.statistics import Statistics
+from llmb.runs.identity import RunIdentity, Value
+from llmb.runs.record import RunRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalyzedRun:
+    """A run that ended. One without a record is known by its log alone: ``record`` and ``recipe`` may be None."""
+
+    id: str
+    """Short; what commands accept and print."""
+    path: Path
+    """Its run folder, or its log if it has no record."""
+    identity: RunIdentity
+    conditions: Mapping[str, Value] = field(default_factory=dict)
+    """What may differ between repeats, under dotted keys: software, hardware, nodes, steps, seed."""
+    label: str | None = None
+    campaign: str | None = None
+    started_s: float | None = None
+    """Seconds since 1970."""
+    status: str
+    reason: str | None = None
+    window: Window | None = None
+    step_times_s: tuple[float, ...] = ()
+    """Of the window's steps, in order, without profiled ones; empty unless the run has statistics."""
+    step_time_s: Statistics | None = None
+    nodes: tuple[str, ...] = ()
+    recipe: Recipe | None = None
+    record: RunRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A run that was found and not used."""
+
+    run: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRuns:
+    """What a selection stands for."""
+
+    title: str
+    runs: tuple[AnalyzedRun, ...]
+    left_out: tuple[LeftOut, ...] = ()

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A verdict, and all that it rests on."""
+
+from typing import Literal
+
+from llmb.catalogue.records import Record, Window
+
+VerdictName = Literal["pass", "regressed", "improved", "inconclusive", "invalid", "not comparable"]
+ReferenceKind = Literal["published", "baseline", "expectation"]
+
+
+class Reference(Record):
+    """The step time that a run is judged against."""
+
+    kind: ReferenceKind
+    step_time_s: float
+    step_time_s_ci95: tuple[float, float] | None = None
+    """None for a single figure whose spread is not published."""
+    window: Window | None = None
+    """None if the source does not tell which steps its figure is of."""
+    window_text: str = ""
+    """The same as the source words it."""
+    convention: str | None = None
+    """How the source counts FLOPs; None if it has only a step time."""
+    source: str
+    """Document and line, folder of the baseline, or the user's file and entry."""
+    runs: int | None = None
+    """Number of runs of a baseline; None for a single figure."""
+
+
+class Condition(Record):
+    """Something that differs between a run and its reference. A value is None if that side does not tell."""
+
+    key: str
+    """Dotted, such as ``software.driver``."""
+    own: str | None
+    reference: str | None
+    effect: Literal["prevents", "weakens", "noted"]
+    """Whether it prevents a verdict, makes it soft, or is only reported."""
+
+
+class Verdict(Record):
+    """The keys are a contract."""
+
+    verdict: VerdictName
+    soft: bool
+    """The reference, or a condition that differs, allows only a rough statement."""
+    delta_pct: float | None
+    """Step time relative to the reference, in percent of it; above 0 is slower. None without two figures."""
+    ci95_pct: tuple[float, float] | None
+    """95 % confidence interval of ``delta_pct``."""
+    tolerance_pct: float | None
+    tolerance_source: str | None
+    reference: Reference | None
+    conditions: tuple[Condition, ...]
+    more_runs: int | None = None
+    """How many more runs are expected to decide an inconclusive verdict; None if runs would not."""
+    reason: str | None = None
+    """Why there is no clear verdict; None for a clear one."""
+    sentence: str
+    """One line for a person."""
