@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the runs that a word, a path or a date stands for."""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from llmb.analysis.read_run import RecordedRun, analyzed, analyzed_log, read_folder
+from llmb.analysis.read_run import analyzed_run as analyzed_run
+from llmb.analysis.records import AnalyzedRun, FoundRuns, LeftOut
+from llmb.errors import UsageError, closest
+from llmb.logs.files import FoundFiles, ParsedFile, find_logs
+from llmb.logs.parallel_reader import parse_logs
+from llmb.prepared.folders import WORKLOADS
+from llmb.runs.folder import RunFolder
+from llmb.runs.record_file import BrokenRecord
+from llmb.site.machine import usable_cores
+
+LATEST = "latest"
+NEAR = 5
+MANY = 500
+"""From so many records on, reading them takes longer than people wait with no output."""
+WINDOW = "auto"
+"""Of logs without a record, which says which steps the run itself is measured over."""
+SELECTORS = (
+    "a folder of runs or logs, a run folder, a log",
+    "a label, a campaign, the id of a job or a run, 'latest'",
+    "a date or a range of dates (2026-11-20, 2026-11-01..2026-11-07)",
+)
+"""What selects runs, for messages and helps."""
+_DATE = re.compile(r"(\d{4}-\d{2}-\d{2})(\.\.(\d{4}-\d{2}-\d{2}))?")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a word may stand for; ``spelled`` can mean nothing else."""
+
+    spelled: str
+    runs: tuple[RecordedRun, ...]
+
+
+def find_runs(selector: str, install: Path, say: Say) -> FoundRuns:
+    """The runs that measure how fast a step is, by the time they started; the others are left out, with the reason.
+
+    ``say`` takes messages for people. Raises UsageError if the selector stands for nothing, or for several things.
+    """
+    return measured(find_ended_runs(selector, install, say))
+
+
+def measured(found: FoundRuns) -> FoundRuns:
+    """Without the runs that failed, are invalid, or whose steps do not tell how fast they are."""
+    kept = tuple(run for run in found.runs if _why_left_out(run) is None)
+    dropped = [LeftOut(run.id, reason) for run in found.runs if (reason := _why_left_out(run))]
+    return FoundRuns(found.title, kept, (*found.left_out, *dropped))
+
+
+def _why_left_out(run: AnalyzedRun) -> str | None:
+    if run.status != "success":
+        return f"{run.status.replace('_', ' ')}: {run.reason}" if run.reason else run.status
+    return run.reason or (None if run.step_time_s else "its steps have no statistics")
+
+
+def find_ended_runs(selector: str, install: Path, say: Say) -> FoundRuns:
+    """The same with every run that ended, however it did; left out are those that last or cannot be read."""
+    text = selector.strip()
+    path = Path(text).expanduser()
+    if "/" in text or text in (".", "..", "~"):
+        return _at(text, path)
+    runs = tuple(_recorded_below(install, say))
+    if text == LATEST:
+        return _analyzed(text, sorted(runs, key=_start)[-1:])
+    if match := _DATE.fullmatch(text):
+        first, last = _days(match[1], match[3] or match[1])
+        return _analyzed(text, (run for run in runs if first <= _start(run) < last))
+    meanings = [one for one in _meanings(text, runs) if one.runs]
+    if os.path.lexists(path) and all(
+        path.absolute() in run.folder.path.parents for one in meanings for run in one.runs
+    ):
+        return _at(text, path)
+    if not meanings:
+        raise _unknown(text, runs, install)
+    return _only_meaning(text, meanings, path)
+
+
+def _only_meaning(text: str, meanings: list[Meaning], path: Path) -> FoundRuns:
+    different = {tuple(run.folder.path for run in one.runs) for one in meanings}
+    if len(different) > 1 or os.path.lexists(path):
+        choices = [f"{one.spelled} ({_runs_text(len(one.runs))})" for one in meanings]
+        choices += [f"./{text} (a {'folder' if path.is_dir() else 'file'} here)"] if os.path.lexists(path) else []
+        raise UsageError(f"'{text}' has {len(choices)} meanings", choices=choices, do="write the one that is meant")
+    return _analyzed(text, meanings[0].runs)
+
+
+def _meanings(text: str, runs: tuple[RecordedRun, ...]) -> Iterator[Meaning]:
+    kind, colon, word = text.partition(":")
+    wanted = kind if colon and kind in ("label", "campaign", "id") else None
+    name = word if wanted else text
+    if wanted in (None, "label"):
+        yield Meaning(f"label:{name}", tuple(run for run in runs if run.label == name))
+    if wanted in (None, "campaign"):
+        yield Meaning(f"campaign:{name}", tuple(run for run in runs if run.campaign == name))
+    if wanted in (None, "id"):
+        yield from _with_id(name, runs)
+
+
+def _with_id(name: str, runs: tuple[RecordedRun, ...]) -> Iterator[Meaning]:
+    """A run's own id or folder, or a job's, which may be an array of runs."""
+    own = [run for run in runs if name in (run.id, run.folder.path.parent.name)]
+    yield from (Meaning(str(run.folder.path), (run,)) for run in own)
+    jobs = [run for run in runs if any(id_ == name or id_.startswith(f"{name}_") for id_ in run.job_ids)]
+    arrays = {(run.job.base_dir if run.job else None) or run.folder.path: run for run in jobs}
+    if len(arrays) == 1:
+        yield Meaning(f"id:{name}", tuple(jobs))
+    else:  # a scheduler whose history was reset counts from 1 again
+        yield from (Meaning(str(run.folder.path), (run,)) for run in jobs)
+
+
+def _unknown(text: str, runs: Iterable[RecordedRun], install: Path) -> UsageError:
+    names = [name for run in runs for name in (run.label, run.campaign, run.id, *run.job_ids) if name]
+    return UsageError(
+        f"'{text}' is no file, and no label, campaign or id of a run below {install}",
+        choices=list(dict.fromkeys(closest(text, names, cutoff=0.6, most=NEAR))) or SELECTORS,
+        do="'llmb jobs list' shows what was submitted",
+    )
+
+
+def _days(first: str, last: str) -> tuple[float, float]:
+    """From the beginning of one day to the end of another, by this machine's clock. Raises UsageError."""
+    try:
+        start, end = (datetime.fromisoformat(day).astimezone() for day in (first, last))
+    except ValueError as error:
+        do = "write 2026-11-01..2026-11-07"
+        raise UsageError(f"'{first}..{last}' has a day that does not exist", do=do) from error
+    if end < start:
+        raise UsageError(f"'{first}..{last}' ends before it begins", do=f"write {last}..{first}")
+    return start.timestamp(), (datetime.fromisoformat(last) + timedelta(days=1)).astimezone().timestamp()
+
+
+def _start(run: RecordedRun) -> float:
+    """A run that has not begun is of no date."""
+    return run.started_s or 0.0
+
+
+def _recorded_below(install: Path, say: Say) -> Iterator[RecordedRun]:
+    """Unreadable records have no label, campaign or date, and so are not found by one."""
+    paths = sorted(install.glob(f"{WORKLOADS}/*/experiments/*/*/*/run.json"))
+    if len(paths) >= MANY:
+        say(f"reading the records of {len(paths):,} runs below {install}")
+    for path in paths:
+        try:
+            yield read_folder(RunFolder(path.parent))
+        except (OSError, BrokenRecord):
+            continue
+
+
+def _at(text: str, path: Path) -> FoundRuns:
+    """The runs of a path: of a run folder, of its log, or of all run folders and logs below."""
+    if path.is_file() and not (path.parent / "run.json").is_file():
+        return _with_logs(FoundRuns(text, ()), find_logs(path))
+    if not path.is_dir() and not path.is_file():
+        raise UsageError(f"no such file or directory: '{text}'", choices=SELECTORS)
+    root = path if path.is_dir() else path.parent
+    folders = list(_run_folders(root))
+    logs = _logs_outside(root, folders)
+    if not folders and not logs.logs and not logs.refused:
+        raise UsageError(f"no run folder and no '*.out' file in or below '{text}'", choices=SELECTORS)
+    return _with_logs(_found_in(text, folders), logs)
+
+
+def _run_folders(root: Path) -> Iterator[RunFolder]:
+    """Nothing below a run folder is another one. Links are not followed: the same run would be found twice."""
+    for folder, folders, names in os.walk(root):
+        if "run.json" in names:
+            folders.clear()
+            yield RunFolder(Path(folder).absolute())
+
+
+def _logs_outside(root: Path, folders: Iterable[RunFolder]) -> FoundFiles:
+    known = {folder.path for folder in folders}
+    try:
+        found = find_logs(root)
+    except UsageError:
+        return FoundFiles((), 0, ())
+    logs = tuple(path for path in found.logs if known.isdisjoint(path.absolute().parents))
+    refused = tuple(file for file in found.refused if known.isdisjoint(file.path.absolute().parents))
+    return FoundFiles(logs, sum(path.stat().st_size for path in logs), refused)
+
+
+def _with_logs(found: FoundRuns, logs: FoundFiles) -> FoundRuns:
+    files = sorted(parse_logs(logs, WINDOW, usable_cores()), key=lambda file: file.path)
+    unread = tuple(LeftOut(str(file.path), file.outcome.reason) for file in files if not _is_run(file))
+    runs = sorted((*found.runs, *(analyzed_log(file) for file in files if _is_run(file))), key=_order)
+    return FoundRuns(found.title, tuple(runs), (*found.left_out, *unread))
+
+
+def _is_run(file: ParsedFile) -> bool:
+    return file.outcome.status not in ("skipped", "unreadable")
+
+
+def _found_in(title: str, folders: Iterable[RunFolder]) -> FoundRuns:
+    runs, broken = [], []
+    for folder in folders:
+        try:
+            runs.append(read_folder(folder))
+        except (OSError, BrokenRecord) as error:
+            broken.append(LeftOut(str(folder.path), _unreadable(error)))
+    found = _analyzed(title, runs)
+    return FoundRuns(title, found.runs, (*found.left_out, *broken))
+
+
+def _analyzed(title: str, recorded: Iterable[RecordedRun]) -> FoundRuns:
+    runs, left_out = [], []
+    for one in recorded:
+        try:
+            if one.has_ended:
+                runs.append(analyzed(one))
+            else:
+                left_out.append(LeftOut(one.id, f"it is {one.record.status}"))
+        except (OSError, BrokenRecord) as error:
+            left_out.append(LeftOut(one.id, _unreadable(error)))
+    return FoundRuns(title, tuple(sorted(runs, key=_order)), tuple(left_out))
+
+
+def _order(run: AnalyzedRun) -> tuple[float, str]:
+    return run.started_s or 0.0, str(run.path)
+
+
+def _unreadable(error: OSError | BrokenRecord) -> str:
+    return f"cannot be read: {error.strerror if isinstance(error, OSError) else error.what}"
+
+
+def _runs_text(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs by folder, log, campaign, id and date; those that are not used, with the reason; runs of version 0.1."""
+
+import json
+import shutil
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from llmb.analysis.find_runs import analyzed_run, find_ended_runs, find_runs
+from llmb.analysis.records import FoundRuns
+from llmb.errors import UsageError
+from llmb.runs.folder import RunFolder
+
+OLD = Path(__file__).parents[1] / "data" / "version-0.1"
+CAMPAIGN = "20261121-220547-d2e11e"
+STEP_LINE = (
+    "Training epoch 0, iteration {step}/{last} | lr: 4.491e-06 | global_batch_size: 256 | global_step: {step} |"
+    " reduced_train_loss: {loss} | train_step_timing in s: {time}\n"
+)
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Path:
+    """An install root with the runs of version 0.1."""
+    shutil.copytree(OLD, tmp_path / "bench")
+    return tmp_path / "bench"
+
+
+def nemo_log(path: Path, *, steps: int = 50, logged: int | None = None, loss: float = 10.0) -> Path:
+    lines = [
+        STEP_LINE.format(step=step, last=steps - 1, loss=loss, time=12 + step % 3 / 10)
+        for step in range(steps if logged is None else logged)
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(lines))
+    return path
+
+
+def found(selector: object, install: Path) -> FoundRuns:
+    return find_runs(str(selector), install, lambda _: None)
+
+
+def folder_names(runs: FoundRuns) -> list[str]:
+    return [run.path.parent.name.rpartition("_")[2] for run in runs.runs]
+
+
+def reasons(runs: FoundRuns) -> list[str]:
+    return sorted(one.reason for one in runs.left_out)
+
+
+def test_runs_of_version_0_1_are_found_by_folder(install: Path) -> None:
+    runs = found(install / "workloads", install)
+    assert len(runs.runs) == 5
+    assert runs.title == str(install / "workloads")
+    first = runs.runs[0]
+    assert first.identity.configuration["workload"] == "pretrain_llama3.1"
+    assert first.step_times_s == (0.5, 0.5)
+    assert first.step_time_s and (first.step_time_s.mean, first.step_time_s.count) == (0.5, 2)
+    assert first.window and (first.window.first, first.window.last) == (7, 8)
+    assert first.status == "success" and first.reason is None
+    assert [run.started_s for run in runs.runs] == sorted(run.started_s or 0 for run in runs.runs)
+    assert "it is queued" in reasons(runs)
+    assert any(reason.startswith("failed: the workers ended with exit code 3") for reason in reasons(runs))
+
+
+def test_every_run_that_ended_is_found_for_whoever_judges_it(install: Path) -> None:
+    runs = find_ended_runs(str(install / "workloads"), install, lambda _: None)
+    assert sorted(run.status for run in runs.runs) == ["failed", *6 * ["success"]]
+    unmeasured = next(run for run in runs.runs if run.status == "success" and not run.step_time_s)
+    assert unmeasured.reason
+    failed = next(run for run in runs.runs if run.status == "failed")
+    assert failed.step_time_s is None and failed.step_times_s == () and "exit code 3" in str(failed.reason)
+    assert reasons(runs) == ["it is queued"]
+
+
+def test_a_campaign_a_job_an_array_and_a_run_are_found_by_their_ids(install: Path) -> None:
+    assert len(found(CAMPAIGN, install).runs) == 2
+    assert len(found(f"campaign:{CAMPAIGN}", install).runs) == 2
+    assert folder_names(found("7", install)) == ["1795298748"]
+    assert (
+        folder_names(found("1", install)) == folder_names(found("9", install)) == ["1795298745"]
+    )  # was submitted twice
+    array = found("2", install)
+    assert (folder_names(array), len(array.left_out)) == (["1795298746.0"], 1)
+    assert folder_names(found("2_0", install)) == ["1795298746.0"]
+    (run,) = found("2_0", install).runs
+    assert found(run.id, install).runs == (run,)
+    assert found(run.path.parent.name, install).runs == (run,)
+
+
+def test_runs_are_found_by_the_days_on_which_they_started(install: Path) -> None:
+    day = datetime.fromisoformat("2026-11-21T22:05:47+00:00").astimezone().date()
+    assert len(found(day, install).runs) == 5
+    assert len(found(f"2026-11-01..{day}", install).runs) == 5
+    assert found("2026-11-01..2026-11-19", install).runs == ()
+    with pytest.raises(UsageError, match="ends before it begins"):
+        found("2026-11-07..2026-11-01", install)
+    with pytest.raises(UsageError, match="day that does not exist"):
+        found("2026-02-30", install)
+
+
+def test_the_latest_run_is_the_one_that_started_last(install: Path) -> None:
+    assert folder_names(found("latest", install)) == ["1795298778"]
+
+
+def test_a_word_with_two_meanings_is_refused_with_both(
+    install: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nemo_log(tmp_path / "7" / "log-other.out")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as error:
+        found("7", install)
+    assert error.value.choices == ("id:7 (1 run)", "./7 (a folder here)")
+    assert folder_names(found("id:7", install)) == ["1795298748"]
+    assert [run.path.name for run in found("./7", install).runs] == ["log-other.out"]
+
+
+def test_an_id_that_two_jobs_have_is_refused_with_their_folders(install: Path) -> None:
+    for path in install.rglob("job.json"):
+        job = json.loads(path.read_text())
+        if job["job_id"] == "6":
+            path.write_text(json.dumps(job | {"job_id": "7"}))
+    with pytest.raises(UsageError, match="'7' has 2 meanings") as error:
+        found("7", install)
+    assert all("/experiments/" in choice for choice in error.value.choices)
+
+
+def test_an_unknown_word_is_refused_with_what_is_near(install: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        found(CAMPAIGN[:-1], install)
+    assert CAMPAIGN in error.value.choices
+    with pytest.raises(UsageError, match="no such file or directory"):
+        found("./nothing", install)
+    with pytest.raises(UsageError, match="no run folder and no"):
+        found(empty(install), install)
+
+
+def empty(install: Path) -> Path:
+    folder = install / "empty"
+    folder.mkdir()
+    return folder
+
+
+def test_logs_without_a_record_are_runs(install: Path, tmp_path: Path) -> None:
+    name = "log-account.pretrain_llama3_8b_bf16_gpus8_tp1_pp1_cp1_vp1_mbs1_gbs128_{}_0.out"
+    one, two = (nemo_log(tmp_path / "logs" / name.format(job)) for job in (1234567, 1234568))
+    nemo_log(tmp_path / "logs" / "log-died_1_0.out", logged=20)
+    nemo_log(tmp_path / "logs" / "log-nan_1_0.out", loss=float("nan"))
+    nemo_log(tmp_path / "logs" / "log-pretrain_x_nsys_1_0.out")
+    runs = found(tmp_path / "logs", install)
+    assert [run.path for run in runs.runs] == [one, two]
+    assert len({run.identity.key for run in runs.runs}) == 1
+    assert len({run.id for run in runs.runs}) == 2
+    assert runs.runs[0].step_time_s and runs.runs[0].step_time_s.count == 10
+    assert [reason.partition(":")[0] for reason in reasons(runs)] == ["a profiled run", "failed", "invalid"]
+    assert [run.path for run in found(two, install).runs] == [two]
+
+
+def test_the_log_of_a_run_folder_is_that_run(install: Path) -> None:
+    (folder,) = (run.path for run in found("2_0", install).runs)
+    assert found(RunFolder(folder).log, install).runs == found(folder, install).runs
+
+
+def test_a_damaged_record_is_left_out_with_the_reason(install: Path) -> None:
+    (folder,) = (run.path for run in found("2_0", install).runs)
+    (folder / "run.json").write_text("{")
+    runs = found(install / "workloads", install)
+    assert len(runs.runs) == 4
+    (damaged,) = (one for one in runs.left_out if one.run == str(folder))
+    assert damaged.reason.startswith("cannot be read: it is damaged")
+
+
+def test_a_run_that_lasts_has_no_result_to_analyze(install: Path) -> None:
+    queued = next(
+        path.parent for path in install.rglob("run.json") if json.loads(path.read_text())["status"] == "queued"
+    )
+    with pytest.raises(UsageError, match="it is queued"):
+        analyzed_run(RunFolder(queued))
