@@ -234,6 +234,15 @@ def _output(number: int, *, at_once: bool, errors: str = "strict") -> Any:
     return stream
 
 
+def customize() -> None:
+    """As the interpreter does before all else, with what PYTHONPATH has for it."""
+    folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
+    start = next((file for folder in folders if (file := Path(folder) / "sitecustomize.py").exists()), None)
+    if start:
+        runpy.run_path(str(start))
+
+
 def run(arguments: list[str]) -> None:
     """As the interpreter does with the same arguments, which name a module or a script."""
     rest = [argument for argument in arguments if argument != "-u"]
@@ -265,6 +274,7 @@ def main() -> None:
         program = Server(listener, lifeline=0).serve()
         listener.detach()
     become(program, python)
+    customize()
     run(program.arguments)
 
 

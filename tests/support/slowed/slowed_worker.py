@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is slow in a worker: patches the engine's functions once it is loaded. Other processes are left alone."""
+
+import importlib.util
+import json
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+LOOP = "llmb.engine.loop"
+MAX_PACING_RATE = 47
+"""SO_MAX_PACING_RATE of Linux: the kernel sends no faster through this socket, without any rights or devices."""
+SOCKET = re.compile(r"socket:\[\d+\]")
+
+
+def slow_down(text: str) -> None:
+    """``text``: a JSON list of the fields of ``slowed_runs.Slow``."""
+    rank = os.environ.get("RANK")
+    wanted = [item for item in json.loads(text) if item["rank"] is None or str(item["rank"]) == rank]
+
+    def patch() -> None:
+        for item in wanted:
+            PATCHES[item["what"]](item)
+
+    if rank is None:
+        return
+    if LOOP in sys.modules:
+        patch()
+    else:
+        sys.meta_path.insert(0, OnceLoaded(patch))
+
+
+class OnceLoaded(MetaPathFinder):
+    """Calls ``patch`` when the loop has been loaded."""
+
+    def __init__(self, patch: Callable[[], None]) -> None:
+        self.patch = patch
+
+    def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> Any:
+        if name != LOOP:
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+
+        def load_and_patch(module: ModuleType) -> None:
+            load(module)
+            self.patch()
+
+        spec.loader.exec_module = load_and_patch
+        return spec
+
+
+def wrap(holder: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """``wrapper`` gets the usual function, then its arguments."""
+    usual = getattr(holder, name)
+    setattr(holder, name, lambda *arguments, **options: wrapper(usual, *arguments, **options))
+
+
+def timed(item: dict[str, Any], share: float, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    began = time.perf_counter()
+    result = function(*arguments, **options)
+    time.sleep(item["ms"] / 1000 * share + (time.perf_counter() - began) * item["pct"] / 100)
+    return result
+
+
+def slow_step(item: dict[str, Any]) -> None:
+    wrap(sys.modules[LOOP], "do_step", lambda *call, **options: timed(item, 1, *call, **options))
+
+
+def slow_compute(item: dict[str, Any]) -> None:
+    """The delay of a step is spread over the forward passes of its layers."""
+    from llmb.engine.model import decoder
+
+    share = 1.0
+
+    def do_step(usual: Callable[..., Any], number: int, plan: Any, *arguments: Any) -> Any:
+        nonlocal share
+        share = 1 / (plan.recipe.model.layers * plan.recipe.layout.ga)
+        return usual(number, plan, *arguments)
+
+    wrap(sys.modules[LOOP], "do_step", do_step)
+    for block in (decoder.Block, decoder.MoEBlock):
+        wrap(block, "forward", lambda *call, **options: timed(item, share, *call, **options))
+
+
+def slow_loader(item: dict[str, Any]) -> None:
+    from llmb.engine.data.steps import RankData
+
+    wrap(RankData, "step", lambda *call: timed(item, 1, *call))
+
+
+def slow_disk(item: dict[str, Any]) -> None:
+    from llmb.engine.checkpoint import save
+
+    wrap(save, "save", lambda *call, **options: timed(item, 1, *call, **options))
+
+
+def slow_link(item: dict[str, Any]) -> None:
+    """Groups connect when they are first used: all sockets are set again before every step."""
+
+    def do_step(usual: Callable[..., Any], *arguments: Any) -> Any:
+        for connection in connections():
+            connection.setsockopt(socket.SOL_SOCKET, MAX_PACING_RATE, item["bytes_per_s"])
+            connection.close()
+        return usual(*arguments)
+
+    wrap(sys.modules[LOOP], "do_step", do_step)
+
+
+def connections() -> Iterator[socket.socket]:
+    """Duplicates of this process's TCP sockets."""
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if SOCKET.fullmatch(str(file.readlink())):
+                found = socket.socket(fileno=os.dup(int(file.name)))
+                if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
+                    yield found
+                else:
+                    found.close()
+
+
+PATCHES = {"step": slow_step, "compute": slow_compute, "loader": slow_loader, "disk": slow_disk, "link": slow_link}
