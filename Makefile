@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS := $(shell echo $$(($$(nproc) + 1)))
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: setup demo test test-all lint bench bench-engine layouts numerics golden reference clean
+.PHONY: setup demo test test-all lint bench bench-engine layouts numerics golden reference schemas clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make numerics   measure docs/reference/numerics.md again (a quarter of an hour on 2 cores)"
 	@echo "make golden     rewrite the batch scripts that tests compare with"
 	@echo "make reference  regenerate the pages of docs/reference"
+	@echo "make schemas    store the schemas of JSON documents anew, where keys were added"
 
 setup: $(VENV)/.run
 
@@ -74,6 +75,10 @@ golden: $(VENV)/.dev
 
 reference: $(VENV)/.run
 	$(BIN)/python scripts/generate_reference.py
+
+# FREEZE_OPTIONS="--breaking" also removes keys and changes types, which breaks programs of users.
+schemas: $(VENV)/.run
+	$(BIN)/python scripts/freeze_schemas.py $(FREEZE_OPTIONS)
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -68,7 +68,9 @@ from llmb.traces.nccl_summary import Codes, NcclSummary, summarize_nccl
 from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable
 from llmb.traces.summary import summarize
 from llmb.traces.timeline import Timeline, TracedStep
+from reference_pages.json_types import Schema, types_text
 from reference_pages.markdown import page, table, type_text
+from reference_pages.schemas import schemas
 
 FIELDS = Path(__file__).with_name("fields.yaml")
 
@@ -200,12 +202,12 @@ others."""
 
 
 def files_page(catalogue: Catalogue) -> str:
-    plan = sample_plan(catalogue)
-    recipe = resolve(catalogue, Request(workload="pretrain_llama3.1", size="405b", scale=576, release="24.11"))
+    plan, recipe = sample_plan(catalogue), sample_recipe(catalogue)
     meanings = yaml.safe_load(FIELDS.read_text())
     record = {**annotations(RunRecord), "plan": Plan}
     records = {"record": record, "plan": annotations(EnginePlan), "recipe": annotations(Recipe)}
     documents = json_documents(catalogue, plan, recipe)
+    frozen = schemas(documents)
     return page(
         "# Files, JSON and exit codes",
         INTRO,
@@ -224,7 +226,10 @@ def files_page(catalogue: Catalogue) -> str:
         page("## Packed datasets", PACKED, typed_table(annotations(PackedDataset), meanings["packed"])),
         page("## JSON of a job", JOB_ROW, typed_table(job_row(), meanings["job_row"])),
         *cluster_config(meanings),
-        *(page(f"## JSON of llmb {name}", key_table(item, meanings[name])) for name, item in documents.items()),
+        *(
+            page(f"## JSON of llmb {name}", key_table(item, meanings[name], frozen.get(name)))
+            for name, item in documents.items()
+        ),
         page("## Exit codes", exit_codes(), ERRORS),
     )
 
@@ -268,10 +273,14 @@ def typed_table(kinds: Mapping[str, Any], meanings: Mapping[str, str]) -> str:
     return table(["key", "type", "meaning"], rows)
 
 
-def key_table(document: Mapping[str, Any], meanings: Mapping[str, str]) -> str:
+def key_table(document: Mapping[str, Any], meanings: Mapping[str, str], schema: Schema | None) -> str:
+    """With types if the document has a schema."""
     paths = list(key_paths(document, meanings))
     check_complete(paths, meanings)
-    return table(["key", "meaning"], [[f"`{path}`", meanings[path]] for path in paths])
+    if schema is None:
+        return table(["key", "meaning"], [[f"`{path}`", meanings[path]] for path in paths])
+    rows = [[f"`{path}`", types_text(schema[path]), meanings[path]] for path in paths]
+    return table(["key", "type", "meaning"], rows)
 
 
 def check_complete(keys: Iterable[str], meanings: Mapping[str, str]) -> None:
@@ -292,6 +301,11 @@ def key_paths(document: Mapping[str, Any], meanings: Mapping[str, str], above: s
             yield from key_paths(value[0], meanings, f"{path}[].")
         else:
             yield path
+
+
+def sample_documents(catalogue: Catalogue) -> dict[str, Mapping[str, Any]]:
+    """The same of one recipe that is trained, and one with published figures."""
+    return json_documents(catalogue, sample_plan(catalogue), sample_recipe(catalogue))
 
 
 def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> dict[str, Mapping[str, Any]]:
@@ -393,6 +407,10 @@ def sample_checkpoint(plan: Plan) -> SavedCheckpoint:
 def sample_plan(catalogue: Catalogue) -> EnginePlan:
     request = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=2)
     return make_plan(resolve(catalogue, request), Choices(), device="cpu")
+
+
+def sample_recipe(catalogue: Catalogue) -> Recipe:
+    return resolve(catalogue, Request(workload="pretrain_llama3.1", size="405b", scale=576, release="24.11"))
 
 
 def sample_line(recipe: Recipe) -> str:

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The JSON documents whose keys are a contract, and their schemas."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NotRequired, TypedDict
+
+from llmb.catalogue.published import Expectation
+from llmb.catalogue.records import Dtype, Window
+from llmb.catalogue.unspecified import Unspecified
+from llmb.jobs.job import Job
+from llmb.logs.outcome import Status
+from llmb.runs.origin import DataOrigin, WeightsOrigin
+from llmb.runs.result import Result
+from reference_pages.json_types import Schema, schema_of
+
+
+class RecipeIdentity(TypedDict):
+    workload: str
+    size: str
+    dtype: Dtype
+    gpu_type: str
+    scale: int
+    release: str | None
+    task: str
+    proxy: bool
+    layers: NotRequired[int]
+    full_layers: NotRequired[int | None]
+
+
+class LabeledOrigin(TypedDict):
+    weights: WeightsOrigin
+    data: DataOrigin
+    text: str
+
+
+class LoggedStatistics(TypedDict):
+    mean: float
+    median: float
+    std: float | None
+    cv: float | None
+    ci95: tuple[float, float] | None
+    min: float
+    max: float
+
+
+class LoggedLoss(TypedDict):
+    first: float | None
+    last: float | None
+
+
+DECLARED: Mapping[str, Mapping[str, Any]] = {
+    "run": {
+        "": Result,
+        "recipe": RecipeIdentity,
+        "unspecified": tuple[Unspecified, ...],
+        "origin": LabeledOrigin,
+        "window": Window,
+        "expectations": tuple[Expectation, ...],
+        "expectations_reason": str | None,
+    },
+    "parse": {
+        "results[].status": Status,
+        "results[].window": Window | None,
+        "results[].steps": int | None,
+        "results[].attempts": int | None,
+        "results[].max_iteration": int | None,
+        "results[].step_time_s": LoggedStatistics | None,
+        "results[].tflops_per_gpu": LoggedStatistics | None,
+        "results[].origin": LabeledOrigin | None,
+        "results[].loss": LoggedLoss | None,
+        "summary": Mapping[str, int],
+    },
+    "jobs list": {"jobs[]": Job},
+}
+"""Types that a sample does not show, by document and path. These documents have a frozen schema."""
+
+
+def schemas(documents: Mapping[str, Any]) -> dict[str, Schema]:
+    """By the name of the document; ``documents`` has a sample of each."""
+    written = {name: json.loads(json.dumps(documents[name])) for name in DECLARED}
+    return {name: schema_of([written[name]], parts) for name, parts in DECLARED.items()}

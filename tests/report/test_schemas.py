@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The JSON documents of commands keep their keys and types: programs of users read them."""
+
+import json
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict
+
+import pytest
+from typer.testing import CliRunner
+
+from llmb.cli.parse import app as parse_app
+from llmb.logs.step_line import format_step_line
+from llmb.programs.conclude import finished_result
+from llmb.report.run_report import run_document
+from llmb.runs.folder import RunFolder
+from llmb.runs.record import read_record
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDS = sorted((ROOT / "tests" / "data" / "version-0.1").glob("workloads/*/experiments/*/*/*/run.json"))
+OLD_RUNS = [path for path in RECORDS if '"status": "queued"' not in path.read_text()]
+
+
+@pytest.fixture(scope="module")
+def freezer() -> Iterator[dict[str, Any]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts")
+        yield runpy.run_path(str(ROOT / "scripts" / "freeze_schemas.py"))
+
+
+@pytest.fixture(scope="module")
+def types(freezer: dict[str, Any]) -> Any:
+    from reference_pages import json_types  # of scripts, which is on the path by now
+
+    return json_types
+
+
+def test_every_schema_is_as_it_is_stored(freezer: dict[str, Any]) -> None:
+    current = freezer["current_schemas"]()
+    assert {freezer["file_of"](name).name for name in current} == {path.name for path in freezer["FROZEN"].iterdir()}
+    for name, schema in current.items():
+        breaks, news = freezer["changes"](name, freezer["frozen"](name), schema)
+        assert not breaks, "programs of users break; 'make schemas' tells how to change a contract"
+        assert not news, "run 'make schemas'"
+
+
+@pytest.mark.parametrize(
+    ("after", "breaks", "news"),
+    [
+        ({"a": ["integer"], "b": ["'x'", "null"]}, 0, 0),
+        ({"b": ["'x'", "null"]}, 1, 0),
+        ({"a": ["number"], "b": ["'x'", "null"]}, 1, 0),
+        ({"a": ["integer", "null"], "b": ["'x'", "null"]}, 1, 0),
+        ({"a": ["integer"], "b": ["null"]}, 1, 0),
+        ({"a": ["integer"], "b": ["'x'", "'y'", "null"]}, 0, 1),
+        ({"a": ["integer"], "b": ["'x'", "null"], "c": ["null"]}, 0, 1),
+    ],
+)
+def test_what_breaks_and_what_is_new(
+    freezer: dict[str, Any], after: dict[str, list[str]], breaks: int, news: int
+) -> None:
+    found = freezer["changes"]("run", {"a": ["integer"], "b": ["'x'", "null"]}, after)
+    assert tuple(map(len, found)) == (breaks, news)
+
+
+class Inner(TypedDict):
+    value: float | None
+    more: NotRequired[int]
+
+
+class Outer(TypedDict):
+    kind: Literal["one", "two"]
+    items: tuple[Inner, ...]
+    by_name: dict[str, Inner]
+
+
+SOUND = {"kind": "one", "items": [{"value": 1, "more": 2}, {"value": None}], "by_name": {"a": {"value": 0.5}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "violation"),
+    [
+        ({}, None),
+        ({"kind": "three"}, "kind is 'three', not 'one' or 'two'"),
+        ({"kind": None}, "kind is None, not 'one' or 'two'"),
+        ({"other": 1}, "other is not in the schema"),
+        ({"items": {}}, "items is {}, not list"),
+        ({"items": [{}]}, "items[].value is missing"),
+        ({"items": [{"value": "1"}]}, "items[].value is '1', not null or number"),
+        ({"by_name": {"any": {}}}, "by_name.any.value is missing"),
+        ({"by_name": {"any": {"value": 1, "more": 0.5}}}, "by_name.any.more is 0.5, not absent or integer"),
+    ],
+)
+def test_a_document_is_held_against_its_schema(types: Any, changes: dict[str, Any], violation: str | None) -> None:
+    schema = types.schema_of([SOUND], {"": Outer})
+    found = types.violations(SOUND | changes, schema)
+    assert found == ([violation] if violation else [])
+
+
+def test_a_missing_key_is_a_violation(types: Any) -> None:
+    schema = types.schema_of([SOUND], {"": Outer})
+    assert types.violations({name: SOUND[name] for name in ("items", "by_name")}, schema) == ["kind is missing"]
+
+
+@pytest.mark.parametrize("record", OLD_RUNS, ids=lambda path: path.parents[1].name)
+def test_the_documents_of_old_runs_are_of_the_schema(freezer: dict[str, Any], types: Any, record: Path) -> None:
+    folder = RunFolder(record.parent)
+    run = read_record(folder)
+    document = run_document(folder, run.plan, run.result or finished_result(folder, run))
+    assert types.violations(json.loads(json.dumps(document)), freezer["frozen"]("run")) == []
+
+
+def test_the_document_of_parsed_logs_is_of_the_schema(freezer: dict[str, Any], types: Any, tmp_path: Path) -> None:
+    lines = [_line(step) for step in range(50)]
+    (tmp_path / "log-good.out").write_text("".join(lines))
+    (tmp_path / "log-died.out").write_text("".join(lines[:20]))
+    (tmp_path / "log-empty.out").touch()
+    (tmp_path / "sbatch_good.out").touch()
+    done = CliRunner().invoke(parse_app, [str(tmp_path), "--json"])
+    assert types.violations(json.loads(done.stdout), freezer["frozen"]("parse")) == []
+
+
+def _line(step: int) -> str:
+    line = format_step_line(
+        step=step,
+        steps=50,
+        lr=1e-4,
+        global_batch_size=8,
+        peak_memory_bytes=1,
+        memory_allocated_bytes=1,
+        loss=1.5,
+        step_time_s=2.5,
+        tflops_per_gpu=600.0,
+        consumed_samples=8,
+    )
+    return f"{line}\n"
