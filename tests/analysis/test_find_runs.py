@@ -154,7 +154,7 @@ def test_logs_without_a_record_are_runs(install: Path, tmp_path: Path) -> None:
     assert len({run.identity.key for run in runs.runs}) == 1
     assert len({run.id for run in runs.runs}) == 2
     assert runs.runs[0].step_time_s and runs.runs[0].step_time_s.count == 10
-    assert [reason.partition(":")[0] for reason in reasons(runs)] == ["a profiled run", "failed", "invalid"]
+    assert [reason.partition(":")[0] for reason in reasons(runs)] == ["incomplete", "invalid", "profiled"]
     assert [run.path for run in found(two, install).runs] == [two]
 
 

@@ -81,18 +81,22 @@ def test_json_accounts_for_every_file(results):
     assert {found["filename"]: found["status"] for found in document["results"]} == {
         "good": "success",
         "long": "success",
-        "died": "failed",
+        "died": "incomplete",
         "nan": "invalid",
-        "empty": "no_steps",
-        "sbatch_good": "skipped",
+        "empty": "no_data",
+        "sbatch_good": "not_training_log",
         "link": "unreadable",
     }
     assert document["summary"] == {
         "success": 2,
-        "failed": 1,
+        "too_few_steps": 0,
+        "resumed": 0,
+        "incomplete": 1,
+        "no_data": 1,
         "invalid": 1,
-        "no_steps": 1,
-        "skipped": 1,
+        "profiled": 0,
+        "traced": 0,
+        "not_training_log": 1,
         "unreadable": 1,
         "files": 7,
     }
@@ -137,7 +141,7 @@ def test_csv_has_the_reference_columns_first_and_one_shape(results):
 def test_the_table_fits_100_columns_and_ends_with_the_counts(results):
     lines = parse(results).stdout.splitlines()
     assert max(map(len, lines)) <= 100
-    assert "2 success, 1 failed, 1 invalid, 3 other (7 files)" in lines[-1]
+    assert "2 success, 1 incomplete, 1 no_data, 1 invalid, 1 not_training_log, 1 unreadable (7 files)" in lines[-1]
     text = "\n".join(lines)
     assert "RuntimeError: [red]lost[/red]" in " ".join(text.split()), "a log's text is no markup"
 
@@ -221,9 +225,9 @@ def test_a_name_that_is_no_utf8(tmp_path):
 
 def test_one_file_of_any_name(tmp_path):
     path = tmp_path / "sbatch_log.txt"
-    path.write_text(log_text(1))
+    path.write_text(log_text(2))
     (found,) = parse_json(path)["results"]
-    assert (found["status"], found["window"]["last"]) == ("success", 0)
+    assert (found["status"], found["window"]["last"]) == ("success", 1)
     assert [found["step_time_s"][key] for key in ("std", "cv", "ci95")] == [None] * 3
 
 
@@ -276,7 +280,7 @@ def test_several_processes_give_the_same_answer(tmp_path):
         (tmp_path / f"log-run_{number:03}.out").write_text(text * (1 + number % 5))
     together = parse_json(tmp_path, "--jobs", "3")
     assert together == parse_json(tmp_path, "--jobs", "1")
-    assert (together["summary"]["success"], together["summary"]["failed"]) == (200, 400)
+    assert (together["summary"]["success"], together["summary"]["incomplete"]) == (200, 400)
 
 
 ENDS_WITHIN_S = 120

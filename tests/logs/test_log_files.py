@@ -26,23 +26,25 @@ def test_logs_are_found_below_largest_first(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "expected"),
     [
-        "sbatch_acct.pretrain_llama3.1_8b_bf16_8_123.out",
-        "vboost_1.out",
-        "log-acct.pretrain_llama3.1_8b_bf16_8_nccltrace_12_0.out",
-        "log-acct.pretrain_llama3.1_8b_bf16_8_nsys_12_0.out",
-        "prepare_squad_dataset_exp_1.out",
-        "log-acct.import_ckpt_exp_1_0.out",
-        "nsys_analysis.out",
+        ("sbatch_acct.pretrain_llama3.1_8b_bf16_8_123.out", "not_training_log"),
+        ("sbatch_acct.pretrain_llama3.1_8b_bf16_8_nsys_123.out", "not_training_log"),
+        ("vboost_1.out", "not_training_log"),
+        ("log-acct.pretrain_llama3.1_8b_bf16_8_nccltrace_12_0.out", "traced"),
+        ("log-acct.pretrain_llama3.1_8b_bf16_8_nsys_12_0.out", "profiled"),
+        ("log-acct.pretrain_llama3.1_8b_bf16_8_torchprofile.out", "profiled"),
+        ("prepare_squad_dataset_exp_1.out", "not_training_log"),
+        ("log-acct.import_ckpt_exp_1_0.out", "not_training_log"),
+        ("nsys_analysis.out", "not_training_log"),
     ],
 )
-def test_output_of_helpers_is_skipped_with_a_reason(tmp_path, name):
+def test_what_is_no_measurement_by_its_name_is_not_read(tmp_path, name, expected):
     (tmp_path / name).touch()
     found = find_logs(tmp_path)
     assert found.logs == ()
     status, reason = reasons(found)[name]
-    assert status == "skipped"
+    assert status == expected
     assert reason
     assert find_logs(tmp_path / name).logs == (tmp_path / name,), "asked for by name, it is read"
 

@@ -48,13 +48,27 @@ def test_a_whole_run():
 
 
 @pytest.mark.parametrize(
-    ("steps", "first", "last"), [(1, 0, 0), (2, 1, 1), (20, 14, 17), (100, 70, 89), (1000, 700, 899)]
+    ("steps", "first", "last"), [(2, 1, 1), (3, 2, 2), (20, 14, 17), (100, 70, 89), (1000, 700, 899)]
 )
 def test_any_number_of_steps(steps, first, last):
     found = run(range(steps), steps)
     assert found.status == "success"
     assert (found.window.first, found.window.last) == (first, last)
     assert found.step_time_s.count == last - first + 1
+
+
+def test_a_run_of_one_step_is_no_result():
+    found = run(range(1), 1)
+    assert (found.status, found.reason) == (
+        "too_few_steps",
+        "the only step is the first one, which includes warm-up",
+    )
+    assert (found.step_time_s, found.step_times_s, found.steps) == (None, (), 1)
+
+
+def test_the_step_times_of_the_window_are_kept_in_order():
+    found = judge("\n".join(line(n, time=1 + n / 100) for n in range(50)))
+    assert found.step_times_s == pytest.approx([1 + n / 100 for n in range(35, 45)])
 
 
 def test_no_tflops_is_unknown_not_a_failure():
@@ -71,7 +85,7 @@ def test_tflops_that_only_some_steps_have_are_unknown():
 @pytest.mark.parametrize("reached", [0, 20, 40, 47, 48])
 def test_a_run_that_died(reached):
     found = run(range(reached + 1))
-    assert (found.status, found.reason) == ("failed", f"died after step {reached} of 50")
+    assert (found.status, found.reason) == ("incomplete", f"died after step {reached} of 50")
     assert (found.steps, found.max_step) == (reached + 1, reached)
     assert found.step_time_s is None
 
@@ -103,7 +117,7 @@ def test_a_run_that_died_in_a_line():
 
 def test_missing_steps():
     kept = [n for n in range(50) if n not in (36, 37, 40, 41, 42, 44)]
-    assert (run(kept).status, run(kept).reason) == ("failed", "steps 36, 37, 40-42, 44 missing")
+    assert (run(kept).status, run(kept).reason) == ("incomplete", "steps 36, 37, 40-42, 44 missing")
     assert run([n for n in range(50) if n != 36]).reason == "step 36 missing"
 
 
@@ -117,9 +131,9 @@ def test_a_second_attempt_is_what_counts():
     assert (whole.status, whole.reason) == ("success", "steps 35-44 of 50 (attempt 2)")
     assert (whole.attempts, whole.step_time_s.mean) == (2, 2.5)
     died = judge(first + "\n".join(line(n) for n in range(3)))
-    assert (died.status, died.reason) == ("failed", "died after step 2 of 50 (attempt 2)")
+    assert (died.status, died.reason) == ("incomplete", "died after step 2 of 50 (attempt 2)")
     resumed = judge("".join(line(n) + "\n" for n in range(45)) + "\n".join(line(n) for n in range(40, 50)))
-    assert (resumed.status, resumed.reason) == ("failed", "steps 35-39 missing (attempt 2)")
+    assert (resumed.status, resumed.reason) == ("incomplete", "steps 35-39 missing (attempt 2)")
 
 
 def test_a_loss_that_is_not_finite_makes_a_run_invalid_wherever_it_is():
@@ -150,31 +164,39 @@ def test_windows_by_rule():
 
 def test_a_window_outside_the_run():
     found = run(range(20), 20, rule="35-44")
-    assert found.status == "failed"
+    assert found.status == "too_few_steps"
     assert found.reason == "window 35-44 is outside the run, whose 20 steps are numbered 0-19"
     assert (found.window, found.steps) == (None, 20)
+    died = run(range(12), 20, rule="35-44")
+    assert (died.status, died.reason) == ("incomplete", "died after step 11 of 20")
+    assert run(range(20), 20, rule="35-44", loss=math.nan).status == "invalid"
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("text", "status", "reason"),
     [
-        (b"", "empty file"),
-        (line(0)[:90].encode(), "the file ends in its first step line"),
-        (b"\x7fELF\x00\x01", "no step line: binary data, or text in another encoding; \ufffdELF"),
-        (line(0).encode("utf-16"), "no step line: binary data, or text in another encoding"),
-        (b"Epoch 0: 50/50 [train_step_timing in s=12.80]", "no step line: a NeMo 1 progress bar"),
-        (b" iteration 1/ 1 | elapsed time per iteration (ms): 20289.1 |", "the file ends in its first step line"),
+        (b"", "no_data", "empty file"),
+        (line(0)[:90].encode(), "no_data", "the file ends in its first step line"),
+        (b"\x7fELF\x00\x01", "not_training_log", "no step line: binary data, or text in another encoding; \ufffdELF"),
+        (line(0).encode("utf-16"), "not_training_log", "no step line: binary data, or text in another encoding"),
+        (b"Epoch 0: 50/50 [train_step_timing in s=12.80]", "no_data", "no step line: a NeMo 1 progress bar"),
+        (
+            b" iteration 1/ 1 | elapsed time per iteration (ms): 20289.1 |",
+            "no_data",
+            "the file ends in its first step line",
+        ),
         (
             b"loading model\nRuntimeError: NCCL\n",
+            "no_data",
             "no step line: a run that ended before its first step; RuntimeError: NCCL",
         ),
-        (b"hello\n\n", "no step line: not a training log; hello"),
-        (b"\n \n", "no step line: not a training log"),
+        (b"hello\n\n", "not_training_log", "no step line: not a training log; hello"),
+        (b"\n \n", "not_training_log", "no step line: not a training log"),
     ],
 )
-def test_logs_without_steps(text, reason):
+def test_logs_without_steps(text, status, reason):
     found = judge(text)
-    assert found.status == "no_steps"
+    assert found.status == status
     assert found.reason.replace("\ufffd", "").startswith(reason.replace("\ufffd", ""))
     assert (found.steps, found.window, found.step_time_s, found.max_step) == (0, None, None, None)
 
@@ -197,8 +219,34 @@ def test_a_run_that_went_on_from_a_checkpoint_has_its_window_after_it():
     continued = "".join(line(number, 100) + "\n" for number in range(50, 100))
     found = judge(f"{LOADED}\n{continued}")
     assert (found.status, found.reason) == ("success", "steps 85-94 of 100")
-    assert judge(f"{LOADED}\n{line(50, 51)}").status == "success"
+    assert judge(f"{LOADED}\n{line(50, 52)}\n{line(51, 52)}").reason == "step 51 of 52"
     assert judge(continued).reason == "steps 70-89 of 100"
+
+
+def test_a_run_resumed_for_one_step_is_no_result():
+    found = judge(f"{LOADED}\n{line(50, 51)}")
+    assert (found.status, found.step_time_s) == ("resumed", None)
+    assert found.reason == "resumed for one step, which includes warm-up; it shows that the checkpoint loads"
+    assert judge(f"{LOADED}\n{line(50, 51)}", "last").status == "resumed"
+
+
+NSYS = "Capture range started in the application.\n"
+NCCL = "node1:7:9 [0] NCCL INFO AllReduce: opCount 1f sendbuff 0x7f count 4 datatype 9\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [(NSYS, "profiled"), ("Generating '/tmp/nsys-report-beb1.qdstrm'\n", "profiled"), (NCCL, "traced")],
+)
+def test_a_run_that_was_slowed_down_is_kept_apart_with_its_figures(text, status):
+    found = run(range(50), end=text)
+    assert (found.status, found.step_time_s.count) == (status, 10)
+    assert found.reason.endswith("which slows a run down")
+    assert run(range(21), end=text).status == "incomplete"
+
+
+def test_lines_of_nccl_that_are_not_of_collectives_change_nothing():
+    assert run(range(50), end="node1:7:9 [0] NCCL INFO Bootstrap: Using eth0\n").status == "success"
 
 
 def test_a_load_after_the_first_step_changes_nothing():
@@ -212,4 +260,4 @@ def test_a_load_after_the_first_step_changes_nothing():
 def test_a_load_is_seen_wherever_the_file_is_cut_for_reading(before):
     noise = "x" * 99 + "\n"
     head = (noise * (before // 100 + 1))[: before - 1] + "\n" if before else ""
-    assert judge(f"{head}{LOADED}\n{line(50, 51)}").status == "success"
+    assert judge(f"{head}{LOADED}\n{line(50, 51)}").status == "resumed"

@@ -71,7 +71,7 @@ def test_a_prefix_of_the_launcher_does_not_matter():
 
 def test_a_run_that_died_says_where():
     found = judged(b"".join(iteration(n) for n in range(1, 21)) + b"torch.OutOfMemoryError: CUDA out of memory\n")
-    assert found.status == "failed"
+    assert found.status == "incomplete"
     assert found.reason.startswith("died after step 19 of 50; torch.OutOfMemoryError")
 
 
@@ -89,8 +89,8 @@ def test_numbers_that_are_none_make_a_run_invalid(fields, reason):
 
 
 def test_throughput_that_is_not_logged_is_unknown():
-    line = iteration(1, 1).splitlines(keepends=True)[1]
-    found = judged(line, "all")
+    lines = (iteration(n, 2).splitlines(keepends=True)[1] for n in (1, 2))
+    found = judged(b"".join(lines), "all")
     assert (found.status, found.tflops_per_gpu) == ("success", None)
 
 
@@ -98,14 +98,14 @@ def test_a_run_that_goes_on_begins_where_its_checkpoint_ends():
     loaded = b" successfully loaded checkpoint from /ckpt [ t 1/8, p 1/4 ] at iteration 50\n"
     found = judged(loaded + b"".join(iteration(n, 60) for n in range(51, 61)), "all")
     assert (found.status, found.window.first, found.window.last) == ("success", 50, 59)
-    assert judged(b"".join(iteration(n, 60) for n in range(51, 61)), "all").status == "failed"
+    assert judged(b"".join(iteration(n, 60) for n in range(51, 61)), "all").status == "incomplete"
 
 
 def test_a_last_line_without_its_end():
     text = b"".join(iteration(n, 3) for n in range(1, 4))
     assert judged(text.rstrip(b"\n"), "all").status == "success"
     cut = judged(text[:-60], "all")
-    assert cut.status == "failed"
+    assert cut.status == "incomplete"
     assert cut.reason.startswith("died after step 1 of 3, while logging the next")
 
 

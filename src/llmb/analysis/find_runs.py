@@ -198,7 +198,7 @@ def _with_logs(found: FoundRuns, logs: FoundFiles) -> FoundRuns:
 
 
 def _is_run(file: ParsedFile) -> bool:
-    return file.outcome.status not in ("skipped", "unreadable")
+    return file.outcome.status not in ("not_training_log", "unreadable")
 
 
 def _found_in(title: str, folders: Iterable[RunFolder]) -> FoundRuns:

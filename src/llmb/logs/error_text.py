@@ -2,6 +2,7 @@
 """What the text of a log says about why a run failed."""
 
 import re
+from typing import NamedTuple
 
 from llmb.logs.megatron_line import MARK as MEGATRON_MARK
 from llmb.logs.step_line import STEP_LINE_HEAD
@@ -13,19 +14,26 @@ _ERROR = re.compile(
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\x20-\x7e\xa0-\U0010ffff]+")
 _LONGEST_QUOTE = 160
 
+
+class Content(NamedTuple):
+    """What a file appears to be."""
+
+    is_log: bool
+    """Whether a training wrote it."""
+    text: str
+
+
 _CONTENTS = (
-    (re.compile(rb"\0"), "binary data, or text in another encoding"),
-    (re.compile(rb"train_step_timing in s="), "a NeMo 1 progress bar, which is unsupported"),
-    (re.compile(rb"(?i)iteration|training|model|experiment"), "a run that ended before its first step"),
+    (re.compile(rb"\0"), Content(False, "binary data, or text in another encoding")),
+    (re.compile(rb"train_step_timing in s="), Content(True, "a NeMo 1 progress bar, which is unsupported")),
+    (re.compile(rb"(?i)iteration|training|model|experiment"), Content(True, "a run that ended before its first step")),
 )
+_OTHER = Content(False, "not a training log")
 
 
-def describe_content(head: bytes, tail: bytes) -> str:
+def describe_content(head: bytes, tail: bytes) -> Content:
     """What a file without a step line appears to be."""
-    for pattern, meaning in _CONTENTS:
-        if pattern.search(head) or pattern.search(tail):
-            return meaning
-    return "not a training log"
+    return next((content for sign, content in _CONTENTS if sign.search(head) or sign.search(tail)), _OTHER)
 
 
 def last_error(tail: bytes) -> str:

@@ -10,17 +10,26 @@ from pathlib import Path
 
 from llmb.errors import UsageError
 from llmb.input_files import not_regular, open_file
-from llmb.logs.outcome import LogOutcome, judge_log
+from llmb.logs.outcome import LogOutcome, Status, judge_log
 from llmb.logs.reader import read_log
 
-_NOT_A_RUN = (
-    (re.compile(r"^sbatch_"), "output of the batch script; the run's own log is in the same folder"),
-    (re.compile(r"^vboost"), "output of a helper job"),
-    (re.compile(r"nccltrace"), "a traced run: tracing slows it down"),
-    (re.compile(r"_(nsys|torchprofile)(_|\.|$)"), "a profiled run: profiling slows it down"),
-    (re.compile(r"nsys_analysis"), "analysis of a profile"),
-    (re.compile(r"prepare_squad_dataset_exp|import_ckpt_exp"), "preparation of a dataset or a checkpoint"),
+_NAMES: tuple[tuple["re.Pattern[str]", Status, str], ...] = (
+    (
+        re.compile(r"^sbatch_"),
+        "not_training_log",
+        "output of the batch script; the run's own log is in the same folder",
+    ),
+    (re.compile(r"^vboost"), "not_training_log", "output of a helper job"),
+    (re.compile(r"nccltrace"), "traced", "tracing slows a run down"),
+    (re.compile(r"nsys_analysis"), "not_training_log", "analysis of a profile"),
+    (re.compile(r"_(nsys|torchprofile)(_|\.|$)"), "profiled", "profiling slows a run down"),
+    (
+        re.compile(r"prepare_squad_dataset_exp|import_ckpt_exp"),
+        "not_training_log",
+        "preparation of a dataset or a checkpoint",
+    ),
 )
+"""What names of files say: the first that fits. These files are not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +101,9 @@ def _once(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _refusal(path: Path) -> LogOutcome | None:
-    for pattern, reason in _NOT_A_RUN:
+    for pattern, status, reason in _NAMES:
         if pattern.search(path.name):
-            return LogOutcome("skipped", reason)
+            return LogOutcome(status, reason)
     try:
         mode = path.stat().st_mode
     except OSError as error:

@@ -14,17 +14,34 @@ from llmb.errors import UsageError
 from llmb.logs.error_text import describe_content, last_error
 from llmb.logs.logged_attempt import LoggedAttempt
 from llmb.logs.reader import RunLog
+from llmb.logs.recorder_lines import find_recorder
 from llmb.logs.step_line import find_invalid_line
 from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.window import resolve_window
 
 MOST_GAPS = 20
-Status = Literal["success", "failed", "invalid", "no_steps", "skipped", "unreadable"]
+Status = Literal[
+    "success",
+    "too_few_steps",
+    "resumed",
+    "incomplete",
+    "no_data",
+    "invalid",
+    "profiled",
+    "traced",
+    "not_training_log",
+    "unreadable",
+]
+FINISHED: tuple[Status, ...] = ("success", "too_few_steps", "resumed", "profiled", "traced")
+"""The run did all its steps, and its values are valid; only the step times of a success are a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogOutcome:
-    """The outcome of the run that one file logs. Only a success has statistics; unknown values are None."""
+    """The outcome of the run that one file logs. Unknown values are None.
+
+    Only a success, and a profiled or traced run that would be one otherwise, has statistics.
+    """
 
     status: Status
     reason: str
@@ -37,26 +54,45 @@ class LogOutcome:
     tflops_per_gpu: Statistics | None = None
     loss_first: float | None = None
     loss_last: float | None = None
+    step_times_s: tuple[float, ...] = ()
+    """Those that ``step_time_s`` describes, in the order of the steps."""
 
 
 def judge_log(log: RunLog) -> LogOutcome:
     """The outcome of a log, with statistics over the window that it was read with."""
     attempt = log.attempt
     if attempt.last is None:
-        return LogOutcome("no_steps", _why_no_steps(log), steps=0, attempts=0)
-    try:
-        window = resolve_window(attempt.rule, attempt.last + 1 - attempt.first_step, attempt.first_step)
-    except UsageError as error:
-        return _outcome(attempt, "failed", error.what, None)
+        return _without_steps(log)
+    window, unfit = _window(attempt, attempt.last)
     unfinished = _why_unfinished(log, attempt.last, window)
     bad = _why_invalid(log, window)
     if bad or unfinished:
-        status: Status = "invalid" if bad else "failed"
+        status: Status = "invalid" if bad else "incomplete"
         return _outcome(attempt, status, "; ".join(filter(None, (bad, unfinished))), window)
+    if attempt.last == attempt.first_step:
+        return _only_step(attempt, window)
+    if window is None:
+        return _outcome(attempt, "too_few_steps", unfit, None)
     known = np.isfinite(attempt.tflops_per_gpu).all()
     tflops = _describe(attempt.tflops_per_gpu) if known else None
-    reason = f"{_steps_text(window.first, window.last)} of {attempt.last + 1}" + _attempts_text(attempt)
-    return _outcome(attempt, "success", reason, window, _describe(attempt.step_time_s), tflops)
+    steps = f"{_steps_text(window.first, window.last)} of {attempt.last + 1}{_attempts_text(attempt)}"
+    status, reason = find_recorder(log.head, log.tail) or ("success", steps)
+    return _outcome(attempt, status, reason, window, _describe(attempt.step_time_s), tflops)
+
+
+def _window(attempt: LoggedAttempt, last: int) -> tuple[Window | None, str]:
+    """The window of a whole run; None with the reason if the rule does not fit the run."""
+    try:
+        return resolve_window(attempt.rule, last + 1 - attempt.first_step, attempt.first_step), ""
+    except UsageError as error:
+        return None, error.what
+
+
+def _only_step(attempt: LoggedAttempt, window: Window | None) -> LogOutcome:
+    if attempt.continued:
+        reason = "resumed for one step, which includes warm-up; it shows that the checkpoint loads"
+        return _outcome(attempt, "resumed", reason, window)
+    return _outcome(attempt, "too_few_steps", "the only step is the first one, which includes warm-up", window)
 
 
 def _describe(values: "array[float]") -> Statistics:
@@ -82,6 +118,7 @@ def _outcome(
         tflops_per_gpu=tflops_per_gpu,
         loss_first=_finite(attempt.loss_first),
         loss_last=_finite(attempt.loss_last),
+        step_times_s=tuple(attempt.step_time_s) if step_time_s else (),
     )
 
 
@@ -89,20 +126,22 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _why_no_steps(log: RunLog) -> str:
+def _without_steps(log: RunLog) -> LogOutcome:
     if not log.size:
-        return "empty file"
+        return LogOutcome("no_data", "empty file", steps=0, attempts=0)
     if log.truncated_line:
-        return "the file ends in its first step line"
-    return _quoting(f"no step line: {describe_content(log.head, log.tail)}", log.tail)
+        return LogOutcome("no_data", "the file ends in its first step line", steps=0, attempts=0)
+    content = describe_content(log.head, log.tail)
+    reason = _quoting(f"no step line: {content.text}", log.tail)
+    return LogOutcome("no_data" if content.is_log else "not_training_log", reason, steps=0, attempts=0)
 
 
-def _why_unfinished(log: RunLog, last: int, window: Window) -> str | None:
+def _why_unfinished(log: RunLog, last: int, window: Window | None) -> str | None:
     attempt = log.attempt
     if attempt.max_step < last:
         where = ", while logging the next" if log.truncated_line else ""
         return _quoting(f"died after step {attempt.max_step} of {last + 1}{where}{_attempts_text(attempt)}", log.tail)
-    if len(attempt.step) < window.last - window.first + 1:
+    if window and len(attempt.step) < window.last - window.first + 1:
         seen = (window.first - 1, *attempt.step, window.last + 1)
         gaps = [range(before + 1, after) for before, after in pairwise(seen) if after > before + 1]
         word = "step" if sum(map(len, gaps)) == 1 else "steps"
@@ -111,13 +150,13 @@ def _why_unfinished(log: RunLog, last: int, window: Window) -> str | None:
     return None
 
 
-def _why_invalid(log: RunLog, window: Window) -> str | None:
+def _why_invalid(log: RunLog, window: Window | None) -> str | None:
     attempt = log.attempt
     if attempt.bad_loss_step is not None:
         return f"loss is {attempt.bad_loss} from step {attempt.bad_loss_step}"
     if attempt.bad_grad_norm_step is not None:
         return f"the gradient norm is not finite from step {attempt.bad_grad_norm_step}"
-    if not np.isfinite(attempt.step_time_s).all():
+    if window and not np.isfinite(attempt.step_time_s).all():
         return f"a step time in {_steps_text(window.first, window.last)} is not finite"
     return find_invalid_line(log.tail)
 

@@ -21,7 +21,7 @@ from llmb.report.table import Table
 from llmb.runs.origin import Origin
 
 _ACCOUNT = re.compile(r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?")
-_REASON_WIDTH = 28
+_REASON_WIDTH = 26
 
 CSV_COLUMNS = (
     "filename",
@@ -128,13 +128,14 @@ def parse_table(report: ParseReport) -> Table:
         origin = report.origins.get(file.path)
         data = [origin.data.short if origin else ""] if of_runs else []
         table.add_row(name, outcome.status, *data, *map(number, figures), outcome.reason)
-    counts = report.counts
-    other = len(report.files) - counts["success"] - counts["failed"] - counts["invalid"]
-    table.caption = (
-        f"{counts['success']} success, {counts['failed']} failed, {counts['invalid']} invalid, {other} other"
-        f" ({len(report.files)} files)"
-    )
+    table.caption = _counts_text(report)
     return table
+
+
+def _counts_text(report: ParseReport) -> str:
+    """Successes first, and how many files have each other status that occurs."""
+    counted = [f"{count} {status}" for status, count in report.counts.items() if count or status == "success"]
+    return f"{', '.join(counted)} ({len(report.files)} {'file' if len(report.files) == 1 else 'files'})"
 
 
 def parse_csv(report: ParseReport) -> str:

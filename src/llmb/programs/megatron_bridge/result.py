@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The result of a run of Megatron-Bridge, from its log."""
 
-from llmb.logs.outcome import LogOutcome
+from llmb.logs.outcome import FINISHED, LogOutcome
 from llmb.programs.port import End
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -17,14 +17,14 @@ def result_of_log(plan: Plan, outcome: LogOutcome, end: End, profile: ProfileRep
 
     A framework that has done every step may still fail while it cleans up: the run is a success then.
     """
-    status: Status = outcome.status if outcome.status in ("success", "invalid") else "failed"
+    status: Status = "success" if outcome.status in FINISHED else "invalid" if outcome.status == "invalid" else "failed"
     reasons = [outcome.reason] if status != "success" else []
     if end.cause:
         reasons.append(f"ended by {end.cause}")
     elif end.exit_code:
         reasons.append(f"exit code {end.exit_code}")
     losses = (outcome.loss_first, outcome.loss_last)
-    no_statistics = _no_statistics(plan, status)
+    no_statistics = _no_statistics(plan, status, outcome)
     times = None if no_statistics else outcome.step_time_s
     return Result(
         status=status,
@@ -39,14 +39,14 @@ def result_of_log(plan: Plan, outcome: LogOutcome, end: End, profile: ProfileRep
     )
 
 
-def _no_statistics(plan: Plan, status: Status) -> str | None:
+def _no_statistics(plan: Plan, status: Status, outcome: LogOutcome) -> str | None:
     """The log has the statistics of the window as a whole, without a step that was profiled or with it."""
     if status != "success":
         return "the run was not successful"
     window = range(plan.window.first, plan.window.last + 1)
     profiled = sum(plan.slows_down(step) for step in window)
     if not profiled:
-        return None
+        return None if outcome.step_time_s else outcome.reason
     return f"{profiled} of the {len(window)} steps of the window were profiled, which slows them down"
 
 
