@@ -260,7 +260,7 @@ def run_folder(plan: Plan) -> str:
 
 def job_row() -> dict[str, Any]:
     kinds = get_type_hints(Job)
-    return {item.name: kinds[item.name] for item in fields(Job)} | {"name": str}
+    return {item.name: kinds[item.name] for item in fields(Job)} | {"name": str, "id": str}
 
 
 def annotations(model: type[BaseModel]) -> dict[str, Any]:

@@ -207,7 +207,7 @@ def test_a_broken_page_is_found(path: Path) -> None:
         store.check()
 
 
-NEW = ("proxy", "data", "origin", "scheduler", "array_index", "base_dir", "prepares")
+NEW = ("proxy", "data", "origin", "scheduler", "array_index", "base_dir", "prepares", "label", "identity", "verdict")
 
 
 def test_a_history_of_the_first_version_keeps_its_jobs(path: Path) -> None:

@@ -257,3 +257,26 @@ def test_the_table_of_a_plan_says_what_is_trained(tiny_plan: Callable[..., Engin
     adapters = "167,936 parameters: LoRA, rank 16, alpha 32, dropout 0, targets all-linear"
     assert trained("finetune_llama3", lora_targets="all-linear") == adapters
     assert trained("pretrain_llama3.1") is None
+
+
+@pytest.mark.parametrize("label", ["driver-580", "560.35.03", "a", "Nightly_2", "x" * 64])
+def test_a_label_is_a_name(tiny_plan: Callable[..., EnginePlan], label: str) -> None:
+    assert tiny_plan(label=label) == tiny_plan()
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["", "4711", "latest", "Latest", "2026-11-20", "2026-11-20..2026-11-22", "a..b", "a/b", "a b", ".a", "x" * 65, "é"],
+)
+def test_a_label_that_could_be_an_id_a_date_or_a_path_is_rejected(
+    tiny_plan: Callable[..., EnginePlan], label: str
+) -> None:
+    with pytest.raises(UsageError, match="--label is"):
+        tiny_plan(label=label)
+
+
+def test_a_label_with_a_secret_is_rejected_and_not_repeated(tiny_plan: Callable[..., EnginePlan]) -> None:
+    secret = "hf_" + "abcDEF123" * 4
+    with pytest.raises(UsageError, match="looks like a secret") as raised:
+        tiny_plan(label=secret)
+    assert secret not in str(raised.value)

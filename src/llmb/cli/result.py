@@ -59,13 +59,13 @@ def print_run(folder: RunFolder, *, json: bool) -> None:
     if record.status in ("queued", "running"):
         do = "'llmb jobs wait' waits for it; 'llmb jobs refresh' updates its state"
         raise UsageError(f"the run has no result yet: it is {record.status}", where=str(folder.path), do=do)
-    print_result(folder, record.plan, finished_result(folder, record), json=json)
+    print_result(folder, record.plan, finished_result(folder, record), record.label, json=json)
 
 
-def print_result(folder: RunFolder, plan: Plan, result: Result, *, json: bool) -> None:
+def print_result(folder: RunFolder, plan: Plan, result: Result, label: str | None, *, json: bool) -> None:
     """Raises InvalidRun or RunFailed if the run was not successful."""
     if json:
-        print_json(run_document(folder, plan, result))
+        print_json(run_document(folder, plan, result, label))
     elif result.status == "success":
         print_table(run_table(plan, result))
         sys.stderr.write(f"saved to {folder.path}\n")

@@ -77,7 +77,7 @@ def run(
             sys.stderr.write(f"{line}\n")
     with RunProgress(plan.steps, plan.first_step) as progress:
         folder, result = local.start(progress.step, say)
-    print_result(folder, plan, result, json=json)
+    print_result(folder, plan, result, local.label, json=json)
 
 
 def _same_run(request: Request, choices: Choices, plan: EnginePlan) -> str:

@@ -13,7 +13,7 @@ from llmb.runs.attempts import begin_attempt
 from llmb.runs.documented_paths import link_documented
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
-from llmb.runs.record import BegunJob, RunRecord, now, read_record, write_record
+from llmb.runs.record import BegunJob, RunRecord, now, read_record, source_fields, write_record
 from llmb.schedulers.lookup import QUEUE, find_scheduler
 
 
@@ -27,7 +27,8 @@ def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
     job = find_scheduler(spec.scheduler if spec else QUEUE).current_job(environ)
     record = read_record(folder)
     check_single(folder, record, job)
-    record = record.model_copy(update={"plan": find_program(record.program).started(record.plan)})
+    started = find_program(record.program).started(record.plan)
+    record = record.model_copy(update={"plan": started, **source_fields()})
     try:
         begin_attempt(folder, record, job)
     except InfrastructureError as error:

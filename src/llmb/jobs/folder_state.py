@@ -4,7 +4,7 @@
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from llmb.jobs.preparation import outcome
 from llmb.jobs.states import Left
@@ -56,11 +56,14 @@ def _read_progress(folder: RunFolder, record: RunRecord) -> Progress:
         return Progress(0, done=False)
 
 
-def read_step_time(run_dir: str) -> float | None:
-    """Mean step time in seconds that the run measured; None if it measured none."""
+def read_figures(run_dir: str) -> dict[str, Any]:
+    """The fields of a job that the run's result has: mean step time in seconds, and verdict; None if it has none."""
     record = _readable(read_record, RunFolder(Path(run_dir)))
-    times = record.result.step_time_s if record and record.result else None
-    return times.mean if times else None
+    result = record.result if record else None
+    return {
+        "step_time_s": result.step_time_s.mean if result and result.step_time_s else None,
+        "verdict": result.verdict.verdict if result and result.verdict else None,
+    }
 
 
 def _readable(read: Callable[[RunFolder], Content], folder: RunFolder) -> Content | None:

@@ -33,6 +33,7 @@ class LocalRun:
     machine: Machine
     install: Path
     environ: Mapping[str, str]
+    label: str | None = None
     missing: NotPrepared | None = None
     """What has to be prepared before it can be started."""
 
@@ -55,7 +56,7 @@ class LocalRun:
         """Runs it to its end, successful or not. Raises UserInterrupt and EnvironmentProblem."""
         folder = create_run_folder(self.install, self.plan)
         spec = local_spec(self.plan, self.install, self.environ, folder)
-        result = run_here(self.plan, spec, folder, self.install, self._variables(spec), on_step, say)
+        result = run_here(self.plan, spec, folder, self.install, self._variables(spec), on_step, say, self.label)
         return folder, result
 
     def _variables(self, spec: JobSpec) -> dict[str, str]:
@@ -74,5 +75,11 @@ def plan_here(
     except NotPrepared as error:
         asked, missing = error.plan, error
     return LocalRun(
-        plan=with_profiler(asked), asked=asked, machine=machine, install=install, environ=environ, missing=missing
+        plan=with_profiler(asked),
+        asked=asked,
+        machine=machine,
+        install=install,
+        environ=environ,
+        label=choices.label,
+        missing=missing,
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from llmb.runs.folder import RunFolder
+from llmb.runs.short_id import short_id
 
 if TYPE_CHECKING:
     from llmb.schedulers.port import AskedJob
@@ -76,6 +77,12 @@ class Job:
     """``dataset`` or ``checkpoint`` of a job that prepares one; empty for a run."""
     data: str = "synthetic"
     """What it trains on, in a word or two."""
+    label: str | None = None
+    """Given by the user."""
+    identity: str | None = None
+    """Equal for repeats; None for a job of version 0.1."""
+    verdict: str | None = None
+    """Of its result; None without one."""
     origin: str | None = None
     """Where its weights and data come from; None for a job of version 0.1."""
 
@@ -101,13 +108,19 @@ class Job:
         return f"{self.model_name} {self.prepares or self.dtype}"
 
     @property
+    def id(self) -> str:
+        """Of its run, which retries share."""
+        return short_id(Path(self.run_dir))
+
+    @property
     def name(self) -> str:
         """The name of the run's own folder, ``<experiment>_<seconds>``."""
         return Path(self.run_dir).parent.name
 
     def document(self) -> dict[str, Any]:
         """Plain values for JSON; the keys are a contract."""
-        return {"job_id": self.job_id, "name": self.name, **{k: v for k, v in asdict(self).items() if k != "job_id"}}
+        first = {"id": self.id, "job_id": self.job_id, "name": self.name}
+        return {**first, **{name: value for name, value in asdict(self).items() if name != "job_id"}}
 
 
 COLUMNS = tuple(item.name for item in fields(Job))
@@ -131,6 +144,7 @@ class Change:
     fault: str | None = None
     bad_nodes: str | None = None
     step_time_s: float | None = None
+    verdict: str | None = None
 
 
 def stale(jobs: Iterable[Job], now_s: float, older_than_s: float) -> bool:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A complete run on this machine: specification, record, workers, result, and its row in the history."""
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -38,6 +39,8 @@ from llmb.schedulers.lookup import LOCAL, find_scheduler
 from llmb.site.site import Site
 
 LAST_LINES = 12
+CONTAINER_VARIABLES = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
+"""They name the image inside of a container."""
 Say = Callable[[str], None]
 
 
@@ -72,7 +75,13 @@ class _Begun:
 
 
 def _begin(
-    plan: EnginePlan, spec: JobSpec, folder: RunFolder, variables: Mapping[str, str], install: Path, say: Say
+    plan: EnginePlan,
+    spec: JobSpec,
+    folder: RunFolder,
+    variables: Mapping[str, str],
+    install: Path,
+    say: Say,
+    label: str | None,
 ) -> _Begun:
     """Writes all files of the run, and its row, before its workers start. Raises OSError, EnvironmentProblem."""
     # A missing history is rebuilt before there is this run to be found. Problems are reported when its row is added.
@@ -81,10 +90,11 @@ def _begin(
     prepared = Prepared(spec, folder, {None: folder})
     (run,) = send(prepared, {})
     started = find_scheduler(spec.scheduler).current_job({JOB_VARIABLE: run.job.job_id})
-    row = new_job(prepared, None, plan, new_key(), None)
+    row = new_job(prepared, None, plan, new_key(), None, label)
     row = replace(row, job_id=run.job.job_id, state=WORDS["running"], status="running", nodes=started.nodes)
     row = replace(row, started_s=row.submitted_s)
-    record = new_record(plan, local_command(spec, folder), variables, started)
+    image = next(filter(None, map(os.environ.get, CONTAINER_VARIABLES)), None)
+    record = new_record(plan, local_command(spec, folder), variables, started, label=label, image=image)
     write_record(folder, record)
     write_spec(folder, spec)
     write_job(with_handle(run, row))
@@ -109,6 +119,7 @@ def run_here(
     variables: Mapping[str, str],
     on_step: Callable[[StepNews], None],
     say: Say,
+    label: str | None = None,
 ) -> Result:
     """Runs ``plan`` until it ends, successfully or not, and writes its record.
 
@@ -122,7 +133,7 @@ def run_here(
             on_step(step)
 
     try:
-        job = _begin(plan, spec, folder, variables, install, say)
+        job = _begin(plan, spec, folder, variables, install, say, label)
         try:
             command = local_command(spec, folder)
             end = End(run_workers(command, variables, folder, on_time, patience_s))

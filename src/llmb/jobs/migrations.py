@@ -68,5 +68,11 @@ MIGRATIONS = (
     ALTER TABLE jobs ADD COLUMN data TEXT NOT NULL DEFAULT 'synthetic';
     ALTER TABLE jobs ADD COLUMN origin TEXT;
     """,
+    # Groups of runs: those that the user named, and repeats; and whether a run is as fast as expected.
+    """
+    ALTER TABLE jobs ADD COLUMN label TEXT;
+    ALTER TABLE jobs ADD COLUMN identity TEXT;
+    ALTER TABLE jobs ADD COLUMN verdict TEXT;
+    """,
 )
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -45,8 +45,8 @@ def node_records(jobs: Iterable[Job]) -> list[NodeRecord]:
 
 
 def _recipe(job: Job) -> Recipe:
-    """Key of runs with comparable step times: the experiment's name contains the complete layout."""
-    return job.experiment, job.gpu_type
+    """Key of runs with comparable step times; that of earlier versions is the experiment's name."""
+    return job.identity or job.experiment, job.gpu_type
 
 
 def _record(node: str, jobs: Sequence[Job], times: dict[Recipe, list[tuple[frozenset[str], float]]]) -> NodeRecord:

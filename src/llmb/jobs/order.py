@@ -224,7 +224,15 @@ def _remove(prepared: Prepared, plan: Plan) -> None:
 
 def _write(order: Order, prepared: Prepared) -> None:
     spec, base = prepared.spec, prepared.base
-    record = queued_record(order.plan, order.scheduler.handing_over(base), spec.retries, order.program)
+    record = queued_record(
+        order.plan,
+        order.scheduler.handing_over(base),
+        spec.retries,
+        order.program,
+        label=order.choices.label,
+        image=spec.container.image,
+        arguments=order.framework.arguments,
+    )
     for index, folder in prepared.folders.items():
         if folder != base:
             folder.path.mkdir(parents=True)

@@ -10,8 +10,9 @@ from llmb.jobs.job import Job
 from llmb.jobs.preparation import FOLDER, Preparation, read_preparation
 from llmb.prepared.folders import WORKLOADS
 from llmb.runs.folder import RunFolder
+from llmb.runs.identity import identity_of
 from llmb.runs.plan import Plan
-from llmb.runs.record import SubmittedJob, read_job, read_record
+from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record
 
 RUNS = f"{WORKLOADS}/*/experiments/*/*/*/job.json"
 PREPARATIONS = f"{WORKLOADS}/*/{FOLDER}/*/*/job.json"
@@ -19,12 +20,16 @@ PREPARATIONS = f"{WORKLOADS}/*/{FOLDER}/*/*/job.json"
 
 def jobs_of_folders(install: Path) -> Iterator[Job]:
     """The jobs of every submitted run and preparation, in the state in which they were queued."""
-    yield from _jobs(install, RUNS, lambda folder: row_of_plan(read_record(folder).plan))
+    yield from _jobs(install, RUNS, lambda folder: row_of_record(read_record(folder)))
     yield from _jobs(install, PREPARATIONS, lambda folder: row_of_preparation(read_preparation(folder)))
 
 
-def row_of_plan(plan: Plan) -> dict[str, Any]:
+def row_of_record(record: RunRecord) -> dict[str, Any]:
     """The fields of a job that say what it runs."""
+    return {**row_of_plan(record.plan), "label": record.label, "identity": identity_of(record).key}
+
+
+def row_of_plan(plan: Plan) -> dict[str, Any]:
     recipe = plan.recipe
     return {
         "workload": recipe.workload,

@@ -9,7 +9,7 @@ from pathlib import Path
 from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError
 from llmb.jobs.conclude import conclude_job
 from llmb.jobs.faults import faults_of, find_fault
-from llmb.jobs.folder_state import read_left, read_step_time
+from llmb.jobs.folder_state import read_figures, read_left
 from llmb.jobs.job import Change, Job
 from llmb.jobs.resolve import resolve_submissions
 from llmb.jobs.states import FAILED, Left, decide
@@ -117,7 +117,7 @@ def conclude(job: Job, seen: JobState) -> bool:
 def with_fault(job: Job, seen: JobState, change: Change) -> Change:
     """``change`` with the step time of a success, or the cause of a failure and the nodes at fault."""
     if change.status != "failed":
-        return replace(change, step_time_s=read_step_time(job.run_dir) if change.status == "success" else None)
+        return replace(change, **read_figures(job.run_dir)) if change.status == "success" else change
     scheduler = find_scheduler(job.scheduler)
     phase: Phase = "failed" if change.state == FAILED else seen.phase
     fault = find_fault(faults_of(scheduler), phase, _log(job))

@@ -22,6 +22,11 @@ from llmb.schedulers.lookup import find_scheduler
 
 LONGEST_AGO_S = 86400.0
 """A job that failed longer ago is not retried."""
+KEPT = (
+    *("scheduler", "cluster", "campaign", "label", "identity", "array_index", "base_dir"),
+    *("proxy", "prepares", "data", "origin"),
+)
+"""What a retry is and runs, as the job that it repeats."""
 _NUMBER = re.compile(r"(.*)#(\d+)")
 
 
@@ -49,7 +54,7 @@ def repeated(job: Job, now_s: float) -> Job:
     """The next attempt at ``job``, which used one retry for each restart. Pure."""
     found = _NUMBER.fullmatch(job.key)
     fresh = {item.name: item.default for item in fields(Job) if item.default is not MISSING}
-    same = {name: getattr(job, name) for name in ("scheduler", "cluster", "campaign", "array_index", "base_dir")}
+    same = {name: getattr(job, name) for name in KEPT}
     kept = {**same, "retries": job.retries - job.restarts - 1}
     key = f"{found[1]}#{int(found[2]) + 1}" if found else f"{job.key}#2"
     return replace(job, **{**fresh, **kept, "key": key, "retry_of": job.key, "submitted_s": now_s})

@@ -53,6 +53,7 @@ class Filter:
     workload: str | None = None
     """Or a workload and a size in one word."""
     campaign: str | None = None
+    label: str | None = None
     since_s: float | None = None
     limit: int | None = None
     """The newest jobs, at most this number."""
@@ -310,6 +311,7 @@ def _where(wanted: Filter) -> tuple[str, list[object]]:
         values.append(wanted.workload)
     for column, operator, value in (
         ("campaign", "=", wanted.campaign),
+        ("label", "=", wanted.label),
         ("submitted_s", ">=", wanted.since_s),
     ):
         if value is not None:

@@ -19,6 +19,7 @@ from llmb.jobs.locks import file_lock
 from llmb.jobs.order import Order, Prepared, Queued, prepare, removed_if_refused, send, write_job
 from llmb.jobs.store import Store
 from llmb.runs.folder import RunFolder
+from llmb.runs.identity import identity_of_plan
 from llmb.runs.plan import Plan
 from llmb.runs.record import read_job
 
@@ -48,7 +49,15 @@ def submit_order(
     with submission_lock(order.site.install) as descriptor:
         prepared = prepare(order)
         jobs = {
-            folder: new_job(prepared, index, order.plan, key if index is None else f"{key}.{index}", campaign)
+            folder: new_job(
+                prepared,
+                index,
+                order.plan,
+                key if index is None else f"{key}.{index}",
+                campaign,
+                order.choices.label,
+                order.framework.arguments,
+            )
             for index, folder in prepared.folders.items()
         }
         with removed_if_refused(prepared, order.plan):
@@ -85,7 +94,15 @@ def with_handle(run: Queued, job: Job) -> Queued:
     return Queued(run.folder, run.job.model_copy(update=handle))
 
 
-def new_job(prepared: Prepared, index: int | None, plan: Plan, key: str, campaign: str | None) -> Job:
+def new_job(
+    prepared: Prepared,
+    index: int | None,
+    plan: Plan,
+    key: str,
+    campaign: str | None,
+    label: str | None = None,
+    arguments: Mapping[str, str] | None = None,
+) -> Job:
     """The row of one run of a job that is about to be submitted."""
     recipe, folder, spec = plan.recipe, prepared.folders[index], prepared.spec
     return Job(
@@ -101,6 +118,8 @@ def new_job(prepared: Prepared, index: int | None, plan: Plan, key: str, campaig
         gpu_type=recipe.gpu_type,
         scale=recipe.scale,
         campaign=campaign,
+        label=label,
+        identity=identity_of_plan(plan, spec.program, arguments or {}).key,
         submitted_s=time.time(),
         retries=spec.retries,
         proxy=recipe.proxy_text,

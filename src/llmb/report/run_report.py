@@ -23,6 +23,7 @@ from llmb.runs.fp8_product import fp8_product
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.profiling import Profile
 from llmb.runs.result import Result, no_measurement
+from llmb.runs.short_id import short_id
 from llmb.runs.stall import ranks_text
 from llmb.traces.summary import shares
 
@@ -41,10 +42,12 @@ def plan_document(
     }
 
 
-def run_document(folder: RunFolder, plan: Plan, result: Result) -> dict[str, Any]:
+def run_document(folder: RunFolder, plan: Plan, result: Result, label: str | None = None) -> dict[str, Any]:
     """The JSON of ``llmb run``; its keys are a contract."""
     return {
         **identity_document(plan.recipe),
+        "id": short_id(folder.path),
+        "label": label,
         "run_dir": str(folder.path),
         "origin": origin_document(plan.origin),
         "window": plan.window.model_dump(mode="json"),

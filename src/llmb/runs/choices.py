@@ -6,11 +6,13 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from llmb.catalogue.records import Dtype, GradReduceDtype, Lora, LoraTargets, Recipe, Record
+from llmb.options.forms import LABEL
 from llmb.options.option import Option, limit_problems
 from llmb.runs.attention import AttentionChoice, choice_problem
 from llmb.runs.device import Device
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.profiling import Profiling
+from llmb.secrets import has_secret
 
 Recompute = Literal["none", "selective", "full"]
 Fp8Recipe = Literal["delayed", "current"]
@@ -32,6 +34,10 @@ class Choices(Record):
     """None for the default, one step for a resumed run, or as many as profiling or tracing needs."""
     window: Annotated[str, Option(help="Steps to take statistics over: auto, last, all or A-B.")] = "auto"
     seed: Annotated[int | None, _training(help="Seed of initial weights and data. Default: 1234.")] = None
+    label: Annotated[
+        str | None,
+        _training(basic=True, help="Name under which runs are found and compared, such as 'driver-580'.", form=LABEL),
+    ] = None
     peak_lr: Annotated[float | None, _training(flags=("--lr",), help="Peak learning rate.", above=0)] = None
     warmup_steps: Annotated[int | None, _training(help="Warm-up steps of the learning rate.", minimum=0)] = None
     document_tokens: Annotated[
@@ -199,6 +205,7 @@ class Choices(Record):
     def problems(self, recipe: Recipe, device: Device, resumed: Lora | None = None) -> Iterator[str]:
         """Problems of training ``recipe`` with these choices on ``device``; ``resumed``: a checkpoint's adapters."""
         yield from limit_problems(self)
+        yield from self.label_problems()
         if problem := choice_problem(self.attention_backend, device):
             yield problem
         if self.force_load_balancing and recipe.model.moe is None:
@@ -210,6 +217,14 @@ class Choices(Record):
         yield from self.parallelism.problems(recipe.layout, compiled=self.compiles_on(device))
         yield from self._fp8_problems(recipe)
         yield from self._lora_problems(recipe, resumed)
+
+    def label_problems(self) -> Iterator[str]:
+        if self.label is None:
+            return
+        if has_secret(self.label):
+            yield "--label looks like a secret, and is saved with the run"
+        elif not LABEL.is_written(self.label):
+            yield f"--label is {self.label!r}; it must be {LABEL.valid}"
 
     def _fp8_problems(self, recipe: Recipe) -> Iterator[str]:
         if recipe.dtype is Dtype.FP8:

@@ -9,6 +9,32 @@ from llmb.runs.fp8_product import Fp8Product
 from llmb.runs.record_file import read_record_file
 
 
+class GpuState(Record):
+    """A GPU of a node as ``nvidia-smi`` describes it; None is unknown, or not supported by the GPU."""
+
+    node: str
+    index: int
+    uuid: str | None = None
+    name: str | None = None
+    persistence_mode: str | None = None
+    mig_mode: str | None = None
+    ecc_mode: str | None = None
+    power_limit_w: float | None = None
+    default_power_limit_w: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    max_sm_clock_mhz: float | None = None
+    max_memory_clock_mhz: float | None = None
+    application_sm_clock_mhz: float | None = None
+    application_memory_clock_mhz: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    """Why its clocks are lower than they could be; empty if they are not."""
+    throttled_us: dict[str, float] | None = None
+    """Microseconds for which a reason lowered its clocks, by reason, since the driver was loaded."""
+
+
 class Environment(Record):
     """Versions, devices, nodes and the settings that affect speed; ``cuda`` and ``nccl`` are None on a CPU."""
 
@@ -32,6 +58,19 @@ class Environment(Record):
     """None until a backend is chosen."""
     fp8_product: Fp8Product | None = None
     """None for a run without FP8, or of an earlier version."""
+    driver: str | None = None
+    """Of the GPUs."""
+    cuda_driver: str | None = None
+    """The newest CUDA version that the driver supports."""
+    cudnn: str | None = None
+    cpu: str | None = None
+    """Model of the first node's."""
+    cpu_governor: str | None = None
+    """How its clocks are set, by Linux: ``performance``, ``powersave`` and others."""
+    gpus: tuple[GpuState, ...] | None = None
+    """All that the run uses, before its first step; None without GPUs, or without nvidia-smi."""
+    gpus_at_end: tuple[GpuState, ...] | None = None
+    """The same right after the last step; None also for a run that did not end by itself."""
 
 
 def read_environment(path: Path) -> Environment | None:

@@ -5,6 +5,7 @@ import errno
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -16,6 +17,7 @@ from llmb.runs.origin import Origin
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.runs.result import Result, Status
+from llmb.runs.source_version import source_version
 
 SCHEMA_VERSION = 1
 
@@ -108,6 +110,18 @@ class RunRecord(Record):
     reason: str | None = None
     exit_code: int | None = None
     llmb_version: str = __version__
+    llmb_commit: str | None = None
+    """Git commit of llmb; None if that is unknown, and in a record of version 0.1."""
+    llmb_modified: bool | None = None
+    """Whether llmb's source differed from ``llmb_commit``; None if that is unknown."""
+    llmb_commit_reason: str | None = None
+    """Why ``llmb_commit`` or ``llmb_modified`` is unknown."""
+    image: str | None = None
+    """Container image that the workers run in; None without a container."""
+    label: str | None = None
+    """Given by the user, to find runs again."""
+    arguments: dict[str, str] = Field(default_factory=dict)
+    """Of a framework's script, as given by the user."""
     program: str = ENGINE
     """What trains. Version 0.1 did not record it: its records hold the engine's plan whatever ran."""
     started_at: str | None
@@ -144,10 +158,19 @@ def now() -> str:
 
 
 def new_record(
-    plan: Plan, command: tuple[str, ...], variables: Mapping[str, str] | None = None, job: BegunJob | None = None
+    plan: Plan,
+    command: tuple[str, ...],
+    variables: Mapping[str, str] | None = None,
+    job: BegunJob | None = None,
+    *,
+    label: str | None = None,
+    image: str | None = None,
 ) -> RunRecord:
     """Of a run that begins here and now."""
     return RunRecord(
+        **source_fields(),
+        label=label,
+        image=image,
         status="running",
         started_at=now(),
         command=command,
@@ -159,9 +182,21 @@ def new_record(
     )
 
 
-def queued_record(plan: Plan, command: tuple[str, ...], retries: int = 0, program: str = ENGINE) -> RunRecord:
+def queued_record(
+    plan: Plan,
+    command: tuple[str, ...],
+    retries: int = 0,
+    program: str = ENGINE,
+    *,
+    label: str | None = None,
+    image: str | None = None,
+    arguments: Mapping[str, str] | None = None,
+) -> RunRecord:
     """Of a run that a scheduler will start."""
     return RunRecord(
+        label=label,
+        image=image,
+        arguments=dict(arguments or {}),
         status="queued",
         program=program,
         started_at=None,
@@ -171,6 +206,17 @@ def queued_record(plan: Plan, command: tuple[str, ...], retries: int = 0, progra
         origin=plan.origin,
         conventions=CONVENTIONS,
     )
+
+
+def source_fields() -> dict[str, Any]:
+    """The fields of a record that say which llmb runs here."""
+    source = source_version()
+    return {
+        "llmb_version": __version__,
+        "llmb_commit": source.commit,
+        "llmb_modified": source.modified,
+        "llmb_commit_reason": source.reason,
+    }
 
 
 def engine_plan(record: RunRecord) -> EnginePlan:

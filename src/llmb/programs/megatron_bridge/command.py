@@ -28,6 +28,7 @@ SUPPORTED = frozenset(
         "steps",
         "window",
         "seed",
+        "label",
         "peak_lr",
         "warmup_steps",
         "fp8_recipe",
@@ -299,6 +300,7 @@ def _recipe_problems(catalogue: Catalogue, recipe: Recipe) -> Iterator[str]:
 
 def _choice_problems(choices: Choices) -> Iterator[str]:
     default, scaling = Choices(), bridge_data().fp8_recipe
+    yield from choices.label_problems()
     if choices.profiling.nccl_trace:
         yield "--nccl-trace is chosen, which is for llmb's engine"
     if choices.fp8_recipe not in (None, scaling):

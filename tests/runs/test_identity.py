@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Repeats have the same identity, and no other runs have; what differs between repeats are their conditions."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import Overrides, Request, resolve
+from llmb.runs.choices import Choices
+from llmb.runs.environment import Environment, GpuState
+from llmb.runs.identity import conditions_of, differences, identity_of, speed_variables
+from llmb.runs.origin import DataOrigin, Origin, WeightsOrigin
+from llmb.runs.plan import EnginePlan, Plan, make_plan
+from llmb.runs.record import BegunJob, RunRecord, new_record, queued_record
+from llmb.runs.short_id import id_of_name, may_be_short_id, short_id
+
+SQUAD = DataOrigin(kind="dataset", name="SQuAD, packed to 4096")
+
+
+def plan_of(size: str = "8b", gpu_type: str = "h100", **choices: object) -> EnginePlan:
+    overrides = Overrides.model_validate(choices.pop("overrides", {}))
+    request = Request(workload="pretrain_llama3.1", size=size, gpu_type=gpu_type, overrides=overrides)
+    return make_plan(resolve(Catalogue(), request), Choices.model_validate(choices), device="cuda")
+
+
+def record_of(plan: Plan, **fields: object) -> RunRecord:
+    return queued_record(plan, ()).model_copy(update=fields)
+
+
+def maverick(etp: int) -> Plan:
+    request = Request(workload="finetune_llama4-maverick", size="400b", overrides=Overrides(etp=etp))
+    return make_plan(resolve(Catalogue(), request), Choices(synthetic=True), device="cuda")
+
+
+BASE = record_of(plan_of())
+OTHERS = {
+    "sequence length": record_of(plan_of(overrides={"seq_len": 4096})),
+    "layers": record_of(plan_of(overrides={"layers": 16})),
+    "tensor parallelism": record_of(plan_of(overrides={"tp": 2})),
+    "sequence parallelism": record_of(plan_of(overrides={"tp": 2, "sequence_parallel": False})),
+    "GPU type": record_of(plan_of(gpu_type="b200")),
+    "program": record_of(plan_of(), program="megatron_bridge"),
+    "arguments of a framework": record_of(plan_of(), arguments={"cuda_graphs": "true"}),
+    "data": record_of(
+        plan_of().model_copy(update={"declared_origin": Origin(weights=WeightsOrigin(kind="random"), data=SQUAD)})
+    ),
+    "recompute": record_of(plan_of(recompute="full")),
+    "documents": record_of(plan_of(document_tokens=512)),
+    "compiled": record_of(plan_of(compiled=False)),
+    "sharding": record_of(plan_of(parallelism={"dp_sharding": "none"})),
+    "interval": record_of(plan_of(checkpoint_interval=5)),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_runs_of_another_configuration_have_another_identity(what: str) -> None:
+    assert identity_of(OTHERS[what]).key != identity_of(BASE).key
+    changed = differences(identity_of(BASE).configuration, identity_of(OTHERS[what]).configuration)
+    assert changed, what
+    assert len({identity_of(record).key for record in (BASE, *OTHERS.values())}) == len(OTHERS) + 1
+
+
+def test_tensor_parallelism_of_experts_is_part_of_the_identity() -> None:
+    eight, four = record_of(maverick(8)), record_of(maverick(4))
+    changed = differences(identity_of(eight).configuration, identity_of(four).configuration)
+    assert [(item.key, item.before, item.after) for item in changed] == [("layout.etp", 8, 4)]
+
+
+def test_repeats_have_the_same_identity(environment: Environment) -> None:
+    other = record_of(
+        plan_of(seed=7, steps=60, label="night", window="last"),
+        label="night",
+        started_at="2026-01-01T00:00:00+00:00",
+        environment=environment.model_copy(update={"nodes": ("node7",)}),
+        llmb_commit="0" * 40,
+        image="other.sqsh",
+    )
+    assert identity_of(other).key == identity_of(BASE).key
+    changed = {item.key for item in differences(conditions_of(BASE), conditions_of(other))}
+    assert {"nodes", "seed", "steps", "window.first", "window.rule", "label"} <= changed
+    assert {"software.llmb_commit", "software.image"} <= changed
+
+
+@pytest.fixture
+def environment() -> Environment:
+    gpus = tuple(
+        GpuState(node="node1", index=index, uuid=f"GPU-{index}", power_limit_w=limit, max_sm_clock_mhz=1980)
+        for index, limit in enumerate((700, 650))
+    )
+    return Environment(
+        python="3.12.1",
+        torch="2.9.1",
+        cuda="12.8",
+        nccl="2.27.3",
+        backend="nccl",
+        float32_matmul_precision="highest",
+        system="Linux",
+        device="NVIDIA H100 80GB HBM3",
+        device_memory_gib=79.1,
+        cpu_threads_per_rank=8,
+        nodes=("node1", "node2"),
+        ranks_per_node={"node1": 1, "node2": 1},
+        variables={"NCCL_ALGO": "Ring", "NCCL_DEBUG_FILE": "/x", "SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": "0"},
+        driver="580.65.06",
+        cudnn="9.10.2",
+        gpus=gpus,
+    )
+
+
+def test_conditions_have_software_hardware_and_nodes(environment: Environment) -> None:
+    found = conditions_of(record_of(plan_of(), environment=environment, label="night"))
+    assert found["software.driver"] == "580.65.06"
+    assert found["software.cudnn"] == "9.10.2"
+    assert found["software.nccl"] == "2.27.3"
+    assert found["hardware.device"] == "NVIDIA H100 80GB HBM3"
+    assert found["hardware.gpu_uuids"] == "GPU-0,GPU-1"
+    assert found["hardware.power_limit_w"] == "650.0,700.0"  # they differ, which may explain why a run is slow
+    assert found["hardware.max_sm_clock_mhz"] == 1980
+    assert found["nodes"] == "node1,node2"
+    assert found["label"] == "night"
+    assert found["variables.NCCL_ALGO"] == "Ring"
+    assert [key for key in found if key.startswith("variables.")] == ["variables.NCCL_ALGO"]
+
+
+def test_conditions_of_a_queued_run_are_unknown_not_absent() -> None:
+    queued = conditions_of(BASE)
+    assert queued["software.driver"] is None
+    assert queued["hardware.gpu_uuids"] is None
+    assert queued["nodes"] is None
+    job = BegunJob(job_id="7", nodes="node[1-2]")
+    assert conditions_of(BASE.model_copy(update={"job": job}))["nodes"] == "node[1-2]"
+
+
+def test_names_of_jobs_and_folders_are_no_conditions() -> None:
+    own = {"NCCL_DEBUG_FILE": "/run/1", "SLURM_JOB_ID": "4711", "LLMB_INSTALL": "/data", "OMP_NUM_THREADS": "8"}
+    assert speed_variables(own) == {"OMP_NUM_THREADS": "8"}
+
+
+def test_a_new_record_says_which_llmb_ran(tiny_plan: Callable[..., EnginePlan]) -> None:
+    record = new_record(tiny_plan(), (), label="a", image="b")
+    assert (record.label, record.image) == ("a", "b")
+    assert (record.llmb_commit is None) <= (record.llmb_commit_reason is not None)
+
+
+def test_short_ids_are_stable_and_no_number(tmp_path: Path) -> None:
+    here, moved = tmp_path / "x_1795298746" / "x", tmp_path / "other" / "x_1795298746" / "x"
+    assert short_id(here) == short_id(moved) == id_of_name("x_1795298746") == "yuzwlsnl"
+    assert may_be_short_id(short_id(here)[:3])
+    for text in ("4711", "latest", "", "deadbeef", "2026-11-20", short_id(here) + "k"):
+        assert not may_be_short_id(text)
+    names = [id_of_name(f"run_{second}") for second in range(20_000)]
+    assert len(set(names)) == len(names)
