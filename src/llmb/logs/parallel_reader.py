@@ -4,11 +4,13 @@
 import math
 import multiprocessing
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from llmb.errors import EnvironmentProblem
 from llmb.logs.files import FoundFiles, ParsedFile, parse_file
@@ -17,15 +19,21 @@ _BATCH_FILES = 64
 _BATCHES_PER_WORKER = 8
 _WORTH_A_POOL_FILES = 500
 _WORTH_A_POOL_BYTES = 1 << 28
+Content = TypeVar("Content")
 
 
 def parse_logs(found: FoundFiles, rule: str, workers: int) -> Iterator[ParsedFile]:
     """Every file of ``found``, in the order in which they finish."""
     yield from found.refused
+    yield from read_in_parallel(found, partial(parse_file, rule=rule), workers)
+
+
+def read_in_parallel(found: FoundFiles, read: Callable[[Path], Content], workers: int) -> Iterator[Content]:
+    """What ``read`` makes of every log of ``found``, in the order in which they finish; it has to be picklable."""
     if workers > 1 and _is_worth_a_pool(found):
-        yield from _parse_in_pool(found.logs, rule, workers)
+        yield from _read_in_pool(found.logs, read, workers)
     else:
-        yield from (parse_file(path, rule) for path in found.logs)
+        yield from map(read, found.logs)
 
 
 def _is_worth_a_pool(found: FoundFiles) -> bool:
@@ -34,14 +42,14 @@ def _is_worth_a_pool(found: FoundFiles) -> bool:
     return len(found.logs) >= _WORTH_A_POOL_FILES or found.total_bytes >= _WORTH_A_POOL_BYTES
 
 
-def _parse_in_pool(paths: Sequence[Path], rule: str, workers: int) -> Iterator[ParsedFile]:
+def _read_in_pool(paths: Sequence[Path], read: Callable[[Path], Content], workers: int) -> Iterator[Content]:
     # The fork server has no threads. This process has, because of its progress bar, and must not be forked.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     pool = ProcessPoolExecutor(workers, context, initializer=_end_quietly_on_interrupt)
     try:
         with _interrupts_held_back():
-            batches = [pool.submit(_parse_batch, batch, rule) for batch in _batches(paths, workers)]
+            batches = [pool.submit(_read_batch, batch, read) for batch in _batches(paths, workers)]
         for done in as_completed(batches):
             yield from done.result()
     except (KeyboardInterrupt, GeneratorExit):
@@ -77,5 +85,5 @@ def _batches(paths: Sequence[Path], workers: int) -> list[Sequence[Path]]:
     return [paths[i::count] for i in range(min(count, len(paths)))]
 
 
-def _parse_batch(paths: Sequence[Path], rule: str) -> list[ParsedFile]:
-    return [parse_file(path, rule) for path in paths]
+def _read_batch(paths: Sequence[Path], read: Callable[[Path], Content]) -> list[Content]:
+    return list(map(read, paths))

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The outcome of a run by the steps of its window alone, as the reference suite's ``parse_train_timing.sh`` counts it.
+
+It is a success that has the whole window, even if it ends before its last step; statistics are of the population.
+"""
+
+import math
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from llmb.errors import UsageError
+from llmb.input_files import open_file
+from llmb.logs.error_text import describe_content
+from llmb.logs.reader import RunLog, read_log
+from llmb.logs.recorder_lines import find_recorder
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSamples:
+    """``kind`` is ``left out`` for what is no run, or slowed down by what is recorded. None for unknown figures."""
+
+    path: Path
+    kind: Literal["success", "failed", "left out"]
+    last_step: int | None = None
+    """The last step that was logged, at most the window's last one."""
+    time_mean_s: float | None = None
+    time_std_s: float | None = None
+    tflops_mean: float | None = None
+    tflops_std: float | None = None
+
+
+def read_samples(path: Path, rule: str) -> WindowSamples:
+    """A file that cannot be read is a failed run."""
+    try:
+        with open_file(path) as stream:
+            log = read_log(stream, rule)
+    except (UsageError, OSError):
+        return WindowSamples(path, "failed")
+    return _judged(path, log)
+
+
+def _judged(path: Path, log: RunLog) -> WindowSamples:
+    attempt = log.attempt
+    if attempt.last is None:
+        is_run = not log.size or log.truncated_line or describe_content(log.head, log.tail).is_log
+        return WindowSamples(path, "failed" if is_run else "left out")
+    if find_recorder(log.head, log.tail):
+        return WindowSamples(path, "left out")
+    window, bad = attempt.window, attempt.bad_loss_step is not None or attempt.bad_grad_norm_step is not None
+    size = window.last - window.first + 1 if window else -1
+    times = attempt.step_time_s
+    if bad or len(times) != size or not all(map(math.isfinite, times)):
+        last = attempt.max_step if window is None else min(attempt.max_step, window.last)
+        return WindowSamples(path, "failed", last)
+    tflops = array("d", filter(math.isfinite, attempt.tflops_per_gpu))
+    return WindowSamples(path, "success", attempt.max_step, *_mean_and_std(times), *_mean_and_std(tflops))
+
+
+def _mean_and_std(values: "array[float]") -> tuple[float | None, float | None]:
+    """Arithmetic mean, and standard deviation of the population (n)."""
+    if not values:
+        return None, None
+    mean = _sum(values) / len(values)
+    return mean, math.sqrt(_sum((value - mean) * (value - mean) for value in values) / len(values))
+
+
+def _sum(values: Iterable[float]) -> float:
+    """Added in order, as awk does, so that the last printed digit is the same."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total

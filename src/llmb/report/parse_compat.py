@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The output of the reference suite's ``parse_train_timing.sh``, so that whatever reads that can read this. Pure."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llmb.logs.window_samples import WindowSamples
+from llmb.report.output import printable
+
+_TASK = r"(?:pretrain|finetune|sft|lora)_"
+_BEFORE_EXPERIMENT = re.compile(rf"^log-(?:.*?\.(?={_TASK})|(?!{_TASK})[^.]*\.(?!out$))?")
+"""``log-`` and the account. An account or a model may have dots: the task tells where the experiment begins."""
+_RULE = "=" * 80
+_ROW = "{:<90} {:>8} {:>13} {:>12} {:>19} {:>18}"
+_HEADERS = ("Experiment", "Status", "Time Mean (s)", "Time Std (s)", "TFLOPS_per_GPU Mean", "TFLOPS_per_GPU Std")
+_LINES = tuple("-" * width for width in (90, 8, 13, 12, 19, 18))
+_CSV = (
+    "filename",
+    "status",
+    "time_mean_seconds",
+    "time_std_dev_seconds",
+    "tflops_per_gpu_mean",
+    "tflops_per_gpu_std_dev",
+    "max_iteration",
+)
+_DIGITS = (3, 3, 2, 2)
+_KEYS = ("time_mean", "time_std_dev", "tflops_per_gpu_mean", "tflops_per_gpu_std_dev")
+
+
+@dataclass(frozen=True, slots=True)
+class CompatReport:
+    """Runs in the order of their paths; ``first`` and ``last`` are the steps of the window."""
+
+    directory: str
+    first: int
+    last: int
+    full_names: bool
+    runs: tuple[WindowSamples, ...]
+
+    @property
+    def successes(self) -> int:
+        return sum(run.kind == "success" for run in self.runs)
+
+    @property
+    def failures(self) -> int:
+        return len(self.runs) - self.successes
+
+    @property
+    def rate(self) -> int | None:
+        """Whole percent, rounded down."""
+        return 100 * self.successes // len(self.runs) if self.runs else None
+
+
+def compat_report(
+    directory: str, window: str, samples: Sequence[WindowSamples], *, full_names: bool = False
+) -> CompatReport:
+    """``window`` is ``A-B``."""
+    first, _, last = window.partition("-")
+    runs = sorted((run for run in samples if run.kind != "left out"), key=lambda run: run.path)
+    return CompatReport(directory, int(first), int(last), full_names, tuple(runs))
+
+
+def compat_table(report: CompatReport) -> str:
+    lines = [
+        f"Train Step Timing and TFLOPS Analysis (iterations {report.first}-{report.last})",
+        _RULE,
+        _ROW.format(*_HEADERS),
+        _ROW.format(*_LINES),
+        *(_table_row(run, full_names=report.full_names) for run in report.runs),
+        "",
+        "Summary:",
+        f"  Success experiments: {report.successes}",
+        f"  Failed experiments: {report.failures}",
+        f"  Success rate: {'N/A' if report.rate is None else f'{report.rate}%'}",
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _table_row(run: WindowSamples, *, full_names: bool) -> str:
+    name = printable(run.path.name if full_names else short_name(run.path.name))
+    if run.kind == "success":
+        return _ROW.format(name, "Success", *(text or "-" for text in _figures(run)))
+    if run.last_step is None:
+        return _ROW.format(name, "Failed", *"----")
+    return f"{name:<90} {'Failed':>8} {f'({run.last_step} iterations)':>30}"
+
+
+def short_name(file_name: str) -> str:
+    """Without what stands before the experiment and, of a first attempt, the end; a retry keeps its end."""
+    return re.sub(r"_0\.out$", "", _BEFORE_EXPERIMENT.sub("", file_name))
+
+
+def compat_csv(report: CompatReport) -> str:
+    """A failed run has as many fields as a success."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_CSV)
+    for run in report.runs:
+        success = run.kind == "success"
+        figures = [figure or "-" for figure in _figures(run)] if success else [""] * len(_DIGITS)
+        writer.writerow([_text(run), "Success" if success else "Failed", *figures, "" if success else run.last_step])
+    total = len(report.runs)
+    text.write(f"# Summary: {report.successes} success, {report.failures} failed, {total} total\n")
+    return text.getvalue()
+
+
+def compat_json(report: CompatReport) -> str:
+    """Figures that the log does not have are null."""
+    results = ",\n".join(f"    {{{_json_fields(_json_result(run), ', ')}}}" for run in report.runs)
+    results += "\n" if results else ""
+    analysis = {
+        "min_iteration": report.first,
+        "max_iteration": report.last,
+        "experiments_directory": report.directory,
+    }
+    summary = {
+        "success_experiments": report.successes,
+        "failed_experiments": report.failures,
+        "success_rate": report.rate,
+    }
+    inner = ",\n    "
+    return (
+        f'{{\n  "analysis": {{\n    {_json_fields(analysis, inner)}\n  }},\n  "results": [\n{results}  ],\n'
+        f'  "summary": {{\n    {_json_fields(summary, inner)}\n  }}\n}}\n'
+    )
+
+
+def _json_result(run: WindowSamples) -> dict[str, Any]:
+    if run.kind == "success":
+        figures = {key: Decimals(text) if text else None for key, text in zip(_KEYS, _figures(run), strict=True)}
+        return {"filename": _text(run), "status": "Success", **figures}
+    reached = {} if run.last_step is None else {"max_iteration": run.last_step}
+    return {"filename": _text(run), "status": "Failed", **reached}
+
+
+class Decimals(str):
+    """A number in the digits that it is printed with."""
+
+    __slots__ = ()
+
+
+def _json_fields(values: Mapping[str, Any], between: str) -> str:
+    return between.join(
+        f"{json.dumps(key)}: {value if isinstance(value, Decimals) else json.dumps(value)}"
+        for key, value in values.items()
+    )
+
+
+def _figures(run: WindowSamples) -> list[str | None]:
+    figures = (run.time_mean_s, run.time_std_s, run.tflops_mean, run.tflops_std)
+    return [None if one is None else f"{one:.{digits}f}" for one, digits in zip(figures, _DIGITS, strict=True)]
+
+
+def _text(run: WindowSamples) -> str:
+    return run.path.name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+FORMATS: Mapping[str, Callable[[CompatReport], str]] = {"table": compat_table, "csv": compat_csv, "json": compat_json}
