@@ -2,13 +2,16 @@
 """Statistics against textbook values and numpy."""
 
 import math
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
+from step_series import step_noise
 
-from llmb.metrics.statistics import describe
+from llmb.metrics.statistics import Statistics, describe
 
 samples = st.lists(st.floats(min_value=1e-3, max_value=1e3), min_size=1, max_size=60)
 
@@ -18,13 +21,24 @@ def test_a_known_sample():
     assert (found.count, found.mean, found.median, found.min, found.max) == (8, 5.0, 4.5, 2.0, 9.0)
     assert found.std == pytest.approx(math.sqrt(32 / 7))
     assert found.cv == pytest.approx(math.sqrt(32 / 7) / 5)
-    half_width = 2.364624 * math.sqrt(32 / 7) / math.sqrt(8)  # Student's t at 0.975, 7 degrees of freedom
-    assert found.ci95 == pytest.approx((5 - half_width, 5 + half_width), rel=1e-6)
+    assert found.effective_count is None
+
+
+def test_the_interval_is_that_of_the_first_cosine_coefficients():
+    values = np.array([2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0])
+    basis = np.array([[math.sqrt(2 / 8) * math.cos(math.pi * k * (i + 0.5) / 8) for i in range(8)] for k in (1, 2)])
+    covariance = 0.5 ** np.abs(np.subtract.outer(np.arange(8), np.arange(8)))
+    correction = (covariance.sum() / 8) / (np.trace(basis @ covariance @ basis.T) / 2)
+    variance = correction * np.mean((basis @ values) ** 2) / 8
+    half_width = 4.302653 * math.sqrt(variance)  # Student's t at 0.975, 2 degrees of freedom
+    assert describe(values.tolist()).ci95 == pytest.approx((5 - half_width, 5 + half_width), rel=1e-6)
 
 
 def test_two_values_use_one_degree_of_freedom():
     low, high = describe([1.0, 3.0]).ci95
-    assert (high - low) / 2 == pytest.approx(12.7062, rel=1e-5)
+    assert (high - low) / 2 == pytest.approx(
+        12.7062 * math.sqrt(3), rel=1e-5
+    )  # the correction is (1 + 0.5) / (1 - 0.5)
 
 
 def test_one_value_has_no_spread():
@@ -61,5 +75,49 @@ def test_agrees_with_numpy(values):
 
 
 @given(samples)
-def test_order_does_not_matter(values):
-    assert describe(values) == describe(values[::-1])
+def test_only_interval_and_effective_count_depend_on_the_order(values):
+    found, reversed_ = describe(values), describe(values[::-1])
+    assert reversed_ == replace(found, ci95=reversed_.ci95, effective_count=reversed_.effective_count)
+    if found.ci95:
+        assert reversed_.ci95 == pytest.approx(found.ci95, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("steps", [10, 34, 200])
+@pytest.mark.parametrize(("phi", "skewed"), [(0, False), (0.5, False), (0, True)])
+def test_the_interval_covers_the_true_mean_in_95_of_100_series(steps, phi, skewed):
+    intervals = [describe((100 + values).tolist()).ci95 for values in step_noise((3000, steps), phi, skewed=skewed)]
+    covered = sum(low <= 100 <= high for low, high in intervals) / len(intervals)
+    assert 0.92 < covered < 0.98  # 2 points, and the standard error of 3,000 series is 0.4
+
+
+def test_the_interval_of_a_long_series_is_that_of_its_blocks():
+    intervals = [describe((100 + values).tolist()).ci95 for values in step_noise((400, 2000), 0.5)]
+    assert 0.91 < sum(low <= 100 <= high for low, high in intervals) / len(intervals) < 0.985
+    width = np.median([high - low for low, high in intervals])
+    assert width == pytest.approx(2 * 1.96 * math.sqrt(3 / 2000), rel=0.1)  # long-run variance (1 + phi) / (1 - phi)
+
+
+def test_a_short_and_a_long_series_are_described_alike():
+    values = step_noise((513,), 0.5) + 50
+    long, short = describe(values.tolist()), describe(values[:512].tolist())
+    assert (long.mean, long.median, long.std) == pytest.approx((short.mean, short.median, short.std), rel=0.02)
+    assert long.effective_count == pytest.approx(short.effective_count, rel=0.05)
+    assert long.ci95 == pytest.approx(short.ci95, abs=0.05)
+
+
+@pytest.mark.parametrize(("phi", "low", "high"), [(0, 0.8, 1), (0.5, 0.28, 0.40), (0.8, 0.08, 0.16)])
+def test_autocorrelated_steps_count_less(phi, low, high):
+    counts = [describe((10 + values).tolist()).effective_count / 400 for values in step_noise((60, 400), phi)]
+    assert low < np.median(counts) <= high
+    assert max(counts) <= 1
+
+
+def test_the_effective_count_of_few_steps_is_unknown():
+    assert describe([1.0, 2.0] * 9).effective_count is None
+    assert describe([1.0, 2.0] * 10).effective_count == 20  # alternating steps are not worth more than independent ones
+
+
+def test_statistics_of_an_earlier_version_are_read():
+    found = describe([1.0, 2.0, 3.0])
+    earlier = {key: value for key, value in asdict(found).items() if key != "effective_count"}
+    assert TypeAdapter(Statistics).validate_python(earlier) == found
