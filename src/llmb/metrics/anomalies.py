@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is unusual in the step times of a window: single steps, a drift, and stalls at a regular distance."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import cast
+
+from llmb.metrics.long_run import ar1_variance, block_means, cosines
+from llmb.metrics.robust import Floats, despiked
+
+FEWEST_STEPS = 10
+FEWEST_STALLS = 3
+LEAST_HITS = 0.8
+"""Share of the steps at the period's distance that have to be slow."""
+LEAST_PERIODIC = 0.6
+"""Share of the slow steps that have to be at the period's distance."""
+MOST_PERIODS = 200
+"""Distances between slow steps that are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlier:
+    """A step that is slower or, with an excess below 0, faster than its neighbors."""
+
+    step: int
+    step_time_s: float
+    excess_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Anomalies:
+    """None for what is unknown, and for a period if stalls have none."""
+
+    outliers: tuple[Outlier, ...] = ()
+    drift_pct: float | None = None
+    """Change of the step time from the first to the last step, in percent of the mean."""
+    drift_ci95_pct: tuple[float, float] | None = None
+    period_steps: int | None = None
+    period_excess_s: float | None = None
+    """Median time that a periodic stall adds to its step."""
+
+
+def find_anomalies(step_times_s: Sequence[float], first_step: int) -> Anomalies:
+    """``step_times_s`` are finite, of successive steps without warm-up; ``first_step`` is the first one's number.
+
+    Outliers are farther from the running median than five times the spread of all steps (from the median absolute
+    deviation on that side). The drift is the slope of least squares without outliers; its interval holds for
+    autocorrelated steps. Of fewer than 10 steps nothing is known.
+    """
+    import numpy as np
+
+    if len(step_times_s) < FEWEST_STEPS:
+        return Anomalies()
+    values = np.asarray(step_times_s, float)
+    calm = despiked(values)
+    outliers = tuple(
+        Outlier(first_step + index, float(values[index]), float(values[index] - calm[index]))
+        for index in np.flatnonzero(values != calm).tolist()
+    )
+    drift, half = _drift(calm)
+    slow = {outlier.step - first_step: outlier.excess_s for outlier in outliers if outlier.excess_s > 0}
+    period = _period(sorted(slow), len(values))
+    return Anomalies(
+        outliers=outliers,
+        drift_pct=drift,
+        drift_ci95_pct=(drift - half, drift + half),
+        period_steps=period[0] if period else None,
+        period_excess_s=median(slow[index] for index in period[1]) if period else None,
+    )
+
+
+def _drift(values: Floats) -> tuple[float, float]:
+    """Change over the series in percent of its mean, and half of its 95 % confidence interval.
+
+    The interval is made like that of a mean (``long_run``), of movements that are orthogonal to the drift.
+    """
+    import numpy as np
+    from scipy.special import stdtrit
+
+    means, size = block_means(cast("Sequence[float]", values))
+    blocks = np.asarray(means)
+    count = len(blocks)
+    place = np.arange(count) - (count - 1) / 2
+    line = place / math.sqrt(float(place @ place))
+    rows = np.asarray(cosines(count, 1))
+    mirror = rows @ line  # a reflection turns all of the line that is in the rows into the first row
+    mirror[0] += math.copysign(math.sqrt(float(mirror @ mirror)), mirror[0])
+    rows = (rows - 2 / float(mirror @ mirror) * np.outer(mirror, mirror @ rows))[1:]
+    error = math.sqrt(float(np.mean((rows @ blocks) ** 2)))
+    if size == 1:
+        expected = float(np.mean([ar1_variance(row) for row in rows.tolist()]))
+        error *= math.sqrt(ar1_variance(line.tolist()) / expected)
+    scale = 100 * (count - 1) / math.sqrt(float(place @ place)) / float(blocks.mean())
+    return float(line @ blocks) * scale, float(stdtrit(len(rows), 0.975)) * error * scale
+
+
+def _period(slow: Sequence[int], count: int) -> tuple[int, list[int]] | None:
+    """The distance at which steps are slow, and those steps; None if they are not at a regular distance."""
+    near = pairwise(slow), zip(slow, slow[2:], strict=False)
+    distances = Counter(after - before for pairs in near for before, after in pairs)
+    best: tuple[int, list[int]] | None = None
+    for period, _ in distances.most_common(MOST_PERIODS):
+        phase, hits = Counter(index % period for index in slow).most_common(1)[0]
+        expected = len(range(phase, count, period))
+        if (
+            period > 1
+            and hits >= max(FEWEST_STALLS, LEAST_HITS * expected, LEAST_PERIODIC * len(slow))
+            and (best is None or hits > len(best[1]))
+        ):
+            best = period, [index for index in slow if index % period == phase]
+    return best

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The difference in step time between two groups of runs. The unit is the run: its steps tell nothing of the next run.
+
+Run means are compared as logarithms, by their medians, so that one bad run among several does not decide. The interval
+is Student's t: of groups of equal size with their common spread, else with both spreads (Welch), and of a single run
+against several with the spread of those.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Literal
+
+from llmb.metrics.node_effect import node_effect
+
+DecisionName = Literal["pass", "regressed", "improved", "inconclusive"]
+MOST_MORE_RUNS = 40
+POWER = 0.8
+"""Probability that as many more runs as suggested decide, if the estimates are right."""
+REPEATS = 3
+"""Runs of each group that are suggested where nothing is known of the spread between runs."""
+SINGLE_RUNS = "one run on each side: how much repeats differ is unknown, the interval is that of the steps"
+NO_INTERVAL = "one run on each side, without an interval"
+
+
+@dataclass(frozen=True, slots=True)
+class RunMean:
+    """The mean step time of one run."""
+
+    mean_s: float
+    ci95_s: tuple[float, float] | None = None
+    """Of the mean of the run's steps."""
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDifference:
+    n_before: int
+    n_after: int
+    before_s: float
+    """Median of the run means."""
+    after_s: float
+    delta_pct: float
+    """``after_s`` relative to ``before_s``; above 0 is slower."""
+    ci95_pct: tuple[float, float] | None
+    """95 % confidence interval of ``delta_pct``: over runs, and of steps only if each side has a single run."""
+    noise_pct: float | None
+    """Standard deviation between repeats, in percent; None if each side has a single run: any decision is then soft."""
+    node_effect: str | None
+    """What is known of nodes that may explain the difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    verdict: DecisionName
+    more_runs: int | None
+    """Of both groups together, as equal in size as possible; None for a clear verdict, and if runs would not tell."""
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Precision:
+    """Of a difference of medians: ``spread`` of a single run, standard error and degrees of freedom."""
+
+    spread: float
+    error: float
+    freedom: float
+
+    @property
+    def half_width(self) -> float:
+        return _t(self.freedom, 0.975) * self.error
+
+
+def group_difference(before: Sequence[RunMean], after: Sequence[RunMean]) -> GroupDifference:
+    """Raises ValueError for an empty group or a mean that is not above 0."""
+    if not before or not after or min(run.mean_s for run in (*before, *after)) <= 0:
+        raise ValueError("groups of runs with step times above 0 are needed")
+    logs = [[math.log(run.mean_s) for run in group] for group in (before, after)]
+    center = median(logs[1]) - median(logs[0])
+    precision = _precision(*logs)
+    half = precision.half_width if precision else _half_width_of_steps(before[0], after[0])
+    return GroupDifference(
+        n_before=len(before),
+        n_after=len(after),
+        before_s=math.exp(median(logs[0])),
+        after_s=math.exp(median(logs[1])),
+        delta_pct=_percent(center),
+        ci95_pct=None if half is None else (_percent(center - half), _percent(center + half)),
+        noise_pct=_percent(precision.spread) if precision else None,
+        node_effect=node_effect(
+            [(run.mean_s, run.nodes) for run in before], [(run.mean_s, run.nodes) for run in after]
+        ),
+    )
+
+
+def decide(difference: GroupDifference, tolerance_pct: float) -> Decision:
+    """Whether the second group is slower than the first one by more than the tolerance.
+
+    ``regressed`` and ``improved``: by more than the tolerance, and the interval excludes 0. ``pass``: the interval
+    excludes that it is slower by more than the tolerance. Two groups of the same distribution differ in less
+    than 5 % of cases, whatever the tolerance.
+    """
+    if difference.ci95_pct is None:
+        return Decision("inconclusive", 2 * (REPEATS - 1), NO_INTERVAL)
+    low, high = difference.ci95_pct
+    notes = [SINGLE_RUNS] if difference.noise_pct is None else []
+    notes += [difference.node_effect] if difference.node_effect else []
+    clear: DecisionName | None = None
+    if low > 0 and difference.delta_pct > tolerance_pct:
+        clear = "regressed"
+    elif high < 0 and difference.delta_pct < -tolerance_pct:
+        clear = "improved"
+    elif high <= tolerance_pct:
+        clear = "pass"
+    if clear:
+        return Decision(clear, None, "; ".join(notes) or None)
+    within = f"{low:.1f} to {high:.1f} % slower is possible, the tolerance is {tolerance_pct:g} %"
+    return Decision("inconclusive", more_runs(difference, tolerance_pct), "; ".join([within, *notes]))
+
+
+def more_runs(difference: GroupDifference, tolerance_pct: float) -> int | None:
+    """The smallest number of more runs that are expected to decide, with probability ``POWER``, if the difference and
+    the noise are as they seem; None for more than ``MOST_MORE_RUNS``."""
+    if difference.noise_pct is None:
+        return 2 * (REPEATS - 1)
+    delta, tolerance = math.log1p(difference.delta_pct / 100), math.log1p(tolerance_pct / 100)
+    needed = delta if delta > tolerance else tolerance - delta
+    spread = math.log1p(difference.noise_pct / 100)
+    sizes = [difference.n_before, difference.n_after]
+    for more in range(1, MOST_MORE_RUNS + 1):
+        sizes[sizes.index(min(sizes))] += 1
+        freedom = sum(sizes) - 2
+        error = spread * math.sqrt(sum(map(_variance_of_median, sizes)))
+        if (_t(freedom, 0.975) + _t(freedom, POWER)) * error <= needed:
+            return more
+    return None
+
+
+def _precision(before: Sequence[float], after: Sequence[float]) -> _Precision | None:
+    """None for two single values."""
+    freedoms = [len(group) - 1 for group in (before, after)]
+    if not sum(freedoms):
+        return None
+    squares = [math.fsum((value - fmean(group)) ** 2 for value in group) for group in (before, after)]
+    weights = [_variance_of_median(len(group)) for group in (before, after)]
+    spread = math.sqrt(sum(squares) / sum(freedoms))
+    if freedoms[0] == freedoms[1] or not all(freedoms) or not spread:
+        return _Precision(spread, spread * math.sqrt(sum(weights)), sum(freedoms))
+    parts = [weight * square / freedom for weight, square, freedom in zip(weights, squares, freedoms, strict=True)]
+    freedom = sum(parts) ** 2 / sum(part**2 / freedom for part, freedom in zip(parts, freedoms, strict=True))
+    return _Precision(spread, math.sqrt(sum(parts)), freedom)
+
+
+def _variance_of_median(count: int) -> float:
+    """Of ``count`` normal values of variance 1: exact for 1 and 2, within 3 % else, and pi / 2 n for many."""
+    return math.pi / (2 * count + (math.pi - 2) * (1 if count % 2 else 2))
+
+
+def _half_width_of_steps(before: RunMean, after: RunMean) -> float | None:
+    """Of the logarithm of the ratio of two runs' means, from the intervals of their steps."""
+    widths = [(run.ci95_s[1] - run.ci95_s[0]) / (2 * run.mean_s) for run in (before, after) if run.ci95_s is not None]
+    return math.hypot(*widths) if len(widths) == 2 else None
+
+
+def _percent(log: float) -> float:
+    return 100 * math.expm1(log)
+
+
+def _t(freedom: float, probability: float) -> float:
+    from scipy.special import stdtrit  # takes longer to load than most commands take to run
+
+    return float(stdtrit(freedom, probability))

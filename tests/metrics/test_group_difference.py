@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Differences between groups of runs: intervals, decisions and what they rest on."""
+
+import math
+
+import numpy as np
+import pytest
+
+from llmb.metrics.group_difference import (
+    NO_INTERVAL,
+    SINGLE_RUNS,
+    GroupDifference,
+    RunMean,
+    decide,
+    group_difference,
+    more_runs,
+)
+
+
+def group(*means, nodes=()):
+    return [RunMean(mean, nodes=nodes) for mean in means]
+
+
+def test_the_difference_is_that_of_the_medians_and_its_interval_of_the_common_spread():
+    found = group_difference(group(10.0, 10.1, 9.9), group(10.3, 10.3, 11.5))
+    assert (found.n_before, found.n_after) == (3, 3)
+    assert (found.before_s, found.after_s, found.delta_pct) == pytest.approx((10.0, 10.3, 3.0))
+    logs = np.log([[10.0, 10.1, 9.9], [10.3, 10.3, 11.5]])
+    spread = math.sqrt(logs.var(axis=1, ddof=1).mean())
+    assert found.noise_pct == pytest.approx(100 * math.expm1(spread))
+    half = 2.776445 * spread * math.sqrt(2 * math.pi / (6 + math.pi - 2))  # Student's t, 4 degrees of freedom
+    expected = [100 * math.expm1(math.log(1.03) + sign * half) for sign in (-1, 1)]
+    assert found.ci95_pct == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_run_against_several_takes_their_spread():
+    found = group_difference(group(10.0, 10.1, 9.9, 10.0), group(10.5))
+    assert found.noise_pct == pytest.approx(100 * np.std(np.log([10.0, 10.1, 9.9, 10.0]), ddof=1), rel=0.01)
+    assert found.ci95_pct[0] > 0
+
+
+def test_groups_of_unequal_size_may_have_unequal_spread():
+    wide, narrow = group(9.0, 11.0), group(10.0, 10.01, 9.99, 10.0, 10.02)
+    low, high = group_difference(narrow, wide).ci95_pct
+    assert low < -50  # one degree of freedom, because nearly all spread is that of the 2 runs
+    assert high > 100
+
+
+def test_one_run_on_each_side_takes_the_intervals_of_the_steps():
+    before, after = RunMean(10.0, (9.97, 10.03)), RunMean(10.5, (10.46, 10.54))
+    found = group_difference([before], [after])
+    half = math.hypot(0.03 / 10, 0.04 / 10.5)
+    assert found.ci95_pct == pytest.approx([100 * math.expm1(math.log(1.05) + sign * half) for sign in (-1, 1)])
+    assert found.noise_pct is None
+    assert decide(found, 2.0).verdict == "regressed"
+    assert decide(found, 2.0).reason == SINGLE_RUNS
+
+
+def test_one_run_on_each_side_without_an_interval_decides_nothing():
+    found = group_difference([RunMean(10.0)], [RunMean(20.0, (19.0, 21.0))])
+    assert found.ci95_pct is None
+    decision = decide(found, 2.0)
+    assert (decision.verdict, decision.more_runs, decision.reason) == ("inconclusive", 4, NO_INTERVAL)
+
+
+@pytest.mark.parametrize(("before", "after"), [([], [1.0]), ([1.0], []), ([1.0], [0.0])])
+def test_groups_without_step_times_are_refused(before, after):
+    with pytest.raises(ValueError, match="step times above 0"):
+        group_difference(group(*before), group(*after))
+
+
+def difference(low, delta, high, runs=3, noise=1.0):
+    return GroupDifference(runs, runs, 10.0, 10 * (1 + delta / 100), delta, (low, high), noise, None)
+
+
+@pytest.mark.parametrize(
+    ("low", "delta", "high", "verdict"),
+    [
+        (2.5, 3.0, 3.5, "regressed"),
+        (0.1, 3.0, 5.9, "regressed"),
+        (-0.1, 3.0, 6.1, "inconclusive"),
+        (0.2, 0.5, 0.8, "pass"),
+        (0.5, 0.9, 1.3, "inconclusive"),
+        (-0.9, 0.0, 0.9, "pass"),
+        (-3.0, -1.2, 0.6, "pass"),
+        (-1.5, 0.0, 1.5, "inconclusive"),
+        (-3.5, -3.0, -2.5, "improved"),
+        (-0.8, -0.5, -0.2, "pass"),
+    ],
+)
+def test_decisions_for_a_tolerance_of_1_percent(low, delta, high, verdict):
+    decision = decide(difference(low, delta, high), 1.0)
+    assert decision.verdict == verdict
+    assert (decision.reason is None) == (verdict != "inconclusive")
+    assert decision.more_runs is None or verdict == "inconclusive"
+
+
+def test_more_runs_grow_with_the_noise_and_end_where_they_are_too_many():
+    needed = [more_runs(difference(-5, 3.0, 11, noise=noise), 1.0) for noise in (0.5, 1.0, 2.0, 4.0, 8.0)]
+    assert needed == [1, 2, 17, None, None]
+    assert more_runs(difference(-5, 0.99, 11), 1.0) is None  # just at the tolerance
+
+
+def test_as_many_more_runs_as_suggested_usually_decide():
+    rng, noise, decided, asked = np.random.default_rng(5), 0.02, 0, 0
+    for _ in range(400):
+        before, after = rng.normal(0, noise, 3), rng.normal(math.log(1.05), noise, 3)
+        found = group_difference(group(*np.exp(before)), group(*np.exp(after)))
+        decision = decide(found, 1.0)
+        if decision.verdict == "inconclusive" and decision.more_runs:
+            asked += 1
+            added = [(decision.more_runs + 1) // 2, decision.more_runs // 2]
+            before = np.append(before, rng.normal(0, noise, added[0]))
+            after = np.append(after, rng.normal(math.log(1.05), noise, added[1]))
+            decision = decide(group_difference(group(*np.exp(before)), group(*np.exp(after))), 1.0)
+            decided += decision.verdict == "regressed"
+    assert asked > 40
+    assert decided / asked > 0.5  # fewer than the 0.8 aimed at, because 3 runs show the spread only roughly
+
+
+def test_different_nodes_are_named():
+    found = group_difference(group(10.0, 10.1, nodes=("a1", "a2")), group(10.5, 10.6, nodes=("b1", "b2")))
+    assert found.node_effect == "the groups ran on different nodes (a1, a2; b1, b2), which may differ"
+    assert decide(found, 1.0).reason.endswith(found.node_effect)
+    same = group_difference(group(10.0, 10.1, nodes=("a1",)), group(10.5, 10.6, nodes=("a1",)))
+    assert same.node_effect is None
+
+
+def test_nodes_that_ran_one_group_only_are_named():
+    before, after = group(10.0, 10.1, nodes=("a", "b")), group(10.0, 10.1, nodes=("a", "c"))
+    assert group_difference(before, after).node_effect == "b ran only the first group and c ran only the second group"
+
+
+def test_a_slow_node_in_both_groups_is_named():
+    def runs(level):
+        return [RunMean(level * f, nodes=("a",)) for f in (1, 1.001)] + [
+            RunMean(level * f, nodes=("b",)) for f in (1.05, 1.051)
+        ]
+
+    text = group_difference(runs(10.0), runs(10.2)).node_effect
+    assert text == (
+        "runs on a were 4.8 % faster than others of their group; runs on b were 5.0 % slower than others of their group"
+    )
+
+
+def test_nodes_without_an_effect_are_rarely_named():
+    rng, named = np.random.default_rng(1), 0
+    for _ in range(300):
+        groups = [
+            [RunMean(10 * math.exp(rng.normal(0, 0.01)), nodes=(node,)) for node in ("a", "b", "a", "b", "c", "c")]
+            for _ in range(2)
+        ]
+        named += group_difference(*groups).node_effect is not None
+    assert named <= 9  # 1 % are expected
+
+
+def test_unknown_nodes_say_nothing():
+    assert group_difference(group(10.0, nodes=("a",)), [RunMean(11.0)]).node_effect is None
