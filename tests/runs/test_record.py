@@ -2,7 +2,9 @@
 """``run.json`` holds typed values, and the file of an earlier version is read."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -30,10 +32,20 @@ def test_what_is_written_again_has_the_same_keys_and_values(tmp_path: Path) -> N
     write_record(folder, RunRecord.model_validate_json(EARLIER.read_text()))
     again = json.loads(folder.record.read_text())
     for part in ("result", "environment"):
-        kept = {key: value for key, value in again[part].items() if key in earlier[part]}
-        assert list(kept.items()) == list(earlier[part].items())
-        assert all(value is None for key, value in again[part].items() if key not in earlier[part])
+        assert list(_leaves(again[part], earlier[part])) == list(_leaves(earlier[part], earlier[part]))
     assert read_record(folder) == RunRecord.model_validate_json(EARLIER.read_text())
+
+
+def _leaves(value: Any, earlier: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Values by their keys, in order, without keys that ``earlier`` lacks, which have to be None."""
+    if not isinstance(earlier, dict):
+        yield path, value
+        return
+    for key, inner in value.items():
+        if key in earlier:
+            yield from _leaves(inner, earlier[key], (*path, key))
+        else:
+            assert inner is None, (*path, key)
 
 
 @pytest.mark.parametrize(("part", "key"), [("result", "tokens_per_second"), ("environment", "torch_version")])
