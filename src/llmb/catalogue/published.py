@@ -40,6 +40,10 @@ class Document(Record):
     results: DocumentResults | None = None
     """None if it names the folders as llmb does."""
     convention: str
+    framework: str | None = None
+    """What trained there; None in a record of version 0.1."""
+    data: Literal["synthetic", "squad"] | None = None
+    """What it trained on; None likewise."""
     notes: tuple[str, ...] = ()
 
 

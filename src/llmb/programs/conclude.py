@@ -7,6 +7,7 @@ from llmb.programs.port import End
 from llmb.runs.environment import read_environment
 from llmb.runs.folder import RunFolder
 from llmb.runs.profile_report import keep_breakdown
+from llmb.runs.published_verdict import with_verdict
 from llmb.runs.record import RunRecord, now, write_record
 from llmb.runs.result import Result
 
@@ -22,7 +23,7 @@ def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> Result:
     known = record.model_copy(update={"environment": environment})
     if end.cause and program.progress(folder, record.plan).done:
         end = End(0)
-    result = program.result(folder, known, end)
+    result = with_verdict(program.result(folder, known, end), known)
     keep_breakdown(folder, result.profile)
     ended = known.model_copy(
         update={
@@ -45,4 +46,4 @@ def finished_result(folder: RunFolder, record: RunRecord) -> Result:
     # Of a job that never reached its scheduler, earlier versions recorded no exit code.
     code = InfrastructureError.exit_code if record.exit_code is None else record.exit_code
     result = find_program(record.program).result(folder, record, End(code))
-    return result.model_copy(update={"status": record.status, "reason": record.reason})
+    return with_verdict(result.model_copy(update={"status": record.status, "reason": record.reason}), record)

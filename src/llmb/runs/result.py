@@ -24,7 +24,6 @@ GIB = 2**30
 Status = Literal["queued", "running", "success", "failed", "invalid"]
 MOST_PROFILED = 0.5
 """Maximum fraction of the window's steps that may be profiled and thus excluded for valid statistics."""
-NO_VERDICT = "runs are not judged yet; the published figure stands beside the measured one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +99,8 @@ class Result(Record):
     reasons: dict[str, str] | None = None
     """Reasons for figures that are None, by name."""
     verdict: Verdict | None = None
-    """None for a run without statistics, and for one of an earlier version."""
-    verdict_reason: str | None = NO_VERDICT
+    """Against the published figure; None if there is none, and until a run is concluded."""
+    verdict_reason: str | None = None
     """Why ``verdict`` is None."""
 
     def document(self) -> dict[str, Any]:

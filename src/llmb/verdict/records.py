@@ -7,6 +7,8 @@ from llmb.catalogue.records import Record, Window
 
 VerdictName = Literal["pass", "regressed", "improved", "inconclusive", "invalid", "not comparable"]
 ReferenceKind = Literal["published", "baseline", "expectation"]
+Effect = Literal["prevents", "weakens", "noted"]
+Interval = tuple[float, float]
 
 
 class Reference(Record):
@@ -14,7 +16,7 @@ class Reference(Record):
 
     kind: ReferenceKind
     step_time_s: float
-    step_time_s_ci95: tuple[float, float] | None = None
+    step_time_s_ci95: Interval | None = None
     """None for a single figure whose spread is not published."""
     window: Window | None = None
     """None if the source does not tell which steps its figure is of."""
@@ -35,7 +37,7 @@ class Condition(Record):
     """Dotted, such as ``software.driver``."""
     own: str | None
     reference: str | None
-    effect: Literal["prevents", "weakens", "noted"]
+    effect: Effect
     """Whether it prevents a verdict, makes it soft, or is only reported."""
 
 
@@ -47,7 +49,7 @@ class Verdict(Record):
     """The reference, or a condition that differs, allows only a rough statement."""
     delta_pct: float | None
     """Step time relative to the reference, in percent of it; above 0 is slower. None without two figures."""
-    ci95_pct: tuple[float, float] | None
+    ci95_pct: Interval | None
     """95 % confidence interval of ``delta_pct``."""
     tolerance_pct: float | None
     tolerance_source: str | None

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's verdict against the published figure of its recipe."""
+
+from fnmatch import fnmatch
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.published import Expectation
+from llmb.catalogue.records import Recipe, Window
+from llmb.metrics.statistics import Statistics
+from llmb.metrics.window import resolve_window
+from llmb.runs.choices import DEFAULT_STEPS
+from llmb.runs.environment import Environment
+from llmb.runs.origin import dataset_title
+from llmb.runs.plan import EnginePlan, Plan
+from llmb.runs.record import RunRecord
+from llmb.runs.result import Result
+from llmb.verdict.against_figure import judge
+from llmb.verdict.conditions import Values, condition_values, find_conditions
+from llmb.verdict.judgement import Measured
+from llmb.verdict.records import Reference, Verdict
+from llmb.verdict.tolerance import Tolerance, default_tolerance
+
+SYNTHETIC = "synthetic"
+
+
+def with_verdict(result: Result, record: RunRecord) -> Result:
+    """The result of the run of ``record``, judged, or with the reason why it cannot be."""
+    if why := no_figure(record.plan.recipe):
+        return result.model_copy(update={"verdict": None, "verdict_reason": why})
+    flaw = result.reason or result.step_time_reason or result.measurement_reason
+    verdict = published_verdict(record, result.step_time_s, flaw)
+    return result.model_copy(update={"verdict": verdict, "verdict_reason": None})
+
+
+def no_figure(recipe: Recipe) -> str | None:
+    """Why there is no published step time of the recipe; None if there is one."""
+    if figure_of(recipe):
+        return None
+    return f"no published figure: {recipe.expectations_reason or 'the document has no step time'}"
+
+
+def figure_of(recipe: Recipe) -> Expectation | None:
+    """The published figure with a step time; that of a table before that of an example."""
+    return next((figure for figure in recipe.expectations if figure.step_time_s is not None), None)
+
+
+def published_verdict(
+    record: RunRecord, step_time_s: Statistics | None, flaw: str | None, tolerance: Tolerance | None = None
+) -> Verdict:
+    """Of a run whose recipe has a published figure. ``flaw`` is the reason if the run is not a measurement of it."""
+    recipe = record.plan.recipe
+    figure = figure_of(recipe)
+    assert figure and figure.step_time_s, "no_figure tells whether there is one"
+    reference = Reference(
+        kind="published",
+        step_time_s=figure.step_time_s,
+        window=resolve_window(figure.window, DEFAULT_STEPS),
+        window_text=figure.window,
+        convention=figure.convention,
+        source=f"{figure.source} line {figure.line}",
+    )
+    own = condition_values(_own(record, record.plan, figure))
+    conditions = find_conditions(own, condition_values(_published(record, recipe, figure)), "published")
+    measured = Measured(step_time_s=step_time_s, flaw=flaw)
+    return judge(measured, reference, conditions, tolerance or default_tolerance("published"))
+
+
+def steps_text(window: Window) -> str:
+    """Of a window, as a condition."""
+    if window.rule == "last":
+        return window.rule
+    return str(window.first) if window.first == window.last else f"{window.first}-{window.last}"
+
+
+def _own(record: RunRecord, plan: Plan, figure: Expectation) -> dict[str, object]:
+    """As the document would word it."""
+    data = plan.origin.data
+    return {
+        "program": record.program,
+        "window": steps_text(plan.window),
+        "data": SYNTHETIC if data.kind == SYNTHETIC else data.name,
+        "lora": _lora_text(plan),
+        "emulate_fp8": isinstance(plan, EnginePlan) and plan.emulate_fp8,
+        "force_load_balancing": isinstance(plan, EnginePlan) and plan.force_load_balancing,
+        "hardware.device": _device(record.environment),
+        "peak_tflops": plan.recipe.peak_tflops if figure.peak_tflops else None,
+    }
+
+
+def _published(record: RunRecord, recipe: Recipe, figure: Expectation) -> Values:
+    document = recipe.document
+    device = _device(record.environment)
+    squad = dataset_title("squad", recipe.layout.seq_len)
+    known = {
+        "program": document and document.framework,
+        "window": figure.window,
+        "data": document and {"synthetic": SYNTHETIC, "squad": squad, None: None}[document.data],
+        "lora": recipe.lora and str(recipe.lora),
+        "emulate_fp8": False,
+        "force_load_balancing": False,
+        "hardware.device": _variant(recipe.gpu_type, device),
+        "peak_tflops": figure.peak_tflops if recipe.peak_tflops else None,
+        "errata": "; ".join(figure.notes) or None,
+    }
+    return condition_values(known)
+
+
+def _lora_text(plan: Plan) -> str | None:
+    return plan.lora and str(plan.lora)
+
+
+def _device(environment: Environment | None) -> str | None:
+    return environment.device if environment else None
+
+
+def _variant(gpu_type: str, device: str | None) -> str | None:
+    """The GPU that figures of ``gpu_type`` are of: ``device`` itself if it is one of them."""
+    gpu = Catalogue().gpus.get(gpu_type)
+    if gpu is None:
+        return None
+    return device if device and any(fnmatch(device, pattern) for pattern in gpu.device_names) else gpu.name

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run against one figure: a published one, or one that the user expects. Pure."""
+
+from collections.abc import Sequence
+
+from llmb.metrics.single_difference import single_difference
+from llmb.verdict.judgement import Finding, Measured, judgement
+from llmb.verdict.records import Condition, Interval, Reference, Verdict
+from llmb.verdict.tolerance import Tolerance
+
+NO_SPREAD = "a single value has no interval"
+UNDECIDED = "the interval contains the tolerance"
+
+
+def judge(measured: Measured, reference: Reference, conditions: Sequence[Condition], tolerance: Tolerance) -> Verdict:
+    """Whether the run is as fast as ``reference`` says, within ``tolerance``; ``conditions`` are what differs."""
+    return judgement(_finding(measured, reference, tolerance), reference, conditions, tolerance)
+
+
+def _finding(measured: Measured, reference: Reference, tolerance: Tolerance) -> Finding:
+    times = measured.step_time_s
+    if times is None:
+        return Finding(verdict="invalid", reason=measured.flaw or "it has no statistics")
+    delta, interval = single_difference(times, reference.step_time_s, reference.step_time_s_ci95)
+    if measured.flaw:
+        return Finding(verdict="invalid", delta_pct=delta, ci95_pct=interval, reason=measured.flaw)
+    return _decided(delta, interval, tolerance.pct)
+
+
+def _decided(delta: float, interval: Interval | None, tolerance_pct: float) -> Finding:
+    if interval is None:
+        return Finding(verdict="inconclusive", delta_pct=delta, reason=NO_SPREAD)
+    low, high = interval
+    if low > tolerance_pct:
+        return Finding(verdict="regressed", delta_pct=delta, ci95_pct=interval)
+    if high < -tolerance_pct:
+        return Finding(verdict="improved", delta_pct=delta, ci95_pct=interval)
+    if high <= tolerance_pct:
+        return Finding(verdict="pass", delta_pct=delta, ci95_pct=interval)
+    return Finding(verdict="inconclusive", delta_pct=delta, ci95_pct=interval, reason=UNDECIDED)

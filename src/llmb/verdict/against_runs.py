@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs against a baseline of runs. The unit is the run: steps of one run say little about the next. Pure."""
+
+from collections.abc import Sequence
+
+from llmb.metrics.group_difference import RunMean, decide, group_difference
+from llmb.verdict.conditions import find_conditions, merged
+from llmb.verdict.judgement import Finding, Measured, judgement
+from llmb.verdict.records import Reference, Verdict
+from llmb.verdict.tolerance import Tolerance, default_tolerance
+
+
+def judge(
+    runs: Sequence[Measured], baseline: Sequence[Measured], reference: Reference, tolerance: Tolerance | None = None
+) -> Verdict:
+    """Whether ``runs``, repeats of each other, are as fast as those of ``baseline``, which is not empty.
+
+    ``reference`` describes the baseline. Without ``tolerance``, the default for these nodes holds.
+    """
+    nodes = {node for run in runs for node in run.nodes}
+    same_nodes = bool(nodes) and nodes == {node for run in baseline for node in run.nodes}
+    limit = tolerance or default_tolerance("baseline", same_nodes=same_nodes)
+    conditions = find_conditions(_side(runs), _side(baseline), reference.kind)
+    return judgement(_finding(runs, baseline, limit), reference, conditions, limit)
+
+
+def _side(runs: Sequence[Measured]) -> dict[str, str]:
+    nodes = sorted({node for run in runs for node in run.nodes})
+    return merged(run.conditions for run in runs) | ({"nodes": ", ".join(nodes)} if nodes else {})
+
+
+def _finding(runs: Sequence[Measured], baseline: Sequence[Measured], tolerance: Tolerance) -> Finding:
+    valid = [run for run in runs if run.step_time_s and not run.flaw]
+    if not valid:
+        flaws = dict.fromkeys(run.flaw or "it has no statistics" for run in runs)
+        return Finding(verdict="invalid", reason="; ".join(flaws))
+    difference = group_difference(_means(baseline), _means(valid))
+    decision = decide(difference, tolerance.pct)
+    return Finding(
+        verdict=decision.verdict,
+        delta_pct=difference.delta_pct,
+        ci95_pct=difference.ci95_pct,
+        more_runs=decision.more_runs,
+        reason=decision.reason or difference.node_effect,
+    )
+
+
+def _means(runs: Sequence[Measured]) -> list[RunMean]:
+    return [
+        RunMean(mean_s=run.step_time_s.mean, ci95_s=run.step_time_s.ci95, nodes=run.nodes)
+        for run in runs
+        if run.step_time_s
+    ]

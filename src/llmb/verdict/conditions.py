@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs between a run and its reference, and what that means for the verdict. Pure but for its data file."""
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from llmb.catalogue.data_files import read_file
+from llmb.catalogue.records import Record
+from llmb.verdict.records import Condition, Effect, ReferenceKind
+
+DATA = Path(__file__).with_name("conditions.yaml")
+ORDER: tuple[Effect, ...] = ("prevents", "weakens", "noted")
+Values = Mapping[str, str]
+"""Conditions of one side by dotted key. A key that is missing is not known."""
+
+
+class ConditionRule(Record):
+    """What a difference of the keys that fit one of the patterns means."""
+
+    keys: tuple[str, ...]
+    title: str
+    """For people; empty if it is the key itself."""
+    differs: Effect | Literal["ignored"] | dict[ReferenceKind, Effect]
+    unknown: Effect | Literal["ignored"] = "ignored"
+    why: str
+
+    def effect(self, kind: ReferenceKind, *, known: bool) -> Effect | None:
+        """``known`` if both sides tell. None for what is ignored."""
+        effect = self.unknown if not known else self.differs[kind] if isinstance(self.differs, dict) else self.differs
+        return None if effect == "ignored" else effect
+
+
+class ConditionFile(Record):
+    """``conditions.yaml``."""
+
+    rules: tuple[ConditionRule, ...]
+
+
+@cache
+def condition_rules() -> tuple[ConditionRule, ...]:
+    return read_file(DATA, ConditionFile, wrap="rules").rules
+
+
+def rule_of(key: str) -> ConditionRule:
+    """The last rule holds for every key."""
+    return next(rule for rule in condition_rules() if any(fnmatchcase(key, pattern) for pattern in rule.keys))
+
+
+def title_of(key: str) -> str:
+    """Of a condition, for people."""
+    rule = rule_of(key)
+    exact = not any("*" in pattern for pattern in rule.keys)
+    return rule.title if exact else key
+
+
+def differing(conditions: Iterable[Condition]) -> str:
+    """Such as ``program and data differ``."""
+    *first, last = dict.fromkeys(title_of(condition.key) for condition in conditions)
+    return f"{', '.join(first)} and {last} differ" if first else f"{last} differs"
+
+
+def find_conditions(own: Values, reference: Values, kind: ReferenceKind) -> tuple[Condition, ...]:
+    """What differs, or is known of one side only and matters; the most important first."""
+    found = []
+    for key in own.keys() | reference.keys():
+        values = own.get(key), reference.get(key)
+        if values[0] == values[1]:
+            continue
+        effect = rule_of(key).effect(kind, known=None not in values)
+        if effect:
+            found.append(Condition(key=key, own=values[0], reference=values[1], effect=effect))
+    return tuple(sorted(found, key=lambda condition: (ORDER.index(condition.effect), condition.key)))
+
+
+def condition_values(known: Mapping[str, object], *, unset: str | None = None) -> dict[str, str]:
+    """As text. A None means ``unset``, or that the value is not known."""
+    texts = {key: unset if value is None else _text(value) for key, value in known.items()}
+    return {key: text for key, text in texts.items() if text is not None}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def merged(sides: Iterable[Values]) -> dict[str, str]:
+    """Of several runs: the one value of all, or all of theirs; without those that not every run tells."""
+    every = list(sides)
+    keys = set.intersection(*(set(side) for side in every)) if every else set()
+    return {key: ", ".join(sorted({side[key] for side in every})) for key in keys}

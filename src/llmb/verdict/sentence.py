@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A verdict as one line for a person, formed from its record. Pure."""
+
+from collections.abc import Iterator
+
+from llmb.verdict.conditions import differing
+from llmb.verdict.records import Interval, ReferenceKind, Verdict, VerdictName
+
+WINDOW = "window"
+NAMES: dict[ReferenceKind, str] = {"published": "published", "baseline": "the baseline", "expectation": "expected"}
+"""What a run is slower than."""
+FIGURES: dict[ReferenceKind, str] = {
+    "published": "the published figure",
+    "baseline": "the baseline",
+    "expectation": "the expected figure",
+}
+TOLERATED: dict[VerdictName, str] = {
+    "pass": "within the tolerance of",
+    "regressed": "more than the tolerance of",
+    "improved": "more than the tolerance of",
+    "inconclusive": "tolerance",
+}
+
+
+def with_sentence(verdict: Verdict) -> Verdict:
+    return verdict.model_copy(update={"sentence": "; ".join(_parts(verdict))})
+
+
+def _parts(verdict: Verdict) -> Iterator[str]:
+    kind: ReferenceKind = verdict.reference.kind if verdict.reference else "baseline"
+    if verdict.verdict == "invalid":
+        yield f"invalid: {verdict.reason}"
+        return
+    if verdict.verdict == "not comparable":
+        difference = f" ({_difference(verdict, kind)})" if verdict.delta_pct is not None else ""
+        yield f"not comparable with {FIGURES[kind]}: {verdict.reason}{difference}"
+        return
+    first = f"{_difference(verdict, kind)}{_tolerance(verdict)}"
+    if verdict.verdict == "inconclusive":
+        yield f"inconclusive: {first}"
+        yield _what_would_tell(verdict)
+    else:
+        yield first
+    yield from _weaknesses(verdict, kind)
+
+
+def _difference(verdict: Verdict, kind: ReferenceKind) -> str:
+    """Such as ``5.2 % slower than published (4.9 to 5.5 %)``."""
+    delta = verdict.delta_pct
+    assert delta is not None, "a verdict on a difference has one"
+    runs = verdict.reference.runs if verdict.reference else None
+    name = NAMES[kind] + (f" of {runs} runs" if runs and runs > 1 else "")
+    interval = f" ({_interval(verdict.ci95_pct, sign=-1 if delta < 0 else 1)})" if verdict.ci95_pct else ""
+    if not float(percent(delta)):
+        return f"as fast as {name}{interval}"
+    return f"{percent(abs(delta))} % {'slower' if delta > 0 else 'faster'} than {name}{interval}"
+
+
+def _interval(interval: Interval, sign: int) -> str:
+    low, high = sorted(sign * end for end in interval)
+    return f"{percent(low)} to {percent(high)} %"
+
+
+def percent(value: float) -> str:
+    """One digit after the point, two of a small value."""
+    digits = 1 if abs(value) >= 0.095 else 2
+    return f"{round(value, digits) + 0.0:.{digits if round(value, digits) else 1}f}"
+
+
+def _tolerance(verdict: Verdict) -> str:
+    return "" if verdict.tolerance_pct is None else f", {TOLERATED[verdict.verdict]} {percent(verdict.tolerance_pct)} %"
+
+
+def _what_would_tell(verdict: Verdict) -> str:
+    if verdict.more_runs:
+        return f"{verdict.more_runs} more run{'s' if verdict.more_runs > 1 else ''} would tell"
+    return verdict.reason or "more runs would not tell"
+
+
+def _weaknesses(verdict: Verdict, kind: ReferenceKind) -> Iterator[str]:
+    """What a person has to know beside the difference."""
+    weak = [condition for condition in verdict.conditions if condition.effect == "weakens"]
+    for condition in weak:
+        if condition.key == WINDOW and condition.own and condition.reference:
+            own, other = _statistic(condition.own), _statistic(condition.reference)
+            yield f"{FIGURES[kind]} is {other}, yours {own}"
+    if others := [condition for condition in weak if condition.key != WINDOW]:
+        yield differing(others)
+    if kind == "published":
+        yield "a soft verdict: a single published figure has no spread"
+
+
+def _statistic(steps: str) -> str:
+    """Of a window: the one step of ``last`` or ``49``, the mean of ``35-44``."""
+    if steps == "last":
+        return "the last step's"
+    return f"step {steps}'s" if steps.isdigit() else f"the mean of {steps}"

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run against one figure."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from llmb.metrics.statistics import describe
+from llmb.verdict.against_figure import judge
+from llmb.verdict.judgement import Measured
+from llmb.verdict.records import Condition, Reference, Verdict
+from llmb.verdict.tolerance import Tolerance, default_tolerance
+
+FIGURE = Reference(kind="published", step_time_s=10.0, source="a document line 54")
+EXPECTED = FIGURE.model_copy(update={"kind": "expectation"})
+TOLERANCE = Tolerance(5.0, "--tolerance")
+
+
+def judged(
+    times: Sequence[float], *conditions: Condition, flaw: str | None = None, reference: Reference = FIGURE
+) -> Verdict:
+    return judge(Measured(step_time_s=describe(times), flaw=flaw), reference, conditions, TOLERANCE)
+
+
+def around(mean: float, spread: float = 0.01) -> list[float]:
+    """Ten steps whose times scatter with no order."""
+    return [mean + sign * spread for sign in (1, -1, 1, 1, -1, -1, 1, -1, -1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("mean", "verdict"),
+    [(10.0, "pass"), (10.48, "pass"), (10.52, "regressed"), (9.0, "improved"), (9.52, "pass"), (10.5, "inconclusive")],
+)
+def test_the_interval_decides(mean: float, verdict: str) -> None:
+    found = judged(around(mean))
+    assert found.verdict == verdict
+    assert found.delta_pct == pytest.approx(10 * mean - 100)
+    assert found.ci95_pct and found.ci95_pct[0] < found.delta_pct < found.ci95_pct[1]
+    assert (found.tolerance_pct, found.tolerance_source) == (5.0, "--tolerance")
+
+
+def test_what_may_be_an_improvement_is_at_least_a_pass() -> None:
+    assert judged(around(9.5)).verdict == "pass"
+
+
+def test_a_single_step_decides_nothing() -> None:
+    found = judged([10.0])
+    assert (found.verdict, found.ci95_pct, found.reason) == ("inconclusive", None, "a single value has no interval")
+
+
+def test_a_run_that_is_no_measurement_is_invalid() -> None:
+    found = judged(around(10.0), flaw="the window includes the first step, which includes warm-up")
+    assert found.verdict == "invalid"
+    assert found.sentence == "invalid: the window includes the first step, which includes warm-up"
+    failed = judge(Measured(step_time_s=None, flaw="killed by signal 9"), FIGURE, (), TOLERANCE)
+    assert (failed.verdict, failed.delta_pct, failed.reason) == ("invalid", None, "killed by signal 9")
+
+
+def test_a_published_figure_is_soft_and_an_expectation_only_with_what_weakens() -> None:
+    weakens = Condition(key="program", own="a", reference="b", effect="weakens")
+    noted = Condition(key="errata", own=None, reference="b", effect="noted")
+    assert judged(around(10.0)).soft
+    assert not judged(around(10.0), noted, reference=EXPECTED).soft
+    assert judged(around(10.0), weakens, reference=EXPECTED).soft
+
+
+def test_a_condition_that_prevents_a_verdict_leaves_the_difference() -> None:
+    other = Condition(key="hardware.device", own="NVIDIA H100 PCIe", reference="NVIDIA H100 SXM", effect="prevents")
+    found = judged(around(12.0), other)
+    assert found.verdict == "not comparable"
+    assert found.delta_pct == pytest.approx(20)
+    assert found.reason == "GPU variant differs"
+    assert found.conditions == (other,)
+    assert judged(around(12.0), other, flaw="loss is nan").verdict == "invalid"
+
+
+def test_defaults_of_the_tolerance_say_where_they_come_from() -> None:
+    published = default_tolerance("published")
+    assert 10 * (1 + published.pct / 100) == pytest.approx(10 / 0.95, rel=1e-5)
+    assert "95 %" in published.source
+    assert default_tolerance("baseline", same_nodes=True).pct < default_tolerance("baseline").pct
+    assert default_tolerance("expectation").source
