@@ -5,62 +5,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from recorded_runs import SXM, gpu_record, times_around
 
-from llmb.catalogue.load import Catalogue
-from llmb.catalogue.resolve import Overrides, Request, resolve
+from llmb.catalogue.resolve import Overrides
 from llmb.metrics.statistics import describe
-from llmb.runs.choices import Choices
-from llmb.runs.environment import Environment
-from llmb.runs.plan import Plan, make_plan
+from llmb.runs.plan import Plan
 from llmb.runs.published_verdict import with_verdict
 from llmb.runs.record import RunRecord, queued_record
 from llmb.runs.result import Result
 from llmb.verdict.records import Verdict
 
-SXM = "NVIDIA H100 80GB HBM3"
 DOCUMENT = "dgxc-benchmarking v25.04 llama3.1/README.md (lines of the rendered text)"
 
 
-def recorded(
-    workload: str = "pretrain_llama3.1",
-    size: str = "8b",
-    scale: int = 8,
-    *,
-    gpu_type: str = "h100",
-    device: str | None = SXM,
-    program: str = "engine",
-    overrides: Overrides | None = None,
-    **choices: Any,
-) -> RunRecord:
-    request = Request(
-        workload=workload, size=size, gpu_type=gpu_type, scale=scale, dtype="bf16", overrides=overrides or Overrides()
-    )
-    plan = make_plan(resolve(Catalogue(), request), Choices(**choices), device="cuda")
-    return queued_record(plan, (), program=program).model_copy(
-        update={"environment": device and environment(device), "status": "success"}
-    )
-
-
-def environment(device: str) -> Environment:
-    return Environment(
-        python="3.12",
-        torch="2.13.0",
-        cuda="13.0",
-        nccl="2.28",
-        backend="nccl",
-        float32_matmul_precision="high",
-        system="Linux",
-        device=device,
-        device_memory_gib=79.6,
-        cpu_threads_per_rank=8,
-        nodes=("node1",),
-        ranks_per_node={"node1": 8},
-        variables={},
-    )
-
-
 def result(mean_s: float, **changes: Any) -> Result:
-    times = [mean_s + sign * 0.02 for sign in (1, -1, 1, 1, -1, -1, 1, -1, -1, 1)]
+    times = times_around(mean_s, steps=10)
     known = {"status": "success", "reason": None, "steps": 50, "loss": None, "peak_memory_gib": None}
     return Result(**{**known, "step_time_s": describe(times), **changes})
 
@@ -77,7 +36,7 @@ def effects(verdict: Verdict) -> dict[str, str]:
 
 
 def test_a_slow_run_is_said_to_be_slow() -> None:
-    found = verdict_of(13.15, recorded())
+    found = verdict_of(13.15, gpu_record())
     assert found.verdict == "regressed"
     assert found.sentence.startswith("7.2 % slower than published (")
     assert "the published figure is the last step's, yours the mean of 35-44; program differs" in found.sentence
@@ -91,12 +50,12 @@ def test_a_slow_run_is_said_to_be_slow() -> None:
 
 @pytest.mark.parametrize(("mean_s", "verdict"), [(12.3, "pass"), (11.0, "improved"), (12.916, "inconclusive")])
 def test_other_runs_of_the_same_recipe(mean_s: float, verdict: str) -> None:
-    assert verdict_of(mean_s, recorded()).verdict == verdict
+    assert verdict_of(mean_s, gpu_record()).verdict == verdict
 
 
 def test_the_same_window_is_no_condition() -> None:
-    assert "window" not in effects(verdict_of(12.3, recorded(window="last")))
-    assert "window" in effects(verdict_of(12.3, recorded(window="all")))
+    assert "window" not in effects(verdict_of(12.3, gpu_record(window="last")))
+    assert "window" in effects(verdict_of(12.3, gpu_record(window="all")))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +63,7 @@ def test_the_same_window_is_no_condition() -> None:
     [(SXM, "pass"), (None, "pass"), ("NVIDIA H100 PCIe", "not comparable"), ("NVIDIA H200", "not comparable")],
 )
 def test_another_gpu_than_the_published_one_has_no_verdict(device: str | None, verdict: str) -> None:
-    found = verdict_of(12.3, recorded(device=device))
+    found = verdict_of(12.3, gpu_record(device=device))
     assert found.verdict == verdict
     assert found.delta_pct == pytest.approx(0.2445, rel=1e-3)
     if verdict != "pass":
@@ -114,19 +73,19 @@ def test_another_gpu_than_the_published_one_has_no_verdict(device: str | None, v
 
 def test_synthetic_data_and_other_adapters_than_the_documents() -> None:
     lora = {"workload": "finetune_llama3", "size": "70b", "gpu_type": "gb200", "device": None, "synthetic": True}
-    found = verdict_of(4.1, recorded(**lora))
+    found = verdict_of(4.1, gpu_record(**lora))
     (data,) = [one for one in found.conditions if one.key == "data"]
     assert (data.own, data.reference, data.effect) == ("synthetic", "SQuAD packed 2048", "weakens")
-    assert verdict_of(4.1, recorded(**lora, lora_rank=64)).verdict == "not comparable"
+    assert verdict_of(4.1, gpu_record(**lora, lora_rank=64)).verdict == "not comparable"
 
 
 def test_forced_balance_makes_a_verdict_soft() -> None:
     sft = {"workload": "finetune_llama4-maverick", "size": "400b", "scale": 256, "gpu_type": "b200", "device": None}
-    free = verdict_of(0.224, recorded(**sft, synthetic=True))
-    forced = verdict_of(0.224, recorded(**sft, synthetic=True, force_load_balancing=True))
+    free = verdict_of(0.224, gpu_record(**sft, synthetic=True))
+    forced = verdict_of(0.224, gpu_record(**sft, synthetic=True, force_load_balancing=True))
     assert "force_load_balancing" not in effects(free)
     assert effects(forced)["force_load_balancing"] == "weakens"
-    assert "window" not in effects(verdict_of(0.224, recorded(**sft, synthetic=True, window="11-44")))
+    assert "window" not in effects(verdict_of(0.224, gpu_record(**sft, synthetic=True, window="11-44")))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +98,7 @@ def test_forced_balance_makes_a_verdict_soft() -> None:
     ],
 )
 def test_a_run_that_is_no_measurement_is_invalid(changes: dict[str, Any], reason: str) -> None:
-    found = verdict_of(12.3, recorded(), **changes)
+    found = verdict_of(12.3, gpu_record(), **changes)
     assert (found.verdict, found.reason) == ("invalid", reason)
 
 
@@ -147,5 +106,5 @@ def test_without_a_published_figure_the_reason_stands_instead(tiny_plan: Callabl
     tiny = with_verdict(result(0.5), queued_record(tiny_plan(), ()))
     assert tiny.verdict is None
     assert tiny.verdict_reason == "no published figure: a recipe of llmb itself, without published figures"
-    changed = with_verdict(result(0.5), recorded(overrides=Overrides(mbs=2)))
+    changed = with_verdict(result(0.5), gpu_record(overrides=Overrides(mbs=2)))
     assert changed.verdict_reason == "no published figure: the layout differs from the published one (mbs)"

@@ -30,6 +30,7 @@ COMMANDS = {
     "bulk": ("llmb.cli.bulk", "Queue the jobs of a file on a Slurm cluster."),
     "launch": ("llmb.cli.launch", "Queue a run that the environment variables of the reference documents describe."),
     "result": ("llmb.cli.result", "The result of a finished run."),
+    "judge": ("llmb.cli.judge", "Whether runs are as fast as they should be, and what differs from the reference."),
     "jobs": ("llmb.cli.jobs", "Submitted jobs and their results; logs, waiting, cancelling, slow nodes."),
     "checkpoint": ("llmb.cli.checkpoint", "Show checkpoints; export and import weights for Hugging Face."),
     "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),
@@ -50,7 +51,7 @@ EPILOG = """Examples:
 
 - `llmb show -w pretrain_llama3.1 -s 8b --scale 8`: one recipe with its published figures
 
-Exit codes: 0 ok, 2 usage, 3 environment, 4 run failed, 6 invalid, 7 infrastructure, 130 interrupted.
+Exit codes: 0 ok, 2 usage, 3 environment, 4 run failed, 5 regressed, 6 invalid, 7 infrastructure, 130 interrupted.
 Results go to stdout, everything else to stderr.
 """
 

@@ -58,3 +58,21 @@ def judgement(
             sentence="",
         )
     )
+
+
+def without_reference(verdict: VerdictName, reason: str) -> Verdict:
+    """Of a run that there is nothing to compare with, or of a recipe without a run."""
+    return with_sentence(
+        Verdict(
+            verdict=verdict,
+            soft=False,
+            delta_pct=None,
+            ci95_pct=None,
+            tolerance_pct=None,
+            tolerance_source=None,
+            reference=None,
+            conditions=(),
+            reason=reason,
+            sentence="",
+        )
+    )

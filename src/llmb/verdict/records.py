@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A verdict, and all that it rests on."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from llmb.catalogue.records import Record, Window
@@ -61,3 +62,12 @@ class Verdict(Record):
     """Why there is no clear verdict; None for a clear one."""
     sentence: str
     """One line for a person."""
+
+
+WORST: tuple[VerdictName, ...] = ("regressed", "invalid", "inconclusive", "not comparable", "pass", "improved")
+"""The worst first."""
+
+
+def worst(verdicts: Iterable[Verdict]) -> VerdictName:
+    """Of several, which are at least one."""
+    return min((verdict.verdict for verdict in verdicts), key=WORST.index)

@@ -31,9 +31,12 @@ def _parts(verdict: Verdict) -> Iterator[str]:
     if verdict.verdict == "invalid":
         yield f"invalid: {verdict.reason}"
         return
+    if verdict.delta_pct is None:
+        with_what = f" with {FIGURES[kind]}" if verdict.reference and verdict.verdict == "not comparable" else ""
+        yield f"{verdict.verdict}{with_what}: {verdict.reason}"
+        return
     if verdict.verdict == "not comparable":
-        difference = f" ({_difference(verdict, kind)})" if verdict.delta_pct is not None else ""
-        yield f"not comparable with {FIGURES[kind]}: {verdict.reason}{difference}"
+        yield f"not comparable with {FIGURES[kind]}: {verdict.reason} ({_difference(verdict, kind)})"
         return
     first = f"{_difference(verdict, kind)}{_tolerance(verdict)}"
     if verdict.verdict == "inconclusive":
@@ -49,7 +52,7 @@ def _difference(verdict: Verdict, kind: ReferenceKind) -> str:
     delta = verdict.delta_pct
     assert delta is not None, "a verdict on a difference has one"
     runs = verdict.reference.runs if verdict.reference else None
-    name = NAMES[kind] + (f" of {runs} runs" if runs and runs > 1 else "")
+    name = NAMES[kind] + (f" of {runs} runs" if kind == "baseline" and runs and runs > 1 else "")
     interval = f" ({_interval(verdict.ci95_pct, sign=-1 if delta < 0 else 1)})" if verdict.ci95_pct else ""
     if not float(percent(delta)):
         return f"as fast as {name}{interval}"

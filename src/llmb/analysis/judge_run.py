@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judges runs that ended: against published figures, other runs, or what the user expects."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from llmb.analysis.records import AnalyzedRun
+from llmb.metrics.statistics import Statistics, describe
+from llmb.runs.published_verdict import no_figure, published_verdict, steps_text
+from llmb.verdict.acceptance import AcceptanceRecipe, AcceptanceSet
+from llmb.verdict.against_figure import judge as judge_against_figure
+from llmb.verdict.against_runs import judge as judge_against_runs
+from llmb.verdict.conditions import condition_values, find_conditions
+from llmb.verdict.expectations_file import Expectations
+from llmb.verdict.judgement import Measured, without_reference
+from llmb.verdict.records import Reference, Verdict
+from llmb.verdict.tolerance import Tolerance
+
+NO_RECIPE = "a log without the record of its run names no published figure"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One verdict, and the runs that it is on: one, or several repeats."""
+
+    title: str
+    runs: tuple[AnalyzedRun, ...]
+    verdict: Verdict
+    step_time_s: Statistics | None
+    """Of a run's window; of several runs, of their means."""
+
+
+def judge_published(run: AnalyzedRun, tolerance: Tolerance | None = None) -> Judged:
+    """Against the published figure of the run's recipe."""
+    if run.record is None:
+        verdict = without_reference("not comparable", NO_RECIPE)
+    elif why := no_figure(run.record.plan.recipe):
+        verdict = without_reference("not comparable", why)
+    else:
+        verdict = published_verdict(run.record, run.step_time_s, flaw_of(run), tolerance)
+    return Judged(title_of_run(run), (run,), verdict, run.step_time_s)
+
+
+def judge_expected(run: AnalyzedRun, expectations: Expectations, tolerance: Tolerance | None = None) -> Judged:
+    """Against the entry of the user's file that fits the run."""
+    measured = measured_run(run)
+    entry = expectations.entry_for(measured.conditions)
+    if isinstance(entry, str):
+        return Judged(title_of_run(run), (run,), without_reference("not comparable", entry), run.step_time_s)
+    wanted = entry.values
+    own = {key: value for key, value in measured.conditions.items() if key in wanted}
+    conditions = find_conditions(own, wanted, "expectation")
+    limit = tolerance or expectations.tolerance_of(entry)
+    verdict = judge_against_figure(measured, entry.reference, conditions, limit)
+    return Judged(title_of_run(run), (run,), verdict, run.step_time_s)
+
+
+def judge_against(
+    runs: Iterable[AnalyzedRun], baseline: Sequence[AnalyzedRun], source: str, tolerance: Tolerance | None = None
+) -> list[Judged]:
+    """Repeats together, one verdict each, against those of ``baseline`` that are most like them.
+
+    ``source`` names the baseline, whose runs are all measurements.
+    """
+    groups = grouped(baseline)
+    return [_against_nearest(repeats, groups, source, tolerance) for repeats in grouped(runs)]
+
+
+def _against_nearest(
+    repeats: Sequence[AnalyzedRun],
+    groups: Sequence[Sequence[AnalyzedRun]],
+    source: str,
+    tolerance: Tolerance | None,
+) -> Judged:
+    if not groups:
+        verdict = without_reference("not comparable", f"{source} has no run that is a measurement")
+        return Judged(title_of_run(repeats[0]), tuple(repeats), verdict, times_of(repeats))
+    own = [measured_run(run) for run in repeats]
+    verdicts = [
+        judge_against_runs(own, [measured_run(run) for run in group], _baseline(group, source), tolerance)
+        for group in groups
+    ]
+    return Judged(title_of_run(repeats[0]), tuple(repeats), min(verdicts, key=_distance), times_of(repeats))
+
+
+def _distance(verdict: Verdict) -> tuple[int, ...]:
+    effects = [condition.effect for condition in verdict.conditions]
+    return tuple(effects.count(effect) for effect in ("prevents", "weakens", "noted"))
+
+
+def _baseline(group: Sequence[AnalyzedRun], source: str) -> Reference:
+    times = times_of(group)
+    assert times, "runs without statistics are no baseline"
+    window = group[0].window
+    same = all(run.window == window for run in group)
+    return Reference(
+        kind="baseline",
+        step_time_s=times.median if len(group) > 1 else times.mean,
+        step_time_s_ci95=times.ci95,
+        window=window if same else None,
+        window_text=steps_text(window) if window and same else "",
+        source=source,
+        runs=len(group),
+    )
+
+
+def judge_acceptance(wanted: AcceptanceSet, runs: Sequence[AnalyzedRun]) -> list[Judged]:
+    """A verdict for each recipe of the set, in its order; one without a run is inconclusive."""
+    return [
+        _accepted(wanted, recipe, [run for run in runs if _is_of(run, wanted, recipe)]) for recipe in wanted.recipes
+    ]
+
+
+def _is_of(run: AnalyzedRun, wanted: AcceptanceSet, recipe: AcceptanceRecipe) -> bool:
+    own = run.recipe
+    return own is not None and (own.workload, own.size, own.dtype, own.scale, own.gpu_type) == (
+        recipe.workload,
+        recipe.size,
+        recipe.dtype,
+        recipe.scale,
+        wanted.gpu_type,
+    )
+
+
+def _accepted(wanted: AcceptanceSet, recipe: AcceptanceRecipe, runs: Sequence[AnalyzedRun]) -> Judged:
+    """By the mean of its runs that are measurements; a recipe all of whose runs failed is judged by the last one."""
+    title = f"{recipe.name} on {recipe.scale} x {wanted.gpu_type}"
+    used = [run for run in runs if flaw_of(run) is None] or runs[-1:]
+    record = used[-1].record if used else None
+    if record is None:
+        return Judged(title, (), without_reference("inconclusive", "no run of this recipe was found"), None)
+    if why := no_figure(record.plan.recipe):
+        return Judged(title, tuple(used), without_reference("not comparable", why), times_of(used))
+    times = times_of(used)
+    return Judged(title, tuple(used), published_verdict(record, times, flaw_of(used[-1]), wanted.tolerance), times)
+
+
+def measured_run(run: AnalyzedRun) -> Measured:
+    """What a verdict needs to know of a run."""
+    own = {"window": run.window and steps_text(run.window), "nodes": ", ".join(sorted(run.nodes)) or None}
+    conditions = condition_values(run.identity.configuration, unset="none") | condition_values({**run.conditions, **own})
+    return Measured(step_time_s=run.step_time_s, flaw=flaw_of(run), conditions=conditions, nodes=run.nodes)
+
+
+def flaw_of(run: AnalyzedRun) -> str | None:
+    """Why a run is no measurement; None if it is one."""
+    if run.status == "success" and not run.reason:
+        return None if run.step_time_s else "its steps have no statistics"
+    return run.reason or run.status.replace("_", " ")
+
+
+def grouped(runs: Iterable[AnalyzedRun]) -> list[list[AnalyzedRun]]:
+    """Repeats together, by the order of the first of each."""
+    groups: dict[str, list[AnalyzedRun]] = {}
+    for run in runs:
+        groups.setdefault(run.identity.key, []).append(run)
+    return list(groups.values())
+
+
+def times_of(runs: Sequence[AnalyzedRun]) -> Statistics | None:
+    """Of one run, over its steps; of several, over their means. None if no run has any."""
+    known = [run.step_time_s for run in runs if run.step_time_s]
+    if len(known) == 1:
+        return known[0]
+    return describe([times.mean for times in known]) if known else None
+
+
+def title_of_run(run: AnalyzedRun) -> str:
+    """Its recipe, or its log."""
+    return run.recipe.title() if run.recipe else run.path.name

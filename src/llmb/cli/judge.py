@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb judge``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmb.analysis.find_runs import find_ended_runs, find_runs
+from llmb.analysis.judge_run import Judged, judge_acceptance, judge_against, judge_expected, judge_published
+from llmb.analysis.records import AnalyzedRun, LeftOut
+from llmb.analysis.write_expectations import write_expectations
+from llmb.cli.completion import runs as complete_runs
+from llmb.cli.install import install_here
+from llmb.cli.json_option import Json
+from llmb.cli.messages import say
+from llmb.errors import InvalidRun, Regressed, UsageError
+from llmb.report.output import print_json, print_table, print_tables
+from llmb.report.verdict_report import (
+    acceptance_document,
+    acceptance_table,
+    left_out_lines,
+    verdict_table,
+    verdicts_document,
+)
+from llmb.verdict.acceptance import AcceptanceSet, find_acceptance_set
+from llmb.verdict.expectations_file import read_expectations
+from llmb.verdict.records import worst
+from llmb.verdict.tolerance import Tolerance
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+Runs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN...",
+        autocompletion=complete_runs,
+        help="Run folder, folder of runs or logs, log, label, campaign, id of a job or run, 'latest', date(s).",
+    ),
+]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        "--against",
+        metavar="RUNS",
+        help="Judge against these runs, named as RUN is. Default: against the published figure.",
+        show_default=False,
+    ),
+]
+Expect = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Judge against the step times of this YAML file.", show_default=False),
+]
+WriteExpectations = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Judge nothing; write a new file for --expect from RUN.", show_default=False),
+]
+Acceptance = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SET",
+        help="Judge every recipe of this acceptance set by its runs among RUN: h100, h100-128, h100-node, b200, gb200.",
+        show_default=False,
+    ),
+]
+MaxSlowdown = Annotated[
+    float | None,
+    typer.Option(
+        "--tolerance",
+        metavar="PCT",
+        help="How much slower than the reference a run may be, in percent. Default: by the kind of reference.",
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+def judge(
+    runs: Runs,
+    against: Against = None,
+    expect: Expect = None,
+    write_expectations: WriteExpectations = None,
+    acceptance: Acceptance = None,
+    tolerance: MaxSlowdown = None,
+    json: Json = False,
+) -> None:
+    """Say whether runs are as fast as they should be, and what differs from what they are compared with.
+
+    Against a published figure or an expectation, each run has a verdict of its own; with --against, repeats are judged
+    together, because the next run may have other nodes and other temperatures. Exit codes: 0 every verdict is 'pass' or
+    'improved', 5 one is 'regressed', 6 none of these and one is 'inconclusive', 'not comparable' or 'invalid'.
+
+    Examples:
+
+    - `llmb judge latest`
+
+    - `llmb judge new-driver --against old-driver`
+
+    - `llmb judge results --expect expected.yaml --json`
+
+    - `llmb judge acceptance-campaign --acceptance h100`
+    """
+    _check_options(against, expect, write_expectations, acceptance, tolerance)
+    install = install_here()
+    ended = [find_ended_runs(selector, install, say) for selector in runs]
+    found = list({run.path: run for one in ended for run in one.runs}.values())
+    left_out = [item for one in ended for item in one.left_out]
+    if not found:
+        lines = "\n".join(f"  {line}" for line in left_out_lines(left_out))
+        raise UsageError(f"no run has ended among {', '.join(runs)}\n{lines}".rstrip(), do="'llmb jobs list' shows all")
+    if write_expectations:
+        _write(write_expectations, found)
+        return
+    limit = None if tolerance is None else Tolerance(tolerance, "--tolerance")
+    if acceptance:
+        wanted = find_acceptance_set(acceptance)
+        judged = judge_acceptance(wanted, found)
+        _print_acceptance(wanted, judged, left_out, json=json)
+    else:
+        judged = _judged(found, against, expect, limit, install)
+        _print(judged, left_out, json=json)
+    _raise_unless_passed(judged)
+
+
+def _check_options(
+    against: str | None,
+    expect: Path | None,
+    write_expectations: Path | None,
+    acceptance: str | None,
+    tolerance: float | None,
+) -> None:
+    """Raises UsageError."""
+    given = {
+        "--against": against,
+        "--expect": expect,
+        "--write-expectations": write_expectations,
+        "--acceptance": acceptance,
+    }
+    several = [name for name, value in given.items() if value is not None]
+    if len(several) > 1:
+        raise UsageError(f"{' and '.join(several)} exclude each other", do="give one of them")
+    if tolerance is None:
+        return
+    if not tolerance > 0:
+        raise UsageError(f"--tolerance {tolerance:g} is invalid", do="give a percentage above 0")
+    if acceptance or write_expectations:
+        raise UsageError(f"--tolerance has no effect with {several[0]}", do="leave it out")
+
+
+def _judged(
+    found: Sequence[AnalyzedRun], against: str | None, expect: Path | None, limit: Tolerance | None, install: Path
+) -> list[Judged]:
+    if against is not None:
+        baseline = find_runs(against, install, say)
+        for line in left_out_lines(baseline.left_out):
+            say(f"--against: {line}")
+        return judge_against(found, baseline.runs, baseline.title, limit)
+    if expect is not None:
+        expectations = read_expectations(expect)
+        return [judge_expected(run, expectations, limit) for run in found]
+    return [judge_published(run, limit) for run in found]
+
+
+def _write(path: Path, found: Sequence[AnalyzedRun]) -> None:
+    count = write_expectations(path, found)
+    say(f"{count} {'entry' if count == 1 else 'entries'} written to {path}")
+
+
+def _print(judged: Sequence[Judged], left_out: Sequence[LeftOut], *, json: bool) -> None:
+    if json:
+        print_json(verdicts_document(judged, left_out))
+        return
+    print_tables(map(verdict_table, judged))
+    for line in left_out_lines(left_out):
+        say(line)
+
+
+def _print_acceptance(
+    wanted: AcceptanceSet, judged: Sequence[Judged], left_out: Sequence[LeftOut], *, json: bool
+) -> None:
+    if json:
+        print_json(acceptance_document(wanted, judged, left_out))
+        return
+    print_table(acceptance_table(wanted, judged))
+    for line in left_out_lines(left_out):
+        say(line)
+
+
+def _raise_unless_passed(judged: Sequence[Judged]) -> None:
+    """Raises Regressed or InvalidRun."""
+    verdict = worst(one.verdict for one in judged)
+    if verdict in ("pass", "improved"):
+        return
+    count = sum(one.verdict.verdict == verdict for one in judged)
+    what = f"{count} of {len(judged)} verdicts: {verdict}" if len(judged) > 1 else f"the verdict: {verdict}"
+    unknown = any(one.verdict.verdict == "not comparable" and one.verdict.reference is None for one in judged)
+    do = "give --against or --expect" if unknown else None
+    raise (Regressed if verdict == "regressed" else InvalidRun)(what, do=do)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts as tables and JSON documents."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from llmb.analysis.judge_run import Judged
+from llmb.analysis.records import LeftOut
+from llmb.metrics.statistics import Statistics
+from llmb.report.numbers import number
+from llmb.report.output import printable, result_table
+from llmb.report.table import Table
+from llmb.verdict.acceptance import AcceptanceSet
+from llmb.verdict.conditions import title_of
+from llmb.verdict.records import Condition, Interval, Verdict, worst
+from llmb.verdict.sentence import percent
+
+EFFECTS = {"prevents": "prevents a verdict", "weakens": "makes it soft", "noted": "only noted"}
+
+
+def verdicts_document(judged: Sequence[Judged], left_out: Sequence[LeftOut]) -> dict[str, Any]:
+    """The JSON of ``llmb judge``: the one verdict, or the worst of several and each; its keys are a contract."""
+    verdicts = [_judged_document(one) for one in judged]
+    several = {"verdict": worst(one.verdict for one in judged), "judged": verdicts}
+    return {**(verdicts[0] if len(verdicts) == 1 else several), "left_out": left_out_document(left_out)}
+
+
+def _judged_document(judged: Judged) -> dict[str, Any]:
+    return {
+        **judged.verdict.model_dump(mode="json"),
+        "recipe": judged.title,
+        "step_time_s": judged.step_time_s.mean if judged.step_time_s else None,
+        "runs": [{"id": run.id, "path": str(run.path), "label": run.label} for run in judged.runs],
+    }
+
+
+def acceptance_document(wanted: AcceptanceSet, judged: Sequence[Judged], left_out: Sequence[LeftOut]) -> dict[str, Any]:
+    """A verdict for each recipe, also if the set has only one."""
+    return {
+        "acceptance": wanted.model_dump(mode="json"),
+        "verdict": worst(one.verdict for one in judged),
+        "judged": [_judged_document(one) for one in judged],
+        "left_out": left_out_document(left_out),
+    }
+
+
+def left_out_document(left_out: Sequence[LeftOut]) -> list[dict[str, str]]:
+    return [{"run": one.run, "reason": one.reason} for one in left_out]
+
+
+def verdict_table(judged: Judged) -> Table:
+    """The sentence first, then both sides and what differs, then where all of it comes from."""
+    verdict = judged.verdict
+    names = ", ".join(run.id for run in judged.runs)
+    soft = " (soft)" if verdict.soft and verdict.verdict not in ("invalid", "not comparable") else ""
+    title = f"{printable(judged.title)}, {_counted(judged)} {names}: {verdict.verdict.upper()}{soft}"
+    table = result_table(f"{title}\n{printable(verdict.sentence)}", "", "run", "reference", "effect")
+    table.caption = "\n".join(f"{name}: {printable(text)}" for name, text in _sources(judged))
+    reference = verdict.reference
+    if reference is None or verdict.verdict == "invalid":
+        table.columns = table.columns[:1]
+        return table
+    table.add_row("step time s", _mean(judged.step_time_s), number(reference.step_time_s))
+    own = judged.step_time_s.ci95 if judged.step_time_s else None
+    if own or reference.step_time_s_ci95:
+        table.add_row("95 % interval s", _interval(own), _interval(reference.step_time_s_ci95))
+    for condition in _two_sided(verdict):
+        values = (printable(value or "unknown") for value in (condition.own, condition.reference))
+        table.add_row(title_of(condition.key), *values, EFFECTS[condition.effect])
+    return table
+
+
+def _two_sided(verdict: Verdict) -> list[Condition]:
+    """Without what is noted of one side only."""
+    return [one for one in verdict.conditions if one.effect != "noted" or (one.own and one.reference)]
+
+
+def _sources(judged: Judged) -> Iterator[tuple[str, str]]:
+    verdict = judged.verdict
+    if verdict.reference:
+        yield "reference", verdict.reference.source
+    if verdict.reference and verdict.tolerance_pct is not None:
+        yield "tolerance", f"{percent(verdict.tolerance_pct)} %: {verdict.tolerance_source}"
+    for condition in verdict.conditions:
+        if condition not in _two_sided(verdict):
+            yield title_of(condition.key), str(condition.reference or condition.own)
+    for run in judged.runs:
+        yield "run folder" if run.record else "log", str(run.path)
+
+
+def acceptance_table(wanted: AcceptanceSet, judged: Sequence[Judged]) -> Table:
+    """A row per recipe; below, why one does not pass."""
+    passed = [one for one in judged if one.verdict.verdict in ("pass", "improved")]
+    title = f"Acceptance {wanted.name} ({wanted.title}): {len(passed)} of {len(judged)} recipes pass"
+    columns = ("recipe", "GPUs", "runs", "step s", "published", "% of it", "verdict")
+    table = result_table(title, *columns, right=columns[1:6])
+    for recipe, one in zip(wanted.recipes, judged, strict=True):
+        reference = one.verdict.reference
+        table.add_row(
+            recipe.name,
+            str(recipe.scale),
+            str(len(one.runs)),
+            _mean(one.step_time_s),
+            number(reference.step_time_s) if reference else "n/a",
+            _throughput_pct(one.verdict),
+            one.verdict.verdict,
+        )
+    lines = [f"% of it: of the published throughput; a recipe passes at {wanted.pass_at_pct:g} %"]
+    lines += [f"{one.title}: {printable(one.verdict.sentence)}" for one in judged if one not in passed]
+    table.caption = "\n".join(lines)
+    return table
+
+
+def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
+    return [f"left out: {one.run}: {one.reason}" for one in left_out]
+
+
+def _counted(judged: Judged) -> str:
+    return "run" if len(judged.runs) == 1 else f"{len(judged.runs)} runs"
+
+
+def _mean(times: Statistics | None) -> str:
+    return number(times.mean if times else None)
+
+
+def _interval(interval: Interval | None) -> str:
+    return f"{number(interval[0])} to {number(interval[1])}" if interval else "n/a"
+
+
+def _throughput_pct(verdict: Verdict) -> str:
+    return "n/a" if verdict.delta_pct is None else f"{100 / (1 + verdict.delta_pct / 100):.1f}"

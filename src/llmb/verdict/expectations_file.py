@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step times that a user expects, in a YAML file: its schema, and the entry that a run is judged by."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from llmb.catalogue.data_files import CatalogueError, compose_file, line_in, read_file
+from llmb.catalogue.records import Dtype, Record
+from llmb.errors import UsageError
+from llmb.metrics.window import check_rule
+from llmb.verdict.conditions import Values, condition_values
+from llmb.verdict.records import Interval, Reference
+from llmb.verdict.tolerance import Tolerance, default_tolerance
+
+
+def _window(rule: str) -> str:
+    try:
+        check_rule(rule)
+    except UsageError as error:
+        raise ValueError(error.what) from error
+    return rule
+
+
+def _texts(found: object) -> object:
+    """YAML's numbers and truth values as the conditions of runs word them."""
+    return condition_values(found) if isinstance(found, dict) else found
+
+
+class ExpectedLayout(Record):
+    """Those of the layout's sizes that an entry is for."""
+
+    tp: int | None = None
+    pp: int | None = None
+    vp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    etp: int | None = None
+    mbs: int | None = None
+    gbs: int | None = None
+    seq_len: int | None = None
+    layers: int | None = None
+
+
+class ExpectedStepTime(Record):
+    """One entry: the runs that it is for, by what it names of their recipe, and the time that their steps take."""
+
+    workload: str | None = None
+    size: str | None = None
+    dtype: Dtype | None = None
+    gpu_type: str | None = None
+    scale: int | None = None
+    """Number of GPUs."""
+    program: str | None = None
+    data: str | None = None
+    layout: ExpectedLayout = ExpectedLayout()
+    step_time_s: float = Field(gt=0)
+    step_time_s_ci95: Interval | None = None
+    """95 % confidence interval, where it was measured."""
+    tolerance_pct: float | None = Field(default=None, gt=0)
+    window: Annotated[str, AfterValidator(_window)] | None = None
+    """The steps that it is the mean of, such as 35-44."""
+    runs: int | None = Field(default=None, ge=1)
+    """Number of runs that it was measured in."""
+    source: str | None = None
+    note: str | None = None
+    conditions: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(default_factory=dict)
+    """What else was known of these runs, under dotted keys. It selects nothing; a verdict says what differs."""
+
+    def recipe(self) -> dict[str, str]:
+        """What selects runs, as their conditions."""
+        named = {"workload", "size", "dtype", "gpu_type", "program", "data"}
+        layout = {f"layout.{name}": value for name, value in self.layout.model_dump().items()}
+        return condition_values({**self.model_dump(mode="json", include=named), "layout.gpus": self.scale, **layout})
+
+
+class ExpectationsFile(Record):
+    """The whole file."""
+
+    tolerance_pct: float | None = Field(default=None, gt=0)
+    """Of entries without one."""
+    expectations: tuple[ExpectedStepTime, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry, with its place in the file."""
+
+    expected: ExpectedStepTime
+    where: str
+
+    @property
+    def values(self) -> Values:
+        window = {"window": self.expected.window} if self.expected.window else {}
+        return {**self.expected.conditions, **self.expected.recipe(), **window}
+
+    @property
+    def reference(self) -> Reference:
+        expected = self.expected
+        return Reference(
+            kind="expectation",
+            step_time_s=expected.step_time_s,
+            step_time_s_ci95=expected.step_time_s_ci95,
+            window_text=expected.window or "",
+            source=": ".join(filter(None, (self.where, expected.source))),
+            runs=expected.runs,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Expectations:
+    """A file that was read."""
+
+    path: Path
+    tolerance_pct: float | None
+    entries: tuple[Entry, ...]
+
+    def tolerance_of(self, entry: Entry) -> Tolerance:
+        if entry.expected.tolerance_pct is not None:
+            return Tolerance(entry.expected.tolerance_pct, entry.where)
+        if self.tolerance_pct is not None:
+            return Tolerance(self.tolerance_pct, f"{self.path}: tolerance_pct")
+        return default_tolerance("expectation")
+
+    def entry_for(self, known: Values) -> Entry | str:
+        """The entry that names most of what is ``known`` of a run, and nothing else; or why there is none."""
+        if not self.entries:
+            return f"{self.path} has no entries"
+        fitting = [entry for entry in self.entries if not list(_contradictions(entry, known))]
+        if not fitting:
+            near = min(self.entries, key=lambda entry: len(list(_contradictions(entry, known))))
+            return f"no entry of {self.path} fits; {near.where} is for {', '.join(_contradictions(near, known))}"
+        most = max(_confirmed(entry, known) for entry in fitting)
+        best = [entry for entry in fitting if _confirmed(entry, known) == most]
+        if len(best) > 1:
+            return f"several entries fit: {', '.join(entry.where for entry in best)}"
+        return best[0]
+
+
+def _contradictions(entry: Entry, known: Mapping[str, str]) -> Iterator[str]:
+    """What the entry asks for and the run is known not to be."""
+    for key, value in entry.expected.recipe().items():
+        if known.get(key, value) != value:
+            yield f"{key} {value}, not {known[key]}"
+
+
+def _confirmed(entry: Entry, known: Values) -> int:
+    return sum(key in known for key in entry.expected.recipe())
+
+
+def read_expectations(path: Path) -> Expectations:
+    """Raises UsageError with all that is wrong in the file, each with its line."""
+    try:
+        file = read_file(path, ExpectationsFile, foreign=True)
+    except CatalogueError as error:
+        lines = "\n".join(f"  {problem}" for problem in error.problems)
+        do = "see docs/how-to/judge-a-run.md"
+        raise UsageError(f"the expectations cannot be used:\n{lines}", do=do) from error
+    root: Any = compose_file(path)
+    places = (f"{path}:{line_in(root, ('expectations', number))}" for number in range(len(file.expectations)))
+    return Expectations(path, file.tolerance_pct, tuple(map(Entry, file.expectations, places)))

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs that ended, judged as ``llmb judge`` does."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from recorded_runs import gpu_record, times_around, write_run
+from typer.testing import CliRunner
+
+from llmb.cli.judge import app
+from llmb.errors import InvalidRun, LlmbError, Regressed, UsageError
+from llmb.logs.step_line import format_step_line
+from llmb.report.table import plain_lines, table_lines
+from llmb.report.verdict_report import verdict_table
+from llmb.runs.plan import Plan
+from llmb.runs.record import queued_record
+
+CONTRACT = {"verdict", "delta_pct", "ci95_pct", "tolerance_pct", "reference", "conditions", "sentence"}
+REFERENCE = {"kind", "step_time_s", "window", "convention", "source"}
+Judge = Callable[..., tuple[dict[str, Any], int]]
+
+
+@pytest.fixture
+def judge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Judge:
+    """``llmb judge --json``: its document, and its exit code."""
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+
+    def call(*words: object) -> tuple[dict[str, Any], int]:
+        result = CliRunner().invoke(app, [*map(str, words), "--json"])
+        if result.exception is not None and not isinstance(result.exception, LlmbError):
+            raise result.exception
+        if isinstance(result.exception, UsageError):
+            raise result.exception
+        code = result.exception.exit_code if isinstance(result.exception, LlmbError) else result.exit_code
+        return json.loads(result.stdout), code
+
+    return call
+
+
+def runs(root: Path, *means_s: float, **recipe: Any) -> Path:
+    record = gpu_record(**recipe)
+    for mean_s in means_s:
+        write_run(root, record, times_around(mean_s))
+    return root
+
+
+def log_of(path: Path, step_times_s: Sequence[float]) -> Path:
+    lines = [
+        format_step_line(
+            step=number,
+            steps=len(step_times_s),
+            lr=1e-4,
+            global_batch_size=8,
+            peak_memory_bytes=1,
+            memory_allocated_bytes=1,
+            loss=12.5,
+            step_time_s=time,
+            tflops_per_gpu=None,
+            consumed_samples=8 * (number + 1),
+        )
+        for number, time in enumerate(step_times_s)
+    ]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("mean_s", "verdict", "code"),
+    [(12.3, "pass", 0), (11.0, "improved", 0), (13.15, "regressed", 5), (12.916, "inconclusive", 6)],
+)
+def test_a_run_against_the_published_figure(
+    judge: Judge, tmp_path: Path, mean_s: float, verdict: str, code: int
+) -> None:
+    found, exit_code = judge(runs(tmp_path / "runs", mean_s))
+    assert (found["verdict"], exit_code) == (verdict, code)
+    assert found.keys() >= CONTRACT
+    assert found["reference"].keys() >= REFERENCE
+    assert found["reference"]["kind"] == "published"
+    assert found["step_time_s"] == pytest.approx(mean_s)
+    assert [one["path"] for one in found["runs"]] == [str(path.parent) for path in tmp_path.glob("runs/*/*/run.json")]
+
+
+def test_the_result_of_a_run_has_the_same_verdict(judge: Judge, tmp_path: Path) -> None:
+    found, _ = judge(runs(tmp_path / "runs", 13.15))
+    kept = json.loads(next(tmp_path.glob("runs/*/*/run.json")).read_text())["result"]
+    assert kept["verdict"] == {key: found[key] for key in kept["verdict"]}
+    assert kept["verdict_reason"] is None
+
+
+def test_a_tolerance_of_the_user_is_said_to_be_his(judge: Judge, tmp_path: Path) -> None:
+    found, code = judge(runs(tmp_path / "runs", 13.15), "--tolerance", 10)
+    assert (found["verdict"], found["tolerance_pct"], found["tolerance_source"], code) == (
+        "pass",
+        10,
+        "--tolerance",
+        0,
+    )
+
+
+def test_of_several_runs_the_worst_verdict_counts(judge: Judge, tmp_path: Path) -> None:
+    folder = runs(tmp_path / "runs", 12.3, 13.15, 12.916)
+    found, code = judge(folder)
+    assert (found["verdict"], code) == ("regressed", 5)
+    assert [one["verdict"] for one in found["judged"]] == ["pass", "regressed", "inconclusive"]
+    assert found["left_out"] == []
+
+
+def test_a_failed_run_is_invalid(judge: Judge, tmp_path: Path) -> None:
+    write_run(tmp_path / "runs", gpu_record(), times_around(12.3, steps=20), exit_code=1)
+    found, code = judge(tmp_path / "runs")
+    assert (found["verdict"], code) == ("invalid", 6)
+    assert found["reason"] == "the workers ended with exit code 1, after 20 of 50 steps"
+
+
+def test_repeats_are_judged_together_against_a_baseline(judge: Judge, tmp_path: Path) -> None:
+    before = runs(tmp_path / "before", 12.29, 12.3, 12.31)
+    slow = runs(tmp_path / "slow", 12.99, 13.0, 13.01)
+    found, code = judge(slow, "--against", before)
+    assert (found["verdict"], code) == ("regressed", 5)
+    assert len(found["runs"]) == found["reference"]["runs"] == 3
+    assert found["reference"]["step_time_s"] == pytest.approx(12.3)
+    assert found["delta_pct"] == pytest.approx(100 * (13 / 12.3 - 1))
+    again, code = judge(runs(tmp_path / "again", 12.29, 12.3, 12.31), "--against", before)
+    assert (again["verdict"], code) == ("pass", 0)
+
+
+def test_the_baseline_that_is_most_like_the_run_is_taken(judge: Judge, tmp_path: Path) -> None:
+    runs(tmp_path / "before", 9.0, 9.01, dtype="fp8")
+    runs(tmp_path / "before", 12.29, 12.3)
+    own = runs(tmp_path / "own", 12.29, 12.3)
+    found, _ = judge(own, "--against", tmp_path / "before")
+    assert found["reference"]["step_time_s"] == pytest.approx(12.295)
+    assert found["verdict"] == "pass"
+    other = runs(tmp_path / "other", 9.0, 9.01, dtype="fp8", scale=16)
+    found, code = judge(other, "--against", tmp_path / "before")
+    assert (found["verdict"], code) == ("not comparable", 6)
+    assert "GPUs" in found["reason"]
+
+
+def test_measured_runs_become_expectations(judge: Judge, tmp_path: Path) -> None:
+    before = runs(tmp_path / "before", 12.29, 12.3, 12.31)
+    write_run(before, gpu_record(), times_around(50, steps=20), exit_code=1)
+    file = tmp_path / "expected.yaml"
+    written = CliRunner().invoke(app, [str(before), "--write-expectations", str(file)])
+    assert written.exit_code == 0, written.exception
+    (entry,) = yaml.safe_load(file.read_text())["expectations"]
+    assert (entry["workload"], entry["size"], entry["scale"], entry["runs"]) == ("pretrain_llama3.1", "8b", 8, 3)
+    assert entry["step_time_s"] == pytest.approx(12.3)
+    assert entry["conditions"]["nodes"] == "node1"
+    assert "seed" not in entry["conditions"]
+    found, code = judge(runs(tmp_path / "same", 12.3), "--expect", file)
+    assert (found["verdict"], found["conditions"], found["soft"], code) == ("pass", [], False, 0)
+    assert found["reference"]["kind"] == "expectation"
+    slow, code = judge(runs(tmp_path / "slow", 13.0, nodes=("node2",)), "--expect", file)
+    assert (slow["verdict"], code) == ("regressed", 5)
+    assert [(one["key"], one["own"], one["reference"]) for one in slow["conditions"]] == [("nodes", "node2", "node1")]
+    other, code = judge(runs(tmp_path / "other", 9.0, dtype="fp8"), "--expect", file)
+    assert (other["verdict"], code) == ("not comparable", 6)
+    assert "dtype bf16, not fp8" in other["reason"]
+    with pytest.raises(UsageError, match="exists already"):
+        judge(before, "--write-expectations", file)
+
+
+def test_without_a_published_figure_other_references_serve(
+    judge: Judge, tmp_path: Path, tiny_plan: Callable[..., Plan]
+) -> None:
+    record = queued_record(tiny_plan(), ())
+    for mean_s in (0.5, 0.5, 0.5):
+        write_run(tmp_path / "tiny", record, times_around(mean_s, 0.001))
+    found, code = judge(next((tmp_path / "tiny").glob("run_*/run")))
+    assert (found["verdict"], found["reference"], code) == ("not comparable", None, 6)
+    assert found["sentence"].startswith("not comparable: no published figure: ")
+    found, code = judge(tmp_path / "tiny", "--against", tmp_path / "tiny")
+    assert (found["verdict"], code) == ("pass", 0)
+
+
+def test_a_log_without_a_record_is_judged(judge: Judge, tmp_path: Path) -> None:
+    log = log_of(tmp_path / "log-a.out", times_around(12.3))
+    slow = log_of(tmp_path / "log-b.out", times_around(13.0))
+    found, code = judge(log)
+    assert (found["verdict"], code) == ("not comparable", 6)
+    found, code = judge(slow, "--against", log)
+    assert found["delta_pct"] == pytest.approx(100 * (13 / 12.3 - 1))
+    file = tmp_path / "expected.yaml"
+    file.write_text("expectations:\n- {workload: pretrain_llama3.1, size: 8b, step_time_s: 12.3, tolerance_pct: 2}\n")
+    found, code = judge(slow, "--expect", file)
+    assert (found["verdict"], found["soft"], code) == ("regressed", True, 5)
+    assert {one["key"]: one["own"] for one in found["conditions"]} == {"workload": None, "size": None}
+    assert "workload" in found["sentence"]
+
+
+def test_an_acceptance_set_needs_every_recipe(judge: Judge, tmp_path: Path) -> None:
+    runs(tmp_path / "campaign", 12.29, 12.3)
+    found, code = judge(tmp_path / "campaign", "--acceptance", "h100-node")
+    assert [one["verdict"] for one in found["judged"]] == ["pass", "inconclusive"]
+    assert (found["verdict"], code) == ("inconclusive", 6)
+    assert len(found["judged"][0]["runs"]) == 2
+    runs(tmp_path / "campaign", 9.4, dtype="fp8")
+    found, code = judge(tmp_path / "campaign", "--acceptance", "h100-node")
+    assert (found["verdict"], found["acceptance"]["name"], code) == ("pass", "h100-node", 0)
+    runs(tmp_path / "late", 12.3)
+    runs(tmp_path / "late", 10.2, dtype="fp8")
+    found, code = judge(tmp_path / "late", "--acceptance", "h100-node")
+    assert [one["verdict"] for one in found["judged"]] == ["pass", "regressed"]
+    assert code == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--against", "x", "--expect", "y"), "--against and --expect exclude each other"),
+        (("--tolerance", "0"), "--tolerance 0 is invalid"),
+        (("--acceptance", "h100", "--tolerance", "2"), "--tolerance has no effect with --acceptance"),
+        (("--acceptance", "h1000"), "unknown acceptance set 'h1000'"),
+    ],
+)
+def test_options_that_cannot_be(judge: Judge, tmp_path: Path, options: tuple[str, ...], problem: str) -> None:
+    folder = runs(tmp_path / "runs", 12.3)
+    with pytest.raises(UsageError) as caught:
+        judge(folder, *options)
+    assert problem in caught.value.what
+
+
+def test_a_table_has_the_sentence_first_and_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    result = CliRunner().invoke(app, [str(runs(tmp_path / "runs", 13.15))])
+    assert isinstance(result.exception, Regressed)
+    first, second, *rest = result.stdout.splitlines()
+    assert first.endswith("REGRESSED (soft)")
+    assert second.startswith("7.2 % slower than published (")
+    assert any(line.split() == ["step", "time", "s", "13.15", "12.27"] for line in rest)
+    assert any("NeMo 25.02.01  makes it soft" in line for line in rest)
+    assert "tolerance: 5.3 %: 95 % of the published throughput" in result.stdout
+    failed = CliRunner().invoke(app, [str(tmp_path / "runs"), "--tolerance", "7.2"])
+    assert isinstance(failed.exception, InvalidRun)
+
+
+def test_tables_are_made_from_verdicts(tmp_path: Path) -> None:
+    from llmb.analysis.find_runs import find_ended_runs
+    from llmb.analysis.judge_run import judge_published
+
+    folder = runs(tmp_path / "runs", 13.15)
+    (run,) = find_ended_runs(str(folder), tmp_path, lambda _: None).runs
+    table = verdict_table(judge_published(run))
+    assert max(len(line.text) for line in table_lines(table, 80)) <= 80
+    assert next(plain_lines(table)).startswith("pretrain_llama3.1 8b bf16 on 8 x h100, run ")

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run folders of runs that never were: on any GPU, with any step times. For what reads runs that ended."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import Overrides, Request, resolve
+from llmb.programs.conclude import conclude_run
+from llmb.programs.port import End
+from llmb.runs.choices import Choices
+from llmb.runs.environment import Environment
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import make_plan
+from llmb.runs.record import RunRecord, queued_record
+from llmb.runs.steps import Step, step_to_json
+
+SXM = "NVIDIA H100 80GB HBM3"
+SIGNS = (1, -1, 1, 1, -1, -1, 1, -1, -1, 1)
+"""Of the deviation from the mean, repeated: it has no trend and no period of its own."""
+
+
+def gpu_record(
+    workload: str = "pretrain_llama3.1",
+    size: str = "8b",
+    scale: int = 8,
+    *,
+    dtype: str = "bf16",
+    gpu_type: str = "h100",
+    device: str | None = SXM,
+    nodes: Sequence[str] = ("node1",),
+    program: str = "engine",
+    overrides: Overrides | None = None,
+    **choices: Any,
+) -> RunRecord:
+    """A run of a recipe that never began."""
+    request = Request(
+        workload=workload, size=size, gpu_type=gpu_type, scale=scale, dtype=dtype, overrides=overrides or Overrides()
+    )
+    plan = make_plan(resolve(Catalogue(), request), Choices(**choices), device="cuda")
+    seen = device and environment(device, nodes)
+    return queued_record(plan, (), program=program).model_copy(update={"environment": seen, "status": "running"})
+
+
+def environment(device: str, nodes: Sequence[str] = ("node1",)) -> Environment:
+    return Environment(
+        python="3.12",
+        torch="2.13.0",
+        cuda="13.0",
+        nccl="2.28",
+        backend="nccl",
+        float32_matmul_precision="high",
+        system="Linux",
+        device=device,
+        device_memory_gib=79.6,
+        cpu_threads_per_rank=8,
+        nodes=tuple(nodes),
+        ranks_per_node=dict.fromkeys(nodes, 8),
+        variables={},
+    )
+
+
+def times_around(mean_s: float, spread_s: float = 0.02, steps: int = 50) -> list[float]:
+    return [mean_s + SIGNS[step % len(SIGNS)] * spread_s for step in range(steps)]
+
+
+def write_run(root: Path, record: RunRecord, step_times_s: Sequence[float], *, exit_code: int = 0) -> Path:
+    """The folder of a run that ended, with these steps, below ``root``; its name does not tell one from another."""
+    number = len(list(root.glob("run_*"))) if root.is_dir() else 0
+    folder = RunFolder(root / f"run_{1795298745 + number}" / "run")
+    folder.path.mkdir(parents=True)
+    folder.steps.write_text("".join(f"{step_to_json(step_of(*pair))}\n" for pair in enumerate(step_times_s)))
+    folder.log.write_text("")
+    began = record.model_copy(update={"started_at": f"2026-11-20T10:00:{number:02}+00:00"})
+    conclude_run(folder, began, End(exit_code))
+    return folder.path
+
+
+def step_of(number: int, step_time_s: float) -> Step:
+    return Step(
+        step=number,
+        step_time_s=step_time_s,
+        loss=10 - number / 100,
+        grad_norm=1.0,
+        lr=1e-3,
+        tokens=1024,
+        peak_memory_bytes=2**30,
+        peak_memory_rank=0,
+        rank_step_time_s_min=step_time_s,
+        rank_step_time_s_max=step_time_s,
+        slowest_rank=0,
+    )

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs against a baseline of runs."""
+
+import pytest
+
+from llmb.metrics.statistics import describe
+from llmb.verdict.against_runs import judge
+from llmb.verdict.judgement import Measured
+from llmb.verdict.records import Reference, Verdict
+from llmb.verdict.tolerance import Tolerance, default_tolerance
+
+BASELINE = Reference(kind="baseline", step_time_s=10.0, source="before", runs=3)
+SIGNS = (1, -1, 1, 1, -1, -1, 1, -1, -1, 1)
+
+
+def run(mean_s: float, node: str = "a", flaw: str | None = None, **conditions: str) -> Measured:
+    times = describe([mean_s + sign * 0.01 for sign in SIGNS])
+    return Measured(step_time_s=times, flaw=flaw, conditions=conditions, nodes=(node,))
+
+
+def judged(own: list[Measured], baseline: list[Measured], tolerance: Tolerance | None = None) -> Verdict:
+    return judge(own, baseline, BASELINE, tolerance)
+
+
+def group(mean_s: float, **options: str) -> list[Measured]:
+    return [run(mean_s + shift, **options) for shift in (-0.01, 0.0, 0.01)]
+
+
+@pytest.mark.parametrize(("mean_s", "verdict"), [(10.0, "pass"), (10.5, "regressed"), (9.5, "improved")])
+def test_groups_are_compared(mean_s: float, verdict: str) -> None:
+    found = judged(group(mean_s), group(10.0))
+    assert found.verdict == verdict
+    assert found.delta_pct == pytest.approx(10 * mean_s - 100)
+    assert not found.soft
+    assert found.sentence
+
+
+def test_the_default_tolerance_depends_on_the_nodes() -> None:
+    same = judged(group(10.0), group(10.0))
+    other = judged(group(10.0), group(10.0, node="b"))
+    assert same.tolerance_pct == default_tolerance("baseline", same_nodes=True).pct
+    assert other.tolerance_pct == default_tolerance("baseline").pct
+    assert {one.key: one.effect for one in other.conditions} == {"nodes": "weakens"}
+    assert other.soft
+    assert judged(group(10.0), group(10.0), Tolerance(7.0, "--tolerance")).tolerance_pct == 7.0
+
+
+def test_a_single_run_each_says_how_many_more_would_tell() -> None:
+    found = judged([run(10.3)], [run(10.0)])
+    if found.verdict == "inconclusive":
+        assert found.more_runs and f"{found.more_runs} more run" in found.sentence
+    assert found.delta_pct == pytest.approx(3)
+
+
+def test_runs_that_are_no_measurement_are_not_counted() -> None:
+    found = judged([*group(10.5), run(99.0, flaw="loss is nan")], group(10.0))
+    assert found.delta_pct == pytest.approx(5)
+    none = judged([run(10.0, flaw="loss is nan"), run(10.0, flaw="loss is nan")], group(10.0))
+    assert (none.verdict, none.reason) == ("invalid", "loss is nan")
+
+
+def test_another_recipe_is_not_comparable_and_another_driver_is_noted() -> None:
+    found = judged(group(10.5, dtype="fp8"), group(10.0, dtype="bf16"))
+    assert (found.verdict, found.reason) == ("not comparable", "dtype differs")
+    drivers = judged([run(10.5, driver="2"), run(10.5, driver="1")] * 2, group(10.0, driver="1"))
+    (condition,) = drivers.conditions
+    assert (condition.own, condition.reference, condition.effect) == ("1, 2", "1", "noted")
+    assert drivers.verdict == "regressed"
