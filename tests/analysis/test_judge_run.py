@@ -70,7 +70,7 @@ def log_of(path: Path, step_times_s: Sequence[float]) -> Path:
 
 @pytest.mark.parametrize(
     ("mean_s", "verdict", "code"),
-    [(12.3, "pass", 0), (11.0, "improved", 0), (13.15, "regressed", 5), (12.916, "inconclusive", 6)],
+    [(12.3, "pass", 0), (11.0, "improved", 0), (13.15, "regressed", 5), (12.91, "inconclusive", 6)],
 )
 def test_a_run_against_the_published_figure(
     judge: Judge, tmp_path: Path, mean_s: float, verdict: str, code: int
@@ -102,7 +102,7 @@ def test_a_tolerance_of_the_user_is_said_to_be_his(judge: Judge, tmp_path: Path)
 
 
 def test_of_several_runs_the_worst_verdict_counts(judge: Judge, tmp_path: Path) -> None:
-    folder = runs(tmp_path / "runs", 12.3, 13.15, 12.916)
+    folder = runs(tmp_path / "runs", 12.3, 13.15, 12.91)
     found, code = judge(folder)
     assert (found["verdict"], code) == ("regressed", 5)
     assert [one["verdict"] for one in found["judged"]] == ["pass", "regressed", "inconclusive"]

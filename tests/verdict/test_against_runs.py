@@ -45,11 +45,20 @@ def test_the_default_tolerance_depends_on_the_nodes() -> None:
     assert judged(group(10.0), group(10.0), Tolerance(7.0, "--tolerance")).tolerance_pct == 7.0
 
 
-def test_a_single_run_each_says_how_many_more_would_tell() -> None:
+def test_single_runs_allow_only_a_soft_verdict() -> None:
     found = judged([run(10.3)], [run(10.0)])
-    if found.verdict == "inconclusive":
-        assert found.more_runs and f"{found.more_runs} more run" in found.sentence
-    assert found.delta_pct == pytest.approx(3)
+    assert (found.verdict, found.soft) == ("regressed", True)
+    assert found.sentence.endswith("; one run on each side does not tell how much repeats differ")
+
+
+def test_an_undecided_difference_says_how_many_more_runs_would_tell() -> None:
+    before, after = ([run(mean_s) for mean_s in group] for group in ((9.9, 10.1), (10.3, 10.5)))
+    found = judged(after, before)
+    assert (found.verdict, found.soft, found.reason) == ("inconclusive", False, "the interval contains the tolerance")
+    assert found.more_runs and found.sentence.endswith(f"; {found.more_runs} more runs would tell")
+    noisy = judged([run(10.0), run(10.25)], [run(9.9), run(10.1)])
+    assert (noisy.verdict, noisy.more_runs) == ("inconclusive", None)
+    assert noisy.sentence.endswith("; more than 40 more runs would be needed")
 
 
 def test_runs_that_are_no_measurement_are_not_counted() -> None:

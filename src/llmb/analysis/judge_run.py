@@ -138,7 +138,8 @@ def _accepted(wanted: AcceptanceSet, recipe: AcceptanceRecipe, runs: Sequence[An
 def measured_run(run: AnalyzedRun) -> Measured:
     """What a verdict needs to know of a run."""
     own = {"window": run.window and steps_text(run.window), "nodes": ", ".join(sorted(run.nodes)) or None}
-    conditions = condition_values(run.identity.configuration, unset="none") | condition_values({**run.conditions, **own})
+    computed = condition_values(run.identity.configuration, unset="none")
+    conditions = computed | condition_values({**run.conditions, **own})
     return Measured(step_time_s=run.step_time_s, flaw=flaw_of(run), conditions=conditions, nodes=run.nodes)
 
 

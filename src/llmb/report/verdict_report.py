@@ -15,6 +15,7 @@ from llmb.verdict.conditions import title_of
 from llmb.verdict.records import Condition, Interval, Verdict, worst
 from llmb.verdict.sentence import percent
 
+LONGEST_VALUE = 60
 EFFECTS = {"prevents": "prevents a verdict", "weakens": "makes it soft", "noted": "only noted"}
 
 
@@ -65,9 +66,14 @@ def verdict_table(judged: Judged) -> Table:
     if own or reference.step_time_s_ci95:
         table.add_row("95 % interval s", _interval(own), _interval(reference.step_time_s_ci95))
     for condition in _two_sided(verdict):
-        values = (printable(value or "unknown") for value in (condition.own, condition.reference))
+        values = (_shortened(printable(value or "unknown")) for value in (condition.own, condition.reference))
         table.add_row(title_of(condition.key), *values, EFFECTS[condition.effect])
     return table
+
+
+def _shortened(value: str) -> str:
+    """For a cell: lists of nodes and GPUs can be long; the JSON has all of it."""
+    return value if len(value) <= LONGEST_VALUE else f"{value[: LONGEST_VALUE - 3]}..."
 
 
 def _two_sided(verdict: Verdict) -> list[Condition]:

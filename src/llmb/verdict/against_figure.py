@@ -4,12 +4,11 @@
 from collections.abc import Sequence
 
 from llmb.metrics.single_difference import single_difference
-from llmb.verdict.judgement import Finding, Measured, judgement
+from llmb.verdict.judgement import UNDECIDED, Finding, Measured, judgement
 from llmb.verdict.records import Condition, Interval, Reference, Verdict
 from llmb.verdict.tolerance import Tolerance
 
 NO_SPREAD = "a single value has no interval"
-UNDECIDED = "the interval contains the tolerance"
 
 
 def judge(measured: Measured, reference: Reference, conditions: Sequence[Condition], tolerance: Tolerance) -> Verdict:
@@ -28,12 +27,13 @@ def _finding(measured: Measured, reference: Reference, tolerance: Tolerance) -> 
 
 
 def _decided(delta: float, interval: Interval | None, tolerance_pct: float) -> Finding:
+    """By the same rule as ``metrics.group_difference.decide``."""
     if interval is None:
         return Finding(verdict="inconclusive", delta_pct=delta, reason=NO_SPREAD)
     low, high = interval
-    if low > tolerance_pct:
+    if low > 0 and delta > tolerance_pct:
         return Finding(verdict="regressed", delta_pct=delta, ci95_pct=interval)
-    if high < -tolerance_pct:
+    if high < 0 and delta < -tolerance_pct:
         return Finding(verdict="improved", delta_pct=delta, ci95_pct=interval)
     if high <= tolerance_pct:
         return Finding(verdict="pass", delta_pct=delta, ci95_pct=interval)

@@ -3,11 +3,14 @@
 
 from collections.abc import Sequence
 
-from llmb.metrics.group_difference import RunMean, decide, group_difference
+from llmb.metrics.group_difference import MOST_MORE_RUNS, RunMean, decide, group_difference
 from llmb.verdict.conditions import find_conditions, merged
-from llmb.verdict.judgement import Finding, Measured, judgement
+from llmb.verdict.judgement import UNDECIDED, Finding, Measured, judgement
 from llmb.verdict.records import Reference, Verdict
 from llmb.verdict.tolerance import Tolerance, default_tolerance
+
+TOO_MANY_RUNS = f"more than {MOST_MORE_RUNS} more runs would be needed"
+SINGLE_RUNS = "one run on each side does not tell how much repeats differ"
 
 
 def judge(
@@ -36,12 +39,16 @@ def _finding(runs: Sequence[Measured], baseline: Sequence[Measured], tolerance: 
         return Finding(verdict="invalid", reason="; ".join(flaws))
     difference = group_difference(_means(baseline), _means(valid))
     decision = decide(difference, tolerance.pct)
+    single = difference.noise_pct is None
+    notes = [SINGLE_RUNS if single else None, difference.node_effect]
+    undecided = UNDECIDED if decision.more_runs else TOO_MANY_RUNS
     return Finding(
         verdict=decision.verdict,
         delta_pct=difference.delta_pct,
         ci95_pct=difference.ci95_pct,
+        soft=single,
         more_runs=decision.more_runs,
-        reason=decision.reason or difference.node_effect,
+        reason="; ".join(filter(None, notes)) or (undecided if decision.verdict == "inconclusive" else None),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from llmb.metrics.statistics import Statistics
 from llmb.verdict.conditions import Values, differing
 from llmb.verdict.records import Condition, Interval, Reference, Verdict, VerdictName
+from llmb.verdict.sentence import UNDECIDED as UNDECIDED
 from llmb.verdict.sentence import with_sentence
 from llmb.verdict.tolerance import Tolerance
 
@@ -30,8 +31,10 @@ class Finding:
     verdict: VerdictName
     delta_pct: float | None = None
     ci95_pct: Interval | None = None
+    soft: bool = False
     more_runs: int | None = None
     reason: str | None = None
+    """Why it is not clear, or soft."""
 
 
 def judgement(
@@ -46,7 +49,7 @@ def judgement(
     return with_sentence(
         Verdict(
             verdict=verdict,
-            soft=weakened or reference.kind == "published",
+            soft=finding.soft or weakened or reference.kind == "published",
             delta_pct=finding.delta_pct,
             ci95_pct=finding.ci95_pct,
             tolerance_pct=tolerance.pct if tolerance else None,

@@ -59,7 +59,7 @@ class Verdict(Record):
     more_runs: int | None = None
     """How many more runs are expected to decide an inconclusive verdict; None if runs would not."""
     reason: str | None = None
-    """Why there is no clear verdict; None for a clear one."""
+    """Why there is no clear verdict, or why runs allow only a soft one."""
     sentence: str
     """One line for a person."""
 

@@ -7,6 +7,7 @@ from llmb.verdict.conditions import differing
 from llmb.verdict.records import Interval, ReferenceKind, Verdict, VerdictName
 
 WINDOW = "window"
+UNDECIDED = "the interval contains the tolerance"
 NAMES: dict[ReferenceKind, str] = {"published": "published", "baseline": "the baseline", "expectation": "expected"}
 """What a run is slower than."""
 FIGURES: dict[ReferenceKind, str] = {
@@ -39,11 +40,8 @@ def _parts(verdict: Verdict) -> Iterator[str]:
         yield f"not comparable with {FIGURES[kind]}: {verdict.reason} ({_difference(verdict, kind)})"
         return
     first = f"{_difference(verdict, kind)}{_tolerance(verdict)}"
-    if verdict.verdict == "inconclusive":
-        yield f"inconclusive: {first}"
-        yield _what_would_tell(verdict)
-    else:
-        yield first
+    yield f"inconclusive: {first}" if verdict.verdict == "inconclusive" else first
+    yield from _reasons(verdict)
     yield from _weaknesses(verdict, kind)
 
 
@@ -74,10 +72,12 @@ def _tolerance(verdict: Verdict) -> str:
     return "" if verdict.tolerance_pct is None else f", {TOLERATED[verdict.verdict]} {percent(verdict.tolerance_pct)} %"
 
 
-def _what_would_tell(verdict: Verdict) -> str:
+def _reasons(verdict: Verdict) -> Iterator[str]:
+    """Why there is no clear verdict, and what would tell."""
     if verdict.more_runs:
-        return f"{verdict.more_runs} more run{'s' if verdict.more_runs > 1 else ''} would tell"
-    return verdict.reason or "more runs would not tell"
+        yield f"{verdict.more_runs} more run{'s' if verdict.more_runs > 1 else ''} would tell"
+    if verdict.reason and not (verdict.more_runs and verdict.reason == UNDECIDED):
+        yield verdict.reason
 
 
 def _weaknesses(verdict: Verdict, kind: ReferenceKind) -> Iterator[str]:
