@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmb.analysis.find_runs import find_ended_runs
+from llmb.analysis.judge_run import Against, judge_runs
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
@@ -29,6 +31,8 @@ from llmb.runs.origin import Origin
 from llmb.runs.record import read_record
 from llmb.runs.result import Result
 from llmb.runs.step_follower import StepNews
+from llmb.verdict.records import Verdict
+from llmb.verdict.tolerance import Tolerance
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,36 @@ def result(folder: str | Path) -> Run:
     if record.status in ("queued", "running"):
         raise UsageError(f"the run has no result yet: it is {record.status}", where=str(home.path))
     return Run(home.path, record.plan.recipe, finished_result(home, record), record.plan.origin)
+
+
+def judge(
+    path: str | Path,
+    *,
+    against: str | Path | None = None,
+    expect: str | Path | None = None,
+    tolerance: float | None = None,
+    on_message: Callable[[str], None] = lambda _: None,
+) -> Verdict:
+    """Whether a run, its folder or log, is as fast as it should be, as ``llmb judge``.
+
+    Also repeats in a folder, which have one verdict ``against`` other runs. ``tolerance`` is in percent. Raises
+    UsageError if there is no run that ended, or if there would be several verdicts.
+    """
+    if against is not None and expect is not None:
+        raise UsageError("against and expect exclude each other", do="give one of them")
+    install = chosen_root(os.environ, Path.cwd()).path
+    found = find_ended_runs(str(Path(path).expanduser().absolute()), install, on_message)
+    limit = None if tolerance is None else Tolerance(tolerance, "given by the caller")
+    reference = Against(
+        runs=None if against is None else str(against),
+        expectations=None if expect is None else Path(expect).expanduser(),
+        tolerance=limit,
+    )
+    judged = judge_runs(found.runs, reference, install, on_message)
+    if len(judged) != 1:
+        count = f"{len(judged)} verdicts" if judged else "no run has ended"
+        raise UsageError(f"one run, or repeats of one recipe, are needed: {count}", where=str(path))
+    return judged[0].verdict
 
 
 def parse(path: str | Path, *, window: str = "auto") -> list[ParsedFile]:

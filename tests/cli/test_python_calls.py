@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_runs import gpu_record, times_around, write_run
 
 import llmb
 from llmb.errors import UsageError
@@ -18,7 +19,7 @@ def test_importing_llmb_loads_nothing_until_it_is_used() -> None:
     code = "import sys, llmb; print([name for name in sys.modules if name.startswith(('llmb.', 'pydantic', 'typer'))])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-    assert {"run", "parse", "recipe", "result"} <= set(dir(llmb))
+    assert {"run", "parse", "recipe", "result", "judge"} <= set(dir(llmb))
 
 
 def test_a_recipe_is_a_typed_value() -> None:
@@ -86,3 +87,17 @@ def test_a_run_returns_its_result_and_reports_its_steps(tmp_path: Path, monkeypa
     assert ended.result.loss is not None
     assert llmb.result(ended.folder).result.loss == ended.result.loss
     assert ended.recipe.title() == "pretrain_llama3.1 tiny fp32 on 1 x cpu"
+
+
+def test_a_run_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    folder = write_run(tmp_path / "runs", gpu_record(), times_around(12.3))
+    published = llmb.judge(folder)
+    assert (published.verdict, published.reference and published.reference.kind) == ("pass", "published")
+    assert llmb.judge(str(folder), tolerance=0.1).verdict == "regressed"
+    assert llmb.judge(tmp_path / "runs", against=folder).sentence.startswith("as fast as the baseline")
+    write_run(tmp_path / "runs", gpu_record(), times_around(12.3))
+    with pytest.raises(UsageError, match="2 verdicts"):
+        llmb.judge(tmp_path / "runs")
+    with pytest.raises(UsageError, match="exclude each other"):
+        llmb.judge(folder, against=folder, expect="expected.yaml")

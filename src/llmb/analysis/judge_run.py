@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judges runs that ended: against published figures, other runs, or what the user expects."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from llmb.analysis.find_runs import find_runs
 from llmb.analysis.records import AnalyzedRun
 from llmb.metrics.statistics import Statistics, describe
 from llmb.runs.published_verdict import no_figure, published_verdict, steps_text
@@ -11,7 +13,7 @@ from llmb.verdict.acceptance import AcceptanceRecipe, AcceptanceSet
 from llmb.verdict.against_figure import judge as judge_against_figure
 from llmb.verdict.against_runs import judge as judge_against_runs
 from llmb.verdict.conditions import condition_values, find_conditions
-from llmb.verdict.expectations_file import Expectations
+from llmb.verdict.expectations_file import Expectations, read_expectations
 from llmb.verdict.judgement import Measured, without_reference
 from llmb.verdict.records import Reference, Verdict
 from llmb.verdict.tolerance import Tolerance
@@ -28,6 +30,32 @@ class Judged:
     verdict: Verdict
     step_time_s: Statistics | None
     """Of a run's window; of several runs, of their means."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Against:
+    """What runs are judged against: at most one of ``runs`` and ``expectations``, else the published figure."""
+
+    runs: str | None = None
+    """What ``find_runs`` takes."""
+    expectations: Path | None = None
+    tolerance: Tolerance | None = None
+    """None for the default."""
+
+
+def judge_runs(
+    runs: Sequence[AnalyzedRun], against: Against, install: Path, say: Callable[[str], None]
+) -> list[Judged]:
+    """Raises UsageError if there is nothing to judge them against."""
+    if against.runs is not None:
+        baseline = find_runs(against.runs, install, say)
+        for one in baseline.left_out:
+            say(f"left out of {baseline.title}: {one.run}: {one.reason}")
+        return judge_against(runs, baseline.runs, baseline.title, against.tolerance)
+    if against.expectations is not None:
+        expectations = read_expectations(against.expectations)
+        return [judge_expected(run, expectations, against.tolerance) for run in runs]
+    return [judge_published(run, against.tolerance) for run in runs]
 
 
 def judge_published(run: AnalyzedRun, tolerance: Tolerance | None = None) -> Judged:

@@ -44,8 +44,8 @@ def _text(entries: Sequence[ExpectedStepTime]) -> str:
     import yaml  # takes longer to load than the rest of the command
 
     listed = [entry.model_dump(mode="json", exclude_none=True, exclude_defaults=True) for entry in entries]
-    shape = {"sort_keys": False, "default_flow_style": None, "allow_unicode": True, "width": LINE}
-    return HEADER + yaml.safe_dump({"expectations": listed}, **shape)
+    file = {"expectations": listed}
+    return HEADER + yaml.safe_dump(file, sort_keys=False, default_flow_style=None, allow_unicode=True, width=LINE)
 
 
 def _entry(group: Sequence[AnalyzedRun]) -> ExpectedStepTime:

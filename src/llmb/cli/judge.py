@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from llmb.analysis.find_runs import find_ended_runs, find_runs
-from llmb.analysis.judge_run import Judged, judge_acceptance, judge_against, judge_expected, judge_published
+from llmb.analysis.find_runs import find_ended_runs
+from llmb.analysis.judge_run import Against, Judged, judge_acceptance, judge_runs
 from llmb.analysis.records import AnalyzedRun, LeftOut
 from llmb.analysis.write_expectations import write_expectations
 from llmb.cli.completion import runs as complete_runs
@@ -25,7 +25,6 @@ from llmb.report.verdict_report import (
     verdicts_document,
 )
 from llmb.verdict.acceptance import AcceptanceSet, find_acceptance_set
-from llmb.verdict.expectations_file import read_expectations
 from llmb.verdict.records import worst
 from llmb.verdict.tolerance import Tolerance
 
@@ -39,7 +38,7 @@ Runs = Annotated[
         help="Run folder, folder of runs or logs, log, label, campaign, id of a job or run, 'latest', date(s).",
     ),
 ]
-Against = Annotated[
+AgainstRuns = Annotated[
     str | None,
     typer.Option(
         "--against",
@@ -78,7 +77,7 @@ MaxSlowdown = Annotated[
 @app.command()
 def judge(
     runs: Runs,
-    against: Against = None,
+    against: AgainstRuns = None,
     expect: Expect = None,
     write_expectations: WriteExpectations = None,
     acceptance: Acceptance = None,
@@ -118,7 +117,7 @@ def judge(
         judged = judge_acceptance(wanted, found)
         _print_acceptance(wanted, judged, left_out, json=json)
     else:
-        judged = _judged(found, against, expect, limit, install)
+        judged = judge_runs(found, Against(runs=against, expectations=expect, tolerance=limit), install, say)
         _print(judged, left_out, json=json)
     _raise_unless_passed(judged)
 
@@ -146,20 +145,6 @@ def _check_options(
         raise UsageError(f"--tolerance {tolerance:g} is invalid", do="give a percentage above 0")
     if acceptance or write_expectations:
         raise UsageError(f"--tolerance has no effect with {several[0]}", do="leave it out")
-
-
-def _judged(
-    found: Sequence[AnalyzedRun], against: str | None, expect: Path | None, limit: Tolerance | None, install: Path
-) -> list[Judged]:
-    if against is not None:
-        baseline = find_runs(against, install, say)
-        for line in left_out_lines(baseline.left_out):
-            say(f"--against: {line}")
-        return judge_against(found, baseline.runs, baseline.title, limit)
-    if expect is not None:
-        expectations = read_expectations(expect)
-        return [judge_expected(run, expectations, limit) for run in found]
-    return [judge_published(run, limit) for run in found]
 
 
 def _write(path: Path, found: Sequence[AnalyzedRun]) -> None:

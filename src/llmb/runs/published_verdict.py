@@ -106,7 +106,7 @@ def _published(record: RunRecord, recipe: Recipe, figure: Expectation) -> Values
 
 
 def _lora_text(plan: Plan) -> str | None:
-    return plan.lora and str(plan.lora)
+    return str(plan.lora) if plan.lora else None
 
 
 def _device(environment: Environment | None) -> str | None:
