@@ -12,6 +12,8 @@ import yaml
 from pydantic import BaseModel
 
 from llmb import errors
+from llmb.analysis.forecast import Expected
+from llmb.analysis.watched import Circumstances, StepHistory, outlook
 from llmb.campaigns.campaign import Campaign, CampaignJob, JobRequest, new_campaign
 from llmb.campaigns.plan import planned
 from llmb.catalogue.job_defaults import job_defaults
@@ -50,6 +52,7 @@ from llmb.report.recipe_report import metrics_document, recipe_document
 from llmb.report.run_report import run_document
 from llmb.report.submit_report import submit_document
 from llmb.report.trace_report import trace_document
+from llmb.report.watch_report import WatchedTitle, watch_document
 from llmb.runs.checkpoint import CheckpointRecord, SavedCheckpoint
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder, experiment_name
@@ -57,6 +60,7 @@ from llmb.runs.origin import OriginHere
 from llmb.runs.plan import EnginePlan, Plan, make_plan
 from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
 from llmb.runs.result import conclude
+from llmb.runs.step_follower import StepNews
 from llmb.runs.steps import ExpertLoad, Step
 from llmb.schedulers.lookup import cluster_schema
 from llmb.schedulers.slurm.settings import SlurmSettings
@@ -101,7 +105,8 @@ INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 [of `submit`](#json-of-llmb-submit), [of a campaign](#json-of-llmb-bulk), [of a job](#json-of-a-job),
 [of `jobs list`](#json-of-llmb-jobs-list), [of `jobs show`](#json-of-llmb-jobs-show),
 [of `jobs nodes`](#json-of-llmb-jobs-nodes), [of `list`](#json-of-llmb-list),
-[of `parse`](#json-of-llmb-parse), [of `trace`](#json-of-llmb-trace), [of `nccl`](#json-of-llmb-nccl),
+[of `parse`](#json-of-llmb-parse), [of `watch`](#json-of-llmb-watch), [of `trace`](#json-of-llmb-trace),
+[of `nccl`](#json-of-llmb-nccl),
 [samples.json](#samplesjson), [packed datasets](#packed-datasets),
 [of `checkpoint show`](#json-of-llmb-checkpoint-show), [of `prepare dataset`](#json-of-llmb-prepare-dataset),
 [of `prepare verify`](#json-of-llmb-prepare-verify),
@@ -328,12 +333,22 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "jobs nodes": nodes_document(node_records([job])),
         "list": list_document(catalogue.workloads.values()),
         "parse": parse_document(parse_report(Path(), "last", [log], full_names=False, origin_of=lambda _: plan.origin)),
+        "watch": sample_watched(plan),
         "trace": trace_document(summarize([sample_timeline()])),
         "nccl": nccl_document(sample_nccl_summary(), [sample_test_table()]),
         "checkpoint show": checkpoint_document(sample_checkpoint(plan)),
         "prepare dataset": dataset_document(sample_dataset()),
         "prepare verify": verification_document(sample_verification()),
     }
+
+
+def sample_watched(plan: Plan) -> Mapping[str, Any]:
+    history = StepHistory()
+    for number in range(12):
+        history.add(StepNews(number, 1.0, 5.0))
+    here = Circumstances(state="running", last_step=plan.last_step)
+    seen = outlook(0.0, here, history, 0.0, Expected(step_time_s=1.0, source=""))
+    return watch_document(WatchedTitle(path=Path("run"), plan=plan), seen, None)
 
 
 def sample_dataset() -> PreparedDataset:

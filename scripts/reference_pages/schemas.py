@@ -5,6 +5,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict
 
+from llmb.analysis.forecast import Comparison, Pace
+from llmb.analysis.watched import Concern, State
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Dtype, Window
 from llmb.catalogue.unspecified import Unspecified
@@ -44,6 +46,24 @@ class LoggedStatistics(TypedDict):
     max: float
 
 
+class WatchedStep(TypedDict):
+    step: int
+    step_time_s: float | None
+    loss: float | None
+    grad_norm: float | None
+    tflops_per_gpu: float | None
+    profiled: bool
+    slowest_rank: int | None
+    rank_lead_s: float | None
+
+
+class DatedForecast(TypedDict):
+    steps_left: int
+    remaining_s: float
+    remaining_s_ci95: tuple[float, float] | None
+    ends_at: str
+
+
 class LoggedLoss(TypedDict):
     first: float | None
     last: float | None
@@ -70,6 +90,25 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "results[].origin": LabeledOrigin | None,
         "results[].loss": LoggedLoss | None,
         "summary": Mapping[str, int],
+    },
+    "watch": {
+        "job_id": str | None,
+        "state": State,
+        "reason": str | None,
+        "nodes": str | None,
+        "steps_total": int | None,
+        "since_last_step_s": float | None,
+        "last_steps": tuple[WatchedStep, ...],
+        "pace": Pace | None,
+        "tokens_per_s": float | None,
+        "tokens_per_s_per_gpu": float | None,
+        "tflops_per_gpu": dict[str, float | None] | None,
+        "mfu_pct": dict[str, float | None] | None,
+        "forecast": DatedForecast | None,
+        "time_limit_left_s": float | None,
+        "expectation": Comparison | None,
+        "concerns": tuple[Concern, ...],
+        "result": dict[str, Any] | None,
     },
     "jobs list": {"jobs[]": Job},
 }

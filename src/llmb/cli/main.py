@@ -31,6 +31,7 @@ COMMANDS = {
     "launch": ("llmb.cli.launch", "Queue a run that the environment variables of the reference documents describe."),
     "result": ("llmb.cli.result", "The result of a finished run."),
     "judge": ("llmb.cli.judge", "Whether runs are as fast as they should be, and what differs from the reference."),
+    "watch": ("llmb.cli.watch", "The steps of a run as they are done, with a forecast of its end and warnings."),
     "jobs": ("llmb.cli.jobs", "Submitted jobs and their results; logs, waiting, cancelling, slow nodes."),
     "checkpoint": ("llmb.cli.checkpoint", "Show checkpoints; export and import weights for Hugging Face."),
     "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),

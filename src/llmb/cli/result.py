@@ -54,12 +54,17 @@ def print_run(folder: RunFolder, *, json: bool) -> None:
     try:
         record = read_record(folder)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else getattr(error, "what", "it is damaged")
-        raise UsageError(f"the run's record cannot be read: {why}", where=str(folder.record)) from error
+        raise unreadable(folder, error) from error
     if record.status in ("queued", "running"):
         do = "'llmb jobs wait' waits for it; 'llmb jobs refresh' updates its state"
         raise UsageError(f"the run has no result yet: it is {record.status}", where=str(folder.path), do=do)
     print_result(folder, record.plan, finished_result(folder, record), record.label, json=json)
+
+
+def unreadable(folder: RunFolder, error: OSError | ValueError) -> UsageError:
+    """Says why the record of ``folder`` cannot be read."""
+    why = error.strerror if isinstance(error, OSError) else getattr(error, "what", "it is damaged")
+    return UsageError(f"the run's record cannot be read: {why}", where=str(folder.record))
 
 
 def print_result(folder: RunFolder, plan: Plan, result: Result, label: str | None, *, json: bool) -> None:

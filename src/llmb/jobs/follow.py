@@ -112,12 +112,21 @@ def _next_reader(reader: _Follower | None, job: Job, lines: int | None) -> _Foll
 
 def _current(store: Store, install: Path, job: Job, say: Callable[[str], None]) -> Job:
     try:
-        try:
-            refresh(store, install)
-        except NotWritable:
-            return _ended(job)
+        return current(store, install, job)
     except (InfrastructureError, EnvironmentProblem) as error:
         say(error.what)
+    return store.by_key(job.key) or job
+
+
+def current(store: Store, install: Path, job: Job) -> Job:
+    """``job`` brought up to date, also in a history that must not be changed.
+
+    Raises InfrastructureError if its scheduler does not answer, EnvironmentProblem if it is not installed here.
+    """
+    try:
+        refresh(store, install)
+    except NotWritable:
+        return _ended(job)
     return store.by_key(job.key) or job
 
 

@@ -13,3 +13,14 @@ def number(value: float | None) -> str:
 
 def unknown(reason: str) -> str:
     return f"n/a ({reason})"
+
+
+def duration(seconds: float) -> str:
+    """In the two largest units, such as ``3 min 14 s`` and ``2 h 5 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    sizes = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+    place = next(place for place, (size, _) in enumerate(sizes) if whole >= size)
+    (size, unit), (small, small_unit) = sizes[place : place + 2]
+    return f"{whole // size} {unit} {whole % size // small} {small_unit}"

@@ -7,15 +7,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llmb.runs.record_file import BrokenRecord
-from llmb.runs.steps import step_from_json
+from llmb.runs.steps import Step, step_from_json
 
 
 class StepNews(NamedTuple):
-    """A completed step, with the figures that every program reports."""
+    """A completed step. What not every program reports is None where it is not known."""
 
     step: int
     step_time_s: float
     loss: float | None
+    grad_norm: float | None = None
+    tflops_per_gpu: float | None = None
+    """As the program logs it, in a convention of its own."""
+    profiled: bool = False
+    """Slowed down by what is recorded of it."""
+    slowest_rank: int | None = None
+    rank_lead_s: float | None = None
+    """Seconds between the fastest rank and the slowest."""
 
 
 class StepFollower:
@@ -46,4 +54,18 @@ class StepFollower:
                 except ValueError as error:
                     where = f"{self.path}, byte {self.offset - len(line)}"
                     raise BrokenRecord("the line is not a complete step", where=where) from error
-                yield StepNews(step.step, step.step_time_s, step.loss)
+                yield news_of(step)
+
+
+def news_of(step: Step) -> StepNews:
+    """The same of one rank has no slowest rank."""
+    lead = step.rank_step_time_s_max - step.rank_step_time_s_min
+    return StepNews(
+        step=step.step,
+        step_time_s=step.step_time_s,
+        loss=step.loss,
+        grad_norm=step.grad_norm,
+        profiled=step.profiled,
+        slowest_rank=step.slowest_rank,
+        rank_lead_s=lead,
+    )

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run with a record: on this machine, in a scheduler's queue, or in a folder that another host writes."""
+
+import math
+from collections.abc import Callable, Iterator
+from datetime import datetime
+
+from llmb.analysis.watched import Circumstances, State
+from llmb.errors import EnvironmentProblem, InfrastructureError
+from llmb.jobs.job import Job
+from llmb.jobspec.spec import read_spec
+from llmb.programs.lookup import find_program
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+from llmb.runs.record import read_record
+from llmb.runs.step_follower import StepNews
+
+ASK_EVERY_S, ASK_AT_END_EVERY_S = 10.0, 1.0
+"""Between two queries of a scheduler: while the run lasts, and once its record has ended."""
+LIVE = ("queued", "running")
+
+
+class WatchedRun:
+    """``ask`` brings a job up to date. Without a job, or an answer, the record tells whether the run lasts.
+
+    Raises OSError or BrokenRecord if the record cannot be read.
+    """
+
+    def __init__(self, folder: RunFolder, job: Job | None, ask: Callable[[Job], Job]) -> None:
+        self.folder = folder
+        self.job = job
+        self.ask = ask
+        self.asked_s = -math.inf
+        self.unanswered: str | None = None
+        self.record = read_record(folder)
+        self.stamp = self._stamp()
+        self.steps = find_program(self.record.program).new_steps(folder)
+        self.limit_s = _time_limit_s(folder)
+
+    @property
+    def plan(self) -> Plan:
+        return self.record.plan
+
+    def new(self) -> Iterator[StepNews]:
+        """The steps that were done since the last call."""
+        return self.steps.new()
+
+    def written_s(self) -> float | None:
+        """When its last step was written, else its record, in seconds since 1970; None if the folder is gone."""
+        for path in (self.folder.steps, self.folder.log, self.folder.record):
+            try:
+                return path.stat().st_mtime
+            except OSError:
+                continue
+        return None
+
+    def look(self, now_s: float) -> Circumstances:
+        self._read_again()
+        self._ask_again(now_s)
+        record, attempts = self.record, self.record.attempts
+        begun = attempts[-1] if attempts else None
+        started_s = _seconds(begun.started_at if begun else record.started_at)
+        return Circumstances(
+            state=self._state(),
+            why=self._why(),
+            nodes=(self.job and self.job.nodes) or (record.job and record.job.nodes) or None,
+            since_start_s=now_s - started_s if started_s else None,
+            attempt=max(len(attempts), 1),
+            attempt_first_step=begun.first_step if begun else record.plan.first_step,
+            first_step=record.plan.first_step,
+            last_step=record.plan.last_step,
+            limit_left_s=started_s + self.limit_s - now_s if self.limit_s and started_s else None,
+            stall=self._stall(),
+        )
+
+    def _read_again(self) -> None:
+        """What cannot be read for now, as on a shared file system, stays as it was."""
+        stamp = self._stamp()
+        if stamp != self.stamp:
+            try:
+                self.record, self.stamp = read_record(self.folder), stamp
+            except (OSError, ValueError):
+                return
+
+    def _stamp(self) -> tuple[int, int] | None:
+        try:
+            found = self.folder.record.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def _ask_again(self, now_s: float) -> None:
+        every_s = ASK_EVERY_S if self.record.status in LIVE else ASK_AT_END_EVERY_S
+        if self.job is None or not self.job.live or 0 <= now_s - self.asked_s < every_s:
+            return
+        self.asked_s = now_s
+        try:
+            self.job, self.unanswered = self.ask(self.job), None
+        except (InfrastructureError, EnvironmentProblem) as error:
+            self.unanswered = error.what
+
+    def _state(self) -> State:
+        status = self.record.status if self.job is None or self.unanswered else self.job.status
+        if status not in LIVE:
+            return "ended"
+        if status == "queued":
+            return "queued"
+        return "running" if self.record.status != "queued" else "starting"
+
+    def _why(self) -> str | None:
+        own = self.job.reason if self.job else None
+        return self.unanswered or own or self.record.reason
+
+    def _stall(self) -> str | None:
+        try:
+            return self.folder.stall.read_text().strip() or None
+        except OSError:
+            return None
+
+
+def _time_limit_s(folder: RunFolder) -> float | None:
+    try:
+        spec = read_spec(folder)
+    except (OSError, ValueError):
+        return None
+    return 60 * spec.time_limit_min if spec and spec.time_limit_min else None
+
+
+def _seconds(text: str | None) -> float | None:
+    return datetime.fromisoformat(text).timestamp() if text else None

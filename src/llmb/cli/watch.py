@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb watch``."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmb.analysis.watch_run import Watcher, expectation, watch
+from llmb.analysis.watched import Outlook
+from llmb.analysis.watched_log import WatchedLog
+from llmb.analysis.watched_run import WatchedRun
+from llmb.cli.completion import runs
+from llmb.cli.json_option import Json
+from llmb.cli.live_view import LineView, Show, live_view
+from llmb.cli.messages import say
+from llmb.cli.result import print_result
+from llmb.cli.watched import Target, find_target
+from llmb.errors import InvalidRun, RunFailed, UserInterrupt
+from llmb.jobs.local_run import raise_unless_successful
+from llmb.jobs.wait import exit_code
+from llmb.logs.error_text import last_error
+from llmb.programs.conclude import finished_result
+from llmb.report.output import print_json, print_tables, print_text
+from llmb.report.run_report import run_document
+from llmb.report.watch_report import watch_document, watch_tables
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+LIVE_EVERY_S, LINES_EVERY_S = 1.0, 5.0
+TAIL_BYTES = 1 << 14
+
+
+@app.command("watch")
+def watch_(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            autocompletion=runs,
+            show_default=False,
+            help="Id of a job, beginning of its run folder's name, folder, log of any framework, or 'latest'."
+            " Default: the newest run that lasts.",
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Look once, and do not wait for the end.")] = False,
+    no_live: Annotated[bool, typer.Option("--no-live", help="Print lines also to a terminal.")] = False,
+    interval: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Seconds between two looks. Default: 1, and 5 for lines.", show_default=False),
+    ] = None,
+    expect_s: Annotated[
+        float | None,
+        typer.Option("--expect-s", min=1e-9, help="Expected seconds of a step, instead of the published figure."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Watch a run until it ends: its steps, when its last one is due, and whether something is wrong.
+
+    Warns of steps that take longer than expected or longer than before, of a run that stalls, a loss that is not
+    finite, a rank that is slower than the others, and a time limit that comes too early. The exit code is that of the
+    run. Ctrl-C ends the watching; the run continues.
+
+    Examples:
+
+    - `llmb watch`
+
+    - `llmb watch 4711 --expect-s 12.5`
+
+    - `llmb watch slurm-4711.out --no-live`
+
+    - `llmb watch 4711 --once --json`
+    """
+    with find_target(run, say) as target:
+        watcher = Watcher(target.subject, expectation(target.title.plan, expect_s))
+        if once:
+            _print_seen(target, watcher.look(time.time()), json=json)
+            return
+        live = sys.stdout.isatty() and not no_live and not json
+        try:
+            with _view(target, live=live, json=json) as show:
+                seen = watch(watcher, show, interval or (LIVE_EVERY_S if live else LINES_EVERY_S))
+        except KeyboardInterrupt as error:
+            raise UserInterrupt("stopped watching; the run continues") from error
+        if isinstance(target.subject, WatchedRun):
+            _end_of_run(target, target.subject, seen, json=json)
+        else:
+            _end_of_log(target, target.subject, seen, live=live, json=json)
+
+
+@contextmanager
+def _view(target: Target, *, live: bool, json: bool) -> Iterator[Show]:
+    if live:
+        with live_view(target.title) as show:
+            yield show
+        return
+    write: Callable[[str], None] = say if json else lambda line: print_text(f"{line}\n")
+    if not json:
+        write(target.title.text)
+    yield LineView(write).show
+
+
+def _print_seen(target: Target, seen: Outlook, *, json: bool) -> None:
+    if json:
+        print_json(watch_document(target.title, seen, None))
+    else:
+        print_tables(watch_tables(target.title, seen))
+
+
+def _end_of_run(target: Target, run: WatchedRun, seen: Outlook, *, json: bool) -> None:
+    """The result as ``llmb result`` prints it; raises and exits as the run ended."""
+    record, job = run.record, run.job
+    result = finished_result(run.folder, record) if record.status not in ("queued", "running") else None
+    if json:
+        shown = run_document(run.folder, record.plan, result, record.label) if result else None
+        print_json(watch_document(target.title, seen, shown))
+    code = exit_code([job]) if job and not job.live else 0
+    if result is None or code not in (0, RunFailed.exit_code, InvalidRun.exit_code):
+        say(f"the run has ended: {seen.circumstances.why or (job and job.state)}")
+        raise typer.Exit(code or RunFailed.exit_code)
+    if json:
+        raise_unless_successful(run.folder, result)
+    else:
+        print_result(run.folder, record.plan, result, record.label, json=False)
+
+
+def _end_of_log(target: Target, log: WatchedLog, seen: Outlook, *, live: bool, json: bool) -> None:
+    """Raises InvalidRun or RunFailed unless the log ends with its last step."""
+    if live or json:
+        _print_seen(target, seen, json=json)
+    bad = next((concern.text for concern in seen.concerns if concern.kind == "not_finite"), None)
+    if bad:
+        raise InvalidRun(f"the run is invalid: {bad}", where=str(log.path))
+    if seen.circumstances.why:
+        quoted = last_error(_tail(log.path))
+        reason = f"{seen.circumstances.why}; {quoted}" if quoted else seen.circumstances.why
+        raise RunFailed(f"the run has not finished: {reason}", where=str(log.path))
+
+
+def _tail(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        return stream.read()

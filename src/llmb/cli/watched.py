@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds what is to be watched: a run by its job or folder, or a log."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmb.analysis.watched_log import WatchedLog
+from llmb.analysis.watched_run import WatchedRun
+from llmb.cli.install import install_here
+from llmb.cli.result import unreadable
+from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
+from llmb.jobs.find import find_job
+from llmb.jobs.follow import current
+from llmb.jobs.history import read_history
+from llmb.jobs.job import Job
+from llmb.jobs.store import Filter, Store
+from llmb.jobs.wait import last_try
+from llmb.prepared.folders import WORKLOADS
+from llmb.report.watch_report import WatchedTitle
+from llmb.runs.folder import RunFolder
+
+LATEST = "latest"
+NEWEST = 50
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    subject: WatchedRun | WatchedLog
+    title: WatchedTitle
+
+
+@contextmanager
+def find_target(text: str | None, say: Say) -> Iterator[Target]:
+    """Raises UsageError if ``text`` names nothing, or nothing that trains."""
+    with ExitStack() as stack:
+        path = Path(text).expanduser() if text else None
+        if path and ("/" in str(text) or path.exists()):
+            yield _at(path.absolute(), say, stack)
+            return
+        install = install_here()
+        store = stack.enter_context(read_history(install, say))
+        ask = _asker(store, install)
+        if text is None:
+            job = _newest_that_lasts(store, ask)
+        else:
+            job = _latest(store) if text == LATEST else find_job(store, text)
+        yield _run(RunFolder(Path(job.run_dir)), last_try(store, job.key), ask)
+
+
+def _asker(store: Store, install: Path) -> Callable[[Job], Job]:
+    """Brings a job up to date; that of a retried one is its last attempt."""
+    return lambda job: last_try(store, current(store, install, job).key)
+
+
+def _newest_that_lasts(store: Store, ask: Callable[[Job], Job]) -> Job:
+    """Running ones first; a job of the history may have ended since."""
+    jobs = sorted(store.live(), key=lambda job: (job.status == "running", job.submitted_s), reverse=True)
+    for job in jobs:
+        try:
+            now = ask(job)
+        except (InfrastructureError, EnvironmentProblem):
+            now = job
+        if now.live and not now.prepares:
+            return now
+    do = "name a job, a run folder or a log, or 'latest'; 'llmb jobs list' shows all"
+    raise UsageError("no run is running or queued here", where=str(store.path), do=do)
+
+
+def _latest(store: Store) -> Job:
+    jobs = [job for job in store.jobs(Filter(limit=NEWEST)) if not job.prepares]
+    if not jobs:
+        raise UsageError("there is no run here yet", where=str(store.path), do="name a run folder or a log")
+    return jobs[-1]
+
+
+def _run(folder: RunFolder, job: Job | None, ask: Callable[[Job], Job]) -> Target:
+    if job and job.prepares:
+        do = f"'llmb jobs log {job.job_id} --follow' follows its log"
+        raise UsageError(f"job {job.job_id} prepares a {job.prepares}, and has no steps", do=do)
+    try:
+        run = WatchedRun(folder, job, ask)
+    except (OSError, ValueError) as error:
+        raise unreadable(folder, error) from error
+    return Target(run, WatchedTitle(path=folder.path, job_id=job.job_id if job else None, plan=run.plan))
+
+
+def _at(path: Path, say: Say, stack: ExitStack) -> Target:
+    """A run folder or a file in one, the only run folder in a folder, or a log."""
+    folder = RunFolder(path if path.is_dir() else path.parent)
+    if path.is_dir() and not folder.record.exists():
+        below = sorted(path.glob("*/run.json"))
+        if len(below) != 1:
+            do = "name a folder with run.json, or a log"
+            raise UsageError("there is no run in this folder", where=str(path), do=do)
+        folder = RunFolder(below[0].parent)
+    if path.is_dir() or (folder.record.exists() and path in (folder.log, folder.steps, folder.record)):
+        return _in_its_install(folder, say, stack)
+    if not path.is_file():
+        raise UsageError("there is no such file or folder", where=str(path), do="'llmb jobs list' shows all jobs")
+    return Target(WatchedLog(path), WatchedTitle(path=path))
+
+
+def _in_its_install(folder: RunFolder, say: Say, stack: ExitStack) -> Target:
+    """With the run's job in the history of the install root that the folder is in; a copy has none."""
+    install = next((above.parent for above in folder.path.parents if above.name == WORKLOADS), None)
+    if install is None:
+        return _run(folder, None, lambda job: job)
+    store = stack.enter_context(read_history(install, say))
+    own = [job for job in store.named(folder.path.parent.name) if Path(job.run_dir) == folder.path]
+    return _run(folder, last_try(store, own[-1].key) if own else None, _asker(store, install))

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb watch`` as its users call it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmb.cli.main import app, exit_code_of
+from llmb.logs.step_line import format_step_line
+
+LLMB = [sys.executable, "-m", "llmb.cli.main"]
+TINY = ("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--scale", "1")
+OLD = Path(__file__).resolve().parents[1] / "data" / "version-0.1"
+WITHIN_S = 240
+Called = Callable[..., tuple[str, str]]
+
+
+def environ_of(install: Path) -> dict[str, str]:
+    return {**os.environ, "LLMB_INSTALL": str(install)}
+
+
+def llmb(install: Path, *command: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [*LLMB, *command],
+        env=environ_of(install),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    return done
+
+
+@pytest.fixture
+def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Called:
+    """The same in this process; the exit code is asserted, and what was written comes back."""
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+
+    def call(*command: str, code: int = 0) -> tuple[str, str]:
+        found = exit_code_of(app, list(command))
+        out, err = capsys.readouterr()
+        assert found == code, (out, err)
+        return out, err
+
+    return call
+
+
+def lines(last: int, steps: int = 20, loss: float = 1.5) -> str:
+    texts = (
+        format_step_line(
+            step=step,
+            steps=steps,
+            lr=1e-4,
+            global_batch_size=8,
+            peak_memory_bytes=1,
+            memory_allocated_bytes=1,
+            loss=loss,
+            step_time_s=2.5 + 0.001 * (step * 7 % 5),
+            tflops_per_gpu=600.0,
+            consumed_samples=8,
+        )
+        for step in range(last + 1)
+    )
+    return "".join(f"{text}\n" for text in texts)
+
+
+def old_run(status: str, tmp_path: Path) -> Path:
+    """A copy of a run folder of version 0.1, outside of an install root."""
+    for record in sorted(OLD.glob("workloads/pretrain*/experiments/*/*/*/run.json")):
+        if json.loads(record.read_text())["status"] == status:
+            folder = tmp_path / "copy" / record.parent.name
+            shutil.copytree(record.parent, folder)
+            return folder
+    raise AssertionError(status)
+
+
+def test_a_finished_log_prints_its_end(called: Called, tmp_path: Path) -> None:
+    log = tmp_path / "run.out"
+    log.write_text(lines(19))
+    out, _ = called("watch", str(log), "--expect-s", "2")
+    assert out.splitlines()[0] == "run.out"
+    assert "step 20/20  2.503 s  loss 1.5  median 2.502 s  ended" in out
+    assert "WARNING: steps take 25.1 % longer than expected (as given)" in out
+    document = json.loads(called("watch", str(log), "--json")[0])
+    assert (document["state"], document["steps_done"], document["steps_total"]) == ("ended", 20, 20)
+    assert document["last_steps"][-1]["tflops_per_gpu"] == 600.0
+    assert (document["result"], document["forecast"], document["concerns"]) == (None, None, [])
+
+
+def test_a_log_that_is_written_no_more_has_failed(called: Called, tmp_path: Path) -> None:
+    log = tmp_path / "run.out"
+    log.write_text(lines(7) + "RuntimeError: link down\n")
+    os.utime(log, (time.time() - 7200, time.time() - 7200))
+    _, err = called("watch", str(log), code=4)
+    assert "its log has not grown for 120 min; RuntimeError: link down" in err
+
+
+def test_a_log_with_a_loss_that_is_not_finite_is_invalid(called: Called, tmp_path: Path) -> None:
+    log = tmp_path / "run.out"
+    log.write_text(lines(19, loss=float("nan")))
+    document = json.loads(called("watch", str(log), "--json", code=6)[0])
+    assert [concern["kind"] for concern in document["concerns"]] == ["not_finite"]
+    assert document["last_steps"][0]["loss"] is None
+
+
+def test_a_look_at_a_log_that_grows(called: Called, tmp_path: Path) -> None:
+    log = tmp_path / "run.out"
+    log.write_text(lines(14))
+    table = called("watch", str(log), "--once")[0]
+    assert "15 of 20 (75 %)" in table
+    document = json.loads(called("watch", str(log), "--once", "--json")[0])
+    assert document["state"] == "running"
+    assert document["forecast"]["steps_left"] == 5
+    assert document["forecast"]["remaining_s"] <= 5 * 2.51
+
+
+@pytest.mark.parametrize(("status", "code"), [("success", 0), ("failed", 4)])
+def test_a_run_that_has_ended_prints_its_result(called: Called, tmp_path: Path, status: str, code: int) -> None:
+    folder = old_run(status, tmp_path)
+    out, _ = called("watch", str(folder), code=code)
+    assert ("step time s, mean" in out) == (status == "success")
+    document = json.loads(called("watch", str(folder.parent), "--json", code=code)[0])
+    assert document["result"]["status"] == status
+    assert called("watch", str(next(folder.glob("log-*.out"))), code=code)[0] == out
+
+
+def test_what_cannot_be_watched(called: Called, tmp_path: Path) -> None:
+    assert "no run is running or queued here" in called("watch", code=2)[1]
+    assert "there is no run here yet" in called("watch", "latest", code=2)[1]
+    assert "there is no such file" in called("watch", "./nothing", code=2)[1]
+    assert "there is no run in this folder" in called("watch", str(tmp_path), code=2)[1]
+    (tmp_path / "run.json").write_text("{")
+    assert "record cannot be read" in called("watch", str(tmp_path), code=2)[1]
+
+
+@contextmanager
+def running(install: Path, steps: int) -> "Iterator[subprocess.Popen[str]]":
+    """A run that has done its first steps."""
+    command = [*LLMB, *TINY, "--steps", str(steps)]
+    process = subprocess.Popen(command, env=environ_of(install), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: any(path.read_text().count("\n") > 1 for path in install.rglob("metrics.jsonl")), process)
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(60)
+
+
+def wait_for(true: Any, process: "subprocess.Popen[Any]") -> None:
+    end = time.monotonic() + WITHIN_S
+    while not true():
+        assert process.poll() is None and time.monotonic() < end, "it did not come"
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
+    with running(tmp_path, 25) as process:
+        done = llmb(tmp_path, "watch", "--interval", "0.3")
+        assert process.wait(60) == 0
+    shown = [line for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert len([line for line in shown if " s left" in line or " min " in line]) >= 2
+    assert any(line.startswith("step 25/25 ") for line in shown)
+    assert "step time s, mean" in done.stdout
+    by_folder = next(tmp_path.rglob("run.json")).parent
+    assert "step time s, mean" in llmb(tmp_path, "watch", str(by_folder)).stdout
+    document = json.loads(llmb(tmp_path, "watch", "latest", "--json").stdout)
+    assert (document["state"], document["steps_done"], document["result"]["status"]) == ("ended", 25, "success")
+    assert document["job_id"].startswith("local-")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_meanwhile(tmp_path: Path) -> None:
+    with running(tmp_path, 10_000) as process:
+        watcher = start_watching(tmp_path)
+        os.kill(process.pid, signal.SIGKILL)
+        out, err = watcher.communicate(timeout=WITHIN_S)
+    assert watcher.returncode == 4, (out, err)
+    assert "its process was killed, after " in out + err
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_the_watching_and_not_the_run(tmp_path: Path, interrupts: None) -> None:
+    with running(tmp_path, 10_000) as process:
+        watcher = start_watching(tmp_path)
+        watcher.send_signal(signal.SIGINT)
+        out, err = watcher.communicate(timeout=WITHIN_S)
+        assert watcher.returncode == 130, (out, err)
+        assert "stopped watching; the run continues" in err
+        assert process.poll() is None
+
+
+def start_watching(install: Path) -> "subprocess.Popen[str]":
+    """Once it has shown a step."""
+    command = [*LLMB, "watch", "--interval", "0.3"]
+    watcher = subprocess.Popen(
+        command, env=environ_of(install), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert watcher.stdout
+    while not watcher.stdout.readline().startswith("step "):
+        assert watcher.poll() is None
+    return watcher
