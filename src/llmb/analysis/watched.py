@@ -77,7 +77,7 @@ class Concern:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """All that is told of a run at one moment."""
+    """Everything that is known of a run at one moment."""
 
     at_s: float
     """Seconds since 1970."""

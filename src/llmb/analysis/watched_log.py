@@ -17,7 +17,7 @@ SILENT_STEPS = 20.0
 
 
 class WatchedLog:
-    """Nobody can be asked whether its run lasts: the log tells, by its last step or by growing no more."""
+    """Only the log tells whether its run lasts: by its last step, or by growing no more."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -26,7 +26,7 @@ class WatchedLog:
         self.rest = b""
         self.finder = StepFinder()
         self.found: list[StepNews] = []
-        """Those that nobody has taken yet."""
+        """Steps that were not taken yet."""
         self.last: StepLine | None = None
 
     def look(self, now_s: float) -> Circumstances:
