@@ -178,8 +178,8 @@ def test_a_window_outside_the_run():
         (b"", "no_data", "empty file"),
         (line(0)[:90].encode(), "no_data", "the file ends in its first step line"),
         (b"\x7fELF\x00\x01", "not_training_log", "no step line: binary data, or text in another encoding; \ufffdELF"),
-        (line(0).encode("utf-16"), "not_training_log", "no step line: binary data, or text in another encoding"),
-        (b"Epoch 0: 50/50 [train_step_timing in s=12.80]", "no_data", "no step line: a NeMo 1 progress bar"),
+        (line(0).encode("utf-16-le"), "not_training_log", "no step line: binary data, or text in another encoding"),
+        (b"Epoch 0: 50/50 [train_step_timing in s=12.80]", "no_data", "no step line: lines like those of NeMo 1, but"),
         (
             b" iteration 1/ 1 | elapsed time per iteration (ms): 20289.1 |",
             "no_data",
@@ -205,7 +205,8 @@ def test_logs_without_steps(text, status, reason):
 def test_a_success_always_has_every_step_of_its_window(numbers, rule):
     found = run(numbers, 50, rule)
     if found.status == "success":
-        assert found.step_time_s.count == found.window.last - found.window.first + 1
+        steps = found.window.last - found.window.first + 1
+        assert found.step_time_s.count == steps or ("means of" in found.reason and found.step_time_s.count < steps)
         assert found.max_step >= 49
     else:
         assert found.reason

@@ -57,10 +57,10 @@ def judged(text, rule="auto"):
 def test_iterations_are_steps(form):
     text = b"".join(iteration(n, form=form, s=2 + n / 100, tflops=600 + n) for n in range(1, 51))
     found = judged(b"setting up\n" + text)
-    assert (found.status, found.steps, found.max_step) == ("success", 50, 49)
+    assert (found.status, found.steps, found.max_step) == ("success", 50, 50)
     assert (found.window.first, found.window.last) == (35, 44)
-    assert found.step_time_s.mean == pytest.approx(2 + 40.5 / 100)
-    assert found.tflops_per_gpu.mean == pytest.approx(640.5)
+    assert found.step_time_s.mean == pytest.approx(2 + 39.5 / 100)
+    assert found.tflops_per_gpu.mean == pytest.approx(639.5)
     assert (found.loss_first, found.loss_last) == (11.7, 11.7)
 
 
@@ -72,14 +72,14 @@ def test_a_prefix_of_the_launcher_does_not_matter():
 def test_a_run_that_died_says_where():
     found = judged(b"".join(iteration(n) for n in range(1, 21)) + b"torch.OutOfMemoryError: CUDA out of memory\n")
     assert found.status == "incomplete"
-    assert found.reason.startswith("died after step 19 of 50; torch.OutOfMemoryError")
+    assert found.reason.startswith("died after step 20 of 50; torch.OutOfMemoryError")
 
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"norm": "nan"}, "the gradient norm is not finite from step 20"),
-        ({"loss": "NAN"}, "loss is nan from step 20"),
+        ({"norm": "nan"}, "the gradient norm is not finite from step 21"),
+        ({"loss": "NAN"}, "loss is nan from step 21"),
     ],
 )
 def test_numbers_that_are_none_make_a_run_invalid(fields, reason):
@@ -97,7 +97,7 @@ def test_throughput_that_is_not_logged_is_unknown():
 def test_a_run_that_goes_on_begins_where_its_checkpoint_ends():
     loaded = b" successfully loaded checkpoint from /ckpt [ t 1/8, p 1/4 ] at iteration 50\n"
     found = judged(loaded + b"".join(iteration(n, 60) for n in range(51, 61)), "all")
-    assert (found.status, found.window.first, found.window.last) == ("success", 50, 59)
+    assert (found.status, found.window.first, found.window.last) == ("success", 51, 60)
     assert judged(b"".join(iteration(n, 60) for n in range(51, 61)), "all").status == "incomplete"
 
 
@@ -106,7 +106,7 @@ def test_a_last_line_without_its_end():
     assert judged(text.rstrip(b"\n"), "all").status == "success"
     cut = judged(text[:-60], "all")
     assert cut.status == "incomplete"
-    assert cut.reason.startswith("died after step 1 of 3, while logging the next")
+    assert cut.reason.startswith("died after step 2 of 3, while logging the next")
 
 
 def test_a_file_is_parsed(tmp_path: Path):
@@ -154,7 +154,7 @@ def test_chunks_do_not_change_what_is_read(text, chunk_bytes):
 @given(st.lists(st.floats(0.001, 1e5), min_size=1, max_size=20))
 def test_a_run_is_read_back(times):
     log = read(b"".join(iteration(n, len(times), s=time) for n, time in enumerate(times, start=1)))
-    assert list(log.attempt.step) == list(range(len(times)))
+    assert list(log.attempt.step) == list(range(1, len(times) + 1))
     assert list(log.attempt.step_time_s) == pytest.approx(times, abs=1e-4)
 
 

@@ -10,11 +10,10 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from llmb.logs import reader as log_reader
-from llmb.logs import step_finder
+from llmb.logs.formats.nemo2 import MAX_BODY_BYTES, STEP_TIME_FIELD, TFLOPS_FIELD, Nemo2Reader
 from llmb.logs.logged_attempt import LoggedAttempt
 from llmb.logs.reader import read_log
 from llmb.logs.step_block import find_block
-from llmb.logs.step_line import MAX_BODY_BYTES, STEP_TIME_FIELD, TFLOPS_FIELD
 
 SHAPES = (
     "lr: 4.491e-06 | global_step: {step} | reduced_train_loss: {loss} | train_step_timing in s: {time}"
@@ -143,8 +142,8 @@ def test_a_block_that_begins_with_the_step_before_is_left_to_the_reader():
 
 def test_a_long_log_of_one_shape_is_hardly_read_by_its_lines(monkeypatch):
     by_line = []
-    find_steps = step_finder.find_steps
-    monkeypatch.setattr(step_finder, "find_steps", lambda *text: by_line.append(list(find_steps(*text))) or by_line[-1])
+    find = Nemo2Reader.find
+    monkeypatch.setattr(Nemo2Reader, "find", lambda *text: by_line.append(list(find(*text))) or by_line[-1])
     text = "\n".join(line(step, 9999) for step in range(10_000)).encode()
     log = read_log(io.BytesIO(text), "auto", 1 << 15)
     assert (log.attempt.steps, len(log.attempt.step)) == (10_000, 2000)

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.logs.step_line import MAX_LINE_BYTES, find_steps, find_unended_steps, format_step_line
+from llmb.logs.formats.format import MAX_LINE_BYTES
+from llmb.logs.formats.nemo2 import Nemo2Reader, find_steps
+from llmb.logs.step_line import StepLine, format_step_line
 
 SEED_LINE = (
     "Training epoch 0, iteration 49/49 | lr: 4.491e-06 | global_batch_size: 256 | global_step: 49"
@@ -36,6 +38,10 @@ def written(**changes):
     return format_step_line(**fields | changes)
 
 
+def at_step(step, line=SEED_LINE):
+    return line.replace("49/49", f"{step}/49").replace("global_step: 49", f"global_step: {step}")
+
+
 def read(line):
     return list(find_steps(line.encode() + b"\n"))
 
@@ -45,7 +51,7 @@ def test_the_written_line_is_that_of_the_seeds_but_for_finer_tflops():
 
 
 def test_the_seeds_own_line_is_read():
-    assert read(SEED_LINE) == [(49, 49, 2.693, 12.81, 610.0, None)]
+    assert read(SEED_LINE) == [StepLine(49, 49, 2.693, 12.81, 610.0)]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +74,7 @@ def test_unknown_fields_are_left_out():
     line = written(tflops_per_gpu=None, peak_memory_bytes=None, memory_allocated_bytes=None)
     assert "TFLOPS" not in line
     assert "memory" not in line
-    assert read(line) == [(49, 49, 2.693, 12.81, None, None)]
+    assert read(line) == [StepLine(49, 49, 2.693, 12.81, None)]
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
@@ -90,7 +96,7 @@ def test_what_is_written_is_read_back(step, more, time, loss, tflops):
 
 @given(st.permutations([*SEED_LINE.split(" | ")[1:], "val_loss: 11.2", "max_memory_reserved: 7.5e10"]))
 def test_fields_may_come_in_any_order(fields):
-    assert read(" | ".join(["Training epoch 0, iteration 49/49", *fields])) == [(49, 49, 2.693, 12.81, 610.0, None)]
+    assert read(" | ".join(["Training epoch 0, iteration 49/49", *fields])) == [StepLine(49, 49, 2.693, 12.81, 610.0)]
 
 
 @pytest.mark.parametrize("prefix", ["0: ", "[rank0]: ", "\x1b[32mINFO\x1b[0m ", "Epoch 0: 10%|# |\r"])
@@ -128,26 +134,26 @@ def test_other_lines_are_none(line):
 
 
 def test_a_line_cut_by_the_next_attempt_does_not_take_its_values():
-    assert read(SEED_LINE[:120] + SEED_LINE.replace("49/49", "0/49")) == [(0, 49, 2.693, 12.81, 610.0, None)]
+    assert read(SEED_LINE[:120] + at_step(0)) == [StepLine(0, 49, 2.693, 12.81, 610.0)]
 
 
 def test_the_line_end_tells_that_the_last_of_joined_lines_is_whole():
-    assert [step.step for step in read(TFLOPS_LAST.replace("49/49", "48/49") + TFLOPS_LAST)] == [49]
+    assert [step.step for step in read(at_step(48, TFLOPS_LAST) + TFLOPS_LAST)] == [49]
 
 
 def test_whole_lines_without_a_line_end_between_them_all_count():
-    assert [step.step for step in read(SEED_LINE.replace("49/49", "48/49") + SEED_LINE)] == [48, 49]
+    assert [step.step for step in read(at_step(48) + SEED_LINE)] == [48, 49]
 
 
 def test_an_unended_line_counts_when_all_of_it_is_there():
-    assert find_unended_steps(SEED_LINE.encode()) == ([(49, 49, 2.693, 12.81, 610.0, None)], False)
-    assert find_unended_steps(b"the end") == ([], False)
+    assert Nemo2Reader().find_unended(SEED_LINE.encode()) == ([StepLine(49, 49, 2.693, 12.81, 610.0)], False)
+    assert Nemo2Reader().find_unended(b"the end") == ([], False)
 
 
 @pytest.mark.parametrize("line", [SEED_LINE, TFLOPS_LAST])
 def test_a_line_cut_anywhere_is_noted_or_right(line):
     for cut in range(len("Training epoch "), len(line)):
-        steps, was_cut = find_unended_steps(line[:cut].encode())
+        steps, was_cut = Nemo2Reader().find_unended(line[:cut].encode())
         assert was_cut is not bool(steps), cut
         for step in steps:
             assert step[:4] == (49, 49, 2.693, 12.81)
@@ -156,4 +162,4 @@ def test_a_line_cut_anywhere_is_noted_or_right(line):
 
 def test_a_line_cut_before_its_last_fields_is_noted():
     line = SEED_LINE.replace(" | TFLOPS", " | max_memory_reserved: 75000 | TFLOPS")
-    assert find_unended_steps(line[: line.index("000 | TFLOPS")].encode()) == ([], True)
+    assert Nemo2Reader().find_unended(line[: line.index("000 | TFLOPS")].encode()) == ([], True)

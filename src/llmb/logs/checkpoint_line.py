@@ -5,12 +5,13 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+SAVE_HEAD = b"Global Checkpoint Save :"
 LOAD_HEAD = b"Global Checkpoint Load :"
 
 _NUMBER = rb"(\d{1,12}(?:\.\d{1,9})?)"
 _SAVE = re.compile(
-    rb"Global Checkpoint Save : Rank: (\d{1,9}) : Iteration: (\d{1,9}) : Start time: %ss : Save duration: %ss\b"
-    % (_NUMBER, _NUMBER)
+    rb"%s Rank: (\d{1,9}) : Iteration: (\d{1,9}) : Start time: %ss : Save duration: %ss\b"
+    % (SAVE_HEAD, _NUMBER, _NUMBER)
 )
 _LOAD = re.compile(
     rb"%s Rank : (\d{1,9}) : Start time : %ss : Time spent in load_checkpoint: %ss\b" % (LOAD_HEAD, _NUMBER, _NUMBER)
@@ -37,7 +38,7 @@ class LoadLine(NamedTuple):
 def format_save_line(line: SaveLine) -> str:
     """Without line end; times to the millisecond."""
     return (
-        f"Global Checkpoint Save : Rank: {line.rank} : Iteration: {line.iteration}"
+        f"{SAVE_HEAD.decode()} Rank: {line.rank} : Iteration: {line.iteration}"
         f" : Start time: {line.start_s:.3f}s : Save duration: {line.duration_s:.3f}s"
     )
 

@@ -4,8 +4,7 @@
 import re
 from typing import NamedTuple
 
-from llmb.logs.megatron_line import MARK as MEGATRON_MARK
-from llmb.logs.step_line import STEP_LINE_HEAD
+from llmb.logs.formats.known import FORMATS
 
 _ERROR = re.compile(
     rb"^(?:\[rank\d+\]: |\d+: )*(?!\S*ChildFailedError)((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b[^\r\n]*)",
@@ -25,7 +24,6 @@ class Content(NamedTuple):
 
 _CONTENTS = (
     (re.compile(rb"\0"), Content(False, "binary data, or text in another encoding")),
-    (re.compile(rb"train_step_timing in s="), Content(True, "a NeMo 1 progress bar, which is unsupported")),
     (re.compile(rb"(?i)iteration|training|model|experiment"), Content(True, "a run that ended before its first step")),
 )
 _OTHER = Content(False, "not a training log")
@@ -33,12 +31,15 @@ _OTHER = Content(False, "not a training log")
 
 def describe_content(head: bytes, tail: bytes) -> Content:
     """What a file without a step line appears to be."""
+    begun = next((known for known in FORMATS if known.marks[0] in head or known.marks[0] in tail), None)
+    if begun:
+        return Content(True, f"lines like those of {begun.title}, but none with a step and its time")
     return next((content for sign, content in _CONTENTS if sign.search(head) or sign.search(tail)), _OTHER)
 
 
 def last_error(tail: bytes) -> str:
     """The last exception after the last step line, else the last line; '' if there is neither."""
-    step_line = max(tail.rfind(STEP_LINE_HEAD), tail.rfind(MEGATRON_MARK))
+    step_line = max(tail.rfind(known.marks[0]) for known in FORMATS)
     text = tail if step_line < 0 else tail[step_line:].partition(b"\n")[2]
     if errors := _ERROR.findall(text):
         return _printable(errors[-1])

@@ -3,14 +3,25 @@
 
 import math
 from array import array
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
+from llmb.logs.formats.nemo2 import STEP_TIME_FIELD, TFLOPS_FIELD
 from llmb.logs.step_block import StepBlock
-from llmb.logs.step_line import STEP_TIME_FIELD, TFLOPS_FIELD, StepLine
+from llmb.logs.step_line import StepLine
 from llmb.metrics.window import resolve_window
+
+RELATIVE_RULES = ("auto",)
+"""Window rules that give numbers as a run has that is numbered from 0: the log's own numbers are meant, as printed."""
+MOST_ATTEMPTS = 1000
+_MOST_LAG = 8
+"""Steps by which the lines of ranks that log the same steps may be apart."""
+_MOST_RANKS = 1 << 16
+_MOST_GAPS = 64
 
 
 def _integers() -> "array[int]":
@@ -21,15 +32,32 @@ def _floats() -> "array[float]":
     return array("d")
 
 
+@dataclass(frozen=True, slots=True)
+class EndedAttempt:
+    """An attempt of the log before the latest one. Steps as the log numbers them."""
+
+    first_logged: int
+    last_logged: int
+    steps: int
+    """Number of steps logged."""
+    last: int
+    """Number of the run's last step, as declared."""
+
+
 @dataclass(slots=True)
 class LoggedAttempt:
-    """The latest attempt so far. The columns hold its steps in the window, in order; a value not logged is nan."""
+    """The latest attempt so far. Steps are numbered as the log numbers them.
+
+    The columns hold its steps in the window, in order; a value not logged is nan.
+    """
 
     rule: str
     foreseen_last: int | None = None
     """Number of the run's last step, if it is known before the log is read."""
+    first_number: int = 0
+    """Number of the first step of a run that does not resume."""
     continued: bool = False
-    """The run loaded a checkpoint before its first step, so its first step may not be number 0."""
+    """The run loaded a checkpoint before its first step, so its first step may have another number."""
     number: int = 0
     """Counts from 1. A step number lower than the one before begins a new attempt."""
     last: int | None = None
@@ -40,6 +68,7 @@ class LoggedAttempt:
     """Number of the run's last step that the window was resolved for, as declared by the attempt's first line."""
     first_step: int = 0
     """Number of the run's first step."""
+    first_logged: int = -1
     steps: int = 0
     max_step: int = -1
     loss_first: float = math.nan
@@ -49,13 +78,60 @@ class LoggedAttempt:
     bad_loss: float = math.nan
     bad_grad_norm_step: int | None = None
     """The first step with a logged gradient norm that is not finite."""
+    skipped_in_window: int = 0
+    """Steps whose update was skipped, as lines in the window log."""
+    mean_of: int = 1
+    """The largest number of steps that a line declares to be the mean of."""
     step: "array[int]" = field(default_factory=_integers)
     step_time_s: "array[float]" = field(default_factory=_floats)
     tflops_per_gpu: "array[float]" = field(default_factory=_floats)
+    earlier: "deque[EndedAttempt]" = field(default_factory=lambda: deque(maxlen=MOST_ATTEMPTS))
+    """The attempts before."""
+    gaps: dict[int, int] = field(default_factory=dict)
+    """How often the logged steps are how many steps apart."""
+    ranks: dict[int | None, int] = field(default_factory=dict)
+    """The last step that each rank logged."""
+
+    @property
+    def interval(self) -> int:
+        """Every how many steps one is logged; 1 unless most of the logged steps are equally far apart."""
+        if not self.gaps:
+            return self.mean_of
+        gap, count = max(self.gaps.items(), key=lambda item: item[1])
+        done = self.max_step - self.first_number + 1
+        is_regular = 2 * count > sum(self.gaps.values()) and (count > 1 or done % gap == 0)
+        return gap if is_regular else 1
+
+    @property
+    def finished(self) -> bool:
+        """The last step was done; with an interval, the last lines may be of a step before."""
+        return self.last is not None and self.max_step > self.last - self.interval
+
+    def resolve_window(self, last: int) -> Window:
+        """The window if ``last`` is the run's last step. Raises UsageError if the rule does not fit the run."""
+        steps = max(1, last + 1 - self.first_step)
+        if self.rule not in RELATIVE_RULES:
+            return resolve_window(self.rule, steps, self.first_step)
+        window = resolve_window(self.rule, steps, self.first_step - self.first_number)
+        return window.model_copy(
+            update={"first": max(window.first, self.first_step), "last": max(window.last, self.first_step)}
+        )
+
+    def missing(self, window: Window) -> list[range]:
+        """The steps of the window that are not logged, but would be in a log without gaps."""
+        if self.mean_of > 1:
+            return []  # the lines tell which steps they are of
+        every = self.interval
+        first = window.first + -(window.first - self.first_number + 1) % every
+        expected = range(first, window.last + 1, every)
+        if len(self.step) >= len(expected):
+            return []
+        seen = (first - every, *self.step, first + every * len(expected))
+        return [range(before + every, after, every) for before, after in pairwise(seen) if after > before + every]
 
     def add_lines(self, lines: Iterable[StepLine]) -> None:
         for line in lines:
-            if line.step == self.max_step:  # logged by several ranks
+            if not self._is_news(line):
                 continue
             self._enter(line)
             if self.bad_loss_step is None and line.loss is not None and not math.isfinite(line.loss):
@@ -66,17 +142,29 @@ class LoggedAttempt:
                 self.step.append(line.step)
                 self.step_time_s.append(line.step_time_s)
                 self.tflops_per_gpu.append(_or_nan(line.tflops_per_gpu))
+                self.skipped_in_window += line.skipped
+            self.mean_of = max(self.mean_of, line.mean_of)
             self._leave(line, 1)
 
     def add_block(self, block: StepBlock) -> bool:
         """Adds the steps of ``block``. Returns False if they have to be added line by line."""
-        if block.first.step == self.max_step:
+        if self.number and block.first.step <= self.max_step:
             return False
         self._enter(block.first)
         if not self._add_columns(block):
             return False
         self._leave(block.final, block.count)
+        self.ranks[block.final.rank] = block.final.step
         return True
+
+    def _is_news(self, line: StepLine) -> bool:
+        """False for a step that another rank logged before, or this one."""
+        before = self.ranks.get(line.rank)
+        if len(self.ranks) < _MOST_RANKS or before is not None:
+            self.ranks[line.rank] = line.step
+        if not self.number or line.step > self.max_step:
+            return True
+        return line.step < (self.max_step - _MOST_LAG if before is None else before)
 
     def _add_columns(self, block: StepBlock) -> bool:
         if not self.window:
@@ -94,28 +182,40 @@ class LoggedAttempt:
         return True
 
     def _enter(self, line: StepLine) -> None:
-        if line.step < self.max_step or not self.number:
+        if line.step <= self.max_step or not self.number:
             self._begin(line)
         self.last = line.last
 
     def _begin(self, line: StepLine) -> None:
+        if self.last is not None:
+            self.earlier.append(EndedAttempt(self.first_logged, self.max_step, self.steps, self.last))
         self.number += 1
-        self.steps, self.max_step = 0, -1
-        self.first_step = line.step if self.continued else 0
+        self.steps, self.max_step, self.first_logged = 0, -1, line.step
+        self.first_step = line.step if self.continued else min(line.step, self.first_number)
         self.loss_first = _or_nan(line.loss)
         self.bad_loss_step, self.bad_loss, self.bad_grad_norm_step = None, math.nan, None
+        self.skipped_in_window, self.mean_of = 0, 1
+        self.gaps, self.ranks = {}, {line.rank: line.step}
         for column in (self.step, self.step_time_s, self.tflops_per_gpu):
             del column[:]
         self.window_last = line.last if self.foreseen_last is None else self.foreseen_last
         try:
-            self.window = resolve_window(self.rule, self.window_last + 1 - self.first_step, self.first_step)
+            self.window = self.resolve_window(self.window_last)
         except UsageError:
             self.window = None
 
     def _leave(self, line: StepLine, count: int) -> None:
+        if self.steps:
+            self._note_gap(line.step - count + 1 - self.max_step, 1)
+        if count > 1:
+            self._note_gap(1, count - 1)
         self.steps += count
         self.max_step = line.step
         self.loss_last = _or_nan(line.loss)
+
+    def _note_gap(self, gap: int, count: int) -> None:
+        if gap in self.gaps or len(self.gaps) < _MOST_GAPS:
+            self.gaps[gap] = self.gaps.get(gap, 0) + count
 
 
 def _or_nan(value: float | None) -> float:

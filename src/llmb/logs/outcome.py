@@ -4,7 +4,6 @@
 import math
 from array import array
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -12,12 +11,12 @@ import numpy as np
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
 from llmb.logs.error_text import describe_content, last_error
+from llmb.logs.formats.known import format_called
 from llmb.logs.logged_attempt import LoggedAttempt
 from llmb.logs.reader import RunLog
 from llmb.logs.recorder_lines import find_recorder
 from llmb.logs.step_line import find_invalid_line
 from llmb.metrics.statistics import Statistics, describe
-from llmb.metrics.window import resolve_window
 
 MOST_GAPS = 20
 Status = Literal[
@@ -69,13 +68,21 @@ def judge_log(log: RunLog) -> LogOutcome:
     if bad or unfinished:
         status: Status = "invalid" if bad else "incomplete"
         return _outcome(attempt, status, "; ".join(filter(None, (bad, unfinished))), window)
+    if window and not len(attempt.step):
+        every = (
+            f"only every {attempt.interval}. step" if attempt.mean_of == 1 else f"the mean of {attempt.mean_of} steps"
+        )
+        return _outcome(
+            attempt, "too_few_steps", f"{_steps_text(window.first, window.last)}: {every} is logged", window
+        )
     if attempt.last == attempt.first_step:
         return _only_step(attempt, window)
     if window is None:
         return _outcome(attempt, "too_few_steps", unfit, None)
     known = np.isfinite(attempt.tflops_per_gpu).all()
     tflops = _describe(attempt.tflops_per_gpu) if known else None
-    steps = f"{_steps_text(window.first, window.last)} of {attempt.last + 1}{_attempts_text(attempt)}"
+    steps = f"{_steps_text(window.first, window.last)} of {attempt.last + 1 - attempt.first_number}"
+    steps += f"{_interval_text(log)}{_attempts_text(attempt)}"
     status, reason = find_recorder(log.head, log.tail) or ("success", steps)
     return _outcome(attempt, status, reason, window, _describe(attempt.step_time_s), tflops)
 
@@ -83,7 +90,7 @@ def judge_log(log: RunLog) -> LogOutcome:
 def _window(attempt: LoggedAttempt, last: int) -> tuple[Window | None, str]:
     """The window of a whole run; None with the reason if the rule does not fit the run."""
     try:
-        return resolve_window(attempt.rule, last + 1 - attempt.first_step, attempt.first_step), ""
+        return attempt.resolve_window(last), ""
     except UsageError as error:
         return None, error.what
 
@@ -138,12 +145,11 @@ def _without_steps(log: RunLog) -> LogOutcome:
 
 def _why_unfinished(log: RunLog, last: int, window: Window | None) -> str | None:
     attempt = log.attempt
-    if attempt.max_step < last:
+    if not attempt.finished:
         where = ", while logging the next" if log.truncated_line else ""
-        return _quoting(f"died after step {attempt.max_step} of {last + 1}{where}{_attempts_text(attempt)}", log.tail)
-    if window and len(attempt.step) < window.last - window.first + 1:
-        seen = (window.first - 1, *attempt.step, window.last + 1)
-        gaps = [range(before + 1, after) for before, after in pairwise(seen) if after > before + 1]
+        steps = last + 1 - attempt.first_number
+        return _quoting(f"died after step {attempt.max_step} of {steps}{where}{_attempts_text(attempt)}", log.tail)
+    if window and (gaps := attempt.missing(window)):
         word = "step" if sum(map(len, gaps)) == 1 else "steps"
         more = f" and {len(gaps) - MOST_GAPS:,} more ranges" if len(gaps) > MOST_GAPS else ""
         return f"{word} {', '.join(map(_range_text, gaps[:MOST_GAPS]))}{more} missing{_attempts_text(attempt)}"
@@ -164,6 +170,15 @@ def _why_invalid(log: RunLog, window: Window | None) -> str | None:
 def _quoting(reason: str, tail: bytes) -> str:
     words = last_error(tail)
     return f"{reason}; {words}" if words else reason
+
+
+def _interval_text(log: RunLog) -> str:
+    """What is logged, if it is not every step."""
+    interval = max(log.attempt.interval, log.attempt.mean_of)
+    if interval == 1 or log.format is None:
+        return ""
+    means = format_called(log.format).mean_of_interval
+    return f", by means of {interval} steps" if means else f", of which every {interval}. is logged"
 
 
 def _attempts_text(attempt: LoggedAttempt) -> str:

@@ -1,20 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a run's log as a stream; memory use grows only with the steps in the window."""
 
+import sys
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
+from llmb.logs.configuration import configuration_of
+from llmb.logs.formats.format import MAX_LINE_BYTES, Value
+from llmb.logs.formats.nemo2 import Nemo2Reader
 from llmb.logs.logged_attempt import LoggedAttempt
+from llmb.logs.plain_text import PlainText
 from llmb.logs.step_block import StepBlock, find_block
 from llmb.logs.step_finder import StepFinder
-from llmb.logs.step_line import MAX_LINE_BYTES, STEP_LINE_HEAD
+from llmb.logs.step_line import STEP_LINE_HEAD
 
 CHUNK_BYTES = 1 << 19  # fits in a core's cache between reading and searching
 _HEAD_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 14
+MOST_NCCL_LINES = 1000
+_NCCL = b" NCCL INFO "
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +30,23 @@ class RunLog:
     """The content of a log."""
 
     size: int
-    """Bytes of the file."""
+    """Bytes of the log, decompressed."""
     head: bytes
-    """The file's first 64 KiB."""
+    """The first 64 KiB, as plain text."""
     tail: bytes
-    """The file's last 16 KiB."""
+    """The last 16 KiB, as plain text."""
     truncated_line: bool
-    """The file ends in the middle of a step line, which is left out."""
+    """The file ends in the middle of a step line, which is left out, or is compressed and ends too early."""
     attempt: LoggedAttempt
     """The last attempt."""
+    format: str | None
+    """Name of one of ``formats.known``; None without a step line."""
+    configuration: dict[str, Value]
+    """What the log's beginning and its path tell about the run; see ``llmb.logs.configuration``."""
+    checkpoint_saves: int
+    """Checkpoints that the file logs as saved, of all attempts."""
+    nccl_lines: int
+    """Lines of NCCL's own log; counted up to ``MOST_NCCL_LINES``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,45 +60,87 @@ class _Chunk:
     """The complete lines as a block, if they may form one."""
 
 
-def read_log(stream: BinaryIO, rule: str, chunk_bytes: int = CHUNK_BYTES) -> RunLog:
+def read_log(stream: BinaryIO, rule: str, chunk_bytes: int = CHUNK_BYTES, path: Path | None = None) -> RunLog:
     """Reads ``stream`` to its end. Any bytes are accepted; ``rule`` selects the steps that are kept.
 
-    If the declared last step changes midway, the window moves, perhaps to earlier steps, and the log is read again.
+    If the declared last step changes midway, or is not declared, the window moves, perhaps to earlier steps, and the
+    log is read again. The name of the experiment is taken from ``path``. Raises OSError.
     """
-    log = _read(stream, LoggedAttempt(rule), chunk_bytes)
+    log = _Pass(LoggedAttempt(rule)).read(PlainText(stream), chunk_bytes, path)
     if log.attempt.last == log.attempt.window_last:
         return log
     stream.seek(0)
-    return _read(stream, LoggedAttempt(rule, log.attempt.last), chunk_bytes)
+    return _Pass(LoggedAttempt(rule, log.attempt.last)).read(PlainText(stream), chunk_bytes, path)
 
 
-def _read(stream: BinaryIO, attempt: LoggedAttempt, chunk_bytes: int) -> RunLog:
-    size, head, tail, rest = 0, b"", b"", b""
-    finder = StepFinder()
-    for chunk in _chunks(stream, chunk_bytes):
-        text = chunk.text
-        size += len(text)
-        if not attempt.number:
-            finder.look_for_load(rest + text)
-            attempt.continued = finder.loaded
-        if len(head) < _HEAD_BYTES:
-            head = (head + text)[:_HEAD_BYTES]
-        tail = (tail + text)[-_TAIL_BYTES:] if len(text) < _TAIL_BYTES else text[-_TAIL_BYTES:]
-        if not chunk.end:
-            rest = (rest + text)[-MAX_LINE_BYTES:]
-            continue
-        # Only the chunk's first line is joined with the remainder: copying all of it would cost as much as the search.
-        attempt.add_lines(finder.find(rest + text[: chunk.first]))
-        block = chunk.block.result() if chunk.block else None
-        if not (block and finder.format == "nemo" and attempt.add_block(block)):
-            attempt.add_lines(finder.find(text, chunk.first, chunk.end))
-        rest = text[chunk.end :][-MAX_LINE_BYTES:]
-    unended, truncated_line = finder.find_unended(rest)
-    attempt.add_lines(unended)
-    return RunLog(size, head, tail, truncated_line, attempt)
+class _Pass:
+    """Reads a log once."""
+
+    def __init__(self, attempt: LoggedAttempt) -> None:
+        self.attempt = attempt
+        self.finder = StepFinder()
+        self.checkpoint_saves = 0
+        self.nccl_lines = 0
+
+    def read(self, text: PlainText, chunk_bytes: int, path: Path | None) -> RunLog:
+        head, tail, rest = b"", b"", b""
+        for chunk in _chunks(text, chunk_bytes):
+            part = chunk.text
+            if len(head) < _HEAD_BYTES:
+                head = (head + part)[:_HEAD_BYTES]
+            tail = (tail + part)[-_TAIL_BYTES:] if len(part) < _TAIL_BYTES else part[-_TAIL_BYTES:]
+            if not chunk.end:
+                rest = (rest + part)[-MAX_LINE_BYTES:]
+                continue
+            # Only the first line is joined with the remainder: copying the chunk would cost as much as the search.
+            self._add(rest + part[: chunk.first])
+            if not self._add_block(chunk.block.result() if chunk.block else None):
+                self._add(part, chunk.first, chunk.end)
+            rest = part[chunk.end :][-MAX_LINE_BYTES:]
+        unended, truncated_line = self.finder.find_unended(rest)
+        self._begin()
+        self.attempt.add_lines(unended)
+        return RunLog(
+            size=text.size,
+            head=head,
+            tail=tail,
+            truncated_line=truncated_line or text.damaged,
+            attempt=self.attempt,
+            format=self.finder.format.name if self.finder.format else None,
+            configuration=configuration_of(head, path),
+            checkpoint_saves=self.checkpoint_saves,
+            nccl_lines=self.nccl_lines,
+        )
+
+    def _add(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> None:
+        """Complete lines."""
+        end = min(end, len(text))
+        steps = self.finder.find(text, start, end)
+        self._begin()
+        self.attempt.add_lines(steps)
+        if self.finder.format and (saved := self.finder.format.saved):
+            self.checkpoint_saves += text.count(saved, start, end)
+        if self.nccl_lines < MOST_NCCL_LINES:
+            self.nccl_lines = min(MOST_NCCL_LINES, self.nccl_lines + text.count(_NCCL, start, end))
+
+    def _begin(self) -> None:
+        """Tells the attempt what came before its first step."""
+        if not self.attempt.number and self.finder.format:
+            self.attempt.continued = self.finder.resumed
+            self.attempt.first_number = self.finder.format.first_number
+
+    def _add_block(self, block: StepBlock | None) -> bool:
+        reader = self.finder.reader
+        if not block or not isinstance(reader, Nemo2Reader):
+            return False
+        first, final = block.bodies
+        if reader.is_cut(first) or not self.attempt.add_block(block):
+            return False
+        reader.previous = final
+        return True
 
 
-def _chunks(stream: BinaryIO, chunk_bytes: int) -> Iterator[_Chunk]:
+def _chunks(stream: PlainText, chunk_bytes: int) -> Iterator[_Chunk]:
     """All of ``stream``. While one chunk of a log dense with step lines is searched, the next one is read."""
     ahead: deque[_Chunk] = deque()
     with ThreadPoolExecutor(1) as pool:

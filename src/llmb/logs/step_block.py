@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmb.logs.step_line import (
+from llmb.logs.formats.nemo2 import (
+    GLOBAL_STEP_FIELD,
     LOSS_FIELD,
     MAX_BODY_BYTES,
-    STEP_LINE_HEAD,
     STEP_TIME_FIELD,
     TFLOPS_FIELD,
-    StepLine,
     find_steps,
 )
+from llmb.logs.step_line import STEP_LINE_HEAD, StepLine
 
 _HEAD = re.compile(rb"[^|\r\n]*%s\d{1,9}, iteration (\d{1,9})/\d{1,9} \|" % STEP_LINE_HEAD)
 _BAR, _ZERO, _SPACE = b"|0 "
@@ -42,6 +42,12 @@ class StepBlock:
     @property
     def count(self) -> int:
         return self.final.step - self.first.step + 1
+
+    @property
+    def bodies(self) -> tuple[bytes, bytes]:
+        """The fields of the first and of the final line."""
+        first, final = (int(self.bars[line, 0]) + 1 for line in (0, -1))
+        return self.text[first : int(self.line_ends[1])], self.text[final : int(self.line_ends[-1])]
 
     def column(self, name: bytes) -> NDArray[np.float64] | None:
         """The values of a field, nan if the lines do not have it. None if they have to be read line by line."""
@@ -74,8 +80,8 @@ def find_block(text: bytes, start: int, end: int) -> StepBlock | None:
         return None
     first = _only_step(first_line)
     final = _only_step(text[text.rfind(b"\n", start, end - 1) + 1 : end])
-    if first is None or final is None:
-        return None
+    if first is None or final is None or first.step != int(head[1]) or first.last != final.last:
+        return None  # such as in a later epoch, whose iterations are not the steps
     count = final.step - first.step + 1
     fields = first_line.split(b"|")[1:]
     characters = np.frombuffer(text, np.uint8, end - start, start)
@@ -92,6 +98,8 @@ def find_block(text: bytes, start: int, end: int) -> StepBlock | None:
         if column is None or not _have_field(text, bars[:, column] + 1, name):
             return None
         columns[name] = column
+    if not _have_global_steps(text, bars, line_ends, fields, head):
+        return None
     return StepBlock(first, final, text, bars, line_ends, columns)
 
 
@@ -112,6 +120,23 @@ def _have_heads(text: bytes, line_ends: Indices, head: "re.Match[bytes]", step: 
     heads = _gather(text, line_ends[:-1], 1 + head.end())
     heads[:, number:after] = _ZERO
     return _are_all(heads, heads[0].tobytes())
+
+
+def _have_global_steps(
+    text: bytes, bars: Indices, line_ends: Indices, fields: list[bytes], head: "re.Match[bytes]"
+) -> bool:
+    """Whether the global step of each line is its iteration, or none has one."""
+    column = next((i for i, field in enumerate(fields) if field.startswith(GLOBAL_STEP_FIELD)), None)
+    start, end = int(line_ends[0]) + 1, int(line_ends[-1])
+    if column is None:
+        return text.find(GLOBAL_STEP_FIELD, start, end) < 0
+    width = head.end(1) - head.start(1)
+    places = bars[:, column] + 1
+    if not _have_field(text, places, GLOBAL_STEP_FIELD) or places[-1] + len(GLOBAL_STEP_FIELD) + width >= len(text):
+        return False
+    steps = _gather(text, places + len(GLOBAL_STEP_FIELD), width + 1)
+    iterations = _gather(text, line_ends[:-1] + 1 + head.start(1), width)
+    return bool((steps[:, -1] == _SPACE).all()) and np.array_equal(steps[:, :-1], iterations)
 
 
 def _have_field(text: bytes, places: Indices, name: bytes) -> bool:

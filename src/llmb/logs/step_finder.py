@@ -1,56 +1,72 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the step lines of a log, in the format of the first one."""
+"""Finds the steps of a log, in the format of its first step line."""
 
 import sys
+from collections import deque
 from collections.abc import Iterable
-from typing import Literal
+from itertools import chain
 
-from llmb.logs.checkpoint_line import LOAD_HEAD
-from llmb.logs.megatron_line import LOADED, MegatronLines, first_step
-from llmb.logs.step_line import STEP_LINE_HEAD, StepLine, find_steps, find_unended_steps
+from llmb.logs.formats.format import Format, Reader
+from llmb.logs.formats.known import FORMATS
+from llmb.logs.step_line import StepLine
+
+_MOST_KEPT = 10_000
+
+
+class _Candidate:
+    """A format that a log may have, until its first step line."""
+
+    def __init__(self, of: Format) -> None:
+        self.format = of
+        self.reader: Reader = of.reader()
+        self.resumed = False
+        self.kept: deque[StepLine] = deque(maxlen=_MOST_KEPT)
+        """Steps that count only if the log has this format."""
+
+    def look(self, text: bytes, start: int, end: int) -> int | None:
+        """Where the first step line begins, in ``text[start:end]``."""
+        if not any(text.find(mark, start, end) >= 0 for mark in self.format.marks):
+            return None
+        self.kept.extend(self.reader.find(text, start, end))
+        first = self.format.step.search(text, start, end)
+        if self.format.resumed and not self.resumed:
+            until = first.start() if first else end
+            self.resumed = self.format.resumed.search(text, start, until) is not None
+        return first.start() if first else None
 
 
 class StepFinder:
-    """Reads a log chunk by chunk; the first step line decides which format is read."""
+    """Reads consecutive parts of a log."""
 
     def __init__(self) -> None:
-        self.format: Literal["nemo", "megatron"] | None = None
-        self.megatron = MegatronLines()
-        self.loaded = False
+        self.format: Format | None = None
+        """None before the first step line."""
+        self.reader: Reader | None = None
+        self.resumed = False
         """A checkpoint was loaded before the first step line."""
-        self._began = False
-
-    def look_for_load(self, text: bytes) -> None:
-        """Searches the next chunk, together with as much text before it as may hold the beginning of a line."""
-        if self._began:
-            return
-        before, head, _ = text.partition(STEP_LINE_HEAD)
-        megatron = first_step(before)
-        self._began = bool(head) or megatron is not None
-        self.loaded |= LOAD_HEAD in before[:megatron] or LOADED in before[:megatron]
+        self._candidates = [_Candidate(known) for known in FORMATS]
 
     def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterable[StepLine]:
         """The steps in ``text[start:end]``, which consists of complete lines."""
-        if self.format is None:
-            self._decide(text, start, end)
-        if self.format == "nemo":
-            return find_steps(text, start, end)
-        # Before the first step, throughput that was logged is kept for it.
-        return list(self.megatron.find(text, start, end))
+        end = min(end, len(text))
+        if self.reader:
+            return self.reader.find(text, start, end)
+        places = [(place, other) for other in self._candidates if (place := other.look(text, start, end)) is not None]
+        if not places:
+            return ()
+        return self._choose(min(places, key=lambda found: found[0])[1])
 
     def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
         """The steps in a file's last line, which has no line end, and whether a step line was truncated there."""
-        if self.format == "megatron":
-            return self.megatron.find_unended(text)
-        steps, cut = find_unended_steps(text)
-        if self.format == "nemo" or steps or cut:
-            return steps, cut
-        return self.megatron.find_unended(text)
+        if self.reader:
+            return self.reader.find_unended(text)
+        for candidate in self._candidates:
+            steps, is_cut = candidate.reader.find_unended(text)
+            if is_cut or candidate.format.step.search(text):
+                return [*self._choose(candidate), *steps], is_cut
+        return [], False
 
-    def _decide(self, text: bytes, start: int, end: int) -> None:
-        megatron = first_step(text, start, end)
-        before = end if megatron is None else megatron
-        if next(iter(find_steps(text, start, before)), None) is not None:
-            self.format = "nemo"
-        elif megatron is not None:
-            self.format = "megatron"
+    def _choose(self, candidate: _Candidate) -> Iterable[StepLine]:
+        self.format, self.reader, self.resumed = candidate.format, candidate.reader, candidate.resumed
+        self._candidates = []
+        return chain(candidate.kept)

@@ -255,7 +255,7 @@ def test_what_cannot_be_profiled_is_refused() -> None:
     ("profiling", "reason"),
     [
         ({}, None),
-        ({"profile_start_step": 40}, "5 of the 10 steps of the window were profiled, which slows them down"),
+        ({"profile_start_step": 40}, "4 of the 10 steps of the window were profiled, which slows them down"),
     ],
 )
 def test_profiled_steps_give_no_figures(tmp_path: Path, profiling: dict[str, object], reason: str | None) -> None:
@@ -364,9 +364,9 @@ def iterations(count: int, last: int = 50, norm: str = "1.0") -> str:
     [
         (iterations(50), 0, "", "success", None),
         (iterations(50), 139, "", "success", "exit code 139"),
-        (iterations(20), 1, "", "failed", "died after step 19 of 50; exit code 1"),
-        (iterations(20), 143, "TERM", "failed", "died after step 19 of 50; ended by Slurm"),
-        (iterations(50, norm="nan"), 0, "", "invalid", "the gradient norm is not finite from step 0"),
+        (iterations(20), 1, "", "failed", "died after step 20 of 50; exit code 1"),
+        (iterations(20), 143, "TERM", "failed", "died after step 20 of 50; ended by Slurm"),
+        (iterations(50, norm="nan"), 0, "", "invalid", "the gradient norm is not finite from step 1"),
         ("", 1, "", "failed", "empty file; exit code 1"),
     ],
 )

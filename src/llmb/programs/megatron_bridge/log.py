@@ -7,17 +7,24 @@ from io import BytesIO
 from pathlib import Path
 
 from llmb.catalogue.records import Window
-from llmb.logs.megatron_line import MegatronLines
+from llmb.logs.formats.megatron import FORMAT, MegatronReader
 from llmb.logs.outcome import LogOutcome, judge_log
 from llmb.logs.reader import read_log
 from llmb.runs.failure import ATTEMPT
 from llmb.runs.folder import RunFolder
 from llmb.runs.step_follower import StepNews
 
+LOG_RULES = ("auto", "last", "all")
+"""Window rules that are resolved by what the log says of itself."""
+
 
 def judge_latest_attempt(folder: RunFolder, window: Window) -> LogOutcome:
-    """What the log shows of the latest start: steps of earlier ones do not count."""
-    rule = f"{window.first}-{window.last}"
+    """What the log shows of the latest start: steps of earlier ones do not count.
+
+    The plan's window is in the numbers that the log prints, from 1: iterations 35-44, which NVIDIA's own parsers take.
+    """
+    first = FORMAT.first_number
+    rule = window.rule if window.rule in LOG_RULES else f"{max(window.first, first)}-{max(window.last, first)}"
     try:
         with folder.log.open("rb") as stream:
             begin = _latest_attempt(stream.fileno())
@@ -45,7 +52,7 @@ class NewLogSteps:
         self.path = path
         self.offset = 0
         self.last = -1
-        self.lines = MegatronLines()
+        self.lines = MegatronReader()
 
     def new(self) -> Iterator[StepNews]:
         if not self.path.exists():
@@ -58,4 +65,4 @@ class NewLogSteps:
         for line in self.lines.find(whole):
             if line.step != self.last:  # several ranks may log it
                 self.last = line.step
-                yield StepNews(line.step, line.step_time_s, line.loss)
+                yield StepNews(line.step - FORMAT.first_number, line.step_time_s, line.loss)

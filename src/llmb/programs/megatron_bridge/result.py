@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The result of a run of Megatron-Bridge, from its log."""
 
+from llmb.logs.formats.megatron import FORMAT
 from llmb.logs.outcome import FINISHED, LogOutcome
 from llmb.programs.port import End
 from llmb.runs.folder import RunFolder
@@ -43,7 +44,9 @@ def _no_statistics(plan: Plan, status: Status, outcome: LogOutcome) -> str | Non
     """The log has the statistics of the window as a whole, without a step that was profiled or with it."""
     if status != "success":
         return "the run was not successful"
-    window = range(plan.window.first, plan.window.last + 1)
+    if outcome.window is None:
+        return outcome.reason
+    window = [iteration - FORMAT.first_number for iteration in range(outcome.window.first, outcome.window.last + 1)]
     profiled = sum(plan.slows_down(step) for step in window)
     if not profiled:
         return None if outcome.step_time_s else outcome.reason
@@ -52,7 +55,7 @@ def _no_statistics(plan: Plan, status: Status, outcome: LogOutcome) -> str | Non
 
 def is_done(folder: RunFolder, plan: Plan, outcome: LogOutcome) -> bool:
     """Whether every step is logged, and the last checkpoint is complete if one is requested."""
-    if outcome.max_step is None or outcome.max_step < plan.last_step:
+    if outcome.max_step is None or outcome.max_step - FORMAT.first_number < plan.last_step:
         return False
     last = folder.checkpoints_of(plan) / f"iter_{plan.last_step + 1:07d}" / SAVED
     return not plan.save_checkpoint or last.is_file()

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a log tells about the configuration of its run, where no record does: by its beginning, and by its path.
+
+Keys are those of a run's identity: ``workload``, ``size``, ``dtype``, ``gpu_type``, ``layout.gpus``, ``layout.tp`` ...
+"""
+
+import math
+import re
+from pathlib import Path
+
+from llmb.logs.formats.format import Value
+
+_ARGUMENTS = {
+    b"world_size": "gpus",
+    b"tensor_model_parallel_size": "tp",
+    b"pipeline_model_parallel_size": "pp",
+    b"virtual_pipeline_model_parallel_size": "vp",
+    b"context_parallel_size": "cp",
+    b"expert_model_parallel_size": "ep",
+    b"expert_tensor_parallel_size": "etp",
+    b"micro_batch_size": "mbs",
+    b"global_batch_size": "gbs",
+    b"seq_length": "seq_len",
+    b"num_layers": "layers",
+}
+"""Arguments of Megatron and of what is built on it, as they are printed when a run starts."""
+_ARGUMENT = re.compile(rb"(?<!\w)(\w{1,40}) ?(?:[:=]|\.{2,60}) ?(\d{1,9})(?=[\s,|}]|\Z)")
+_ARGUMENTS_SIGN = b"parallel_size"
+_MESH = re.compile(rb"Building device mesh with parallelism: ([\w=, ]{1,200})")
+_MESH_SIZE = re.compile(rb"\b(\w{1,20})=(\d{1,7})\b")
+_MESH_NAMES = {b"pp": "pp", b"cp": "cp", b"tp": "tp", b"ep": "ep"}
+_REPLICAS = (b"dp_replicate", b"dp_shard")
+_TITAN = re.compile(
+    rb"local batch size:? {1,2}(\d{1,9}), global batch size:? {1,2}(\d{1,9}),[^\r\n]{0,80}?"
+    rb"sequence length:? {1,2}(\d{1,9})"
+)
+_TITAN_NAMES = ("mbs", "gbs", "seq_len")
+_PARAMETER = re.compile(rb"Config param (model_name|max_target_length): (\S{1,80})")
+_GPU = re.compile(rb"\bNVIDIA (GB300|GB200|B300|B200|H200|H100|A100)\b")
+
+_EXPERIMENT = re.compile(
+    r"(?<![a-z])(?P<workload>(?:pretrain|finetune|sft|lora)_[a-z][a-z0-9.-]*?(?:_[a-z][a-z0-9.-]*?)*?)"
+    r"_(?P<size>\d+(?:\.\d+)?[bm](?:[-_]?a\d+b)?|\d+x\d+b|e\d+)(?=_|\.out|$)"
+)
+_DTYPE = re.compile(r"_(bf16|fp8|fp32|nvfp4|mxfp8)(?:_(?:cs|ds|mx|sc|ss))?(?=_|\.|$)")
+_SCALE = re.compile(r"_(?:bf16|fp8|fp32|nvfp4|mxfp8)(?:_(?:cs|ds|mx|sc|ss))?_(?:gpus)?(\d{1,6})(?=_|\.|$)")
+_NAMED_SIZE = re.compile(r"_(gpus|etp|tp|pp|vp|cp|ep|mbs|gbs|seq|layers)(\d{1,7}|None)(?=_|\.|$)")
+_SIZE_NAMED = re.compile(r"_(\d{1,7})(mbs|gbs|nodes)(?=_|\.|$)")
+_NAMED_GPU = re.compile(r"_(gb300|gb200|b300|b200|h200|h100|a100)(?=_|\.|$)")
+_FOLDERS_ABOVE = 3
+
+
+def configuration_of(head: bytes, path: Path | None) -> dict[str, Value]:
+    """Of a log that begins with ``head``; a name is believed only where the log itself is silent."""
+    return (_from_path(path) if path else {}) | _from_head(head)
+
+
+def _from_head(head: bytes) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    if _ARGUMENTS_SIGN in head:
+        for name, value in _ARGUMENT.findall(head):
+            if name in _ARGUMENTS:
+                found.setdefault(f"layout.{_ARGUMENTS[name]}", int(value))
+    if mesh := _MESH.search(head):
+        sizes = {name: int(size) for name, size in _MESH_SIZE.findall(mesh[1])}
+        found |= {f"layout.{ours}": sizes[theirs] for theirs, ours in _MESH_NAMES.items() if theirs in sizes}
+        found["layout.gpus"] = math.prod(sizes.get(name, 1) for name in (*_REPLICAS, b"pp", b"cp", b"tp"))
+    if titan := _TITAN.search(head):
+        found |= {f"layout.{name}": int(value) for name, value in zip(_TITAN_NAMES, titan.groups(), strict=True)}
+    for name, value in _PARAMETER.findall(head):
+        if name == b"model_name":
+            found["workload"] = value.decode("utf-8", "replace")
+        elif value.isdigit():
+            found["layout.seq_len"] = int(value)
+    if gpu := _GPU.search(head):
+        found["gpu_type"] = gpu[1].decode().lower()
+    return found
+
+
+def _from_path(path: Path) -> dict[str, Value]:
+    """By the name of the experiment, which the file has, or a folder above it."""
+    folders = (path, *path.absolute().parents[:_FOLDERS_ABOVE])
+    name = next((folder.name for folder in folders if _EXPERIMENT.search(folder.name)), None)
+    return experiment_configuration(name) if name else {}
+
+
+def experiment_configuration(name: str) -> dict[str, Value]:
+    """What an experiment's name tells, such as ``pretrain_llama3.1_8b_bf16_gpus8_tp1_pp1_cp2_vp1_mbs1_gbs128``."""
+    experiment = _EXPERIMENT.search(name)
+    if not experiment:
+        return {}
+    found: dict[str, Value] = {"workload": experiment["workload"], "size": experiment["size"]}
+    rest = name[experiment.end() :]
+    if dtype := _DTYPE.search(rest):
+        found["dtype"] = dtype[1]
+    if gpu := _NAMED_GPU.search(rest):
+        found["gpu_type"] = gpu[1]
+    if scale := _SCALE.search(rest):
+        found["layout.gpus"] = int(scale[1])
+    for key, value in _NAMED_SIZE.findall(rest):
+        found[f"layout.{'seq_len' if key == 'seq' else key}"] = 1 if value == "None" else int(value)
+    for value, key in _SIZE_NAMED.findall(rest):
+        found["nodes" if key == "nodes" else f"layout.{key}"] = int(value)
+    return found

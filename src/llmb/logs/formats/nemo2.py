@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NeMo 2 (2.0 to 2.5, ``nemo/lightning/pytorch/callbacks/progress_printer.py``), and ``llmb``'s own logs.
+
+``Training epoch 0, iteration 49/49 | lr: 4.491e-06 | ... | train_step_timing in s: 12.39 | TFLOPS_per_GPU: 6.1e+02 |
+consumed_samples: 6400``: fields in any order, most of them optional, four significant digits. With ``log_interval`` n,
+every n-th step is logged and a value is the mean of n steps. Iterations may restart in each epoch; ``global_step`` goes
+on, and is the number of the step. The first version numbered iterations from 1, but ``global_step`` from 0.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+
+from llmb.logs.checkpoint_line import LOAD_HEAD, SAVE_HEAD
+from llmb.logs.formats.format import Format, rank_before
+from llmb.logs.step_line import STEP_LINE_HEAD, StepLine
+
+MAX_BODY_BYTES = 4000
+STEP_TIME_FIELD = b" train_step_timing in s: "
+LOSS_FIELD = b" reduced_train_loss: "
+TFLOPS_FIELD = b" TFLOPS_per_GPU: "
+GLOBAL_STEP_FIELD = b" global_step: "
+_NAMES_READ = tuple(field.strip(b": ") for field in (STEP_TIME_FIELD, LOSS_FIELD, TFLOPS_FIELD))
+# Every repetition is bounded and the body possessive, so that text without line ends takes no quadratic time.
+_HEAD = rb"Training epoch (\d{1,9}), iteration (\d{1,9})/(\d{1,9}) \|"
+_LINE = re.compile(_HEAD + rb"([^\r\n]{0,%d}+)(?:[\r\n]|\Z)" % MAX_BODY_BYTES)
+_VALUE = rb"([^ |\r\n]+)"
+_STEP_TIME = re.compile(STEP_TIME_FIELD + _VALUE)
+_LOSS = re.compile(LOSS_FIELD + _VALUE)
+_TFLOPS = re.compile(TFLOPS_FIELD + _VALUE)
+_GLOBAL_STEP = re.compile(GLOBAL_STEP_FIELD + rb"(\d{1,9})(?=[ |\r\n]|\Z)")
+
+
+class Nemo2Reader:
+    """Reads step lines; drops one that ends in the middle of a value."""
+
+    def __init__(self) -> None:
+        self.previous = b""
+        """The fields of the line before."""
+
+    def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterator[StepLine]:
+        end, at = min(end, len(text)), start
+        # Searching for the head as bytes takes half the time of searching for the pattern.
+        while (at := text.find(STEP_LINE_HEAD, at, end)) >= 0:
+            match = _LINE.match(text, at, end)
+            if not match:
+                at += len(STEP_LINE_HEAD)
+                continue
+            rank, at = rank_before(text, at, start), match.end()
+            yield from self._steps_of(match, rank)
+
+    def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
+        found = list(_split(text, ended=False))
+        return [step for step in found if step], bool(found) and found[-1] is None
+
+    def is_cut(self, body: bytes) -> bool:
+        """Whether a line ends in a value that is read, where the line before has further fields: it was split."""
+        last = body.rpartition(b"|")[2].strip().partition(b":")[0]
+        if last not in _NAMES_READ or not self.previous:
+            return False
+        names, before = _names(body), _names(self.previous)
+        return len(names) < len(before) and before[: len(names)] == names
+
+    def _steps_of(self, match: "re.Match[bytes]", rank: int | None) -> Iterator[StepLine]:
+        body = match[4]
+        if STEP_LINE_HEAD in body:
+            yield from filter(None, _split(match[0], ended=True))
+        elif not self.is_cut(body):
+            self.previous = body
+            if step := _read(match, rank):
+                yield step
+
+
+def find_steps(text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterator[StepLine]:
+    """The step lines in ``text[start:end]``, which consists of complete lines."""
+    return Nemo2Reader().find(text, start, end)
+
+
+def _names(body: bytes) -> list[bytes]:
+    return [field.partition(b":")[0].strip() for field in body.split(b"|")]
+
+
+def _split(line: bytes, *, ended: bool) -> Iterator[StepLine | None]:
+    """The steps of a line without line end, None for a truncated step: its writer died, or others wrote too."""
+    parts = line.split(STEP_LINE_HEAD)[1:]
+    for count, part in enumerate(parts, start=1):
+        match = _LINE.fullmatch(STEP_LINE_HEAD + part)
+        complete = match and ((ended and count == len(parts)) or _is_complete(match[4]))
+        yield _read(match, None) if match and complete else None
+
+
+def _is_complete(body: bytes) -> bool:
+    """Whether the values that are read are complete although there is no line end."""
+    name, _, value = body.rpartition(b"|")[2].strip().partition(b": ")
+    return b" consumed_samples: " in body and value != b"" and name not in _NAMES_READ
+
+
+def _read(match: "re.Match[bytes]", rank: int | None) -> StepLine | None:
+    """None if the line has no step time, or a value that is not a number."""
+    epoch, iteration, declared, body = int(match[1]), int(match[2]), int(match[3]), match[4]
+    step_time = _STEP_TIME.search(body)
+    if not step_time:
+        return None
+    global_step, loss, tflops = _GLOBAL_STEP.search(body), _LOSS.search(body), _TFLOPS.search(body)
+    before = epoch * (declared + 1)  # if ``declared`` is an epoch's last iteration, and not the run's
+    step = int(global_step[1]) if global_step else before + iteration
+    counted_from_1 = step == iteration - 1
+    last = declared + before if step == before + iteration else declared - counted_from_1
+    try:
+        return StepLine(
+            step,
+            max(last, step),
+            float(step_time[1]),
+            float(loss[1]) if loss else None,
+            float(tflops[1]) if tflops else None,
+            rank=rank,
+        )
+    except ValueError:
+        return None
+
+
+FORMAT = Format(
+    name="nemo2",
+    title="NeMo 2",
+    marks=(STEP_LINE_HEAD, LOAD_HEAD),
+    step=re.compile(
+        _HEAD + rb"(?=[^\r\n]{0,%d}+(?:[\r\n]|\Z))[^\r\n]{0,%d}?" % (MAX_BODY_BYTES, MAX_BODY_BYTES) + STEP_TIME_FIELD
+    ),
+    reader=Nemo2Reader,
+    mean_of_interval=True,
+    resumed=re.compile(LOAD_HEAD),
+    saved=SAVE_HEAD,
+)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torchtitan (0.1 and main of 2025, ``torchtitan/components/metrics.py`` and ``train.py``).
+
+``[rank0]:[titan] 2025-06-01 10:00:00,123 - root - INFO - step: 10  loss: 7.8201  grad_norm: 2.0213  memory:
+41.20GiB(51.78%)  tps: 5,762  tflops: 333.65  mfu: 33.74%``, counted from 1. Step 1 and every ``log_freq``-th step (10
+unless chosen) is logged; values are the mean since the line before. The line has no step time: it is the tokens of a
+step, from the header (``Trainer is initialized with ..``, ``Building device mesh ..``), divided by ``tps``, tokens per
+second of one GPU; without the header, the time since the line before, by the time stamps.
+"""
+
+import math
+import re
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+
+from llmb.logs.formats.format import LINE_ENDS_SOON, NUMBER, Format, number_or_none, rank_before
+from llmb.logs.step_line import StepLine
+
+_GROUPED = rb"([\d,]{1,20}(?:\.\d{1,9})?)"
+STEP = re.compile(
+    rb"(?<!validate )step: {1,9}(?P<step>\d{1,9})  loss: {1,9}(?P<loss>%s)(?:  grad_norm: {1,9}(?P<norm>%s))?"
+    rb"  memory: [^\r\n]{0,40}?  (?:tps|wps): %s(?:  tflops: %s)?  mfu: [\d.]{1,12}%%"
+    % (NUMBER, NUMBER, _GROUPED, _GROUPED)
+    + LINE_ENDS_SOON
+)
+_TIME = re.compile(rb"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d{3,6})[^\r\n]{0,60}$")
+_HEADER = re.compile(
+    rb"(?:global batch size:? {1,2}(?P<gbs>\d{1,9}),[^\r\n]{0,80}?sequence length:? {1,2}(?P<length>\d{1,9}), "
+    rb"total steps:? {1,2}(?P<steps>\d{1,9})"
+    rb"|Building device mesh with parallelism: (?P<sizes>[\w=, ]{1,200})"
+    rb"|Building \d-D device mesh with \[[^\]\r\n]{0,200}\], \[(?P<mesh>[\d, ]{1,60})\]"
+    rb"|Training starts at step (?P<start>\d{1,9}))" + LINE_ENDS_SOON
+)
+_SIZE = re.compile(rb"\b(?:pp|dp_replicate|dp_shard|cp|tp)=(\d{1,7})\b")
+_BEGUN = re.compile(rb"(?<!validate )step: {1,9}\d{1,9}  loss: ")
+_LINE_BYTES = 200
+
+
+class TorchtitanReader:
+    def __init__(self) -> None:
+        self.steps: int | None = None
+        self.tokens: int | None = None
+        """Of one step."""
+        self.gpus: int | None = None
+        self.previous: tuple[int, datetime | None] = (0, None)
+        """The step that was logged before, and when."""
+
+    def find(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterator[StepLine]:
+        place = start
+        for match in STEP.finditer(text, start, end):
+            self._find_header(text, place, match.start())
+            place = match.end()
+            if step := self._read(match, text, start):
+                yield step
+        self._find_header(text, place, end)
+
+    def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
+        steps = list(self.find(text))
+        return steps, not steps and _BEGUN.search(text) is not None
+
+    def _find_header(self, text: bytes, start: int, end: int) -> None:
+        for match in _HEADER.finditer(text, start, end):
+            if match["gbs"]:
+                self.tokens, self.steps = int(match["gbs"]) * int(match["length"]), int(match["steps"])
+            elif match["start"]:
+                self.previous = int(match["start"]) - 1, None
+            else:
+                sizes = _SIZE.findall(match["sizes"]) if match["sizes"] else re.findall(rb"\d{1,7}", match["mesh"])
+                self.gpus = math.prod(map(int, sizes))
+
+    def _read(self, match: "re.Match[bytes]", text: bytes, start: int) -> StepLine | None:
+        """None if there is no way to tell the step time."""
+        step, now = int(match["step"]), _time_before(text, match.start(), start)
+        before, then = self.previous
+        steps = step - before if step > before else 1
+        self.previous = step, now
+        if self.tokens and self.gpus and (rate := number_or_none(match[4])):
+            seconds = self.tokens / (self.gpus * rate)
+        elif now and then:
+            seconds = (now - then).total_seconds() / steps
+        else:
+            return None
+        return StepLine(
+            step=step,
+            last=max(step, self.steps or 0),
+            step_time_s=seconds,
+            loss=number_or_none(match["loss"]),
+            tflops_per_gpu=number_or_none(match[5]),
+            grad_norm=number_or_none(match["norm"]),
+            mean_of=steps,
+            rank=rank_before(text, match.start(), start),
+        )
+
+
+def _time_before(text: bytes, at: int, start: int) -> datetime | None:
+    match = _TIME.search(text, max(start, at - _LINE_BYTES), at)
+    try:
+        return datetime.fromisoformat(match[1].decode().replace(",", ".")) if match else None
+    except ValueError:
+        return None
+
+
+FORMAT = Format(
+    name="torchtitan",
+    title="torchtitan",
+    marks=(b"  memory: ", b"global batch size", b" device mesh with ", b"Training starts at step "),
+    step=STEP,
+    reader=TorchtitanReader,
+    first_number=1,
+    mean_of_interval=True,
+    resumed=re.compile(rb"Training starts at step (?:[2-9]|1\d)"),
+    saved=b"Finished saving the checkpoint",
+)
