@@ -10,7 +10,7 @@ from typing import BinaryIO, Protocol
 GZIP = b"\x1f\x8b"
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _ESCAPE = re.compile(rb"\x1b\[[0-?]{0,32}[ -/]{0,4}[@-~]")
-"""Colours, and movements of the cursor."""
+"""Colors, and movements of the cursor."""
 _BEGUN_ESCAPE = re.compile(rb"\x1b(?:\[[0-?]{0,32}[ -/]{0,4})?\Z")
 _LONGEST_ESCAPE = 40
 
