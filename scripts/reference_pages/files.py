@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from llmb import errors
 from llmb.analysis.forecast import Expected
 from llmb.analysis.watched import Circumstances, StepHistory, outlook
+from llmb.analysis.parsed_run import ParsedRun
 from llmb.campaigns.campaign import Campaign, CampaignJob, JobRequest, new_campaign
 from llmb.campaigns.plan import planned
 from llmb.catalogue.job_defaults import job_defaults
@@ -319,7 +320,6 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
     load = ExpertLoad(max_over_mean=1.0, idle_experts=0)
     values |= {"expert_load": load, "profiled": False}
     steps = [Step(**{**values, "step": number}) for number in range(plan.steps)]
-    log = ParsedFile(Path("log.out"), LogOutcome("success", "", step_time_s=describe([17.2]), loss_first=12.81))
     job = replace(sample_job(catalogue), nodes="node1")
     shown = job_document(job, JobDetails())
     return {
@@ -332,8 +332,8 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "jobs show": {key: value for key, value in shown.items() if key not in job.document()},
         "jobs nodes": nodes_document(node_records([job])),
         "list": list_document(catalogue.workloads.values()),
-        "parse": parse_document(parse_report(Path(), "last", [log], full_names=False, origin_of=lambda _: plan.origin)),
         "watch": sample_watched(plan),
+        "parse": parse_document(parse_report([Path()], "last", [sample_parsed_run(plan)], full_names=False)),
         "trace": trace_document(summarize([sample_timeline()])),
         "nccl": nccl_document(sample_nccl_summary(), [sample_test_table()]),
         "checkpoint show": checkpoint_document(sample_checkpoint(plan)),
@@ -349,6 +349,12 @@ def sample_watched(plan: Plan) -> Mapping[str, Any]:
     here = Circumstances(state="running", last_step=plan.last_step)
     seen = outlook(0.0, here, history, 0.0, Expected(step_time_s=1.0, source=""))
     return watch_document(WatchedTitle(path=Path("run"), plan=plan), seen, None)
+
+
+def sample_parsed_run(plan: EnginePlan) -> ParsedRun:
+    log = ParsedFile(Path("log.out"), LogOutcome("success", "", step_time_s=describe([17.2]), loss_first=12.81))
+    mfu = dict.fromkeys(("published", "full"), 50.0)
+    return ParsedRun(file=log, id="k", configuration={"layout.tp": 1}, origin=plan.origin, mfu_pct=mfu)
 
 
 def sample_dataset() -> PreparedDataset:

@@ -3,7 +3,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from llmb.analysis.forecast import Comparison, Pace
 from llmb.analysis.watched import Concern, State
@@ -81,6 +81,16 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
     },
     "parse": {
         "results[].status": Status,
+        **{f"results[].{key}": str | None for key in ("workload", "size", "dtype", "gpu_type", "program", "date")},
+        **{f"results[].{key}": str | None for key in ("identity", "label")},
+        **{f"results[].{key}": int | None for key in ("gpus", "nodes")},
+        **{f"results[].{key}": float | None for key in ("tokens_per_s_per_gpu", "days_per_1t_tokens")},
+        "analysis.directories": tuple[str, ...],
+        "results[].layout": Mapping[str, int],
+        "results[].mfu_pct": Mapping[str, float | None],
+        "results[].node_names": tuple[str, ...],
+        "results[].date_source": Literal["record", "file"] | None,
+        "results[].figures": Literal["exact", "rounded"] | None,
         "results[].window": Window | None,
         "results[].steps": int | None,
         "results[].attempts": int | None,

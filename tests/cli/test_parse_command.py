@@ -77,7 +77,7 @@ def parse_csv(*arguments):
 
 def test_json_accounts_for_every_file(results):
     document = parse_json(results)
-    assert document["analysis"] == {"directory": str(results), "window_rule": "auto", "files": 7}
+    assert document["analysis"] == {"directories": [str(results)], "window_rule": "auto", "files": 7}
     assert {found["filename"]: found["status"] for found in document["results"]} == {
         "good": "success",
         "long": "success",
@@ -141,7 +141,10 @@ def test_csv_has_the_reference_columns_first_and_one_shape(results):
 def test_the_table_fits_100_columns_and_ends_with_the_counts(results):
     lines = parse(results).stdout.splitlines()
     assert max(map(len, lines)) <= 100
-    assert "2 success, 1 incomplete, 1 no_data, 1 invalid, 1 not_training_log, 1 unreadable (7 files)" in lines[-1]
+    assert "2 success, 1 incomplete, 1 no_data, 1 invalid, 1 not_training_log, 1 unreadable (7 files)" in lines[-2]
+    assert lines[-1] == "--wide lists what is not a training log, too"
+    assert "sbatch_good" not in "\n".join(lines)
+    assert "sbatch_good" in parse(results, "--wide").stdout
     text = "\n".join(lines)
     assert "RuntimeError: [red]lost[/red]" in " ".join(text.split()), "a log's text is no markup"
 
@@ -149,7 +152,7 @@ def test_the_table_fits_100_columns_and_ends_with_the_counts(results):
 def test_a_long_name_is_not_cut(tmp_path):
     name = "pretrain_llama3.1_405b_fp8_gpus576_tp8_pp8_cp2_vp8_mbs1_gbs252_" + "x" * 100
     (tmp_path / f"log-{name}.out").write_text(log_text())
-    assert any(line.startswith(name + " ") for line in parse(tmp_path).stdout.splitlines())
+    assert any(line.startswith(name + " ") for line in parse(tmp_path, "--wide").stdout.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -246,13 +249,45 @@ def test_the_default_is_experiments_else_the_install_folder_else_here(results, t
     monkeypatch.delenv("STAGE_PATH", raising=False)
     monkeypatch.chdir(results.parent)
     (results.parent / "log-outside.out").write_text(log_text())
-    assert parse_json()["analysis"] == {"directory": "experiments", "window_rule": "auto", "files": 7}
+    assert parse_json()["analysis"] == {"directories": ["experiments"], "window_rule": "auto", "files": 7}
     monkeypatch.chdir(results)
-    assert parse_json()["analysis"] == {"directory": ".", "window_rule": "auto", "files": 7}
+    assert parse_json()["analysis"] == {"directories": ["."], "window_rule": "auto", "files": 7}
     assert {file["path"] for file in parse_json()["results"]} == {path.name for path in results.iterdir()}
     (install / "workloads").mkdir(parents=True)
     (install / "workloads" / "log-run.out").write_text(log_text())
-    assert parse_json()["analysis"]["directory"] == str(install / "workloads")
+    assert parse_json()["analysis"]["directories"] == [str(install / "workloads")]
+
+
+def test_several_folders_and_files_each_file_once(results, tmp_path):
+    other = tmp_path / "others" / "deep"
+    other.mkdir(parents=True)
+    (other / "log-good.out").write_text(log_text())
+    file = tmp_path / "plain.txt"
+    file.write_text(log_text())
+    document = parse_json(results, tmp_path / "others", file, other, results / "log-good.out")
+    assert document["analysis"]["directories"] == [
+        str(path) for path in (results, tmp_path / "others", file, other, results / "log-good.out")
+    ]
+    assert document["summary"]["files"] == 7 + 2
+    names = {found["path"]: found["filename"] for found in document["results"]}
+    assert names[str(other / "log-good.out")] == "others/deep/log-good.out"
+    assert names[str(results / "log-good.out")] == "experiments/log-good.out"
+    assert names[str(file)] == "plain.txt"
+    assert isinstance(parse(results, tmp_path / "nowhere").exception, UsageError)
+
+
+def test_ids_do_not_depend_on_how_a_log_is_named_in_the_command(results, monkeypatch):
+    monkeypatch.chdir(results)
+    by_folder = {found["filename"]: found["run"] for found in parse_json(results)["results"]}
+    (by_name,) = parse_json("log-good.out")["results"]
+    assert by_name["run"] == by_folder["good"]
+    assert len(set(by_folder.values())) == len(by_folder)
+
+
+def test_the_wide_table_has_every_column(results):
+    header = parse(results, "--wide").stdout.splitlines()[1]
+    columns = ("file", "run", "workload", "size", "dtype", "date (UTC)", "window", "time (s)", "median (s)", "std (s)")
+    assert all(name in header for name in (*columns, "CV (%)", "ci95 (s)", "TFLOPS/GPU", "MFU (%)", "figures"))
 
 
 def test_exit_codes(results):

@@ -1,38 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb parse``."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from llmb.analysis.parsed_run import known_run, parsed_run
 from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.parse_compat import Format, ParseCommand, print_as_reference
 from llmb.cli.parse_progress import reading_progress
 from llmb.errors import RunFailed
-from llmb.logs.files import find_logs
-from llmb.logs.parallel_reader import parse_logs
+from llmb.logs.files import find_all_logs
+from llmb.logs.parallel_reader import read_in_parallel
 from llmb.metrics.window import check_rule
-from llmb.report.output import print_json, print_table, print_text
-from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report, parse_table
-from llmb.runs.record import origin_beside
+from llmb.report.output import print_json, print_tables, print_text
+from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report
 from llmb.site.machine import usable_cores
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+DEFAULT_RULE = "auto"
 
 
 @app.command(cls=ParseCommand)
 def parse(
-    directory: Annotated[
-        Path | None,
+    paths: Annotated[
+        list[Path] | None,
         typer.Argument(
-            metavar="DIR",
-            help="Folder searched for *.out files, or one log. Default: 'experiments' here, else the install folder.",
+            metavar="[DIR]...",
+            help="Folders searched for *.out files, or logs. Default: 'experiments' here, else the install folder.",
             show_default=False,
         ),
     ] = None,
     form: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TABLE,
+    wide: Annotated[bool, typer.Option("--wide", help="All columns of the table.")] = False,
     full_names: Annotated[bool, typer.Option("--full-names", help="Do not shorten file names.")] = False,
     json: Json = False,
     window: Annotated[
@@ -71,19 +74,21 @@ def parse(
     - `llmb parse --compat --format=csv experiments`
     """
     form = Format.JSON if json else form
+    workers = jobs or usable_cores()
     if compat:
-        folders = [directory] if directory else []
-        print_as_reference(folders, window, form, jobs or usable_cores(), full_names=full_names)
+        print_as_reference(paths or [], window, form, workers, full_names=full_names)
         return
-    window = window or "auto"
-    check_rule(window)
-    root = directory or _default_root()
-    found = find_logs(root)
-    files = reading_progress(parse_logs(found, window, jobs or usable_cores()), found)
-    report = parse_report(root, window, files, full_names=full_names, origin_of=origin_beside)
-    _print(report, form)
+    rule = window or DEFAULT_RULE
+    check_rule(rule)
+    roots = paths or [_default_root()]
+    found = find_all_logs(roots)
+    read = read_in_parallel(found, partial(parsed_run, rule=rule), workers)
+    runs = [*map(known_run, found.refused), *reading_progress(read, found)]
+    report = parse_report(roots, rule, runs, full_names=full_names)
+    _print(report, form, wide=wide)
     if not report.counts["success"]:
-        raise RunFailed(f"none of {len(report.files)} logs is from a successful run", where=str(root.absolute()))
+        where = ", ".join(str(root.absolute()) for root in roots)
+        raise RunFailed(f"none of {len(report.runs)} logs is from a successful run", where=where)
 
 
 def _default_root() -> Path:
@@ -95,10 +100,12 @@ def _default_root() -> Path:
     return kept if kept.is_dir() else Path()
 
 
-def _print(report: ParseReport, output: Format) -> None:
+def _print(report: ParseReport, output: Format, *, wide: bool) -> None:
     match output:
         case Format.TABLE:
-            print_table(parse_table(report))
+            from llmb.report.parse_table import parse_tables
+
+            print_tables(parse_tables(report, wide=wide))
         case Format.CSV:
             print_text(parse_csv(report))
         case Format.JSON:

@@ -4,7 +4,7 @@
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +73,25 @@ def find_logs(root: Path) -> FoundFiles:
         )
     ordered = sorted(sizes, key=lambda path: (-sizes[path], path))
     return FoundFiles(tuple(ordered), sum(sizes.values()), tuple(refused))
+
+
+def find_all_logs(roots: Sequence[Path]) -> FoundFiles:
+    """The same of several, each file once. Raises UsageError if one of them has none."""
+    found = [find_logs(root) for root in roots]
+    if len(found) == 1:
+        return found[0]
+    logs = {path.resolve(): path for one in found for path in one.logs}
+    refused = {file.path.absolute(): file for one in found for file in one.refused}
+    sizes = {path: _size(path) for path in logs.values()}
+    ordered = sorted(sizes, key=lambda path: (-sizes[path], path))
+    return FoundFiles(tuple(ordered), sum(sizes.values()), tuple(refused.values()))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0  # whoever reads it reports that
 
 
 def _walk(root: Path, refused: list[ParsedFile]) -> list[Path]:

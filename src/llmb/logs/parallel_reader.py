@@ -45,7 +45,7 @@ def _is_worth_a_pool(found: FoundFiles) -> bool:
 def _read_in_pool(paths: Sequence[Path], read: Callable[[Path], Content], workers: int) -> Iterator[Content]:
     # The fork server has no threads. This process has, because of its progress bar, and must not be forked.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload([__name__, getattr(read, "func", read).__module__])
     pool = ProcessPoolExecutor(workers, context, initializer=_end_quietly_on_interrupt)
     try:
         with _interrupts_held_back():

@@ -2,7 +2,7 @@
 """A table as data, and as lines. Pure."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import NamedTuple
@@ -61,10 +61,9 @@ def table_lines(table: Table, width: int | None = None) -> Iterator[Line]:
     """
     yield from (Line(text, is_heading=True) for text in _wrapped(table.title, width))
     headers = tuple(column.header for column in table.columns)
-    cells = [[_limited(cell, column) for cell, column in zip(row, table.columns, strict=False)] for row in table.rows]
-    natural = [
-        max(map(text_width, cell.split("\n"))) for cell in map("\n".join, zip_longest(headers, *cells, fillvalue=""))
-    ]
+    cells = table.rows
+    columns = zip_longest(headers, *cells, fillvalue="")
+    natural = [_natural(column, cells) for column, cells in zip(table.columns, columns, strict=True)]
     widths = natural if width is None else _fitted(table, natural, cells, width - len(GAP) * (len(natural) - 1))
     if widths is None:
         yield from map(Line, _paragraphs(table.columns, cells, width or 0))
@@ -126,8 +125,11 @@ def _paragraphs(columns: Sequence[Column], cells: Sequence[Sequence[str]], width
             yield from (GAP + text for text in _wrapped(line, inner))
 
 
-def _limited(cell: str, column: Column) -> str:
-    return cell if column.max_width is None else "\n".join(_wrapped(cell, column.max_width))
+def _natural(column: Column, cells: Iterable[str]) -> int:
+    """The width of a column of which no cell is wrapped but those that are wider than they may be."""
+    lines = [line for cell in cells for line in cell.split("\n")]
+    limit = column.max_width or max(map(text_width, lines))
+    return max(text_width(part) for line in lines for part in _wrapped(line, limit))
 
 
 def _wrapped(text: str, width: int | None) -> list[str]:

@@ -241,17 +241,6 @@ def read_record(folder: RunFolder) -> RunRecord:
     return read_record_file(folder.record, RunRecord)
 
 
-def origin_beside(log: Path) -> Origin | None:
-    """The origin of the run in whose folder ``log`` is; None if no record says."""
-    folder = RunFolder(log.parent.absolute())
-    if log.name != folder.log.name or not folder.record.is_file():
-        return None
-    try:
-        return read_record(folder).plan.origin
-    except (OSError, BrokenRecord):
-        return None
-
-
 def read_job(folder: RunFolder) -> SubmittedJob | None:
     """None if the run was not submitted, or the client was killed before it could record this. Raises as above."""
     check_owner(folder)

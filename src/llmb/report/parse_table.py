@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parsed logs as tables: the runs with figures, and those without. Pure."""
+
+from collections.abc import Callable, Sequence
+
+from llmb.analysis.parsed_run import ParsedRun
+from llmb.report.numbers import number
+from llmb.report.output import printable, result_table
+from llmb.report.parse_report import ParseReport, date_of, figures_of, one_mfu
+from llmb.report.table import Table
+
+UNKNOWN = ""
+_REASON_WIDTH = 44
+_DATE_LETTERS = len("2026-11-20 10:15")
+
+Cell = Callable[[ParsedRun], str]
+
+
+def parse_tables(report: ParseReport, *, wide: bool) -> list[Table]:
+    """Runs with figures, and below them the files without, with the reason; the counts are below the last table."""
+    measured = [run for run in report.runs if run.outcome.step_time_s]
+    others = [run for run in report.runs if not run.outcome.step_time_s and (wide or not _is_hidden(run))]
+    tables = [_measured_table(report, measured, wide=wide)] if measured else []
+    tables += [_others_table(report, others)] if others or not measured else []
+    counted = [f"{count} {status}" for status, count in report.counts.items() if count or status == "success"]
+    files = "file" if len(report.runs) == 1 else "files"
+    caption = f"{', '.join(counted)} ({len(report.runs)} {files})"
+    if not wide and any(map(_is_hidden, report.runs)):
+        caption += "\n--wide lists what is not a training log, too"
+    last = tables[-1]
+    last.caption = f"{last.caption}\n{caption}" if last.caption else caption
+    return tables
+
+
+def _measured_table(report: ParseReport, runs: Sequence[ParsedRun], *, wide: bool) -> Table:
+    columns = _wide_columns(report) if wide else _columns(report)
+    shown = {header: [cell(run) for run in runs] for header, cell in columns.items()}
+    optional = ("note", "data", "label", "nodes", "program", "layout", "GPUs")
+    kept = [header for header, cells in shown.items() if header not in optional or any(cells)]
+    right = tuple(header for header in kept if header in _RIGHT)
+    table = result_table(f"Step times, window {report.rule}", *kept, right=right)
+    for row in zip(*(shown[header] for header in kept), strict=True):
+        table.add_row(*row)
+    conventions = sorted({convention for run in runs if (convention := one_mfu(run)[1])})
+    if conventions:
+        table.caption = f"MFU: FLOPs counted by the convention {' or '.join(conventions)}"
+    return table
+
+
+_RIGHT = (
+    *("GPUs", "nodes", "time (s)", "median (s)", "std (s)", "CV (%)", "ci95 (s)"),
+    *("TFLOPS/GPU", "std", "MFU (%)"),
+)
+
+
+def _columns(report: ParseReport) -> dict[str, Cell]:
+    return {
+        "run": lambda run: run.id,
+        "recipe": lambda run: run.recipe_text or printable(report.name(run)),
+        "GPUs": lambda run: _known(run.gpus),
+        "layout": lambda run: run.layout_text,
+        "time (s)": lambda run: _figure(run, "mean"),
+        "CV (%)": _cv,
+        "TFLOPS/GPU": lambda run: number(figures_of(run.outcome.tflops_per_gpu, "mean")[0]),
+        "MFU (%)": lambda run: number(one_mfu(run)[0]),
+        "note": note_of,
+    }
+
+
+def _wide_columns(report: ParseReport) -> dict[str, Cell]:
+    return {
+        "file": lambda run: printable(report.name(run)),
+        "run": lambda run: run.id,
+        "workload": lambda run: _known(run.text("workload")),
+        "size": lambda run: _known(run.text("size")),
+        "dtype": lambda run: _known(run.text("dtype")),
+        "GPUs": lambda run: _known(run.gpus),
+        "type": lambda run: _known(run.text("gpu_type")),
+        "layout": lambda run: run.layout_text,
+        "program": lambda run: _known(run.text("program")),
+        "nodes": lambda run: _known(run.node_count),
+        "date (UTC)": lambda run: _known(date_of(run)).replace("T", " ")[:_DATE_LETTERS],
+        "label": lambda run: printable(_known(run.label)),
+        "data": lambda run: run.origin.data.short if run.origin else UNKNOWN,
+        "window": _window,
+        "time (s)": lambda run: _figure(run, "mean"),
+        "median (s)": lambda run: _figure(run, "median"),
+        "std (s)": lambda run: _figure(run, "std"),
+        "CV (%)": _cv,
+        "ci95 (s)": _interval,
+        "TFLOPS/GPU": lambda run: number(figures_of(run.outcome.tflops_per_gpu, "mean")[0]),
+        "std": lambda run: number(figures_of(run.outcome.tflops_per_gpu, "std")[0]),
+        "MFU (%)": lambda run: number(one_mfu(run)[0]),
+        "figures": lambda run: _known(run.figures),
+        "note": note_of,
+    }
+
+
+def note_of(run: ParsedRun) -> str:
+    """What a reader has to know of the figures."""
+    outcome = run.outcome
+    notes: list[str] = [outcome.status] if outcome.status != "success" else []
+    notes += [f"attempt {outcome.attempts}"] if (outcome.attempts or 1) > 1 else []
+    return ", ".join(notes)
+
+
+def _others_table(report: ParseReport, runs: Sequence[ParsedRun]) -> Table:
+    table = result_table("No result", "file", "status", "reason")
+    table.columns[-1].max_width = _REASON_WIDTH
+    for run in runs:
+        table.add_row(printable(report.name(run)), run.outcome.status, run.outcome.reason)
+    return table
+
+
+def _is_hidden(run: ParsedRun) -> bool:
+    """There is output of a batch script beside almost every log."""
+    return run.outcome.status == "not_training_log"
+
+
+def _figure(run: ParsedRun, name: str) -> str:
+    return number(figures_of(run.outcome.step_time_s, name)[0])
+
+
+def _cv(run: ParsedRun) -> str:
+    (value,) = figures_of(run.outcome.step_time_s, "cv")
+    return number(None if value is None else 100 * value)
+
+
+def _interval(run: ParsedRun) -> str:
+    interval = run.outcome.step_time_s and run.outcome.step_time_s.ci95
+    return f"{number(interval[0])}-{number(interval[1])}" if interval else number(None)
+
+
+def _window(run: ParsedRun) -> str:
+    window = run.outcome.window
+    return f"{window.first}-{window.last}" if window else UNKNOWN
+
+
+def _known(value: object) -> str:
+    return UNKNOWN if value is None else str(value)
