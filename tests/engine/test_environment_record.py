@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-from llmb.engine.environment import recorded_variables
+from collections.abc import Callable
+
+import pytest
+
+from llmb.engine.environment import cudnn_text, node_gpus, recorded_variables
 
 
 def test_variables_that_may_hold_a_secret_are_not_recorded() -> None:
@@ -17,3 +21,27 @@ def test_variables_that_may_hold_a_secret_are_not_recorded() -> None:
         "PATH": "/bin",
     }
     assert recorded_variables(environ) == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2"}
+
+
+ROW = (
+    "0, 535.183.01, GPU-1, NVIDIA A100, Enabled, Disabled, Enabled, 400, 400, 60, 30, 210, 1215, 1410, 1215, 1410, 1215"
+)
+
+
+def test_a_driver_that_does_not_know_a_field_is_asked_for_the_others(program: Callable[[str, str], None]) -> None:
+    program("nvidia-smi", f'case "$*" in *counters*) echo "Field is not valid"; exit 2;; esac; echo "{ROW}, 0x4"')
+    assert [(gpu.node, gpu.uuid, gpu.throttle_reasons) for gpu in node_gpus("n").gpus] == [
+        ("n", "GPU-1", ("sw_power_cap",))
+    ]
+
+
+def test_without_a_driver_there_are_no_gpus(program: Callable[[str, str], None]) -> None:
+    program(
+        "nvidia-smi", 'echo "NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver."; exit 9'
+    )
+    assert node_gpus("n") == (None, ())
+
+
+@pytest.mark.parametrize(("number", "text"), [(91002, "9.10.2"), (90100, "9.1.0"), (8905, "8.9.5"), (None, None)])
+def test_versions_of_cudnn(number: int | None, text: str | None) -> None:
+    assert cudnn_text(number) == text

@@ -1,20 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hardware and software of the workers, for the record."""
 
+import ctypes
 import os
 import platform
+import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from llmb.engine.device import device_name
+from llmb.engine.device import cpu_name, device_name
 from llmb.engine.parallel.mesh import Ranks
-from llmb.runs.environment import Environment
+from llmb.runs.environment import Environment, GpuState
+from llmb.runs.gpu_states import QUERIES, NodeGpus, command, of_run, parse_states
 from llmb.runs.host import host_name
 from llmb.secrets import without_secrets
 
 RECORDED = ("NCCL_", "CUDA_", "TORCH_", "OMP_", "GOMP_", "MKL_", "GLOO_", "LLMB_", "SLURM_", "PYTORCH_", "NVIDIA_")
+QUERY_S = 20.0
+"""How long nvidia-smi may take: without persistence mode it waits for the driver."""
+GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
 def describe_environment(ranks: Ranks) -> Environment:
@@ -22,6 +29,7 @@ def describe_environment(ranks: Ranks) -> Environment:
     nodes: list[str] = [""] * ranks.world_size
     dist.all_gather_object(nodes, host_name())
     on_gpu = ranks.device.type == "cuda"
+    seen = _gpus_of_run(ranks)
     return Environment(
         python=platform.python_version(),
         torch=torch.__version__,
@@ -36,7 +44,72 @@ def describe_environment(ranks: Ranks) -> Environment:
         nodes=tuple(dict.fromkeys(nodes)),
         ranks_per_node={node: nodes.count(node) for node in dict.fromkeys(nodes)},
         variables=recorded_variables(os.environ),
+        driver=seen.driver,
+        cuda_driver=_cuda_of_driver() if on_gpu else None,
+        cudnn=cudnn_text(torch.backends.cudnn.version()) if on_gpu else None,
+        cpu=cpu_name(),
+        cpu_governor=_governor(),
+        gpus=seen.gpus or None,
     )
+
+
+def gpus_after(ranks: Ranks) -> tuple[GpuState, ...] | None:
+    """The run's GPUs as they are now. A collective on GPUs."""
+    return _gpus_of_run(ranks).gpus or None
+
+
+def cudnn_text(version: int | None) -> str | None:
+    """As in its release notes, such as 9.10.2; its number has other digits since version 9."""
+    if version is None:
+        return None
+    major, rest = divmod(version, 10_000 if version >= 90_000 else 1000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def node_gpus(node: str) -> NodeGpus:
+    """All GPUs that nvidia-smi shows on this node; none if it is not here or fails."""
+    for fields in QUERIES:
+        try:
+            done = subprocess.run(command(fields), capture_output=True, text=True, timeout=QUERY_S, check=False)
+        except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+            break
+        if done.returncode == 0:
+            return parse_states(done.stdout, fields, node)
+    return NodeGpus(None, ())
+
+
+def _gpus_of_run(ranks: Ranks) -> NodeGpus:
+    """The GPUs of all ranks, which the first rank of each node describes. A collective on GPUs."""
+    if ranks.device.type != "cuda":
+        return NodeGpus(None, ())
+    own = node_gpus(host_name()) if os.environ.get("LOCAL_RANK", "0") == "0" else NodeGpus(None, ())
+    described: list[tuple[NodeGpus, str | None]] = [(own, None)] * ranks.world_size
+    dist.all_gather_object(described, (own, _uuid(ranks.device)))
+    gpus = [gpu for node, _ in described for gpu in node.gpus]
+    drivers = (node.driver for node, _ in described)
+    return NodeGpus(next(filter(None, drivers), None), of_run(gpus, [uuid for _, uuid in described]))
+
+
+def _uuid(device: torch.device) -> str | None:
+    found = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return None if found is None else str(found)
+
+
+def _cuda_of_driver() -> str | None:
+    """The newest CUDA version that the driver supports."""
+    version = ctypes.c_int()
+    try:
+        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return None
+    return None if failed else f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def _governor() -> str | None:
+    try:
+        return GOVERNOR.read_text().strip() or None
+    except OSError:
+        return None
 
 
 def _nccl_version() -> str:

@@ -3,7 +3,7 @@
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import torch
@@ -23,7 +23,7 @@ from llmb.engine.data.build import build_data
 from llmb.engine.data.check import check_dataset
 from llmb.engine.data.steps import Loader, StepData, StepSource, rank_data
 from llmb.engine.device import Memory, exact_fp32
-from llmb.engine.environment import describe_environment
+from llmb.engine.environment import describe_environment, gpus_after
 from llmb.engine.expert_load import ExpertLoadCounter
 from llmb.engine.gradient_accumulation import Accumulation, Passes
 from llmb.engine.model.decoder import Decoder
@@ -95,8 +95,12 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
                 break
             saver.after_step(number)
             progress.enter("step", number + 1)
+        gpus = gpus_after(ranks)
         saver.finish()
     profiler.close()
+    if gpus:
+        with suppress(OSError):  # the run is done: it does not fail for this
+            record_environment(folder, ranks, chosen.model_copy(update={"gpus_at_end": gpus}))
     if ranks.is_first and plan.recipe.model.moe and plan.steps:  # no steps if the previous attempt completed all
         load.write(folder.expert_load)
 

@@ -122,6 +122,7 @@ def conditions_of(record: RunRecord) -> dict[str, Value]:
             "hardware": _hardware(environment),
             "nodes": nodes or (record.job.nodes if record.job else None),
             "variables": speed_variables(environment.variables if environment else {}),
+            "attention_backend": environment.attention.backend if environment and environment.attention else None,
             "steps": plan.steps,
             "first_step": plan.first_step,
             "window": plan.window.model_dump(),
