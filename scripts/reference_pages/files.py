@@ -137,7 +137,10 @@ workloads/<workload>/experiments/<experiment>/<experiment>_<seconds>/<experiment
 
 `<seconds>` is the start in Unix time; of runs that start in the same second, the second one has `-2` behind it, and so
 on. `<experiment>` carries the configuration, for example
-`{experiment}`. While a run lasts, `{environment}` holds what moves into
+`{experiment}`. After the batch sizes it has the
+GPU type, and then only what differs from the recipe: `_seq4096`, `_recompute-full`, `_megatron_bridge` and the like, or
+a digest where that is long (`_set-`, and `_args-` for arguments of a framework). Commands group runs by their records,
+not by these names. While a run lasts, `{environment}` holds what moves into
 `{record}` at its end, and workers that end a hung run leave `{stall}`. `{record}` is replaced
 atomically: a reader sees the old content or the new."""
 

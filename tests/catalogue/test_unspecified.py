@@ -59,7 +59,7 @@ def test_a_proxy_says_so_in_its_title_its_name_and_its_record() -> None:
     recipe = resolve(Catalogue(), Request(**LLAMA_405B, scale=1, gpu_type="h100", overrides=one_layer))
     assert recipe.title() == "pretrain_llama3.1 405b PROXY (1 of 126 layers) bf16 on 1 x h100"
     assert recipe.full_layers == 126
-    assert experiment_name(make_plan(recipe, Choices(), device="cuda")).endswith("_gbs1_proxy1of126")
+    assert experiment_name(make_plan(recipe, Choices(), device="cuda")).endswith("_gbs1_h100_proxy1of126")
 
 
 def test_the_model_itself_is_no_proxy() -> None:

@@ -10,7 +10,7 @@ from llmb.catalogue.resolve import Request, resolve
 from llmb.jobs.order import Order
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec
-from llmb.runs.folder import RunFolder, experiment_name, run_parent
+from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan
 from llmb.schedulers.lookup import cluster_schema
 from llmb.schedulers.port import JobState
@@ -35,6 +35,7 @@ def plan_of(request: Request) -> EnginePlan:
         window=Window(first=35, last=44, rule="auto"),
         seed=1234,
         recompute="none",
+        compiled=request.gpu_type != "cpu",
     )
 
 
@@ -64,8 +65,8 @@ def order_of(
 
 
 def folder_of(order: Order) -> RunFolder:
-    name = experiment_name(order.plan)
-    return RunFolder(run_parent(order.site.install, order.plan) / f"{name}_1700000000" / name)
+    name = order.experiment
+    return RunFolder(order.parent / f"{name}_1700000000" / name)
 
 
 def script_of(order: Order) -> str:

@@ -309,6 +309,8 @@ class Recipe(Record):
     full_layers: int | None = None
     """Layers of the model that a proxy stands for; None in a record of version 0.1."""
     unspecified: tuple[Unspecified, ...] = ()
+    overridden: tuple[str, ...] = ()
+    """Fields of ``layout`` that options changed; empty in a record of version 0.1."""
     decisions: tuple[str, ...] = ()
     """How it differs from what the document publishes."""
 

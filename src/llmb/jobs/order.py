@@ -52,6 +52,15 @@ class Order:
     def scheduler(self) -> Scheduler:
         return find_scheduler(QUEUE)
 
+    @property
+    def experiment(self) -> str:
+        return experiment_name(self.plan, self.program, self.framework.arguments)
+
+    @property
+    def parent(self) -> Path:
+        """The folder of all runs of the experiment."""
+        return run_parent(self.site.install, self.plan, self.experiment)
+
     def spec(self, folder: RunFolder) -> JobSpec:
         return assemble(
             self.plan,
@@ -66,8 +75,7 @@ class Order:
         )
 
     def sample_folder(self) -> RunFolder:
-        name = experiment_name(self.plan)
-        return RunFolder(run_parent(self.site.install, self.plan) / f"{name}_SECONDS" / name)
+        return RunFolder(self.parent / f"{self.experiment}_SECONDS" / self.experiment)
 
     def sample(self) -> JobSpec:
         """The job in a folder that need not exist. Raises UsageError if it cannot be requested."""
@@ -158,8 +166,8 @@ class Prepared:
 def prepare(order: Order) -> Prepared:
     """Writes everything that the job needs into its run folders. Raises UsageError, EnvironmentProblem."""
     plan = order.plan
-    check_space(plan, Path(plan.checkpoint_dir) if plan.checkpoint_dir else run_parent(order.site.install, plan))
-    base = create_run_folder(order.site.install, plan)
+    check_space(plan, Path(plan.checkpoint_dir) if plan.checkpoint_dir else order.parent)
+    base = create_run_folder(order.site.install, plan, order.experiment)
     spec = order.spec(base)
     folders: dict[int | None, RunFolder] = {index: array_folder(base, index) for index in spec.array}
     prepared = Prepared(spec, base, folders or {None: base})

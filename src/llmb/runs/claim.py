@@ -15,9 +15,13 @@ PROBE = ".probe"
 PROBE_BYTES = 4096
 
 
-def create_run_folder(install: Path, plan: Plan) -> RunFolder:
-    """A new, empty folder of a run (``stamped_folder``), and the one that it saves to. Raises EnvironmentProblem."""
-    return stamped_folder(run_parent(install, plan), experiment_name(plan), lambda run: _claimed(run, plan))
+def create_run_folder(install: Path, plan: Plan, name: str | None = None) -> RunFolder:
+    """A new, empty folder of a run (``stamped_folder``), and the one that it saves to. Raises EnvironmentProblem.
+
+    ``name`` is that of the experiment, by default that of llmb's own engine.
+    """
+    own = name or experiment_name(plan)
+    return stamped_folder(run_parent(install, plan, own), own, lambda run: _claimed(run, plan))
 
 
 def stamped_folder(parent: Path, name: str, claim: Callable[[RunFolder], bool] = lambda _folder: True) -> RunFolder:

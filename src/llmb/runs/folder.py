@@ -6,10 +6,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.prepared.folders import WORKLOADS
+from llmb.runs.name_parts import ENGINE, name_parts
 from llmb.traces.folders import NCCL_FOLDER, NSYS_FOLDER, TORCH_FOLDER
 
 if TYPE_CHECKING:
@@ -173,17 +175,18 @@ def install_root(environ: Mapping[str, str], start: Path) -> Path:
     return chosen_root(environ, start).path
 
 
-def experiment_name(plan: "Plan") -> str:
+def experiment_name(plan: "Plan", program: str = ENGINE, arguments: Mapping[str, str] = MappingProxyType({})) -> str:
     """The name that log files and folders of equal runs share; it carries the whole configuration.
 
-    It says of a proxy how many layers it has, and of a run that was slowed down by what is recorded, what that is:
-    ``llmb parse`` leaves those out by it.
+    ``arguments`` are those of a framework's script. The name says of a proxy how many layers it has, and of a run that
+    was slowed down by what is recorded, what that is: ``llmb parse`` leaves those out by it.
     """
     recipe, layout = plan.recipe, plan.recipe.layout
-    proxy = f"_proxy{layout.layers}of{recipe.full_layers or ''}" if recipe.proxy else ""
+    etp = f"_etp{layout.etp}" if layout.etp > 1 else ""
     return (
         f"{recipe.task}_{recipe.model.model}_{recipe.size}_{recipe.dtype}_gpus{layout.gpus}_tp{layout.tp}_pp{layout.pp}"
-        f"_cp{layout.cp}_vp{layout.vp}_ep{layout.ep}_mbs{layout.mbs}_gbs{layout.gbs}{proxy}{recorded_suffix(plan)}"
+        f"_cp{layout.cp}_vp{layout.vp}_ep{layout.ep}{etp}_mbs{layout.mbs}_gbs{layout.gbs}"
+        f"{name_parts(plan, program, arguments)}{recorded_suffix(plan)}"
     )
 
 
@@ -194,9 +197,9 @@ def recorded_suffix(plan: "Plan") -> str:
     return "_nccltrace" if plan.nccl_trace else ""
 
 
-def run_parent(install: Path, plan: "Plan") -> Path:
-    """The folder of all runs with the plan's name."""
-    return install / WORKLOADS / plan.recipe.workload / "experiments" / experiment_name(plan)
+def run_parent(install: Path, plan: "Plan", name: str | None = None) -> Path:
+    """The folder of all runs of the experiment ``name``; by default that of llmb's own engine."""
+    return install / WORKLOADS / plan.recipe.workload / "experiments" / (name or experiment_name(plan))
 
 
 def foreign_link(path: Path) -> Path | None:

@@ -13,6 +13,7 @@ from llmb import __version__
 from llmb.catalogue.records import Record
 from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, foreign_link, write_atomically
+from llmb.runs.name_parts import ENGINE as ENGINE
 from llmb.runs.origin import Origin
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record_file import BrokenRecord, read_record_file
@@ -20,9 +21,6 @@ from llmb.runs.result import Result, Status
 from llmb.runs.source_version import source_version
 
 SCHEMA_VERSION = 1
-
-
-ENGINE = "engine"
 
 
 class BegunJob(Record):

@@ -3,7 +3,7 @@
 #SBATCH --nodes=16
 #SBATCH --ntasks-per-node=4
 #SBATCH --gpus-per-node=4
-#SBATCH --job-name=pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128
+#SBATCH --job-name=pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_gb200_megatron_bridge_args-6c6d6c_dataset_save10
 #SBATCH --time=00:30:00
 #SBATCH --exclusive
 #SBATCH --mem=0
@@ -11,9 +11,9 @@
 #SBATCH --no-requeue
 #SBATCH --account=research
 #SBATCH --partition=batch
-#SBATCH --output=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_1700000000/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128/sbatch_pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128.out
+#SBATCH --output=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_gb200_megatron_bridge_args-6c6d6c_dataset_save10/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_gb200_megatron_bridge_args-6c6d6c_dataset_save10_1700000000/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_gb200_megatron_bridge_args-6c6d6c_dataset_save10/sbatch_pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_gb200_megatron_bridge_args-6c6d6c_dataset_save10.out
 #SBATCH --open-mode=append
-#SBATCH --chdir=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_1700000000/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128
+#SBATCH --chdir=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_gb200_megatron_bridge_args-6c6d6c_dataset_save10/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_gb200_megatron_bridge_args-6c6d6c_dataset_save10_1700000000/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_gb200_megatron_bridge_args-6c6d6c_dataset_save10
 
 unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
 export TORCH_NCCL_AVOID_RECORD_STREAMS=1  # megatron_bridge
@@ -56,7 +56,7 @@ llmb_end() {
     fi
 }
 
-llmb_folder=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_1700000000/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128
+llmb_folder=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_gb200_megatron_bridge_args-6c6d6c_dataset_save10/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_gb200_megatron_bridge_args-6c6d6c_dataset_save10_1700000000/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_gb200_megatron_bridge_args-6c6d6c_dataset_save10
 llmb_python=/lustre/bench/venv/bin/python
 trap llmb_leave EXIT
 trap 'llmb_end TERM' TERM
@@ -82,10 +82,10 @@ srun --nodes=16 --ntasks=64 --ntasks-per-node=4 --kill-on-bad-exit=1 --cpu-bind=
     --model_recipe_name llama3_70b --task pretrain --gpu gb200 --compute_dtype bf16 --num_gpus 64 --max_steps 20 \
     --tensor_model_parallel_size 4 --pipeline_model_parallel_size 4 --virtual_pipeline_model_parallel_size None \
     --context_parallel_size 2 --micro_batch_size 1 --global_batch_size 128 --seq_length 8192 --data rp2 --save_dir \
-    /checkpoints/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_1700000000 --save_interval 10 \
-    --dataset_paths 'it'"'"'s $(here)' --save_config_filepath "$llmb_folder"/ConfigContainer.yaml \
-    model.seq_length=8192 model.num_layers=80 optimizer.lr=0.0001 \
-    >>"$llmb_folder"/log-pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128.out 2>&1 </dev/null &
+    /checkpoints/pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_gb200_megatron_bridge_args-6c6d6c_dataset_save10_1700000000 \
+    --save_interval 10 --dataset_paths 'it'"'"'s $(here)' --save_config_filepath \
+    "$llmb_folder"/ConfigContainer.yaml model.seq_length=8192 model.num_layers=80 optimizer.lr=0.0001 \
+    >>"$llmb_folder"/log-pretrain_llama3.1_70b_bf16_gpus64_tp4_pp4_cp2_vp1_ep1_mbs1_gbs128_gb200_megatron_bridge_args-6c6d6c_dataset_save10.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do
     llmb_woken=

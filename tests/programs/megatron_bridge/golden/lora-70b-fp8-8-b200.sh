@@ -3,16 +3,16 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8
-#SBATCH --job-name=lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32
+#SBATCH --job-name=lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_b200_megatron_bridge_synthetic
 #SBATCH --time=00:15:00
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --no-requeue
 #SBATCH --account=research
 #SBATCH --partition=batch
-#SBATCH --output=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_1700000000/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32/sbatch_lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32.out
+#SBATCH --output=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_b200_megatron_bridge_synthetic/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_b200_megatron_bridge_synthetic_1700000000/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_b200_megatron_bridge_synthetic/sbatch_lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_b200_megatron_bridge_synthetic.out
 #SBATCH --open-mode=append
-#SBATCH --chdir=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_1700000000/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32
+#SBATCH --chdir=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_b200_megatron_bridge_synthetic/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_b200_megatron_bridge_synthetic_1700000000/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_b200_megatron_bridge_synthetic
 
 unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
 export TORCH_NCCL_AVOID_RECORD_STREAMS=1  # megatron_bridge
@@ -51,7 +51,7 @@ llmb_end() {
     fi
 }
 
-llmb_folder=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_1700000000/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32
+llmb_folder=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_b200_megatron_bridge_synthetic/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_b200_megatron_bridge_synthetic_1700000000/lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_b200_megatron_bridge_synthetic
 llmb_python=/lustre/bench/venv/bin/python
 trap llmb_leave EXIT
 trap 'llmb_end TERM' TERM
@@ -80,7 +80,7 @@ srun --nodes=1 --ntasks=8 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpu-bind=no
     --tensor_model_parallel_size 1 --pipeline_model_parallel_size 4 --virtual_pipeline_model_parallel_size 20 \
     --context_parallel_size 1 --micro_batch_size 1 --global_batch_size 32 --seq_length 4096 --data mock \
     --save_config_filepath "$llmb_folder"/ConfigContainer.yaml model.seq_length=4096 model.num_layers=80 \
-    >>"$llmb_folder"/log-lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32.out 2>&1 </dev/null &
+    >>"$llmb_folder"/log-lora_llama3_70b_fp8_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_b200_megatron_bridge_synthetic.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do
     llmb_woken=

@@ -3,16 +3,16 @@
 #SBATCH --nodes=256
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8
-#SBATCH --job-name=pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512
+#SBATCH --job-name=pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_h100
 #SBATCH --time=00:30:00
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --no-requeue
 #SBATCH --account=research
 #SBATCH --partition=batch
-#SBATCH --output=/lustre/bench/workloads/pretrain_nemotron4/experiments/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_1700000000/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512/sbatch_pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512.out
+#SBATCH --output=/lustre/bench/workloads/pretrain_nemotron4/experiments/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_h100/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_h100_1700000000/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_h100/sbatch_pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_h100.out
 #SBATCH --open-mode=append
-#SBATCH --chdir=/lustre/bench/workloads/pretrain_nemotron4/experiments/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_1700000000/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512
+#SBATCH --chdir=/lustre/bench/workloads/pretrain_nemotron4/experiments/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_h100/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_h100_1700000000/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_h100
 
 unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
 export PYTHONUNBUFFERED=1  # engine
@@ -46,7 +46,7 @@ llmb_end() {
     fi
 }
 
-llmb_folder=/lustre/bench/workloads/pretrain_nemotron4/experiments/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_1700000000/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512
+llmb_folder=/lustre/bench/workloads/pretrain_nemotron4/experiments/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_h100/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_h100_1700000000/pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_h100
 llmb_python=/lustre/bench/venv/bin/python
 trap llmb_leave EXIT
 trap 'llmb_end TERM' TERM
@@ -66,7 +66,7 @@ export MASTER_PORT="$llmb_port"
 srun --nodes=256 --ntasks=2048 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpu-bind=none sh -c \
     'export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE="$SLURM_NTASKS_PER_NODE"; exec "$@"' \
     llmb-task "$llmb_python" -m llmb.engine.worker "$llmb_folder" \
-    >>"$llmb_folder"/log-pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512.out 2>&1 </dev/null &
+    >>"$llmb_folder"/log-pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_h100.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do
     llmb_woken=

@@ -3,16 +3,16 @@
 #SBATCH --nodes=288
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
-#SBATCH --job-name=pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008
+#SBATCH --job-name=pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008_h100
 #SBATCH --time=01:00:00
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --no-requeue
 #SBATCH --account=research
 #SBATCH --partition=batch
-#SBATCH --output=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008/pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008_1700000000/pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008/sbatch_pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008.out
+#SBATCH --output=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008_h100/pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008_h100_1700000000/pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008_h100/sbatch_pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008_h100.out
 #SBATCH --open-mode=append
-#SBATCH --chdir=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008/pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008_1700000000/pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008
+#SBATCH --chdir=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008_h100/pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008_h100_1700000000/pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008_h100
 
 unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
 export PYTHONUNBUFFERED=1  # engine
@@ -47,7 +47,7 @@ llmb_end() {
     fi
 }
 
-llmb_folder=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008/pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008_1700000000/pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008
+llmb_folder=/lustre/bench/workloads/pretrain_llama3.1/experiments/pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008_h100/pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008_h100_1700000000/pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008_h100
 llmb_python=/lustre/bench/venv/bin/python
 trap llmb_leave EXIT
 trap 'llmb_end TERM' TERM
@@ -66,7 +66,7 @@ srun --nodes=288 --ntasks=288 --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bin
     torch.distributed.run --nnodes=288 --nproc-per-node=8 --rdzv-backend=c10d \
     --rdzv-endpoint="$llmb_address:$llmb_port" --rdzv-id="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}" \
     --max-restarts=0 -m llmb.engine.worker "$llmb_folder" \
-    >>"$llmb_folder"/log-pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008.out 2>&1 </dev/null &
+    >>"$llmb_folder"/log-pretrain_llama3.1_405b_fp8_gpus2304_tp8_pp9_cp2_vp7_ep1_mbs1_gbs1008_h100.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do
     llmb_woken=

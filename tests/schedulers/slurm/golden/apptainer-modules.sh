@@ -3,15 +3,15 @@
 #SBATCH --nodes=64
 #SBATCH --ntasks-per-node=8
 #SBATCH --gres=gpu:h100:8
-#SBATCH --job-name=pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128
+#SBATCH --job-name=pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128_h100
 #SBATCH --time=00:30:00
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --no-requeue
 #SBATCH --qos=long
-#SBATCH --output=/lustre/bench/workloads/pretrain_nemotron4/experiments/pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128/pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128_1700000000/pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128/sbatch_pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128.out
+#SBATCH --output=/lustre/bench/workloads/pretrain_nemotron4/experiments/pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128_h100/pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128_h100_1700000000/pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128_h100/sbatch_pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128_h100.out
 #SBATCH --open-mode=append
-#SBATCH --chdir=/lustre/bench/workloads/pretrain_nemotron4/experiments/pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128/pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128_1700000000/pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128
+#SBATCH --chdir=/lustre/bench/workloads/pretrain_nemotron4/experiments/pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128_h100/pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128_h100_1700000000/pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128_h100
 
 unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
 module load apptainer/1.3
@@ -47,7 +47,7 @@ llmb_end() {
     fi
 }
 
-llmb_folder=/lustre/bench/workloads/pretrain_nemotron4/experiments/pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128/pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128_1700000000/pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128
+llmb_folder=/lustre/bench/workloads/pretrain_nemotron4/experiments/pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128_h100/pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128_h100_1700000000/pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128_h100
 llmb_python=/unused
 trap llmb_leave EXIT
 trap 'llmb_end TERM' TERM
@@ -68,7 +68,7 @@ srun --nodes=64 --ntasks=512 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpu-bind
     exec --nv --bind /lustre/bench /images/llmb.sif sh -c \
     'export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE="$SLURM_NTASKS_PER_NODE"; exec "$@"' \
     llmb-task /opt/venv/bin/python -m llmb.engine.worker "$llmb_folder" \
-    >>"$llmb_folder"/log-pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128.out 2>&1 </dev/null &
+    >>"$llmb_folder"/log-pretrain_nemotron4_340b_bf16_gpus512_tp8_pp8_cp1_vp12_ep1_mbs1_gbs128_h100.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do
     llmb_woken=

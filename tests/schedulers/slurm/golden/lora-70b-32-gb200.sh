@@ -3,7 +3,7 @@
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=4
-#SBATCH --job-name=lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256
+#SBATCH --job-name=lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256_gb200_synthetic
 #SBATCH --time=00:15:00
 #SBATCH --exclusive
 #SBATCH --mem=0
@@ -11,9 +11,9 @@
 #SBATCH --no-requeue
 #SBATCH --account=research
 #SBATCH --partition=batch
-#SBATCH --output=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256/lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256_1700000000/lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256/sbatch_lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256.out
+#SBATCH --output=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256_gb200_synthetic/lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256_gb200_synthetic_1700000000/lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256_gb200_synthetic/sbatch_lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256_gb200_synthetic.out
 #SBATCH --open-mode=append
-#SBATCH --chdir=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256/lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256_1700000000/lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256
+#SBATCH --chdir=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256_gb200_synthetic/lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256_gb200_synthetic_1700000000/lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256_gb200_synthetic
 
 unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
 export PYTHONUNBUFFERED=1  # engine
@@ -50,7 +50,7 @@ llmb_end() {
     fi
 }
 
-llmb_folder=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256/lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256_1700000000/lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256
+llmb_folder=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256_gb200_synthetic/lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256_gb200_synthetic_1700000000/lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256_gb200_synthetic
 llmb_python=/lustre/bench/venv/bin/python
 trap llmb_leave EXIT
 trap 'llmb_end TERM' TERM
@@ -69,7 +69,7 @@ srun --nodes=8 --ntasks=8 --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=no
     torch.distributed.run --nnodes=8 --nproc-per-node=4 --rdzv-backend=c10d \
     --rdzv-endpoint="$llmb_address:$llmb_port" --rdzv-id="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}" \
     --max-restarts=0 -m llmb.engine.worker "$llmb_folder" \
-    >>"$llmb_folder"/log-lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256.out 2>&1 </dev/null &
+    >>"$llmb_folder"/log-lora_llama3_70b_bf16_gpus32_tp1_pp4_cp1_vp20_ep1_mbs1_gbs256_gb200_synthetic.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do
     llmb_woken=

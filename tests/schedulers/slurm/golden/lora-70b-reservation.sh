@@ -3,7 +3,7 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
-#SBATCH --job-name=lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32
+#SBATCH --job-name=lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32_h100_synthetic
 #SBATCH --time=00:15:00
 #SBATCH --exclusive
 #SBATCH --mem=0
@@ -11,9 +11,9 @@
 #SBATCH --account=research
 #SBATCH --partition=batch
 #SBATCH --reservation=my_reservation
-#SBATCH --output=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32/lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32_1700000000/lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32/sbatch_lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32.out
+#SBATCH --output=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32_h100_synthetic/lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32_h100_synthetic_1700000000/lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32_h100_synthetic/sbatch_lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32_h100_synthetic.out
 #SBATCH --open-mode=append
-#SBATCH --chdir=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32/lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32_1700000000/lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32
+#SBATCH --chdir=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32_h100_synthetic/lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32_h100_synthetic_1700000000/lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32_h100_synthetic
 
 unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
 export PYTHONUNBUFFERED=1  # engine
@@ -47,7 +47,7 @@ llmb_end() {
     fi
 }
 
-llmb_folder=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32/lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32_1700000000/lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32
+llmb_folder=/lustre/bench/workloads/finetune_llama3/experiments/lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32_h100_synthetic/lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32_h100_synthetic_1700000000/lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32_h100_synthetic
 llmb_python=/lustre/bench/venv/bin/python
 trap llmb_leave EXIT
 trap 'llmb_end TERM' TERM
@@ -66,7 +66,7 @@ srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=no
     torch.distributed.run --nnodes=1 --nproc-per-node=8 --rdzv-backend=c10d \
     --rdzv-endpoint="$llmb_address:$llmb_port" --rdzv-id="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}" \
     --max-restarts=0 -m llmb.engine.worker "$llmb_folder" \
-    >>"$llmb_folder"/log-lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32.out 2>&1 </dev/null &
+    >>"$llmb_folder"/log-lora_llama3_70b_fp8_gpus8_tp2_pp4_cp1_vp20_ep1_mbs1_gbs32_h100_synthetic.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do
     llmb_woken=

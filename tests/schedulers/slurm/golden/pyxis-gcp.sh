@@ -3,16 +3,16 @@
 #SBATCH --nodes=32
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
-#SBATCH --job-name=sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_mbs1_gbs32
+#SBATCH --job-name=sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic
 #SBATCH --time=00:15:00
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --no-requeue
 #SBATCH --account=research
 #SBATCH --partition=batch
-#SBATCH --output=/lustre/bench/workloads/finetune_llama4-maverick/experiments/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_mbs1_gbs32/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_mbs1_gbs32_1700000000/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_mbs1_gbs32/sbatch_sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_mbs1_gbs32.out
+#SBATCH --output=/lustre/bench/workloads/finetune_llama4-maverick/experiments/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic_1700000000/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic/sbatch_sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic.out
 #SBATCH --open-mode=append
-#SBATCH --chdir=/lustre/bench/workloads/finetune_llama4-maverick/experiments/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_mbs1_gbs32/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_mbs1_gbs32_1700000000/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_mbs1_gbs32
+#SBATCH --chdir=/lustre/bench/workloads/finetune_llama4-maverick/experiments/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic_1700000000/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic
 
 unset SLURM_JWT  # by which sbatch knew who submits; no job has a use for it
 . /var/lib/tcpxo/lib64/nccl-env-profile.sh
@@ -54,7 +54,7 @@ llmb_end() {
     fi
 }
 
-llmb_folder=/lustre/bench/workloads/finetune_llama4-maverick/experiments/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_mbs1_gbs32/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_mbs1_gbs32_1700000000/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_mbs1_gbs32
+llmb_folder=/lustre/bench/workloads/finetune_llama4-maverick/experiments/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic_1700000000/sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic
 llmb_python=/lustre/bench/venv/bin/python
 trap llmb_leave EXIT
 trap 'llmb_end TERM' TERM
@@ -75,7 +75,7 @@ srun --nodes=32 --ntasks=32 --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=
     --no-container-mount-home --container-writable python3 -m torch.distributed.run --nnodes=32 --nproc-per-node=8 \
     --rdzv-backend=c10d --rdzv-endpoint="$llmb_address:$llmb_port" \
     --rdzv-id="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}" --max-restarts=0 -m llmb.engine.worker "$llmb_folder" \
-    >>"$llmb_folder"/log-sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_mbs1_gbs32.out 2>&1 </dev/null &
+    >>"$llmb_folder"/log-sft_llama4-maverick_400b_bf16_gpus256_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_h100_synthetic.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do
     llmb_woken=
