@@ -16,6 +16,7 @@ from llmb.engine.data.batches import MicroBatch, on_device
 from llmb.engine.data.build import build_data
 from llmb.engine.data.steps import Figures, StepData, rank_data
 from llmb.engine.expert_load import ExpertLoadCounter
+from llmb.engine.layer_times import LayerTimes
 from llmb.engine.loop import build_passes, do_step, prepare_stages
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import Ranks, arrange
@@ -32,6 +33,7 @@ from llmb.runs.steps import read_steps
 DATA = StepData(Figures(1024, 1024, 0, 0), [])
 MakePlan = Callable[..., Plan]
 GPU = torch.device("cuda", 0)
+PAUSE_S = 0.2
 WRITING_S = 1.0
 """Much longer than a step of the smallest model."""
 
@@ -50,7 +52,8 @@ def ranks_of(plan: Plan, device: torch.device) -> Ranks:
 
 
 def reader_of(plan: Plan, ranks: Ranks, *, queues: bool) -> StepReader:
-    reader = StepReader(plan, ranks, ExpertLoadCounter(prepare_stages(plan, ranks), ranks))
+    stages = prepare_stages(plan, ranks)
+    reader = StepReader(plan, ranks, ExpertLoadCounter(stages, ranks), LayerTimes(stages, ranks.device))
     reader.queues = queues
     return reader
 
@@ -108,6 +111,42 @@ def test_with_a_queue_a_step_lasts_from_the_end_of_the_one_before(
     assert reader.pending[0].began is not third.ended
     ((step, _),) = reader.read(all_steps=True)
     assert step.step_time_s == step.rank_step_time_s_max
+
+
+def test_layers_are_timed_in_the_first_micro_batch_only(tiny_plan: MakePlan, group: Callable[[str], None]) -> None:
+    group("gloo")
+    plan = tiny_plan(scale=1, overrides={"gbs": 2, "layers": 2, "seq_len": 16})
+    ranks = ranks_of(plan, torch.device("cpu"))
+    stages = prepare_stages(plan, ranks)
+    reader = StepReader(plan, ranks, ExpertLoadCounter(stages, ranks), LayerTimes(stages, ranks.device))
+    optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
+    passes, source = build_passes(stages, plan, ranks), rank_data(build_data(plan), plan, ranks, varlen=False)
+    for number in range(2):
+        reader.begin(number, saving=False)
+        reader.end(*do_step(number, plan, passes, optimizers, source, ranks))
+        assert [len(spans) for spans in reader.layers.spans] == [2]
+        (pending,) = reader.pending
+        ((first, second),) = pending.layers
+        layers_s = first[1].seconds_since(first[0]) + second[1].seconds_since(second[0])
+        ((step, _),) = reader.read(all_steps=False)
+        assert step.layer_s_max == step.layer_s_median == pytest.approx(layers_s / 2)
+        assert step.slowest_layer_rank == 0
+        lasted_s = second[1].seconds_since(pending.began)
+        assert step.outside_layers_s == pytest.approx(lasted_s - layers_s - pending.wait_s, abs=1e-6)
+
+
+def test_what_happens_between_two_steps_is_a_pause(tiny_plan: MakePlan, group: Callable[[str], None]) -> None:
+    group("gloo")
+    plan = tiny_plan(scale=1)
+    reader = reader_of(plan, ranks_of(plan, torch.device("cpu")), queues=False)
+    pauses = []
+    for number in range(3):
+        do(reader, number, 6.0)
+        ((step, _),) = reader.read(all_steps=False)
+        pauses.append(step.pause_s)
+        time.sleep(PAUSE_S * number)
+    assert pauses[0] == 0
+    assert pauses[2] >= PAUSE_S > 0
 
 
 class LateReader(StepReader):
@@ -216,7 +255,7 @@ def test_on_a_gpu_the_host_never_waits_within_a_step(
     optimizers = [build_optimizer(stage, plan.recipe.training) for stage in stages]
     passes = build_passes(stages, plan, ranks)
     source = rank_data(build_data(plan), plan, ranks, varlen=False)
-    reader = StepReader(plan, ranks, ExpertLoadCounter(stages, ranks))
+    reader = StepReader(plan, ranks, ExpertLoadCounter(stages, ranks), LayerTimes(stages, GPU))
     losses = []
     for number in range(4):
         # The first step makes what is kept, such as the optimizer's state.

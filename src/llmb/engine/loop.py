@@ -26,6 +26,7 @@ from llmb.engine.device import Memory, exact_fp32
 from llmb.engine.environment import describe_environment, gpus_after
 from llmb.engine.expert_load import ExpertLoadCounter
 from llmb.engine.gradient_accumulation import Accumulation, Passes
+from llmb.engine.layer_times import LayerTimes
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.initialize import initialize
 from llmb.engine.optimizer import (
@@ -75,7 +76,7 @@ def train(plan: EnginePlan, folder: RunFolder, ranks: Ranks, progress: Progress)
     source = rank_data(build_data(plan), plan, ranks, varlen=attention.backend == "varlen")
     load_start(plan, folder, stages, optimizers, ranks, progress)
     load = ExpertLoadCounter(stages, ranks)
-    reader = StepReader(plan, ranks, load)
+    reader = StepReader(plan, ranks, load, LayerTimes(stages, ranks.device))
     saver = Saver(plan, folder, ranks, stages, optimizers)
     profiler = StepProfiler(plan, folder, ranks, progress)
     with ExitStack() as stack:

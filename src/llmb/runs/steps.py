@@ -72,6 +72,17 @@ class Step:
     """The same for documents split at the model's attention chunks; also None if no document is longer than one."""
     data_wait_s: float | None = None
     """How long the step waited for its data, on the rank that waited longest."""
+    pause_s: float | None = None
+    """Between the step before and this one, on the rank where it was longest: logging, saving. This and what follows is
+    None in steps of earlier versions."""
+    host_ahead_s: float | None = None
+    """How long the host waited for the device, on the rank where it was shortest; None without a queue."""
+    layer_s_median: float | None = None
+    """Of all ranks, the mean time of a layer's forward pass in the first micro-batch."""
+    layer_s_max: float | None = None
+    slowest_layer_rank: int | None = None
+    outside_layers_s: float | None = None
+    """From the step's data to the last of those layers, less their own time; on the rank where it was shortest."""
 
     @property
     def finite(self) -> bool:

@@ -13,6 +13,7 @@ from llmb.engine.checkpoint.load import load_checkpoint
 from llmb.engine.data.build import build_data
 from llmb.engine.data.steps import rank_data
 from llmb.engine.expert_load import ExpertLoadCounter
+from llmb.engine.layer_times import LayerTimes
 from llmb.engine.loop import build_passes, do_step, prepare_stages
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.mesh import join_ranks, leave_ranks
@@ -30,7 +31,7 @@ for plan in plans:
     load_checkpoint(Path(plan.start.path), stages, optimizers, ranks)
     passes = build_passes(stages, plan, ranks)
     numbers = range(plan.first_step, plan.last_step + 1)
-    reader = StepReader(plan, ranks, ExpertLoadCounter(stages, ranks))
+    reader = StepReader(plan, ranks, ExpertLoadCounter(stages, ranks), LayerTimes(stages, ranks.device))
     for number in numbers:
         reader.begin(number, saving=False)
         reader.end(*do_step(number, plan, passes, optimizers, source, ranks))
