@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gathers what is known of a run from its files, and explains why it is slow."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from llmb.analysis.records import AnalyzedRun
+from llmb.catalogue.records import Recipe, Window
+from llmb.runs.environment import Environment
+from llmb.runs.folder import RunFolder
+from llmb.runs.identity import Difference, Value, differences
+from llmb.runs.plan import EnginePlan, Plan
+from llmb.runs.profile_report import kept_breakdown
+from llmb.runs.record_file import BrokenRecord
+from llmb.runs.steps import Step, read_steps
+from llmb.traces.breakdown import StepBreakdown
+from llmb.verdict.causes import Explanation, explain_evidence
+from llmb.verdict.causes_evidence import Differing, Evidence, ReferenceTime, Work
+from llmb.verdict.records import Verdict
+
+CONDITIONS = ("software.", "hardware.", "nodes", "window")
+"""What of a run's conditions may change the time of a step; keys that begin with these."""
+
+
+def explain(run: AnalyzedRun, against: AnalyzedRun | None = None, verdict: Verdict | None = None) -> Explanation | None:
+    """Why ``run`` is slow, compared with a baseline, else with the reference of its verdict, if there is one.
+
+    None for a run without a step time.
+    """
+    if run.step_time_s is None:
+        return None
+    steps = _steps_of(run)
+    found = verdict or (run.record.result.verdict if run.record and run.record.result else None)
+    reference = _baseline(run, against, steps) if against else _of_verdict(found, run, steps)
+    return explain_evidence(_evidence(run, run.step_time_s.mean, steps), reference, _words(run))
+
+
+def _evidence(run: AnalyzedRun, step_time_s: float, steps: Sequence[Step]) -> Evidence:
+    if run.record is None:
+        return Evidence(step_time_s=step_time_s)
+    inside = [step for step in steps if _is_in(run.window, step) and not step.profiled]
+    environment = run.record.environment
+    return Evidence(
+        step_time_s=step_time_s,
+        steps=inside,
+        work=_work(run.record.plan),
+        trace=_trace(RunFolder(run.path)),
+        node_of=_nodes(environment) if environment else {},
+        trained_s=sum(step.step_time_s + (step.pause_s or 0.0) for step in steps) or None,
+    )
+
+
+def _steps_of(run: AnalyzedRun) -> list[Step]:
+    """All of the run; empty if only its log has them. Raises BrokenRecord or OSError if they cannot be read."""
+    return read_steps(RunFolder(run.path).steps) if run.record else []
+
+
+def _is_in(window: Window | None, step: Step) -> bool:
+    return window is not None and window.first <= step.step <= window.last
+
+
+def _trace(folder: RunFolder) -> StepBreakdown | None:
+    """None also if it is damaged: 'llmb result' says so."""
+    try:
+        return kept_breakdown(folder)
+    except (OSError, BrokenRecord):
+        return None
+
+
+def _work(plan: Plan) -> Work:
+    layout, model = plan.recipe.layout, plan.recipe.model
+    return Work(
+        ranks=layout.gpus,
+        on_gpu=plan.device == "cuda",
+        layer_passes=layout.layers / layout.pp * layout.ga,
+        comparable_layers=layout.pp == 1 or model.moe is None,
+        shared_by=layout.tp * layout.cp * (layout.ep if model.moe else 1),
+        recompute=plan.recompute if isinstance(plan, EnginePlan) else None,
+        saves=plan.checkpoint_interval is not None,
+    )
+
+
+def _nodes(environment: Environment) -> dict[int, str]:
+    """The node of each rank: ranks are numbered node by node."""
+    each = [node for node in environment.nodes for _ in range(environment.ranks_per_node.get(node, 0))]
+    return dict(enumerate(each))
+
+
+def _baseline(run: AnalyzedRun, against: AnalyzedRun, steps: Sequence[Step]) -> ReferenceTime | None:
+    """Scaled to as many sequences per GPU as the run has. None if the baseline has no step time."""
+    if against.step_time_s is None:
+        return None
+    own, other = _sequences(run.recipe), _sequences(against.recipe)
+    scale = own / other if own and other else 1.0
+    found = (
+        *differences(against.identity.configuration, run.identity.configuration),
+        *differences(_kept(against.conditions), _kept(run.conditions)),
+    )
+    window = against.window if against.window != run.window else None
+    return ReferenceTime(
+        step_time_s=against.step_time_s.mean * scale,
+        source=f"run {against.id}" + (f", for {own:g} sequences per GPU" if scale != 1 else ""),
+        differing=tuple(map(_as_text, found)),
+        evidence=_evidence(against, against.step_time_s.mean, _steps_of(against)),
+        window_mean_s=_mean_in(window, steps),
+        window_text=_window_text(window),
+    )
+
+
+def _sequences(recipe: Recipe | None) -> float | None:
+    return recipe.layout.gbs / recipe.layout.gpus if recipe else None
+
+
+def _kept(conditions: Mapping[str, Value]) -> dict[str, Value]:
+    return {key: value for key, value in conditions.items() if key.startswith(CONDITIONS)}
+
+
+def _as_text(item: Difference) -> Differing:
+    own, reference = (None if value is None else str(value) for value in (item.after, item.before))
+    return Differing(item.key, own, reference)
+
+
+def _of_verdict(verdict: Verdict | None, run: AnalyzedRun, steps: Sequence[Step]) -> ReferenceTime | None:
+    if verdict is None or verdict.reference is None:
+        return None
+    reference = verdict.reference
+    window = reference.window if reference.window != run.window else None
+    return ReferenceTime(
+        step_time_s=reference.step_time_s,
+        source=reference.source,
+        differing=tuple(Differing(item.key, item.own, item.reference) for item in verdict.conditions),
+        window_mean_s=_mean_in(window, steps),
+        window_text=reference.window_text or _window_text(window),
+    )
+
+
+def _mean_in(window: Window | None, steps: Sequence[Step]) -> float | None:
+    """Of the run's own steps in the window of its reference; None if it has not all of them."""
+    inside = [step.step_time_s for step in steps if _is_in(window, step) and not step.profiled]
+    return fmean(inside) if window and len(inside) == window.last - window.first + 1 else None
+
+
+def _window_text(window: Window | None) -> str:
+    return f"steps {window.first} to {window.last}" if window else ""
+
+
+def _words(run: AnalyzedRun) -> dict[str, str]:
+    """What stands in the commands that confirm a cause. A run that only its log tells of has no recipe."""
+    recipe = run.recipe
+    if recipe is None:
+        unknown = {"workload": "WORKLOAD", "size": "SIZE", "gpu_type": "TYPE", "last_rank": "N"}
+        return {"run": str(run.path), "command": "llmb run -w WORKLOAD -s SIZE", **unknown}
+    starts = "submit" if run.record and run.record.job else "run"
+    options = f"-w {recipe.workload} -s {recipe.size} --dtype {recipe.dtype.value} --gpu-type {recipe.gpu_type}"
+    return {
+        "run": str(run.path),
+        "command": f"llmb {starts} {options} --scale {recipe.scale}",
+        "workload": recipe.workload,
+        "size": recipe.size,
+        "gpu_type": recipe.gpu_type,
+        "last_rank": str(recipe.layout.gpus - 1),
+    }

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a run when its causes of slowness are looked for. Figures that are not known are None."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from llmb.traces.breakdown import StepBreakdown
+
+
+class TimedStep(Protocol):
+    """A training step; times are in seconds, as in ``metrics.jsonl``."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def step_time_s(self) -> float: ...
+    @property
+    def saving(self) -> bool: ...
+    @property
+    def data_wait_s(self) -> float | None: ...
+    @property
+    def pause_s(self) -> float | None: ...
+    @property
+    def host_ahead_s(self) -> float | None: ...
+    @property
+    def layer_s_median(self) -> float | None: ...
+    @property
+    def layer_s_max(self) -> float | None: ...
+    @property
+    def slowest_layer_rank(self) -> int | None: ...
+    @property
+    def outside_layers_s(self) -> float | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a rank computes in a step."""
+
+    ranks: int
+    on_gpu: bool
+    layer_passes: float
+    """Forward passes of a layer: layers of a rank times micro-batches."""
+    comparable_layers: bool
+    """Whether layers of one rank take as long as those of another."""
+    shared_by: int = 1
+    """Ranks that compute the same layers together, and so wait for each other within a layer."""
+    recompute: str | None = None
+    saves: bool = False
+    """Whether it saves checkpoints while it trains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """A GPU whose clocks were lowered during a run. seconds: for how long; None if that was not counted."""
+
+    gpu: str
+    reason: str
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that is known of one run. ``steps`` are those of its window, in order, without profiled ones."""
+
+    step_time_s: float
+    steps: Sequence[TimedStep] = ()
+    work: Work | None = None
+    """None for a run that is known by its log alone."""
+    trace: StepBreakdown | None = None
+    node_of: Mapping[int, str] = field(default_factory=dict)
+    """By rank."""
+    throttled: tuple[Throttle, ...] | None = None
+    trained_s: float | None = None
+    """All steps of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Differing:
+    """A key of configuration or conditions with two values, as text; None is not known."""
+
+    key: str
+    own: str | None
+    reference: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceTime:
+    """The step time that a run is compared with, for the run's own number of sequences."""
+
+    step_time_s: float
+    source: str
+    differing: tuple[Differing, ...] = ()
+    evidence: Evidence | None = None
+    """Of a baseline run."""
+    window_mean_s: float | None = None
+    """Mean of the run's own steps in the window of the reference, if that is another one."""
+    window_text: str = ""

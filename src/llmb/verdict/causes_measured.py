@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Causes that show in what was measured of one run. Pure.
+
+Each function returns what it found, None if the evidence shows that it is no cause, or why that is not known.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Literal
+
+from llmb.verdict.causes_evidence import Evidence, TimedStep
+from llmb.verdict.causes_rules import CauseName, cause_rules
+
+Bound = Literal["about", "at least", "at most"]
+MS = 1000
+NO_STEPS = "the run has no metrics.jsonl with steps of its window"
+OLD_STEPS = "its steps do not tell; those of this version do"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A cause. share_s: seconds per step; None if it is there, but its share is not known.
+
+    in_step: how much of that is part of the step time; the rest is between steps.
+    """
+
+    share_s: float | None
+    bound: Bound = "about"
+    in_step: bool = True
+    evidence: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NotKnown:
+    """Why the evidence at hand does not tell."""
+
+    reason: str
+
+
+Finder = Callable[[Evidence], Found | NotKnown | None]
+
+
+def slow_rank(run: Evidence) -> Found | NotKnown | None:
+    """All ranks wait for a slow one; it is the one whose own layers take longer."""
+    work = run.work
+    if work and work.ranks == 1:
+        return None
+    timed = [
+        (step.slowest_layer_rank, step.layer_s_max, step.layer_s_median)
+        for step in run.steps
+        if step.slowest_layer_rank is not None and step.layer_s_max is not None and step.layer_s_median is not None
+    ]
+    if not work or not timed:
+        return NotKnown(OLD_STEPS if run.steps else NO_STEPS)
+    if not work.comparable_layers:
+        return NotKnown("its pipeline stages have different layers, whose times cannot be compared")
+    rank, times = Counter(rank for rank, _, _ in timed).most_common(1)[0]
+    excess_s = median([most - middle if own == rank else 0.0 for own, most, middle in timed])
+    usual_s = median([middle for _, _, middle in timed])
+    rules = cause_rules()
+    if times < len(timed) * rules.same_rank_pct.value / 100 or excess_s < usual_s * rules.slower_layer_pct.value / 100:
+        return None
+    node = f" on {run.node_of[rank]}" if rank in run.node_of else ""
+    group = f" (or a rank that shares its layers: {work.shared_by} do)" if work.shared_by > 1 else ""
+    return Found(
+        share_s=excess_s * work.layer_passes,
+        bound="at least",
+        evidence=(
+            f"rank {rank}{node}{group} is the slowest in {times} of {len(timed)} steps: a layer's forward pass takes "
+            f"{_ms(usual_s + excess_s)}, {_ms(usual_s)} on the median rank",
+            "only forward passes are timed; backward passes of a slow rank are slower, too",
+        ),
+    )
+
+
+def exposed_communication(run: Evidence) -> Found | NotKnown | None:
+    """By a trace; without one by the time around the layers of a forward pass, in which parameters are gathered."""
+    if run.work and run.work.ranks == 1:
+        return None
+    if run.trace:
+        return _traced_communication(run)
+    outside = _known(run.steps, lambda step: step.outside_layers_s)
+    if not outside:
+        return NotKnown("no step was traced")
+    if host_is_late(run):
+        return NotKnown("no step was traced, and the GPU also waits for the host")
+    return Found(
+        share_s=median(outside),
+        bound="at least",
+        evidence=(
+            f"{_ms(median(outside))} before and between the layers of a step's first forward pass, where parameters "
+            "are gathered; on the rank that waits least",
+        ),
+    )
+
+
+def _traced_communication(run: Evidence) -> Found | None:
+    trace = run.trace
+    assert trace
+    part = trace.communication_exposed_s / trace.duration_s
+    slow = slow_rank(run)
+    waited_s = slow.share_s or 0.0 if isinstance(slow, Found) and trace.rank != _slowest(run) else 0.0
+    longest = sorted(trace.collectives, key=lambda item: -item.exposed_s)[:2]
+    kinds = ", ".join(
+        f"{item.kind.replace('_', '-')}{f' of {item.group}' if item.group else ''} {_ms(item.exposed_s)}"
+        for item in longest
+    )
+    rank = "" if trace.rank is None else f" on rank {trace.rank}"
+    return Found(
+        share_s=max(0.0, part * run.step_time_s - waited_s),
+        evidence=(
+            f"step {trace.step} was traced{rank}: in {100 * part:.0f} % of it nothing but communication runs",
+            *([f"longest: {kinds}"] if kinds else []),
+            *(["without the time that this rank waits for the slow rank"] if waited_s else []),
+        ),
+    )
+
+
+def _slowest(run: Evidence) -> int | None:
+    ranks = [step.slowest_layer_rank for step in run.steps if step.slowest_layer_rank is not None]
+    return Counter(ranks).most_common(1)[0][0] if ranks else None
+
+
+def host_is_late(run: Evidence) -> bool:
+    """Whether the GPU is through with its work before the host has queued more."""
+    ahead = _known(run.steps, lambda step: step.host_ahead_s)
+    return bool(ahead) and median(ahead) < run.step_time_s * cause_rules().host_ahead_pct.value / 100
+
+
+def host_bound(run: Evidence) -> Found | NotKnown | None:
+    if run.work and not run.work.on_gpu:
+        return None
+    late = host_is_late(run)
+    ahead = "the host is not ahead of the GPU: the queue is empty when a step ends"
+    if run.trace:
+        idle_s = run.trace.idle_s / run.trace.duration_s * run.step_time_s
+        evidence = f"in step {run.trace.step}, which was traced, the GPU is idle {_ms(run.trace.idle_s)}"
+        return Found(share_s=idle_s, evidence=(evidence, *([ahead] if late else [])))
+    if not _known(run.steps, lambda step: step.host_ahead_s):
+        return NotKnown("no step was traced")
+    return Found(share_s=None, evidence=(ahead,)) if late else None
+
+
+def data_bound(run: Evidence) -> Found | NotKnown | None:
+    waits = _known(run.steps, lambda step: step.data_wait_s)
+    if not waits:
+        return NotKnown(OLD_STEPS if run.steps else NO_STEPS)
+    on_gpu = run.work is not None and run.work.on_gpu
+    if on_gpu and not host_is_late(run):
+        return None  # the host waits while the GPU still has work
+    return Found(
+        share_s=fmean(waits),
+        bound="at most" if on_gpu else "about",
+        evidence=(f"a step waits {_ms(fmean(waits))} for its data, on the rank that waits longest",),
+    )
+
+
+def checkpoint(run: Evidence) -> Found | NotKnown | None:
+    """Steps that are slower while a checkpoint is written, and the pauses in which training waits for one."""
+    if run.work and not run.work.saves:
+        return None
+    pauses = _known(run.steps, lambda step: step.pause_s)
+    saving = [step.step_time_s for step in run.steps if step.saving]
+    others = [step.step_time_s for step in run.steps if not step.saving]
+    if not run.steps or not run.work:
+        return NotKnown(NO_STEPS)
+    slower_s = max(0.0, median(saving) - median(others)) if saving and others else 0.0
+    within_s, between_s = slower_s * len(saving) / len(run.steps), fmean(pauses) if pauses else 0.0
+    if saving and others:
+        how = f"which take {_ms(slower_s)} longer than the others"
+    else:
+        how = "so that none tells how fast it is without" if saving else ""
+    return Found(
+        share_s=within_s + between_s,
+        in_step=within_s >= between_s,
+        bound="about" if others else "at least",
+        evidence=(
+            f"a checkpoint is written during {len(saving)} of {len(run.steps)} steps{', ' if how else ''}{how}",
+            *([f"training waits {_ms(between_s)} per step between steps"] if pauses else []),
+        ),
+    )
+
+
+def logging(run: Evidence) -> Found | NotKnown | None:
+    pauses = _known(run.steps, lambda step: step.pause_s)
+    if run.work and run.work.saves:
+        return None  # the pauses are of its checkpoints
+    if not pauses or not run.work:
+        return NotKnown(OLD_STEPS if run.steps else NO_STEPS)
+    said = f"{_ms(fmean(pauses))} between two steps, on the rank where it is longest"
+    return Found(share_s=fmean(pauses), in_step=False, evidence=(said,))
+
+
+def recomputation(run: Evidence) -> Found | NotKnown | None:
+    """Full recomputation repeats the forward passes of all layers, whose time is measured."""
+    work = run.work
+    if work is None or work.recompute is None:
+        return NotKnown("only the plans of llmb's own engine tell what is recomputed")
+    if work.recompute == "none":
+        return None
+    layers = _known(run.steps, lambda step: step.layer_s_median)
+    said = f"--recompute {work.recompute}: the backward pass repeats " + (
+        "the forward passes of all layers" if work.recompute == "full" else "parts of the layers' forward passes"
+    )
+    if not layers:
+        return Found(share_s=None, evidence=(said,))
+    again_s = median(layers) * work.layer_passes
+    bound: Bound = "about" if work.recompute == "full" else "at most"
+    return Found(share_s=again_s, bound=bound, evidence=(said, f"all of them take {_ms(again_s)} per step"))
+
+
+def throttled_clocks(run: Evidence) -> Found | NotKnown | None:
+    """``at most``: throttled clocks are lower, not zero."""
+    if run.work and not run.work.on_gpu:
+        return None
+    if run.throttled is None:
+        return NotKnown("the clocks of its GPUs were not recorded")
+    if not run.throttled:
+        return None
+    counted = [item for item in run.throttled if item.seconds is not None]
+    shown = sorted(run.throttled, key=lambda item: -(item.seconds or 0))[:3]
+    evidence = tuple(
+        f"{item.gpu}: {item.reason}{'' if item.seconds is None else f' for {item.seconds:.1f} s of the run'}"
+        for item in shown
+    )
+    if not counted or not run.trained_s:
+        return Found(share_s=None, evidence=evidence)
+    part = min(1.0, max(item.seconds or 0 for item in counted) / run.trained_s)
+    return Found(share_s=part * run.step_time_s, bound="at most", evidence=evidence)
+
+
+FINDERS: Mapping[CauseName, Finder] = {
+    "slow_rank": slow_rank,
+    "exposed_communication": exposed_communication,
+    "host_bound": host_bound,
+    "data_bound": data_bound,
+    "checkpoint": checkpoint,
+    "logging": logging,
+    "recomputation": recomputation,
+    "throttled_clocks": throttled_clocks,
+}
+
+
+def _known(steps: Sequence[TimedStep], value: Callable[[TimedStep], float | None]) -> list[float]:
+    """Of all steps, or none: a few would be others than those that the step time is of."""
+    found = [own for step in steps if (own := value(step)) is not None]
+    return found if len(found) == len(steps) else []
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * MS:,.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The causes that a run can be slow for, as data: their titles, thresholds, and the commands that confirm them."""
+
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from llmb.catalogue.data_files import read_file
+from llmb.catalogue.records import Record
+
+DATA = Path(__file__).with_name("causes.yaml")
+CauseName = Literal[
+    "slow_rank",
+    "exposed_communication",
+    "data_bound",
+    "host_bound",
+    "checkpoint",
+    "logging",
+    "recomputation",
+    "throttled_clocks",
+    "window",
+    "work",
+    "precision",
+    "layout",
+    "implementation",
+    "recording",
+    "data",
+    "convention",
+    "machine",
+    "software",
+]
+
+
+class Threshold(Record):
+    """A number, and why it is that."""
+
+    value: float = Field(gt=0)
+    why: str
+
+
+class CauseRule(Record):
+    """A cause. ``keys``: patterns of the keys whose difference from the reference makes it one."""
+
+    name: CauseName
+    title: str
+    confirm: str
+    """A command that shows it; ``{run}`` is the run's folder, ``{command}`` what runs the recipe."""
+    keys: tuple[str, ...] = ()
+    times_steps: bool = True
+    """Whether a difference changes the time of a step."""
+
+
+class CauseFile(Record):
+    """``causes.yaml``. A difference belongs to the first cause whose patterns fit its key."""
+
+    least_share_pct: Threshold
+    same_rank_pct: Threshold
+    slower_layer_pct: Threshold
+    host_ahead_pct: Threshold
+    causes: tuple[CauseRule, ...]
+
+    def rule(self, name: CauseName) -> CauseRule:
+        return next(rule for rule in self.causes if rule.name == name)
+
+    def rule_of_key(self, key: str) -> CauseRule | None:
+        """None for what does not make a run slow."""
+        fitting = (rule for rule in self.causes if any(fnmatchcase(key, pattern) for pattern in rule.keys))
+        return next(fitting, None)
+
+
+@cache
+def cause_rules() -> CauseFile:
+    return read_file(DATA, CauseFile)
