@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gathers what is known of a run from its files, and explains why it is slow."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from llmb.analysis.records import AnalyzedRun
 from llmb.catalogue.records import Recipe, Window
-from llmb.runs.environment import Environment
+from llmb.runs.environment import Environment, GpuState
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import Difference, Value, differences
 from llmb.runs.plan import EnginePlan, Plan
@@ -15,11 +15,12 @@ from llmb.runs.record_file import BrokenRecord
 from llmb.runs.steps import Step, read_steps
 from llmb.traces.breakdown import StepBreakdown
 from llmb.verdict.causes import Explanation, explain_evidence
-from llmb.verdict.causes_evidence import Differing, Evidence, ReferenceTime, Work
+from llmb.verdict.causes_evidence import Differing, Evidence, ReferenceTime, Throttle, Work
 from llmb.verdict.records import Verdict
 
-CONDITIONS = ("software.", "hardware.", "nodes", "window")
+CONDITIONS = ("software.", "hardware.", "variables.", "nodes", "release")
 """What of a run's conditions may change the time of a step; keys that begin with these."""
+US = 1_000_000
 
 
 def explain(run: AnalyzedRun, against: AnalyzedRun | None = None, verdict: Verdict | None = None) -> Explanation | None:
@@ -46,6 +47,7 @@ def _evidence(run: AnalyzedRun, step_time_s: float, steps: Sequence[Step]) -> Ev
         work=_work(run.record.plan),
         trace=_trace(RunFolder(run.path)),
         node_of=_nodes(environment) if environment else {},
+        throttled=_throttled(environment) if environment else None,
         trained_s=sum(step.step_time_s + (step.pause_s or 0.0) for step in steps) or None,
     )
 
@@ -84,6 +86,25 @@ def _nodes(environment: Environment) -> dict[int, str]:
     """The node of each rank: ranks are numbered node by node."""
     each = [node for node in environment.nodes for _ in range(environment.ranks_per_node.get(node, 0))]
     return dict(enumerate(each))
+
+
+def _throttled(environment: Environment) -> tuple[Throttle, ...] | None:
+    """By the counters of the driver, before the first step and after the last; None where no GPU tells."""
+    before = {(gpu.node, gpu.index): gpu for gpu in environment.gpus or ()}
+    after = [gpu for gpu in environment.gpus_at_end or () if gpu.throttle_reasons is not None or gpu.throttled_us]
+    if not after:
+        return None
+    return tuple(item for gpu in after for item in _throttles(before.get((gpu.node, gpu.index)), gpu))
+
+
+def _throttles(before: GpuState | None, after: GpuState) -> Iterator[Throttle]:
+    name = f"GPU {after.index} of {after.node}"
+    if before and before.throttled_us is not None and after.throttled_us is not None:
+        for reason, us in after.throttled_us.items():
+            if us > before.throttled_us.get(reason, 0.0):
+                yield Throttle(name, reason, (us - before.throttled_us.get(reason, 0.0)) / US)
+    else:
+        yield from (Throttle(name, reason, None) for reason in after.throttle_reasons or ())
 
 
 def _baseline(run: AnalyzedRun, against: AnalyzedRun, steps: Sequence[Step]) -> ReferenceTime | None:

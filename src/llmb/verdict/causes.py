@@ -5,13 +5,16 @@ Against a reference, a cause is what the run has more of than its baseline, and 
 was not measured.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llmb.catalogue.records import Record
 from llmb.verdict.causes_evidence import Differing, Evidence, ReferenceTime
 from llmb.verdict.causes_measured import FINDERS, Bound, Found, NotKnown
 from llmb.verdict.causes_rules import CauseName, CauseRule, cause_rules
+
+MOST_SHOWN = 4
+"""Differences of one cause."""
 
 
 class Cause(Record):
@@ -155,7 +158,7 @@ def _differing(
     chosen = [name for name in timed if name not in ("machine", "software")]
     causes: dict[CauseName, Found] = {}
     for name, items in by_rule.items():
-        said = tuple(f"{item.key}: {item.own or 'none'}, reference {item.reference or 'none'}" for item in items)
+        said = _said(items)
         measured = found.get(name)
         share_s = max(rest_s, 0.0) if name in (chosen or timed) else None
         if measured:  # its own share is part of the rest no longer
@@ -165,6 +168,11 @@ def _differing(
         bound: Bound = "about" if len(chosen or timed) == 1 else "at most"
         causes[name] = Found(share_s=share_s, bound=bound, evidence=said)
     return causes
+
+
+def _said(items: Sequence[Differing]) -> tuple[str, ...]:
+    shown = [f"{item.key}: {item.own or 'none'}, reference {item.reference or 'none'}" for item in items[:MOST_SHOWN]]
+    return (*shown, *([f"and {len(items) - MOST_SHOWN} more"] if len(items) > MOST_SHOWN else []))
 
 
 def _cause(name: CauseName, item: Found, run: Evidence, words: Words) -> Cause:

@@ -217,10 +217,11 @@ def throttled_clocks(run: Evidence) -> Found | NotKnown | None:
         return None
     if run.throttled is None:
         return NotKnown("the clocks of its GPUs were not recorded")
-    if not run.throttled:
+    throttled = [item for item in run.throttled if item.reason not in cause_rules().idle_reasons]
+    if not throttled:
         return None
-    counted = [item for item in run.throttled if item.seconds is not None]
-    shown = sorted(run.throttled, key=lambda item: -(item.seconds or 0))[:3]
+    counted = [item for item in throttled if item.seconds is not None]
+    shown = sorted(throttled, key=lambda item: -(item.seconds or 0))[:3]
     evidence = tuple(
         f"{item.gpu}: {item.reason}{'' if item.seconds is None else f' for {item.seconds:.1f} s of the run'}"
         for item in shown

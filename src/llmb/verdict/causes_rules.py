@@ -60,6 +60,8 @@ class CauseFile(Record):
     same_rank_pct: Threshold
     slower_layer_pct: Threshold
     host_ahead_pct: Threshold
+    idle_reasons: tuple[str, ...]
+    """For which a GPU's clocks are low while it computes nothing."""
     causes: tuple[CauseRule, ...]
 
     def rule(self, name: CauseName) -> CauseRule:

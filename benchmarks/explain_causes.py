@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often the true cause of a slow run is ranked first: real runs of a tiny model, slowed in one way each.
+
+A baseline runs beside every slowed run, and the slowed run is explained twice: alone, and against that baseline. What a
+run by itself cannot tell, such as a smaller batch, is only explained against the baseline. Target: 9 of 10 for each
+cause. Delays are several times the step, so that the load of other programs does not hide them.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from llmb.analysis.explain_run import explain
+from llmb.analysis.find_runs import analyzed_run
+from llmb.analysis.records import AnalyzedRun
+from llmb.runs.folder import RunFolder
+
+SUPPORT = Path(__file__).parent.parent / "tests" / "support"
+STEPS = 16
+TARGET = 0.9
+TINY = ("-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--scale", "2", "--seq-len", "128")
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """One way to make a run slow. slow: arguments of ``slowed_runs.Slow``; options: of ``llmb run``."""
+
+    name: str
+    cause: str
+    slow: tuple[tuple[str, str | float], ...] = ()
+    options: tuple[str, ...] = ()
+    baseline: tuple[str, ...] = ()
+    alone: bool = True
+    """Whether the run tells by itself."""
+
+
+INJECTIONS = (
+    Injection("a slow rank", "slow_rank", (("what", "compute"), ("ms", 1500), ("rank", 1))),
+    Injection("a slow loader", "data_bound", (("what", "loader"), ("ms", 2500))),
+    Injection(
+        "a slow disk in the window",
+        "checkpoint",
+        (("what", "disk"), ("ms", 4000)),
+        ("--checkpoint-interval", "2"),
+        ("--checkpoint-interval", "2"),
+    ),
+    Injection(
+        "an extra recomputation",
+        "recomputation",
+        options=("--recompute", "full", *(DEEP := ("--layers", "12", "--seq-len", "512"))),
+        baseline=DEEP,
+    ),
+    Injection("a small batch", "layout", options=("--gbs", "2", "--mbs", "1"), baseline=("--gbs", "32"), alone=False),
+    Injection("a slow link", "exposed_communication", (("what", "link"), ("bytes_per_s", 10_000_000))),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """How the causes of one slowed run were ranked, alone and against its baseline."""
+
+    injection: str
+    cause: str
+    alone: tuple[str, ...] | None
+    against: tuple[str, ...]
+    step_time_s: float
+    baseline_s: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=10, help="runs of each kind (default: %(default)s)")
+    parser.add_argument("--only", default="", help="a part of the injections' names")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    options = parser.parse_args()
+    chosen = [item for item in INJECTIONS if options.only in item.name]
+    found = list(ranked(chosen, options.repeats, quiet=options.json))
+    missed = [item.name for item in chosen if not all(rate >= TARGET for rate in rates(item, found))]
+    sys.stdout.write(json.dumps([asdict(item) for item in found], indent=2) + "\n" if options.json else text(found))
+    sys.exit(f"below {TARGET:.0%}: {', '.join(missed)}" if missed else 0)
+
+
+def ranked(chosen: Sequence[Injection], repeats: int, *, quiet: bool) -> Iterator[Ranked]:
+    """Kinds alternate, so that a machine that gets slower hits them all."""
+    for number in range(repeats):
+        for item in chosen:
+            with tempfile.TemporaryDirectory(prefix="explain-causes-") as folder:
+                found = measure(item, Path(folder))
+            yield found
+            if not quiet:
+                sys.stderr.write(f"{number + 1}: {item.name}: alone {found.alone}, against {found.against}\n")
+
+
+def measure(item: Injection, folder: Path) -> Ranked:
+    baseline = run(folder / "baseline", item.baseline)
+    slowed = run(folder / "slowed", item.options, item.slow)
+    assert slowed.step_time_s
+    assert baseline.step_time_s
+    alone, against = explain(slowed), explain(slowed, baseline)
+    assert alone
+    assert against
+    return Ranked(
+        item.name,
+        item.cause,
+        tuple(cause.name for cause in alone.causes) if item.alone else None,
+        tuple(cause.name for cause in against.causes),
+        slowed.step_time_s.mean,
+        baseline.step_time_s.mean,
+    )
+
+
+def run(install: Path, options: Sequence[str], slow: Sequence[tuple[str, str | float]] = ()) -> AnalyzedRun:
+    """A real run, with all that a run has."""
+    sys.path.insert(0, str(SUPPORT))
+    from slowed_runs import Slow, slowed
+
+    sys.path.pop(0)
+    variables = slowed(Slow(**dict(slow))) if slow else {}
+    command = [sys.executable, "-m", "llmb.cli.main", "run", *TINY, "--steps", str(STEPS), "--window", "6-15"]
+    environ = {"OMP_NUM_THREADS": "1", **os.environ, "LLMB_INSTALL": str(install), **variables}
+    subprocess.run([*command, *options], env=environ, check=True, capture_output=True)
+    (path,) = install.rglob("run.json")
+    return analyzed_run(RunFolder(path.parent))
+
+
+def rates(item: Injection, found: Sequence[Ranked]) -> list[float]:
+    """How often its cause is first, alone, if the run tells by itself, and against the baseline."""
+    own = [ranked for ranked in found if ranked.injection == item.name]
+    orders = [[one.alone for one in own if one.alone is not None], [one.against for one in own]]
+    return [sum(order[:1] == (item.cause,) for order in group) / len(group) for group in orders if group]
+
+
+def text(found: Sequence[Ranked]) -> str:
+    lines = [f"{'injected':28} {'runs':>4} {'alone':>6} {'against':>8} {'step s':>7} {'baseline':>9}\n"]
+    for item in INJECTIONS:
+        own = [ranked for ranked in found if ranked.injection == item.name]
+        if own:
+            *alone, against = rates(item, found)
+            shown = f"{alone[0]:.0%}" if alone else "-"
+            times = [sum(getattr(one, name) for one in own) / len(own) for name in ("step_time_s", "baseline_s")]
+            lines.append(f"{item.name:28} {len(own):4} {shown:>6} {against:8.0%} {times[0]:7.3f} {times[1]:9.3f}\n")
+    return "".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Causes are ranked by what they cost, and never invented."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from llmb.runs.steps import Step
+from llmb.traces.breakdown import CollectiveTime, StepBreakdown
+from llmb.verdict.causes import Explanation, explain_evidence
+from llmb.verdict.causes_evidence import Differing, Evidence, ReferenceTime, Throttle, Work
+from llmb.verdict.causes_rules import cause_rules
+
+WORDS = {
+    "run": "/runs/1",
+    "command": "llmb run -w w -s s",
+    "last_rank": "3",
+    "workload": "w",
+    "size": "s",
+    "gpu_type": "h100",
+}
+WORK = Work(ranks=4, on_gpu=False, layer_passes=16, comparable_layers=True, recompute="none")
+QUIET = {
+    "data_wait_s": 0.0,
+    "pause_s": 0.0,
+    "layer_s_median": 0.01,
+    "layer_s_max": 0.0101,
+    "slowest_layer_rank": 0,
+    "outside_layers_s": 0.0,
+}
+
+
+def step(number: int, **values: Any) -> Step:
+    always = {"loss": 1.0, "grad_norm": 1.0, "lr": 1e-4, "tokens": 1, "peak_memory_bytes": 1, "peak_memory_rank": 0}
+    times = {"step_time_s": 1.0, "rank_step_time_s_min": 1.0, "rank_step_time_s_max": 1.0, "slowest_rank": 0}
+    return Step(**{**always, **times, **QUIET, "slowest_layer_rank": number % 4, "step": number, **values})
+
+
+def evidence(work: Work = WORK, *, count: int = 8, **values: Any) -> Evidence:
+    """Of a run without anything slow in it, but for ``values`` of every step."""
+    steps = [step(number, **values) for number in range(count)]
+    return Evidence(step_time_s=1.0, steps=steps, work=work, node_of={2: "node7"}, trained_s=float(count))
+
+
+def reference(*differing: Differing, step_time_s: float = 0.5, **values: Any) -> ReferenceTime:
+    return ReferenceTime(step_time_s=step_time_s, source="the baseline", differing=differing, **values)
+
+
+def explained(run: Evidence, against: ReferenceTime | None = None) -> Explanation:
+    return explain_evidence(run, against, WORDS)
+
+
+def names(explanation: Explanation) -> list[str]:
+    return [cause.name for cause in explanation.causes]
+
+
+def trace(**values: Any) -> StepBreakdown:
+    parts = ("attention", "matrix_product", "other", "memory_copy", "communication_exposed", "idle")
+    zeros = {f"{part}_s": 0.0 for part in (*parts, "communication_hidden")}
+    always = {"step": 5, "rank": 0, "duration_s": 2.0, "idle_longest_s": 0.0, "collectives": ()}
+    return StepBreakdown(**{**always, **zeros, **values})
+
+
+def test_a_run_with_nothing_slow_has_no_causes() -> None:
+    found = explained(evidence())
+    assert names(found) == []
+    assert found.gap_s is found.unexplained_s is found.reference is None
+
+
+SLOW_RANK = {"layer_s_max": 0.02, "slowest_layer_rank": 2}
+
+
+@pytest.mark.parametrize(
+    ("values", "cause", "share_s"),
+    [
+        (SLOW_RANK, "slow_rank", 0.16),
+        ({"data_wait_s": 0.3}, "data_bound", 0.3),
+        ({"pause_s": 0.25}, "logging", 0.25),
+        ({"outside_layers_s": 0.2}, "exposed_communication", 0.2),
+    ],
+)
+def test_what_the_steps_show_is_a_cause_with_its_share(values: dict[str, Any], cause: str, share_s: float) -> None:
+    (found,) = explained(evidence(**values)).causes
+    assert found.name == cause
+    assert found.share_s == pytest.approx(share_s)
+    assert found.share_pct == pytest.approx(100 * share_s)
+    assert found.in_step == (cause != "logging")
+    assert "{" not in found.confirm
+
+
+def test_causes_are_in_the_order_of_their_shares() -> None:
+    found = explained(evidence(**SLOW_RANK, data_wait_s=0.3, pause_s=0.05, outside_layers_s=0.1))
+    assert names(found) == ["data_bound", "slow_rank", "exposed_communication", "logging"]
+
+
+def test_the_slow_rank_is_named_with_its_node() -> None:
+    (found,) = explained(evidence(**SLOW_RANK)).causes
+    assert found.evidence[0].startswith("rank 2 on node7 is the slowest in 8 of 8 steps")
+    assert found.bound == "at least"
+    assert "--profile-ranks 0-3" in found.confirm
+
+
+def test_ranks_that_take_turns_in_being_slowest_are_no_slow_rank() -> None:
+    assert names(explained(evidence(layer_s_max=0.02))) == []
+
+
+def test_a_rank_hardly_slower_than_the_others_is_no_slow_rank() -> None:
+    least = 0.01 * (1 + cause_rules().slower_layer_pct.value / 100)
+    assert names(explained(evidence(layer_s_max=least * 0.999, slowest_layer_rank=2))) == []
+    assert names(explained(evidence(layer_s_max=least * 1.3, slowest_layer_rank=2))) == ["slow_rank"]
+
+
+def test_layers_that_cannot_be_compared_name_no_rank() -> None:
+    found = explained(evidence(replace(WORK, comparable_layers=False), **SLOW_RANK))
+    assert names(found) == []
+    assert [unknown.name for unknown in found.not_known] == ["slow_rank"]
+
+
+def test_one_rank_neither_waits_nor_communicates() -> None:
+    found = explained(evidence(replace(WORK, ranks=1), **SLOW_RANK, outside_layers_s=0.5))
+    assert names(found) == []
+    assert not {"slow_rank", "exposed_communication"} & {unknown.name for unknown in found.not_known}
+
+
+def test_a_trace_tells_of_communication_and_scales_it_to_the_step() -> None:
+    collective = CollectiveTime("all_gather", "dp", 3, 1.0, 0.6, 0.4)
+    traced = trace(communication_exposed_s=0.8, collectives=(collective,))
+    (found,) = explained(replace(evidence(), trace=traced)).causes
+    assert (found.name, found.share_s, found.bound) == ("exposed_communication", pytest.approx(0.4), "about")
+    assert "longest: all-gather of dp 600.0 ms" in found.evidence
+
+
+def test_waiting_for_a_slow_rank_is_not_counted_twice() -> None:
+    traced = trace(communication_exposed_s=0.8, rank=0)
+    found = explained(replace(evidence(**SLOW_RANK), trace=traced))
+    assert {cause.name: pytest.approx(cause.share_s) for cause in found.causes} == {
+        "exposed_communication": 0.4 - 0.16,
+        "slow_rank": 0.16,
+    }
+    of_slow = explained(replace(evidence(**SLOW_RANK), trace=replace(traced, rank=2)))
+    assert of_slow.causes[0].share_s == pytest.approx(0.4)
+
+
+def test_steps_that_save_are_compared_with_those_that_do_not() -> None:
+    saving = [step(number, saving=number % 2 == 0, step_time_s=1.4 if number % 2 == 0 else 1.0) for number in range(8)]
+    run = replace(evidence(replace(WORK, saves=True)), steps=saving)
+    (found,) = explained(run).causes
+    assert (found.name, found.in_step, found.share_s) == ("checkpoint", True, pytest.approx(0.2))
+    assert "during 4 of 8 steps, which take 400.0 ms longer" in found.evidence[0]
+
+
+def test_pauses_of_a_run_that_saves_are_those_of_its_checkpoints() -> None:
+    (found,) = explained(evidence(replace(WORK, saves=True), pause_s=0.3, saving=True)).causes
+    assert (found.name, found.in_step, found.bound) == ("checkpoint", False, "at least")
+
+
+def test_full_recomputation_costs_the_forward_passes_of_the_layers() -> None:
+    (full,) = explained(evidence(replace(WORK, recompute="full"))).causes
+    assert (full.name, full.share_s, full.bound) == ("recomputation", pytest.approx(0.16), "about")
+    (selective,) = explained(evidence(replace(WORK, recompute="selective"))).causes
+    assert selective.bound == "at most"
+
+
+GPU = replace(WORK, on_gpu=True)
+
+
+def test_on_a_gpu_data_that_the_host_waits_for_cost_nothing_while_the_queue_is_full() -> None:
+    assert names(explained(evidence(GPU, data_wait_s=0.4, host_ahead_s=0.5))) == []
+    late = explained(evidence(GPU, data_wait_s=0.4, host_ahead_s=0.0))
+    assert names(late) == ["data_bound", "host_bound"]
+    assert late.causes[1].share_s is None, "how long the GPU is idle is in a trace only"
+
+
+def test_a_trace_tells_how_long_a_gpu_is_idle() -> None:
+    run = replace(evidence(GPU, host_ahead_s=0.0), trace=trace(idle_s=0.5))
+    assert {cause.name: cause.share_s for cause in explained(run).causes} == {"host_bound": 0.25}
+
+
+def test_throttled_clocks_cost_no_more_than_the_time_they_were_throttled() -> None:
+    throttled = (Throttle("GPU 3 of node7", "sw_power_cap", 2.0), Throttle("GPU 1 of node7", "gpu_idle", 8.0))
+    (found,) = explained(replace(evidence(GPU, host_ahead_s=0.5), throttled=throttled)).causes
+    assert (found.name, found.bound, found.share_s) == ("throttled_clocks", "at most", pytest.approx(0.25))
+    assert found.evidence == ("GPU 3 of node7: sw_power_cap for 2.0 s of the run",)
+    assert names(explained(replace(evidence(GPU, host_ahead_s=0.5), throttled=()))) == []
+
+
+def test_against_a_baseline_a_cause_is_what_the_run_has_more_of() -> None:
+    run, base = evidence(data_wait_s=0.3, outside_layers_s=0.2), evidence(data_wait_s=0.1, outside_layers_s=0.2)
+    found = explained(run, reference(step_time_s=0.8, evidence=base))
+    assert [(cause.name, cause.share_s) for cause in found.causes] == [("data_bound", pytest.approx(0.2))]
+    assert found.gap_s == pytest.approx(0.2)
+    assert found.unexplained_s is None
+
+
+def test_a_gap_without_a_cause_is_not_explained() -> None:
+    found = explained(evidence(), reference(evidence=evidence()))
+    assert found.causes == ()
+    assert found.unexplained_s == pytest.approx(0.5)
+
+
+def test_what_differs_takes_what_was_not_measured() -> None:
+    differing = Differing("layout.mbs", "1", "4")
+    found = explained(evidence(data_wait_s=0.1), reference(differing, evidence=evidence()))
+    assert [(cause.name, cause.share_s) for cause in found.causes] == [
+        ("layout", pytest.approx(0.4)),
+        ("data_bound", pytest.approx(0.1)),
+    ]
+    assert found.causes[0].evidence == ("layout.mbs: 1, reference 4",)
+    assert found.unexplained_s is None
+
+
+def test_several_differences_take_at_most_the_rest_each() -> None:
+    differing = (Differing("layout.mbs", "1", "4"), Differing("dtype", "bf16", "fp8"), Differing("nodes", "a", "b"))
+    found = explained(evidence(), reference(*differing))
+    assert [(cause.name, cause.bound, cause.share_s) for cause in found.causes] == [
+        ("precision", "at most", 0.5),
+        ("layout", "at most", 0.5),
+        ("machine", "at most", None),
+    ]
+
+
+def test_other_nodes_or_software_take_the_rest_if_nothing_else_differs() -> None:
+    found = explained(evidence(), reference(Differing("software.driver", "2", "1")))
+    assert [(cause.name, cause.share_s) for cause in found.causes] == [("software", 0.5)]
+
+
+def test_recomputation_that_the_baseline_lacks_takes_all_that_it_costs() -> None:
+    run = evidence(replace(WORK, recompute="full"))
+    against = reference(Differing("recompute", "full", "none"), evidence=evidence())
+    (found,) = explained(run, against).causes
+    assert (found.name, found.share_s) == ("recomputation", pytest.approx(0.5))
+
+
+def test_the_steps_of_the_reference_window_tell_what_another_window_costs() -> None:
+    found = explained(evidence(), reference(window_mean_s=0.6, window_text="the last step"))
+    assert [(cause.name, cause.share_s) for cause in found.causes] == [("window", pytest.approx(0.4))]
+    assert found.unexplained_s == pytest.approx(0.1)
+
+
+def test_another_convention_costs_no_time() -> None:
+    found = explained(evidence(), reference(Differing("convention", "full", "causal")))
+    assert [(cause.name, cause.share_s) for cause in found.causes] == [("convention", None)]
+    assert found.unexplained_s == pytest.approx(0.5)
+
+
+def test_a_run_faster_than_its_reference_is_not_slow_for_what_differs() -> None:
+    found = explained(evidence(), reference(Differing("layout.mbs", "1", "4"), step_time_s=2.0))
+    assert found.causes == ()
+    assert found.gap_s == pytest.approx(-1)
+
+
+def test_a_log_alone_tells_nothing_and_says_what_would() -> None:
+    found = explained(Evidence(step_time_s=1.0))
+    assert found.causes == ()
+    assert {unknown.name for unknown in found.not_known} == {
+        "slow_rank",
+        "exposed_communication",
+        "host_bound",
+        "data_bound",
+        "checkpoint",
+        "logging",
+        "recomputation",
+        "throttled_clocks",
+    }
+    assert all(unknown.reason and unknown.confirm for unknown in found.not_known)
+
+
+def test_steps_of_an_earlier_version_are_not_guessed_from() -> None:
+    found = explained(evidence(**dict.fromkeys(QUIET)))
+    assert found.causes == ()
+    assert {"slow_rank", "data_bound", "logging"} <= {unknown.name for unknown in found.not_known}
+
+
+def test_every_cause_has_a_rule_whose_command_can_be_written() -> None:
+    rules = cause_rules()
+    assert all(rule.confirm.format_map(WORDS) for rule in rules.causes)
+    assert len({rule.name for rule in rules.causes}) == len(rules.causes)
