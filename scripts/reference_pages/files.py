@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from llmb import errors
 from llmb.analysis.forecast import Expected
-from llmb.analysis.watched import Circumstances, StepHistory, outlook
 from llmb.analysis.parsed_run import ParsedRun
+from llmb.analysis.watched import Circumstances, StepHistory, outlook
 from llmb.campaigns.campaign import Campaign, CampaignJob, JobRequest, new_campaign
 from llmb.campaigns.plan import planned
 from llmb.catalogue.job_defaults import job_defaults

@@ -4,7 +4,6 @@
 import errno
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -16,7 +15,7 @@ from llmb.runs.folder import RunFolder, foreign_link, write_atomically
 from llmb.runs.name_parts import ENGINE as ENGINE
 from llmb.runs.origin import Origin
 from llmb.runs.plan import EnginePlan, Plan
-from llmb.runs.record_file import BrokenRecord, read_record_file
+from llmb.runs.record_file import read_record_file
 from llmb.runs.result import Result, Status
 from llmb.runs.source_version import source_version
 
