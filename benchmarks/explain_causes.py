@@ -118,7 +118,7 @@ def measure(item: Injection, folder: Path) -> Ranked:
 def run(install: Path, options: Sequence[str], slow: Sequence[tuple[str, str | float]] = ()) -> AnalyzedRun:
     """A real run, with all that a run has."""
     sys.path.insert(0, str(SUPPORT))
-    from slowed_runs import Slow, slowed
+    from slowed_runs import Slow, slowed  # type: ignore[import-not-found]
 
     sys.path.pop(0)
     variables = slowed(Slow(**dict(slow))) if slow else {}

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from llmb.analysis.watched import Circumstances
+from llmb.logs.formats.format import MAX_LINE_BYTES
 from llmb.logs.reader import CHUNK_BYTES
 from llmb.logs.step_finder import StepFinder
-from llmb.logs.step_line import MAX_LINE_BYTES, StepLine
+from llmb.logs.step_line import StepLine
 from llmb.runs.step_follower import StepNews
 
 SILENT_S = 600.0

@@ -46,7 +46,7 @@ def describe_environment(ranks: Ranks) -> Environment:
         variables=recorded_variables(os.environ),
         driver=seen.driver,
         cuda_driver=_cuda_of_driver() if on_gpu else None,
-        cudnn=cudnn_text(torch.backends.cudnn.version()) if on_gpu else None,
+        cudnn=_cudnn_version() if on_gpu else None,
         cpu=cpu_name(),
         cpu_governor=_governor(),
         gpus=seen.gpus or None,
@@ -110,6 +110,11 @@ def _governor() -> str | None:
         return GOVERNOR.read_text().strip() or None
     except OSError:
         return None
+
+
+def _cudnn_version() -> str | None:
+    number: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return cudnn_text(number)
 
 
 def _nccl_version() -> str:
