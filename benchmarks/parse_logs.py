@@ -91,7 +91,8 @@ def _many_files(folder: Path, files: int, repeats: int) -> Result:
 def _large_file(kind: str, path: Path, blocks: Iterable[bytes], pairs: int) -> list[Result]:
     with path.open("wb") as file:
         file.writelines(blocks)
-    results = [_against_grep(f"one {kind} log, window {rule}", path, rule, pairs) for rule in ("auto", "last")]
+    rules = ("reference", "auto", "last")
+    results = [_against_grep(f"one {kind} log, window {rule}", path, rule, pairs) for rule in rules]
     path.unlink()
     return results
 

@@ -30,10 +30,15 @@ NAMES: dict[object, str] = {
 
 
 def schema_of(samples: Sequence[Any], annotations: Mapping[str, Any]) -> Schema:
-    """What is seen in ``samples``, and declared at the paths of ``annotations``, which say more than a sample can."""
+    """What is seen in ``samples``, and declared at the paths of ``annotations``, which say more than a sample can.
+
+    A path of ``annotations`` replaces what one above it says.
+    """
     stated: dict[str, set[str]] = {}
     for path, annotation in annotations.items():
         for below, kind in declared(annotation, path):
+            if below != path and below in annotations:
+                continue
             stated.setdefault(below, set()).add(kind)
     found: dict[str, set[str]] = {}
     for path, kind in (pair for sample in samples for pair in observed(sample)):

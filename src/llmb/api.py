@@ -21,7 +21,7 @@ from llmb.errors import UsageError, unknown
 from llmb.jobs.here import plan_here
 from llmb.jobs.local_run import raise_unless_successful
 from llmb.logs.files import ParsedFile, find_logs, parse_file
-from llmb.metrics.window import check_rule
+from llmb.metrics.window import DEFAULT_RULE, check_rule
 from llmb.options.option import made, options_of
 from llmb.options.text import valid_values
 from llmb.programs.conclude import finished_result
@@ -117,7 +117,7 @@ def judge(
     return judged[0].verdict
 
 
-def parse(path: str | Path, *, window: str = "auto") -> list[ParsedFile]:
+def parse(path: str | Path, *, window: str = DEFAULT_RULE) -> list[ParsedFile]:
     """The outcome of every log in a folder, or of one file, by path, as ``llmb parse``. Raises UsageError."""
     check_rule(window)
     found = find_logs(Path(path).expanduser())

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmb.catalogue.load import Catalogue
 from llmb.errors import UsageError
 from llmb.metrics.window import check_rule, resolve_window
 
@@ -12,13 +13,15 @@ from llmb.metrics.window import check_rule, resolve_window
 @pytest.mark.parametrize(
     ("rule", "steps", "first", "last"),
     [
+        ("reference", 50, 35, 44),
+        ("reference", 100, 70, 89),
+        ("reference", 20, 14, 17),
+        ("reference", 1000, 700, 899),
+        ("reference", 1, 0, 0),
+        ("reference", 2, 1, 1),
+        ("reference", 3, 2, 2),
         ("auto", 50, 35, 44),
-        ("auto", 100, 70, 89),
-        ("auto", 20, 14, 17),
-        ("auto", 1000, 700, 899),
         ("auto", 1, 0, 0),
-        ("auto", 2, 1, 1),
-        ("auto", 3, 2, 2),
         ("last", 50, 49, 49),
         ("all", 50, 0, 49),
         ("35-44", 50, 35, 44),
@@ -31,14 +34,14 @@ def test_rules(rule, steps, first, last):
     assert (window.first, window.last, window.rule) == (first, last, rule)
 
 
-@given(st.sampled_from(["auto", "last", "all"]), st.integers(min_value=1, max_value=10**9))
+@given(st.sampled_from(["reference", "auto", "last", "all"]), st.integers(min_value=1, max_value=10**9))
 def test_every_run_has_a_window_inside_it(rule, steps):
     window = resolve_window(rule, steps)
     assert 0 <= window.first <= window.last < steps
 
 
 @given(
-    st.sampled_from(["auto", "last", "all"]),
+    st.sampled_from(["reference", "auto", "last", "all"]),
     st.integers(min_value=1, max_value=10**6),
     st.integers(min_value=0, max_value=10**6),
 )
@@ -59,7 +62,7 @@ def test_a_window_is_given_in_the_numbers_of_the_whole_training():
 def test_a_malformed_rule_is_refused(rule):
     with pytest.raises(UsageError) as refused:
         check_rule(rule)
-    assert "auto, last, all, A-B" in str(refused.value)
+    assert "reference, auto, last, all, A-B" in str(refused.value)
     with pytest.raises(UsageError):
         resolve_window(rule, 50)
 
@@ -71,4 +74,33 @@ def test_a_window_outside_the_run_is_refused():
 
 def test_a_run_without_steps_has_no_window():
     with pytest.raises(ValueError, match="at least one step"):
-        resolve_window("auto", 0)
+        resolve_window("reference", 0)
+
+
+@pytest.mark.parametrize(
+    ("documented", "steps", "first_step", "first", "last"),
+    [
+        ("35-44", 50, 0, 35, 44),
+        ("11-44", 50, 0, 11, 44),
+        ("11-44", 50, 200, 211, 244),
+        ("11-44", 100, 0, 70, 89),
+        ("11-44", 45, 0, 31, 39),
+        ("last", 50, 0, 35, 44),
+        (None, 50, 0, 35, 44),
+    ],
+)
+def test_the_reference_window_is_that_of_the_document(documented, steps, first_step, first, last):
+    window = resolve_window("reference", steps, first_step, documented)
+    assert (window.first, window.last, window.rule) == (first, last, "reference")
+
+
+def test_a_documented_window_changes_no_other_rule():
+    for rule in ("auto", "last", "all", "3-7"):
+        assert resolve_window(rule, 50, 0, "11-44") == resolve_window(rule, 50)
+
+
+def test_every_document_of_the_catalogue_has_a_window_that_its_runs_have():
+    windows = {document.document: document.window for document in Catalogue().documents.values()}
+    assert windows["llama4-25.07"] == "11-44"
+    for window in windows.values():
+        resolve_window("reference", 50, 0, window)

@@ -280,3 +280,20 @@ def test_a_label_with_a_secret_is_rejected_and_not_repeated(tiny_plan: Callable[
     with pytest.raises(UsageError, match="looks like a secret") as raised:
         tiny_plan(label=secret)
     assert secret not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("workload", "size", "gpu_type", "scale", "first"),
+    [
+        ("pretrain_llama3.1", "405b", "h100", 512, 35),
+        ("finetune_llama3", "70b", "h100", 8, 35),
+        ("finetune_llama4-maverick", "400b", "h100", 256, 11),
+    ],
+)
+def test_the_window_is_by_default_that_of_the_recipes_document(
+    workload: str, size: str, gpu_type: str, scale: int, first: int
+) -> None:
+    recipe = resolve(Catalogue(), Request(workload=workload, size=size, gpu_type=gpu_type, scale=scale))
+    window = make_plan(recipe, Choices(), device="cuda").window
+    assert (window.first, window.last, window.rule) == (first, 44, "reference")
+    assert make_plan(recipe, Choices(steps=100), device="cuda").window.first == 70

@@ -15,6 +15,7 @@ from llmb.errors import UsageError, closest
 from llmb.logs.files import FoundFiles, ParsedFile, find_logs
 from llmb.logs.parallel_reader import parse_logs
 from llmb.prepared.folders import WORKLOADS
+from llmb.metrics.window import DEFAULT_RULE
 from llmb.runs.folder import RunFolder
 from llmb.runs.record_file import BrokenRecord
 from llmb.site.machine import usable_cores
@@ -23,7 +24,6 @@ LATEST = "latest"
 NEAR = 5
 MANY = 500
 """From so many records on, reading them takes longer than people wait with no output."""
-WINDOW = "auto"
 """Of logs without a record, which says which steps the run itself is measured over."""
 SELECTORS = (
     "a folder of runs or logs, a run folder, a log",
@@ -191,7 +191,7 @@ def _logs_outside(root: Path, folders: Iterable[RunFolder]) -> FoundFiles:
 
 
 def _with_logs(found: FoundRuns, logs: FoundFiles) -> FoundRuns:
-    files = sorted(parse_logs(logs, WINDOW, usable_cores()), key=lambda file: file.path)
+    files = sorted(parse_logs(logs, DEFAULT_RULE, usable_cores()), key=lambda file: file.path)
     unread = tuple(LeftOut(str(file.path), file.outcome.reason) for file in files if not _is_run(file))
     runs = sorted((*found.runs, *(analyzed_log(file) for file in files if _is_run(file))), key=_order)
     return FoundRuns(found.title, tuple(runs), (*found.left_out, *unread))

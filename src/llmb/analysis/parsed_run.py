@@ -12,6 +12,7 @@ from llmb.logs.files import ParsedFile, parse_file
 from llmb.logs.outcome import LogOutcome
 from llmb.metrics.statistics import describe
 from llmb.metrics.throughput import SECONDS_PER_DAY
+from llmb.metrics.window import DEFAULT_RULE
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import RunIdentity, Value, conditions_of, identity_of
 from llmb.runs.origin import Origin
@@ -130,6 +131,7 @@ def _written_s(path: Path) -> float | None:
 
 def _recorded(file: ParsedFile, folder: RunFolder, record: RunRecord) -> ParsedRun:
     environment = record.environment
+    file = _with_documented_window(file, record)
     steps = _steps(folder)
     outcome, exact = _with_exact_times(_as_recorded(file.outcome, record, steps), steps)
     figures = {}
@@ -151,6 +153,15 @@ def _recorded(file: ParsedFile, folder: RunFolder, record: RunRecord) -> ParsedR
         tokens_per_s_per_gpu=figures.get("tokens_per_s_per_gpu"),
         days_per_1t_tokens=figures.get("days_per_1t_tokens"),
     )
+
+
+def _with_documented_window(file: ParsedFile, record: RunRecord) -> ParsedFile:
+    """A log does not tell the window of the recipe's document; the record does."""
+    read, window = file.outcome.window, record.window
+    if read is None or not read.rule == window.rule == DEFAULT_RULE or read == window:
+        return file
+    again = parse_file(file.path, f"{window.first}-{window.last}").outcome
+    return ParsedFile(file.path, replace(again, window=window) if again.window else again)
 
 
 def _steps(folder: RunFolder) -> list[Step]:
@@ -176,7 +187,7 @@ def _as_recorded(outcome: LogOutcome, record: RunRecord, steps: list[Step]) -> L
         done = "no step" if outcome.max_step is None else f"step {outcome.max_step}"
         return replace(outcome, reason=f"the run has not ended, by its record; {done} is the last one in the log")
     asked = outcome.window
-    window = asked if asked and asked.rule != record.plan.window.rule else record.plan.window
+    window = asked if asked and asked.rule != record.window.rule else record.window
     if record.status == "success" and len(_inside(steps, window)) == window.last - window.first + 1:
         reason = f"steps {window.first}-{window.last} of {record.plan.last_step + 1} (attempt {len(record.attempts)})"
         times = describe([step.step_time_s for step in _inside(steps, window)])

@@ -86,7 +86,7 @@ def analyzed(run: RecordedRun) -> AnalyzedRun:
     """
     record = run.record
     result = finished_result(run.folder, record)
-    window = record.plan.window
+    window = result.window or record.plan.window
     times = _step_times(run.folder, window) if result.step_time_s else ()
     return AnalyzedRun(
         id=run.id,

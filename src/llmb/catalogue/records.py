@@ -334,3 +334,8 @@ class Recipe(Record):
     @property
     def documented_profile(self) -> DocumentProfile | None:
         return self.document.profile if self.document else None
+
+    @property
+    def documented_window(self) -> str | None:
+        """The steps that the document of the recipe takes its figures from, such as ``35-44`` or ``last``."""
+        return self.document.window if self.document else None

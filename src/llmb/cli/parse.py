@@ -15,13 +15,12 @@ from llmb.cli.parse_progress import reading_progress
 from llmb.errors import RunFailed
 from llmb.logs.files import find_all_logs
 from llmb.logs.parallel_reader import read_in_parallel
-from llmb.metrics.window import check_rule
+from llmb.metrics.window import DEFAULT_RULE, check_rule
 from llmb.report.output import print_json, print_tables, print_text
 from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report
 from llmb.site.machine import usable_cores
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-DEFAULT_RULE = "auto"
 
 
 @app.command(cls=ParseCommand)
@@ -41,7 +40,8 @@ def parse(
     window: Annotated[
         str | None,
         typer.Option(
-            help="Steps to average: auto (70 % to 90 % of the run), last, all, or A-B, numbered from 0. Default: auto.",
+            help="Steps to average: reference (70 % to 90 % of the run), auto (its steady state), last, all, or A-B. "
+            "Default: reference.",
             show_default=False,
         ),
     ] = None,
@@ -58,7 +58,7 @@ def parse(
 
     Reads the step lines of NeMo 2 and of llmb ("Training epoch 0, iteration 49/49 | ..."). A run is a success if it
     logged every step of the window and its last one, and its loss was finite throughout. Statistics use the sample
-    standard deviation; the interval is that of the mean, 95 %, by Student's t. Exit code 4: no run was a success.
+    standard deviation; the interval is that of the mean, 95 %. Exit code 4: no run was a success.
 
     With --compat a log is read as the reference suite's script does: default folder 'experiments', window 35-44,
     standard deviation of the population, exit code 1 for every error.

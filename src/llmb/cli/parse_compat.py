@@ -13,12 +13,11 @@ from llmb.errors import LlmbError, RunFailed, UsageError
 from llmb.logs.files import FoundFiles, find_logs
 from llmb.logs.parallel_reader import read_in_parallel
 from llmb.logs.window_samples import read_samples
-from llmb.metrics.window import check_rule
+from llmb.metrics.window import WINDOW_RULES, check_rule
 from llmb.report.output import print_text
 from llmb.report.parse_compat import FORMATS, compat_report
 
 DIRECTORY, WINDOW = Path("experiments"), "35-44"
-NAMED_RULES = ("auto", "reference", "last", "all")
 
 
 class Format(StrEnum):
@@ -65,7 +64,7 @@ def print_as_reference(
 
 def _print_as_reference(folders: list[Path], window: str, form: Format, workers: int, *, full_names: bool) -> None:
     check_rule(window)
-    if window in NAMED_RULES:
+    if window in WINDOW_RULES[:-1]:
         raise UsageError(f"--compat takes steps, not the window '{window}'", do=f"give A-B, such as {WINDOW}")
     if len(folders) > 1:
         raise UsageError("--compat takes one folder", do="call it once for each")

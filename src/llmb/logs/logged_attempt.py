@@ -13,9 +13,10 @@ from llmb.errors import UsageError
 from llmb.logs.formats.nemo2 import STEP_TIME_FIELD, TFLOPS_FIELD
 from llmb.logs.step_block import StepBlock
 from llmb.logs.step_line import StepLine
-from llmb.metrics.window import resolve_window
+from llmb.metrics.steady_state import NO_STEADY_STATE, steady_window
+from llmb.metrics.window import STEADY, resolve_window
 
-RELATIVE_RULES = ("auto",)
+RELATIVE_RULES = ("reference",)
 """Window rules that give numbers as a run has that is numbered from 0: the log's own numbers are meant, as printed."""
 MOST_ATTEMPTS = 1000
 _MOST_LAG = 8
@@ -91,6 +92,8 @@ class LoggedAttempt:
     """How often the logged steps are how many steps apart."""
     ranks: dict[int | None, int] = field(default_factory=dict)
     """The last step that each rank logged."""
+    settled: bool = False
+    """The whole log was read, so that the steady state is known: ``window``, or None if there is none."""
 
     @property
     def interval(self) -> int:
@@ -108,14 +111,32 @@ class LoggedAttempt:
         return self.last is not None and self.max_step > self.last - self.interval
 
     def resolve_window(self, last: int) -> Window:
-        """The window if ``last`` is the run's last step. Raises UsageError if the rule does not fit the run."""
+        """The window if ``last`` is the run's last step. Raises UsageError if the rule does not fit the run.
+
+        With rule ``auto`` it is the whole run until ``settle`` was called.
+        """
         steps = max(1, last + 1 - self.first_step)
+        if self.rule == STEADY:
+            if self.settled and self.window is None:
+                raise UsageError(NO_STEADY_STATE)
+            return self.window if self.settled and self.window else resolve_window("all", steps, self.first_step)
         if self.rule not in RELATIVE_RULES:
             return resolve_window(self.rule, steps, self.first_step)
         window = resolve_window(self.rule, steps, self.first_step - self.first_number)
         return window.model_copy(
             update={"first": max(window.first, self.first_step), "last": max(window.last, self.first_step)}
         )
+
+    def settle(self) -> None:
+        """Call it after the last step: with rule ``auto`` only the steps of the steady state are kept."""
+        if self.rule != STEADY or not all(map(math.isfinite, self.step_time_s)):
+            return
+        self.settled = True
+        found = steady_window(self.step_time_s[1:], 1)  # the first step of an attempt includes warm-up
+        inside = slice(found.first, found.last + 1) if found else slice(0)
+        self.step, self.step_time_s = self.step[inside], self.step_time_s[inside]
+        self.tflops_per_gpu = self.tflops_per_gpu[inside]
+        self.window = Window(first=self.step[0], last=self.step[-1], rule=STEADY) if found else None
 
     def missing(self, window: Window) -> list[range]:
         """The steps of the window that are not logged, but would be in a log without gaps."""

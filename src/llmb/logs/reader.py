@@ -67,10 +67,11 @@ def read_log(stream: BinaryIO, rule: str, chunk_bytes: int = CHUNK_BYTES, path: 
     log is read again. The name of the experiment is taken from ``path``. Raises OSError.
     """
     log = _Pass(LoggedAttempt(rule)).read(PlainText(stream), chunk_bytes, path)
-    if log.attempt.last == log.attempt.window_last:
-        return log
-    stream.seek(0)
-    return _Pass(LoggedAttempt(rule, log.attempt.last)).read(PlainText(stream), chunk_bytes, path)
+    if log.attempt.last != log.attempt.window_last:
+        stream.seek(0)
+        log = _Pass(LoggedAttempt(rule, log.attempt.last)).read(PlainText(stream), chunk_bytes, path)
+    log.attempt.settle()
+    return log
 
 
 class _Pass:

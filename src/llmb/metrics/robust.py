@@ -37,9 +37,10 @@ def despiked(values: Floats) -> Floats:
 
     half = SPIKE_NEIGHBORS
     near = np.lib.stride_tricks.sliding_window_view(np.pad(values, half, mode="reflect"), 2 * half + 1)
-    running = np.median(np.delete(near, half, axis=1), axis=1)  # without the step itself, or the rest would often be 0
+    running = np.median(near, axis=1)
+    rest = values - np.median(np.delete(near, half, axis=1), axis=1)  # without the step itself: else often 0
     # The level of the rest is not 0 where the noise is skewed.
-    level, below, above = level_and_spread(values - running)
+    level, below, above = level_and_spread(rest)
     least = LEAST_SPREAD * abs(float(np.median(values)))
     low, high = (OUTLIER_SPREADS * max(spread, least) for spread in (below, above))
     spike = (values < running + level - low) | (values > running + level + high)

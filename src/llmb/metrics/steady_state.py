@@ -13,13 +13,17 @@ from collections.abc import Sequence
 
 from llmb.catalogue.records import Window
 from llmb.metrics.robust import LEAST_SPREAD, MAD_TO_STD, OUTLIER_SPREADS, Floats, despiked, level_and_spread
+from llmb.metrics.window import STEADY
 
-RULE = "auto"
 FEWEST_STEPS = 10
 LEAST_STEADY = 8
 LEAST_SHARE = 1 / 3
 """Of the run that has to be steady, as ``LEAST_STEADY`` steps."""
 PENALTY = 18.0
+NO_STEADY_STATE = (
+    f"no steady state: it takes {FEWEST_STEPS} steps after the first one, and a constant level in a third of them; "
+    "choose the window, such as --window 35-44"
+)
 MOST_BLOCKS = 512
 """A longer series is first replaced by the medians of blocks of equal size."""
 
@@ -42,7 +46,7 @@ def steady_window(step_times_s: Sequence[float], first_step: int) -> Window | No
     first, last = _without_outlying_ends(values, first, last)
     if last - first + 1 < max(LEAST_STEADY, LEAST_SHARE * count):
         return None
-    return Window(first=first_step + first, last=first_step + last, rule=RULE)
+    return Window(first=first_step + first, last=first_step + last, rule=STEADY)
 
 
 def _segments(values: Floats) -> list[tuple[int, int]]:

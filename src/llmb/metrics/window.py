@@ -5,7 +5,12 @@ from llmb.catalogue.records import Window
 from llmb.errors import UsageError
 from llmb.options.ranges import Span, parse_ranges
 
-WINDOW_RULES = ("auto", "last", "all", "A-B")
+WINDOW_RULES = ("reference", "auto", "last", "all", "A-B")
+DEFAULT_RULE = "reference"
+STEADY = "auto"
+"""The steps in which the run turns out to be steady: known only once it ended."""
+DOCUMENTED_STEPS = 50
+"""Steps of the runs that documents publish figures of."""
 
 
 def check_rule(rule: str) -> None:
@@ -25,17 +30,22 @@ def _literal(rule: str) -> Span:
     return span
 
 
-def resolve_window(rule: str, total_steps: int, first_step: int = 0) -> Window:
+def resolve_window(rule: str, total_steps: int, first_step: int = 0, documented: str | None = None) -> Window:
     """The window of a run of ``total_steps`` steps; ``first_step`` is not 0 if it resumes from a checkpoint.
 
-    ``auto`` leaves out the first 70 % (warm-up) and the last 10 % (checkpoint, cleanup): 35-44 of 50 steps.
+    ``reference`` is the window ``documented`` by the source of the recipe, of a run as long as its runs; else it leaves
+    out the first 70 % (warm-up) and the last 10 % (checkpoint, cleanup): 35-44 of 50 steps. A document that takes the
+    last step alone documents no window. For ``auto`` the same is provisional, until the steps of the run are known.
     """
     if total_steps < 1:
         raise ValueError("a run has at least one step")
     check_rule(rule)
     last_step = first_step + total_steps - 1
     match rule:
-        case "auto":
+        case "reference" if documented and "-" in documented and total_steps == DOCUMENTED_STEPS:
+            first, last, *_ = _literal(documented)
+            return Window(first=first_step + first, last=first_step + last, rule=rule)
+        case "reference" | "auto":
             first = 7 * total_steps // 10
             last = max(first, 9 * total_steps // 10 - 1)
             return Window(first=first_step + first, last=first_step + last, rule=rule)

@@ -10,6 +10,7 @@ from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Convention
 from llmb.catalogue.unspecified import unspecified_text
 from llmb.metrics.parameters import checkpoint_bytes
+from llmb.metrics.window import STEADY
 from llmb.report.lora_text import trained_text
 from llmb.report.numbers import number, unknown
 from llmb.report.output import result_table
@@ -51,8 +52,8 @@ def run_document(folder: RunFolder, plan: Plan, result: Result, label: str | Non
         "label": label,
         "run_dir": str(folder.path),
         "origin": origin_document(plan.origin),
-        "window": plan.window.model_dump(mode="json"),
         **result.document(),
+        "window": (result.window or plan.window).model_dump(mode="json"),
         "expectations": [expectation.model_dump(mode="json") for expectation in plan.recipe.expectations],
         "expectations_reason": plan.recipe.expectations_reason,
     }
@@ -94,7 +95,8 @@ def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, 
     _add_origin(table, plan)
     for decision in plan.recipe.decisions:
         table.add_row("note", decision)
-    table.add_row("steps", f"{plan.steps}, statistics over steps {window.first}-{window.last}")
+    over = "the steady state" if window.rule == STEADY else f"steps {window.first}-{window.last}"
+    table.add_row("steps", f"{plan.steps}, statistics over {over}")
     if reason := no_measurement(plan):
         table.add_row("not a measurement", reason)
     _add_published(table, plan)
@@ -194,7 +196,7 @@ def verdict_line(verdict: Verdict | None) -> str:
 
 def run_table(plan: Plan, result: Result) -> Table:
     """The verdict, then measured and published values, one row per metric."""
-    window = plan.window
+    window = result.window or plan.window
     title = f"{plan_title(plan)}, steps {window.first}-{window.last} of {plan.last_step + 1}"
     table = result_table(
         "\n".join(filter(None, (title, verdict_line(result.verdict)))),

@@ -88,7 +88,8 @@ def with_window(plan: AnyPlan, first_step: int) -> AnyPlan:
     if not plan.first_step < first_step <= plan.window.last:
         return plan
     try:
-        window = resolve_window(plan.window.rule, plan.last_step - first_step + 1, first_step)
+        steps, documented = plan.last_step - first_step + 1, plan.recipe.documented_window
+        window = resolve_window(plan.window.rule, steps, first_step, documented)
     except UsageError:
         return plan
     return plan.model_copy(update={"window": window})

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from llmb.catalogue.records import Dtype, GradReduceDtype, Lora, LoraTargets, Recipe, Record
+from llmb.metrics.window import DEFAULT_RULE
 from llmb.options.forms import LABEL
 from llmb.options.option import Option, limit_problems
 from llmb.runs.attention import AttentionChoice, choice_problem
@@ -20,6 +21,10 @@ _training = partial(Option, panel="Training")
 _checkpoint = partial(Option, panel="Checkpoints")
 _fine_tuning = partial(Option, panel="Fine-tuning")
 DEFAULT_STEPS = 50
+WINDOW_HELP = (
+    "Steps to take statistics over: 'reference', as the recipe's document (35-44 of 50 steps), of other lengths 70 to "
+    "90 %; 'auto', the steady state; last; all; or A-B."
+)
 DEFAULT_SEED = 1234
 DEFAULT_STALL_LIMIT_S = 300
 """Below the 10 minutes after which NCCL ends a process, so that the faulty rank is reported first."""
@@ -32,7 +37,7 @@ class Choices(Record):
         int | None, _training(basic=True, help="Training steps. Default: 50; 1 with --load-checkpoint.", minimum=1)
     ] = None
     """None for the default, one step for a resumed run, or as many as profiling or tracing needs."""
-    window: Annotated[str, Option(help="Steps to take statistics over: auto, last, all or A-B.")] = "auto"
+    window: Annotated[str, Option(help=WINDOW_HELP)] = DEFAULT_RULE
     seed: Annotated[int | None, _training(help="Seed of initial weights and data. Default: 1234.")] = None
     label: Annotated[
         str | None,

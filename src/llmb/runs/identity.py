@@ -125,7 +125,7 @@ def conditions_of(record: RunRecord) -> dict[str, Value]:
             "attention_backend": environment.attention.backend if environment and environment.attention else None,
             "steps": plan.steps,
             "first_step": plan.first_step,
-            "window": plan.window.model_dump(),
+            "window": record.window.model_dump(),
             "seed": plan.seed,
             "label": record.label,
             "release": plan.recipe.release,

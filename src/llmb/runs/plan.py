@@ -71,6 +71,7 @@ class Plan(Record):
     device: Device
     steps: int
     window: Window
+    """Provisional if its rule is ``auto``: the result has the window that its statistics are of."""
     seed: int
     fp8_recipe: Fp8Recipe | None = None
     """None for a run that does not compute in FP8."""
@@ -193,7 +194,7 @@ def make_plan(
         recipe=with_packing(recipe, training, found.packing) if found.packing else with_documents(recipe, training),
         device=device,
         steps=steps,
-        window=resolve_window(choices.window, steps, first_step),
+        window=resolve_window(choices.window, steps, first_step, recipe.documented_window),
         seed=next(given for given in (choices.seed, saved and saved.seed, DEFAULT_SEED) if given is not None),
         fp8_recipe=choices.fp8_recipe_of(recipe),
         emulate_fp8=choices.emulate_fp8,

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from llmb import __version__
-from llmb.catalogue.records import Record
+from llmb.catalogue.records import Record, Window
 from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, foreign_link, write_atomically
 from llmb.runs.name_parts import ENGINE as ENGINE
@@ -139,6 +139,11 @@ class RunRecord(Record):
     conventions: dict[str, str]
     environment: Environment | None = None
     result: Result | None = None
+
+    @property
+    def window(self) -> Window:
+        """Of the statistics; of a run without a result the one that is planned."""
+        return (self.result and self.result.window) or self.plan.window
 
 
 CONVENTIONS = {

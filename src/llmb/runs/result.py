@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Literal
 
-from llmb.catalogue.records import Packing, Record
+from llmb.catalogue.records import Packing, Record, Window
 from llmb.metrics.parameters import parameter_count, trainable_parameters
 from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.throughput import throughput
+from llmb.metrics.window import STEADY
 from llmb.runs.attention import AttentionBackend
 from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
@@ -74,6 +75,8 @@ class Result(Record):
     peak_memory_gib: float | None
     step_time_reason: str | None = None
     """The reason if ``step_time_s`` is None."""
+    window: Window | None = None
+    """The steps of the statistics, if that became known after the run; None for the window of the plan."""
     measurement_reason: str | None = None
     """Why the figures are not a measurement; None if they are, or if there are none."""
     checkpoint: CheckpointReport | None = None
@@ -122,6 +125,7 @@ def conclude(
 ) -> Result:
     """The result of a run from the workers' ``exit_code``, ``steps`` and the end of their log.
 
+    The plan's window is that of the statistics, also if its rule is ``auto``.
     ``host`` is the name of the machine if the run has only one. ``cut`` is the reason if the steps of the window cannot
     be combined. ``began`` is the first step of the attempt that trained the window, if not that of the run.
     """
@@ -144,6 +148,7 @@ def conclude(
         loss=Loss(first=steps[0].loss, last=steps[-1].loss) if steps and status != "invalid" else None,
         peak_memory_gib=max(step.peak_memory_bytes for step in steps) / GIB if steps else None,
         step_time_reason=no_statistics,
+        window=window if statistics and window.rule == STEADY else None,
         measurement_reason=no_measurement(plan, began) if statistics else None,
         checkpoint=checkpoint,
         profile=profile,

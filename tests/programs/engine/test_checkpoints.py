@@ -218,7 +218,7 @@ def test_a_save_that_takes_longer_than_the_stall_limit_is_no_stall(
 def test_a_run_that_goes_on_says_so(finished: Finished) -> None:
     whole = finished(*LLAMA, "--scale", "2", *TWENTY)
     result = finished(*LLAMA, "--scale", "1", *TEN_MORE, after_ten_steps(whole))
-    assert result["window"] == {"first": 17, "last": 18, "rule": "auto"}
+    assert result["window"] == {"first": 17, "last": 18, "rule": "reference"}
     assert result["checkpoint"]["save_s"] == []
     assert result["checkpoint"]["path"] is None
     (load,) = find_loads(log(result).read_bytes())

@@ -30,7 +30,7 @@ def test_a_finished_run_keeps_everything_that_decided_it(start: Start, tmp_path:
     result = json.loads(out)
     assert result["status"] == "success"
     assert ended - (Path(result["run_dir"]) / "metrics.jsonl").stat().st_mtime < SOON_S
-    assert result["window"] == {"first": 7, "last": 8, "rule": "auto"}
+    assert result["window"] == {"first": 7, "last": 8, "rule": "reference"}
     assert set(result["step_time_s"]) >= {"mean", "median", "std", "cv", "ci95"}
     assert result["tokens_per_s"] == pytest.approx(8 * 128 / result["step_time_s"]["mean"])
     assert result["tflops_per_gpu"]["full"] > result["tflops_per_gpu"]["causal"] > 0

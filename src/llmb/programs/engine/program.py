@@ -28,6 +28,7 @@ from llmb.runs.planning import plan_training
 from llmb.runs.profile_report import report_profile
 from llmb.runs.record import ENGINE, RunRecord, engine_plan
 from llmb.runs.result import Result, conclude
+from llmb.runs.steady_window import with_steady_window
 from llmb.runs.step_follower import StepFollower
 from llmb.runs.steps import read_steps
 
@@ -61,7 +62,9 @@ class EngineProgram(Program):
         return StepFollower(folder.steps)
 
     def result(self, folder: RunFolder, record: RunRecord, end: End) -> Result:
-        plan, steps = engine_plan(record), read_steps(folder.steps)
+        steps = read_steps(folder.steps)
+        record, unsteady = with_steady_window(record, steps)
+        plan = engine_plan(record)
         lasts = record.status in ("queued", "running")
         result = conclude(
             plan,
@@ -72,7 +75,7 @@ class EngineProgram(Program):
             report_checkpoints(folder, plan, steps),
             report_profile(folder, plan, export_report(plan, folder) if lasts else None),
             record.environment.nodes[0] if record.environment else LOCALHOST,
-            cut(record),
+            unsteady or cut(record),
             window_began(record),
         )
         return with_choices(result, record.environment) if record.environment else result

@@ -116,7 +116,7 @@ def bridge_plan(
         recipe=recipe if packed else recipe.model_copy(update={"packing": None}),
         device="cuda",
         steps=steps,
-        window=resolve_window(choices.window, steps, 0),
+        window=resolve_window(choices.window, steps, 0, recipe.documented_window),
         seed=DEFAULT_SEED if choices.seed is None else choices.seed,
         fp8_recipe=data.fp8_recipe if recipe.dtype is Dtype.FP8 else None,
         save_checkpoint=choices.saves,
