@@ -69,6 +69,46 @@ class LoggedLoss(TypedDict):
     last: float | None
 
 
+class ParsedGroup(TypedDict):
+    workload: str | None
+    size: str | None
+    dtype: str | None
+    gpu_type: str | None
+    program: str | None
+    gpus: int | None
+    layout: dict[str, int]
+    identity: str | None
+    differs: tuple[str, ...]
+    runs: tuple[str, ...]
+    run_means_s: tuple[float, ...]
+    median_s: float
+    std_s: float | None
+    spread_pct: float | None
+    mfu_pct: float | None
+
+
+class ParsedScale(TypedDict):
+    gpus: int
+    layout: str
+    gbs: int | None
+    runs: tuple[str, ...]
+    median_s: float | None
+    efficiency_pct: float | None
+    days_per_1t_tokens: float | None
+    published_s: float | None
+    published_efficiency_pct: float | None
+    published_days_per_1t_tokens: float | None
+    published_source: str | None
+
+
+class ParsedScaling(TypedDict):
+    recipe: str
+    gpu_type: str | None
+    program: str | None
+    scaling: Literal["weak", "strong", "mixed"] | None
+    scales: tuple[ParsedScale, ...]
+
+
 DECLARED: Mapping[str, Mapping[str, Any]] = {
     "run": {
         "": Result,
@@ -88,6 +128,10 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "analysis.directories": tuple[str, ...],
         "results[].layout": Mapping[str, int],
         "results[].mfu_pct": Mapping[str, float | None],
+        "results[].layout_source": Literal["record", "log", "recipe"] | None,
+        "results[].format": str | None,
+        "groups": tuple[ParsedGroup, ...] | None,
+        "scaling": tuple[ParsedScaling, ...] | None,
         "results[].node_names": tuple[str, ...],
         "results[].date_source": Literal["record", "file"] | None,
         "results[].figures": Literal["exact", "rounded"] | None,

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, Self
 
+from llmb.analysis.log_identity import log_identity
 from llmb.catalogue.records import Window
 from llmb.logs.files import ParsedFile, parse_file
 from llmb.logs.outcome import LogOutcome
@@ -24,6 +25,8 @@ from llmb.runs.steps import Step, read_steps
 
 LOGGED = "logged"
 """The convention of a FLOP rate that the log prints: whatever its framework counts."""
+ASSUMED = "layout.assumed"
+"""Key of a configuration whose layout is that of the recipe, because the log does not tell its own."""
 PARALLEL = ("tp", "pp", "cp", "vp", "ep", "etp")
 BATCH = ("mbs", "gbs")
 
@@ -85,9 +88,15 @@ class ParsedRun:
         return {name: value for name, value in values.items() if value is not None}
 
     @property
+    def layout_source(self) -> Literal["record", "log", "recipe"] | None:
+        """Who tells the layout; the recipe's is an assumption."""
+        if not self.layout:
+            return None
+        return "record" if self.folder else "recipe" if self.configuration.get(ASSUMED) else "log"
+
+    @property
     def layout_text(self) -> str:
-        """Such as ``tp4 pp8 gbs252``, without sizes of 1 but for the batch."""
-        return " ".join(f"{name}{value}" for name, value in self.layout.items() if value > 1 or name in BATCH)
+        return layout_text(self.layout)
 
     @property
     def recipe_text(self) -> str:
@@ -99,6 +108,11 @@ class ParsedRun:
         gpus = self.gpus
         days = 1e12 / (tokens_per_s_per_gpu * gpus) / SECONDS_PER_DAY if tokens_per_s_per_gpu and gpus else None
         return replace(self, mfu_pct=mfu_pct, tokens_per_s_per_gpu=tokens_per_s_per_gpu, days_per_1t_tokens=days)
+
+
+def layout_text(layout: Mapping[str, int]) -> str:
+    """Such as ``tp4 pp8 mbs1 gbs252``, without parallel sizes of 1."""
+    return " ".join(f"{name}{value}" for name, value in layout.items() if value > 1 or name in BATCH)
 
 
 def parsed_run(path: Path, rule: str) -> ParsedRun:
@@ -117,6 +131,7 @@ def known_run(file: ParsedFile) -> ParsedRun:
     return ParsedRun(
         file=file,
         id=id_of_name(str(file.path.absolute())),
+        configuration=log_identity(file).configuration if file.outcome.steps else {},
         figures="rounded" if file.outcome.step_time_s else None,
         time_s=_written_s(file.path),
     )

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from llmb.analysis.parsed_run import known_run, parsed_run
+from llmb.analysis.parsed_run import ParsedRun, known_run, parsed_run
+from llmb.catalogue.load import Catalogue
 from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.parse_compat import Format, ParseCommand, print_as_reference
 from llmb.cli.parse_progress import reading_progress
-from llmb.errors import RunFailed
+from llmb.errors import RunFailed, UsageError, unknown
 from llmb.logs.files import find_all_logs
 from llmb.logs.parallel_reader import read_in_parallel
 from llmb.metrics.window import DEFAULT_RULE, check_rule
@@ -34,6 +35,18 @@ def parse(
         ),
     ] = None,
     form: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TABLE,
+    group: Annotated[
+        bool,
+        typer.Option("--group", help="Repeats together: number of runs, median of their means, and their spread."),
+    ] = False,
+    scaling: Annotated[
+        bool,
+        typer.Option("--scaling", help="All scales of each recipe, with efficiency, beside the published figures."),
+    ] = False,
+    gpu_type: Annotated[
+        str | None,
+        typer.Option("--gpu-type", help="GPU type of logs that do not tell theirs, for MFU and published figures."),
+    ] = None,
     wide: Annotated[bool, typer.Option("--wide", help="All columns of the table.")] = False,
     full_names: Annotated[bool, typer.Option("--full-names", help="Do not shorten file names.")] = False,
     json: Json = False,
@@ -80,15 +93,34 @@ def parse(
         return
     rule = window or DEFAULT_RULE
     check_rule(rule)
+    if group and scaling:
+        raise UsageError("--group and --scaling are different tables", do="give one of them")
     roots = paths or [_default_root()]
-    found = find_all_logs(roots)
-    read = read_in_parallel(found, partial(parsed_run, rule=rule), workers)
-    runs = [*map(known_run, found.refused), *reading_progress(read, found)]
-    report = parse_report(roots, rule, runs, full_names=full_names)
-    _print(report, form, wide=wide)
+    report = parse_report(roots, rule, _runs(roots, rule, workers, gpu_type), full_names=full_names)
+    if group or scaling:
+        _print_groups(report, form, scaling=scaling)
+    else:
+        _print(report, form, wide=wide)
     if not report.counts["success"]:
         where = ", ".join(str(root.absolute()) for root in roots)
         raise RunFailed(f"none of {len(report.runs)} logs is from a successful run", where=where)
+
+
+def _runs(roots: list[Path], rule: str, workers: int, gpu_type: str | None) -> list[ParsedRun]:
+    found = find_all_logs(roots)
+    read = read_in_parallel(found, partial(parsed_run, rule=rule), workers)
+    runs = [*map(known_run, found.refused), *reading_progress(read, found)]
+    if gpu_type:
+        from llmb.analysis.catalogue_figures import with_gpu_type
+
+        if gpu_type not in (known := Catalogue().gpus):
+            raise unknown("GPU type", gpu_type, known)
+        runs = with_gpu_type(runs, gpu_type)
+    if any(run.folder is None and run.text("gpu_type") for run in runs):
+        from llmb.analysis.catalogue_figures import with_catalogue_figures  # most logs have a record
+
+        runs = with_catalogue_figures(runs, Catalogue())
+    return runs
 
 
 def _default_root() -> Path:
@@ -110,3 +142,22 @@ def _print(report: ParseReport, output: Format, *, wide: bool) -> None:
             print_text(parse_csv(report))
         case Format.JSON:
             print_json(parse_document(report))
+
+
+def _print_groups(report: ParseReport, output: Format, *, scaling: bool) -> None:
+    from llmb.analysis.parsed_groups import group_runs  # most calls print runs
+    from llmb.analysis.parsed_scaling import scaling_of
+    from llmb.report import parse_groups as tables
+
+    groups = group_runs(report.runs)
+    scalings = scaling_of(groups, Catalogue()) if scaling else ()
+    match output:
+        case Format.TABLE:
+            print_tables(
+                tables.scaling_tables(report, scalings) if scaling else [tables.groups_table(report, groups)]
+            )
+        case Format.CSV:
+            print_text(tables.scaling_csv(scalings) if scaling else tables.groups_csv(groups))
+        case Format.JSON:
+            scales = tables.scaling_document(scalings) if scaling else None
+            print_json(parse_document(report, tables.groups_document(groups), scales))

@@ -13,6 +13,7 @@ from llmb.input_files import not_regular, open_file
 from llmb.logs.outcome import LogOutcome, Status, judge_log
 from llmb.logs.reader import read_log
 
+LOG_NAMES = (".out", ".out.gz")
 _NAMES: tuple[tuple["re.Pattern[str]", Status, str], ...] = (
     (
         re.compile(r"^sbatch_"),
@@ -48,7 +49,7 @@ class FoundFiles:
 
 
 def find_logs(root: Path) -> FoundFiles:
-    """All ``*.out`` files in ``root`` and its subfolders, or ``root`` itself if it is a file, whatever its name.
+    """All ``*.out`` and ``*.out.gz`` files in ``root`` and its subfolders, or ``root`` itself if it is a file, whatever its name.
 
     Raises UsageError if there is none.
     """
@@ -101,7 +102,7 @@ def _walk(root: Path, refused: list[ParsedFile]) -> list[Path]:
         )
 
     found = os.walk(root, onerror=note)
-    return [Path(folder, name) for folder, folders, names in found for name in folders + names if name.endswith(".out")]
+    return [Path(folder, name) for folder, folders, names in found for name in folders + names if name.endswith(LOG_NAMES)]
 
 
 def _once(paths: Iterable[Path]) -> Iterator[Path]:
@@ -137,7 +138,7 @@ def _refusal(path: Path) -> LogOutcome | None:
 def parse_file(path: Path, rule: str) -> ParsedFile:
     try:
         with open_file(path) as stream:
-            log = read_log(stream, rule)
+            log = read_log(stream, rule, path=path)
     except UsageError as error:
         cause = error.__cause__
         why = f"cannot be read: {cause.strerror}" if isinstance(cause, OSError) else error.what

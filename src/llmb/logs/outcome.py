@@ -3,7 +3,8 @@
 
 import math
 from array import array
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from llmb.errors import UsageError
 from llmb.logs.error_text import describe_content, last_error
 from llmb.logs.formats.known import format_called
 from llmb.logs.logged_attempt import LoggedAttempt
+from llmb.logs.formats.format import Value
 from llmb.logs.reader import RunLog
 from llmb.logs.recorder_lines import find_recorder
 from llmb.logs.step_line import find_invalid_line
@@ -55,10 +57,18 @@ class LogOutcome:
     loss_last: float | None = None
     step_times_s: tuple[float, ...] = ()
     """Those that ``step_time_s`` describes, in the order of the steps."""
+    format: str | None = None
+    """Name of the log's format; None without a step line."""
+    configuration: Mapping[str, Value] = field(default_factory=dict)
+    """What the log and its path tell about the run; see ``llmb.logs.configuration``."""
 
 
 def judge_log(log: RunLog) -> LogOutcome:
     """The outcome of a log, with statistics over the window that it was read with."""
+    return replace(_judged(log), format=log.format, configuration=log.configuration)
+
+
+def _judged(log: RunLog) -> LogOutcome:
     attempt = log.attempt
     if attempt.last is None:
         return _without_steps(log)
@@ -164,6 +174,9 @@ def _why_invalid(log: RunLog, window: Window | None) -> str | None:
         return f"the gradient norm is not finite from step {attempt.bad_grad_norm_step}"
     if window and not np.isfinite(attempt.step_time_s).all():
         return f"a step time in {_steps_text(window.first, window.last)} is not finite"
+    if attempt.skipped_in_window:
+        steps = "1 step" if attempt.skipped_in_window == 1 else f"{attempt.skipped_in_window} steps"
+        return f"{steps} of the window skipped the update of the parameters"
     return find_invalid_line(log.tail)
 
 

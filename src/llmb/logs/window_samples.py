@@ -50,9 +50,8 @@ def _judged(path: Path, log: RunLog) -> WindowSamples:
     if find_recorder(log.head, log.tail):
         return WindowSamples(path, "left out")
     window, bad = attempt.window, attempt.bad_loss_step is not None or attempt.bad_grad_norm_step is not None
-    size = window.last - window.first + 1 if window else -1
     times = attempt.step_time_s
-    if bad or len(times) != size or not all(map(math.isfinite, times)):
+    if bad or window is None or not times or attempt.missing(window) or not all(map(math.isfinite, times)):
         last = attempt.max_step if window is None else min(attempt.max_step, window.last)
         return WindowSamples(path, "failed", last)
     tflops = array("d", filter(math.isfinite, attempt.tflops_per_gpu))

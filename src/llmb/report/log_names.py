@@ -24,7 +24,7 @@ def display_names(paths: Iterable[Path], root: Path, *, full: bool) -> dict[Path
 
 def _short_name(file_name: str) -> str:
     """The experiment and its job: without ``log-``, the account, ``.out`` and the number of a first attempt."""
-    return _ACCOUNT.sub("", file_name).removesuffix(".out").removesuffix("_0") or file_name
+    return _ACCOUNT.sub("", file_name).removesuffix(".gz").removesuffix(".out").removesuffix("_0") or file_name
 
 
 def _distinguished(name: str, group: Sequence[Path], root: Path) -> dict[Path, str]:

@@ -147,8 +147,10 @@ def figures_of(statistics: Statistics | None, *names: str) -> list[float | None]
     return [getattr(statistics, name) if statistics else None for name in names]
 
 
-def parse_document(report: ParseReport) -> dict[str, Any]:
-    """The JSON document; an unknown value is null."""
+def parse_document(
+    report: ParseReport, groups: list[dict[str, Any]] | None = None, scaling: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """The JSON document; an unknown value is null, and so are ``groups`` and ``scaling`` unless they are wanted."""
     return {
         "analysis": {
             "directories": list(report.directories),
@@ -156,6 +158,8 @@ def parse_document(report: ParseReport) -> dict[str, Any]:
             "files": len(report.runs),
         },
         "results": [_result(run, report.name(run)) for run in report.runs],
+        "groups": groups,
+        "scaling": scaling,
         "summary": report.counts | {"files": len(report.runs)},
     }
 
@@ -172,6 +176,7 @@ def _result(run: ParsedRun, name: str) -> dict[str, Any]:
         **{key: run.text(key) for key in ("workload", "size", "dtype", "gpu_type", "program")},
         "gpus": run.gpus,
         "layout": run.layout,
+        "layout_source": run.layout_source,
         "identity": run.key,
         "label": run.label,
         "nodes": run.node_count,
@@ -179,6 +184,7 @@ def _result(run: ParsedRun, name: str) -> dict[str, Any]:
         "date": date_of(run),
         "date_source": None if run.time_s is None else "record" if run.folder else "file",
         "window": outcome.window and outcome.window.model_dump(),
+        "format": outcome.format,
         "steps": outcome.steps,
         "attempts": outcome.attempts,
         "max_iteration": outcome.max_step,

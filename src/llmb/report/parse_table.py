@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parsed logs as tables: the runs with figures, and those without. Pure."""
 
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from llmb.analysis.parsed_run import ParsedRun
 from llmb.report.numbers import number
@@ -11,6 +13,7 @@ from llmb.report.table import Table
 
 UNKNOWN = ""
 _REASON_WIDTH = 44
+_JOB = re.compile(r"_(\d+(?:_\d{1,2})?)$")
 _DATE_LETTERS = len("2026-11-20 10:15")
 
 Cell = Callable[[ParsedRun], str]
@@ -35,36 +38,47 @@ def parse_tables(report: ParseReport, *, wide: bool) -> list[Table]:
 def _measured_table(report: ParseReport, runs: Sequence[ParsedRun], *, wide: bool) -> Table:
     columns = _wide_columns(report) if wide else _columns(report)
     shown = {header: [cell(run) for run in runs] for header, cell in columns.items()}
-    optional = ("note", "data", "label", "nodes", "program", "layout", "GPUs")
-    kept = [header for header, cells in shown.items() if header not in optional or any(cells)]
+    kept = [header for header, cells in shown.items() if header in _ALWAYS or not {*cells} <= {"", number(None)}]
     right = tuple(header for header in kept if header in _RIGHT)
     table = result_table(f"Step times, window {report.rule}", *kept, right=right)
     for row in zip(*(shown[header] for header in kept), strict=True):
         table.add_row(*row)
     conventions = sorted({convention for run in runs if (convention := one_mfu(run)[1])})
-    if conventions:
-        table.caption = f"MFU: FLOPs counted by the convention {' or '.join(conventions)}"
+    notes = [f"MFU: FLOPs counted by the convention {' or '.join(conventions)}"] if conventions else []
+    assumed = sum(run.layout_source == "recipe" for run in runs)
+    notes += [f"layout of {assumed} of these logs: not told, that of the recipe is assumed"] if assumed else []
+    table.caption = "\n".join(notes) or None
     return table
 
 
+_ALWAYS = ("file", "run", "recipe", "time (s)")
+"""Other columns are left out if they are empty."""
 _RIGHT = (
-    *("GPUs", "nodes", "time (s)", "median (s)", "std (s)", "CV (%)", "ci95 (s)"),
-    *("TFLOPS/GPU", "std", "MFU (%)"),
+    *("GPUs", "nodes", "time (s)", "median (s)", "std (s)", "CV (%)", "CV %", "ci95 (s)"),
+    *("TFLOPS/GPU", "TFLOPS", "std", "MFU (%)", "MFU %"),
 )
 
 
 def _columns(report: ParseReport) -> dict[str, Cell]:
+    jobs = _jobs(report)
     return {
-        "run": lambda run: run.id,
+        "run": lambda run: jobs.get(run.file.path, run.id),
         "recipe": lambda run: run.recipe_text or printable(report.name(run)),
         "GPUs": lambda run: _known(run.gpus),
         "layout": lambda run: run.layout_text,
         "time (s)": lambda run: _figure(run, "mean"),
-        "CV (%)": _cv,
-        "TFLOPS/GPU": lambda run: number(figures_of(run.outcome.tflops_per_gpu, "mean")[0]),
-        "MFU (%)": lambda run: number(one_mfu(run)[0]),
+        "CV %": lambda run: _short(_percent(run)),
+        "TFLOPS": lambda run: number(figures_of(run.outcome.tflops_per_gpu, "mean")[0]),
+        "MFU %": lambda run: _short(one_mfu(run)[0]),
         "note": note_of,
     }
+
+
+def _jobs(report: ParseReport) -> dict[Path, str]:
+    """Of logs that other commands do not know by an id, the number of the job, if that distinguishes them."""
+    known = [run for run in report.runs if run.folder is None and run.recipe_text]
+    found = {run.file.path: f"job {match[1]}" for run in known if (match := _JOB.search(report.name(run)))}
+    return found if len({*found.values()}) == len(found) else {}
 
 
 def _wide_columns(report: ParseReport) -> dict[str, Cell]:
@@ -86,7 +100,7 @@ def _wide_columns(report: ParseReport) -> dict[str, Cell]:
         "time (s)": lambda run: _figure(run, "mean"),
         "median (s)": lambda run: _figure(run, "median"),
         "std (s)": lambda run: _figure(run, "std"),
-        "CV (%)": _cv,
+        "CV (%)": lambda run: number(_percent(run)),
         "ci95 (s)": _interval,
         "TFLOPS/GPU": lambda run: number(figures_of(run.outcome.tflops_per_gpu, "mean")[0]),
         "std": lambda run: number(figures_of(run.outcome.tflops_per_gpu, "std")[0]),
@@ -121,9 +135,13 @@ def _figure(run: ParsedRun, name: str) -> str:
     return number(figures_of(run.outcome.step_time_s, name)[0])
 
 
-def _cv(run: ParsedRun) -> str:
+def _percent(run: ParsedRun) -> float | None:
     (value,) = figures_of(run.outcome.step_time_s, "cv")
-    return number(None if value is None else 100 * value)
+    return None if value is None else 100 * value
+
+
+def _short(percent: float | None) -> str:
+    return number(None) if percent is None else f"{percent:.2f}"
 
 
 def _interval(run: ParsedRun) -> str:

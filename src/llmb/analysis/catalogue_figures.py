@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the catalogue knows of logs without a record: throughput and MFU of the recipe that they are of."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from llmb.analysis.parsed_run import ASSUMED, BATCH, LOGGED, PARALLEL, ParsedRun
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Recipe
+from llmb.catalogue.resolve import Request, resolve
+from llmb.errors import LlmbError
+from llmb.metrics.throughput import throughput
+from llmb.runs.identity import Value
+
+_SIZES = (*PARALLEL, *BATCH, "seq_len", "layers")
+
+
+def with_gpu_type(runs: Iterable[ParsedRun], gpu_type: str) -> list[ParsedRun]:
+    """``gpu_type`` is that of runs that do not tell."""
+    return [
+        run
+        if run.text("gpu_type") or not run.configuration
+        else replace(run, configuration={**run.configuration, "gpu_type": gpu_type})
+        for run in runs
+    ]
+
+
+def with_catalogue_figures(runs: Iterable[ParsedRun], catalogue: Catalogue) -> list[ParsedRun]:
+    """Logs of a recipe of the catalogue get its figures; for others, the FLOP rate that they print gives an MFU."""
+    recipes: dict[str | None, Recipe | None] = {}
+    found = []
+    for run in runs:
+        if run.folder is None and run.outcome.step_time_s:
+            if run.key not in recipes:
+                recipes[run.key] = recipe_of(run, catalogue)
+            run = _with_figures(run, recipes[run.key], catalogue)
+        found.append(run)
+    return found
+
+
+def recipe_of(run: ParsedRun, catalogue: Catalogue) -> Recipe | None:
+    """The recipe with the run's layout; None if the catalogue has none, or the run does not tell enough."""
+    workload, size = run.text("workload"), run.text("size")
+    dtype, gpu_type = run.text("dtype"), run.text("gpu_type")
+    if not (workload and size and dtype and gpu_type and run.gpus) or workload not in catalogue.workloads:
+        return None
+    try:
+        recipe = resolve(catalogue, Request(workload=workload, size=size, dtype=dtype, gpu_type=gpu_type, scale=run.gpus))
+    except LlmbError:
+        return None
+    return recipe if has_layout(run.configuration, recipe) else None
+
+
+def has_layout(configuration: Mapping[str, object], recipe: Recipe) -> bool:
+    """Whether every size that is known is the recipe's."""
+    known = {name: configuration[f"layout.{name}"] for name in _SIZES if f"layout.{name}" in configuration}
+    return all(getattr(recipe.layout, name) == value for name, value in known.items())
+
+
+def _with_figures(run: ParsedRun, recipe: Recipe | None, catalogue: Catalogue) -> ParsedRun:
+    outcome = run.outcome
+    if recipe and outcome.step_time_s:
+        figures = throughput(recipe, outcome.step_time_s.mean)
+        layout = {f"layout.{name}": getattr(recipe.layout, name) for name in _SIZES}
+        assumed: dict[str, Value] = {} if set(BATCH) <= set(run.layout) else {ASSUMED: True}
+        known = replace(run, configuration={**layout, **run.configuration, **assumed})
+        return known.with_figures(figures.mfu_pct, figures.tokens_per_s_per_gpu)
+    gpu = catalogue.gpus.get(run.text("gpu_type") or "")
+    peak = gpu.peak_tflops.get(run.text("dtype") or "") if gpu else None
+    if peak and outcome.tflops_per_gpu:
+        return run.with_figures({LOGGED: 100 * outcome.tflops_per_gpu.mean / peak})
+    return run

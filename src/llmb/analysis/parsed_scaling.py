@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a recipe scales: measured groups of runs beside the published figures of every scale. Pure but for the catalogue.
+
+Efficiency is the throughput of a GPU relative to that at the smallest scale. With a global batch size that grows with
+the GPUs that is weak scaling, with the same batch size strong scaling.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from llmb.analysis.catalogue_figures import has_layout
+from llmb.analysis.parsed_groups import RunGroup
+from llmb.analysis.parsed_run import BATCH, PARALLEL, ParsedRun, layout_text
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.published import Expectation
+from llmb.catalogue.records import Recipe
+from llmb.catalogue.resolve import Request
+from llmb.catalogue.scales import all_scales
+from llmb.errors import LlmbError
+from llmb.metrics.throughput import SECONDS_PER_DAY
+
+Kind = Literal["weak", "strong", "mixed"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRow:
+    """One scale and layout; measured, published, or both. Unknown figures are None."""
+
+    gpus: int
+    layout_text: str
+    gbs: int | None
+    group: RunGroup | None = None
+    published: Expectation | None = None
+    efficiency_pct: float | None = None
+    published_efficiency_pct: float | None = None
+    days_per_1t_tokens: float | None = None
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Median of the runs' means."""
+        return self.group.run_means_s.median if self.group else None
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """The scales of one recipe with one program, from the smallest."""
+
+    recipe_text: str
+    gpu_type: str | None
+    program: str | None
+    kind: Kind | None
+    """None for a single scale."""
+    rows: tuple[ScalingRow, ...]
+
+
+def scaling_of(groups: Iterable[RunGroup], catalogue: Catalogue) -> tuple[Scaling, ...]:
+    """One for each recipe that was measured. Groups of which the number of GPUs is not known are left out."""
+    families: dict[tuple[object, ...], list[RunGroup]] = defaultdict(list)
+    for group in groups:
+        if group.first.gpus and group.first.recipe_text:
+            families[_family(group.first)].append(group)
+    return tuple(_scaling(members, catalogue) for members in families.values())
+
+
+def _family(run: ParsedRun) -> tuple[object, ...]:
+    """What the scales of a recipe have in common; a proxy has other layers than its model."""
+    keys = ("gpu_type", "program", "layout.seq_len", "layout.layers")
+    return run.recipe_text, *map(run.configuration.get, keys)
+
+
+def _scaling(groups: Sequence[RunGroup], catalogue: Catalogue) -> Scaling:
+    run = groups[0].first
+    recipes = _published(run, catalogue)
+    rows = [_measured_row(group, recipes) for group in groups]
+    covered = {(row.gpus, row.layout_text) for row in rows if row.published}
+    rows += [row for row in map(_published_row, recipes) if (row.gpus, row.layout_text) not in covered]
+    ordered = sorted(rows, key=lambda row: (row.gpus, row.group is None, row.layout_text))
+    kind = _kind([row for row in ordered if row.group])
+    return Scaling(run.recipe_text, run.text("gpu_type"), run.text("program"), kind, tuple(_with_efficiency(ordered)))
+
+
+def _published(run: ParsedRun, catalogue: Catalogue) -> list[Recipe]:
+    workload, size, dtype, gpu_type = map(run.text, ("workload", "size", "dtype", "gpu_type"))
+    if not (workload and size and dtype and gpu_type) or workload not in catalogue.workloads:
+        return []
+    try:
+        listed = all_scales(catalogue, Request(workload=workload, size=size, dtype=dtype, gpu_type=gpu_type)).get(dtype, [])
+    except LlmbError:
+        return []
+    depth = {key: value for key in ("layout.layers",) if (value := run.configuration.get(key)) is not None}
+    return [recipe for recipe in listed if has_layout(depth, recipe) and (depth or not recipe.proxy)]
+
+
+def _measured_row(group: RunGroup, recipes: Iterable[Recipe]) -> ScalingRow:
+    run = group.first
+    assert run.gpus
+    same = (one for one in recipes if one.scale == run.gpus and has_layout(run.configuration, one))
+    recipe = next(same, None)
+    gbs = run.number("layout.gbs") or (recipe and recipe.layout.gbs)
+    seq_len = run.number("layout.seq_len") or (recipe and recipe.layout.seq_len)
+    median = group.run_means_s.median
+    proxy = bool(recipe and recipe.proxy) or (run.folder is not None and run.days_per_1t_tokens is None)
+    days = 1e12 * median / (gbs * seq_len) / SECONDS_PER_DAY if gbs and seq_len and not proxy else None
+    published = next(iter(recipe.expectations), None) if recipe else None
+    layout = run.layout_text if len(run.layout) > 1 or not recipe else _layout_text(recipe)
+    return ScalingRow(run.gpus, layout, gbs, group, published, days_per_1t_tokens=days)
+
+
+def _published_row(recipe: Recipe) -> ScalingRow:
+    figure = next(iter(recipe.expectations), None)
+    return ScalingRow(recipe.scale, _layout_text(recipe), recipe.layout.gbs, published=figure)
+
+
+def _layout_text(recipe: Recipe) -> str:
+    return layout_text({name: getattr(recipe.layout, name) for name in (*PARALLEL, *BATCH)})
+
+
+def _kind(rows: Sequence[ScalingRow]) -> Kind | None:
+    """By the batch sizes of what was measured."""
+    sizes = {(row.gpus, row.gbs) for row in rows if row.gbs}
+    if len({gpus for gpus, _ in sizes}) < 2:
+        return None
+    if len({gbs for _, gbs in sizes}) == 1:
+        return "strong"
+    return "weak" if len({gbs / gpus for gpus, gbs in sizes if gbs}) == 1 else "mixed"
+
+
+def _with_efficiency(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
+    """Relative to the fastest measured and published layout of the smallest scale that has one."""
+    measured = [_per_gpu(row, row.step_time_s) for row in rows]
+    published = [_per_gpu(row, row.published and row.published.step_time_s) for row in rows]
+    own_base, published_base = _base(rows, measured), _base(rows, published)
+    return [
+        ScalingRow(
+            row.gpus,
+            row.layout_text,
+            row.gbs,
+            row.group,
+            row.published,
+            100 * own / own_base if own and own_base else None,
+            100 * other / published_base if other and published_base else None,
+            row.days_per_1t_tokens,
+        )
+        for row, own, other in zip(rows, measured, published, strict=True)
+    ]
+
+
+def _per_gpu(row: ScalingRow, step_time_s: float | None) -> float | None:
+    """Sequences per second and GPU."""
+    return row.gbs / step_time_s / row.gpus if row.gbs and step_time_s else None
+
+
+def _base(rows: Sequence[ScalingRow], rates: Sequence[float | None]) -> float | None:
+    known = [(row.gpus, rate) for row, rate in zip(rows, rates, strict=True) if rate]
+    smallest = min((gpus for gpus, _ in known), default=None)
+    return max((rate for gpus, rate in known if gpus == smallest), default=None)
