@@ -44,7 +44,7 @@ from llmb.prepared.packed_dataset import SPLITS, PackedDataset, Split, Tokenizer
 from llmb.report.campaign_report import campaign_document
 from llmb.report.checkpoint_report import checkpoint_document
 from llmb.report.dataset_report import dataset_document
-from llmb.report.jobs_report import job_document, jobs_document, nodes_document
+from llmb.report.jobs_report import job_document, jobs_document, nodes_document, runs_document
 from llmb.report.list_report import list_document
 from llmb.report.nccl_report import nccl_document
 from llmb.report.parse_report import parse_document, parse_report
@@ -104,7 +104,7 @@ INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 [cluster_config.yaml](#cluster_configyaml),
 [JSON of `llmb run`](#json-of-llmb-run), [of `metrics`](#json-of-llmb-metrics), [of `show`](#json-of-llmb-show),
 [of `submit`](#json-of-llmb-submit), [of a campaign](#json-of-llmb-bulk), [of a job](#json-of-a-job),
-[of `jobs list`](#json-of-llmb-jobs-list), [of `jobs show`](#json-of-llmb-jobs-show),
+[of `runs`](#json-of-llmb-runs), [of `jobs list`](#json-of-llmb-jobs-list), [of `jobs show`](#json-of-llmb-jobs-show),
 [of `jobs nodes`](#json-of-llmb-jobs-nodes), [of `list`](#json-of-llmb-list),
 [of `parse`](#json-of-llmb-parse), [of `watch`](#json-of-llmb-watch), [of `trace`](#json-of-llmb-trace),
 [of `nccl`](#json-of-llmb-nccl),
@@ -331,6 +331,7 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "show": recipe_document(recipe, job_defaults(catalogue, recipe), OriginHere(origin=plan.origin)),
         "submit": submit_document(plan.origin, {RunFolder(Path("run")): SubmittedJob(job_id="1", submitted_at="")}),
         "bulk": sample_campaign(catalogue),
+        "runs": runs_document([job], 1),
         "jobs list": jobs_document([job], 1),
         "jobs show": {key: value for key, value in shown.items() if key not in job.document()},
         "jobs nodes": nodes_document(node_records([job])),

@@ -164,6 +164,7 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "concerns": tuple[Concern, ...],
         "result": dict[str, Any] | None,
     },
+    "runs": {"runs[]": Job},
     "jobs list": {"jobs[]": Job},
 }
 """Types that a sample does not show, by document and path. These documents have a frozen schema."""

@@ -170,8 +170,8 @@ def test_the_shell_completes_names(words: str, place: int, offered: set[str]) ->
     assert set(found.split()) == offered
 
 
-def test_every_option_that_names_a_recipe_is_completed() -> None:
-    assert set(OPTIONS) == {"workload", "size", "dtype", "gpu_type", "release"}
+def test_every_option_that_names_a_recipe_or_runs_is_completed() -> None:
+    assert set(OPTIONS) == {"workload", "size", "dtype", "gpu_type", "release", "label"}
 
 
 def test_common_options_replace_none_of_a_command() -> None:

@@ -4,10 +4,14 @@
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from llmb.errors import LlmbError
+
+if TYPE_CHECKING:
+    from llmb.jobs.job import Job
 
 Complete = Callable[[typer.Context, str], list[str]]
 
@@ -50,18 +54,29 @@ def releases(ctx: typer.Context, incomplete: str) -> list[str]:  # noqa: ARG001
 
 
 def runs(ctx: typer.Context, incomplete: str) -> list[str]:  # noqa: ARG001
-    """Ids of the latest jobs, and names of their run folders once the beginning of one is there."""
+    """Ids of the latest runs and jobs, and names of their run folders once the beginning of one is there."""
+    jobs = _latest_jobs()
+    names = ["latest"] if jobs else []
+    for job in jobs:
+        names += [name for name in (job.id, job.job_id, job.name if incomplete else None) if name]
+    return _begun(names, incomplete)
+
+
+def labels(ctx: typer.Context, incomplete: str) -> list[str]:  # noqa: ARG001
+    return _begun([job.label for job in _latest_jobs() if job.label], incomplete)
+
+
+def _latest_jobs() -> list["Job"]:
+    """The newest one first; none where they cannot be read: there is nowhere to report that."""
     from llmb.jobs.history import read_history
     from llmb.jobs.store import Filter
     from llmb.runs.folder import chosen_root
 
     try:
         with read_history(chosen_root(os.environ, Path.cwd()).path, lambda _: None) as store:
-            jobs = store.jobs(Filter(limit=MOST_RUNS))
+            return store.jobs(Filter(limit=MOST_RUNS))[::-1]
     except LlmbError:
-        return []  # there is nowhere to report it
-    names = [name for job in reversed(jobs) for name in ((job.job_id, job.name) if incomplete else (job.job_id,))]
-    return _begun([name for name in names if name], incomplete)
+        return []
 
 
 MOST_RUNS = 200
@@ -71,6 +86,7 @@ OPTIONS: dict[str, Complete] = {
     "dtype": dtypes,
     "gpu_type": gpu_types,
     "release": releases,
+    "label": labels,
 }
 """By name of the option."""
 

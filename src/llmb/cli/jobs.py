@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from llmb.cli.completion import runs
+from llmb.cli.completion import labels, runs
 from llmb.cli.group import Group
 from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
@@ -38,7 +38,9 @@ PATIENCE_S = 5.0
 
 JobId = Annotated[
     str,
-    typer.Argument(metavar="ID", autocompletion=runs, help="Id of the job, or the beginning of the run folder's name."),
+    typer.Argument(
+        metavar="ID", autocompletion=runs, help="Id of the job or the run, or the beginning of the run folder's name."
+    ),
 ]
 JobIds = Annotated[
     list[str],
@@ -63,6 +65,9 @@ def list_(
         str | None, typer.Option("--since", help="Submitted since: 30m, 12h, 7d, 2026-11-21, 2026-11-21T14:00.")
     ] = None,
     campaign: Annotated[str | None, typer.Option("--campaign", help="Only jobs of this campaign.")] = None,
+    label: Annotated[
+        str | None, typer.Option("--label", autocompletion=labels, help="Only runs with this label.")
+    ] = None,
     limit: Annotated[
         int, typer.Option("--limit", min=0, help="The newest jobs, at most this number; 0: all.")
     ] = DEFAULT_LIMIT,
@@ -88,12 +93,13 @@ def list_(
         states=tuple(state or ()),
         workload=workload,
         campaign=campaign,
+        label=label,
         since_s=parse_since(since, time.time()) if since else None,
         limit=limit or None,
     )
-    with _history_to_read() as store:
+    with history_to_read() as store:
         if not no_refresh:
-            _bring_up_to_date(store)
+            bring_up_to_date(store)
         check_states(wanted.states, store)
         found, total = store.jobs(wanted), store.count(wanted)
     if json:
@@ -114,8 +120,8 @@ def show(job_id: JobId, json: Json = False) -> None:
     """
     from llmb.jobs.details import read_details
 
-    with _history_to_read() as store:
-        _bring_up_to_date(store)
+    with history_to_read() as store:
+        bring_up_to_date(store)
         job = find_job(store, job_id)
     details = read_details(job)
     if json:
@@ -141,7 +147,7 @@ def log(
     """
     from llmb.jobs.follow import follow_log, job_log
 
-    with _history_to_read() as store:
+    with history_to_read() as store:
         job = find_job(store, job_id)
         if follow:
             follow_log(store, _install(), job, sys.stdout.buffer, say, tail)
@@ -242,7 +248,7 @@ def rebuild(json: Json = False) -> None:
     with _history() as store:
         added = store.restore(jobs_of_folders(_install()))
         say(f"{added} jobs were added from run folders")
-        _bring_up_to_date(store)
+        bring_up_to_date(store)
         found = store.jobs()
     _print_jobs(found, json=json)
 
@@ -264,7 +270,7 @@ def nodes(
     from llmb.jobs.nodes import node_records
 
     since_s = parse_since(since, time.time()) if since else None
-    with _history_to_read() as store:
+    with history_to_read() as store:
         records = node_records(store.jobs(Filter(workload=workload, since_s=since_s)))
     if json:
         print_json(nodes_document(records))
@@ -298,11 +304,11 @@ def _history() -> Store:
     return open_history(install_here(), say)
 
 
-def _history_to_read() -> Store:
+def history_to_read() -> Store:
     return read_history(install_here(), say)
 
 
-def _bring_up_to_date(store: Store) -> None:
+def bring_up_to_date(store: Store) -> None:
     """Queries schedulers if states are old; without an answer it reports that they are."""
     live = store.live()
     if not stale(live, time.time(), FRESH_S) and not store.unresolved():

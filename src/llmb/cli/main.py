@@ -29,6 +29,7 @@ COMMANDS = {
     "single": ("llmb.cli.submit", "The same as submit."),
     "bulk": ("llmb.cli.bulk", "Queue the jobs of a file on a Slurm cluster."),
     "launch": ("llmb.cli.launch", "Queue a run that the environment variables of the reference documents describe."),
+    "runs": ("llmb.cli.runs", "The runs of this machine and of jobs, with their results."),
     "result": ("llmb.cli.result", "The result of a finished run."),
     "judge": ("llmb.cli.judge", "Whether runs are as fast as they should be, and what differs from the reference."),
     "watch": ("llmb.cli.watch", "The steps of a run as they are done, with a forecast of its end and warnings."),

@@ -12,7 +12,7 @@ from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.errors import UsageError
-from llmb.jobs.find import find_job
+from llmb.jobs.find import LATEST, find_job
 from llmb.jobs.history import read_history
 from llmb.jobs.local_run import raise_unless_successful
 from llmb.programs.conclude import finished_result
@@ -22,6 +22,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import read_record
 from llmb.runs.result import Result
+from llmb.runs.short_id import short_id
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -31,7 +32,9 @@ def result(
     run: Annotated[
         str,
         typer.Argument(
-            metavar="RUN", autocompletion=runs, help="Id of a job, beginning of its run folder's name, or folder."
+            metavar="RUN",
+            autocompletion=runs,
+            help="Id of a run or a job, or its beginning; 'latest'; beginning of the run folder's name; or folder.",
         ),
     ],
     json: Json = False,
@@ -42,9 +45,11 @@ def result(
 
     Examples:
 
+    - `llmb result latest`
+
     - `llmb result 4711`
 
-    - `llmb result local-1a2b3c4d --json`
+    - `llmb result kqxt --json`
     """
     print_run(_folder_of(run), json=json)
 
@@ -73,14 +78,15 @@ def print_result(folder: RunFolder, plan: Plan, result: Result, label: str | Non
         print_json(run_document(folder, plan, result, label))
     elif result.status == "success":
         print_table(run_table(plan, result))
-        sys.stderr.write(f"saved to {folder.path}\n")
+        sys.stderr.write(f"run {short_id(folder.path)}, saved to {folder.path}\n")
     raise_unless_successful(folder, result)
 
 
 def _folder_of(text: str) -> RunFolder:
     """A run folder, or the only run folder in a folder; else the run folder of the job of that name."""
     path = Path(text).expanduser().absolute()
-    if path.is_dir():
+    if path.is_dir() and text != LATEST:
+        path = path.resolve()  # of a link such as the install root's 'latest', whose own name is no run's
         below = sorted(found.parent for found in path.glob("*/run.json"))
         return RunFolder(below[0] if not (path / "run.json").exists() and len(below) == 1 else path)
     if "/" in text:

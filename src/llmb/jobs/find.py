@@ -2,16 +2,19 @@
 """Finds jobs by id or name."""
 
 from collections.abc import Iterable
+from typing import NoReturn
 
 from llmb.errors import UsageError, closest
 from llmb.jobs.job import Job
 from llmb.jobs.store import Filter, Store
 
 NEAR = 5
+LATEST = "latest"
 
 
 def find_jobs(store: Store, texts: Iterable[str]) -> list[Job]:
-    """For each text the job with that id, every run of an array, or the run whose folder name starts with it.
+    """For each text the job with that id, every run of an array, the run whose folder name or short id starts with it,
+    or the newest run for ``latest``.
 
     If a run was submitted several times, or an id was reused, the latest job. Raises UsageError.
     """
@@ -28,7 +31,9 @@ def find_job(store: Store, text: str) -> Job:
 
 
 def _find(store: Store, text: str) -> list[Job]:
-    jobs = store.named(text) if text else []
+    if text == LATEST:
+        return store.jobs(Filter(runs_only=True, limit=1)) or _none(store)
+    jobs = (store.named(text) or store.with_short_id(text)) if text else []
     same_id = [job for job in jobs if job.job_id == text]
     if same_id:
         return same_id[-1:]
@@ -44,13 +49,17 @@ def _find(store: Store, text: str) -> list[Job]:
     return list(latest.values())
 
 
+def _none(store: Store) -> NoReturn:
+    raise UsageError("there are no runs yet", where=str(store.path), do="start one with 'llmb run' or 'llmb submit'")
+
+
 def _ambiguous(text: str, jobs: list[Job], do: str) -> UsageError:
-    choices = [f"{job.name} ({job.job_id})" for job in jobs[-NEAR:]]
+    choices = [f"{job.name} ({job.id}, job {job.job_id})" for job in jobs[-NEAR:]]
     return UsageError(f"'{text}' means {len(jobs)} jobs", choices=choices, do=f"{do} '{jobs[-1].job_id}'")
 
 
 def _unknown(store: Store, text: str) -> UsageError:
-    names = {name: job for job in store.jobs(Filter(limit=1000)) for name in (job.job_id, job.name) if name}
+    names = {name: job for job in store.jobs(Filter(limit=1000)) for name in (job.id, job.job_id, job.name) if name}
     near = closest(text, names, cutoff=0.6, most=NEAR)
     return UsageError(
         f"there is no job '{text}' in the history",

@@ -113,6 +113,12 @@ class Job:
         return short_id(Path(self.run_dir))
 
     @property
+    def array_id(self) -> str | None:
+        """Id of the array that it is a run of."""
+        suffix = f"_{self.array_index}"
+        return self.job_id.removesuffix(suffix) if self.job_id and self.job_id.endswith(suffix) else None
+
+    @property
     def name(self) -> str:
         """The name of the run's own folder, ``<experiment>_<seconds>``."""
         return Path(self.run_dir).parent.name

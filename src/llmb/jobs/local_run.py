@@ -26,6 +26,7 @@ from llmb.programs.port import Asked, End
 from llmb.runs.choices import Choices
 from llmb.runs.failure import last_lines
 from llmb.runs.folder import RunFolder, cannot_write
+from llmb.runs.latest_link import link_latest
 from llmb.runs.log_tail import tail
 from llmb.runs.plan import EnginePlan
 from llmb.runs.record import ENGINE, RunRecord, new_record, write_record
@@ -98,6 +99,7 @@ def _begin(
     write_record(folder, record)
     write_spec(folder, spec)
     write_job(with_handle(run, row))
+    link_latest(install, folder)
     _note(install, say, lambda store: store.add([row]))
     return _Begun(record, row)
 

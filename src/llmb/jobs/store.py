@@ -18,6 +18,7 @@ from llmb.errors import EnvironmentProblem, UsageError, unknown
 from llmb.jobs.job import COLUMNS, LIVE, NOT_SUBMITTED, SUBMITTING, Change, Job, Status
 from llmb.jobs.migrations import MIGRATIONS, SCHEMA_VERSION
 from llmb.runs.folder import WRITE_ADVICE, NotWritable, cannot_write
+from llmb.runs.short_id import may_be_short_id
 
 BUSY_S = 20.0
 """How long to wait for another process that writes."""
@@ -30,6 +31,9 @@ CAUSES = {
 }
 """Why SQLite cannot write."""
 UNLESS_KNOWN = "WHERE NOT EXISTS (SELECT 1 FROM jobs WHERE run_dir = :run_dir AND job_id = :job_id)"
+_RUNS = (
+    "prepares = '' AND NOT EXISTS (SELECT 1 FROM jobs AS later WHERE later.retry_of = jobs.key AND later.state != ?)"
+)
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM jobs"  # noqa: S608 (names of columns)
 
 
@@ -55,6 +59,8 @@ class Filter:
     campaign: str | None = None
     label: str | None = None
     since_s: float | None = None
+    runs_only: bool = False
+    """Each run once, with its last job; no preparations."""
     limit: int | None = None
     """The newest jobs, at most this number."""
 
@@ -187,13 +193,20 @@ class Store:
     def named(self, text: str) -> list[Job]:
         """Jobs with this id, runs of this array, and runs whose folder name starts with ``text``."""
         prefix = _escaped(text)
-        return self._select(
+        found = self._select(
             "WHERE job_id = ? OR (array_index IS NOT NULL AND job_id = ? || '_' || array_index)"
             " OR run_dir LIKE ? ESCAPE '!' ORDER BY submitted_s",
             text,
             text,
             f"%/{prefix}%/%",
         )
+        return [job for job in found if text in (job.job_id, job.array_id) or job.name.startswith(text)]
+
+    def with_short_id(self, text: str) -> list[Job]:
+        """Jobs of runs whose short id starts with ``text``."""
+        if not may_be_short_id(text):
+            return []
+        return [job for job in self._select("WHERE prepares = '' ORDER BY submitted_s") if job.id.startswith(text)]
 
     def _select(self, rest: str, *values: object) -> list[Job]:
         with self._problems():
@@ -306,6 +319,9 @@ def _where(wanted: Filter) -> tuple[str, list[object]]:
         marks = ", ".join("?" * len(wanted.states))
         parts.append(f"(upper(state) IN ({marks}) OR upper(status) IN ({marks}))")
         values += [state.upper() for state in wanted.states] * 2
+    if wanted.runs_only:
+        parts.append(_RUNS)
+        values.append(NOT_SUBMITTED)
     if wanted.workload is not None:
         parts.append("? IN (workload, workload || '_' || size)")
         values.append(wanted.workload)

@@ -20,6 +20,7 @@ from llmb.jobs.order import Order, Prepared, Queued, prepare, removed_if_refused
 from llmb.jobs.store import Store
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import identity_of_plan
+from llmb.runs.latest_link import link_latest
 from llmb.runs.plan import Plan
 from llmb.runs.record import read_job
 
@@ -62,7 +63,9 @@ def submit_order(
         }
         with removed_if_refused(prepared, order.plan):
             store.add(jobs.values())
-            return hand_over(store, prepared, jobs, environ, descriptor)
+            queued = hand_over(store, prepared, jobs, environ, descriptor)
+    link_latest(order.site.install, queued[-1].folder)
+    return queued
 
 
 def hand_over(

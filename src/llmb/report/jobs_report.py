@@ -60,6 +60,33 @@ def jobs_table(jobs: Sequence[Job], total: int) -> Table:
     return table
 
 
+def runs_document(runs: Sequence[Job], total: int) -> dict[str, Any]:
+    """The JSON of ``llmb runs``; its keys are a contract. ``total`` includes the runs beyond the limit."""
+    return {"runs": [run.document() for run in runs], "total": total}
+
+
+def runs_table(runs: Sequence[Job], total: int) -> Table:
+    shown = f"the last {len(runs)} of {total:,}" if len(runs) < total else f"{total:,}"
+    table = result_table(
+        f"Runs: {shown}", "id", "label", "date", "recipe", "scale", "status", "step s", "verdict",
+        right=("scale", "step s"),
+    )  # fmt: skip
+    for column in table.columns:
+        column.wrap = column.header in ("label", "recipe", "scale")
+    for run in runs:
+        table.add_row(
+            run.id,
+            run.label or "",
+            short_time(run.started_s or run.submitted_s),
+            run.title,
+            f"{run.scale} x {run.gpu_type}",
+            run.status,
+            "" if run.step_time_s is None else number(run.step_time_s),
+            run.verdict or "",
+        )
+    return table
+
+
 def job_document(job: Job, details: "JobDetails") -> dict[str, Any]:
     """The JSON of ``llmb jobs show``; its keys are a contract."""
     return {
@@ -84,6 +111,8 @@ def job_table(job: Job, details: "JobDetails") -> Table:
             table.add_row(name, local_time(time_s))
     values = {
         "cluster": job.cluster,
+        "id of the run": None if job.prepares else job.id,
+        "label": job.label,
         "campaign": job.campaign,
         "nodes": job.nodes,
         "exit code": job.exit_code,

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs are found by short ids, labels and as the latest one."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from llmb.cli.main import app
+from llmb.errors import UsageError
+from llmb.jobs.find import find_job
+from llmb.jobs.history import open_history
+from llmb.jobs.job import Job
+from llmb.jobs.store import Filter, Store
+from llmb.runs.folder import RunFolder
+from llmb.runs.latest_link import link_latest
+from llmb.runs.short_id import id_of_name
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Below a folder whose name begins like a short id."""
+    root = tmp_path / "work" / "bench"
+    root.mkdir(parents=True)
+    monkeypatch.setenv("LLMB_INSTALL", str(root))
+    return root
+
+
+@pytest.fixture
+def store(install: Path) -> Iterator[Store]:
+    with open_history(install, print) as opened:
+        yield opened
+
+
+@pytest.fixture
+def job(install: Path) -> Callable[..., Job]:
+    def made(number: int, **fields: object) -> Job:
+        run_dir = install / "workloads" / "w" / "experiments" / "exp" / f"exp_{number}" / "exp"
+        usual: dict[str, object] = {
+            "key": f"k{number}",
+            "job_id": str(4000 + number),
+            "run_dir": str(run_dir),
+            "experiment": "exp",
+            "workload": "w",
+            "size": "8b",
+            "dtype": "bf16",
+            "gpu_type": "h100",
+            "scale": 8,
+            "submitted_s": 1000.0 + number,
+            "state": "COMPLETED",
+            "status": "success",
+            "checked_s": 1.0,
+        }
+        return Job(**(usual | fields))  # type: ignore[arg-type]
+
+    return made
+
+
+def test_a_run_goes_by_its_short_id_and_its_beginning(store: Store, job: Callable[..., Job]) -> None:
+    jobs = [job(number) for number in range(20)]
+    store.add(jobs)
+    for one in jobs:
+        assert one.id == id_of_name(one.name)
+        assert find_job(store, one.id) == one
+    first = jobs[7].id
+    length = next(n for n in range(1, 9) if sum(one.id.startswith(first[:n]) for one in jobs) == 1)
+    assert find_job(store, first[:length]) == jobs[7]
+    with pytest.raises(UsageError, match="means"):
+        find_job(store, next(letter for letter in "klmnopqrstuvwxyz" if sum(one.id[0] == letter for one in jobs) > 1))
+
+
+def test_a_folder_above_is_no_name_of_a_run(store: Store, job: Callable[..., Job]) -> None:
+    """``work`` is a part of the path of every run here, and could be the beginning of an id."""
+    store.add([job(1)])
+    with pytest.raises(UsageError, match="there is no job 'work'"):
+        find_job(store, "work")
+    assert find_job(store, "exp_1") == job(1)
+
+
+def test_the_latest_is_the_newest_run_not_a_preparation(store: Store, job: Callable[..., Job]) -> None:
+    with pytest.raises(UsageError, match="there are no runs yet"):
+        find_job(store, "latest")
+    store.add([job(1), job(3), job(2), job(9, prepares="dataset")])
+    assert find_job(store, "latest").key == "k3"
+
+
+def test_a_retried_run_is_listed_once(store: Store, job: Callable[..., Job]) -> None:
+    first = job(1, status="failed", state="FAILED")
+    again = job(1, key="k1#2", retry_of="k1", job_id="5000", submitted_s=2000.0)
+    store.add([first, again, job(2), job(3, prepares="dataset")])
+    assert [one.key for one in store.jobs(Filter(runs_only=True))] == ["k2", "k1#2"]
+    assert store.count(Filter(runs_only=True)) == 2
+    assert find_job(store, first.id).key == "k1#2"
+
+
+def test_runs_are_listed_by_label_status_and_time(store: Store, job: Callable[..., Job]) -> None:
+    store.add(
+        [job(1, label="a", verdict="pass", step_time_s=1.5), job(2, label="b"), job(3, label="a", status="failed")]
+    )
+
+    def listed(*words: str) -> list[int]:
+        done = CliRunner().invoke(app, ["runs", *words, "--json"])
+        assert done.exception is None, done.exception
+        return [int(run["job_id"]) - 4000 for run in json.loads(done.stdout)["runs"]]
+
+    assert listed() == [1, 2, 3]
+    assert listed("--label", "a") == [1, 3]
+    assert listed("--label", "a", "--status", "success") == [1]
+    assert listed("--limit", "1") == [3]
+    assert listed("--since", "1d") == []
+    assert listed("-w", "w_8b") == [1, 2, 3]
+    table = CliRunner().invoke(app, ["runs"]).stdout.splitlines()
+    assert table[1].split() == ["id", "label", "date", "recipe", "scale", "status", "step", "s", "verdict"]
+    assert table[2].split()[:2] == [job(1).id, "a"]
+    assert table[2].split()[-3:] == ["success", "1.5", "pass"]
+
+
+def test_jobs_are_listed_by_label(store: Store, job: Callable[..., Job]) -> None:
+    store.add([job(1, label="a"), job(2)])
+    done = CliRunner().invoke(app, ["jobs", "list", "--label", "a", "--json"])
+    assert [one["label"] for one in json.loads(done.stdout)["jobs"]] == ["a"]
+
+
+@pytest.fixture
+def folder(install: Path) -> RunFolder:
+    made = RunFolder(install / "workloads" / "w" / "experiments" / "exp" / "exp_1" / "exp")
+    made.path.mkdir(parents=True)
+    return made
+
+
+def test_the_link_leads_to_the_newest_run_wherever_the_root_is_mounted(install: Path, folder: RunFolder) -> None:
+    (install / "latest").symlink_to("somewhere/else")
+    link_latest(install, folder)
+    assert (install / "latest").resolve() == folder.path.resolve()
+    assert not (install / "latest").readlink().is_absolute()
+    assert sorted(path.name for path in install.iterdir()) == ["latest", "workloads"]
+
+
+def test_what_is_no_link_stays(install: Path, folder: RunFolder) -> None:
+    (install / "latest").write_text("mine")
+    link_latest(install, folder)
+    assert (install / "latest").read_text() == "mine"
+
+
+def test_a_root_that_cannot_be_written_has_no_link(tmp_path: Path, folder: RunFolder) -> None:
+    link_latest(tmp_path / "missing", folder)
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_result_is_found_through_the_link(
+    install: Path, monkeypatch: pytest.MonkeyPatch, tiny_plan: Callable[..., object]
+) -> None:
+    """In the install root ``latest`` is also a folder, whose name is that of no run."""
+    from llmb.runs.claim import create_run_folder
+    from llmb.runs.record import queued_record, write_record
+
+    run = create_run_folder(install, tiny_plan())  # type: ignore[arg-type]
+    write_record(run, queued_record(tiny_plan(), ()))  # type: ignore[arg-type]
+    link_latest(install, run)
+    monkeypatch.chdir(install)
+    for words in (["./latest"], [str(install / "latest")]):
+        done = CliRunner().invoke(app, ["result", *words])
+        assert isinstance(done.exception, UsageError)
+        assert done.exception.where == str(run.path.resolve())
