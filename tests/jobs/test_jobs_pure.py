@@ -4,9 +4,11 @@
 from pathlib import Path
 
 import pytest
+from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.catalogue.data_files import CatalogueError
 from llmb.errors import UsageError
+from llmb.jobs.details import JobDetails, read_details
 from llmb.jobs.faults import faults_of, find_fault, read_faults, worth_a_retry
 from llmb.jobs.job import Job
 from llmb.jobs.nodes import NodeRecord, node_records
@@ -14,7 +16,7 @@ from llmb.jobs.point_in_time import parse_since
 from llmb.jobs.refresh import matching
 from llmb.jobs.retry import excluded, repeated
 from llmb.jobs.wait import exit_code
-from llmb.report.jobs_report import jobs_table
+from llmb.report.jobs_report import job_document, job_table, jobs_table
 from llmb.report.output import styled_lines
 from llmb.runs.failure import failure_line
 from llmb.schedulers.lookup import find_scheduler
@@ -272,6 +274,24 @@ def test_a_row_of_a_narrow_terminal_has_id_state_and_reason() -> None:
     assert "TIMEOUT" in text
     assert "COMPLETED" not in text
     assert "last step" in text
+
+
+def test_verdicts_are_listed_if_there_are_any() -> None:
+    rows = [job(job_id="1", verdict="regressed", step_time_s=13.15), job(job_id="2")]
+    table = jobs_table(rows, 2)
+    place = [column.header for column in table.columns].index("verdict")
+    assert [row[place] for row in table.rows] == ["regressed", ""]
+    assert "verdict" not in [column.header for column in jobs_table(rows[1:], 1).columns]
+
+
+def test_a_job_is_shown_with_its_verdict(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "runs", gpu_record(), times_around(13.15))
+    row = job(run_dir=str(folder), status="success")
+    details = read_details(row)
+    cells = dict(line[:2] for line in job_table(row, details).rows)
+    assert cells["verdict"].startswith("REGRESSED: 7.2 % slower than published (")
+    assert job_document(row, details)["verdict_sentence"] == cells["verdict"]
+    assert "verdict" not in dict(line[:2] for line in job_table(row, JobDetails()).rows)
 
 
 def test_a_proxy_is_not_listed_as_its_model() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from llmb.verdict.records import Condition, Reference, Verdict
-from llmb.verdict.sentence import percent, with_sentence
+from llmb.verdict.sentence import headline, percent, with_sentence
 
 WINDOW = Condition(key="window", own="35-44", reference="last", effect="weakens")
 PROGRAM = Condition(key="program", own="engine", reference="NeMo 25.02.01", effect="weakens")
@@ -102,3 +102,23 @@ def test_a_window_is_named_by_its_statistic() -> None:
 )
 def test_percentages_are_short(value: float, text: str) -> None:
     assert percent(value) == text
+
+
+def test_a_headline_begins_with_the_verdict() -> None:
+    found = [
+        Verdict(
+            verdict=verdict,
+            soft=False,
+            delta_pct=delta,
+            ci95_pct=None,
+            tolerance_pct=1,
+            tolerance_source="",
+            reference=EXPECTED,
+            conditions=(),
+            reason="why",
+            sentence="",
+        )
+        for verdict, delta in (("regressed", 7.0), ("invalid", None))
+    ]
+    lines = [headline(with_sentence(one)) for one in found]
+    assert lines == ["REGRESSED: 7.0 % slower than expected, more than the tolerance of 1.0 %; why", "invalid: why"]

@@ -9,6 +9,7 @@ from llmb.runs.failure import last_lines
 from llmb.runs.folder import RunFolder
 from llmb.runs.log_tail import tail
 from llmb.runs.record import Attempt, read_record
+from llmb.verdict.sentence import headline
 
 MOST_LINES = 12
 
@@ -19,14 +20,19 @@ class JobDetails:
 
     attempts: tuple[Attempt, ...] = ()
     last_lines: tuple[str, ...] = ()
+    verdict: str | None = None
+    """In one line, as it was when the run ended; None for a run without one."""
 
 
 def read_details(job: Job) -> JobDetails:
     """The details that can be read."""
     folder = RunFolder(Path(job.run_dir))
     try:
-        attempts = () if job.prepares else read_record(folder).attempts
+        record = None if job.prepares else read_record(folder)
         lines = last_lines(tail(folder.log) or tail(folder.batch_output), MOST_LINES) if job.status == "failed" else []
     except (OSError, ValueError):
         return JobDetails()
-    return JobDetails(attempts, tuple(lines))
+    if record is None:
+        return JobDetails(last_lines=tuple(lines))
+    verdict = record.result.verdict if record.result else None
+    return JobDetails(record.attempts, tuple(lines), headline(verdict) if verdict else None)

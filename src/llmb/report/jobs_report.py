@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs and nodes as tables and JSON documents."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -37,10 +37,9 @@ def jobs_document(jobs: Sequence[Job], total: int) -> dict[str, Any]:
 
 def jobs_table(jobs: Sequence[Job], total: int) -> Table:
     shown = f"the last {len(jobs)} of {total:,}" if len(jobs) < total else f"{total:,}"
-    table = result_table(
-        f"Jobs: {shown}", "job", "state", "workload", "data", "scale", "submitted", "nodes", "step s", "reason",
-        right=("scale", "step s"),
-    )  # fmt: skip
+    judged = ("verdict",) if any(job.verdict for job in jobs) else ()
+    columns = ("job", "state", "workload", "data", "scale", "submitted", "nodes", "step s", *judged, "reason")
+    table = result_table(f"Jobs: {shown}", *columns, right=("scale", "step s"))
     for column in table.columns:
         # On a narrow terminal the other columns are shortened: a row has to be found by its id and state.
         column.wrap = column.header not in ("job", "step s")
@@ -55,6 +54,7 @@ def jobs_table(jobs: Sequence[Job], total: int) -> Table:
             short_time(job.submitted_s),
             job.nodes or "",
             "" if job.step_time_s is None else number(job.step_time_s),
+            *((job.verdict or "",) if judged else ()),
             shortened(job.reason or ""),
         )
     return table
@@ -94,13 +94,14 @@ def job_document(job: Job, details: "JobDetails") -> dict[str, Any]:
         "files": {name: str(path) for name, path in _files(job).items()},
         "attempts": [attempt.model_dump(mode="json") for attempt in details.attempts],
         "last_lines": list(details.last_lines),
+        "verdict_sentence": details.verdict,
     }
 
 
 def job_table(job: Job, details: "JobDetails") -> Table:
     table = result_table(f"Job {job.job_id or 'without an id'}: {job.name}", "", "")
-    table.add_row("state", job.state)
-    table.add_row("run", job.status + (f": {job.reason}" if job.reason else ""))
+    run = job.status + (f": {job.reason}" if job.reason else "")
+    _add_known(table, {"verdict": details.verdict, "state": job.state, "run": run})
     table.add_row("as of", local_time(job.checked_s) if job.checked_s else "its submission")
     table.add_row("recipe", f"{job.title} on {job.scale} x {job.gpu_type}")
     if not job.prepares:
@@ -124,9 +125,7 @@ def job_table(job: Job, details: "JobDetails") -> Table:
         "retries left": job.retries or None,
         "repeats": job.retry_of,
     }
-    for name, value in values.items():
-        if value is not None:
-            table.add_row(name, str(value))
+    _add_known(table, values)
     if len(details.attempts) > 1:
         for attempt in details.attempts:
             table.add_row(f"attempt {attempt.number}", attempt_text(attempt))
@@ -134,6 +133,12 @@ def job_table(job: Job, details: "JobDetails") -> Table:
         if name != "batch_output" or path.exists():  # a run on this machine has none
             table.add_row(name.replace("_", " "), str(path))
     return table
+
+
+def _add_known(table: Table, values: Mapping[str, object]) -> None:
+    for name, value in values.items():
+        if value is not None:
+            table.add_row(name, str(value))
 
 
 def attempt_text(attempt: "Attempt") -> str:

@@ -27,7 +27,7 @@ from llmb.runs.result import Result, no_measurement
 from llmb.runs.short_id import short_id
 from llmb.runs.stall import ranks_text
 from llmb.traces.summary import shares
-from llmb.verdict.records import Verdict
+from llmb.verdict.sentence import headline
 
 
 def plan_document(
@@ -186,20 +186,12 @@ def _sharing(plan: EnginePlan) -> str:
     return f"{sharing}: ranks shard {shared[sharing]}{kept}"
 
 
-def verdict_line(verdict: Verdict | None) -> str:
-    """The one line to read first; empty if there is nothing to compare a run with."""
-    if verdict is None:
-        return ""
-    decided = verdict.verdict in ("pass", "regressed", "improved")
-    return f"{verdict.verdict.upper()}: {verdict.sentence}" if decided else verdict.sentence
-
-
 def run_table(plan: Plan, result: Result) -> Table:
     """The verdict, then measured and published values, one row per metric."""
     window = result.window or plan.window
     title = f"{plan_title(plan)}, steps {window.first}-{window.last} of {plan.last_step + 1}"
     table = result_table(
-        "\n".join(filter(None, (title, verdict_line(result.verdict)))),
+        "\n".join(filter(None, (title, result.verdict and headline(result.verdict)))),
         "metric",
         "measured",
         "published",

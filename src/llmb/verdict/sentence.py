@@ -22,6 +22,13 @@ TOLERATED: dict[VerdictName, str] = {
     "inconclusive": "tolerance",
 }
 
+DECIDED: tuple[VerdictName, ...] = ("pass", "regressed", "improved")
+
+
+def headline(verdict: Verdict) -> str:
+    """The sentence behind the verdict, if it does not begin with it."""
+    return f"{verdict.verdict.upper()}: {verdict.sentence}" if verdict.verdict in DECIDED else verdict.sentence
+
 
 def with_sentence(verdict: Verdict) -> Verdict:
     return verdict.model_copy(update={"sentence": "; ".join(_parts(verdict))})
