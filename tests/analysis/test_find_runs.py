@@ -3,15 +3,18 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
 import pytest
+from timed_runs import write_run
 
 from llmb.analysis.find_runs import analyzed_run, find_ended_runs, find_runs
 from llmb.analysis.records import FoundRuns
 from llmb.errors import UsageError
 from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
 
 OLD = Path(__file__).parents[1] / "data" / "version-0.1"
 CAMPAIGN = "20261121-220547-d2e11e"
@@ -178,3 +181,23 @@ def test_a_run_that_lasts_has_no_result_to_analyze(install: Path) -> None:
     )
     with pytest.raises(UsageError, match="it is queued"):
         analyzed_run(RunFolder(queued))
+
+
+def test_runs_are_found_by_their_label(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> None:
+    for number, label in enumerate(["old", "old", "new", None]):
+        write_run(tmp_path, tiny_plan(), 50 * [1.0 + number], number=number, label=label)
+    assert [run.step_times_s[0] for run in found("old", tmp_path).runs] == [1.0, 2.0]
+    assert [run.label for run in found("label:new", tmp_path).runs] == ["new"]
+    with pytest.raises(UsageError) as error:
+        found("ne", tmp_path)
+    assert "new" in error.value.choices
+
+
+def test_a_label_that_is_a_campaign_too_is_refused_unless_both_are_the_same_runs(
+    install: Path, tiny_plan: Callable[..., Plan]
+) -> None:
+    write_run(install, tiny_plan(), 50 * [1.0], label=CAMPAIGN)
+    with pytest.raises(UsageError) as error:
+        found(CAMPAIGN, install)
+    assert error.value.choices == (f"label:{CAMPAIGN} (1 run)", f"campaign:{CAMPAIGN} (2 runs)")
+    assert len(found(f"label:{CAMPAIGN}", install).runs) == 1

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from llmb.analysis.engine_document import runs_of_engines
+from llmb.analysis.measured import measured
 from llmb.analysis.read_run import RecordedRun, analyzed, analyzed_log, read_folder
 from llmb.analysis.read_run import analyzed_run as analyzed_run
 from llmb.analysis.records import AnalyzedRun, FoundRuns, LeftOut
@@ -21,12 +23,14 @@ from llmb.runs.record_file import BrokenRecord
 from llmb.site.machine import usable_cores
 
 LATEST = "latest"
+RUN_RECORD = "run.json"
+RECORDS = f"{WORKLOADS}/*/experiments/*/*/*/{RUN_RECORD}"
 NEAR = 5
 MANY = 500
 """From so many records on, reading them takes longer than people wait with no output."""
 """Of logs without a record, which says which steps the run itself is measured over."""
 SELECTORS = (
-    "a folder of runs or logs, a run folder, a log",
+    "a folder of runs or logs, a run folder, a log, the JSON document of a comparison of engines",
     "a label, a campaign, the id of a job or a run, 'latest'",
     "a date or a range of dates (2026-11-20, 2026-11-01..2026-11-07)",
 )
@@ -51,17 +55,18 @@ def find_runs(selector: str, install: Path, say: Say) -> FoundRuns:
     return measured(find_ended_runs(selector, install, say))
 
 
-def measured(found: FoundRuns) -> FoundRuns:
-    """Without the runs that failed, are invalid, or whose steps do not tell how fast they are."""
-    kept = tuple(run for run in found.runs if _why_left_out(run) is None)
-    dropped = [LeftOut(run.id, reason) for run in found.runs if (reason := _why_left_out(run))]
-    return FoundRuns(found.title, kept, (*found.left_out, *dropped))
+def labeled_runs(labels: Iterable[str], install: Path, say: Say) -> dict[str, FoundRuns]:
+    """The same for several labels at once, also those that no run has."""
+    found: dict[str, list[RecordedRun]] = {label: [] for label in labels}
+    for run in _recorded_below(install, say):
+        if run.label in found:
+            found[run.label].append(run)
+    return {label: measured(_analyzed(label, runs)) for label, runs in found.items()}
 
 
-def _why_left_out(run: AnalyzedRun) -> str | None:
-    if run.status != "success":
-        return f"{run.status.replace('_', ' ')}: {run.reason}" if run.reason else run.status
-    return run.reason or (None if run.step_time_s else "its steps have no statistics")
+def run_folders_below(install: Path) -> set[Path]:
+    """Of every run that was made or submitted there."""
+    return {path.parent for path in install.glob(RECORDS)}
 
 
 def find_ended_runs(selector: str, install: Path, say: Say) -> FoundRuns:
@@ -147,7 +152,7 @@ def _start(run: RecordedRun) -> float:
 
 def _recorded_below(install: Path, say: Say) -> Iterator[RecordedRun]:
     """Unreadable records have no label, campaign or date, and so are not found by one."""
-    paths = sorted(install.glob(f"{WORKLOADS}/*/experiments/*/*/*/run.json"))
+    paths = sorted(install.glob(RECORDS))
     if len(paths) >= MANY:
         say(f"reading the records of {len(paths):,} runs below {install}")
     for path in paths:
@@ -159,7 +164,9 @@ def _recorded_below(install: Path, say: Say) -> Iterator[RecordedRun]:
 
 def _at(text: str, path: Path) -> FoundRuns:
     """The runs of a path: of a run folder, of its log, or of all run folders and logs below."""
-    if path.is_file() and not (path.parent / "run.json").is_file():
+    if path.is_file() and path.suffix == ".json" and path.name != RUN_RECORD:
+        return runs_of_engines(path, text)
+    if path.is_file() and not (path.parent / RUN_RECORD).is_file():
         return _with_logs(FoundRuns(text, ()), find_logs(path))
     if not path.is_dir() and not path.is_file():
         raise UsageError(f"no such file or directory: '{text}'", choices=SELECTORS)
@@ -174,7 +181,7 @@ def _at(text: str, path: Path) -> FoundRuns:
 def _run_folders(root: Path) -> Iterator[RunFolder]:
     """Nothing below a run folder is another one. Links are not followed: the same run would be found twice."""
     for folder, folders, names in os.walk(root):
-        if "run.json" in names:
+        if RUN_RECORD in names:
             folders.clear()
             yield RunFolder(Path(folder).absolute())
 

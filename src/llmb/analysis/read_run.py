@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads one run folder, or the log of a run without one, as it is judged and compared."""
 
-import hashlib
 import re
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,13 +12,13 @@ from llmb.logs.files import ParsedFile
 from llmb.metrics.statistics import describe
 from llmb.programs.conclude import finished_result
 from llmb.runs.folder import RunFolder
-from llmb.runs.identity import RunIdentity, Value, identity_of
+from llmb.runs.identity import RunIdentity, conditions_of, identity_of
 from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.result import Result
+from llmb.runs.short_id import id_of_name, short_id
 from llmb.runs.steps import read_steps
 
-ID_DIGITS = 8
 _JOB_OF_LOG = re.compile(r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?|(?:_\d+)*\.out$")
 """What stands around the name of the experiment in the name of a log: account, number of the job, of its start."""
 
@@ -34,12 +33,11 @@ class RecordedRun:
 
     @property
     def id(self) -> str:
-        name = f"{self.folder.path.parent.name}/{self.folder.name}"
-        return hashlib.sha256(name.encode()).hexdigest()[:ID_DIGITS]
+        return short_id(self.folder.path)
 
     @property
     def label(self) -> str | None:
-        return None
+        return self.record.label
 
     @property
     def campaign(self) -> str | None:
@@ -92,7 +90,7 @@ def analyzed(run: RecordedRun) -> AnalyzedRun:
         id=run.id,
         path=run.folder.path,
         identity=identity_of(record),
-        conditions=_conditions_of(record),
+        conditions=conditions_of(record),
         label=run.label,
         campaign=run.campaign,
         started_s=run.started_s,
@@ -110,15 +108,15 @@ def analyzed(run: RecordedRun) -> AnalyzedRun:
 def analyzed_log(file: ParsedFile) -> AnalyzedRun:
     """The run that a log without a record is of. What it computed is known by the name of its experiment."""
     outcome = file.outcome
-    name = str(file.path.absolute())
     return AnalyzedRun(
-        id=hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:ID_DIGITS],
+        id=id_of_name(str(file.path.absolute())),
         path=file.path,
         identity=RunIdentity(configuration={"experiment": _JOB_OF_LOG.sub("", file.path.name)}),
         started_s=file.path.stat().st_mtime,
         status=outcome.status,
         reason=None if outcome.status == "success" else outcome.reason,
         window=outcome.window,
+        step_times_s=outcome.step_times_s,
         step_time_s=outcome.step_time_s,
     )
 
@@ -131,25 +129,3 @@ def _step_times(folder: RunFolder, window: Window) -> tuple[float, ...]:
     """In order, of the window's steps of which nothing was recorded; empty if the steps are in a log alone."""
     steps = read_steps(folder.steps)
     return tuple(one.step_time_s for one in steps if window.first <= one.step <= window.last and not one.profiled)
-
-
-def _conditions_of(record: RunRecord) -> dict[str, Value]:
-    plan, environment = record.plan, record.environment
-    always: dict[str, Value] = {
-        "software.llmb": record.llmb_version,
-        "steps": plan.steps,
-        "window": f"{plan.window.first}-{plan.window.last}",
-        "seed": plan.seed,
-    }
-    if environment is None:
-        return always
-    return always | {
-        "software.python": environment.python,
-        "software.torch": environment.torch,
-        "software.cuda": environment.cuda,
-        "software.nccl": environment.nccl,
-        "software.system": environment.system,
-        "hardware.device": environment.device,
-        "hardware.cpu_threads_per_rank": environment.cpu_threads_per_rank,
-        "nodes": ",".join(environment.nodes),
-    }

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders of finished runs, with step times of the caller's choice, for tests of what reads them."""
+
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from llmb.programs.conclude import finished_result
+from llmb.runs.environment import Environment
+from llmb.runs.folder import RunFolder, experiment_name, run_parent
+from llmb.runs.plan import Plan
+from llmb.runs.record import RunRecord, new_record, write_record
+from llmb.runs.steps import Step, step_to_json
+
+START = datetime(2026, 11, 1, 12, tzinfo=UTC)
+
+
+def write_run(
+    install: Path,
+    plan: Plan,
+    step_times_s: Sequence[float],
+    *,
+    number: int = 0,
+    status: str = "success",
+    environment: dict[str, Any] | None = None,
+    **fields: Any,
+) -> RunFolder:
+    """A run that trained as many steps as it has times, ``number`` minutes after the first one."""
+    name = experiment_name(plan)
+    folder = RunFolder(run_parent(install, plan) / f"{name}_{1790000000 + number}" / name)
+    folder.path.mkdir(parents=True)
+    steps = [_step(index, seconds, plan) for index, seconds in enumerate(step_times_s)]
+    folder.steps.write_text("".join(f"{step_to_json(step)}\n" for step in steps))
+    folder.log.write_text("")
+    begun = new_record(plan, ("llmb", "run"))
+    record = begun.model_copy(
+        update={
+            "status": status,
+            "started_at": (START + timedelta(minutes=number)).isoformat(timespec="seconds"),
+            "exit_code": 0 if status == "success" else 4,
+            "environment": Environment.model_validate(_environment() | (environment or {})),
+            **fields,
+        }
+    )
+    result = finished_result(folder, record)
+    write_record(folder, RunRecord.model_validate(record.model_copy(update={"result": result}).model_dump()))
+    return folder
+
+
+def noisy_times(mean_s: float, cv: float, steps: int, seed: int) -> list[float]:
+    """Independent step times of a run whose own mean differs from ``mean_s`` by ``cv``, as those of repeats do."""
+    generator = random.Random(seed)
+    own = mean_s * (1 + generator.gauss(0, cv))
+    return [own * (1 + generator.gauss(0, cv)) for _ in range(steps)]
+
+
+def _step(number: int, seconds: float, plan: Plan) -> Step:
+    layout = plan.recipe.layout
+    return Step(
+        step=number,
+        step_time_s=seconds,
+        loss=10 - number / 100,
+        grad_norm=1.0,
+        lr=1e-4,
+        tokens=layout.gbs * layout.seq_len,
+        peak_memory_bytes=1 << 30,
+        peak_memory_rank=0,
+        rank_step_time_s_min=seconds,
+        rank_step_time_s_max=seconds,
+        slowest_rank=0,
+    )
+
+
+def _environment() -> dict[str, Any]:
+    return {
+        "python": "3.11.2",
+        "torch": "2.13.0",
+        "cuda": "12.8",
+        "nccl": "2.27",
+        "backend": "gloo",
+        "float32_matmul_precision": "highest",
+        "system": "Linux",
+        "device": "cpu",
+        "device_memory_gib": None,
+        "cpu_threads_per_rank": 1,
+        "nodes": ["node1"],
+        "ranks_per_node": {"node1": 2},
+        "variables": {},
+    }
