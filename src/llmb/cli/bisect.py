@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb bisect``."""
+
+from typing import Annotated
+
+import typer
+
+from llmb.analysis.bisect_command import bisect_by_command, check_command
+from llmb.analysis.bisect_runs import BisectReport, bisect_report
+from llmb.analysis.bisect_state import DEFAULT_NAME, BisectState, read_candidates, read_state, state_path, write_state
+from llmb.cli.group import Group
+from llmb.cli.install import install_here
+from llmb.cli.json_option import Json
+from llmb.cli.messages import say
+from llmb.errors import InvalidRun, UsageError
+from llmb.report.bisect_report import bisect_table, bisect_text
+from llmb.report.output import print_json, print_table
+
+app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="markdown")
+
+Name = Annotated[str, typer.Option("--name", help="Of this search, if there are several at a time.")]
+Candidates = Annotated[
+    str,
+    typer.Option(
+        metavar="A,B,C|FILE",
+        help="Images, drivers, commits, in order: the first as fast as before, the last not. A file has one a line.",
+    ),
+]
+Workload = Annotated[str | None, typer.Option("--workload", "-w", help="Of the runs.", show_default=False)]
+Size = Annotated[str | None, typer.Option("--size", "-s", help="Of the runs.", show_default=False)]
+DtypeOfRuns = Annotated[str | None, typer.Option("--dtype", help="Of the runs.", show_default=False)]
+Scale = Annotated[int | None, typer.Option("--scale", "-n", min=1, help="GPUs of the runs.", show_default=False)]
+Good = Annotated[
+    str | None, typer.Option(help="Runs of the first candidate that exist: a label or what compare takes.")
+]
+Bad = Annotated[str | None, typer.Option(help="Runs of the last candidate that exist.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Forget a search of that name.")]
+
+
+@app.callback()
+def bisect() -> None:
+    """Which of an ordered list of images, drivers or commits changed the step time, with as few runs as it takes."""
+
+
+@app.command()
+def start(
+    candidates: Candidates,
+    workload: Workload = None,
+    size: Size = None,
+    dtype: DtypeOfRuns = None,
+    scale: Scale = None,
+    good: Good = None,
+    bad: Bad = None,
+    name: Name = DEFAULT_NAME,
+    fresh: Fresh = False,
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- OPTIONS]", help="Further options of 'llmb run'; {candidate} is replaced.", show_default=False
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Begin a search, and say what to run first.
+
+    Run what it says with the label that it says, on this cluster or any other that shares the root of installation, and
+    call `llmb bisect next`. What is known is kept in a file: any command may be interrupted, and repeated.
+
+    Examples:
+
+    - `llmb bisect start --candidates 570.86,570.124,575.51 -w pretrain_llama3.1 -s 8b --good week-45 --bad week-46`
+
+    - `llmb bisect start --candidates images.txt -w pretrain_llama3.1 -s 8b -- --image {candidate}`
+    """
+    install = install_here()
+    if state_path(install, name).exists() and not fresh:
+        do = f"continue with 'llmb bisect next --name {name}', or add --fresh, or another --name"
+        raise UsageError(f"there is a bisection '{name}' already", where=str(state_path(install, name)), do=do)
+    state = BisectState(
+        name=name,
+        candidates=read_candidates(candidates),
+        workload=workload,
+        size=size,
+        dtype=dtype,
+        scale=scale,
+        good=good,
+        bad=bad,
+        options=tuple(options or ()),
+    )
+    report = bisect_report(state, install, say)
+    write_state(install, state)
+    _finish(report, json=json)
+
+
+@app.command("next")
+def next_(name: Name = DEFAULT_NAME, json: Json = False) -> None:
+    """Read the runs that were made since, and say what to run next, or which candidate it is."""
+    install = install_here()
+    _finish(bisect_report(read_state(install, name), install, say), json=json)
+
+
+@app.command()
+def skip(
+    candidate: Annotated[str, typer.Argument(metavar="CANDIDATE", help="One that cannot be run.")],
+    name: Name = DEFAULT_NAME,
+    json: Json = False,
+) -> None:
+    """Do without a candidate that cannot be run, and say what to run next."""
+    install = install_here()
+    state = read_state(install, name).with_skipped(candidate)
+    write_state(install, state)
+    _finish(bisect_report(state, install, say), json=json)
+
+
+@app.command()
+def run(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="-- COMMAND", help="Makes one run; {candidate} and {label} are replaced.", show_default=False
+        ),
+    ],
+    candidates: Candidates,
+    workload: Workload = None,
+    size: Size = None,
+    dtype: DtypeOfRuns = None,
+    scale: Scale = None,
+    good: Good = None,
+    bad: Bad = None,
+    name: Name = DEFAULT_NAME,
+    fresh: Fresh = False,
+    json: Json = False,
+) -> None:
+    """Search by itself: call COMMAND for each run that is needed.
+
+    The command is started without a shell. It makes one run below the root of installation, and ends when the run has
+    ended. Exit code 125 skips the candidate, as in git bisect; a command that makes no measurement is retried once.
+    Called again, it resumes where it was interrupted.
+
+    Examples:
+
+    - `llmb bisect run --candidates commits.txt -- ./build_and_run.sh {candidate}`
+
+    - `llmb bisect run --candidates a.sqsh,b.sqsh,c.sqsh -- ./run_image.sh {candidate} {label}`
+    """
+    check_command(command)
+    install = install_here()
+    state = BisectState(
+        name=name,
+        candidates=read_candidates(candidates),
+        workload=workload,
+        size=size,
+        dtype=dtype,
+        scale=scale,
+        good=good,
+        bad=bad,
+    )
+    if state_path(install, name).exists() and not fresh:
+        known = read_state(install, name)
+        if known.candidates != state.candidates:
+            do = "add --fresh to begin again, or another --name"
+            raise UsageError(
+                f"the bisection '{name}' has other candidates", where=str(state_path(install, name)), do=do
+            )
+        state = known
+    write_state(install, state)
+    _finish(bisect_by_command(state, command, install, say), json=json)
+
+
+def _finish(report: BisectReport, *, json: bool) -> None:
+    """Raises InvalidRun for a search that cannot go further."""
+    if json:
+        print_json(report.model_dump(mode="json"))
+    else:
+        print_table(bisect_table(report))
+    if report.status == "stuck":
+        raise InvalidRun(bisect_text(report))
