@@ -73,6 +73,7 @@ from llmb.traces.nccl_summary import Codes, NcclSummary, summarize_nccl
 from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable
 from llmb.traces.summary import summarize
 from llmb.traces.timeline import Timeline, TracedStep
+from reference_pages.comparison_samples import sample_bisection, sample_comparison
 from reference_pages.json_types import Schema, types_text
 from reference_pages.markdown import page, table, type_text
 from reference_pages.schemas import schemas
@@ -338,6 +339,8 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "list": list_document(catalogue.workloads.values()),
         "watch": sample_watched(plan),
         "parse": parse_document(parse_report([Path()], "last", [sample_parsed_run(plan)], full_names=False)),
+        "compare": sample_comparison(),
+        "bisect next": sample_bisection(),
         "trace": trace_document(summarize([sample_timeline()])),
         "nccl": nccl_document(sample_nccl_summary(), [sample_test_table()]),
         "checkpoint show": checkpoint_document(sample_checkpoint(plan)),

@@ -5,6 +5,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, TypedDict
 
+from llmb.analysis import comparison
+from llmb.analysis.bisect_runs import BisectReport
 from llmb.analysis.forecast import Comparison, Pace
 from llmb.analysis.watched import Concern, State
 from llmb.catalogue.published import Expectation
@@ -166,6 +168,8 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
     },
     "runs": {"runs[]": Job},
     "jobs list": {"jobs[]": Job},
+    "compare": {"": comparison.Comparison},
+    "bisect next": {"": BisectReport},
 }
 """Types that a sample does not show, by document and path. These documents have a frozen schema."""
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from llmb.api import Run as Run
+from llmb.api import compare as compare
 from llmb.api import judge as judge
 from llmb.api import parse as parse
 from llmb.api import recipe as recipe

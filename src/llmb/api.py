@@ -6,11 +6,13 @@ Errors are those of ``llmb.errors``; each has the text that the command line pri
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmb.analysis.compare_runs import compare_runs
+from llmb.analysis.comparison import Comparison
 from llmb.analysis.find_runs import find_ended_runs
 from llmb.analysis.judge_run import Against, judge_runs
 from llmb.catalogue.load import Catalogue
@@ -123,6 +125,24 @@ def parse(path: str | Path, *, window: str = DEFAULT_RULE) -> list[ParsedFile]:
     found = find_logs(Path(path).expanduser())
     outcomes = [*found.refused, *(parse_file(log, window) for log in found.logs)]
     return sorted(outcomes, key=lambda file: file.path)
+
+
+def compare(
+    before: str | Path,
+    after: str | Path | None = None,
+    *,
+    vary: Sequence[str] = (),
+    tolerance: float | None = None,
+    on_message: Callable[[str], None] = lambda _: None,
+) -> Comparison:
+    """Two groups of runs, as ``llmb compare``: folders, labels, campaigns, ids or dates. Raises UsageError.
+
+    Without ``after``, groups within ``before`` that differ in ``vary``. ``tolerance`` is in percent. A verdict raises nothing: see ``rows``.
+    """
+    install = chosen_root(os.environ, Path.cwd()).path
+    first = find_ended_runs(str(before), install, on_message)
+    second = None if after is None else find_ended_runs(str(after), install, on_message)
+    return compare_runs(first, second, vary=vary, tolerance_pct=tolerance)
 
 
 def _known(options: Mapping[str, Any], request: type, workload: str, size: str, *more: type) -> dict[str, Any]:

@@ -101,3 +101,11 @@ def test_a_run_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         llmb.judge(tmp_path / "runs")
     with pytest.raises(UsageError, match="exclude each other"):
         llmb.judge(folder, against=folder, expect="expected.yaml")
+
+
+def test_runs_are_compared_from_python() -> None:
+    found = llmb.compare(OLD_RUNS, vary=["layout.gbs"])
+    assert (found.before, found.vary) == (str(OLD_RUNS), ("layout.gbs",))
+    assert len(found.left_out) > 0
+    with pytest.raises(UsageError, match="both sides are the same runs"):
+        llmb.compare(OLD_RUNS, OLD_RUNS)

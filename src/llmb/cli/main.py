@@ -36,6 +36,8 @@ COMMANDS = {
     "jobs": ("llmb.cli.jobs", "Submitted jobs and their results; logs, waiting, cancelling, slow nodes."),
     "checkpoint": ("llmb.cli.checkpoint", "Show checkpoints; export and import weights for Hugging Face."),
     "parse": ("llmb.cli.parse", "Step-time statistics of training logs."),
+    "compare": ("llmb.cli.compare", "Whether one group of runs is faster than another, recipe by recipe."),
+    "bisect": ("llmb.cli.bisect", "Which image, driver or commit of a list changed the step time."),
     "trace": ("llmb.cli.trace", "The time of profiled steps by activity."),
     "nccl": ("llmb.cli.nccl", "Collectives in NCCL's logs, and bandwidths from nccl-tests."),
 }

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples of the JSON documents of comparisons."""
+
+from typing import Any
+
+from llmb.analysis.bisect_runs import BisectReport, CandidateReport
+from llmb.analysis.comparison import Comparison, LeftOutRun, Row, Unmatched
+from llmb.runs.identity import Difference
+
+
+def sample_comparison() -> dict[str, Any]:
+    difference = Difference(key="software.driver", before="570.86", after="575.51")
+    row = Row(
+        recipe="pretrain_llama3.1 8b bf16 on 8 x h100",
+        n_before=3,
+        n_after=3,
+        before_s=12.3,
+        after_s=12.7,
+        delta_pct=3.3,
+        ci95_pct=(2.5, 4.1),
+        noise_pct=0.4,
+        verdict="regressed",
+        reason=None,
+        more_runs=None,
+        tolerance_pct=1,
+        tolerance_source="",
+        measure="step_time",
+        speed_up=0.97,
+        scaling=None,
+        before_runs=("",),
+        after_runs=("",),
+    )
+    alone = Unmatched(side="before", recipe="", runs=("",), differs=(difference,), reason=None)
+    return Comparison(
+        before="",
+        after="",
+        vary=(),
+        verdict="regressed",
+        rows=(row,),
+        differences=(difference,),
+        unmatched=(alone,),
+        left_out=(LeftOutRun(run="", reason="", side="before"),),
+    ).model_dump(mode="json")
+
+
+def sample_bisection() -> dict[str, Any]:
+    candidate = CandidateReport(
+        candidate="570.86", label="", runs=3, step_time_s=12.3, delta_pct=0, standing="as before", probability=0
+    )
+    return BisectReport(
+        name="bisect",
+        status="measure",
+        candidate="570.86",
+        runs=3,
+        label="",
+        command=None,
+        found=(),
+        probability=None,
+        delta_pct=None,
+        ci95_pct=None,
+        reason=None,
+        total_runs=0,
+        candidates=(candidate,),
+    ).model_dump(mode="json")

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares two groups of runs, recipe by recipe. Pure."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from llmb.analysis.compare_modes import Varied, changes_work_per_token, varied
+from llmb.analysis.comparison import Comparison, LeftOutRun, Measure, Row, Scaling, Unmatched
+from llmb.analysis.match_runs import (
+    Configuration,
+    Group,
+    Matches,
+    Pair,
+    group_title,
+    groups_of,
+    match_sides,
+    match_within,
+    nearest,
+    same_but,
+    titles,
+)
+from llmb.analysis.measured import measured, why_left_out
+from llmb.analysis.records import AnalyzedRun, FoundRuns, LeftOut
+from llmb.errors import UsageError
+from llmb.metrics.group_difference import RunMean, decide, group_difference
+from llmb.runs.identity import Difference, Value, differences
+from llmb.runs.published_verdict import steps_text
+from llmb.verdict.conditions import rule_of
+from llmb.verdict.records import WORST, VerdictName
+from llmb.verdict.tolerance import Tolerance, default_tolerance
+
+IN_BOTH = "both selections have it: it counts as after"
+Side = Literal["before", "after"]
+
+
+def compare_runs(
+    before: FoundRuns, after: FoundRuns | None, *, vary: Sequence[str] = (), tolerance_pct: float | None = None
+) -> Comparison:
+    """Both with every run that ended. ``after`` is None to compare groups within one selection, which needs ``vary``.
+
+    Raises UsageError for a name of ``vary`` that no run has, and if both selections have the same runs.
+    """
+    ended = (*before.runs, *(after.runs if after else ()))
+    may_vary = varied(vary, (key for run in ended for key in run.identity.configuration))
+    old, new = measured(before), measured(after) if after else None
+    left_out = [_left_out(one, "before") for one in old.left_out]
+    if new is None or _paths(before) == _paths(after):
+        if not vary:
+            do = "select two groups of runs, or say what differs within one: --vary dtype, --vary scale"
+            raise UsageError("both sides are the same runs", where=before.title, do=do)
+        matches = match_within(groups_of(old.runs), may_vary)
+    else:
+        own = [run for run in old.runs if run.path not in _paths(new)]
+        left_out += [LeftOutRun(run=run.id, reason=IN_BOTH, side="before") for run in old.runs if run not in own]
+        left_out += [_left_out(one, "after") for one in new.left_out]
+        matches = match_sides(groups_of(own), groups_of(new.runs), may_vary)
+    given = may_vary.tolerance if tolerance_pct is None else Tolerance(tolerance_pct, "as given")
+    rows = tuple(_rows(matches.pairs, given))
+    unmatched = tuple(_unmatched(matches, after or before, may_vary))
+    return Comparison(
+        before=before.title,
+        after=after.title if after else before.title,
+        vary=tuple(vary),
+        verdict=_verdict(rows, unmatched),
+        rows=rows,
+        differences=_differences(matches.pairs),
+        unmatched=unmatched,
+        left_out=tuple(left_out),
+    )
+
+
+def _paths(found: FoundRuns | None) -> set[Path]:
+    return {run.path for run in found.runs} if found else set()
+
+
+def _left_out(one: LeftOut, side: Side) -> LeftOutRun:
+    return LeftOutRun(run=one.run, reason=one.reason, side=side)
+
+
+def _verdict(rows: Sequence[Row], unmatched: Sequence[Unmatched]) -> VerdictName:
+    """The worst. A recipe that no run after could measure is not passed over: it may be broken by what changed."""
+    found: list[VerdictName] = [row.verdict for row in rows]
+    if not rows or any(one.side == "before" and one.reason for one in unmatched):
+        found.append("not comparable")
+    return min(found, key=WORST.index)
+
+
+def _rows(pairs: Sequence[Pair], given: Tolerance | None) -> Iterator[Row]:
+    for pair, recipe in zip(pairs, titles(pairs), strict=True):
+        yield _row(pair, recipe, given)
+
+
+def _row(pair: Pair, recipe: str, given: Tolerance | None) -> Row:
+    before, after = pair.before, pair.after
+    works = _work_per_gpu(before.configuration), _work_per_gpu(after.configuration)
+    changed = differences(before.configuration, after.configuration)
+    obstacle = _obstacle(changed, works)
+    measure: Measure = "step_time" if works[0] == works[1] or obstacle else "gpu_time_per_token"
+    scales = (1.0, 1.0) if measure == "step_time" else tuple(1 / work for work in works if work)
+    difference = group_difference(_means(before, scales[0]), _means(after, scales[1]))
+    tolerance = given or _tolerance(pair)
+    decision = decide(difference, tolerance.pct)
+    return Row(
+        recipe=recipe,
+        n_before=difference.n_before,
+        n_after=difference.n_after,
+        before_s=difference.before_s / scales[0],
+        after_s=difference.after_s / scales[1],
+        delta_pct=None if obstacle else difference.delta_pct,
+        ci95_pct=None if obstacle else difference.ci95_pct,
+        noise_pct=difference.noise_pct,
+        verdict="not comparable" if obstacle else decision.verdict,
+        reason=obstacle or decision.reason,
+        more_runs=None if obstacle else decision.more_runs,
+        tolerance_pct=tolerance.pct,
+        tolerance_source=tolerance.source,
+        measure=measure,
+        speed_up=None if obstacle else 1 / (1 + difference.delta_pct / 100),
+        scaling=_scaling(before.configuration, after.configuration),
+        before_runs=tuple(run.id for run in before.runs),
+        after_runs=tuple(run.id for run in after.runs),
+    )
+
+
+def _work_per_gpu(configuration: Configuration) -> float | None:
+    """Tokens per step and GPU; None if the configuration does not tell, as that of most logs."""
+    values = [configuration.get(f"layout.{name}") for name in ("gbs", "seq_len", "gpus")]
+    gbs, seq_len, gpus = (value if isinstance(value, int) and value > 0 else None for value in values)
+    return gbs * seq_len / gpus if gbs and seq_len and gpus else None
+
+
+def _obstacle(changed: Iterable[Difference], works: tuple[float | None, float | None]) -> str | None:
+    """Why the two sides did not do the same work, in any measure."""
+    other = [one.key for one in changed if changes_work_per_token(one.key) and None not in (one.before, one.after)]
+    if other:
+        return f"a token is not the same work on both sides: {', '.join(other)} differs"
+    if works[0] != works[1] and None in works:
+        return "how many tokens a step has is known of one side only"
+    return None
+
+
+def _means(group: Group, scale: float) -> list[RunMean]:
+    """``scale``: 1 for seconds per step, else 1 divided by a step's tokens per GPU."""
+    means = []
+    for run in group.runs:
+        assert run.step_time_s
+        low, high = run.step_time_s.ci95 or (None, None)
+        interval = None if low is None or high is None else (low * scale, high * scale)
+        means.append(RunMean(mean_s=run.step_time_s.mean * scale, ci95_s=interval, nodes=run.nodes))
+    return means
+
+
+def _tolerance(pair: Pair) -> Tolerance:
+    nodes = [{node for run in group.runs for node in run.nodes} for group in (pair.before, pair.after)]
+    return default_tolerance("baseline", same_nodes=bool(nodes[0]) and nodes[0] == nodes[1])
+
+
+def _scaling(before: Configuration, after: Configuration) -> Scaling | None:
+    gpus, batches = ([side.get(f"layout.{name}") for side in (before, after)] for name in ("gpus", "gbs"))
+    numbers = [value for value in (*gpus, *batches) if isinstance(value, int)]
+    if gpus[0] == gpus[1] or len(numbers) < 4:
+        return None
+    if batches[0] == batches[1]:
+        return "strong"
+    return "weak" if numbers[2] * numbers[1] == numbers[3] * numbers[0] else "mixed"
+
+
+def _unmatched(matches: Matches, after: FoundRuns, may_vary: Varied) -> Iterator[Unmatched]:
+    spoiled = [run for run in after.runs if why_left_out(run)]
+    for group in matches.only_before:
+        same = [run for run in spoiled if same_but(group.configuration, run.identity.configuration, may_vary)]
+        yield _alone("before", group, matches.only_after, same)
+    for group in matches.only_after:
+        yield _alone("after", group, matches.only_before, ())
+
+
+def _alone(side: Side, group: Group, others: Sequence[Group], spoiled: Sequence[AnalyzedRun]) -> Unmatched:
+    near = nearest(group, others)
+    reasons = dict.fromkeys(why_left_out(run) or "" for run in spoiled)
+    return Unmatched(
+        side=side,
+        recipe=group_title(group),
+        runs=tuple(run.id for run in group.runs),
+        differs=differences(*_ordered(side, group.configuration, near.configuration)) if near else (),
+        reason="; ".join(reasons) or None,
+    )
+
+
+def _ordered(side: Side, own: Configuration, other: Configuration) -> tuple[Configuration, Configuration]:
+    return (own, other) if side == "before" else (other, own)
+
+
+def _differences(pairs: Sequence[Pair]) -> tuple[Difference, ...]:
+    before = _merged([run for pair in pairs for run in pair.before.runs])
+    after = _merged([run for pair in pairs for run in pair.after.runs])
+    return tuple(one for one in differences(before, after) if rule_of(one.key).differs != "ignored")
+
+
+def _merged(runs: Sequence[AnalyzedRun]) -> Configuration:
+    """What all runs have in common, and under each other key all values that occur."""
+    known = [{**run.identity.configuration, **run.conditions, **_own(run)} for run in runs]
+    keys = dict.fromkeys(key for one in known for key in one)
+    nodes = sorted({node for run in runs for node in run.nodes})
+    values = {key: _one_or_all([one.get(key) for one in known]) for key in keys}
+    return values | ({"nodes": ", ".join(nodes)} if nodes else {})
+
+
+def _own(run: AnalyzedRun) -> Configuration:
+    return {"window": steps_text(run.window)} if run.window else {}
+
+
+def _one_or_all(values: Sequence[Value]) -> Value:
+    every = sorted(set(values), key=str)
+    return every[0] if len(every) == 1 else ", ".join(map(str, every))

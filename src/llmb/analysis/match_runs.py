@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which runs of two selections are repeats of each other, and which are compared. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from llmb.analysis.compare_modes import Varied
+from llmb.analysis.records import AnalyzedRun
+from llmb.runs.identity import Value, differences
+
+ARROW = " -> "
+MODEL = ("workload", "size")
+MODEL_NAME = "model name"
+"""That of the recipe, which says of a proxy that it is one."""
+NAMED = ("workload", "size", "dtype")
+TOLD_FIRST = ("program", "layout.tp", "layout.pp", "layout.mbs", "layout.gbs", "layout.seq_len", "layout.layers")
+"""What distinguishes rows, if it does; else other keys."""
+IDENTIFYING = ("workload", "size", "dtype", "layout.gpus")
+"""What must be known of a run without a record to find runs of the same recipe that have one."""
+Configuration = dict[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Repeats of one configuration."""
+
+    configuration: Configuration
+    runs: tuple[AnalyzedRun, ...]
+
+    @property
+    def is_recorded(self) -> bool:
+        return self.runs[0].record is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    before: Group
+    after: Group
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """``pairs`` are compared; the other groups have nothing to be compared with."""
+
+    pairs: tuple[Pair, ...]
+    only_before: tuple[Group, ...]
+    only_after: tuple[Group, ...]
+
+
+def groups_of(runs: Iterable[AnalyzedRun]) -> list[Group]:
+    """Repeats together, by their whole configuration and never by a name."""
+    found: dict[str, list[AnalyzedRun]] = defaultdict(list)
+    for run in runs:
+        found[run.identity.key].append(run)
+    return [Group(group[0].identity.configuration, tuple(group)) for group in found.values()]
+
+
+def match_sides(before: Sequence[Group], after: Sequence[Group], varied: Varied) -> Matches:
+    """Each group before with each one after that is the same but for what may vary."""
+    pairs = [
+        Pair(one, other)
+        for one in before
+        for other in after
+        if same_but(one.configuration, other.configuration, varied)
+    ]
+    if not pairs or any(not group.is_recorded for group in (*before, *after)):
+        pairs += _by_what_logs_tell(before, after, varied, pairs)
+    return Matches(
+        tuple(pairs),
+        tuple(group for group in before if not any(pair.before is group for pair in pairs)),
+        tuple(group for group in after if not any(pair.after is group for pair in pairs)),
+    )
+
+
+def match_within(groups: Sequence[Group], varied: Varied) -> Matches:
+    """Groups that are the same but for what may vary: the first with each other one."""
+    families: dict[tuple[tuple[str, Value], ...], list[Group]] = defaultdict(list)
+    for group in groups:
+        families[tuple(sorted(_fixed(group.configuration, varied).items()))].append(group)
+    pairs, alone = [], []
+    for family in families.values():
+        first, *others = sorted(family, key=lambda group: varied.place(group.configuration))
+        pairs += [Pair(first, other) for other in others]
+        alone += [] if others else [first]
+    return Matches(tuple(pairs), tuple(alone), ())
+
+
+def same_but(one: Mapping[str, Value], other: Mapping[str, Value], varied: Varied) -> bool:
+    """The same configuration but for what may vary."""
+    return _fixed(one, varied) == _fixed(other, varied)
+
+
+def _fixed(configuration: Mapping[str, Value], varied: Varied) -> Configuration:
+    return {key: value for key, value in configuration.items() if key not in varied}
+
+
+def _by_what_logs_tell(
+    before: Sequence[Group], after: Sequence[Group], varied: Varied, known: Sequence[Pair]
+) -> list[Pair]:
+    """A run known by its log alone has a part of its configuration: it matches the only group that agrees with it."""
+    found = []
+    for one in before:
+        fitting = [other for other in after if _agrees(one, other, varied)]
+        if len(fitting) == 1 and not any(one is pair.before or fitting[0] is pair.after for pair in known):
+            found.append(Pair(one, fitting[0]))
+    return [pair for pair in found if sum(pair.after is other.after for other in found) == 1]
+
+
+def _agrees(one: Group, other: Group, varied: Varied) -> bool:
+    if one.is_recorded and other.is_recorded:
+        return False
+    values, others = _fixed(one.configuration, varied), _fixed(other.configuration, varied)
+    shared = values.keys() & others.keys()
+    needed = {key for key in IDENTIFYING if key not in varied}
+    return needed <= shared and all(values[key] == others[key] for key in shared)
+
+
+def nearest(group: Group, others: Sequence[Group]) -> Group | None:
+    """Of the same model, the one that differs in the fewest keys."""
+    own = group.configuration
+    similar = [other for other in others if all(own.get(key) == other.configuration.get(key) for key in MODEL)]
+    return min(similar, key=lambda other: len(differences(own, other.configuration)), default=None)
+
+
+def titles(pairs: Sequence[Pair]) -> list[str]:
+    """Of the rows; those that would have the same title are distinguished by what they differ in."""
+    merged = [_merged(pair) for pair in pairs]
+    names = [_title(values) for values in merged]
+    return [
+        name + _distinction(values, [other for other, same in zip(merged, names, strict=True) if same == name])
+        for values, name in zip(merged, names, strict=True)
+    ]
+
+
+def group_title(group: Group) -> str:
+    return _title(_texts(group))
+
+
+def _title(values: Mapping[str, str]) -> str:
+    """As of a recipe, if the runs tell; else by the name of the experiment, or all that is known."""
+    if not all(key in values for key in NAMED):
+        return values.get("experiment") or ", ".join(f"{key} {value}" for key, value in values.items()) or "unknown"
+    title = f"{values.get(MODEL_NAME) or ' '.join(values[key] for key in MODEL)} {values['dtype']}"
+    if "layout.gpus" in values:
+        title += f" on {values['layout.gpus']} x {values.get('gpu_type', 'GPU')}"
+    program = values.get("program", "")
+    return f"{title}, {program}" if ARROW in program else title
+
+
+def _distinction(values: Mapping[str, str], same: Sequence[Mapping[str, str]]) -> str:
+    """As many of the keys in which rows with the same title differ as it takes to distinguish them."""
+    chosen: list[str] = []
+    differing = [key for key in dict.fromkeys((*TOLD_FIRST, *values)) if len({other.get(key) for other in same}) > 1]
+    for key in differing:
+        if len({tuple(other.get(known) for known in chosen) for other in same}) < len(same):
+            chosen.append(key)
+    return "".join(f", {key.rpartition('.')[2]} {values.get(key, 'unknown')}" for key in chosen)
+
+
+def _merged(pair: Pair) -> dict[str, str]:
+    before, after = _texts(pair.before), _texts(pair.after)
+    return {
+        key: value if (other := after.get(key, "unknown")) == value else f"{value}{ARROW}{other}"
+        for key, value in before.items()
+    }
+
+
+def _texts(group: Group) -> dict[str, str]:
+    recipe = group.runs[0].recipe
+    name = {MODEL_NAME: recipe.model_name} if recipe else {}
+    return {**name, **{key: str(value) for key, value in group.configuration.items()}}

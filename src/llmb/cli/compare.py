@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb compare``."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from llmb.analysis.compare_runs import compare_runs
+from llmb.analysis.comparison import Comparison
+from llmb.analysis.find_runs import find_ended_runs
+from llmb.cli.install import install_here
+from llmb.cli.json_option import Json
+from llmb.cli.messages import say
+from llmb.errors import InvalidRun, Regressed
+from llmb.report.compare_report import compare_csv, compare_markdown, compare_tables
+from llmb.report.output import print_json, print_tables, print_text
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    MARKDOWN = "markdown"
+    CSV = "csv"
+    JSON = "json"
+
+
+@app.command()
+def compare(
+    before: Annotated[
+        str, typer.Argument(metavar="BEFORE", help="A folder, a log, a label, a campaign, an id, 'latest' or dates.")
+    ],
+    after: Annotated[
+        str | None,
+        typer.Argument(metavar="AFTER", help="The same. Without it, groups within BEFORE are compared: see --vary."),
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What may differ within a row: dtype, scale, layout, release, program, gpu-type, or a key of the"
+            " configuration. May be repeated; several are separated by commas.",
+            show_default=False,
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="How much slower is still no regression, in percent. Default: 1 on the same nodes, else 3.",
+            show_default=False,
+        ),
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TABLE,
+    json: Json = False,
+) -> None:
+    """Compare two groups of runs, recipe by recipe: is one faster than the other, beyond their noise?
+
+    Runs are repeats of each other if their records have the same configuration, whatever they are called. A row has the
+    medians of the runs' means, the change with its 95 % interval, the noise between repeats, and the verdict. Beneath
+    it: what differs in the records, and the runs that were left out. Where a step is not the same work on both sides,
+    throughput per GPU is compared.
+
+    Exit codes: 0 no row is slower, 5 a row regressed, 6 a row is inconclusive or not comparable.
+
+    Examples:
+
+    - `llmb compare driver-570 driver-575`: runs by the labels that `llmb run --label` gave them
+
+    - `llmb compare 2026-11-01..2026-11-07 2026-11-08 --tolerance 2`
+
+    - `llmb compare results/before results/after --format markdown`
+
+    - `llmb compare my-campaign --vary dtype`: the speed-up of fp8 over bf16
+
+    - `llmb compare my-campaign --vary scale`: weak and strong scaling
+
+    - `llmb compare engines.json --vary program`: engine with engine
+    """
+    names = tuple(name.strip() for text in vary or () for name in text.split(",") if name.strip())
+    install = install_here()
+    first = find_ended_runs(before, install, say)
+    second = None if after is None else find_ended_runs(after, install, say)
+    comparison = compare_runs(first, second, vary=names, tolerance_pct=tolerance)
+    _print(comparison, Format.JSON if json else form)
+    raise_unless_passed(comparison)
+
+
+def _print(comparison: Comparison, form: Format) -> None:
+    match form:
+        case Format.TABLE:
+            print_tables(compare_tables(comparison))
+        case Format.MARKDOWN:
+            print_text(compare_markdown(comparison))
+        case Format.CSV:
+            print_text(compare_csv(comparison))
+        case Format.JSON:
+            print_json(comparison.model_dump(mode="json"))
+
+
+def raise_unless_passed(comparison: Comparison) -> None:
+    """Raises Regressed if any row did, InvalidRun if the comparison allows no conclusion."""
+    slower = [row.recipe for row in comparison.rows if row.verdict == "regressed"]
+    if slower:
+        raise Regressed(f"{len(slower)} of {len(comparison.rows)} recipes regressed: {'; '.join(slower)}")
+    if comparison.verdict in ("pass", "improved"):
+        return
+    if not comparison.rows:
+        do = "'--vary KEY' lets what differs differ; the table shows the recipes of each side"
+        raise InvalidRun("not comparable: no recipe was measured on both sides", do=do)
+    open_ = [one.recipe for one in comparison.rows if one.verdict not in ("pass", "improved")]
+    open_ += [one.recipe for one in comparison.unmatched if one.side == "before" and one.reason]
+    raise InvalidRun(f"{comparison.verdict}: {'; '.join(open_)}")

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison of two groups of runs as tables, Markdown, CSV and a JSON document."""
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+
+from llmb.analysis.comparison import Comparison, LeftOutRun, Row, Unmatched
+from llmb.report.numbers import number
+from llmb.report.output import printable, result_table
+from llmb.report.table import Table
+from llmb.runs.identity import Difference, Value
+
+COLUMNS = ("recipe", "runs", "before (s)", "after (s)", "change (%)", "95 % interval", "noise (%)", "verdict")
+RIGHT = COLUMNS[1:-1]
+CSV_COLUMNS = (
+    *("recipe", "n_before", "n_after", "before_s", "after_s", "delta_pct", "ci95_low_pct", "ci95_high_pct"),
+    *("noise_pct", "verdict", "tolerance_pct", "measure", "speed_up", "scaling", "more_runs", "reason"),
+)
+LONGEST_VALUE = 60
+MOST_RUNS = 6
+"""Runs that a table names; the JSON document names all."""
+
+
+def compare_tables(comparison: Comparison) -> list[Table]:
+    """The rows; beneath them what differs, what was run on one side only, and what was left out."""
+    tables = [_rows_table(comparison)]
+    if comparison.differences:
+        tables.append(_differences_table(comparison.differences))
+    if comparison.unmatched:
+        tables.append(_unmatched_table(comparison.unmatched))
+    if comparison.left_out:
+        tables.append(_left_out_table(comparison.left_out))
+    return tables
+
+
+def _rows_table(comparison: Comparison) -> Table:
+    table = result_table(printable(_heading(comparison)), *COLUMNS, right=RIGHT)
+    for row in comparison.rows:
+        table.add_row(*map(printable, _cells(row)))
+    table.caption = "\n".join(map(printable, _notes(comparison)))
+    return table
+
+
+def _heading(comparison: Comparison) -> str:
+    if comparison.before == comparison.after:
+        return f"{comparison.before}, varying {', '.join(comparison.vary)}"
+    return f"{comparison.before} (before) and {comparison.after} (after)"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.recipe,
+        f"{row.n_before} / {row.n_after}",
+        number(row.before_s),
+        number(row.after_s),
+        _signed(row.delta_pct),
+        " to ".join(map(_signed, row.ci95_pct)) if row.ci95_pct else "n/a",
+        "n/a" if row.noise_pct is None else f"{row.noise_pct:.2g}",
+        row.verdict,
+    )
+
+
+def _signed(percent: float | None) -> str:
+    return "n/a" if percent is None else f"{percent:+.1f}"
+
+
+def _notes(comparison: Comparison) -> Iterator[str]:
+    """What a reader needs to know beside the figures."""
+    if not comparison.rows:
+        yield "No recipe was measured on both sides."
+        return
+    yield "Times are medians of the runs' means; noise is the spread between repeats; above 0 is slower."
+    yield from dict.fromkeys(f"Tolerance {row.tolerance_pct:g} %: {row.tolerance_source}." for row in comparison.rows)
+    named = len(comparison.rows) > 1
+    for row in comparison.rows:
+        for note in _row_notes(row):
+            yield f"{row.recipe}: {note}" if named else f"{note[0].upper()}{note[1:]}"
+
+
+def _row_notes(row: Row) -> Iterator[str]:
+    if row.reason:
+        yield f"{row.reason}."
+    if row.more_runs:
+        yield f"{row.more_runs} more {'run' if row.more_runs == 1 else 'runs'}, of both sides together, would tell."
+    elif row.verdict == "inconclusive":
+        yield "the difference is too close to the tolerance for a reasonable number of more runs to tell."
+    if row.measure == "gpu_time_per_token":
+        yield "a step is not the same work on both sides: the change is that of the GPU time per token."
+    if row.scaling and row.speed_up is not None:
+        yield f"{row.scaling} scaling, efficiency {100 * row.speed_up:.1f} %."
+    elif row.speed_up is not None and "->" in row.recipe:
+        yield f"speed-up {row.speed_up:.3f} (throughput per GPU)."
+
+
+def _differences_table(differences: Sequence[Difference]) -> Table:
+    """A row for what is known of both sides; below, what is known of one, such as that of an older record."""
+    table = result_table("What differs in the records", "key", "before", "after")
+    one_sided = [one for one in differences if one.before is None or one.after is None]
+    for one in differences:
+        if one not in one_sided:
+            table.add_row(printable(one.key), _shortened(one.before), _shortened(one.after))
+    table.caption = "; ".join(_one_sided_text(one) for one in one_sided) or None
+    if table.caption:
+        table.caption = f"Known of one side only: {table.caption}."
+        table.columns = table.columns if table.rows else table.columns[:1]
+    return table
+
+
+def _one_sided_text(one: Difference) -> str:
+    side, value = ("before", one.before) if one.after is None else ("after", one.after)
+    return f"{printable(one.key)} ({side}: {_shortened(value)})"
+
+
+def _shortened(value: Value) -> str:
+    """For a cell: lists of nodes and GPUs can be long; the JSON document has all of it."""
+    text = printable(_text(value))
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
+
+
+def _text(value: Value) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "yes" if value else "no"
+    return str(value)
+
+
+def _unmatched_table(unmatched: Iterable[Unmatched]) -> Table:
+    table = result_table("Recipes without a counterpart", "recipe", "side", "runs", "differs from the nearest")
+    for one in unmatched:
+        differs = ", ".join(f"{key.key} ({_text(key.before)}, {_text(key.after)})" for key in one.differs)
+        cells = (one.recipe, one.side, str(len(one.runs)), one.reason or differs)
+        table.add_row(*map(printable, cells))
+    return table
+
+
+def _left_out_table(left_out: Iterable[LeftOutRun]) -> Table:
+    table = result_table("Runs left out", "side", "runs", "reason")
+    groups: dict[tuple[str, str], list[str]] = {}
+    for one in left_out:
+        groups.setdefault((one.side, one.reason), []).append(one.run)
+    for (side, reason), runs in groups.items():
+        more = f" and {len(runs) - MOST_RUNS:,} more" if len(runs) > MOST_RUNS else ""
+        table.add_row(side, printable(", ".join(runs[:MOST_RUNS]) + more), printable(reason))
+    return table
+
+
+def compare_markdown(comparison: Comparison) -> str:
+    """For a pull request: GitHub shows it as tables."""
+    rows, *others = compare_tables(comparison)
+    parts = [f"**{comparison.verdict}**: {_escaped(rows.title)}\n", _markdown(rows)]
+    parts += [f"{_escaped(line)}\n" for line in (rows.caption or "").split("\n") if line]
+    for table in others:
+        parts.append(f"<details><summary>{_escaped(table.title)}</summary>\n\n{_markdown(table)}\n</details>\n")
+    return "\n".join(parts)
+
+
+def _markdown(table: Table) -> str:
+    rules = ["---:" if column.right else "---" for column in table.columns]
+    rows = [[column.header for column in table.columns], rules, *(map(_escaped, row) for row in table.rows)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _escaped(text: str) -> str:
+    for letter in ("\\", "|", "<", "*", "_", "`"):
+        text = text.replace(letter, f"\\{letter}")
+    return text.replace("\n", " ")
+
+
+def compare_csv(comparison: Comparison) -> str:
+    """A header and a line for each row; an unknown value is an empty field."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for row in comparison.rows:
+        low, high = row.ci95_pct or (None, None)
+        values = row.model_dump() | {"ci95_low_pct": low, "ci95_high_pct": high}
+        writer.writerow([values[column] for column in CSV_COLUMNS])
+    return text.getvalue()

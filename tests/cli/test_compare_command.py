@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb compare``: its documents, its exit codes, and its tables at 80 columns."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from timed_runs import noisy_times, write_run
+
+from llmb.analysis.compare_runs import compare_runs
+from llmb.analysis.comparison import Comparison
+from llmb.analysis.find_runs import find_ended_runs
+from llmb.cli.compare import raise_unless_passed
+from llmb.errors import LlmbError
+from llmb.report.compare_report import compare_csv, compare_markdown, compare_tables
+from llmb.report.table import table_lines, text_width
+from llmb.runs.plan import Plan
+
+
+@pytest.fixture(scope="module")
+def install(tmp_path_factory: pytest.TempPathFactory, tiny_plan: Callable[..., Plan]) -> Path:
+    """Before: fp32 and bf16. After: fp32 as fast, bf16 slower by 5 %. Noisy: fp32 with a CV of 3 %."""
+    root = tmp_path_factory.mktemp("install")
+    for number, (folder, dtype, mean_s, cv) in enumerate(
+        [
+            ("before", "fp32", 2.0, 0.003),
+            ("before", "bf16", 1.0, 0.003),
+            ("after", "fp32", 2.0, 0.003),
+            ("after", "bf16", 1.05, 0.003),
+            ("noisy", "fp32", 2.0, 0.03),
+        ]
+    ):
+        for repeat in range(4):
+            plan = tiny_plan(dtype=dtype)
+            times = noisy_times(mean_s, cv, plan.steps, seed=10 * number + repeat)
+            write_run(root / folder, plan, times, number=10 * number + repeat)
+    failed = tiny_plan()
+    write_run(root / "before", failed, [2.0, 2.0], number=90, status="failed", reason="out of memory")
+    return root
+
+
+def compared(install: Path, before: str, after: str | None, **options: object) -> Comparison:
+    found = [name and find_ended_runs(str(install / name), install, lambda _: None) for name in (before, after)]
+    return compare_runs(*found, **options)
+
+
+def exit_code(comparison: Comparison) -> int:
+    try:
+        raise_unless_passed(comparison)
+    except LlmbError as error:
+        return error.exit_code
+    return 0
+
+
+def test_the_command_prints_one_document_and_ends_with_5_if_a_row_regressed(install: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "llmb", "compare", install / "before", install / "after", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 5, done.stderr
+    document = json.loads(done.stdout)
+    assert {"rows", "differences", "left_out"} <= document.keys()
+    bf16, fp32 = sorted(document["rows"], key=lambda row: row["recipe"])
+    assert {
+        *("recipe", "n_before", "n_after", "before_s", "after_s", "delta_pct", "ci95_pct", "noise_pct", "verdict")
+    } <= bf16.keys()
+    assert (bf16["verdict"], fp32["verdict"]) == ("regressed", "pass")
+    low, high = bf16["ci95_pct"]
+    assert 3 < low < bf16["delta_pct"] < high < 7
+    (left_out,) = document["left_out"]
+    assert (left_out["reason"], left_out["side"]) == ("failed: out of memory", "before")
+    assert "1 of 2 recipes regressed: pretrain_llama3.1 tiny bf16 on 2 x cpu" in done.stderr
+
+
+def test_exit_codes(install: Path) -> None:
+    assert exit_code(compared(install, "before", "after")) == 5
+    assert exit_code(compared(install, "before", "after", tolerance_pct=8)) == 0
+    assert exit_code(compared(install, "after", "before")) == 0  # improved
+    assert exit_code(compared(install, "before", "noisy")) == 6  # inconclusive
+    assert exit_code(compared(install, "noisy", None, vary=["dtype"])) == 6  # nothing to compare
+
+
+def test_tables_fit_80_columns_and_are_whole_at_120(install: Path) -> None:
+    comparison = compared(install, "before", "after")
+    for table in compare_tables(comparison):
+        assert all(text_width(line.text) <= 80 for line in table_lines(table, 80))
+    lines = [line.text for line in table_lines(compare_tables(comparison)[0], 120)]
+    header = next(line for line in lines if line.startswith("recipe"))
+    assert header.split()[-1] == "verdict"
+    (row,) = (line for line in lines if line.startswith("pretrain_llama3.1 tiny bf16 on 2 x cpu  4 / 4"))
+    assert row.endswith("regressed")
+
+
+def test_an_inconclusive_row_says_how_many_more_runs_would_tell(install: Path) -> None:
+    caption = compare_tables(compared(install, "before", "noisy", tolerance_pct=2.5))[0].caption
+    assert caption and "more runs, of both sides together, would tell" in caption
+
+
+def test_markdown_is_a_table_of_github(install: Path) -> None:
+    lines = compare_markdown(compared(install, "before", "after")).splitlines()
+    assert lines[0].startswith("**regressed**: ")
+    table = [line for line in lines if line.startswith("|")]
+    assert table[0].startswith("| recipe | runs | before (s) |")
+    assert {line.count("|") for line in table[:4]} == {9}
+    assert any(line.startswith("<details><summary>Runs left out") for line in lines)
+    assert "pretrain\\_llama3.1" in table[2]
+
+
+def test_csv_has_a_line_for_each_row(install: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(compare_csv(compared(install, "before", "after")))))
+    assert [row["verdict"] for row in rows] == ["pass", "regressed"]
+    assert float(rows[1]["ci95_low_pct"]) < float(rows[1]["delta_pct"]) < float(rows[1]["ci95_high_pct"])
