@@ -22,7 +22,8 @@ from llmb.analysis.records import AnalyzedRun
 from llmb.runs.folder import RunFolder
 
 SUPPORT = Path(__file__).parent.parent / "tests" / "support"
-STEPS = 16
+STEPS = 12
+WINDOW = "4-11"
 TARGET = 0.9
 TINY = ("-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--scale", "2", "--seq-len", "128")
 
@@ -53,7 +54,7 @@ INJECTIONS = (
     Injection(
         "an extra recomputation",
         "recomputation",
-        options=("--recompute", "full", *(DEEP := ("--layers", "12", "--seq-len", "512"))),
+        options=("--recompute", "full", *(DEEP := ("--layers", "8", "--gbs", "4", "--seq-len", "512"))),
         baseline=DEEP,
     ),
     Injection("a small batch", "layout", options=("--gbs", "2", "--mbs", "1"), baseline=("--gbs", "32"), alone=False),
@@ -87,19 +88,21 @@ def main() -> None:
 
 
 def ranked(chosen: Sequence[Injection], repeats: int, *, quiet: bool) -> Iterator[Ranked]:
-    """Kinds alternate, so that a machine that gets slower hits them all."""
+    """Kinds alternate, so that a machine that gets slower hits them all; those alike have one baseline in each turn."""
     for number in range(repeats):
-        for item in chosen:
-            with tempfile.TemporaryDirectory(prefix="explain-causes-") as folder:
-                found = measure(item, Path(folder))
-            yield found
-            if not quiet:
-                sys.stderr.write(f"{number + 1}: {item.name}: alone {found.alone}, against {found.against}\n")
+        with tempfile.TemporaryDirectory(prefix="explain-causes-") as folder:
+            baselines: dict[tuple[str, ...], AnalyzedRun] = {}
+            for item in chosen:
+                if item.baseline not in baselines:
+                    baselines[item.baseline] = run(Path(folder) / f"baseline-{len(baselines)}", item.baseline)
+                found = measure(item, Path(folder) / item.cause, baselines[item.baseline])
+                if not quiet:
+                    sys.stderr.write(f"{number + 1}: {item.name}: alone {found.alone}, against {found.against}\n")
+                yield found
 
 
-def measure(item: Injection, folder: Path) -> Ranked:
-    baseline = run(folder / "baseline", item.baseline)
-    slowed = run(folder / "slowed", item.options, item.slow)
+def measure(item: Injection, folder: Path, baseline: AnalyzedRun) -> Ranked:
+    slowed = run(folder, item.options, item.slow)
     assert slowed.step_time_s
     assert baseline.step_time_s
     alone, against = explain(slowed), explain(slowed, baseline)
@@ -122,7 +125,7 @@ def run(install: Path, options: Sequence[str], slow: Sequence[tuple[str, str | f
 
     sys.path.pop(0)
     variables = slowed(Slow(**dict(slow))) if slow else {}
-    command = [sys.executable, "-m", "llmb.cli.main", "run", *TINY, "--steps", str(STEPS), "--window", "6-15"]
+    command = [sys.executable, "-m", "llmb.cli.main", "run", *TINY, "--steps", str(STEPS), "--window", WINDOW]
     environ = {"OMP_NUM_THREADS": "1", **os.environ, "LLMB_INSTALL": str(install), **variables}
     subprocess.run([*command, *options], env=environ, check=True, capture_output=True)
     (path,) = install.rglob("run.json")

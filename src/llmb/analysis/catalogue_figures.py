@@ -45,7 +45,9 @@ def recipe_of(run: ParsedRun, catalogue: Catalogue) -> Recipe | None:
     if not (workload and size and dtype and gpu_type and run.gpus) or workload not in catalogue.workloads:
         return None
     try:
-        recipe = resolve(catalogue, Request(workload=workload, size=size, dtype=dtype, gpu_type=gpu_type, scale=run.gpus))
+        recipe = resolve(
+            catalogue, Request(workload=workload, size=size, dtype=dtype, gpu_type=gpu_type, scale=run.gpus)
+        )
     except LlmbError:
         return None
     return recipe if has_layout(run.configuration, recipe) else None

@@ -4,6 +4,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
+from llmb.analysis.judge_run import Judged
 from llmb.analysis.records import AnalyzedRun
 from llmb.catalogue.records import Recipe, Window
 from llmb.runs.environment import Environment, GpuState
@@ -13,6 +14,7 @@ from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.profile_report import kept_breakdown
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.steps import Step, read_steps
+from llmb.schedulers.lookup import LOCAL
 from llmb.traces.breakdown import StepBreakdown
 from llmb.verdict.causes import Explanation, explain_evidence
 from llmb.verdict.causes_evidence import Differing, Evidence, ReferenceTime, Throttle, Work
@@ -21,6 +23,17 @@ from llmb.verdict.records import Verdict
 CONDITIONS = ("software.", "hardware.", "variables.", "nodes", "release")
 """What of a run's conditions may change the time of a step; keys that begin with these."""
 US = 1_000_000
+
+
+def explain_judged(judged: Judged) -> Explanation | None:
+    """Of several repeats the one with the median step time, against that of the baseline's runs."""
+    run, baseline = _typical(judged.runs), _typical(judged.baseline)
+    return explain(run, baseline, judged.verdict) if run else None
+
+
+def _typical(runs: Sequence[AnalyzedRun]) -> AnalyzedRun | None:
+    timed = sorted((run.step_time_s.mean, number) for number, run in enumerate(runs) if run.step_time_s)
+    return runs[timed[(len(timed) - 1) // 2][1]] if timed else None
 
 
 def explain(run: AnalyzedRun, against: AnalyzedRun | None = None, verdict: Verdict | None = None) -> Explanation | None:
@@ -171,7 +184,8 @@ def _words(run: AnalyzedRun) -> dict[str, str]:
     if recipe is None:
         unknown = {"workload": "WORKLOAD", "size": "SIZE", "gpu_type": "TYPE", "last_rank": "N"}
         return {"run": str(run.path), "command": "llmb run -w WORKLOAD -s SIZE", **unknown}
-    starts = "submit" if run.record and run.record.job else "run"
+    job = run.record.job if run.record else None
+    starts = "submit" if job and job.scheduler != LOCAL else "run"
     options = f"-w {recipe.workload} -s {recipe.size} --dtype {recipe.dtype.value} --gpu-type {recipe.gpu_type}"
     return {
         "run": str(run.path),

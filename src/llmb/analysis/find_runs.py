@@ -16,8 +16,8 @@ from llmb.analysis.records import AnalyzedRun, FoundRuns, LeftOut
 from llmb.errors import UsageError, closest
 from llmb.logs.files import FoundFiles, ParsedFile, find_logs
 from llmb.logs.parallel_reader import parse_logs
-from llmb.prepared.folders import WORKLOADS
 from llmb.metrics.window import DEFAULT_RULE
+from llmb.prepared.folders import WORKLOADS
 from llmb.runs.folder import RunFolder
 from llmb.runs.record_file import BrokenRecord
 from llmb.site.machine import usable_cores

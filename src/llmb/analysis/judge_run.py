@@ -30,6 +30,8 @@ class Judged:
     verdict: Verdict
     step_time_s: Statistics | None
     """Of a run's window; of several runs, of their means."""
+    baseline: tuple[AnalyzedRun, ...] = ()
+    """The runs that they are judged against; empty for a figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,8 @@ def _against_nearest(
         judge_against_runs(own, [measured_run(run) for run in group], _baseline(group, source), tolerance)
         for group in groups
     ]
-    return Judged(title_of_run(repeats[0]), tuple(repeats), min(verdicts, key=_distance), times_of(repeats))
+    verdict, group = min(zip(verdicts, groups, strict=True), key=lambda pair: _distance(pair[0]))
+    return Judged(title_of_run(repeats[0]), tuple(repeats), verdict, times_of(repeats), tuple(group))
 
 
 def _distance(verdict: Verdict) -> tuple[int, ...]:

@@ -86,7 +86,9 @@ def _published(run: ParsedRun, catalogue: Catalogue) -> list[Recipe]:
     if not (workload and size and dtype and gpu_type) or workload not in catalogue.workloads:
         return []
     try:
-        listed = all_scales(catalogue, Request(workload=workload, size=size, dtype=dtype, gpu_type=gpu_type)).get(dtype, [])
+        listed = all_scales(catalogue, Request(workload=workload, size=size, dtype=dtype, gpu_type=gpu_type)).get(
+            dtype, []
+        )
     except LlmbError:
         return []
     depth = {key: value for key in ("layout.layers",) if (value := run.configuration.get(key)) is not None}

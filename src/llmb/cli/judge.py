@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from llmb.analysis.explain_run import explain_judged
 from llmb.analysis.find_runs import find_ended_runs
 from llmb.analysis.judge_run import Against, Judged, judge_acceptance, judge_runs
 from llmb.analysis.records import AnalyzedRun, LeftOut
@@ -21,10 +22,11 @@ from llmb.report.verdict_report import (
     acceptance_document,
     acceptance_table,
     left_out_lines,
-    verdict_table,
+    verdict_tables,
     verdicts_document,
 )
 from llmb.verdict.acceptance import AcceptanceSet, find_acceptance_set
+from llmb.verdict.causes import Explanation
 from llmb.verdict.records import worst
 from llmb.verdict.tolerance import Tolerance
 
@@ -72,6 +74,10 @@ MaxSlowdown = Annotated[
         show_default=False,
     ),
 ]
+Explain = Annotated[
+    bool,
+    typer.Option("--explain", help="Also rank the causes of the step time, with the command that confirms each."),
+]
 
 
 @app.command()
@@ -82,6 +88,7 @@ def judge(
     write_expectations: WriteExpectations = None,
     acceptance: Acceptance = None,
     tolerance: MaxSlowdown = None,
+    explain: Explain = False,
     json: Json = False,
 ) -> None:
     """Say whether runs are as fast as they should be, and what differs from what they are compared with.
@@ -96,11 +103,15 @@ def judge(
 
     - `llmb judge new-driver --against old-driver`
 
+    - `llmb judge latest --explain`
+
     - `llmb judge results --expect expected.yaml --json`
 
     - `llmb judge acceptance-campaign --acceptance h100`
     """
     _check_options(against, expect, write_expectations, acceptance, tolerance)
+    if explain and (acceptance or write_expectations):
+        raise UsageError("--explain is for verdicts on runs", do="leave it out, or judge the runs by themselves")
     install = install_here()
     ended = [find_ended_runs(selector, install, say) for selector in runs]
     found = list({run.path: run for one in ended for run in one.runs}.values())
@@ -118,7 +129,8 @@ def judge(
         _print_acceptance(wanted, judged, left_out, json=json)
     else:
         judged = judge_runs(found, Against(runs=against, expectations=expect, tolerance=limit), install, say)
-        _print(judged, left_out, json=json)
+        explanations = [explain_judged(one) for one in judged] if explain else []
+        _print(judged, left_out, explanations, json=json)
     _raise_unless_passed(judged)
 
 
@@ -152,11 +164,13 @@ def _write(path: Path, found: Sequence[AnalyzedRun]) -> None:
     say(f"{count} {'entry' if count == 1 else 'entries'} written to {path}")
 
 
-def _print(judged: Sequence[Judged], left_out: Sequence[LeftOut], *, json: bool) -> None:
+def _print(
+    judged: Sequence[Judged], left_out: Sequence[LeftOut], explanations: Sequence[Explanation | None], *, json: bool
+) -> None:
     if json:
-        print_json(verdicts_document(judged, left_out))
+        print_json(verdicts_document(judged, left_out, explanations))
         return
-    print_tables(map(verdict_table, judged))
+    print_tables(verdict_tables(judged, explanations))
     for line in left_out_lines(left_out):
         say(line)
 

@@ -153,9 +153,7 @@ def _print_groups(report: ParseReport, output: Format, *, scaling: bool) -> None
     scalings = scaling_of(groups, Catalogue()) if scaling else ()
     match output:
         case Format.TABLE:
-            print_tables(
-                tables.scaling_tables(report, scalings) if scaling else [tables.groups_table(report, groups)]
-            )
+            print_tables(tables.scaling_tables(report, scalings) if scaling else [tables.groups_table(report, groups)])
         case Format.CSV:
             print_text(tables.scaling_csv(scalings) if scaling else tables.groups_csv(groups))
         case Format.JSON:

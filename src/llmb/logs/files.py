@@ -102,7 +102,9 @@ def _walk(root: Path, refused: list[ParsedFile]) -> list[Path]:
         )
 
     found = os.walk(root, onerror=note)
-    return [Path(folder, name) for folder, folders, names in found for name in folders + names if name.endswith(LOG_NAMES)]
+    return [
+        Path(folder, name) for folder, folders, names in found for name in folders + names if name.endswith(LOG_NAMES)
+    ]
 
 
 def _once(paths: Iterable[Path]) -> Iterator[Path]:

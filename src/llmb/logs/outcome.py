@@ -12,9 +12,9 @@ import numpy as np
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
 from llmb.logs.error_text import describe_content, last_error
+from llmb.logs.formats.format import Value
 from llmb.logs.formats.known import format_called
 from llmb.logs.logged_attempt import LoggedAttempt
-from llmb.logs.formats.format import Value
 from llmb.logs.reader import RunLog
 from llmb.logs.recorder_lines import find_recorder
 from llmb.logs.step_line import find_invalid_line

@@ -12,8 +12,18 @@ SIGNS = {"about": "", "at least": "≥ ", "at most": "≤ "}
 NOTHING = "nothing that was measured costs 1 % of a step or more"
 
 
-def explanation_document(explanation: Explanation) -> dict[str, Any]:
-    return explanation.model_dump(mode="json")
+def explanation_document(explanation: Explanation | None) -> dict[str, Any]:
+    """Keys of a verdict's document; ``causes`` is null for runs without a step time."""
+    if explanation is None:
+        return {"causes": None, "causes_not_known": None, "gap_s": None, "unexplained_s": None}
+    document = explanation.model_dump(mode="json")
+    return {
+        "causes": document["causes"],
+        "causes_not_known": document["not_known"],
+        "gap_s": explanation.gap_s,
+        "unexplained_s": explanation.unexplained_s,
+        "explained_run": explanation.run,
+    }
 
 
 def explanation_tables(explanation: Explanation) -> list[Table]:
@@ -30,7 +40,7 @@ def _causes_table(explanation: Explanation) -> Table:
         next(column for column in table.columns if column.header == name).wrap = False
     for cause in explanation.causes:
         between = [] if cause.in_step else ["between steps, not part of the step time"]
-        first, *others = [*cause.evidence, *between, f"confirm: {cause.confirm}"]
+        first, *others = [*cause.evidence, *between]
         table.add_row(cause.title, *_share(cause), printable(first))
         for line in others:
             table.add_row("", "", "", printable(line))
@@ -55,6 +65,7 @@ def _notes(explanation: Explanation) -> list[str]:
         notes = [f"{notes[0]}, {gap} {printable(explanation.reference)}"]
     if explanation.unexplained_s is not None:
         notes.append(f"{number(explanation.unexplained_s)} s of that are not explained")
+    notes += [f"to confirm {cause.title}: {printable(cause.confirm)}" for cause in explanation.causes]
     return notes
 
 

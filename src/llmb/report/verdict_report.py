@@ -2,15 +2,18 @@
 """Verdicts as tables and JSON documents."""
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from llmb.analysis.judge_run import Judged
 from llmb.analysis.records import LeftOut
 from llmb.metrics.statistics import Statistics
+from llmb.report.explain_report import explanation_document, explanation_tables
 from llmb.report.numbers import number
 from llmb.report.output import printable, result_table
 from llmb.report.table import Table
 from llmb.verdict.acceptance import AcceptanceSet
+from llmb.verdict.causes import Explanation
 from llmb.verdict.conditions import title_of
 from llmb.verdict.records import Condition, Interval, Verdict, worst
 from llmb.verdict.sentence import percent
@@ -19,9 +22,16 @@ LONGEST_VALUE = 60
 EFFECTS = {"prevents": "prevents a verdict", "weakens": "makes it soft", "noted": "only noted"}
 
 
-def verdicts_document(judged: Sequence[Judged], left_out: Sequence[LeftOut]) -> dict[str, Any]:
-    """The JSON of ``llmb judge``: the one verdict, or the worst of several and each; its keys are a contract."""
+def verdicts_document(
+    judged: Sequence[Judged], left_out: Sequence[LeftOut], explanations: Sequence[Explanation | None] = ()
+) -> dict[str, Any]:
+    """The JSON of ``llmb judge``: the one verdict, or the worst of several and each; its keys are a contract.
+
+    ``explanations``: one for each verdict, or none at all.
+    """
     verdicts = [_judged_document(one) for one in judged]
+    for document, explanation in zip(verdicts, explanations, strict=False):
+        document |= explanation_document(explanation)
     several = {"verdict": worst(one.verdict for one in judged), "judged": verdicts}
     return {**(verdicts[0] if len(verdicts) == 1 else several), "left_out": left_out_document(left_out)}
 
@@ -47,6 +57,16 @@ def acceptance_document(wanted: AcceptanceSet, judged: Sequence[Judged], left_ou
 
 def left_out_document(left_out: Sequence[LeftOut]) -> list[dict[str, str]]:
     return [{"run": one.run, "reason": one.reason} for one in left_out]
+
+
+def verdict_tables(judged: Sequence[Judged], explanations: Sequence[Explanation | None] = ()) -> Iterator[Table]:
+    """After each verdict its explanation, if there are any."""
+    for one, explanation in zip_longest(judged, explanations):
+        yield verdict_table(one)
+        if explanation:
+            yield from explanation_tables(explanation)
+        elif explanations:
+            yield result_table(f"why slow: not known, as {', '.join(run.id for run in one.runs)} has no step time", "")
 
 
 def verdict_table(judged: Judged) -> Table:

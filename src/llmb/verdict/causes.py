@@ -47,6 +47,8 @@ class UnknownCause(Record):
 class Explanation(Record):
     """The causes by share, largest first; last those whose share is not known."""
 
+    run: str
+    """Its folder, or its log."""
     step_time_s: float
     reference_s: float | None
     """The step time of the reference for as many sequences; None without a reference."""
@@ -82,6 +84,7 @@ def explain_evidence(run: Evidence, reference: ReferenceTime | None, words: Word
         if item.share_s is None or item.share_s >= least_s
     ]
     return Explanation(
+        run=words["run"],
         step_time_s=run.step_time_s,
         reference_s=reference.step_time_s if reference else None,
         reference=reference.source if reference else None,
