@@ -354,7 +354,7 @@ def sample_watched(plan: Plan) -> Mapping[str, Any]:
     for number in range(12):
         history.add(StepNews(number, 1.0, 5.0))
     here = Circumstances(state="running", last_step=plan.last_step)
-    seen = outlook(0.0, here, history, 0.0, Expected(step_time_s=1.0, source=""))
+    seen = outlook(0.0, here, history, 0.0, Expected(step_time_s=1.0, source="", tolerance_pct=3.0))
     return watch_document(WatchedTitle(path=Path("run"), plan=plan), seen, None)
 
 

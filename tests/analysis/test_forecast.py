@@ -100,19 +100,19 @@ def test_the_interval_of_the_forecast_covers_the_end(correlation: float) -> None
     ],
 )
 def test_standing(times: list[float], standing: str) -> None:
-    comparison = compare_with(Expected(step_time_s=1.0, source="as given"), find_pace(news(times)))
+    comparison = compare_with(Expected(step_time_s=1.0, source="as given", tolerance_pct=5.0), find_pace(news(times)))
     assert comparison.standing == standing
     assert (comparison.delta_pct is None) == (standing == "too early")
     assert (comparison.more_steps is not None) == (standing == "too early")
 
 
 def test_before_the_first_step_it_is_too_early() -> None:
-    assert compare_with(Expected(step_time_s=1.0, source=""), None).standing == "too early"
+    assert compare_with(Expected(step_time_s=1.0, source="", tolerance_pct=5.0), None).standing == "too early"
 
 
 def test_who_looks_after_every_step_seldom_sees_a_false_difference() -> None:
     """At the border of the tolerance each look is a chance of an error, of which a 95 % interval would make many."""
-    expected, alarms, runs = Expected(step_time_s=1.0, source=""), 0, 100
+    expected, alarms, runs = Expected(step_time_s=1.0, source="", tolerance_pct=5.0), 0, 100
     for seed in range(runs):
         times = noisy(60, 1.05, cv=0.02, seed=seed)
         looks = (compare_with(expected, find_pace(news(times[:count]))) for count in range(11, 61, 7))

@@ -25,12 +25,12 @@ def history(count: int, time_s: float = 2.0, **changes: object) -> StepHistory:
 def kinds(
     here: Circumstances, steps: StepHistory, since_last_s: float = 0.0, expected_s: float | None = None
 ) -> list[str]:
-    expected = Expected(step_time_s=expected_s, source="as given") if expected_s else None
+    expected = Expected(step_time_s=expected_s, source="as given", tolerance_pct=5.0) if expected_s else None
     return [concern.kind for concern in outlook(0.0, here, steps, since_last_s, expected).concerns]
 
 
 def test_a_run_as_it_should_be_gives_none() -> None:
-    seen = outlook(0.0, RUNNING, history(30), 1.0, Expected(step_time_s=2.0, source="as given"))
+    seen = outlook(0.0, RUNNING, history(30), 1.0, Expected(step_time_s=2.0, source="as given", tolerance_pct=5.0))
     assert seen.concerns == ()
     assert (seen.done, seen.total, seen.first_loss) == (30, 100, 5.0)
     assert seen.forecast and seen.forecast.steps_left == 70

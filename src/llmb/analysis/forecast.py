@@ -13,7 +13,6 @@ from llmb.runs.step_follower import StepNews
 NORMAL_95 = 1.96
 REPEATED_LOOKS = 1.7
 """Factor on a 95 % interval that makes it one of 99.9 %: who looks often must not see a chance as a difference."""
-TOLERANCE_PCT = 5.0
 Standing = Literal["too early", "undecided", "as expected", "slower", "faster"]
 
 
@@ -45,6 +44,7 @@ class Expected:
 
     step_time_s: float
     source: str
+    tolerance_pct: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,6 @@ class Comparison:
 
     expected: Expected
     standing: Standing
-    tolerance_pct: float = TOLERANCE_PCT
     delta_pct: float | None
     interval_pct: tuple[float, float] | None
     """Wider than that of 95 %, because it is looked at after every step."""
@@ -126,13 +125,17 @@ def compare_with(expected: Expected, pace: Pace | None) -> Comparison:
     half = REPEATED_LOOKS * (pace.step_time_s.ci95[1] - times.mean)
     low, delta, high = (100 * (value / own - 1) for value in (times.mean - half, times.mean, times.mean + half))
     return Comparison(
-        expected=expected, standing=_standing(low, high), delta_pct=delta, interval_pct=(low, high), more_steps=None
+        expected=expected,
+        standing=_standing(low, high, expected.tolerance_pct),
+        delta_pct=delta,
+        interval_pct=(low, high),
+        more_steps=None,
     )
 
 
-def _standing(low: float, high: float) -> Standing:
-    if low > TOLERANCE_PCT:
+def _standing(low: float, high: float, tolerance_pct: float) -> Standing:
+    if low > tolerance_pct:
         return "slower"
-    if high < -TOLERANCE_PCT:
+    if high < -tolerance_pct:
         return "faster"
-    return "as expected" if low >= -TOLERANCE_PCT and high <= TOLERANCE_PCT else "undecided"
+    return "as expected" if low >= -tolerance_pct and high <= tolerance_pct else "undecided"

@@ -9,7 +9,9 @@ from typing import Protocol
 from llmb.analysis.forecast import Expected
 from llmb.analysis.watched import Circumstances, Outlook, StepHistory, outlook
 from llmb.runs.plan import Plan
+from llmb.runs.published_verdict import figure_of
 from llmb.runs.step_follower import StepNews
+from llmb.verdict.tolerance import default_tolerance
 
 
 class Subject(Protocol):
@@ -61,16 +63,11 @@ def watch(
 
 
 def expectation(plan: Plan | None, given_s: float | None) -> Expected | None:
-    """What is given, else the published step time of the plan's recipe."""
+    """What is given, else the published step time of the plan's recipe; each with the tolerance of a verdict."""
     if given_s is not None:
-        return Expected(step_time_s=given_s, source="as given")
-    published = plan.recipe.expectations if plan else ()
-    figures = ((item.step_time_s, item) for item in published)
-    return next(
-        (
-            Expected(step_time_s=time_s, source=f"published, {item.source} line {item.line}")
-            for time_s, item in figures
-            if time_s
-        ),
-        None,
-    )
+        return Expected(step_time_s=given_s, source="as given", tolerance_pct=default_tolerance("expectation").pct)
+    figure = figure_of(plan.recipe) if plan else None
+    if figure is None or figure.step_time_s is None:
+        return None
+    source, tolerance = f"published, {figure.source} line {figure.line}", default_tolerance("published")
+    return Expected(step_time_s=figure.step_time_s, source=source, tolerance_pct=tolerance.pct)
