@@ -13,8 +13,8 @@ from llmb.report.table import table_lines
 from llmb.report.watch_report import MOST_STEPS, WatchedTitle, watch_line, watch_tables
 
 Show = Callable[[Outlook], None]
-FRAME_LINES = 4
-"""Heading of the steps, the empty line before it, and the cursor's."""
+OTHER_LINES = 4
+"""The headings of the steps, the empty line before them, and the cursor's."""
 
 
 @contextmanager
@@ -24,22 +24,22 @@ def live_view(title: WatchedTitle) -> Iterator[Show]:
     with Live(console=console, auto_refresh=False, transient=True) as live:
 
         def show(seen: Outlook) -> None:
-            live.update(_frame(title, seen, console.width, console.height), refresh=True)
+            live.update(frame(title, seen, console.width, console.height), refresh=True)
 
         yield show
 
 
-def _frame(title: WatchedTitle, seen: Outlook, width: int, height: int) -> Text:
+def frame(title: WatchedTitle, seen: Outlook, width: int, height: int) -> Text:
     """As many of the last steps as there are lines for."""
     first, *_ = watch_tables(title, seen, 0)
-    space = height - len(list(table_lines(first, width))) - FRAME_LINES
-    frame = Text()
-    for number, table in enumerate(watch_tables(title, seen, min(MOST_STEPS, space))):
-        frame.append("\n" if number else "")
+    space = height - len(list(table_lines(first, width))) - OTHER_LINES
+    lines: list[Text] = []
+    for table in watch_tables(title, seen, min(MOST_STEPS, space)):
+        lines += [Text()] if lines else []
         for line in table_lines(table, width):
             style = "bold" if line.is_heading else "bold red" if line.text.startswith("WARNING") else ""
-            frame.append(f"{line.text}\n", style)
-    return frame
+            lines.append(Text(line.text, style))
+    return Text("\n").join(lines)
 
 
 class LineView:
