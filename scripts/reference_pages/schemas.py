@@ -55,8 +55,6 @@ class WatchedStep(TypedDict):
     grad_norm: float | None
     tflops_per_gpu: float | None
     profiled: bool
-    slowest_rank: int | None
-    rank_lead_s: float | None
 
 
 class DatedForecast(TypedDict):

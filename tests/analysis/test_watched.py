@@ -2,14 +2,17 @@
 """What gives cause for concern in a run that lasts."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from quick_order import step
 
 from llmb.analysis.forecast import Expected
 from llmb.analysis.watch_run import Watcher, watch
 from llmb.analysis.watched import KEPT_STEPS, Circumstances, Outlook, StepHistory, outlook
 from llmb.runs.step_follower import StepNews
+from llmb.verdict.causes_evidence import Work
 
 RUNNING = Circumstances(state="running", last_step=99)
 
@@ -100,19 +103,30 @@ def test_a_run_off_its_expectation() -> None:
 
 def test_steps_that_became_slower() -> None:
     steps = history(40)
-    for step in history(15, 2.2).steps:
-        steps.add(step._replace(step=40 + step.step))
+    for later in history(15, 2.2).steps:
+        steps.add(later._replace(step=40 + later.step))
     assert kinds(RUNNING, steps) == ["slowed_down"]
 
 
+def with_layers(count: int, slowest: Callable[[int], int], layer_s_max: float = 0.012) -> StepHistory:
+    """Steps of llmb's engine, which times the layers of each rank."""
+    found = history(count)
+    for number, news in enumerate(found.steps):
+        timed = {"layer_s_median": 0.01, "layer_s_max": layer_s_max, "slowest_layer_rank": slowest(number)}
+        found.steps[number] = news._replace(whole=replace(step(number), **timed))
+    return found
+
+
 def test_a_slow_rank() -> None:
-    slow = history(30, slowest_rank=3, rank_lead_s=0.2)
-    assert kinds(RUNNING, slow) == ["slow_rank"]
-    assert kinds(RUNNING, history(19, slowest_rank=3, rank_lead_s=0.2)) == []
-    assert kinds(RUNNING, history(30, slowest_rank=3, rank_lead_s=0.01)) == []
-    for place in range(20, 30):
-        slow.steps[place] = slow.steps[place]._replace(slowest_rank=place % 4)
-    assert kinds(RUNNING, slow) == []
+    work = Work(ranks=4, on_gpu=False, layer_passes=8, comparable_layers=True)
+    here = replace(RUNNING, work=work, node_of={3: "node2"})
+    (concern,) = outlook(0.0, here, with_layers(30, lambda _: 3), 0.0, None).concerns
+    assert concern.kind == "slow_rank"
+    assert concern.text.startswith("rank 3 on node2 is the slowest in 20 of 20 steps")
+    assert kinds(here, with_layers(19, lambda _: 3)) == [], "too early to tell"
+    assert kinds(here, with_layers(30, lambda _: 3, layer_s_max=0.0102)) == []
+    assert kinds(here, with_layers(30, lambda number: number % 4)) == []
+    assert kinds(RUNNING, with_layers(30, lambda _: 3)) == [], "layers of a log without a record are not known"
 
 
 def test_a_new_attempt_begins_again() -> None:
@@ -158,9 +172,9 @@ class Script:
 
 
 def test_it_is_looked_at_until_it_ends() -> None:
-    step = [StepNews(number, 1.0, 5.0) for number in range(3)]
+    done = [StepNews(number, 1.0, 5.0) for number in range(3)]
     queued, ended = Circumstances(state="queued"), Circumstances(state="ended", last_step=99)
-    looks = [(queued, []), (RUNNING, []), (RUNNING, step[:2]), (ended, step[2:])]
+    looks = [(queued, []), (RUNNING, []), (RUNNING, done[:2]), (ended, done[2:])]
     shown: list[Outlook] = []
     paused: list[float] = []
     end = watch(Watcher(Script(looks)), shown.append, 3.0, paused.append)
@@ -171,8 +185,8 @@ def test_it_is_looked_at_until_it_ends() -> None:
 
 def test_time_since_the_last_step_is_that_of_this_clock() -> None:
     """The clock of the host that writes may be wrong: only the first look has to trust it."""
-    step = StepNews(0, 1.0, 5.0)
-    looks = [(RUNNING, [step]), (RUNNING, []), (RUNNING, [step._replace(step=1)])]
+    first = StepNews(0, 1.0, 5.0)
+    looks = [(RUNNING, [first]), (RUNNING, []), (RUNNING, [first._replace(step=1)])]
     watcher = Watcher(Script(looks, written_s=990.0))
     assert [watcher.look(now_s).since_last_s for now_s in (1000.0, 1005.0, 1009.0)] == [10.0, 15.0, 0.0]
     ahead = Watcher(Script(looks, written_s=5000.0))

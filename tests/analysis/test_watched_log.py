@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A log is read as it grows."""
 
+import gzip
 import os
 from pathlib import Path
 
 import pytest
 
+from llmb.analysis.watch_run import Watcher
 from llmb.analysis.watched_log import SILENT_S, WatchedLog
 from llmb.logs.step_line import format_step_line
 
@@ -106,3 +108,49 @@ def test_a_log_without_steps_ends_likewise(log: Path) -> None:
     assert WatchedLog(log).look(written_s + SILENT_S - 1).state == "starting"
     here = WatchedLog(log).look(written_s + SILENT_S + 1)
     assert (here.state, here.why) == ("ended", "its log has no step")
+
+
+def test_a_last_line_without_an_end_counts_once_the_log_grows_no_more(log: Path) -> None:
+    append(log, "".join(map(line, range(STEPS)))[:-1])
+    watched, written_s = WatchedLog(log), log.stat().st_mtime
+    assert seen(watched, written_s) == ("running", list(range(STEPS - 1)))
+    here = watched.look(written_s + SILENT_S + 1)
+    assert (here.state, here.why) == ("ended", None)
+    assert [step.step for step in watched.new()] == [STEPS - 1]
+
+
+def megatron(iteration: int, last: int = 30) -> str:
+    return (
+        f"iteration {iteration:>8}/{last:>8} | consumed samples: 8 | elapsed time per iteration (ms): 9089.0 |"
+        " learning rate: 1.0E-05 | global batch size: 8 | lm loss: 9.5E+00 | loss scale: 1.0 | grad norm: 2.5 |"
+        " number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+    )
+
+
+def test_steps_that_count_from_one(log: Path) -> None:
+    append(log, "".join(map(megatron, range(1, 12))))
+    watched = WatchedLog(log)
+    here = watched.look(log.stat().st_mtime)
+    steps = list(watched.new())
+    assert (here.first_step, here.last_step, steps[0].step, steps[-1].step) == (1, 30, 1, 11)
+    assert (steps[0].step_time_s, steps[0].loss, steps[0].grad_norm) == (9.089, 9.5, 2.5)
+    found = Watcher(WatchedLog(log)).look(log.stat().st_mtime)
+    assert (found.done, found.total, found.forecast and found.forecast.steps_left) == (11, 30, 19)
+
+
+def test_an_end_that_is_not_declared(log: Path) -> None:
+    """torchtitan without its header."""
+    for step in range(10, 60, 10):
+        text = f"step: {step:>2}  loss: 7.8201  grad_norm: 2.0213  memory: 41.20GiB(51.78%)  tps: 5,762  mfu: 33.74%"
+        append(log, f"[rank0]:[titan] 2025-06-01 10:{step}:00,123 - root - INFO - \x1b[31m{text}\x1b[39m\n")
+    now_s = log.stat().st_mtime
+    found = Watcher(WatchedLog(log)).look(now_s)
+    assert (found.circumstances.state, found.total, found.forecast) == ("running", None, None)
+    assert found.steps[-1].step == 50
+    assert Watcher(WatchedLog(log)).look(now_s + 10**6).circumstances.state == "ended"
+
+
+def test_a_compressed_log(log: Path) -> None:
+    packed = log.with_suffix(".gz")
+    packed.write_bytes(gzip.compress("".join(map(line, range(STEPS))).encode()))
+    assert seen(WatchedLog(packed), packed.stat().st_mtime) == ("ended", list(range(STEPS)))

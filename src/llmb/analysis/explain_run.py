@@ -57,9 +57,9 @@ def _evidence(run: AnalyzedRun, step_time_s: float, steps: Sequence[Step]) -> Ev
     return Evidence(
         step_time_s=step_time_s,
         steps=inside,
-        work=_work(run.record.plan),
+        work=work_of(run.record.plan),
         trace=_trace(RunFolder(run.path)),
-        node_of=_nodes(environment) if environment else {},
+        node_of=node_of_ranks(environment) if environment else {},
         throttled=_throttled(environment) if environment else None,
         trained_s=sum(step.step_time_s + (step.pause_s or 0.0) for step in steps) or None,
     )
@@ -82,7 +82,7 @@ def _trace(folder: RunFolder) -> StepBreakdown | None:
         return None
 
 
-def _work(plan: Plan) -> Work:
+def work_of(plan: Plan) -> Work:
     layout, model = plan.recipe.layout, plan.recipe.model
     return Work(
         ranks=layout.gpus,
@@ -95,7 +95,7 @@ def _work(plan: Plan) -> Work:
     )
 
 
-def _nodes(environment: Environment) -> dict[int, str]:
+def node_of_ranks(environment: Environment) -> dict[int, str]:
     """The node of each rank: ranks are numbered node by node."""
     each = [node for node in environment.nodes for _ in range(environment.ranks_per_node.get(node, 0))]
     return dict(enumerate(each))

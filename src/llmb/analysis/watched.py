@@ -2,14 +2,14 @@
 """What is seen of a run that lasts, and what gives cause for concern. Pure."""
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Literal
 
 from llmb.analysis.forecast import Comparison, Expected, Forecast, Pace, compare_with, find_pace, forecast
 from llmb.runs.step_follower import StepNews
+from llmb.verdict.causes_evidence import Evidence, Work
+from llmb.verdict.causes_measured import Found, slow_rank
 
 State = Literal["queued", "starting", "running", "ended"]
 Kind = Literal["off_expectation", "slowed_down", "stalled", "not_finite", "slow_rank", "time_limit"]
@@ -17,8 +17,8 @@ KEPT_STEPS = 2000
 """Of a long run only so many of the last steps are looked at."""
 STALLED_STEPS, LEAST_STALL_S = 5.0, 10.0
 """No step for so many medians, and seconds, is a stall; a checkpoint may take as long."""
-RANK_STEPS, RANK_SHARE, RANK_LEAD = 20, 0.75, 0.02
-"""A rank is slow if it is last in this share of this number of steps, by this part of a step."""
+RANK_STEPS = 20
+"""A rank is slow if it is so in the last steps."""
 SLOWED_PCT = 3.0
 
 
@@ -67,6 +67,10 @@ class Circumstances:
     """Until the job's time limit."""
     stall: str | None = None
     """What the ranks of a hung run report."""
+    work: Work | None = None
+    """What each rank computes; None for a log without a record."""
+    node_of: Mapping[int, str] = field(default_factory=dict)
+    """By rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,7 @@ def outlook(
             *(_of_stall(here, steps, pace, since_last_s) if lasts else ()),
             *(_of_limit(here, ends) if lasts else ()),
             *_of_pace(pace, comparison),
-            *_of_ranks(steps),
+            *_of_ranks(here, steps),
         ),
     )
 
@@ -176,13 +180,11 @@ def _of_pace(pace: Pace | None, comparison: Comparison | None) -> Iterator[Conce
             yield Concern("slowed_down", f"{text} after {pace.before_s:.4g} s")
 
 
-def _of_ranks(steps: Sequence[StepNews]) -> Iterator[Concern]:
-    last = [step for step in steps if not step.profiled and step.slowest_rank is not None][-RANK_STEPS:]
+def _of_ranks(here: Circumstances, steps: Sequence[StepNews]) -> Iterator[Concern]:
+    last = [step.whole for step in steps if step.whole and not step.profiled][-RANK_STEPS:]
     if len(last) < RANK_STEPS:
         return
-    (rank, count), *_ = Counter(step.slowest_rank for step in last).most_common()
-    lead = median(step.rank_lead_s or 0.0 for step in last if step.slowest_rank == rank)
-    share = lead / median(step.step_time_s for step in last)
-    if count >= RANK_SHARE * RANK_STEPS and share >= RANK_LEAD:
-        by = f"by {lead:.3g} s, {100 * share:.0f} % of a step"
-        yield Concern("slow_rank", f"rank {rank} was the slowest in {count} of the last {RANK_STEPS} steps, {by}")
+    evidence = Evidence(step_time_s=last[-1].step_time_s, steps=last, work=here.work, node_of=here.node_of)
+    found = slow_rank(evidence)
+    if isinstance(found, Found):
+        yield Concern("slow_rank", found.evidence[0])

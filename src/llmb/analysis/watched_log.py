@@ -2,11 +2,12 @@
 """A log that grows, of any program whose steps the readers know."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from llmb.analysis.watched import Circumstances
 from llmb.logs.formats.format import MAX_LINE_BYTES
+from llmb.logs.plain_text import PlainText
 from llmb.logs.reader import CHUNK_BYTES
 from llmb.logs.step_finder import StepFinder
 from llmb.logs.step_line import StepLine
@@ -17,32 +18,96 @@ SILENT_STEPS = 20.0
 """A log that has not grown for so long, and for so many steps, is of a run that has ended."""
 
 
+class _Growing:
+    """Reads what was added to a file; it is open only meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+        with path.open("rb") as stream:
+            self.inode = os.fstat(stream.fileno()).st_ino
+
+    @property
+    def was_replaced(self) -> bool:
+        found = self.path.stat()
+        return found.st_ino != self.inode or found.st_size < self.offset
+
+    def read(self, size: int, /) -> bytes:
+        with self.path.open("rb") as stream:
+            stream.seek(self.offset)
+            data = stream.read(size)
+        self.offset += len(data)
+        return data
+
+    def seek(self, offset: int, /) -> object:
+        self.offset = offset
+        return offset
+
+
+class _LogText:
+    """The steps of a file from its beginning."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = _Growing(path)
+        self.text = PlainText(self.file)
+        self.finder = StepFinder()
+        self.rest = b""
+        self.last: StepLine | None = None
+        self.declared_last: int | None = None
+        """Number of the run's last step; None if the log does not tell before it comes."""
+        self.closed = False
+        """Its last line, which has no end, was read."""
+
+    def new(self) -> Iterator[StepNews]:
+        """Steps whose lines were completed since the last call."""
+        while part := self.text.read(CHUNK_BYTES):
+            text = self.rest + part
+            end = max(text.rfind(b"\n"), text.rfind(b"\r", 0, -1)) + 1
+            yield from self._news(self.finder.find(text, 0, end))
+            self.rest = text[end:][-MAX_LINE_BYTES:]
+
+    def close(self) -> Iterator[StepNews]:
+        """Steps that were kept back in case that more follows."""
+        self.closed = True
+        steps, _ = self.finder.find_unended(self.rest)
+        yield from self._news(steps)
+
+    @property
+    def first_number(self) -> int:
+        return self.finder.format.first_number if self.finder.format else 0
+
+    def _news(self, lines: Iterable[StepLine]) -> Iterator[StepNews]:
+        for line in lines:
+            if line.last > line.step:
+                self.declared_last = line.last
+            if self.last is None or line.step != self.last.step:  # several ranks may log it
+                yield StepNews(line.step, line.step_time_s, line.loss, line.grad_norm, line.tflops_per_gpu)
+            self.last = line
+
+
 class WatchedLog:
     """Only the log tells whether its run lasts: by its last step, or by growing no more."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.offset = 0
-        self.inode: int | None = None
-        self.rest = b""
-        self.finder = StepFinder()
+        self.log: _LogText | None = None
         self.found: list[StepNews] = []
         """Steps that were not taken yet."""
-        self.last: StepLine | None = None
 
     def look(self, now_s: float) -> Circumstances:
         """Raises OSError if the log cannot be read."""
-        self._read()
-        last, silent_s = self.last, now_s - self.written_s()
-        if last is None:
-            ended = silent_s > SILENT_S
-            return Circumstances(state="ended" if ended else "starting", why="its log has no step" if ended else None)
-        if last.step >= last.last:
-            return Circumstances(state="ended", last_step=last.last)
-        if silent_s > max(SILENT_S, SILENT_STEPS * last.step_time_s):
-            why = f"its log has not grown for {silent_s / 60:.0f} min"
-            return Circumstances(state="ended", why=why, last_step=last.last)
-        return Circumstances(state="running", last_step=last.last)
+        log = self.log
+        if log is None or log.file.was_replaced or (log.closed and self.path.stat().st_size > log.file.offset):
+            log = self.log = _LogText(self.path)
+        self.found += log.new()
+        silent_s = now_s - self.written_s()
+        ended = log.last is not None and log.last.step == log.declared_last
+        if not ended and silent_s > max(SILENT_S, SILENT_STEPS * (log.last.step_time_s if log.last else 0)):
+            self.found += () if log.closed else log.close()
+            why = f"its log has not grown for {silent_s / 60:.0f} min" if log.last else "its log has no step"
+            done = log.last is not None and log.last.step == log.declared_last
+            return self._circumstances(log, ended=True, why=None if done else why)
+        return self._circumstances(log, ended=ended)
 
     def new(self) -> Iterator[StepNews]:
         found, self.found = self.found, []
@@ -52,21 +117,11 @@ class WatchedLog:
         """When it last grew, in seconds since 1970."""
         return self.path.stat().st_mtime
 
-    def _read(self) -> None:
-        """The lines that were completed since the last call; of a file that was replaced, all."""
-        with self.path.open("rb") as stream:
-            now = os.fstat(stream.fileno())
-            if now.st_ino != self.inode or now.st_size < self.offset:
-                self.inode, self.offset, self.rest, self.finder = now.st_ino, 0, b"", StepFinder()
-            stream.seek(self.offset)
-            while chunk := stream.read(CHUNK_BYTES):
-                self.offset += len(chunk)
-                self._add(self.rest + chunk)
-
-    def _add(self, text: bytes) -> None:
-        end = max(text.rfind(b"\n"), text.rfind(b"\r", 0, -1)) + 1
-        self.rest = text[end:][-MAX_LINE_BYTES:]
-        for line in self.finder.find(text, 0, end):
-            if self.last is None or line.step != self.last.step:  # several ranks may log it
-                self.last = line
-                self.found.append(StepNews(line.step, line.step_time_s, line.loss, line.grad_norm, line.tflops_per_gpu))
+    def _circumstances(self, log: _LogText, *, ended: bool, why: str | None = None) -> Circumstances:
+        return Circumstances(
+            state="ended" if ended else "running" if log.last else "starting",
+            why=why,
+            first_step=log.first_number,
+            attempt_first_step=log.first_number,
+            last_step=log.declared_last,
+        )

@@ -5,11 +5,13 @@ import math
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
+from llmb.analysis.explain_run import node_of_ranks, work_of
 from llmb.analysis.watched import Circumstances, State
 from llmb.errors import EnvironmentProblem, InfrastructureError
 from llmb.jobs.job import Job
 from llmb.jobspec.spec import read_spec
 from llmb.programs.lookup import find_program
+from llmb.runs.environment import Environment, read_environment
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import read_record
@@ -59,6 +61,7 @@ class WatchedRun:
         self._ask_again(now_s)
         record, attempts = self.record, self.record.attempts
         begun = attempts[-1] if attempts else None
+        environment = record.environment or self._environment()
         started_s = _seconds(begun.started_at if begun else record.started_at)
         return Circumstances(
             state=self._state(),
@@ -71,6 +74,8 @@ class WatchedRun:
             last_step=record.plan.last_step,
             limit_left_s=started_s + self.limit_s - now_s if self.limit_s and started_s else None,
             stall=self._stall(),
+            work=work_of(record.plan),
+            node_of=node_of_ranks(environment) if environment else {},
         )
 
     def _read_again(self) -> None:
@@ -110,6 +115,13 @@ class WatchedRun:
     def _why(self) -> str | None:
         own = self.job.reason if self.job else None
         return self.unanswered or own or self.record.reason
+
+    def _environment(self) -> Environment | None:
+        """What the workers have written so far."""
+        try:
+            return read_environment(self.folder.environment)
+        except (OSError, ValueError):
+            return None
 
     def _stall(self) -> str | None:
         try:

@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,7 +22,8 @@ from llmb.cli.watched import Target, find_target
 from llmb.errors import InvalidRun, RunFailed, UserInterrupt
 from llmb.jobs.local_run import raise_unless_successful
 from llmb.jobs.wait import exit_code
-from llmb.logs.error_text import last_error
+from llmb.logs.files import parse_file
+from llmb.logs.outcome import FINISHED
 from llmb.programs.conclude import finished_result
 from llmb.report.output import print_json, print_tables, print_text
 from llmb.report.run_report import run_document
@@ -32,7 +32,6 @@ from llmb.report.watch_report import watch_document, watch_tables
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 LIVE_EVERY_S, LINES_EVERY_S = 1.0, 5.0
-TAIL_BYTES = 1 << 14
 
 
 @app.command("watch")
@@ -129,19 +128,11 @@ def _end_of_run(target: Target, run: WatchedRun, seen: Outlook, *, json: bool) -
 
 
 def _end_of_log(target: Target, log: WatchedLog, seen: Outlook, *, live: bool, json: bool) -> None:
-    """Raises InvalidRun or RunFailed unless the log ends with its last step."""
+    """Raises InvalidRun or RunFailed unless the run has finished by the rules of ``llmb parse``."""
     if live or json:
         _print_seen(target, seen, json=json)
-    bad = next((concern.text for concern in seen.concerns if concern.kind == "not_finite"), None)
-    if bad:
-        raise InvalidRun(f"the run is invalid: {bad}", where=str(log.path))
-    if seen.circumstances.why:
-        quoted = last_error(_tail(log.path))
-        reason = f"{seen.circumstances.why}; {quoted}" if quoted else seen.circumstances.why
-        raise RunFailed(f"the run has not finished: {reason}", where=str(log.path))
-
-
-def _tail(path: Path) -> bytes:
-    with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        return stream.read()
+    outcome = parse_file(log.path, "all").outcome
+    if outcome.status == "invalid":
+        raise InvalidRun(f"the run is invalid: {outcome.reason}", where=str(log.path))
+    if outcome.status not in FINISHED:
+        raise RunFailed(f"the run has not finished: {outcome.reason}", where=str(log.path))

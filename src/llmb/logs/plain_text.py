@@ -5,7 +5,7 @@ import codecs
 import gzip
 import re
 import zlib
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 GZIP = b"\x1f\x8b"
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -19,10 +19,14 @@ class _Source(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
+class _Seekable(_Source, Protocol):
+    def seek(self, offset: int, /) -> object: ...
+
+
 class PlainText:
     """The text of a log, from its beginning. ``stream`` has to be seekable only if it is compressed."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: _Seekable) -> None:
         self.size = 0
         """Bytes read so far, decompressed."""
         self.damaged = False

@@ -17,6 +17,7 @@ from llmb.report.output import printable, result_table
 from llmb.report.recipe_report import CONVENTION_NAMES
 from llmb.report.table import Table
 from llmb.runs.plan import Plan
+from llmb.runs.step_follower import StepNews
 
 BAR = 24
 MOST_STEPS = 10
@@ -191,7 +192,7 @@ def watch_document(title: WatchedTitle, seen: Outlook, result: dict[str, Any] | 
         "steps_done": seen.done,
         "steps_total": seen.total,
         "since_last_step_s": seen.since_last_s,
-        "last_steps": [_step_document(step._asdict()) for step in seen.steps[-MOST_STEPS:]],
+        "last_steps": [_step_document(step) for step in seen.steps[-MOST_STEPS:]],
         "pace": seen.pace and asdict(seen.pace),
         "tokens_per_s": speed and speed.tokens_per_s,
         "tokens_per_s_per_gpu": speed and speed.tokens_per_s_per_gpu,
@@ -205,8 +206,9 @@ def watch_document(title: WatchedTitle, seen: Outlook, result: dict[str, Any] | 
     }
 
 
-def _step_document(values: dict[str, Any]) -> dict[str, Any]:
+def _step_document(step: StepNews) -> dict[str, Any]:
     """JSON has no NaN: a value that is not finite is null, and a concern names it."""
+    values = {name: value for name, value in step._asdict().items() if name != "whole"}
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
     }

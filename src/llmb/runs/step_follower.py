@@ -21,9 +21,8 @@ class StepNews(NamedTuple):
     """As the program logs it, in a convention of its own."""
     profiled: bool = False
     """Slowed down by what is recorded of it."""
-    slowest_rank: int | None = None
-    rank_lead_s: float | None = None
-    """Seconds between the fastest rank and the slowest."""
+    whole: Step | None = None
+    """Everything that llmb's engine records of it."""
 
 
 class StepFollower:
@@ -54,18 +53,6 @@ class StepFollower:
                 except ValueError as error:
                     where = f"{self.path}, byte {self.offset - len(line)}"
                     raise BrokenRecord("the line is not a complete step", where=where) from error
-                yield news_of(step)
-
-
-def news_of(step: Step) -> StepNews:
-    """The same of one rank has no slowest rank."""
-    lead = step.rank_step_time_s_max - step.rank_step_time_s_min
-    return StepNews(
-        step=step.step,
-        step_time_s=step.step_time_s,
-        loss=step.loss,
-        grad_norm=step.grad_norm,
-        profiled=step.profiled,
-        slowest_rank=step.slowest_rank,
-        rank_lead_s=lead,
-    )
+                yield StepNews(
+                    step.step, step.step_time_s, step.loss, step.grad_norm, profiled=step.profiled, whole=step
+                )

@@ -65,4 +65,5 @@ class NewLogSteps:
         for line in self.lines.find(whole):
             if line.step != self.last:  # several ranks may log it
                 self.last = line.step
-                yield StepNews(line.step - FORMAT.first_number, line.step_time_s, line.loss)
+                number = line.step - FORMAT.first_number
+                yield StepNews(number, line.step_time_s, line.loss, line.grad_norm, line.tflops_per_gpu)
