@@ -100,8 +100,8 @@ def _measured_row(group: RunGroup, recipes: Iterable[Recipe]) -> ScalingRow:
     assert run.gpus
     same = (one for one in recipes if one.scale == run.gpus and has_layout(run.configuration, one))
     recipe = next(same, None)
-    gbs = run.number("layout.gbs") or (recipe and recipe.layout.gbs)
-    seq_len = run.number("layout.seq_len") or (recipe and recipe.layout.seq_len)
+    gbs = run.number("layout.gbs") or (recipe.layout.gbs if recipe else None)
+    seq_len = run.number("layout.seq_len") or (recipe.layout.seq_len if recipe else None)
     median = group.run_means_s.median
     proxy = bool(recipe and recipe.proxy) or (run.folder is not None and run.days_per_1t_tokens is None)
     days = 1e12 * median / (gbs * seq_len) / SECONDS_PER_DAY if gbs and seq_len and not proxy else None
@@ -132,7 +132,7 @@ def _kind(rows: Sequence[ScalingRow]) -> Kind | None:
 def _with_efficiency(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
     """Relative to the fastest measured and published layout of the smallest scale that has one."""
     measured = [_per_gpu(row, row.step_time_s) for row in rows]
-    published = [_per_gpu(row, row.published and row.published.step_time_s) for row in rows]
+    published = [_per_gpu(row, row.published.step_time_s if row.published else None) for row in rows]
     own_base, published_base = _base(rows, measured), _base(rows, published)
     return [
         ScalingRow(

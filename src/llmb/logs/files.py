@@ -49,7 +49,7 @@ class FoundFiles:
 
 
 def find_logs(root: Path) -> FoundFiles:
-    """All ``*.out`` and ``*.out.gz`` files in ``root`` and its subfolders, or ``root`` itself if it is a file, whatever its name.
+    """All ``*.out`` and ``*.out.gz`` files below ``root``, or ``root`` itself if it is a file, whatever its name.
 
     Raises UsageError if there is none.
     """

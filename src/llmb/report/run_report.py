@@ -191,7 +191,7 @@ def run_table(plan: Plan, result: Result) -> Table:
     window = result.window or plan.window
     title = f"{plan_title(plan)}, steps {window.first}-{window.last} of {plan.last_step + 1}"
     table = result_table(
-        "\n".join(filter(None, (title, result.verdict and headline(result.verdict)))),
+        "\n".join(filter(None, (title, headline(result.verdict) if result.verdict else ""))),
         "metric",
         "measured",
         "published",
