@@ -137,8 +137,8 @@ def compare(
 ) -> Comparison:
     """Two groups of runs, as ``llmb compare``: folders, labels, campaigns, ids or dates. Raises UsageError.
 
-    Without ``after``, groups within ``before`` that differ in ``vary``. ``tolerance`` is in percent. A verdict raises nothing: see
-    ``rows``.
+    Without ``after``, groups within ``before`` that differ in ``vary``. ``tolerance`` is in percent. A verdict raises
+    nothing: see ``rows``.
     """
     install = chosen_root(os.environ, Path.cwd()).path
     first = find_ended_runs(str(before), install, on_message)
