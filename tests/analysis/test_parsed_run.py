@@ -109,7 +109,7 @@ def test_a_run_that_lasts_is_not_one_that_died(log: Path) -> None:
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(line for line in lines if "iteration 2/2" not in line))
     record(log, status="running", result=None, ended_at=None)
-    run = parsed_run(log, "auto")
+    run = parsed_run(log, "reference")
     assert run.outcome.status == "incomplete"
     assert run.outcome.reason == "the run has not ended, by its record; step 1 is the last one in the log"
 
@@ -130,6 +130,17 @@ def test_a_window_that_two_attempts_trained_is_whole_by_the_record(log: Path) ->
 def test_a_log_without_steps_is_that_of_its_run(log: Path) -> None:
     log.write_text("done\n")
     record(log, status="failed", reason="the workers ended with exit code 3")
-    run = parsed_run(log, "auto")
+    run = parsed_run(log, "reference")
     assert run.outcome.status == "no_data"
     assert run.outcome.reason == "no step line; the run is failed by its record: the workers ended with exit code 3"
+
+
+def test_the_default_window_is_that_of_the_record(log: Path) -> None:
+    """A log does not tell that its recipe's document takes its figures from other steps."""
+    content = json.loads((log.parent / "run.json").read_text())
+    content["plan"]["window"] = {"first": 1, "last": 2, "rule": "reference"}
+    record(log, plan=content["plan"])
+    run = parsed_run(log, "reference")
+    assert run.outcome.window
+    assert (run.outcome.window.first, run.outcome.window.last, run.outcome.window.rule) == (1, 2, "reference")
+    assert (run.outcome.reason, run.outcome.step_times_s) == ("steps 1-2 of 3", exact_times(log)[1:])

@@ -81,7 +81,7 @@ def test_a_directory_that_cannot_be_listed_is_listed(tmp_path, monkeypatch):
 
 
 def test_a_file_that_vanished_is_unreadable(tmp_path):
-    outcome = parse_file(tmp_path / "gone.out", "auto").outcome
+    outcome = parse_file(tmp_path / "gone.out", "reference").outcome
     assert (outcome.status, outcome.reason) == ("unreadable", "cannot be read: No such file or directory")
 
 
@@ -114,4 +114,4 @@ def test_a_killed_worker_is_told(tmp_path, monkeypatch):
         (tmp_path / f"{number}.out").touch()
     monkeypatch.setattr(parallel_reader, "_end_quietly_on_interrupt", os.abort)
     with pytest.raises(EnvironmentProblem, match="a process that read logs was killed"):
-        list(parallel_reader.parse_logs(find_logs(tmp_path), "auto", 2))
+        list(parallel_reader.parse_logs(find_logs(tmp_path), "reference", 2))

@@ -12,6 +12,7 @@ from llmb.logs.checkpoint_line import LoadLine, format_load_line
 from llmb.logs.outcome import judge_log
 from llmb.logs.reader import CHUNK_BYTES, read_log
 from llmb.logs.step_line import format_step_line
+from llmb.metrics.steady_state import NO_STEADY_STATE
 
 
 def line(step, steps=50, *, time=2.5, loss=12.5, tflops=600.0):
@@ -29,11 +30,11 @@ def line(step, steps=50, *, time=2.5, loss=12.5, tflops=600.0):
     )
 
 
-def judge(text, rule="auto"):
+def judge(text, rule="reference"):
     return judge_log(read_log(io.BytesIO(text if isinstance(text, bytes) else text.encode()), rule))
 
 
-def run(numbers, steps=50, rule="auto", end="", **values):
+def run(numbers, steps=50, rule="reference", end="", **values):
     return judge("".join(line(number, steps, **values) + "\n" for number in numbers) + end, rule)
 
 
@@ -201,7 +202,7 @@ def test_logs_without_steps(text, status, reason):
     assert (found.steps, found.window, found.step_time_s, found.max_step) == (0, None, None, None)
 
 
-@given(st.lists(st.integers(0, 60), max_size=80), st.sampled_from(["auto", "last", "all", "3-7"]))
+@given(st.lists(st.integers(0, 60), max_size=80), st.sampled_from(["reference", "auto", "last", "all", "3-7"]))
 def test_a_success_always_has_every_step_of_its_window(numbers, rule):
     found = run(numbers, 50, rule)
     if found.status == "success":
@@ -262,3 +263,46 @@ def test_a_load_is_seen_wherever_the_file_is_cut_for_reading(before):
     noise = "x" * 99 + "\n"
     head = (noise * (before // 100 + 1))[: before - 1] + "\n" if before else ""
     assert judge(f"{head}{LOADED}\n{line(50, 51)}").status == "resumed"
+
+
+def warming_up(count, first=0, declared=None):
+    """Five slow steps, then steps that take 1.97 to 2.03 s, and a checkpoint every tenth."""
+    times = [4.0 if n < 5 else 3.0 if n % 10 == 9 else 1.97 + 0.01 * (n * 5 % 7) for n in range(count)]
+    return [line(first + n, declared or first + count, time=time, tflops=500 + n) for n, time in enumerate(times)]
+
+
+def test_the_steady_state_of_a_log():
+    found = judge("\n".join(warming_up(100)), "auto")
+    assert (found.status, found.reason) == ("success", "steps 5-98 of 100")
+    assert (found.window.first, found.window.last, found.window.rule) == (5, 98, "auto")
+    assert (found.step_time_s.count, len(found.step_times_s)) == (94, 94)
+    assert found.tflops_per_gpu.min == 505
+
+
+def test_the_steady_state_of_a_run_that_resumed():
+    found = judge(f"{LOADED}\n" + "\n".join(warming_up(60, 200)), "auto")
+    assert (found.status, found.window.first, found.window.last) == ("success", 205, 258)
+
+
+def test_the_steady_state_is_that_of_the_last_attempt():
+    found = judge("\n".join([*warming_up(40, declared=60), *warming_up(60)]), "auto")
+    assert (found.status, found.reason) == ("success", "steps 5-58 of 60 (attempt 2)")
+
+
+def test_a_missing_step_in_the_steady_state_is_missing():
+    lines = warming_up(60)
+    del lines[30]
+    found = judge("\n".join(lines), "auto")
+    assert (found.status, found.reason) == ("incomplete", "step 30 missing")
+
+
+@pytest.mark.parametrize("lines", [warming_up(10), [line(n, time=1.2 ** (n // 8)) for n in range(50)]])
+def test_a_log_without_a_steady_state_is_no_result(lines):
+    found = judge("\n".join(lines), "auto")
+    assert (found.status, found.window, found.step_time_s) == ("too_few_steps", None, None)
+    assert found.reason == NO_STEADY_STATE
+
+
+def test_a_time_that_is_not_finite_is_invalid_also_without_a_window():
+    found = judge("\n".join([*warming_up(59, declared=60), line(59, 60, time=float("nan"))]), "auto")
+    assert (found.status, found.step_time_s) == ("invalid", None)

@@ -49,7 +49,7 @@ def read(text, chunk_bytes=CHUNK_BYTES, rule="all"):
     return read_log(io.BytesIO(text), rule, chunk_bytes)
 
 
-def judged(text, rule="auto"):
+def judged(text, rule="reference"):
     return judge_log(read(text, rule=rule))
 
 
@@ -112,7 +112,7 @@ def test_a_last_line_without_its_end():
 def test_a_file_is_parsed(tmp_path: Path):
     path = tmp_path / "log-account.lora_llama3_70b_123_0.out"
     path.write_bytes(b"".join(iteration(n) for n in range(1, 51)))
-    assert parse_file(path, "auto").outcome.status == "success"
+    assert parse_file(path, "reference").outcome.status == "success"
 
 
 NEMO = format_step_line(

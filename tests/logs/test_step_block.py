@@ -145,7 +145,7 @@ def test_a_long_log_of_one_shape_is_hardly_read_by_its_lines(monkeypatch):
     find = Nemo2Reader.find
     monkeypatch.setattr(Nemo2Reader, "find", lambda *text: by_line.append(list(find(*text))) or by_line[-1])
     text = "\n".join(line(step, 9999) for step in range(10_000)).encode()
-    log = read_log(io.BytesIO(text), "auto", 1 << 15)
+    log = read_log(io.BytesIO(text), "reference", 1 << 15)
     assert (log.attempt.steps, len(log.attempt.step)) == (10_000, 2000)
     assert sum(map(len, by_line)) < 1000
 
@@ -188,7 +188,7 @@ ODDITIES = (
 @given(
     st.lists(stretches(), min_size=1, max_size=5).map("".join),
     st.integers(100, 6000),
-    st.sampled_from(["auto", "last", "all", "3-47"]),
+    st.sampled_from(["reference", "auto", "last", "all", "3-47"]),
 )
 def test_blocks_do_not_change_what_is_read(text, chunk_bytes, rule):
     with pytest.MonkeyPatch.context() as patch:

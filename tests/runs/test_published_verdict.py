@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from recorded_runs import SXM, gpu_record, times_around
 
+from llmb.catalogue.records import Window
 from llmb.catalogue.resolve import Overrides
 from llmb.metrics.statistics import describe
 from llmb.runs.plan import Plan
@@ -108,3 +109,9 @@ def test_without_a_published_figure_the_reason_stands_instead(tiny_plan: Callabl
     assert tiny.verdict_reason == "no published figure: a recipe of llmb itself, without published figures"
     changed = with_verdict(result(0.5), gpu_record(overrides=Overrides(mbs=2)))
     assert changed.verdict_reason == "no published figure: the layout differs from the published one (mbs)"
+
+
+def test_the_window_of_a_steady_state_is_the_condition() -> None:
+    steady = Window(first=8, last=49, rule="auto")
+    found = verdict_of(12.3, gpu_record(window="auto"), window=steady)
+    assert {one.key: one.own for one in found.conditions}["window"] == "8-49"

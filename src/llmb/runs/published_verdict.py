@@ -28,7 +28,7 @@ def with_verdict(result: Result, record: RunRecord) -> Result:
     if why := no_figure(record.plan.recipe):
         return result.model_copy(update={"verdict": None, "verdict_reason": why})
     flaw = result.reason or result.step_time_reason or result.measurement_reason
-    verdict = published_verdict(record, result.step_time_s, flaw)
+    verdict = published_verdict(record.model_copy(update={"result": result}), result.step_time_s, flaw)
     return result.model_copy(update={"verdict": verdict, "verdict_reason": None})
 
 
@@ -77,7 +77,7 @@ def _own(record: RunRecord, plan: Plan, figure: Expectation) -> dict[str, object
     data = plan.origin.data
     return {
         "program": record.program,
-        "window": steps_text(plan.window),
+        "window": steps_text(record.window),
         "data": SYNTHETIC if data.kind == SYNTHETIC else data.name,
         "lora": _lora_text(plan),
         "emulate_fp8": isinstance(plan, EnginePlan) and plan.emulate_fp8,

@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from llmb.jobs.order import Order, make_order
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.prepared.folders import prepared_folders
+from llmb.programs.conclude import finished_result
 from llmb.programs.engine.program import engine_container
 from llmb.programs.megatron_bridge.command import bridge_data
 from llmb.runs.choices import Choices
@@ -400,3 +402,40 @@ def test_adapters_that_version_0_1_did_not_record_are_not_counted(tmp_path: Path
     assert counted
     assert counted.trainable < counted.total / 100
     assert result(order.plan.model_copy(update={"lora": None})).parameters is None
+
+
+def finished(tmp_path: Path, window: str, earlier: bool = False) -> Result:
+    order = order_of(Request(**LORA, gpu_type="b200", scale=8), Choices(window=window), install=tmp_path)
+    folder: RunFolder = folder_of(order)
+    folder.path.mkdir(parents=True)
+    level = re.sub(r"(?<=: )2\d+", lambda time: f"20{int(time[0]) * 5 % 7:02}", iterations(50))
+    folder.log.write_text(re.sub("(?<=: )20", "40", level, count=3))
+    write_record(folder, queued_record(order.plan, ("sbatch",), program=order.program))
+    result = finish_job(folder, 0, "")
+    if earlier:
+        record = read_record(folder).model_copy(update={"result": result.model_copy(update={"window": None})})
+        return finished_result(folder, record)
+    return result
+
+
+def test_the_default_window_is_in_the_numbers_of_the_log(tmp_path: Path) -> None:
+    result = finished(tmp_path, "reference")
+    assert result.window is None
+    assert result.step_time_s
+    assert result.step_time_s.mean == pytest.approx(2.0027)
+
+
+def test_the_steady_state_is_in_the_numbers_of_the_log(tmp_path: Path) -> None:
+    result = finished(tmp_path, "auto")
+    assert result.window
+    assert (result.window.first, result.window.last, result.window.rule) == (4, 50, "auto")
+    assert result.step_time_s
+    assert result.step_time_s.count == 47
+
+
+def test_a_run_of_an_earlier_version_keeps_its_window(tmp_path: Path) -> None:
+    """Its rule ``auto`` gave the steps of the plan."""
+    result = finished(tmp_path, "auto", earlier=True)
+    assert result.window is None
+    assert result.step_time_s
+    assert (result.step_time_s.count, result.step_time_s.mean) == (10, pytest.approx(2.0027))

@@ -36,7 +36,7 @@ def result_of_log(plan: Plan, outcome: LogOutcome, end: End, profile: ProfileRep
         loss=None if None in losses or status == "invalid" else Loss(first=_known(losses[0]), last=_known(losses[1])),
         peak_memory_gib=None,
         step_time_reason=no_statistics,
-        window=outcome.window if times and plan.window.rule == STEADY else None,
+        window=outcome.window if times and outcome.window and outcome.window.rule == STEADY else None,
         profile=profile,
         **(figures_of(plan, times.mean) if times else {}),
     )
