@@ -18,9 +18,9 @@ from llmb.metrics.window import STEADY, resolve_window
 
 RELATIVE_RULES = ("reference",)
 """Window rules that give numbers as a run has that is numbered from 0: the log's own numbers are meant, as printed."""
-MOST_ATTEMPTS = 1000
+MOST_ATTEMPTS = 100
 _MOST_LAG = 8
-"""Steps by which the lines of ranks that log the same steps may be apart."""
+"""Lines by which ranks that log the same steps may be apart."""
 _MOST_RANKS = 1 << 16
 _MOST_GAPS = 64
 
@@ -185,7 +185,7 @@ class LoggedAttempt:
             self.ranks[line.rank] = line.step
         if not self.number or line.step > self.max_step:
             return True
-        return line.step < (self.max_step - _MOST_LAG if before is None else before)
+        return line.step < (self.max_step - _MOST_LAG * max(self.gaps, default=1) if before is None else before)
 
     def _add_columns(self, block: StepBlock) -> bool:
         if not self.window:

@@ -5,6 +5,7 @@ import codecs
 import gzip
 import re
 import zlib
+from collections.abc import Callable
 from typing import Protocol
 
 GZIP = b"\x1f\x8b"
@@ -15,27 +16,25 @@ _BEGUN_ESCAPE = re.compile(rb"\x1b(?:\[[0-?]{0,32}[ -/]{0,4})?\Z")
 _LONGEST_ESCAPE = 40
 
 
-class _Source(Protocol):
+class _Stream(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
-
-class _Seekable(_Source, Protocol):
     def seek(self, offset: int, /) -> object: ...
 
 
 class PlainText:
     """The text of a log, from its beginning. ``stream`` has to be seekable only if it is compressed."""
 
-    def __init__(self, stream: _Seekable) -> None:
+    def __init__(self, stream: _Stream) -> None:
         self.size = 0
         """Bytes read so far, decompressed."""
         self.damaged = False
         """The compressed file is truncated or corrupt: the text ends where it can no longer be decompressed."""
-        self._source: _Source = stream
+        self._read_some: Callable[[int], bytes] = stream.read
         self._begin = self._first_bytes()
         if self._begin == GZIP:
             stream.seek(0)
-            self._source = gzip.GzipFile(fileobj=stream)
+            self._read_some = gzip.GzipFile(fileobj=stream).read1  # all that precedes damage
             self._begin = self._first_bytes()
         is_utf16 = self._begin in _UTF_16
         self._decoder = codecs.getincrementaldecoder("utf-16")("replace") if is_utf16 else None
@@ -66,7 +65,7 @@ class PlainText:
         if self.damaged:
             return b""
         try:
-            return self._source.read(size)
+            return self._read_some(size)
         except (EOFError, zlib.error, gzip.BadGzipFile):
             self.damaged = True
             return b""

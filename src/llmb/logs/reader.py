@@ -137,7 +137,9 @@ class _Pass:
         first, final = block.bodies
         if reader.is_cut(first) or not self.attempt.add_block(block):
             return False
-        reader.previous = final
+        if block.count > 1:
+            reader.note(final)  # the line before it has the same fields
+        reader.note(final)
         return True
 
 

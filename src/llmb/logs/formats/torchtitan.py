@@ -74,7 +74,8 @@ class TorchtitanReader:
         step, now = int(match["step"]), _time_before(text, match.start(), start)
         before, then = self.previous
         steps = step - before if step > before else 1
-        self.previous = step, now
+        if step > before:  # else another rank is behind
+            self.previous = step, now
         if self.tokens and self.gpus and (rate := number_or_none(match[4])):
             seconds = self.tokens / (self.gpus * rate)
         elif now and then:
