@@ -67,11 +67,14 @@ def test_the_catalogue_is_shown_without_what_terminals_jobs_and_runs_need(argume
     assert loaded(*arguments, watched=watched) == " code:0"
 
 
-def test_a_history_without_live_jobs_is_listed_without_the_catalogue_and_slurm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [("jobs", "list"), ("runs",)])
+def test_a_history_without_live_jobs_is_listed_without_the_catalogue_and_slurm(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
     (tmp_path / "cluster_config.yaml").touch()
     open_history(tmp_path, print).close()
     watched = ("rich.console", "rich.table", *CATALOGUE, *RUNS)
-    assert loaded("jobs", "list", watched=watched, install=tmp_path) == " code:0"
+    assert loaded(*command, watched=watched, install=tmp_path) == " code:0"
 
 
 def test_the_probe_sees_what_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
