@@ -150,6 +150,7 @@ def test_measured_runs_become_expectations(judge: Judge, tmp_path: Path) -> None
     (entry,) = yaml.safe_load(file.read_text())["expectations"]
     assert (entry["workload"], entry["size"], entry["scale"], entry["runs"]) == ("pretrain_llama3.1", "8b", 8, 3)
     assert entry["step_time_s"] == pytest.approx(12.3)
+    assert entry["step_time_s_ci95"] == pytest.approx([12.2752, 12.3248], abs=1e-4)  # Student's t of three runs
     assert entry["conditions"]["nodes"] == "node1"
     assert "seed" not in entry["conditions"]
     found, code = judge(runs(tmp_path / "same", 12.3), "--expect", file)
@@ -169,13 +170,24 @@ def test_without_a_published_figure_other_references_serve(
     judge: Judge, tmp_path: Path, tiny_plan: Callable[..., Plan]
 ) -> None:
     record = queued_record(tiny_plan(), ())
-    for mean_s in (0.5, 0.5, 0.5):
-        write_run(tmp_path / "tiny", record, times_around(mean_s, 0.001))
+    for folder in (tmp_path / "before", tmp_path / "tiny"):
+        for mean_s in (0.499, 0.5, 0.501):
+            write_run(folder, record, times_around(mean_s, 0.001))
     found, code = judge(next((tmp_path / "tiny").glob("run_*/run")))
     assert (found["verdict"], found["reference"], code) == ("not comparable", None, 6)
     assert found["sentence"].startswith("not comparable: no published figure: ")
-    found, code = judge(tmp_path / "tiny", "--against", tmp_path / "tiny")
+    found, code = judge(tmp_path / "tiny", "--against", tmp_path / "before")
     assert (found["verdict"], code) == ("pass", 0)
+
+
+def test_a_run_is_not_its_own_baseline(judge: Judge, tmp_path: Path) -> None:
+    folder = runs(tmp_path / "runs", 12.3, 12.31, 13.0)
+    last = sorted(folder.glob("*/run"))[-1]
+    found, _ = judge(last, "--against", folder)
+    assert (found["reference"]["runs"], found["reference"]["step_time_s"]) == (2, pytest.approx(12.305))
+    found, code = judge(folder, "--against", folder)
+    assert (found["verdict"], found["reference"], code) == ("not comparable", None, 6)
+    assert "no other run" in found["reason"]
 
 
 def test_a_log_without_a_record_is_judged(judge: Judge, tmp_path: Path) -> None:

@@ -95,7 +95,8 @@ def test_a_run_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     published = llmb.judge(folder)
     assert (published.verdict, published.reference and published.reference.kind) == ("pass", "published")
     assert llmb.judge(str(folder), tolerance=0.1).verdict == "regressed"
-    assert llmb.judge(tmp_path / "runs", against=folder).sentence.startswith("as fast as the baseline")
+    other = write_run(tmp_path / "before", gpu_record(), times_around(12.3))
+    assert llmb.judge(tmp_path / "runs", against=other).sentence.startswith("as fast as the baseline")
     write_run(tmp_path / "runs", gpu_record(), times_around(12.3))
     with pytest.raises(UsageError, match="2 verdicts"):
         llmb.judge(tmp_path / "runs")

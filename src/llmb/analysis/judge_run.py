@@ -7,7 +7,8 @@ from pathlib import Path
 
 from llmb.analysis.find_runs import find_runs
 from llmb.analysis.records import AnalyzedRun
-from llmb.metrics.statistics import Statistics, describe
+from llmb.metrics.run_means import describe_runs
+from llmb.metrics.statistics import Statistics
 from llmb.runs.published_verdict import no_figure, published_verdict, steps_text
 from llmb.verdict.acceptance import AcceptanceRecipe, AcceptanceSet
 from llmb.verdict.against_figure import judge as judge_against_figure
@@ -53,7 +54,9 @@ def judge_runs(
         baseline = find_runs(against.runs, install, say)
         for one in baseline.left_out:
             say(f"left out of {baseline.title}: {one.run}: {one.reason}")
-        return judge_against(runs, baseline.runs, baseline.title, against.tolerance)
+        judged = {run.path for run in runs}
+        others = [run for run in baseline.runs if run.path not in judged]
+        return judge_against(runs, others, baseline.title, against.tolerance)
     if against.expectations is not None:
         expectations = read_expectations(against.expectations)
         return [judge_expected(run, expectations, against.tolerance) for run in runs]
@@ -103,7 +106,7 @@ def _against_nearest(
     tolerance: Tolerance | None,
 ) -> Judged:
     if not groups:
-        verdict = without_reference("not comparable", f"{source} has no run that is a measurement")
+        verdict = without_reference("not comparable", f"{source} has no other run that is a measurement")
         return Judged(title_of_run(repeats[0]), tuple(repeats), verdict, times_of(repeats))
     own = [measured_run(run) for run in repeats]
     verdicts = [
@@ -130,7 +133,7 @@ def _baseline(group: Sequence[AnalyzedRun], source: str) -> Reference:
         step_time_s_ci95=times.ci95,
         window=window if same else None,
         window_text=steps_text(window) if window and same else "",
-        source=source,
+        source=f"{source}: {', '.join(run.id for run in group)}",
         runs=len(group),
     )
 
@@ -194,7 +197,7 @@ def times_of(runs: Sequence[AnalyzedRun]) -> Statistics | None:
     known = [run.step_time_s for run in runs if run.step_time_s]
     if len(known) == 1:
         return known[0]
-    return describe([times.mean for times in known]) if known else None
+    return describe_runs([times.mean for times in known]) if known else None
 
 
 def title_of_run(run: AnalyzedRun) -> str:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verdicts as tables and JSON documents."""
 
+import os
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -110,15 +111,17 @@ def _sources(judged: Judged) -> Iterator[tuple[str, str]]:
     for condition in verdict.conditions:
         if condition not in _two_sided(verdict):
             yield title_of(condition.key), str(condition.reference or condition.own)
-    for run in judged.runs:
-        yield "run folder" if run.record else "log", str(run.path)
+    if len(judged.runs) == 1:
+        yield "run folder" if judged.runs[0].record else "log", str(judged.runs[0].path)
+    elif judged.runs:
+        yield "runs below", os.path.commonpath([run.path for run in judged.runs])
 
 
 def acceptance_table(wanted: AcceptanceSet, judged: Sequence[Judged]) -> Table:
     """A row per recipe; below, why one does not pass."""
     passed = [one for one in judged if one.verdict.verdict in ("pass", "improved")]
     title = f"Acceptance {wanted.name} ({wanted.title}): {len(passed)} of {len(judged)} recipes pass"
-    columns = ("recipe", "GPUs", "runs", "step s", "published", "% of it", "verdict")
+    columns = ("recipe", "GPUs", "runs", "step s", "published", "%", "verdict")
     table = result_table(title, *columns, right=columns[1:6])
     for recipe, one in zip(wanted.recipes, judged, strict=True):
         reference = one.verdict.reference
@@ -131,8 +134,10 @@ def acceptance_table(wanted: AcceptanceSet, judged: Sequence[Judged]) -> Table:
             _throughput_pct(one.verdict),
             one.verdict.verdict,
         )
-    lines = [f"% of it: of the published throughput; a recipe passes at {wanted.pass_at_pct:g} %"]
-    lines += [f"{one.title}: {printable(one.verdict.sentence)}" for one in judged if one not in passed]
+    lines = [f"%: of the published throughput; a recipe passes at {wanted.pass_at_pct:g} %"]
+    lines += [f"{one.title}: {printable(one.verdict.sentence)}" for one in judged if one not in passed and one.runs]
+    if missing := sum(not one.runs for one in judged):
+        lines.append(f"{missing} {'recipe has' if missing == 1 else 'recipes have'} no run among those that were named")
     table.caption = "\n".join(lines)
     return table
 
