@@ -59,6 +59,12 @@ def test_the_same_window_is_no_condition() -> None:
     assert "window" in effects(verdict_of(12.3, gpu_record(window="all")))
 
 
+def test_the_window_is_the_one_that_the_steps_decided() -> None:
+    steady = Window(first=12, last=49, rule="auto")
+    found = verdict_of(12.3, gpu_record(window="auto"), window=steady)
+    assert "the published figure is the last step's, yours the mean of 12-49" in found.sentence
+
+
 @pytest.mark.parametrize(
     ("device", "verdict"),
     [(SXM, "pass"), (None, "pass"), ("NVIDIA H100 PCIe", "not comparable"), ("NVIDIA H200", "not comparable")],

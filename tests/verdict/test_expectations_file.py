@@ -89,6 +89,7 @@ def test_an_entry_is_a_reference(tmp_path: Path) -> None:
         ("step_time_s: 0", "3: expectations.0.step_time_s: Input should be greater than 0"),
         ("step_time_s: 1, layout: {dp: 2}", "3: expectations.0.layout.dp: unknown key"),
         ("step_time_s: 1, window: soon", "3: expectations.0.window: Value error, 'soon' is not a window"),
+        ("step_time_s: 1, window: auto", "3: expectations.0.window: Value error, 'auto' depends on the run"),
         ("step_time_s: 1, conditions: [a]", "3: expectations.0.conditions: it must be a mapping"),
         ("step_time_s: 1, dtype: int4", "3: expectations.0.dtype: Input should be 'fp32', 'bf16' or 'fp8'"),
         ("size: 8b", "3: expectations.0.step_time_s: it is missing"),

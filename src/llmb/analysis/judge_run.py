@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmb.analysis.find_runs import find_runs
+from llmb.analysis.measured import flaw_of
 from llmb.analysis.records import AnalyzedRun
 from llmb.metrics.run_means import describe_runs
 from llmb.metrics.statistics import Statistics
@@ -70,7 +71,7 @@ def judge_published(run: AnalyzedRun, tolerance: Tolerance | None = None) -> Jud
     elif why := no_figure(run.record.plan.recipe):
         verdict = without_reference("not comparable", why)
     else:
-        verdict = published_verdict(run.record, run.step_time_s, flaw_of(run), tolerance)
+        verdict = published_verdict(run.record, run.step_time_s, run.window, flaw_of(run), tolerance)
     return Judged(title_of_run(run), (run,), verdict, run.step_time_s)
 
 
@@ -166,7 +167,9 @@ def _accepted(wanted: AcceptanceSet, recipe: AcceptanceRecipe, runs: Sequence[An
     if why := no_figure(record.plan.recipe):
         return Judged(title, tuple(used), without_reference("not comparable", why), times_of(used))
     times = times_of(used)
-    return Judged(title, tuple(used), published_verdict(record, times, flaw_of(used[-1]), wanted.tolerance), times)
+    last = used[-1]
+    verdict = published_verdict(record, times, last.window, flaw_of(last), wanted.tolerance)
+    return Judged(title, tuple(used), verdict, times)
 
 
 def measured_run(run: AnalyzedRun) -> Measured:
@@ -175,13 +178,6 @@ def measured_run(run: AnalyzedRun) -> Measured:
     computed = condition_values(run.identity.configuration, unset="none")
     conditions = computed | condition_values({**run.conditions, **own})
     return Measured(step_time_s=run.step_time_s, flaw=flaw_of(run), conditions=conditions, nodes=run.nodes)
-
-
-def flaw_of(run: AnalyzedRun) -> str | None:
-    """Why a run is no measurement; None if it is one."""
-    if run.status == "success" and not run.reason:
-        return None if run.step_time_s else "its steps have no statistics"
-    return run.reason or run.status.replace("_", " ")
 
 
 def grouped(runs: Iterable[AnalyzedRun]) -> list[list[AnalyzedRun]]:

@@ -13,6 +13,12 @@ def measured(found: FoundRuns) -> FoundRuns:
 
 def why_left_out(run: AnalyzedRun) -> str | None:
     """None for a run that is a measurement."""
+    flaw = flaw_of(run)
+    return f"{run.status.replace('_', ' ')}: {flaw}" if flaw and run.reason and run.status != "success" else flaw
+
+
+def flaw_of(run: AnalyzedRun) -> str | None:
+    """The same without the status of the run, if there is a reason."""
     if run.status != "success":
-        return f"{run.status.replace('_', ' ')}: {run.reason}" if run.reason else run.status
+        return run.reason or run.status.replace("_", " ")
     return run.reason or (None if run.step_time_s else "its steps have no statistics")

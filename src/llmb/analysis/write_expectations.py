@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from llmb.analysis.judge_run import flaw_of, grouped, measured_run, times_of
+from llmb.analysis.judge_run import grouped, measured_run, times_of
+from llmb.analysis.measured import flaw_of
 from llmb.analysis.records import AnalyzedRun
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.runs.folder import write_atomically

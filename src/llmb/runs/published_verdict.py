@@ -7,8 +7,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Recipe, Window
 from llmb.metrics.statistics import Statistics
-from llmb.metrics.window import resolve_window
-from llmb.runs.choices import DEFAULT_STEPS
+from llmb.metrics.window import DOCUMENTED_STEPS, resolve_window
 from llmb.runs.environment import Environment
 from llmb.runs.origin import dataset_title
 from llmb.runs.plan import EnginePlan, Plan
@@ -28,7 +27,7 @@ def with_verdict(result: Result, record: RunRecord) -> Result:
     if why := no_figure(record.plan.recipe):
         return result.model_copy(update={"verdict": None, "verdict_reason": why})
     flaw = result.reason or result.step_time_reason or result.measurement_reason
-    verdict = published_verdict(record.model_copy(update={"result": result}), result.step_time_s, flaw)
+    verdict = published_verdict(record, result.step_time_s, result.window, flaw)
     return result.model_copy(update={"verdict": verdict, "verdict_reason": None})
 
 
@@ -45,21 +44,28 @@ def figure_of(recipe: Recipe) -> Expectation | None:
 
 
 def published_verdict(
-    record: RunRecord, step_time_s: Statistics | None, flaw: str | None, tolerance: Tolerance | None = None
+    record: RunRecord,
+    step_time_s: Statistics | None,
+    window: Window | None,
+    flaw: str | None,
+    tolerance: Tolerance | None = None,
 ) -> Verdict:
-    """Of a run whose recipe has a published figure. ``flaw`` is the reason if the run is not a measurement of it."""
+    """Of a run whose recipe has a published figure. ``window`` is the one that its steps decided, if they did.
+
+    ``flaw`` is the reason if the run is not a measurement.
+    """
     recipe = record.plan.recipe
     figure = figure_of(recipe)
     assert figure and figure.step_time_s, "no_figure tells whether there is one"
     reference = Reference(
         kind="published",
         step_time_s=figure.step_time_s,
-        window=resolve_window(figure.window, DEFAULT_STEPS),
+        window=resolve_window(figure.window, DOCUMENTED_STEPS),
         window_text=figure.window,
         convention=figure.convention,
         source=f"{figure.source} line {figure.line}",
     )
-    own = condition_values(_own(record, record.plan, figure))
+    own = condition_values(_own(record, window or record.plan.window, figure))
     conditions = find_conditions(own, condition_values(_published(record, recipe, figure)), "published")
     measured = Measured(step_time_s=step_time_s, flaw=flaw)
     return judge(measured, reference, conditions, tolerance or default_tolerance("published"))
@@ -72,12 +78,13 @@ def steps_text(window: Window) -> str:
     return str(window.first) if window.first == window.last else f"{window.first}-{window.last}"
 
 
-def _own(record: RunRecord, plan: Plan, figure: Expectation) -> dict[str, object]:
+def _own(record: RunRecord, window: Window, figure: Expectation) -> dict[str, object]:
     """As the document would word it."""
+    plan = record.plan
     data = plan.origin.data
     return {
         "program": record.program,
-        "window": steps_text(record.window),
+        "window": steps_text(window),
         "data": SYNTHETIC if data.kind == SYNTHETIC else data.name,
         "lora": _lora_text(plan),
         "emulate_fp8": isinstance(plan, EnginePlan) and plan.emulate_fp8,

@@ -11,13 +11,15 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from llmb.catalogue.data_files import CatalogueError, compose_file, line_in, read_file
 from llmb.catalogue.records import Dtype, Record
 from llmb.errors import UsageError
-from llmb.metrics.window import check_rule
+from llmb.metrics.window import DEFAULT_RULE, STEADY, check_rule
 from llmb.verdict.conditions import Values, condition_values
 from llmb.verdict.records import Interval, Reference
 from llmb.verdict.tolerance import Tolerance, default_tolerance
 
 
 def _window(rule: str) -> str:
+    if rule in (DEFAULT_RULE, STEADY):
+        raise ValueError(f"'{rule}' depends on the run; give the steps, such as 35-44")
     try:
         check_rule(rule)
     except UsageError as error:
