@@ -109,6 +109,16 @@ def test_of_several_runs_the_worst_verdict_counts(judge: Judge, tmp_path: Path) 
     assert found["left_out"] == []
 
 
+def test_several_verdicts_end_in_a_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    write_run(tmp_path / "runs", gpu_record(), times_around(12.3, steps=20), exit_code=1)
+    lines = CliRunner().invoke(app, [str(runs(tmp_path / "runs", 12.15, 13.15))]).stdout.splitlines()
+    assert lines[-5] == "3 verdicts, the worst: regressed"
+    shown = [line.split()[-5:] for line in lines[-3:]]
+    assert shown[0][-3:] == ["12.27", "n/a", "invalid"]
+    assert shown[1:] == [["12.15", "12.27", "-1.0", "%", "pass"], ["13.15", "12.27", "+7.2", "%", "regressed"]]
+
+
 def test_a_failed_run_is_invalid(judge: Judge, tmp_path: Path) -> None:
     write_run(tmp_path / "runs", gpu_record(), times_around(12.3, steps=20), exit_code=1)
     found, code = judge(tmp_path / "runs")

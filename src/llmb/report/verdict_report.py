@@ -61,13 +61,15 @@ def left_out_document(left_out: Sequence[LeftOut]) -> list[dict[str, str]]:
 
 
 def verdict_tables(judged: Sequence[Judged], explanations: Sequence[Explanation | None] = ()) -> Iterator[Table]:
-    """After each verdict its explanation, if there are any."""
+    """After each verdict its explanation, if there are any; after several a summary."""
     for one, explanation in zip_longest(judged, explanations):
         yield verdict_table(one)
         if explanation:
             yield from explanation_tables(explanation)
         elif explanations:
             yield result_table(f"why slow: not known, as {', '.join(run.id for run in one.runs)} has no step time", "")
+    if len(judged) > 1:
+        yield summary_table(judged)
 
 
 def verdict_table(judged: Judged) -> Table:
@@ -89,6 +91,24 @@ def verdict_table(judged: Judged) -> Table:
     for condition in _two_sided(verdict):
         values = (_shortened(printable(value or "unknown")) for value in (condition.own, condition.reference))
         table.add_row(title_of(condition.key), *values, EFFECTS[condition.effect])
+    return table
+
+
+def summary_table(judged: Sequence[Judged]) -> Table:
+    """A row per verdict, behind the tables of several."""
+    title = f"{len(judged)} verdicts, the worst: {worst(one.verdict for one in judged)}"
+    columns = ("run", "recipe", "step s", "reference", "difference", "verdict")
+    table = result_table(title, *columns, right=columns[2:5])
+    for one in judged:
+        reference, delta = one.verdict.reference, one.verdict.delta_pct
+        table.add_row(
+            ", ".join(run.id for run in one.runs),
+            printable(one.title),
+            _mean(one.step_time_s),
+            number(reference.step_time_s) if reference else "n/a",
+            "n/a" if delta is None else f"{'+' if delta > 0 else ''}{percent(delta)} %",
+            one.verdict.verdict,
+        )
     return table
 
 
