@@ -66,8 +66,11 @@ def test_runs_are_grouped_by_their_configuration_whatever_their_folders_are_call
     write("before", 2.0, overrides={"seq_len": 64})
     write("before", 3.0)
     write("after", 3.0)
-    folders = [path.name for path in (tmp_path / "before").glob("workloads/*/experiments/*")]
-    assert len(folders) == 1, "names do not tell the sequence length: this test would be of nothing"
+    for run in (tmp_path / "before").glob("workloads/*/experiments/*_seq64/*/*"):  # as version 0.1 called them
+        run.rename(run.with_name(run.name.removesuffix("_seq64")))
+    for folder in (tmp_path / "before").glob("workloads/*/experiments/*_seq64"):
+        folder.rename(folder.with_name(folder.name.removesuffix("_seq64") + "_again"))
+    assert len({path.name for path in tmp_path.glob("before/workloads/*/experiments/*/*/*")}) == 1
     (row,) = compare("before", "after").rows
     assert (row.n_before, row.n_after) == (3, 3)
     assert row.before_s == pytest.approx(3.0, rel=0.01)
