@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_runs import gpu_record
 from timed_runs import noisy_times, write_run
 
 from llmb.analysis.compare_runs import IN_BOTH, compare_runs
@@ -261,3 +262,50 @@ def engine_document(seconds: dict[str, float]) -> dict[str, Any]:
         compiled=True, llmb_options="",
     )  # fmt: skip
     return Document(settings=settings, environment={}, cases=(*cases, failed)).model_dump(mode="json")
+
+
+def write_log(folder: Path, name: str, mean_s: float, seed: int) -> None:
+    """As NeMo 2 writes it."""
+    times = enumerate(noisy_times(mean_s, 0.003, 50, seed))
+    lines = [
+        f"Training epoch 0, iteration {step}/49 | lr: 4.491e-06 | global_batch_size: 128 | global_step: {step} |"
+        f" reduced_train_loss: 12.81 | train_step_timing in s: {seconds:.4g}\n"
+        for step, seconds in times
+    ]
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text("".join(lines))
+
+
+NEMO_LOG = "log-account.pretrain_llama3.1_8b_{dtype}_gpus{gpus}_tp1_pp1_cp2_vp1_ep1_mbs1_gbs{gbs}_{job}_0.out"
+
+
+def test_logs_without_a_record_are_compared_by_what_they_tell(
+    compare: Callable[..., Comparison], tmp_path: Path
+) -> None:
+    for number in range(3):
+        same = {"dtype": "bf16", "gpus": 8, "gbs": 128}
+        write_log(tmp_path / "before", NEMO_LOG.format(**same, job=number), 12.0, number)
+        write_log(tmp_path / "after", NEMO_LOG.format(**same, job=10 + number), 12.6, 10 + number)
+        scaled = NEMO_LOG.format(dtype="bf16", gpus=16, gbs=128, job=20 + number)
+        write_log(tmp_path / "after", scaled, 6.6, 20 + number)
+    found = compare("before", "after")
+    (row,) = found.rows
+    assert (row.recipe.partition(" on ")[0], row.n_before, row.n_after) == ("pretrain_llama3.1 8b bf16", 3, 3)
+    assert row.verdict == "regressed" and row.delta_pct == pytest.approx(5, abs=1)
+    (scaling,) = compare("after", vary=["scale"]).rows
+    assert (scaling.scaling, scaling.measure) == ("strong", "gpu_time_per_token")
+    assert scaling.speed_up == pytest.approx(12.6 / (2 * 6.6), rel=0.02)
+
+
+def test_a_log_is_compared_with_the_run_that_it_agrees_with(
+    compare: Callable[..., Comparison], tmp_path: Path, write: Write
+) -> None:
+    for number in range(3):
+        name = NEMO_LOG.format(dtype="bf16", gpus=8, gbs=128, job=number)
+        write_log(tmp_path / "before", name, 12.0, number)
+        write_run(
+            tmp_path / "after", gpu_record(steps=50).plan, noisy_times(12.0, 0.003, 50, 50 + number), number=number
+        )
+    (row,) = compare("before", "after", vary=["program"]).rows
+    assert (row.n_before, row.n_after) == (3, 3)
+    assert "nemo" in row.recipe

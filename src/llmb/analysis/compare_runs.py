@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares two groups of runs, recipe by recipe. Pure."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +31,8 @@ from llmb.verdict.records import WORST, VerdictName
 from llmb.verdict.tolerance import Tolerance, default_tolerance
 
 IN_BOTH = "both selections have it: it counts as after"
+WORK = ("layout.gbs", "layout.seq_len", "layout.gpus")
+"""Keys that decide how many tokens a GPU trains in a step."""
 Side = Literal["before", "after"]
 
 
@@ -93,7 +95,7 @@ def _rows(pairs: Sequence[Pair], given: Tolerance | None) -> Iterator[Row]:
 
 def _row(pair: Pair, recipe: str, given: Tolerance | None) -> Row:
     before, after = pair.before, pair.after
-    works = _work_per_gpu(before.configuration), _work_per_gpu(after.configuration)
+    works = _works(before.configuration, after.configuration)
     changed = differences(before.configuration, after.configuration)
     obstacle = _obstacle(changed, works)
     measure: Measure = "step_time" if works[0] == works[1] or obstacle else "gpu_time_per_token"
@@ -123,20 +125,28 @@ def _row(pair: Pair, recipe: str, given: Tolerance | None) -> Row:
     )
 
 
-def _work_per_gpu(configuration: Configuration) -> float | None:
-    """Tokens per step and GPU; None if the configuration does not tell, as that of most logs."""
-    values = [configuration.get(f"layout.{name}") for name in ("gbs", "seq_len", "gpus")]
-    gbs, seq_len, gpus = (value if isinstance(value, int) and value > 0 else None for value in values)
-    return gbs * seq_len / gpus if gbs and seq_len and gpus else None
+def _works(before: Configuration, after: Configuration) -> tuple[float | None, float | None]:
+    """Tokens per step and GPU, or sequences if neither side tells their length; None if it is not known."""
+    lengths = [side.get("layout.seq_len") for side in (before, after)]
+    return _work(before, lengths == [None, None]), _work(after, lengths == [None, None])
 
 
-def _obstacle(changed: Iterable[Difference], works: tuple[float | None, float | None]) -> str | None:
+def _work(configuration: Configuration, in_sequences: bool) -> float | None:
+    names = ("gbs", "gpus") if in_sequences else ("gbs", "gpus", "seq_len")
+    values = [configuration.get(f"layout.{name}") for name in names]
+    gbs, gpus, *lengths = (value if isinstance(value, int) and value > 0 else None for value in values)
+    if gbs is None or gpus is None or None in lengths:
+        return None
+    return gbs * (lengths[0] if lengths and lengths[0] else 1) / gpus
+
+
+def _obstacle(changed: Sequence[Difference], works: tuple[float | None, float | None]) -> str | None:
     """Why the two sides did not do the same work, in any measure."""
     other = [one.key for one in changed if changes_work_per_token(one.key) and None not in (one.before, one.after)]
     if other:
         return f"a token is not the same work on both sides: {', '.join(other)} differs"
-    if works[0] != works[1] and None in works:
-        return "how many tokens a step has is known of one side only"
+    if None in works and (works[0] != works[1] or any(one.key in WORK for one in changed)):
+        return "how many tokens a step has is not known of both sides"
     return None
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads one run folder, or the log of a run without one, as it is judged and compared."""
 
-import re
 from dataclasses import dataclass
 from datetime import datetime
 
+from llmb.analysis.log_identity import log_identity
 from llmb.analysis.records import AnalyzedRun
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
@@ -12,15 +12,12 @@ from llmb.logs.files import ParsedFile
 from llmb.metrics.statistics import describe
 from llmb.programs.conclude import finished_result
 from llmb.runs.folder import RunFolder
-from llmb.runs.identity import RunIdentity, conditions_of, identity_of
+from llmb.runs.identity import conditions_of, identity_of
 from llmb.runs.record import RunRecord, SubmittedJob, read_job, read_record
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.result import Result
 from llmb.runs.short_id import id_of_name, short_id
 from llmb.runs.steps import read_steps
-
-_JOB_OF_LOG = re.compile(r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?|(?:_\d+)*\.out$")
-"""What stands around the name of the experiment in the name of a log: account, number of the job, of its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +103,12 @@ def analyzed(run: RecordedRun) -> AnalyzedRun:
 
 
 def analyzed_log(file: ParsedFile) -> AnalyzedRun:
-    """The run that a log without a record is of. What it computed is known by the name of its experiment."""
+    """The run that a log without a record is of. What it computed is known as far as the log and its path tell."""
     outcome = file.outcome
     return AnalyzedRun(
         id=id_of_name(str(file.path.absolute())),
         path=file.path,
-        identity=RunIdentity(configuration={"experiment": _JOB_OF_LOG.sub("", file.path.name)}),
+        identity=log_identity(file),
         started_s=file.path.stat().st_mtime,
         status=outcome.status,
         reason=None if outcome.status == "success" else outcome.reason,
