@@ -63,13 +63,14 @@ def slow_rank(run: Evidence) -> Found | NotKnown | None:
     if times < len(timed) * rules.same_rank_pct.value / 100 or excess_s < usual_s * rules.slower_layer_pct.value / 100:
         return None
     node = f" on {run.node_of[rank]}" if rank in run.node_of else ""
-    group = f" (or a rank that shares its layers: {work.shared_by} do)" if work.shared_by > 1 else ""
+    together = f"{work.shared_by} ranks compute its layers together: any of them may be the slow one"
     return Found(
         share_s=excess_s * work.layer_passes,
         bound="at least",
         evidence=(
-            f"rank {rank}{node}{group} is the slowest in {times} of {len(timed)} steps: a layer's forward pass takes "
+            f"rank {rank}{node} is the slowest in {times} of {len(timed)} steps: a layer's forward pass takes "
             f"{_ms(usual_s + excess_s)}, {_ms(usual_s)} on the median rank",
+            *([together] if work.shared_by > 1 else []),
             "only forward passes are timed; backward passes of a slow rank are slower, too",
         ),
     )

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why runs that ended are slow, from the files of their folders."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded_runs import SXM, environment, gpu_record, times_around, write_run
+from typer.testing import CliRunner
+
+from llmb.analysis.explain_run import explain
+from llmb.analysis.find_runs import analyzed_run
+from llmb.analysis.records import AnalyzedRun
+from llmb.catalogue.records import Window
+from llmb.catalogue.resolve import Overrides
+from llmb.cli.judge import app
+from llmb.report.explain_report import explanation_tables
+from llmb.report.table import Table, plain_lines, table_lines
+from llmb.runs.environment import GpuState
+from llmb.runs.folder import RunFolder
+from llmb.runs.record import RunRecord
+from llmb.runs.steps import read_steps, step_to_json
+from llmb.traces.breakdown import StepBreakdown
+from llmb.verdict.causes import Explanation
+from llmb.verdict.judgement import without_reference
+from llmb.verdict.records import Reference, Verdict
+
+QUIET = {
+    "data_wait_s": 0.0,
+    "pause_s": 0.0,
+    "host_ahead_s": 5.0,
+    "layer_s_median": 0.01,
+    "layer_s_max": 0.01,
+    "slowest_layer_rank": 0,
+    "outside_layers_s": 0.0,
+}
+MEAN_S = 13.15
+UNJUDGED = without_reference("not comparable", "nothing to compare with")
+
+
+def run(root: Path, record: RunRecord | None = None, mean_s: float = MEAN_S, **values: Any) -> AnalyzedRun:
+    """A run whose steps have the figures of ``values``."""
+    folder = RunFolder(write_run(root, record or gpu_record(), times_around(mean_s)))
+    steps = [replace(step, **{**QUIET, **values}) for step in read_steps(folder.steps)]
+    folder.steps.write_text("".join(f"{step_to_json(step)}\n" for step in steps))
+    return analyzed_run(folder)
+
+
+def shares(explanation: Explanation | None) -> dict[str, float | None]:
+    assert explanation
+    return {cause.name: cause.share_s for cause in explanation.causes}
+
+
+def lines(explanation: Explanation) -> list[str]:
+    return [line for table in explanation_tables(explanation) for line in plain_lines(table)]
+
+
+def test_the_slow_rank_is_named_with_the_node_that_it_is_on(tmp_path: Path) -> None:
+    record = gpu_record(scale=16, nodes=("node1", "node2"))
+    found = explain(run(tmp_path, record, layer_s_max=0.02, slowest_layer_rank=11))
+    assert found
+    layout = record.plan.recipe.layout
+    assert shares(found)["slow_rank"] == pytest.approx(0.01 * layout.layers / layout.pp * layout.ga)
+    assert "2 ranks compute its layers together: any of them may be the slow one" in found.causes[0].evidence
+    assert found.causes[0].evidence[0].startswith("rank 11 on node2 is the slowest in 10 of 10 steps")
+
+
+def test_what_the_window_of_the_figure_costs(tmp_path: Path) -> None:
+    """The reference is of the last step, the run's window is another one."""
+    slow = run(tmp_path)
+    steps = read_steps(RunFolder(slow.path).steps)
+    last = Window(rule="last", first=49, last=49)
+    verdict = Verdict(
+        verdict="inconclusive",
+        soft=True,
+        delta_pct=7.0,
+        ci95_pct=None,
+        tolerance_pct=5.3,
+        tolerance_source="it",
+        reference=Reference(kind="published", step_time_s=12.0, window=last, source="a document"),
+        conditions=(),
+        sentence="",
+    )
+    RunFolder(slow.path).steps.write_text(
+        "".join(f"{step_to_json(replace(step, step_time_s=12.3) if step.step == 49 else step)}\n" for step in steps)
+    )
+    found = explain(slow, verdict=verdict)
+    assert found
+    assert shares(found) == {"window": pytest.approx(MEAN_S - 12.3)}
+    assert (found.reference, found.gap_s) == ("a document", pytest.approx(MEAN_S - 12))
+    assert found.unexplained_s == pytest.approx(0.3)
+
+
+def test_the_program_of_the_published_figure_takes_what_was_not_measured(tmp_path: Path) -> None:
+    found = explain(run(tmp_path))
+    assert found
+    assert found.gap_s == pytest.approx(MEAN_S - 12.27, abs=0.02)
+    assert [cause.name for cause in found.causes] == ["implementation", "convention"]
+    assert found.causes[0].share_s == pytest.approx(found.gap_s, abs=0.02)
+    assert any(said.startswith("program: ") and "NeMo" in said for said in found.causes[0].evidence)
+
+
+def test_a_smaller_batch_is_compared_for_as_many_sequences(tmp_path: Path) -> None:
+    base = run(tmp_path / "base", mean_s=8.0)
+    assert base.recipe
+    gbs = base.recipe.layout.gbs
+    small = run(tmp_path / "small", gpu_record(overrides=Overrides(gbs=gbs // 4)), mean_s=3.0)
+    found = explain(small, base)
+    assert found
+    assert found.reference_s == pytest.approx(2.0)
+    assert shares(found) == {"layout": pytest.approx(1.0)}
+    assert any(line.startswith("layout.gbs: ") for line in found.causes[0].evidence)
+
+
+def test_a_trace_beside_the_run_is_used(tmp_path: Path) -> None:
+    slow = run(tmp_path)
+    parts = dict.fromkeys(("attention_s", "other_s", "memory_copy_s", "communication_hidden_s", "idle_longest_s"), 0.0)
+    busy = {"matrix_product_s": 1.0, "communication_exposed_s": 0.5, "idle_s": 0.5}
+    traced = StepBreakdown(step=47, rank=0, duration_s=2.0, collectives=(), **busy, **parts)
+    RunFolder(slow.path).breakdown.write_text(json.dumps(asdict(traced)))
+    assert shares(explain(slow, verdict=UNJUDGED)) == {
+        "exposed_communication": pytest.approx(MEAN_S / 4),
+        "host_bound": pytest.approx(MEAN_S / 4),
+    }
+
+
+def test_clocks_that_were_throttled_while_it_trained_are_a_cause(tmp_path: Path) -> None:
+    def gpu(us: float, reason: str = "sw_power_cap") -> GpuState:
+        return GpuState(node="node1", index=3, throttled_us={reason: us})
+
+    throttled_s = 50 * MEAN_S / 2
+    seen = environment(SXM).model_copy(update={"gpus": (gpu(5e6),), "gpus_at_end": (gpu(5e6 + throttled_s * 1e6),)})
+    record = gpu_record().model_copy(update={"environment": seen})
+    found = explain(run(tmp_path, record), verdict=UNJUDGED)
+    assert shares(found) == {"throttled_clocks": pytest.approx(MEAN_S / 2)}
+    assert found
+    assert found.causes[0].evidence[0].startswith("GPU 3 of node1: sw_power_cap for ")
+
+
+def test_what_no_file_tells_is_not_known(tmp_path: Path) -> None:
+    found = explain(run(tmp_path, **dict.fromkeys(QUIET)), verdict=UNJUDGED)
+    assert found
+    assert found.causes == ()
+    unknown = {item.name for item in found.not_known}
+    assert unknown == {"slow_rank", "exposed_communication", "host_bound", "data_bound", "logging", "throttled_clocks"}
+
+
+def test_a_failed_run_has_no_explanation(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, gpu_record(), [13.0] * 3, exit_code=1)
+    assert explain(analyzed_run(RunFolder(folder))) is None
+
+
+def test_tables_fit_a_terminal_and_commands_are_complete(tmp_path: Path) -> None:
+    found = explain(run(tmp_path, data_wait_s=1.0, host_ahead_s=0.0))
+    assert found
+    tables: list[Table] = explanation_tables(found)
+    assert max(len(line.text) for table in tables for line in table_lines(table, 80)) <= 80
+    text = lines(found)
+    assert any("waiting for data" in line and "≤ 1" in line for line in text)
+    command = "llmb run -w pretrain_llama3.1 -s 8b --dtype bf16 --gpu-type h100 --scale 8 --synthetic"
+    assert any(line.startswith(f"to confirm waiting for data: {command}") for line in text)
+
+
+def test_the_command_explains_each_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    run(tmp_path / "slow", data_wait_s=1.0, host_ahead_s=0.0)
+    run(tmp_path / "base", mean_s=12.0)
+    words = [str(tmp_path / "slow"), "--against", str(tmp_path / "base"), "--explain"]
+    document = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert [cause["name"] for cause in document["causes"]] == ["data_bound", "host_bound"]
+    assert document["gap_s"] == pytest.approx(1.15)
+    assert document["unexplained_s"] == pytest.approx(0.15)
+    assert {"share_s", "share_pct", "bound", "evidence", "confirm"} <= document["causes"][0].keys()
+    printed = CliRunner().invoke(app, words).stdout
+    assert "why slow" in printed
+    assert "waiting for data" in printed
+    without = json.loads(CliRunner().invoke(app, [*words[:-1], "--json"]).stdout)
+    assert "causes" not in without
