@@ -179,7 +179,7 @@ def _window_text(window: Window | None) -> str:
 
 
 def _words(run: AnalyzedRun) -> dict[str, str]:
-    """What stands in the commands that confirm a cause. A run that only its log tells of has no recipe."""
+    """What stands in the commands that confirm a cause. A run without a record has no recipe."""
     recipe = run.recipe
     if recipe is None:
         unknown = {"workload": "WORKLOAD", "size": "SIZE", "gpu_type": "TYPE", "last_rank": "N"}
