@@ -77,6 +77,7 @@ from reference_pages.comparison_samples import sample_bisection, sample_comparis
 from reference_pages.json_types import Schema, types_text
 from reference_pages.markdown import page, table, type_text
 from reference_pages.schemas import schemas
+from reference_pages.verdict_samples import sample_judgement
 
 FIELDS = Path(__file__).with_name("fields.yaml")
 
@@ -107,7 +108,8 @@ INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 [of `submit`](#json-of-llmb-submit), [of a campaign](#json-of-llmb-bulk), [of a job](#json-of-a-job),
 [of `runs`](#json-of-llmb-runs), [of `jobs list`](#json-of-llmb-jobs-list), [of `jobs show`](#json-of-llmb-jobs-show),
 [of `jobs nodes`](#json-of-llmb-jobs-nodes), [of `list`](#json-of-llmb-list),
-[of `parse`](#json-of-llmb-parse), [of `watch`](#json-of-llmb-watch), [of `trace`](#json-of-llmb-trace),
+[of `parse`](#json-of-llmb-parse), [of `watch`](#json-of-llmb-watch), [of `judge`](#json-of-llmb-judge),
+[of `compare`](#json-of-llmb-compare), [of `bisect`](#json-of-llmb-bisect-next), [of `trace`](#json-of-llmb-trace),
 [of `nccl`](#json-of-llmb-nccl),
 [samples.json](#samplesjson), [packed datasets](#packed-datasets),
 [of `checkpoint show`](#json-of-llmb-checkpoint-show), [of `prepare dataset`](#json-of-llmb-prepare-dataset),
@@ -339,6 +341,7 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "list": list_document(catalogue.workloads.values()),
         "watch": sample_watched(plan),
         "parse": parse_document(parse_report([Path()], "last", [sample_parsed_run(plan)], full_names=False)),
+        "judge": sample_judgement(),
         "compare": sample_comparison(),
         "bisect next": sample_bisection(),
         "trace": trace_document(summarize([sample_timeline()])),

@@ -139,7 +139,7 @@ def _matches(named: str, part: str) -> bool:
 def violations(document: Any, schema: Mapping[str, Sequence[str]]) -> list[str]:  # noqa: ANN401
     """How ``document`` breaks ``schema``: unknown keys, values of another type, missing keys of objects that exist."""
     found: list[str] = []
-    for path, value in _values(document):
+    for path, value in _values(document, schema):
         known = covering(path, schema)
         if path and known is None:
             found.append(f"{path} is not in the schema")
@@ -148,14 +148,17 @@ def violations(document: Any, schema: Mapping[str, Sequence[str]]) -> list[str]:
     return [*found, *_missing(document, schema)]
 
 
-def _values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+def _values(value: Any, schema: Mapping[str, Sequence[str]], path: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    """All values but those below one of any type."""
     yield path, value
+    if (known := covering(path, schema)) and "any" in schema[known]:
+        return
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _values(item, f"{path}.{key}" if path else key)
+            yield from _values(item, schema, f"{path}.{key}" if path else key)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _values(item, f"{path}[]")
+            yield from _values(item, schema, f"{path}[]")
 
 
 def _allowed(value: Any, kinds: Sequence[str]) -> bool:  # noqa: ANN401
@@ -164,7 +167,7 @@ def _allowed(value: Any, kinds: Sequence[str]) -> bool:  # noqa: ANN401
 
 
 def _missing(document: Any, schema: Mapping[str, Sequence[str]]) -> Iterator[str]:  # noqa: ANN401
-    for path, value in _values(document):
+    for path, value in _values(document, schema):
         if isinstance(value, Mapping):
             above = covering(path, schema) or ""
             for key in _keys(above, schema):

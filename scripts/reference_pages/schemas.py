@@ -5,9 +5,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, TypedDict
 
-from llmb.analysis import comparison
+from llmb.analysis import comparison, forecast
 from llmb.analysis.bisect_runs import BisectReport
-from llmb.analysis.forecast import Comparison, Pace
+from llmb.analysis.records import LeftOut
 from llmb.analysis.watched import Concern, State
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Dtype, Window
@@ -16,6 +16,9 @@ from llmb.jobs.job import Job
 from llmb.logs.outcome import Status
 from llmb.runs.origin import DataOrigin, WeightsOrigin
 from llmb.runs.result import Result
+from llmb.verdict.acceptance import AcceptanceSet
+from llmb.verdict.causes import Explanation
+from llmb.verdict.records import Verdict, VerdictName
 from reference_pages.json_types import Schema, schema_of
 
 
@@ -36,6 +39,12 @@ class LabeledOrigin(TypedDict):
     weights: WeightsOrigin
     data: DataOrigin
     text: str
+
+
+class JudgedRun(TypedDict):
+    id: str
+    path: str
+    label: str | None
 
 
 class LoggedStatistics(TypedDict):
@@ -153,18 +162,27 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "steps_total": int | None,
         "since_last_step_s": float | None,
         "last_steps": tuple[WatchedStep, ...],
-        "pace": Pace | None,
+        "pace": forecast.Pace | None,
         "tokens_per_s": float | None,
         "tokens_per_s_per_gpu": float | None,
         "tflops_per_gpu": dict[str, float | None] | None,
         "mfu_pct": dict[str, float | None] | None,
         "forecast": DatedForecast | None,
         "time_limit_left_s": float | None,
-        "expectation": Comparison | None,
+        "expectation": forecast.Comparison | None,
         "concerns": tuple[Concern, ...],
         "result": dict[str, Any] | None,
     },
     "runs": {"runs[]": Job},
+    "judge": {
+        "verdict": VerdictName,
+        "acceptance": AcceptanceSet | None,
+        "judged[]": Verdict,
+        "judged[].step_time_s": float | None,
+        "judged[].runs": tuple[JudgedRun, ...],
+        "judged[].explanation": Explanation | None,
+        "left_out": tuple[LeftOut, ...],
+    },
     "jobs list": {"jobs[]": Job},
     "compare": {"": comparison.Comparison},
     "bisect next": {"": BisectReport},

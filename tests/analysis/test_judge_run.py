@@ -26,7 +26,7 @@ Judge = Callable[..., tuple[dict[str, Any], int]]
 
 @pytest.fixture
 def judge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Judge:
-    """``llmb judge --json``: its document, and its exit code."""
+    """``llmb judge --json``: its document, with the keys of its verdict if that is the only one, and its exit code."""
     monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
 
     def call(*words: object) -> tuple[dict[str, Any], int]:
@@ -36,7 +36,9 @@ def judge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Judge:
         if isinstance(result.exception, UsageError):
             raise result.exception
         code = result.exception.exit_code if isinstance(result.exception, LlmbError) else result.exit_code
-        return json.loads(result.stdout), code
+        found = json.loads(result.stdout)
+        only = found["judged"][0] if len(found["judged"]) == 1 else {}
+        return {**only, **found}, code
 
     return call
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 import pytest
+from recorded_runs import gpu_record, times_around, write_run
 from typer.testing import CliRunner
 
+from llmb.cli.main import app, exit_code_of
 from llmb.cli.parse import app as parse_app
 from llmb.logs.step_line import format_step_line
 from llmb.programs.conclude import finished_result
@@ -73,9 +75,15 @@ class Outer(TypedDict):
     kind: Literal["one", "two"]
     items: tuple[Inner, ...]
     by_name: dict[str, Inner]
+    free: dict[str, Any]
 
 
-SOUND = {"kind": "one", "items": [{"value": 1, "more": 2}, {"value": None}], "by_name": {"a": {"value": 0.5}}}
+SOUND = {
+    "kind": "one",
+    "items": [{"value": 1, "more": 2}, {"value": None}],
+    "by_name": {"a": {"value": 0.5}},
+    "free": {},
+}
 
 
 @pytest.mark.parametrize(
@@ -90,6 +98,8 @@ SOUND = {"kind": "one", "items": [{"value": 1, "more": 2}, {"value": None}], "by
         ({"items": [{"value": "1"}]}, "items[].value is '1', not null or number"),
         ({"by_name": {"any": {}}}, "by_name.any.value is missing"),
         ({"by_name": {"any": {"value": 1, "more": 0.5}}}, "by_name.any.more is 0.5, not absent or integer"),
+        ({"free": {"a": [{"b": None}], "c": 1}}, None),
+        ({"free": []}, "free is [], not object"),
     ],
 )
 def test_a_document_is_held_against_its_schema(types: Any, changes: dict[str, Any], violation: str | None) -> None:
@@ -100,7 +110,7 @@ def test_a_document_is_held_against_its_schema(types: Any, changes: dict[str, An
 
 def test_a_missing_key_is_a_violation(types: Any) -> None:
     schema = types.schema_of([SOUND], {"": Outer})
-    assert types.violations({name: SOUND[name] for name in ("items", "by_name")}, schema) == ["kind is missing"]
+    assert types.violations({name: SOUND[name] for name in ("items", "by_name", "free")}, schema) == ["kind is missing"]
 
 
 @pytest.mark.parametrize("record", OLD_RUNS, ids=lambda path: path.parents[1].name)
@@ -111,14 +121,53 @@ def test_the_documents_of_old_runs_are_of_the_schema(freezer: dict[str, Any], ty
     assert types.violations(json.loads(json.dumps(document)), freezer["frozen"]("run")) == []
 
 
-def test_the_document_of_parsed_logs_is_of_the_schema(freezer: dict[str, Any], types: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--group",), ("--scaling",)])
+def test_the_document_of_parsed_logs_is_of_the_schema(
+    freezer: dict[str, Any], types: Any, tmp_path: Path, options: tuple[str, ...]
+) -> None:
     lines = [_line(step) for step in range(50)]
     (tmp_path / "log-good.out").write_text("".join(lines))
     (tmp_path / "log-died.out").write_text("".join(lines[:20]))
     (tmp_path / "log-empty.out").touch()
     (tmp_path / "sbatch_good.out").touch()
-    done = CliRunner().invoke(parse_app, [str(tmp_path), "--json"])
+    done = CliRunner().invoke(parse_app, [str(tmp_path), "--json", *options])
     assert types.violations(json.loads(done.stdout), freezer["frozen"]("parse")) == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "command"),
+    [
+        ("run", ("result", "one")),
+        ("judge", ("judge", "one")),
+        ("judge", ("judge", "one", "--explain")),
+        ("judge", ("judge", "before", "after", "--explain")),
+        ("judge", ("judge", "after", "--against", "before")),
+        ("judge", ("judge", "before", "--acceptance", "h100-node")),
+        ("compare", ("compare", "before", "after")),
+        ("compare", ("compare", "before", "other")),
+        ("watch", ("watch", "one")),
+        ("runs", ("runs",)),
+        ("jobs list", ("jobs", "list")),
+    ],
+)
+def test_the_document_of_a_command_is_of_the_schema(
+    freezer: dict[str, Any],
+    types: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    schema: str,
+    command: tuple[str, ...],
+) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    for name, mean_s in (("one", 12.3), ("before", 12.3), ("before", 12.31), ("after", 13.3), ("after", 13.4)):
+        write_run(tmp_path / name, gpu_record(), times_around(mean_s))
+    write_run(tmp_path / "other", gpu_record(scale=16), times_around(12.3))
+    paths = [str(tmp_path / word) if (tmp_path / word).is_dir() else word for word in command]
+    if command[0] in ("result", "watch"):
+        paths[1] = str(next((tmp_path / "one").rglob("run.json")).parent)
+    assert exit_code_of(app, [*paths, "--json"]) in (0, 5, 6)
+    assert types.violations(json.loads(capsys.readouterr().out), freezer["frozen"](schema)) == []
 
 
 def _line(step: int) -> str:

@@ -19,11 +19,10 @@ from llmb.cli.messages import say
 from llmb.errors import InvalidRun, Regressed, UsageError
 from llmb.report.output import print_json, print_table, print_tables
 from llmb.report.verdict_report import (
-    acceptance_document,
     acceptance_table,
+    judge_document,
     left_out_lines,
     verdict_tables,
-    verdicts_document,
 )
 from llmb.verdict.acceptance import AcceptanceSet, find_acceptance_set
 from llmb.verdict.causes import Explanation
@@ -168,7 +167,7 @@ def _print(
     judged: Sequence[Judged], left_out: Sequence[LeftOut], explanations: Sequence[Explanation | None], *, json: bool
 ) -> None:
     if json:
-        print_json(verdicts_document(judged, left_out, explanations))
+        print_json(judge_document(judged, left_out, explanations))
         return
     print_tables(verdict_tables(judged, explanations))
     for line in left_out_lines(left_out):
@@ -179,7 +178,7 @@ def _print_acceptance(
     wanted: AcceptanceSet, judged: Sequence[Judged], left_out: Sequence[LeftOut], *, json: bool
 ) -> None:
     if json:
-        print_json(acceptance_document(wanted, judged, left_out))
+        print_json(judge_document(judged, left_out, acceptance=wanted))
         return
     print_table(acceptance_table(wanted, judged))
     for line in left_out_lines(left_out):

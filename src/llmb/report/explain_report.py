@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a run is slow, as tables and as part of a JSON document."""
-
-from typing import Any
+"""Why a run is slow, as tables."""
 
 from llmb.report.numbers import number
 from llmb.report.output import printable, result_table
@@ -10,20 +8,6 @@ from llmb.verdict.causes import Cause, Explanation
 
 SIGNS = {"about": "", "at least": "≥ ", "at most": "≤ "}
 NOTHING = "nothing that was measured costs 1 % of a step or more"
-
-
-def explanation_document(explanation: Explanation | None) -> dict[str, Any]:
-    """Keys of a verdict's document; ``causes`` is null for runs without a step time."""
-    if explanation is None:
-        return {"causes": None, "causes_not_known": None, "gap_s": None, "unexplained_s": None}
-    document = explanation.model_dump(mode="json")
-    return {
-        "causes": document["causes"],
-        "causes_not_known": document["not_known"],
-        "gap_s": explanation.gap_s,
-        "unexplained_s": explanation.unexplained_s,
-        "explained_run": explanation.run,
-    }
 
 
 def explanation_tables(explanation: Explanation) -> list[Table]:

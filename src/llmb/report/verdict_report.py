@@ -9,7 +9,7 @@ from typing import Any
 from llmb.analysis.judge_run import Judged
 from llmb.analysis.records import LeftOut
 from llmb.metrics.statistics import Statistics
-from llmb.report.explain_report import explanation_document, explanation_tables
+from llmb.report.explain_report import explanation_tables
 from llmb.report.numbers import number
 from llmb.report.output import printable, result_table
 from llmb.report.table import Table
@@ -23,36 +23,31 @@ LONGEST_VALUE = 60
 EFFECTS = {"prevents": "prevents a verdict", "weakens": "makes it soft", "noted": "only noted"}
 
 
-def verdicts_document(
-    judged: Sequence[Judged], left_out: Sequence[LeftOut], explanations: Sequence[Explanation | None] = ()
+def judge_document(
+    judged: Sequence[Judged],
+    left_out: Sequence[LeftOut],
+    explanations: Sequence[Explanation | None] = (),
+    acceptance: AcceptanceSet | None = None,
 ) -> dict[str, Any]:
-    """The JSON of ``llmb judge``: the one verdict, or the worst of several and each; its keys are a contract.
+    """The JSON of ``llmb judge``: the worst verdict, and each; its keys are a contract.
 
     ``explanations``: one for each verdict, or none at all.
     """
-    verdicts = [_judged_document(one) for one in judged]
-    for document, explanation in zip(verdicts, explanations, strict=False):
-        document |= explanation_document(explanation)
-    several = {"verdict": worst(one.verdict for one in judged), "judged": verdicts}
-    return {**(verdicts[0] if len(verdicts) == 1 else several), "left_out": left_out_document(left_out)}
+    return {
+        "verdict": worst(one.verdict for one in judged),
+        "acceptance": acceptance and acceptance.model_dump(mode="json"),
+        "judged": [_judged_document(*pair) for pair in zip_longest(judged, explanations)],
+        "left_out": left_out_document(left_out),
+    }
 
 
-def _judged_document(judged: Judged) -> dict[str, Any]:
+def _judged_document(judged: Judged, explanation: Explanation | None) -> dict[str, Any]:
     return {
         **judged.verdict.model_dump(mode="json"),
         "recipe": judged.title,
         "step_time_s": judged.step_time_s.mean if judged.step_time_s else None,
         "runs": [{"id": run.id, "path": str(run.path), "label": run.label} for run in judged.runs],
-    }
-
-
-def acceptance_document(wanted: AcceptanceSet, judged: Sequence[Judged], left_out: Sequence[LeftOut]) -> dict[str, Any]:
-    """A verdict for each recipe, also if the set has only one."""
-    return {
-        "acceptance": wanted.model_dump(mode="json"),
-        "verdict": worst(one.verdict for one in judged),
-        "judged": [_judged_document(one) for one in judged],
-        "left_out": left_out_document(left_out),
+        "explanation": explanation and explanation.model_dump(mode="json"),
     }
 
 

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sample of the JSON document of verdicts."""
+
+from pathlib import Path
+from typing import Any
+
+from llmb.analysis.judge_run import Judged
+from llmb.analysis.records import AnalyzedRun, LeftOut
+from llmb.report.verdict_report import judge_document
+from llmb.runs.identity import RunIdentity
+from llmb.verdict.records import Verdict
+
+
+def sample_judgement() -> dict[str, Any]:
+    run = AnalyzedRun(id="", path=Path("run"), identity=RunIdentity(configuration={}), status="success")
+    verdict = Verdict(
+        verdict="pass",
+        soft=False,
+        delta_pct=None,
+        ci95_pct=None,
+        tolerance_pct=None,
+        tolerance_source=None,
+        reference=None,
+        conditions=(),
+        sentence="",
+    )
+    return judge_document([Judged("", (run,), verdict, None)], [LeftOut("", "")])
