@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a rank computes in the forward passes of its layers, and how long it waits for them to begin.
 
-A rank that is slower than others cannot be recognized by the times of its steps: all ranks wait for it in every collective.
-Sharded parameters are gathered between layers, so that a layer's own time is the rank's own, except where its
-computation is itself parallel (tensor, context, expert). Only a step's first micro-batch is timed: two moments a layer.
+A rank that is slower than others cannot be recognized by the times of its steps: all ranks wait for it in every
+collective. Sharded parameters are gathered between layers, so that a layer's own time is the rank's own, except where
+its computation is itself parallel (tensor, context, expert). Only a step's first micro-batch is timed: two moments a
+layer.
 """
 
 from collections.abc import Callable, Sequence
