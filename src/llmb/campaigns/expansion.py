@@ -50,7 +50,8 @@ class _Recipe(NamedTuple):
 
 
 def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None) -> Expansion:
-    """Every job of ``entries``, the largest scale first and otherwise in their order. Layouts are checked by the plan.
+    """Every job of ``entries``, the largest scale first, of one scale every recipe once before the next repeat, and
+    otherwise in their order. Layouts are checked by the plan.
 
     ``gpu_type`` is the cluster's. If an entry selects several models, those whose smallest scale is above a
     requested one are left out.
@@ -72,7 +73,7 @@ def expand(catalogue: Catalogue, entries: Sequence[Entry], gpu_type: str | None)
     if gpu_type is None and len(types) > 1 and not all(entry.selection.gpu_type for entry in entries):
         do = "give --gpu-type, or set gpu_type in cluster_config.yaml"
         expansion.problems.append(f"the cluster's GPU type is not specified: {' or '.join(types)}; {do}")
-    expansion.jobs.sort(key=lambda job: -job.scale)
+    expansion.jobs.sort(key=lambda job: (-job.scale, job.repeat))
     return expansion
 
 

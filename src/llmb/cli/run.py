@@ -18,6 +18,7 @@ from llmb.cli.json_option import Json
 from llmb.cli.messages import print_unspecified, say
 from llmb.cli.options import recipe_options, record_options, takes
 from llmb.cli.progress import RunProgress
+from llmb.cli.repeated_run import print_order, requests_of, run_several
 from llmb.cli.result import print_result
 from llmb.jobs.here import LocalRun, plan_here
 from llmb.options.option import arguments_of
@@ -37,11 +38,22 @@ def run(
     request: Request,
     choices: Choices,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and the command, run nothing.")] = False,
+    repeats: Annotated[
+        int,
+        typer.Option("-r", "--repeats", min=1, help="Runs of each recipe.", rich_help_panel="Selection"),
+    ] = 1,
+    start_new: Annotated[
+        bool, typer.Option("--new", help="With --label: repeat also what was run under this label before.")
+    ] = False,
     json: Json = False,
     *,
     ctx: typer.Context,
 ) -> None:
     """Train on this machine, now, with a progress bar, and print the result.
+
+    With `--repeats`, or several sizes or dtypes with commas between them, it runs all of them in turn, every second
+    round backwards, so that what drifts meanwhile adds the same to each. A run that fails does not end the others.
+    With `--label` the same command runs only what is missing.
 
     Results are saved below $LLMB_INSTALL (default ~/.llmb): the log, every step in metrics.jsonl, and run.json with
     the complete settings of the run.
@@ -57,8 +69,18 @@ def run(
     - `llmb run -w pretrain_llama3.1 -s tiny --save-checkpoint`
 
     - `llmb run -w pretrain_llama3.1 -s tiny --profile`
+
+    - `llmb run -w pretrain_llama3.1 -s tiny --dtype fp32,bf16 --repeats 5 --label before`
     """
-    local = plan_here(Catalogue(), request, choices, os.environ, install_here())
+    catalogue, install, requests = Catalogue(), install_here(), requests_of(request)
+    if len(requests) * repeats > 1:
+        locals_ = [plan_here(catalogue, one, choices, os.environ, install) for one in requests]
+        if dry_run:
+            print_order(locals_, repeats, json=json)
+        else:
+            run_several(locals_, repeats, start_new=start_new, json=json)
+        return
+    local = plan_here(catalogue, request, choices, os.environ, install)
     plan, same = local.plan, _same_run(request, choices, local.plan)
     if dry_run:
         if local.missing:

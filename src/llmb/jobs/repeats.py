@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Repeats of several recipes on this machine: their order, and those of them that were run before."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import NamedTuple
+
+from llmb.jobs.here import LocalRun
+from llmb.jobs.history import read_history
+from llmb.jobs.job import Job
+from llmb.jobs.store import Filter
+from llmb.programs.conclude import finished_result
+from llmb.runs.folder import RunFolder
+from llmb.runs.identity import identity_of_plan
+from llmb.runs.plan import Plan
+from llmb.runs.record import ENGINE, read_record
+from llmb.runs.result import Result
+
+Say = Callable[[str], None]
+
+
+class Turn(NamedTuple):
+    """``recipe`` counts from 0, ``repeat`` from 1."""
+
+    recipe: int
+    repeat: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRun:
+    """A repeat that ended, however it did."""
+
+    folder: RunFolder
+    plan: Plan
+    result: Result
+
+    @property
+    def mean_s(self) -> float | None:
+        """Mean step time of a success."""
+        times = self.result.step_time_s if self.result.status == "success" else None
+        return times.mean if times else None
+
+
+class Spread(NamedTuple):
+    """Of the mean step times of repeats, in seconds; ``std`` and ``cv_pct`` are None for one repeat."""
+
+    count: int
+    mean: float
+    median: float
+    std: float | None
+    cv_pct: float | None
+    min: float
+    max: float
+
+
+def interleaved(recipes: int, repeats: int) -> Iterator[Turn]:
+    """Each recipe once in every round, and every second round backwards (A B B A ...): what drifts while they run,
+    such as the temperature, then adds the same to the mean of each."""
+    for repeat in range(1, repeats + 1):
+        order = range(recipes) if repeat % 2 else reversed(range(recipes))
+        yield from (Turn(recipe, repeat) for recipe in order)
+
+
+def remaining(turns: Iterator[Turn], done: Mapping[int, int]) -> list[Turn]:
+    """Without the first repeats of a recipe, of which ``done`` have ended before."""
+    return [turn for turn in turns if turn.repeat > done.get(turn.recipe, 0)]
+
+
+def spread_of(means_s: Sequence[float]) -> Spread | None:
+    """None without a repeat."""
+    if not means_s:
+        return None
+    mean, std = fmean(means_s), stdev(means_s) if len(means_s) > 1 else None
+    cv_pct = None if std is None else 100 * std / mean
+    return Spread(len(means_s), mean, median(means_s), std, cv_pct, min(means_s), max(means_s))
+
+
+def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:
+    """Successful repeats of ``local`` with its label, in their order; none without a label."""
+    if local.label is None:
+        return []
+    wanted = Filter(label=local.label, states=("success",), runs_only=True)
+    with read_history(local.install, say) as store:
+        jobs = store.jobs(wanted)
+    own = identity_of_plan(local.plan, ENGINE, {}).key
+    return [run for job in jobs if job.identity == own and (run := _ended(job)) and _repeats(run.plan, local.plan)]
+
+
+def _ended(job: Job) -> EndedRun | None:
+    """None if its folder is gone, or cannot be read."""
+    folder = RunFolder(Path(job.run_dir))
+    try:
+        record = read_record(folder)
+        return EndedRun(folder, record.plan, finished_result(folder, record)) if record.result else None
+    except (OSError, ValueError):
+        return None
+
+
+def _repeats(one: Plan, other: Plan) -> bool:
+    """Whether runs of the same identity have the same steps too."""
+    return (one.steps, one.first_step, one.seed, one.window) == (
+        other.steps,
+        other.first_step,
+        other.seed,
+        other.window,
+    )

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Repeats run in turn, one that fails ends none of the others, and with a label what is missing is run."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import Request
+from llmb.cli.main import app
+from llmb.cli.repeated_run import requests_of, run_several
+from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
+from llmb.jobs.here import LocalRun, plan_here
+from llmb.jobs.history import open_history
+from llmb.jobs.job import Job
+from llmb.jobs.repeats import Turn, interleaved, remaining, spread_of
+from llmb.runs.choices import Choices
+from llmb.runs.claim import create_run_folder
+from llmb.runs.folder import RunFolder
+from llmb.runs.identity import identity_of
+from llmb.runs.record import new_record, write_record
+from llmb.runs.result import Result, Status, conclude
+from llmb.runs.steps import Step, step_to_json
+
+REQUEST = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=1)
+FIELDS: dict[str, Any] = {
+    "loss": 1.0, "grad_norm": 1.0, "lr": 1e-3, "tokens": 8, "peak_memory_bytes": 1, "peak_memory_rank": 0,
+    "rank_step_time_s_min": 1.0, "rank_step_time_s_max": 1.0, "slowest_rank": 0, "updated": True, "saving": False,
+}  # fmt: skip
+
+
+def test_every_second_round_is_backwards() -> None:
+    assert [turn.recipe for turn in interleaved(3, 3)] == [0, 1, 2, 2, 1, 0, 0, 1, 2]
+    assert [turn.repeat for turn in interleaved(3, 2)] == [1, 1, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("repeats", [2, 4, 6])
+def test_a_linear_drift_adds_the_same_to_each(repeats: int) -> None:
+    turns = list(interleaved(2, repeats))
+    places = [[place for place, turn in enumerate(turns) if turn.recipe == recipe] for recipe in (0, 1)]
+    assert sum(places[0]) == sum(places[1])
+
+
+def test_what_was_run_before_is_left_out() -> None:
+    assert remaining(interleaved(2, 2), {0: 1, 1: 2}) == [Turn(0, 2)]
+    assert remaining(interleaved(2, 1), {}) == [Turn(0, 1), Turn(1, 1)]
+
+
+def test_the_spread_is_that_of_run_means() -> None:
+    spread = spread_of([1.0, 1.2, 1.4])
+    assert spread is not None
+    assert tuple(spread) == pytest.approx((3, 1.2, 1.2, 0.2, 100 / 6, 1.0, 1.4))
+    single = spread_of([1.0])
+    assert single is not None
+    assert (single.std, single.cv_pct) == (None, None)
+    assert spread_of([]) is None
+
+
+def test_lists_of_sizes_and_dtypes_are_combined() -> None:
+    swept = requests_of(replace(REQUEST, size="tiny,8b", dtype="fp32, bf16"))
+    names = [("tiny", "fp32"), ("tiny", "bf16"), ("8b", "fp32"), ("8b", "bf16")]
+    assert [(one.size, one.dtype) for one in swept] == names
+    assert requests_of(REQUEST) == [REQUEST]
+    for text in ("fp32,", "fp32,fp32", ","):
+        with pytest.raises(UsageError, match="--dtype is"):
+            requests_of(replace(REQUEST, dtype=text))
+
+
+@dataclass(slots=True)
+class Script:
+    """How the next runs end, and the dtypes of those that were run."""
+
+    ends: list[Status | Exception] = field(default_factory=list)
+    ran: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuickRun(LocalRun):
+    """A run without workers: the steps of the first one take 1 s, those of the second 2 s, and so on."""
+
+    script: Script
+
+    def check(self) -> None:
+        """It needs no machine."""
+
+    def start(self, on_step: Callable[..., None], say: Callable[[str], None]) -> tuple[RunFolder, Result]:
+        end = self.script.ends.pop(0) if self.script.ends else "success"
+        self.script.ran.append(self.plan.recipe.dtype.value)
+        if isinstance(end, Exception):
+            raise end
+        folder = create_run_folder(self.install, self.plan)
+        seconds = float(len(self.script.ran))
+        count = 1 if end == "failed" else self.plan.steps
+        steps = [Step(step=number, step_time_s=seconds, profiled=False, **FIELDS) for number in range(count)]
+        folder.steps.write_text("".join(f"{step_to_json(step)}\n" for step in steps))
+        folder.log.touch()
+        result = conclude(self.plan, steps, 0, "").model_copy(update={"status": end})
+        record = new_record(self.plan, (), label=self.label)
+        write_record(folder, record.model_copy(update={"status": end, "result": result, "exit_code": 0}))
+        recipe = self.plan.recipe
+        row = Job(
+            key=folder.path.parent.name,
+            job_id=folder.path.parent.name,
+            run_dir=str(folder.path),
+            experiment=folder.name,
+            workload=recipe.workload,
+            size=recipe.size,
+            dtype=recipe.dtype,
+            gpu_type=recipe.gpu_type,
+            scale=recipe.scale,
+            submitted_s=seconds,
+            label=self.label,
+            identity=identity_of(record).key,
+            state="COMPLETED",
+            status=end,  # type: ignore[arg-type]
+        )
+        with open_history(self.install, say) as store:
+            store.restore([row])  # which may have been rebuilt with it just now
+        return folder, result
+
+
+class Caller:
+    """Calls ``run_several`` with quick runs, and keeps the JSON that it printed."""
+
+    def __init__(self, install: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.install, self.capsys, self.script = install, capsys, Script()
+        self.document: dict[str, Any] = {}
+
+    def locals_of(self, *dtypes: str, label: str | None = None, **choices: Any) -> list[LocalRun]:
+        wanted = Choices(label=label, **{"steps": 4, **choices})
+        made = [plan_here(Catalogue(), replace(REQUEST, dtype=dtype), wanted, {}, self.install) for dtype in dtypes]
+        names = LocalRun.__dataclass_fields__
+        return [QuickRun(**{name: getattr(one, name) for name in names}, script=self.script) for one in made]
+
+    def __call__(self, *dtypes: str, repeats: int, start_new: bool = False, **values: Any) -> list[str]:
+        """The dtypes that were run, in order."""
+        self.script.ran.clear()
+        try:
+            run_several(self.locals_of(*dtypes, **values), repeats, start_new=start_new, json=True)
+        finally:
+            self.document = json.loads(self.capsys.readouterr().out)
+        return list(self.script.ran)
+
+
+@pytest.fixture
+def call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Caller:
+    return Caller(tmp_path, capsys)
+
+
+def test_recipes_run_in_turn_and_the_spread_of_each_is_reported(call: Caller) -> None:
+    assert call("fp32", "bf16", repeats=2) == ["fp32", "bf16", "bf16", "fp32"]
+    recipes = call.document["recipes"]
+    assert [recipe["title"].split()[2] for recipe in recipes] == ["fp32", "bf16"]
+    assert [recipe["run_means_s"]["mean"] for recipe in recipes] == [2.5, 2.5]
+    assert [run["step_time_s"]["mean"] for run in recipes[0]["runs"]] == [1.0, 4.0]
+    assert len({run["id"] for recipe in recipes for run in recipe["runs"]}) == 4
+
+
+def test_a_run_that_fails_ends_none_of_the_others(call: Caller) -> None:
+    call.script.ends = ["success", "failed", "success"]
+    with pytest.raises(RunFailed, match="1 of 3 runs failed"):
+        call("fp32", repeats=3)
+    (recipe,) = call.document["recipes"]
+    assert [one["status"] for one in recipe["runs"]] == ["success", "failed", "success"]
+    assert recipe["run_means_s"]["count"] == 2
+
+
+def test_an_invalid_run_has_its_own_exit_code(call: Caller) -> None:
+    call.script.ends = ["invalid"]
+    with pytest.raises(InvalidRun, match="1 of 2 runs are invalid"):
+        call("fp32", repeats=2)
+
+
+def test_an_interrupt_keeps_what_ended_and_the_same_command_runs_the_rest(call: Caller) -> None:
+    call.script.ends = ["success", "success", UserInterrupt("interrupted")]
+    with pytest.raises(UserInterrupt) as raised:
+        call("fp32", "bf16", repeats=2, label="night")
+    assert "runs the 2 that are left" in str(raised.value)
+    assert [len(recipe["runs"]) for recipe in call.document["recipes"]] == [1, 1]
+    assert call("fp32", "bf16", repeats=2, label="night") == ["bf16", "fp32"]
+    assert [len(recipe["runs"]) for recipe in call.document["recipes"]] == [2, 2]
+    assert call("fp32", "bf16", repeats=2, label="night") == []
+    assert call("fp32", repeats=2, label="night", start_new=True) == ["fp32", "fp32"]
+
+
+def test_a_failed_run_is_repeated_by_the_same_command(call: Caller) -> None:
+    call.script.ends = ["failed"]
+    with pytest.raises(RunFailed):
+        call("fp32", repeats=2, label="night")
+    assert call("fp32", repeats=2, label="night") == ["fp32"]
+
+
+@pytest.mark.parametrize(
+    "other", [{"label": "day"}, {"label": None}, {"label": "night", "steps": 5}, {"label": "night", "seed": 3}]
+)
+def test_only_repeats_of_the_same_label_and_steps_count(call: Caller, other: dict[str, Any]) -> None:
+    call("fp32", repeats=2, label="night")
+    assert call("fp32", repeats=2, **other) == ["fp32", "fp32"]
+
+
+def test_a_full_disk_ends_the_repeats_and_shows_those_before(call: Caller) -> None:
+    call.script.ends = ["success", EnvironmentProblem("cannot write")]
+    with pytest.raises(EnvironmentProblem):
+        call("fp32", repeats=3)
+    assert [len(recipe["runs"]) for recipe in call.document["recipes"]] == [1]
+
+
+def test_progress_and_table_name_the_runs(call: Caller, capsys: pytest.CaptureFixture[str]) -> None:
+    call.script.ends = ["success", "success", "failed"]
+    with pytest.raises(RunFailed):
+        run_several(call.locals_of("fp32"), 3, start_new=False, json=False)
+    out, err = capsys.readouterr()
+    assert "mean of 2 runs 1.5 s, median 1.5 s, std 0.7071 s (47.14 %), from 1 to 2 s" in out
+    assert "run 3 of 3: pretrain_llama3.1 tiny fp32 on 1 x cpu, repeat 3 of 3" in err
+    assert "is no success" in err
+
+
+def test_a_dry_run_shows_the_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    words = ["run", "pretrain_llama3.1", "tiny", "-n", "1", "--gpu-type", "cpu", "--dtype", "fp32,bf16", "-r", "2"]
+    done = CliRunner().invoke(app, [*words, "--dry-run", "--json"])
+    assert done.exception is None, done.exception
+    found = [(one["title"].split()[2], one["repeat"]) for one in json.loads(done.stdout)["runs"]]
+    assert found == [("fp32", 1), ("bf16", 1), ("bf16", 2), ("fp32", 2)]
+    assert "fp32 on 1 x cpu, repeat 2 of 2" in CliRunner().invoke(app, [*words, "--dry-run"]).stdout
+    assert list(tmp_path.iterdir()) == []
