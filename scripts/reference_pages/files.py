@@ -26,6 +26,7 @@ from llmb.jobs.job import Job
 from llmb.jobs.nodes import node_records
 from llmb.jobs.order import Prepared, make_order
 from llmb.jobs.preparation import Preparation
+from llmb.jobs.repeats import EndedRun
 from llmb.jobs.submit import new_job
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.options import JobOptions
@@ -50,6 +51,7 @@ from llmb.report.nccl_report import nccl_document
 from llmb.report.parse_report import parse_document, parse_report
 from llmb.report.prepared_report import verification_document
 from llmb.report.recipe_report import metrics_document, recipe_document
+from llmb.report.repeats_report import repeats_document
 from llmb.report.run_report import run_document
 from llmb.report.submit_report import submit_document
 from llmb.report.trace_report import trace_document
@@ -104,7 +106,8 @@ INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 [Run folder](#run-folder), [log line](#log-line), [metrics.jsonl](#metricsjsonl), [run.json](#runjson),
 [job.json](#jobjson), [job_spec.json](#job_specjson), [job_end.json](#job_endjson), [campaigns](#campaigns),
 [cluster_config.yaml](#cluster_configyaml),
-[JSON of `llmb run`](#json-of-llmb-run), [of `metrics`](#json-of-llmb-metrics), [of `show`](#json-of-llmb-show),
+[JSON of `llmb run`](#json-of-llmb-run), [of several runs](#json-of-llmb-run---repeats),
+[of `metrics`](#json-of-llmb-metrics), [of `show`](#json-of-llmb-show),
 [of `submit`](#json-of-llmb-submit), [of a campaign](#json-of-llmb-bulk), [of a job](#json-of-a-job),
 [of `runs`](#json-of-llmb-runs), [of `jobs list`](#json-of-llmb-jobs-list), [of `jobs show`](#json-of-llmb-jobs-show),
 [of `jobs nodes`](#json-of-llmb-jobs-nodes), [of `list`](#json-of-llmb-list),
@@ -328,8 +331,10 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
     steps = [Step(**{**values, "step": number}) for number in range(plan.steps)]
     job = replace(sample_job(catalogue), nodes="node1")
     shown = job_document(job, JobDetails())
+    sample_run = EndedRun(RunFolder(Path("run")), plan, conclude(plan, steps, 0, ""))
     return {
-        "run": run_document(RunFolder(Path("run")), plan, conclude(plan, steps, 0, "")),
+        "run": run_document(sample_run.folder, plan, sample_run.result),
+        "run --repeats": repeats_document([[sample_run]], "before"),
         "metrics": metrics_document(recipe, throughput(recipe, 17.2)),
         "show": recipe_document(recipe, job_defaults(catalogue, recipe), OriginHere(origin=plan.origin)),
         "submit": submit_document(plan.origin, {RunFolder(Path("run")): SubmittedJob(job_id="1", submitted_at="")}),
