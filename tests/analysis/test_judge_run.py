@@ -11,13 +11,17 @@ import yaml
 from recorded_runs import gpu_record, times_around, write_run
 from typer.testing import CliRunner
 
+from llmb.analysis.find_runs import find_ended_runs
+from llmb.analysis.judge_run import judge_acceptance, judge_published
+from llmb.analysis.records import AnalyzedRun
 from llmb.cli.judge import app
 from llmb.errors import InvalidRun, LlmbError, Regressed, UsageError
 from llmb.logs.step_line import format_step_line
 from llmb.report.table import plain_lines, table_lines
-from llmb.report.verdict_report import verdict_table
+from llmb.report.verdict_report import acceptance_table, verdict_table
 from llmb.runs.plan import Plan
 from llmb.runs.record import queued_record
+from llmb.verdict.acceptance import AcceptanceSet, find_acceptance_set
 
 CONTRACT = {"verdict", "delta_pct", "ci95_pct", "tolerance_pct", "reference", "conditions", "sentence"}
 REFERENCE = {"kind", "step_time_s", "window", "convention", "source"}
@@ -264,11 +268,27 @@ def test_a_table_has_the_sentence_first_and_fits_80_columns(tmp_path: Path, monk
 
 
 def test_tables_are_made_from_verdicts(tmp_path: Path) -> None:
-    from llmb.analysis.find_runs import find_ended_runs
-    from llmb.analysis.judge_run import judge_published
-
     folder = runs(tmp_path / "runs", 13.15)
     (run,) = find_ended_runs(str(folder), tmp_path, lambda _: None).runs
     table = verdict_table(judge_published(run))
     assert max(len(line.text) for line in table_lines(table, 80)) <= 80
     assert next(plain_lines(table)).startswith("pretrain_llama3.1 8b bf16 on 8 x h100, run ")
+
+
+def test_an_accepted_cluster_is_said_to_be_accepted(tmp_path: Path) -> None:
+    wanted = find_acceptance_set("h100-node").model_copy(update={"valid_months": 12})
+    runs(tmp_path / "runs", 12.3)
+    found = find_ended_runs(str(tmp_path / "runs"), tmp_path, lambda _: None).runs
+    (missing,) = [line for line in table_of(wanted, found) if "no run among" in line]
+    assert missing.startswith("1 recipe has")
+    runs(tmp_path / "runs", 9.4, dtype="fp8")
+    found = find_ended_runs(str(tmp_path / "runs"), tmp_path, lambda _: None).runs
+    lines = table_of(wanted, found)
+    assert lines[0] == "Acceptance h100-node (one node of 8 H100): 2 of 2 recipes pass"
+    assert lines[-1] == "the cluster is accepted, for 12 months from these runs"
+
+
+def table_of(wanted: AcceptanceSet, found: Sequence[AnalyzedRun]) -> list[str]:
+    lines = [line.text for line in table_lines(acceptance_table(wanted, judge_acceptance(wanted, found)), 80)]
+    assert max(map(len, lines)) <= 80
+    return lines

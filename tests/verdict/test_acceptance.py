@@ -5,6 +5,7 @@ import pytest
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
+from llmb.cli.main import load_command
 from llmb.errors import UsageError
 from llmb.verdict.acceptance import acceptance_sets, find_acceptance_set
 
@@ -35,3 +36,8 @@ def test_an_unknown_set_names_the_known_ones() -> None:
     with pytest.raises(UsageError, match="did you mean 'h100'") as caught:
         find_acceptance_set("h10")
     assert set(caught.value.choices) == set(acceptance_sets())
+
+
+def test_the_help_names_every_set() -> None:
+    (option,) = [item for item in load_command("judge").params if "--acceptance" in item.opts]
+    assert option.help.endswith(f": {', '.join(acceptance_sets())}.")

@@ -92,6 +92,7 @@ def test_an_entry_is_a_reference(tmp_path: Path) -> None:
         ("step_time_s: 1, window: auto", "3: expectations.0.window: Value error, 'auto' depends on the run"),
         ("step_time_s: 1, conditions: [a]", "3: expectations.0.conditions: it must be a mapping"),
         ("step_time_s: 1, dtype: int4", "3: expectations.0.dtype: Input should be 'fp32', 'bf16' or 'fp8'"),
+        ("step_time_s: 1, step_time_s: 2", "3: duplicate key 'step_time_s'"),
         ("size: 8b", "3: expectations.0.step_time_s: it is missing"),
         ("step_time_s: [1", "not valid YAML"),
     ],

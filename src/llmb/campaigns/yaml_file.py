@@ -12,7 +12,7 @@ from llmb.campaigns.entry import Entry, Values
 from llmb.campaigns.expansion import told
 from llmb.campaigns.keys import ENVIRONMENT, Draft, Keys, entry_options
 from llmb.campaigns.text_file import SplitModel
-from llmb.catalogue.data_files import CatalogueError, Key, compose_file, line_in, read_file
+from llmb.catalogue.data_files import CatalogueError, Key, compose_file, duplicate_keys, line_in, read_file
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError
 
@@ -125,7 +125,7 @@ class YamlReader:
         except CatalogueError as error:
             self.problems.extend(error.problems)
             return
-        self.problems.extend(f"{self.path}:{line}: duplicate key '{key}'" for line, key in _duplicates(root))
+        self.problems.extend(f"{self.path}:{line}: duplicate key '{key}'" for line, key in duplicate_keys(root))
         for name, recipe in (file.__pydantic_extra__ or {}).items():
             try:
                 workload, size = self.split_model(name)
@@ -168,17 +168,3 @@ def _layers(file: CampaignFile, name: str, recipe: RecipeTasks, keys: Place, tas
     for layer in (task.own(), task.settings()) if task else ():
         yield from (((*keys, *place), key, values) for place, key, values in layer)
     yield from _below("overrides", file.overrides)
-
-
-def _duplicates(node: yaml.Node) -> Iterator[tuple[int, str]]:
-    """Line and name of each duplicate key: YAML would silently drop the first value."""
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            yield from _duplicates(item)
-    elif isinstance(node, yaml.MappingNode):
-        seen = set()
-        for key, value in node.value:
-            if key.value in seen:
-                yield key.start_mark.line + 1, key.value
-            seen.add(key.value)
-            yield from _duplicates(value)

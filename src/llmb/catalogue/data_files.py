@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads YAML data files into typed records; every error names its file and line."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -107,6 +107,22 @@ def line_in(node: Any, keys: tuple[Key, ...]) -> int:  # noqa: ANN401 (yaml's no
             break
         node = child
     return int(node.start_mark.line) + 1 if node is not None else 1
+
+
+def duplicate_keys(node: Any) -> Iterator[tuple[int, str]]:  # noqa: ANN401 (yaml's nodes are untyped)
+    """Line and name of each duplicate key of a composed file: YAML would silently drop the first value."""
+    import yaml
+
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from duplicate_keys(item)
+    elif isinstance(node, yaml.MappingNode):
+        seen = set()
+        for key, value in node.value:
+            if key.value in seen:
+                yield key.start_mark.line + 1, key.value
+            seen.add(key.value)
+            yield from duplicate_keys(value)
 
 
 def _child(node: Any, key: Key) -> Any:  # noqa: ANN401 (yaml's nodes are untyped)

@@ -34,7 +34,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 Runs = Annotated[
     list[str],
     typer.Argument(
-        metavar="RUN...",
+        metavar="RUN",
         autocompletion=complete_runs,
         help="Run folder, folder of runs or logs, log, label, campaign, id of a job or run, 'latest', date(s).",
     ),

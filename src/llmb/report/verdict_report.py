@@ -151,6 +151,8 @@ def acceptance_table(wanted: AcceptanceSet, judged: Sequence[Judged]) -> Table:
         )
     lines = [f"%: of the published throughput; a recipe passes at {wanted.pass_at_pct:g} %"]
     lines += [f"{one.title}: {printable(one.verdict.sentence)}" for one in judged if one not in passed and one.runs]
+    if wanted.valid_months and len(passed) == len(judged):
+        lines.append(f"the cluster is accepted, for {wanted.valid_months} months from these runs")
     if missing := sum(not one.runs for one in judged):
         lines.append(f"{missing} {'recipe has' if missing == 1 else 'recipes have'} no run among those that were named")
     table.caption = "\n".join(lines)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from llmb.catalogue.data_files import CatalogueError, compose_file, line_in, read_file
+from llmb.catalogue.data_files import CatalogueError, compose_file, duplicate_keys, line_in, read_file
 from llmb.catalogue.records import Dtype, Record
 from llmb.errors import UsageError
 from llmb.metrics.window import DEFAULT_RULE, STEADY, check_rule
@@ -157,10 +157,12 @@ def read_expectations(path: Path) -> Expectations:
     """Raises UsageError with all that is wrong in the file, each with its line."""
     try:
         file = read_file(path, ExpectationsFile, foreign=True)
+        root: Any = compose_file(path)
+        if doubled := [f"{path}:{line}: duplicate key '{key}'" for line, key in duplicate_keys(root)]:
+            raise CatalogueError(doubled)
     except CatalogueError as error:
         lines = "\n".join(f"  {problem}" for problem in error.problems)
         do = "see docs/how-to/judge-a-run.md"
         raise UsageError(f"the expectations cannot be used:\n{lines}", do=do) from error
-    root: Any = compose_file(path)
     places = (f"{path}:{line_in(root, ('expectations', number))}" for number in range(len(file.expectations)))
     return Expectations(path, file.tolerance_pct, tuple(map(Entry, file.expectations, places)))
