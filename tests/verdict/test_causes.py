@@ -40,7 +40,10 @@ def step(number: int, **values: Any) -> Step:
 def evidence(work: Work = WORK, *, count: int = 8, **values: Any) -> Evidence:
     """Of a run without anything slow in it, but for ``values`` of every step."""
     steps = [step(number, **values) for number in range(count)]
-    return Evidence(step_time_s=1.0, steps=steps, work=work, node_of={2: "node7"}, trained_s=float(count))
+    times = [1.0 + number % 2 / 1000 for number in range(20)]
+    return Evidence(
+        step_time_s=1.0, step_times_s=times, steps=steps, work=work, node_of={2: "node7"}, trained_s=float(count)
+    )
 
 
 def reference(*differing: Differing, step_time_s: float = 0.5, **values: Any) -> ReferenceTime:
@@ -162,6 +165,29 @@ def test_full_recomputation_costs_the_forward_passes_of_the_layers() -> None:
     assert selective.bound == "at most"
 
 
+def with_stalls(*numbers: int, **values: Any) -> Evidence:
+    times = [1.0 + number % 2 / 1000 + 0.5 * (number in numbers) for number in range(20)]
+    steps = [step(number, step_time_s=time, **values) for number, time in enumerate(times)]
+    return replace(evidence(), steps=steps, step_times_s=times)
+
+
+def test_single_slow_steps_are_stalls() -> None:
+    (found,) = explained(with_stalls(7, 12)).causes
+    assert (found.name, found.share_s) == ("stalls", pytest.approx(0.05, rel=0.01))
+    assert found.evidence[0].startswith("steps 7, 12 are up to 501.0 ms slower")
+    (log,) = explained(replace(with_stalls(7, 12), steps=(), work=None)).causes
+    assert log.evidence[0].startswith("2 of 20 steps are up to 501.0 ms slower")
+
+
+def test_stalls_at_a_regular_distance_say_so() -> None:
+    assert "every 5 steps" in explained(with_stalls(2, 7, 12, 17)).causes[0].evidence
+
+
+def test_slow_steps_that_save_or_wait_for_data_are_no_stalls() -> None:
+    assert "stalls" not in names(explained(with_stalls(7, 12, saving=True)))
+    assert names(explained(with_stalls(7, 12, data_wait_s=0.6))) == ["data_bound"]
+
+
 GPU = replace(WORK, on_gpu=True)
 
 
@@ -260,6 +286,7 @@ def test_a_log_alone_tells_nothing_and_says_what_would() -> None:
         "data_bound",
         "checkpoint",
         "logging",
+        "stalls",
         "recomputation",
         "throttled_clocks",
     }

@@ -51,11 +51,12 @@ def explain(run: AnalyzedRun, against: AnalyzedRun | None = None, verdict: Verdi
 
 def _evidence(run: AnalyzedRun, step_time_s: float, steps: Sequence[Step]) -> Evidence:
     if run.record is None:
-        return Evidence(step_time_s=step_time_s)
+        return Evidence(step_time_s=step_time_s, step_times_s=run.step_times_s)
     inside = [step for step in steps if _is_in(run.window, step) and not step.profiled]
     environment = run.record.environment
     return Evidence(
         step_time_s=step_time_s,
+        step_times_s=run.step_times_s,
         steps=inside,
         work=work_of(run.record.plan),
         trace=_trace(RunFolder(run.path)),

@@ -64,6 +64,8 @@ class Evidence:
     """All that is known of one run. ``steps`` are those of its window, in order, without profiled ones."""
 
     step_time_s: float
+    step_times_s: Sequence[float] = ()
+    """Of its window, in order; also of a run that is known by its log alone."""
     steps: Sequence[TimedStep] = ()
     work: Work | None = None
     """None for a run that is known by its log alone."""

@@ -4,17 +4,21 @@
 Each function returns what it found, None if the evidence shows that it is no cause, or why that is not known.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Literal
 
+from llmb.metrics.anomalies import FEWEST_STEPS, find_anomalies
 from llmb.verdict.causes_evidence import Evidence, TimedStep
 from llmb.verdict.causes_rules import CauseName, cause_rules
 
 Bound = Literal["about", "at least", "at most"]
 MS = 1000
+MOST_STEPS = 5
+"""Numbers of steps that are listed."""
 NO_STEPS = "the run has no metrics.jsonl with steps of its window"
 OLD_STEPS = "its steps do not tell; those of this version do"
 
@@ -194,6 +198,30 @@ def logging(run: Evidence) -> Found | NotKnown | None:
     return Found(share_s=fmean(pauses), in_step=False, evidence=(said,))
 
 
+def stalls(run: Evidence) -> Found | NotKnown | None:
+    """Steps far above their neighbors; neither those that save nor their waiting for data, which are other causes."""
+    times = run.step_times_s
+    if len(times) < FEWEST_STEPS:
+        return NotKnown(f"its window has {len(times)} steps, and it takes {FEWEST_STEPS} to tell which are unusual")
+    known = run.steps if len(run.steps) == len(times) else ()
+    anomalies = find_anomalies(times, known[0].step if known else 0)
+    explained = {step.step: math.inf if step.saving else step.data_wait_s or 0.0 for step in known}
+    excess = {item.step: item.excess_s - explained.get(item.step, 0.0) for item in anomalies.outliers}
+    slow = {number: own for number, own in excess.items() if own > 0}
+    if not slow:
+        return None
+    shown = ", ".join(map(str, list(slow)[:MOST_STEPS])) + (", ..." if len(slow) > MOST_STEPS else "")
+    named = f"steps {shown} are" if known else f"{len(slow)} of {len(times)} steps are"
+    period = f"every {anomalies.period_steps} steps"
+    return Found(
+        share_s=sum(slow.values()) / len(times),
+        evidence=(
+            f"{named} up to {_ms(max(slow.values()))} slower than their neighbors",
+            *([period] if anomalies.period_steps else []),
+        ),
+    )
+
+
 def recomputation(run: Evidence) -> Found | NotKnown | None:
     """Full recomputation repeats the forward passes of all layers, whose time is measured."""
     work = run.work
@@ -240,6 +268,7 @@ FINDERS: Mapping[CauseName, Finder] = {
     "data_bound": data_bound,
     "checkpoint": checkpoint,
     "logging": logging,
+    "stalls": stalls,
     "recomputation": recomputation,
     "throttled_clocks": throttled_clocks,
 }

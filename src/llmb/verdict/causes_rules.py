@@ -19,6 +19,7 @@ CauseName = Literal[
     "host_bound",
     "checkpoint",
     "logging",
+    "stalls",
     "recomputation",
     "throttled_clocks",
     "window",
