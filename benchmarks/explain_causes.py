@@ -45,7 +45,7 @@ class Injection:
 
 INJECTIONS = (
     Injection("a slow rank", "slow_rank", (("what", "compute"), ("ms", 1000), ("rank", 1))),
-    Injection("a slow loader", "data_bound", (("what", "loader"), ("ms", 1500))),
+    Injection("a slow loader", "data_bound", (("what", "loader"), ("ms", 4000))),
     Injection(
         "a slow disk in the window",
         "checkpoint",
