@@ -12,7 +12,7 @@ from recorded_runs import gpu_record, times_around, write_run
 from typer.testing import CliRunner
 
 from llmb.analysis.find_runs import find_ended_runs
-from llmb.analysis.judge_run import judge_acceptance, judge_published
+from llmb.analysis.judge_run import judge_acceptance, judge_against, judge_published
 from llmb.analysis.records import AnalyzedRun
 from llmb.cli.judge import app
 from llmb.errors import InvalidRun, LlmbError, Regressed, UsageError
@@ -292,3 +292,15 @@ def table_of(wanted: AcceptanceSet, found: Sequence[AnalyzedRun]) -> list[str]:
     lines = [line.text for line in table_lines(acceptance_table(wanted, judge_acceptance(wanted, found)), 80)]
     assert max(map(len, lines)) <= 80
     return lines
+
+
+def test_the_table_names_the_runs_that_were_counted(tmp_path: Path) -> None:
+    write_run(runs(tmp_path / "after", 12.3, 12.31), gpu_record(), times_around(99.0, steps=20), exit_code=1)
+    runs(tmp_path / "before", 12.3, 12.31)
+    after, before = (find_ended_runs(str(tmp_path / name), tmp_path, print).runs for name in ("after", "before"))
+    (judged,) = judge_against(after, before, "before")
+    text = "\n".join(plain_lines(verdict_table(judged)))
+    failed = next(run.id for run in after if run.status == "failed")
+    counted = [run.id for run in after if run.status == "success"]
+    assert f"2 of 3 runs {', '.join(counted)}: " in text
+    assert f"not counted: {failed}: the workers ended with exit code 1, after 20 of 50 steps" in text

@@ -2,6 +2,7 @@
 """``llmb parse`` as its users call it."""
 
 import csv
+import gzip
 import io
 import json
 import math
@@ -289,6 +290,85 @@ def test_the_wide_table_has_every_column(results):
     header = parse(results, "--wide").stdout.splitlines()[1]
     columns = ("file", "run", "workload", "size", "dtype", "date (UTC)", "window", "time (s)", "median (s)", "std (s)")
     assert all(name in header for name in (*columns, "CV (%)", "ci95 (s)", "TFLOPS/GPU", "MFU (%)", "figures"))
+
+
+@pytest.fixture
+def scales(tmp_path):
+    """Repeats of a published recipe at two scales, and a run that died."""
+    for gpus, jobs in ((8, (11, 12, 13)), (128, (21,))):
+        for job in jobs:
+            name = f"log-acct.pretrain_llama3.1_8b_bf16_gpus{gpus}_tp1_pp1_cp2_vp1_mbs1_gbs{16 * gpus}_{job}_0.out"
+            (tmp_path / name).write_text(log_text().replace(": 2.", f": 12.{job}"))
+    (tmp_path / "log-acct.pretrain_llama3.1_8b_bf16_gpus8_14_0.out").write_text(log_text(upto=20))
+    return tmp_path
+
+
+def test_what_a_log_is_of_is_taken_from_its_name(scales):
+    found = {one["filename"].rpartition("_")[2]: one for one in parse_json(scales)["results"]}
+    keys = ("workload", "size", "dtype", "gpus", "program", "format", "layout_source", "date_source", "figures")
+    assert [found["21"][key] for key in keys] == [
+        *("pretrain_llama3.1", "8b", "bf16", 128),
+        *("nemo2", "nemo2", "log", "file", "rounded"),
+    ]
+    assert found["21"]["layout"]["gbs"] == 2048
+    assert found["21"]["mfu_pct"] == {}, "the GPU type is not known"
+    assert found["11"]["identity"] == found["12"]["identity"] != found["21"]["identity"]
+    (header, *rows) = parse(scales).stdout.splitlines()[1:6]
+    assert header.split()[:4] == ["run", "recipe", "GPUs", "layout"]
+    assert rows[0].startswith("job 21  pretrain_llama3.1 8b bf16   128  cp2 mbs1 gbs2048")
+
+
+def test_the_gpu_type_gives_an_mfu(scales):
+    found = {one["filename"].rpartition("_")[2]: one for one in parse_json(scales, "--gpu-type", "h100")["results"]}
+    assert found["11"]["mfu_pct"]["published"] == pytest.approx(63, abs=1)
+    assert "MFU: FLOPs counted by the convention published" in parse(scales, "--gpu-type", "h100").stdout
+    assert isinstance(parse(scales, "--gpu-type", "h1000").exception, UsageError)
+
+
+def test_repeats_together(scales):
+    document = parse_json(scales, "--group")
+    small, large = document["groups"]
+    assert (len(small["runs"]), len(large["runs"])) == (3, 1)
+    assert small["median_s"] == sorted(small["run_means_s"])[1]
+    assert document["scaling"] is None and len(document["results"]) == 5
+    text = parse(scales, "--group").stdout
+    assert "pretrain_llama3.1 8b bf16     8  cp2 mbs1 gbs128" in text
+    assert "1 of 5 files are no success; without --group they are listed" in text
+    rows = list(csv.DictReader(io.StringIO(parse(scales, "--group", "--format", "csv").stdout)))
+    assert [row["runs"] for row in rows] == ["3", "1"]
+    assert {row["workload"] for row in rows} == {"pretrain_llama3.1"}
+
+
+def test_scaling_beside_the_published_figures(scales):
+    (scaling,) = parse_json(scales, "--scaling", "--gpu-type", "h100")["scaling"]
+    assert scaling["scaling"] == "weak"
+    assert [(one["gpus"], len(one["runs"]), one["published_s"]) for one in scaling["scales"]] == [
+        (8, 3, 12.27),
+        (16, 0, 12.3),
+        (32, 0, 12.32),
+        (64, 0, 12.33),
+        (128, 1, 12.33),
+    ]
+    lines = parse(scales, "--scaling", "--gpu-type", "h100").stdout.splitlines()
+    assert lines[0] == "pretrain_llama3.1 8b bf16 on h100, weak scaling, window reference"
+    assert max(map(len, lines[:8])) <= 100
+    rows = list(csv.DictReader(io.StringIO(parse(scales, "--scaling", "--format", "csv").stdout)))
+    assert [(row["gpus"], row["runs"]) for row in rows] == [("8", "3"), ("128", "1")]
+    assert isinstance(parse(scales, "--scaling", "--group").exception, UsageError)
+
+
+def test_tables_of_groups_without_a_success(tmp_path):
+    (tmp_path / "log-died.out").write_text(log_text(upto=3))
+    for option, text in (("--group", "1 of 1 files are no success"), ("--scaling", "no log tells its recipe")):
+        result = parse(tmp_path, option)
+        assert isinstance(result.exception, RunFailed)
+        assert text in result.stdout
+
+
+def test_a_compressed_log_is_found(tmp_path):
+    (tmp_path / "log-acct.pretrain_x_1b_bf16_gpus8_7_0.out.gz").write_bytes(gzip.compress(log_text().encode()))
+    (found,) = parse_json(tmp_path)["results"]
+    assert (found["filename"], found["status"]) == ("pretrain_x_1b_bf16_gpus8_7", "success")
 
 
 def test_exit_codes(results):

@@ -64,6 +64,9 @@ def test_an_undecided_difference_says_how_many_more_runs_would_tell() -> None:
 def test_runs_that_are_no_measurement_are_not_counted() -> None:
     found = judged([*group(10.5), run(99.0, flaw="loss is nan")], group(10.0))
     assert found.delta_pct == pytest.approx(5)
+    failed = run(99.0, node="b", flaw="it failed", driver="1")
+    (condition,) = judged([*group(10.5, driver="2"), failed], group(10.0, driver="1")).conditions
+    assert (condition.key, condition.own, condition.reference) == ("driver", "2", "1"), "nor is what they differ in"
     none = judged([run(10.0, flaw="loss is nan"), run(10.0, flaw="loss is nan")], group(10.0))
     assert (none.verdict, none.reason) == ("invalid", "loss is nan")
 

@@ -100,14 +100,15 @@ def _measured_row(group: RunGroup, recipes: Iterable[Recipe]) -> ScalingRow:
     assert run.gpus
     same = (one for one in recipes if one.scale == run.gpus and has_layout(run.configuration, one))
     recipe = next(same, None)
-    gbs = run.number("layout.gbs") or (recipe.layout.gbs if recipe else None)
-    seq_len = run.number("layout.seq_len") or (recipe.layout.seq_len if recipe else None)
+    layout = recipe.layout if recipe else None
+    gbs = run.number("layout.gbs") or (layout.gbs if layout else None)
+    seq_len = run.number("layout.seq_len") or (layout.seq_len if layout else None)
     median = group.run_means_s.median
     proxy = bool(recipe and recipe.proxy) or (run.folder is not None and run.days_per_1t_tokens is None)
     days = 1e12 * median / (gbs * seq_len) / SECONDS_PER_DAY if gbs and seq_len and not proxy else None
     published = next(iter(recipe.expectations), None) if recipe else None
-    layout = run.layout_text if len(run.layout) > 1 or not recipe else _layout_text(recipe)
-    return ScalingRow(run.gpus, layout, gbs, group, published, days_per_1t_tokens=days)
+    shown = run.layout_text if run.layout or not recipe else _layout_text(recipe)
+    return ScalingRow(run.gpus, shown, gbs, group, published, days_per_1t_tokens=days)
 
 
 def _published_row(recipe: Recipe) -> ScalingRow:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from llmb.catalogue.resolve import Request
 from llmb.cli.messages import say
@@ -25,7 +26,8 @@ SWEPT = ("size", "dtype")
 def requests_of(request: Request) -> list[Request]:
     """One for each combination of the listed values. Raises UsageError for a list with an empty or a double name."""
     lists = [_names(name, getattr(request, name)) for name in SWEPT]
-    return [replace(request, **dict(zip(SWEPT, values, strict=True))) for values in product(*lists)]
+    changes: list[dict[str, Any]] = [dict(zip(SWEPT, values, strict=True)) for values in product(*lists)]
+    return [replace(request, **change) for change in changes]
 
 
 def _names(option: str, text: str | None) -> list[str | None]:

@@ -43,7 +43,8 @@ class EndedRun:
         return times.mean if times else None
 
 
-class Spread(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Spread:
     """Of the mean step times of repeats, in seconds; ``std`` and ``cv_pct`` are None for one repeat."""
 
     count: int

@@ -128,11 +128,13 @@ def _text(value: Value) -> str:
 
 
 def _unmatched_table(unmatched: Iterable[Unmatched]) -> Table:
-    table = result_table("Recipes without a counterpart", "recipe", "side", "runs", "differs from the nearest")
+    table = result_table("Recipes without a counterpart", "recipe", "side", "runs")
     for one in unmatched:
         differs = ", ".join(f"{key.key} ({_text(key.before)}, {_text(key.after)})" for key in one.differs)
         cells = (one.recipe, one.side, str(len(one.runs)), one.reason or differs)
-        table.add_row(*map(printable, cells))
+        table.add_row(*map(printable, filter(None, cells)))
+    if len(table.columns) > 3:
+        table.columns[3].header = "differs from the nearest"
     return table
 
 

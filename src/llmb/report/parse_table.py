@@ -15,6 +15,12 @@ UNKNOWN = ""
 _REASON_WIDTH = 44
 _JOB = re.compile(r"_(\d+(?:_\d{1,2})?)$")
 _DATE_LETTERS = len("2026-11-20 10:15")
+_ALWAYS = ("run", "recipe", "time (s)")
+_FEW_HAVE = ("label", "data", "note")
+_RIGHT = (
+    *("GPUs", "nodes", "time (s)", "median (s)", "std (s)", "CV (%)", "CV %", "ci95 (s)"),
+    *("TFLOPS/GPU", "TFLOPS", "std", "MFU (%)", "MFU %"),
+)
 
 Cell = Callable[[ParsedRun], str]
 
@@ -38,7 +44,7 @@ def parse_tables(report: ParseReport, *, wide: bool) -> list[Table]:
 def _measured_table(report: ParseReport, runs: Sequence[ParsedRun], *, wide: bool) -> Table:
     columns = _wide_columns(report) if wide else _columns(report)
     shown = {header: [cell(run) for run in runs] for header, cell in columns.items()}
-    kept = [header for header, cells in shown.items() if header in _ALWAYS or not {*cells} <= {"", number(None)}]
+    kept = [header for header, cells in shown.items() if _is_kept(header, cells, wide=wide)]
     right = tuple(header for header in kept if header in _RIGHT)
     table = result_table(f"Step times, window {report.rule}", *kept, right=right)
     for row in zip(*(shown[header] for header in kept), strict=True):
@@ -51,12 +57,10 @@ def _measured_table(report: ParseReport, runs: Sequence[ParsedRun], *, wide: boo
     return table
 
 
-_ALWAYS = ("file", "run", "recipe", "time (s)")
-"""Other columns are left out if they are empty."""
-_RIGHT = (
-    *("GPUs", "nodes", "time (s)", "median (s)", "std (s)", "CV (%)", "CV %", "ci95 (s)"),
-    *("TFLOPS/GPU", "TFLOPS", "std", "MFU (%)", "MFU %"),
-)
+def _is_kept(header: str, cells: Sequence[str], *, wide: bool) -> bool:
+    """Columns without content are left out, of the wide table only those that few runs have."""
+    may_go = header in _FEW_HAVE if wide else header not in _ALWAYS
+    return not may_go or not {*cells} <= {UNKNOWN, number(None)}
 
 
 def _columns(report: ParseReport) -> dict[str, Cell]:

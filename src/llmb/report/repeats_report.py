@@ -2,6 +2,7 @@
 """Repeats of recipes as tables and a JSON document."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from llmb.jobs.repeats import EndedRun, Spread, spread_of
@@ -21,7 +22,7 @@ def _recipe_document(runs: Sequence[EndedRun], label: str | None) -> dict[str, A
     spread = spread_of(_means(runs))
     return {
         "title": runs[0].plan.recipe.title(),
-        "run_means_s": spread._asdict() if spread else None,
+        "run_means_s": asdict(spread) if spread else None,
         "runs": [run_document(run.folder, run.plan, run.result, label) for run in runs],
     }
 

@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from llmb.analysis.judge_run import Judged
+from llmb.analysis.measured import flaw_of
 from llmb.analysis.records import LeftOut
 from llmb.metrics.statistics import Statistics
 from llmb.report.explain_report import explanation_tables
@@ -70,9 +71,8 @@ def verdict_tables(judged: Sequence[Judged], explanations: Sequence[Explanation 
 def verdict_table(judged: Judged) -> Table:
     """The sentence first, then both sides and what differs, then where all of it comes from."""
     verdict = judged.verdict
-    names = ", ".join(run.id for run in judged.runs)
     soft = " (soft)" if verdict.soft and verdict.verdict not in ("invalid", "not comparable") else ""
-    title = f"{printable(judged.title)}, {_counted(judged)} {names}: {verdict.verdict.upper()}{soft}"
+    title = f"{printable(judged.title)}, {_counted(judged)}: {verdict.verdict.upper()}{soft}"
     table = result_table(f"{title}\n{printable(verdict.sentence)}", "", "run", "reference", "effect")
     table.caption = "\n".join(f"{name}: {printable(text)}" for name, text in _sources(judged))
     reference = verdict.reference
@@ -123,6 +123,9 @@ def _sources(judged: Judged) -> Iterator[tuple[str, str]]:
         yield "reference", verdict.reference.source
     if verdict.reference and verdict.tolerance_pct is not None:
         yield "tolerance", f"{percent(verdict.tolerance_pct)} %: {verdict.tolerance_source}"
+    for run in judged.runs if len(judged.runs) > 1 else ():
+        if (flaw := flaw_of(run)) and verdict.verdict != "invalid":
+            yield f"not counted: {run.id}", flaw
     for condition in verdict.conditions:
         if condition not in _two_sided(verdict):
             yield title_of(condition.key), str(condition.reference or condition.own)
@@ -164,7 +167,11 @@ def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
 
 
 def _counted(judged: Judged) -> str:
-    return "run" if len(judged.runs) == 1 else f"{len(judged.runs)} runs"
+    """The number and the ids of the runs; of several only those that are measurements, if one is."""
+    runs = [run for run in judged.runs if flaw_of(run) is None] or judged.runs
+    of = f" of {len(judged.runs)}" if len(runs) < len(judged.runs) else ""
+    count = "run" if len(judged.runs) == 1 else f"{len(runs)}{of} runs"
+    return f"{count} {', '.join(run.id for run in runs)}"
 
 
 def _mean(times: Statistics | None) -> str:

@@ -20,10 +20,11 @@ def judge(
 
     ``reference`` describes the baseline. Without ``tolerance``, the default for these nodes holds.
     """
-    nodes = {node for run in runs for node in run.nodes}
+    counted = [run for run in runs if run.step_time_s and not run.flaw] or runs
+    nodes = {node for run in counted for node in run.nodes}
     same_nodes = bool(nodes) and nodes == {node for run in baseline for node in run.nodes}
     limit = tolerance or default_tolerance("baseline", same_nodes=same_nodes)
-    conditions = find_conditions(_side(runs), _side(baseline), reference.kind)
+    conditions = find_conditions(_side(counted), _side(baseline), reference.kind)
     return judgement(_finding(runs, baseline, limit), reference, conditions, limit)
 
 
