@@ -60,6 +60,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/import_weights.py
 	$(BIN)/python benchmarks/data_loading.py
 	$(BIN)/python benchmarks/explain_causes.py
+	$(BIN)/python benchmarks/verdict_calibration.py
 
 # ENGINE_OPTIONS are those of python -m benchmarks.engine, such as "--models 8b --dtypes bf16".
 bench-engine: $(VENV)/.dev

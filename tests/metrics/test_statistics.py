@@ -27,7 +27,7 @@ def test_a_known_sample():
 def test_the_interval_is_that_of_the_first_cosine_coefficients():
     values = np.array([2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0])
     basis = np.array([[math.sqrt(2 / 8) * math.cos(math.pi * k * (i + 0.5) / 8) for i in range(8)] for k in (1, 2)])
-    covariance = 0.5 ** np.abs(np.subtract.outer(np.arange(8), np.arange(8)))
+    covariance = 0.55 ** np.abs(np.subtract.outer(np.arange(8), np.arange(8)))
     correction = (covariance.sum() / 8) / (np.trace(basis @ covariance @ basis.T) / 2)
     variance = correction * np.mean((basis @ values) ** 2) / 8
     half_width = 4.302653 * math.sqrt(variance)  # Student's t at 0.975, 2 degrees of freedom
@@ -37,8 +37,8 @@ def test_the_interval_is_that_of_the_first_cosine_coefficients():
 def test_two_values_use_one_degree_of_freedom():
     low, high = describe([1.0, 3.0]).ci95
     assert (high - low) / 2 == pytest.approx(
-        12.7062 * math.sqrt(3), rel=1e-5
-    )  # the correction is (1 + 0.5) / (1 - 0.5)
+        12.7062 * math.sqrt(1.55 / 0.45), rel=1e-5
+    )  # the correction for an autocorrelation of 0.55
 
 
 def test_one_value_has_no_spread():

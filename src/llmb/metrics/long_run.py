@@ -3,8 +3,9 @@
 
 The variance of the mean is estimated from the slowest movements of the series, its first cosine coefficients (the EWC
 estimator of Lazarus, Lewis, Stock and Watson, "HAR Inference: Recommendations for Practice", Journal of Business &
-Economic Statistics 36, 2018), which autocorrelation changes as it changes the mean. They recommend 0.4 n^(2/3)
-coefficients, and Student's t with as many degrees of freedom.
+Economic Statistics 36, 2018), which autocorrelation changes as it changes the mean, and Student's t with as many
+degrees of freedom as coefficients. They recommend 0.4 n^(2/3) coefficients; here it is n^(2/3) / 3, but 2 from 8 steps
+on, because steps of real runs remember longer than an AR(1) series.
 
 Of a short series even the slowest movement is fast, so that the estimate is too low. It is corrected by the factor that
 is exact for an AR(1) series with ``PRIOR_AUTOCORRELATION``: 10 steps cannot tell how autocorrelated they are.
@@ -14,7 +15,7 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-PRIOR_AUTOCORRELATION = 0.5
+PRIOR_AUTOCORRELATION = 0.55
 MOST_BLOCKS = 512
 """A longer series is first averaged in blocks of equal size, so that the effort is linear."""
 
@@ -50,7 +51,7 @@ def block_means(values: Sequence[float]) -> tuple[Sequence[float], int]:
 def cosines(count: int, more: int = 0) -> tuple[tuple[float, ...], ...]:
     """Orthogonal weights of the slowest movements of ``count`` steps, and of ``more``: each of length 1, of sum 0."""
     scale = math.sqrt(2 / count)
-    terms = max(1, round(0.4 * count ** (2 / 3))) + more
+    terms = max(min(2, count // 4), round(count ** (2 / 3) / 3)) + more
     return tuple(
         tuple(scale * math.cos(math.pi * term * (step + 0.5) / count) for step in range(count))
         for term in range(1, terms + 1)

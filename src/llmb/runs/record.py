@@ -149,7 +149,7 @@ class RunRecord(Record):
 CONVENTIONS = {
     "steps": "numbered from 0",
     "std": "sample standard deviation (n - 1)",
-    "ci95": "95 % confidence interval of the mean of autocorrelated steps: EWC of 0.4 n^(2/3) terms, Student's t",
+    "ci95": "95 % confidence interval of the mean of autocorrelated steps: EWC of n^(2/3) / 3 terms, Student's t",
     "TFLOPS_per_GPU in the log": "full",
     "peak_memory on a CPU": "largest resident set of the process",
 }

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A short calibration of verdicts; ``benchmarks/verdict_calibration.py`` is the long one."""
+
+import pytest
+from benchmarks.verdict_calibration import Case, measure, read_series
+
+ERRORS = 4.0
+"""Standard errors that a share of few simulations may be off."""
+
+
+def test_intervals_and_verdicts_keep_their_rates() -> None:
+    cases = list(measure(200, seed=7, lengths=(10, 34)))
+    missed = [
+        case
+        for case in cases
+        if case.share < (case.least or 0) - ERRORS * case.error
+        or (case.most is not None and case.share > case.most + ERRORS * case.error)
+    ]
+    assert missed == []
+    assert {case.question for case in cases if case.least or case.most} == {
+        "interval contains the mean",
+        "interval contains the difference",
+        "false alarm, tolerance 0",
+        "slow-down of 3 % found",
+    }
+    assert min(case.share for case in cases if case.question.startswith("slow-down")) >= 0.95
+
+
+def test_the_same_seed_gives_the_same_figures() -> None:
+    first, again, other = (next(measure(100, seed)) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+@pytest.mark.parametrize(("share", "met"), [(0.92, False), (0.93, True), (0.97, True), (0.98, False)])
+def test_a_share_outside_its_bounds_misses_the_target(share: float, met: bool) -> None:
+    assert Case("", "", share, 100, least=0.93, most=0.97).met == met
+
+
+def test_real_series_are_runs_without_warm_up() -> None:
+    series = read_series()
+    assert len(series) == 10
+    assert all(len(times) == 50 and min(times) > 0 for times in series)
