@@ -20,8 +20,13 @@ def test_logs_are_found_below_largest_first(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x" * size)
     found = find_logs(tmp_path)
-    assert [str(path.relative_to(tmp_path)) for path in found.logs] == ["sub/deep/a.out", "b.out", "sub/c.out"]
-    assert found.total_bytes == 5
+    assert [str(path.relative_to(tmp_path)) for path in found.logs] == [
+        "log.out.gz",
+        "sub/deep/a.out",
+        "b.out",
+        "sub/c.out",
+    ]
+    assert found.total_bytes == 14
     assert found.refused == ()
 
 

@@ -36,6 +36,10 @@ class PlainText:
             stream.seek(0)
             self._read_some = gzip.GzipFile(fileobj=stream).read1  # all that precedes damage
             self._begin = self._first_bytes()
+        if self.damaged and not self._begin:  # it only looks compressed
+            self.damaged, self._read_some = False, stream.read
+            stream.seek(0)
+            self._begin = self._first_bytes()
         is_utf16 = self._begin in _UTF_16
         self._decoder = codecs.getincrementaldecoder("utf-16")("replace") if is_utf16 else None
         self._rest = b""

@@ -425,6 +425,19 @@ def test_the_default_window_is_in_the_numbers_of_the_log(tmp_path: Path) -> None
     assert result.step_time_s.mean == pytest.approx(2.0027)
 
 
+def test_the_window_is_that_of_the_frameworks_own_parsers(tmp_path: Path) -> None:
+    """They average the iterations that are printed as 35-44; iteration n took 2 + n/1000 s."""
+    order = order_of(Request(**LORA, gpu_type="b200", scale=8), install=tmp_path)
+    folder: RunFolder = folder_of(order)
+    folder.path.mkdir(parents=True)
+    folder.log.write_text(iterations(50))
+    write_record(folder, queued_record(order.plan, ("sbatch",), program=order.program))
+    result = finish_job(folder, 0, "")
+    assert result.step_time_s
+    assert (result.step_time_s.count, result.step_time_s.mean) == (10, pytest.approx(2.0395))
+    assert (order.plan.window.first, order.plan.window.last) == (35, 44)
+
+
 def test_the_steady_state_is_in_the_numbers_of_the_log(tmp_path: Path) -> None:
     result = finished(tmp_path, "auto")
     assert result.window
