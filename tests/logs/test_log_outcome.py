@@ -103,6 +103,31 @@ def test_the_reason_quotes_the_exception():
     assert found.reason == "died after step 20 of 50; torch.OutOfMemoryError: CUDA out of memory."
 
 
+@pytest.mark.parametrize(
+    "prefix", ["3: ", "[rank3]: ", "[default3]:[rank3]: ", "2025-06-01T10:00:00.123456Z ", "11: [rank11]: "]
+)
+def test_a_prefix_hides_no_exception(prefix):
+    end = f"{prefix}RuntimeError: CUDA error: an illegal memory access\n{prefix}srun: error: node1: task 3: Exited\n"
+    assert (
+        run(range(21), end=end).reason == "died after step 20 of 50; RuntimeError: CUDA error: an illegal memory access"
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[rank3]:[E1122 10:00:00.123 ProcessGroupNCCL.cpp:616] [Rank 3] Watchdog caught collective operation timeout:"
+        " WorkNCCL(SeqNum=71, OpType=ALLREDUCE)",
+        "node1:123:456 [3] NCCL WARN Call to ibv_modify_qp failed with error Connection timed out",
+    ],
+)
+def test_the_reason_quotes_a_failure_of_nccl(line):
+    end = f"{line}\n[rank3]:[E1122 10:00:01.123 ProcessGroupNCCL.cpp:630] To avoid data inconsistency, stopping\n"
+    assert run(range(21), end=end).reason.endswith(
+        line[line.index("Watchdog" if "Watchdog" in line else "NCCL WARN") :]
+    )
+
+
 def test_the_reason_quotes_the_last_line_without_control_characters():
     end = "\x1b[31mslurmstepd: *** JOB 7 CANCELLED\x07 DUE TO TIME LIMIT ***\x1b[0m\n\n \r\n"
     assert run(range(21), end=end).reason.endswith("; slurmstepd: *** JOB 7 CANCELLED  DUE TO TIME LIMIT ***")

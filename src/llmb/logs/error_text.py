@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 from llmb.logs.formats.known import FORMATS
 
+_PREFIX = rb"(?: {0,9}\d{1,7}: |\[(?:rank|default)\d{1,7}\]: ?|\d{4}-\d\d-\d\d[T ][\d:.,]{5,20}Z? ?){0,4}"
 _ERROR = re.compile(
-    rb"^(?:\[rank\d+\]: |\d+: )*(?!\S*ChildFailedError)((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b[^\r\n]*)",
+    rb"^" + _PREFIX + rb"(?!\S*ChildFailedError)((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b[^\r\n]*)",
     re.MULTILINE,
 )
+_NCCL_ERROR = re.compile(rb"Watchdog caught collective operation timeout[^\r\n]*|NCCL WARN [^\r\n]*")
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\x20-\x7e\xa0-\U0010ffff]+")
 _LONGEST_QUOTE = 160
 
@@ -38,11 +40,13 @@ def describe_content(head: bytes, tail: bytes) -> Content:
 
 
 def last_error(tail: bytes) -> str:
-    """The last exception after the last step line, else the last line; '' if there is neither."""
+    """The last exception after the last step line, else the first failure of NCCL, else the last line; or ''."""
     step_line = max(tail.rfind(known.marks[0]) for known in FORMATS)
     text = tail if step_line < 0 else tail[step_line:].partition(b"\n")[2]
     if errors := _ERROR.findall(text):
         return _printable(errors[-1])
+    if failures := _NCCL_ERROR.findall(text):
+        return _printable(failures[0])  # the others follow from it
     lines = [line for line in re.split(rb"[\r\n]", text) if line.strip()]
     return _printable(lines[-1]) if lines else ""
 
