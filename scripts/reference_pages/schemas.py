@@ -14,6 +14,7 @@ from llmb.catalogue.records import Dtype, Window
 from llmb.catalogue.unspecified import Unspecified
 from llmb.jobs.job import Job
 from llmb.logs.outcome import Status
+from llmb.metrics.anomalies import Anomalies
 from llmb.runs.origin import DataOrigin, WeightsOrigin
 from llmb.runs.result import Result
 from llmb.verdict.acceptance import AcceptanceSet
@@ -139,6 +140,7 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "results[].mfu_pct": Mapping[str, float | None],
         "results[].layout_source": Literal["record", "log", "recipe"] | None,
         "results[].format": str | None,
+        "results[].anomalies": Anomalies | None,
         "groups": tuple[ParsedGroup, ...] | None,
         "scaling": tuple[ParsedScaling, ...] | None,
         "results[].node_names": tuple[str, ...],

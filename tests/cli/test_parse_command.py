@@ -292,6 +292,19 @@ def test_the_wide_table_has_every_column(results):
     assert all(name in header for name in (*columns, "CV (%)", "ci95 (s)", "TFLOPS/GPU", "MFU (%)", "figures"))
 
 
+def test_what_is_unusual_in_the_window_is_noted(tmp_path):
+    text = log_text(200).splitlines()
+    text[150] = text[150].replace("s: 2.500", "s: 9.500")
+    (tmp_path / "log-outlier.out").write_text("\n".join(text) + "\n")
+    (tmp_path / "log-calm.out").write_text(log_text(200))
+    calm, outlier = parse_json(tmp_path)["results"]
+    assert [(one["step"], round(one["excess_s"])) for one in outlier["anomalies"]["outliers"]] == [(150, 7)]
+    assert calm["anomalies"]["outliers"] == [] and calm["anomalies"]["period_steps"] is None
+    notes = [line for line in parse(tmp_path).stdout.splitlines() if "1 outlier (step 150: +" in line]
+    assert len(notes) == 1 and notes[0].startswith(outlier["run"])
+    assert "1 outlier (step 150: +" in parse(tmp_path, "--wide").stdout
+
+
 @pytest.fixture
 def scales(tmp_path):
     """Repeats of a published recipe at two scales, and a run that died."""

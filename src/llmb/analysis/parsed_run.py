@@ -11,6 +11,7 @@ from llmb.analysis.log_identity import log_identity
 from llmb.catalogue.records import Window
 from llmb.logs.files import ParsedFile, parse_file
 from llmb.logs.outcome import LogOutcome
+from llmb.metrics.anomalies import Anomalies, find_anomalies
 from llmb.metrics.statistics import describe
 from llmb.metrics.throughput import SECONDS_PER_DAY
 from llmb.metrics.window import DEFAULT_RULE
@@ -49,6 +50,8 @@ class ParsedRun:
     origin: Origin | None = None
     folder: Path | None = None
     """The run folder, if the log lies in one."""
+    anomalies: Anomalies | None = None
+    """Of the window's steps; None without step times."""
     mfu_pct: Mapping[str, float | None] = field(default_factory=dict)
     """By convention; empty if it is not known."""
     tokens_per_s_per_gpu: float | None = None
@@ -122,6 +125,14 @@ def parsed_run(path: Path, rule: str) -> ParsedRun:
 
 def known_run(file: ParsedFile) -> ParsedRun:
     """The run that a file which was parsed is the log of."""
+    run = _known(file)
+    times, window = run.outcome.step_times_s, run.outcome.window
+    if not window or len(times) != window.last - window.first + 1:  # steps have to follow each other
+        return run
+    return replace(run, anomalies=find_anomalies(times, window.first))
+
+
+def _known(file: ParsedFile) -> ParsedRun:
     folder = RunFolder(file.path.parent.absolute())
     if file.path.name == folder.log.name and folder.record.is_file():
         try:

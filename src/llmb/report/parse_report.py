@@ -6,7 +6,7 @@ import io
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
@@ -190,6 +190,7 @@ def _result(run: ParsedRun, name: str) -> dict[str, Any]:
         "max_iteration": outcome.max_step,
         "figures": run.figures,
         "step_time_s": outcome.step_time_s and _statistics(outcome.step_time_s),
+        "anomalies": run.anomalies and asdict(run.anomalies),
         "tflops_per_gpu": outcome.tflops_per_gpu and _statistics(outcome.tflops_per_gpu),
         "mfu_pct": dict(run.mfu_pct),
         "tokens_per_s_per_gpu": run.tokens_per_s_per_gpu,

@@ -2,16 +2,19 @@
 """Parsed logs as tables: the runs with figures, and those without. Pure."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from llmb.analysis.parsed_run import ParsedRun
+from llmb.metrics.anomalies import Anomalies
 from llmb.report.numbers import number
 from llmb.report.output import printable, result_table
 from llmb.report.parse_report import ParseReport, date_of, figures_of, one_mfu
 from llmb.report.table import Table
 
 UNKNOWN = ""
+MOST_NOTES = 8
+"""Below the table; in the wide table every run has its note."""
 _REASON_WIDTH = 44
 _JOB = re.compile(r"_(\d+(?:_\d{1,2})?)$")
 _DATE_LETTERS = len("2026-11-20 10:15")
@@ -42,7 +45,9 @@ def parse_tables(report: ParseReport, *, wide: bool) -> list[Table]:
 
 
 def _measured_table(report: ParseReport, runs: Sequence[ParsedRun], *, wide: bool) -> Table:
-    columns = _wide_columns(report) if wide else _columns(report)
+    jobs = _jobs(report)
+    ids = {run.file.path: jobs.get(run.file.path, run.id) for run in runs}
+    columns = _wide_columns(report) if wide else _columns(report, ids)
     shown = {header: [cell(run) for run in runs] for header, cell in columns.items()}
     kept = [header for header, cells in shown.items() if _is_kept(header, cells, wide=wide)]
     right = tuple(header for header in kept if header in _RIGHT)
@@ -53,6 +58,9 @@ def _measured_table(report: ParseReport, runs: Sequence[ParsedRun], *, wide: boo
     notes = [f"MFU: FLOPs counted by the convention {' or '.join(conventions)}"] if conventions else []
     assumed = sum(run.layout_source == "recipe" for run in runs)
     notes += [f"layout of {assumed} of these logs: not told, that of the recipe is assumed"] if assumed else []
+    told = [f"{ids[run.file.path]}: {note}" for run in runs if (note := note_of(run))] if not wide else []
+    notes += told[:MOST_NOTES]
+    notes += [f"{len(told) - MOST_NOTES} more have a note: --wide"] if len(told) > MOST_NOTES else []
     table.caption = "\n".join(notes) or None
     return table
 
@@ -63,10 +71,9 @@ def _is_kept(header: str, cells: Sequence[str], *, wide: bool) -> bool:
     return not may_go or not {*cells} <= {UNKNOWN, number(None)}
 
 
-def _columns(report: ParseReport) -> dict[str, Cell]:
-    jobs = _jobs(report)
+def _columns(report: ParseReport, names: Mapping[Path, str]) -> dict[str, Cell]:
     return {
-        "run": lambda run: jobs.get(run.file.path, run.id),
+        "run": lambda run: names[run.file.path],
         "recipe": lambda run: run.recipe_text or printable(report.name(run)),
         "GPUs": lambda run: _known(run.gpus),
         "layout": lambda run: run.layout_text,
@@ -74,7 +81,6 @@ def _columns(report: ParseReport) -> dict[str, Cell]:
         "CV %": lambda run: _short(_percent(run)),
         "TFLOPS": lambda run: number(figures_of(run.outcome.tflops_per_gpu, "mean")[0]),
         "MFU %": lambda run: _short(one_mfu(run)[0]),
-        "note": note_of,
     }
 
 
@@ -117,9 +123,25 @@ def _wide_columns(report: ParseReport) -> dict[str, Cell]:
 def note_of(run: ParsedRun) -> str:
     """What a reader has to know of the figures."""
     outcome = run.outcome
-    notes: list[str] = [outcome.status] if outcome.status != "success" else []
+    notes = [outcome.status] if outcome.status != "success" else []
     notes += [f"attempt {outcome.attempts}"] if (outcome.attempts or 1) > 1 else []
-    return ", ".join(notes)
+    return ", ".join([*notes, *(_anomaly_notes(run.anomalies) if run.anomalies else [])])
+
+
+def _anomaly_notes(found: Anomalies) -> Iterator[str]:
+    """A drift whose interval includes 0 is none."""
+    if found.outliers:
+        worst = max(found.outliers, key=lambda outlier: abs(outlier.excess_s))
+        count = f"{len(found.outliers)} outlier{'s' if len(found.outliers) > 1 else ''}"
+        yield f"{count} (step {worst.step}: {worst.excess_s:+.3g} s)"
+    if found.period_steps and found.period_excess_s:
+        yield f"a stall of {found.period_excess_s:.3g} s every {found.period_steps} steps"
+    if found.drift_pct is not None and found.drift_ci95_pct and not _includes_zero(found.drift_ci95_pct):
+        yield f"drift {found.drift_pct:+.2g} %"
+
+
+def _includes_zero(interval: tuple[float, float]) -> bool:
+    return interval[0] <= 0 <= interval[1]
 
 
 def _others_table(report: ParseReport, runs: Sequence[ParsedRun]) -> Table:
