@@ -123,7 +123,7 @@ def _wide_columns(report: ParseReport) -> dict[str, Cell]:
 def note_of(run: ParsedRun) -> str:
     """What a reader has to know of the figures."""
     outcome = run.outcome
-    notes = [outcome.status] if outcome.status != "success" else []
+    notes: list[str] = [outcome.status] if outcome.status != "success" else []
     notes += [f"attempt {outcome.attempts}"] if (outcome.attempts or 1) > 1 else []
     return ", ".join([*notes, *(_anomaly_notes(run.anomalies) if run.anomalies else [])])
 
