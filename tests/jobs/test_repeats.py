@@ -3,7 +3,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ def test_what_was_run_before_is_left_out() -> None:
 def test_the_spread_is_that_of_run_means() -> None:
     spread = spread_of([1.0, 1.2, 1.4])
     assert spread is not None
-    assert tuple(spread) == pytest.approx((3, 1.2, 1.2, 0.2, 100 / 6, 1.0, 1.4))
+    assert astuple(spread) == pytest.approx((3, 1.2, 1.2, 0.2, 100 / 6, 1.0, 1.4))
     single = spread_of([1.0])
     assert single is not None
     assert (single.std, single.cv_pct) == (None, None)

@@ -42,18 +42,15 @@ def run(
         int,
         typer.Option("-r", "--repeats", min=1, help="Runs of each recipe.", rich_help_panel="Selection"),
     ] = 1,
-    start_new: Annotated[
-        bool, typer.Option("--new", help="With --label: repeat also what was run under this label before.")
-    ] = False,
+    start_new: Annotated[bool, typer.Option("--new", help="Run again what --label would leave out.")] = False,
     json: Json = False,
     *,
     ctx: typer.Context,
 ) -> None:
     """Train on this machine, now, with a progress bar, and print the result.
 
-    With `--repeats`, or several sizes or dtypes with commas between them, it runs all of them in turn, every second
-    round backwards, so that what drifts meanwhile adds the same to each. A run that fails does not end the others.
-    With `--label` the same command runs only what is missing.
+    `--repeats`, and sizes or dtypes with commas between them, are run in turn; with `--label` the same command runs
+    what is missing.
 
     Results are saved below $LLMB_INSTALL (default ~/.llmb): the log, every step in metrics.jsonl, and run.json with
     the complete settings of the run.

@@ -41,7 +41,7 @@ class Choices(Record):
     seed: Annotated[int | None, _training(help="Seed of initial weights and data. Default: 1234.")] = None
     label: Annotated[
         str | None,
-        _training(basic=True, help="Name under which runs are found and compared, such as 'driver-580'.", form=LABEL),
+        _training(basic=True, help="Name to find and compare runs by.", form=LABEL),
     ] = None
     peak_lr: Annotated[float | None, _training(flags=("--lr",), help="Peak learning rate.", above=0)] = None
     warmup_steps: Annotated[int | None, _training(help="Warm-up steps of the learning rate.", minimum=0)] = None
