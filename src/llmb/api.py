@@ -95,12 +95,14 @@ def judge(
     against: str | Path | None = None,
     expect: str | Path | None = None,
     tolerance: float | None = None,
+    gpu_type: str | None = None,
     on_message: Callable[[str], None] = lambda _: None,
 ) -> Verdict:
     """Whether a run, its folder or log, is as fast as it should be, as ``llmb judge``.
 
-    Also repeats in a folder, which have one verdict ``against`` other runs. ``tolerance`` is in percent. Raises
-    UsageError if there is no run that ended, or if there would be several verdicts.
+    Also repeats in a folder, which have one verdict ``against`` other runs. ``tolerance`` is in percent, ``gpu_type``
+    that of a log that does not report it. Raises UsageError if there is no run that ended, or if there would be several
+    verdicts.
     """
     if against is not None and expect is not None:
         raise UsageError("against and expect exclude each other", do="give one of them")
@@ -111,6 +113,7 @@ def judge(
         runs=None if against is None else str(against),
         expectations=None if expect is None else Path(expect).expanduser(),
         tolerance=limit,
+        gpu_type=gpu_type,
     )
     judged = judge_runs(found.runs, reference, install, on_message)
     if len(judged) != 1:

@@ -221,6 +221,23 @@ def test_a_log_without_a_record_is_judged(judge: Judge, tmp_path: Path) -> None:
     assert "workload" in found["sentence"]
 
 
+def test_a_log_whose_recipe_is_known_is_judged_against_the_published_figure(judge: Judge, tmp_path: Path) -> None:
+    name = "log-acct.pretrain_llama3.1_8b_bf16_gpus8_tp1_pp1_cp2_vp1_mbs1_gbs128_4711_0.out"
+    log = log_of(tmp_path / name, times_around(13.15))
+    found, code = judge(log)
+    assert (found["verdict"], code) == ("not comparable", 6)
+    assert found["reason"] == "the log does not report its GPU type"
+    found, code = judge(log, "--gpu-type", "h100")
+    assert (found["verdict"], found["reference"]["kind"], code) == ("regressed", "published", 5)
+    assert found["reference"]["step_time_s"] == 12.27
+    effects = {one["key"]: one["effect"] for one in found["conditions"]}
+    assert (effects["window"], effects["program"]) == ("weakens", "weakens")
+    assert "workload" not in effects
+    other = log_of(tmp_path / name.replace("tp1", "tp2"), times_around(13.15))
+    found, _ = judge(other, "--gpu-type", "h100")
+    assert found["reason"] == "the catalogue has no recipe with the layout of this log"
+
+
 def test_an_acceptance_set_needs_every_recipe(judge: Judge, tmp_path: Path) -> None:
     runs(tmp_path / "campaign", 12.29, 12.3)
     found, code = judge(tmp_path / "campaign", "--acceptance", "h100-node")

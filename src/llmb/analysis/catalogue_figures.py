@@ -12,6 +12,8 @@ from llmb.errors import LlmbError
 from llmb.metrics.throughput import throughput
 from llmb.runs.identity import Value
 
+NEEDED = ("workload", "size", "dtype", "gpu_type", "layout.gpus")
+"""What a log has to tell so that its recipe is known."""
 _SIZES = (*PARALLEL, *BATCH, "seq_len", "layers")
 
 
@@ -40,17 +42,20 @@ def with_catalogue_figures(runs: Iterable[ParsedRun], catalogue: Catalogue) -> l
 
 def recipe_of(run: ParsedRun, catalogue: Catalogue) -> Recipe | None:
     """The recipe with the run's layout; None if the catalogue has none, or the run does not tell enough."""
-    workload, size = run.text("workload"), run.text("size")
-    dtype, gpu_type = run.text("dtype"), run.text("gpu_type")
-    if not (workload and size and dtype and gpu_type and run.gpus) or workload not in catalogue.workloads:
+    return find_recipe(run.configuration, catalogue)
+
+
+def find_recipe(configuration: Mapping[str, Value], catalogue: Catalogue) -> Recipe | None:
+    """The same of a configuration with the keys of a run's identity."""
+    workload, size, dtype, gpu_type, gpus = (configuration.get(key) for key in NEEDED)
+    if not (workload and size and dtype and gpu_type and isinstance(gpus, int)) or workload not in catalogue.workloads:
         return None
+    request = Request(workload=str(workload), size=str(size), dtype=str(dtype), gpu_type=str(gpu_type), scale=gpus)
     try:
-        recipe = resolve(
-            catalogue, Request(workload=workload, size=size, dtype=dtype, gpu_type=gpu_type, scale=run.gpus)
-        )
+        recipe = resolve(catalogue, request)
     except LlmbError:
         return None
-    return recipe if has_layout(run.configuration, recipe) else None
+    return recipe if has_layout(configuration, recipe) else None
 
 
 def has_layout(configuration: Mapping[str, object], recipe: Recipe) -> bool:

@@ -1,26 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judges runs that ended: against published figures, other runs, or what the user expects."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmb.analysis.catalogue_figures import NEEDED, find_recipe
 from llmb.analysis.find_runs import find_runs
 from llmb.analysis.measured import flaw_of
 from llmb.analysis.records import AnalyzedRun
+from llmb.catalogue.load import Catalogue
 from llmb.metrics.run_means import describe_runs
 from llmb.metrics.statistics import Statistics
-from llmb.runs.published_verdict import no_figure, published_verdict, steps_text
+from llmb.runs.identity import Value
+from llmb.runs.published_verdict import no_figure, published_verdict, steps_text, verdict_of_recipe
 from llmb.verdict.acceptance import AcceptanceRecipe, AcceptanceSet
 from llmb.verdict.against_figure import judge as judge_against_figure
 from llmb.verdict.against_runs import judge as judge_against_runs
-from llmb.verdict.conditions import condition_values, find_conditions
+from llmb.verdict.conditions import condition_values, find_conditions, title_of
 from llmb.verdict.expectations_file import Expectations, read_expectations
 from llmb.verdict.judgement import Measured, without_reference
 from llmb.verdict.records import Reference, Verdict
 from llmb.verdict.tolerance import Tolerance
 
-NO_RECIPE = "a log without the record of its run names no published figure"
+NO_RECIPE = "the catalogue has no recipe with the layout of this log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class Against:
     expectations: Path | None = None
     tolerance: Tolerance | None = None
     """None for the default."""
+    gpu_type: str | None = None
+    """Of logs that do not tell, for the published figure."""
 
 
 def judge_runs(
@@ -61,18 +66,35 @@ def judge_runs(
     if against.expectations is not None:
         expectations = read_expectations(against.expectations)
         return [judge_expected(run, expectations, against.tolerance) for run in runs]
-    return [judge_published(run, against.tolerance) for run in runs]
+    return [judge_published(run, against.tolerance, against.gpu_type) for run in runs]
 
 
-def judge_published(run: AnalyzedRun, tolerance: Tolerance | None = None) -> Judged:
-    """Against the published figure of the run's recipe."""
+def judge_published(run: AnalyzedRun, tolerance: Tolerance | None = None, gpu_type: str | None = None) -> Judged:
+    """Against the published figure of the run's recipe; ``gpu_type`` is that of a log that does not tell."""
     if run.record is None:
-        verdict = without_reference("not comparable", NO_RECIPE)
-    elif why := no_figure(run.record.plan.recipe):
+        return _judge_log(run, tolerance, gpu_type)
+    if why := no_figure(run.record.plan.recipe):
         verdict = without_reference("not comparable", why)
     else:
         verdict = published_verdict(run.record, run.step_time_s, run.window, flaw_of(run), tolerance)
     return Judged(title_of_run(run), (run,), verdict, run.step_time_s)
+
+
+def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None, gpu_type: str | None) -> Judged:
+    """By the recipe of the catalogue that the log reports, if it does."""
+    known = {**({"gpu_type": gpu_type} if gpu_type else {}), **run.identity.configuration}
+    recipe = find_recipe(known, Catalogue())
+    why = no_figure(recipe) if recipe else _why_no_recipe(known)
+    if recipe is None or why:
+        verdict = without_reference("not comparable", why or NO_RECIPE)
+    else:
+        verdict = verdict_of_recipe(recipe, measured_run(run), tolerance)
+    return Judged(recipe.title() if recipe else run.path.name, (run,), verdict, run.step_time_s)
+
+
+def _why_no_recipe(known: Mapping[str, Value]) -> str:
+    missing = [title_of(key) for key in NEEDED if known.get(key) is None]
+    return f"the log does not report its {', '.join(missing)}" if missing else NO_RECIPE
 
 
 def judge_expected(run: AnalyzedRun, expectations: Expectations, tolerance: Tolerance | None = None) -> Judged:

@@ -12,6 +12,7 @@ from llmb.analysis.find_runs import find_ended_runs
 from llmb.analysis.judge_run import Against, Judged, judge_acceptance, judge_runs
 from llmb.analysis.records import AnalyzedRun, LeftOut
 from llmb.analysis.write_expectations import write_expectations
+from llmb.cli.completion import gpu_types
 from llmb.cli.completion import runs as complete_runs
 from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
@@ -56,6 +57,15 @@ WriteExpectations = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Judge nothing; write a new file for --expect from RUN.", show_default=False),
 ]
+GpuType = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu-type",
+        autocompletion=gpu_types,
+        help="GPU type of logs that do not report it, for their published figure.",
+        show_default=False,
+    ),
+]
 Acceptance = Annotated[
     str | None,
     typer.Option(
@@ -87,6 +97,7 @@ def judge(
     write_expectations: WriteExpectations = None,
     acceptance: Acceptance = None,
     tolerance: MaxSlowdown = None,
+    gpu_type: GpuType = None,
     explain: Explain = False,
     json: Json = False,
 ) -> None:
@@ -127,7 +138,8 @@ def judge(
         judged = judge_acceptance(wanted, found)
         _print_acceptance(wanted, judged, left_out, json=json)
     else:
-        judged = judge_runs(found, Against(runs=against, expectations=expect, tolerance=limit), install, say)
+        reference = Against(runs=against, expectations=expect, tolerance=limit, gpu_type=gpu_type)
+        judged = judge_runs(found, reference, install, say)
         explanations = [explain_judged(one) for one in judged] if explain else []
         _print(judged, left_out, explanations, json=json)
     _raise_unless_passed(judged)
@@ -193,5 +205,6 @@ def _raise_unless_passed(judged: Sequence[Judged]) -> None:
     count = sum(one.verdict.verdict == verdict for one in judged)
     what = f"{count} of {len(judged)} verdicts: {verdict}" if len(judged) > 1 else f"the verdict: {verdict}"
     unknown = any(one.verdict.verdict == "not comparable" and one.verdict.reference is None for one in judged)
-    do = "give --against or --expect" if unknown else None
+    logs = any(run.record is None for one in judged for run in one.runs)
+    do = f"give --against or --expect{', or --gpu-type for logs' if logs else ''}" if unknown else None
     raise (Regressed if verdict == "regressed" else InvalidRun)(what, do=do)

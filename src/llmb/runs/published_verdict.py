@@ -8,18 +8,20 @@ from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Recipe, Window
 from llmb.metrics.statistics import Statistics
 from llmb.metrics.window import DOCUMENTED_STEPS, resolve_window
-from llmb.runs.environment import Environment
 from llmb.runs.origin import dataset_title
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord
 from llmb.runs.result import Result
 from llmb.verdict.against_figure import judge
-from llmb.verdict.conditions import Values, condition_values, find_conditions
+from llmb.verdict.conditions import condition_values, find_conditions
 from llmb.verdict.judgement import Measured
 from llmb.verdict.records import Reference, Verdict
 from llmb.verdict.tolerance import Tolerance, default_tolerance
 
 SYNTHETIC = "synthetic"
+DEVICE = "hardware.device"
+WORK = ("gbs", "seq_len", "layers")
+"""Sizes of the layout that decide the work of a step."""
 
 
 def with_verdict(result: Result, record: RunRecord) -> Result:
@@ -54,7 +56,14 @@ def published_verdict(
 
     ``flaw`` is the reason if the run is not a measurement.
     """
-    recipe = record.plan.recipe
+    own = condition_values(_own(record, window or record.plan.window))
+    return verdict_of_recipe(
+        record.plan.recipe, Measured(step_time_s=step_time_s, flaw=flaw, conditions=own), tolerance
+    )
+
+
+def verdict_of_recipe(recipe: Recipe, measured: Measured, tolerance: Tolerance | None = None) -> Verdict:
+    """The same of anything that measured ``recipe``, with its conditions as far as they are known."""
     figure = figure_of(recipe)
     assert figure and figure.step_time_s, "no_figure tells whether there is one"
     reference = Reference(
@@ -65,10 +74,10 @@ def published_verdict(
         convention=figure.convention,
         source=f"{figure.source} line {figure.line}",
     )
-    own = condition_values(_own(record, window or record.plan.window, figure))
-    conditions = find_conditions(own, condition_values(_published(record, recipe, figure)), "published")
-    measured = Measured(step_time_s=step_time_s, flaw=flaw)
-    return judge(measured, reference, conditions, tolerance or default_tolerance("published"))
+    published = _published(recipe, figure, measured.conditions.get(DEVICE))
+    own = {key: value for key, value in measured.conditions.items() if key in published}
+    conditions = find_conditions(own, condition_values(published), reference.kind)
+    return judge(measured, reference, conditions, tolerance or default_tolerance(reference.kind))
 
 
 def steps_text(window: Window) -> str:
@@ -78,7 +87,7 @@ def steps_text(window: Window) -> str:
     return str(window.first) if window.first == window.last else f"{window.first}-{window.last}"
 
 
-def _own(record: RunRecord, window: Window, figure: Expectation) -> dict[str, object]:
+def _own(record: RunRecord, window: Window) -> dict[str, object]:
     """As the document would word it."""
     plan = record.plan
     data = plan.origin.data
@@ -89,35 +98,32 @@ def _own(record: RunRecord, window: Window, figure: Expectation) -> dict[str, ob
         "lora": _lora_text(plan),
         "emulate_fp8": isinstance(plan, EnginePlan) and plan.emulate_fp8,
         "force_load_balancing": isinstance(plan, EnginePlan) and plan.force_load_balancing,
-        "hardware.device": _device(record.environment),
-        "peak_tflops": plan.recipe.peak_tflops if figure.peak_tflops else None,
+        DEVICE: record.environment.device if record.environment else None,
+        "peak_tflops": plan.recipe.peak_tflops,
+        **{f"layout.{name}": getattr(plan.recipe.layout, name) for name in WORK},
     }
 
 
-def _published(record: RunRecord, recipe: Recipe, figure: Expectation) -> Values:
+def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[str, object]:
+    """``device`` is the GPU that the figure is compared on."""
     document = recipe.document
-    device = _device(record.environment)
-    squad = dataset_title("squad", recipe.layout.seq_len)
-    known = {
+    data = {"synthetic": SYNTHETIC, "squad": dataset_title("squad", recipe.layout.seq_len), None: None}
+    return {
         "program": document and document.framework,
         "window": figure.window,
-        "data": document and {"synthetic": SYNTHETIC, "squad": squad, None: None}[document.data],
+        "data": document and data[document.data],
         "lora": recipe.lora and str(recipe.lora),
         "emulate_fp8": False,
         "force_load_balancing": False,
-        "hardware.device": _variant(recipe.gpu_type, device),
-        "peak_tflops": figure.peak_tflops if recipe.peak_tflops else None,
+        DEVICE: _variant(recipe.gpu_type, device),
+        "peak_tflops": figure.peak_tflops,
         "errata": "; ".join(figure.notes) or None,
+        **{f"layout.{name}": getattr(recipe.layout, name) for name in WORK},
     }
-    return condition_values(known)
 
 
 def _lora_text(plan: Plan) -> str | None:
     return str(plan.lora) if plan.lora else None
-
-
-def _device(environment: Environment | None) -> str | None:
-    return environment.device if environment else None
 
 
 def _variant(gpu_type: str, device: str | None) -> str | None:
