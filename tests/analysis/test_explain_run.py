@@ -168,13 +168,14 @@ def test_the_command_explains_each_verdict(tmp_path: Path, monkeypatch: pytest.M
     run(tmp_path / "slow", data_wait_s=1.0, host_ahead_s=0.0)
     run(tmp_path / "base", mean_s=12.0)
     words = [str(tmp_path / "slow"), "--against", str(tmp_path / "base"), "--explain"]
-    document = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
-    assert [cause["name"] for cause in document["causes"]] == ["data_bound", "host_bound"]
-    assert document["gap_s"] == pytest.approx(1.15)
-    assert document["unexplained_s"] == pytest.approx(0.15)
-    assert {"share_s", "share_pct", "bound", "evidence", "confirm"} <= document["causes"][0].keys()
+    (judged,) = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["judged"]
+    found = judged["explanation"]
+    assert [cause["name"] for cause in found["causes"]] == ["data_bound", "host_bound"]
+    assert found["gap_s"] == pytest.approx(1.15)
+    assert found["unexplained_s"] == pytest.approx(0.15)
+    assert {"share_s", "share_pct", "bound", "evidence", "confirm"} <= found["causes"][0].keys()
     printed = CliRunner().invoke(app, words).stdout
     assert "why slow" in printed
     assert "waiting for data" in printed
     without = json.loads(CliRunner().invoke(app, [*words[:-1], "--json"]).stdout)
-    assert "causes" not in without
+    assert without["judged"][0]["explanation"] is None
