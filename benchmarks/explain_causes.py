@@ -32,11 +32,15 @@ TINY = ("-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--scale",
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """One way to make a run slow. slow: arguments of ``slowed_runs.Slow``; options: of ``llmb run``."""
+    """One way to make a run slow. slow: arguments of ``slowed_runs.Slow``; options: of ``llmb run``.
+
+    delay_steps: the delay, in steps of the baseline, which last longer on a busy machine.
+    """
 
     name: str
     cause: str
     slow: tuple[tuple[str, str | float], ...] = ()
+    delay_steps: float = 0
     options: tuple[str, ...] = ()
     baseline: tuple[str, ...] = ()
     alone: bool = True
@@ -44,12 +48,13 @@ class Injection:
 
 
 INJECTIONS = (
-    Injection("a slow rank", "slow_rank", (("what", "compute"), ("ms", 1000), ("rank", 1))),
-    Injection("a slow loader", "data_bound", (("what", "loader"), ("ms", 4000))),
+    Injection("a slow rank", "slow_rank", (("what", "compute"), ("rank", 1)), 3),
+    Injection("a slow loader", "data_bound", (("what", "loader"),), 4),
     Injection(
         "a slow disk in the window",
         "checkpoint",
-        (("what", "disk"), ("ms", 4000)),
+        (("what", "disk"),),
+        6,
         ("--checkpoint-interval", "2"),
         ("--checkpoint-interval", "2"),
     ),
@@ -109,9 +114,10 @@ def ranked(chosen: Sequence[Injection], repeats: int, python: str, *, quiet: boo
 
 
 def measure(item: Injection, folder: Path, baseline: AnalyzedRun, python: str) -> Ranked:
-    slow = run(folder, item.options, item.slow, python)
-    assert slow.step_time_s
     assert baseline.step_time_s
+    delay = (("ms", 1000 * item.delay_steps * baseline.step_time_s.mean),) if item.delay_steps else ()
+    slow = run(folder, item.options, (*item.slow, *delay), python)
+    assert slow.step_time_s
     alone, against = explain(slow), explain(slow, baseline)
     assert alone
     assert against
