@@ -138,7 +138,7 @@ def test_a_run_that_has_ended_prints_its_result(called: Called, tmp_path: Path, 
 
 def test_what_cannot_be_watched(called: Called, tmp_path: Path) -> None:
     assert "no run is running or queued here" in called("watch", code=2)[1]
-    assert "there is no run here yet" in called("watch", "latest", code=2)[1]
+    assert "there are no runs yet" in called("watch", "latest", code=2)[1]
     assert "there is no such file" in called("watch", "./nothing", code=2)[1]
     assert "there is no run in this folder" in called("watch", str(tmp_path), code=2)[1]
     (tmp_path / "run.json").write_text("{")

@@ -11,18 +11,16 @@ from llmb.analysis.watched_run import WatchedRun
 from llmb.cli.install import install_here
 from llmb.cli.result import unreadable
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
-from llmb.jobs.find import find_job
+from llmb.jobs.find import LATEST, find_job
 from llmb.jobs.follow import current
 from llmb.jobs.history import read_history
 from llmb.jobs.job import Job
-from llmb.jobs.store import Filter, Store
+from llmb.jobs.store import Store
 from llmb.jobs.wait import last_try
 from llmb.prepared.folders import WORKLOADS
 from llmb.report.watch_report import WatchedTitle
 from llmb.runs.folder import RunFolder
 
-LATEST = "latest"
-NEWEST = 50
 Say = Callable[[str], None]
 
 
@@ -37,16 +35,13 @@ def find_target(text: str | None, say: Say) -> Iterator[Target]:
     """Raises UsageError if ``text`` names nothing, or nothing that trains."""
     with ExitStack() as stack:
         path = Path(text).expanduser() if text else None
-        if path and ("/" in str(text) or path.exists()):
-            yield _at(path.absolute(), say, stack)
+        if path and text != LATEST and ("/" in str(text) or path.exists()):
+            yield _at(path.resolve(), say, stack)
             return
         install = install_here()
         store = stack.enter_context(read_history(install, say))
         ask = _asker(store, install)
-        if text is None:
-            job = _newest_that_lasts(store, ask)
-        else:
-            job = _latest(store) if text == LATEST else find_job(store, text)
+        job = _newest_that_lasts(store, ask) if text is None else find_job(store, text)
         yield _run(RunFolder(Path(job.run_dir)), last_try(store, job.key), ask)
 
 
@@ -67,13 +62,6 @@ def _newest_that_lasts(store: Store, ask: Callable[[Job], Job]) -> Job:
             return now
     do = "name a job, a run folder or a log, or 'latest'; 'llmb jobs list' shows all"
     raise UsageError("no run is running or queued here", where=str(store.path), do=do)
-
-
-def _latest(store: Store) -> Job:
-    jobs = [job for job in store.jobs(Filter(limit=NEWEST)) if not job.prepares]
-    if not jobs:
-        raise UsageError("there is no run here yet", where=str(store.path), do="name a run folder or a log")
-    return jobs[-1]
 
 
 def _run(folder: RunFolder, job: Job | None, ask: Callable[[Job], Job]) -> Target:

@@ -114,9 +114,12 @@ def _pace_text(pace: Pace) -> str:
     interval = ""
     if pace.steady and times.ci95:
         interval = f" ({number(times.ci95[0])} to {number(times.ci95[1])})"
-    which = "steps" if pace.steady else "not steady yet, steps"
+    steady = "" if pace.steady else "not steady yet, "
+    which = (
+        f"steps {pace.first_step}-{pace.last_step}" if pace.last_step > pace.first_step else f"step {pace.last_step}"
+    )
     figures = f"{number(times.median)} median, {number(times.mean)} mean{interval}"
-    return f"{figures}; {which} {pace.first_step}-{pace.last_step}"
+    return f"{figures}; {steady}{which}"
 
 
 def _forecast_text(ends: Forecast, at_s: float) -> str:
