@@ -198,6 +198,7 @@ def run_table(plan: Plan, result: Result) -> Table:
         "note",
         right=("measured", "published"),
     )
+    table.columns[1].wrap = False
     expected = next(iter(plan.recipe.expectations), None)
     if result.measurement_reason:
         table.add_row("NOT A MEASUREMENT", "", "", result.measurement_reason)

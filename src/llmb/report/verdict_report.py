@@ -8,7 +8,7 @@ from typing import Any
 
 from llmb.analysis.judge_run import Judged
 from llmb.analysis.measured import flaw_of
-from llmb.analysis.records import LeftOut
+from llmb.analysis.records import AnalyzedRun, LeftOut
 from llmb.metrics.statistics import Statistics
 from llmb.report.explain_report import explanation_tables
 from llmb.report.numbers import number
@@ -97,7 +97,7 @@ def summary_table(judged: Sequence[Judged]) -> Table:
     for one in judged:
         reference, delta = one.verdict.reference, one.verdict.delta_pct
         table.add_row(
-            ", ".join(run.id for run in one.runs),
+            ", ".join(run.id for run in _counted_runs(one)),
             printable(one.title),
             _mean(one.step_time_s),
             number(reference.step_time_s) if reference else "n/a",
@@ -166,9 +166,14 @@ def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
     return [f"left out: {one.run}: {one.reason}" for one in left_out]
 
 
+def _counted_runs(judged: Judged) -> Sequence[AnalyzedRun]:
+    """Those that are measurements, if one is."""
+    return [run for run in judged.runs if flaw_of(run) is None] or judged.runs
+
+
 def _counted(judged: Judged) -> str:
-    """The number and the ids of the runs; of several only those that are measurements, if one is."""
-    runs = [run for run in judged.runs if flaw_of(run) is None] or judged.runs
+    """The number and the ids of the runs."""
+    runs = _counted_runs(judged)
     of = f" of {len(judged.runs)}" if len(runs) < len(judged.runs) else ""
     count = "run" if len(judged.runs) == 1 else f"{len(runs)}{of} runs"
     return f"{count} {', '.join(run.id for run in runs)}"
