@@ -18,7 +18,7 @@ from llmb.cli.judge import app
 from llmb.errors import InvalidRun, LlmbError, Regressed, UsageError
 from llmb.logs.step_line import format_step_line
 from llmb.report.table import plain_lines, table_lines
-from llmb.report.verdict_report import acceptance_table, verdict_table
+from llmb.report.verdict_report import acceptance_table, summary_table, verdict_table
 from llmb.runs.plan import Plan
 from llmb.runs.record import queued_record
 from llmb.verdict.acceptance import AcceptanceSet, find_acceptance_set
@@ -320,4 +320,5 @@ def test_the_table_names_the_runs_that_were_counted(tmp_path: Path) -> None:
     failed = next(run.id for run in after if run.status == "failed")
     counted = [run.id for run in after if run.status == "success"]
     assert f"2 of 3 runs {', '.join(counted)}: " in text
+    assert summary_table([judged]).rows[0][0] == ", ".join(counted)
     assert f"not counted: {failed}: the workers ended with exit code 1, after 20 of 50 steps" in text
