@@ -19,7 +19,7 @@ from llmb.runs.origin import DataOrigin, WeightsOrigin
 from llmb.runs.result import Result
 from llmb.verdict.acceptance import AcceptanceSet
 from llmb.verdict.causes import Explanation
-from llmb.verdict.records import Verdict, VerdictName
+from llmb.verdict.records import Verdict
 from reference_pages.json_types import Schema, schema_of
 
 
@@ -177,7 +177,7 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
     },
     "runs": {"runs[]": Job},
     "judge": {
-        "verdict": VerdictName,
+        "": Verdict,
         "acceptance": AcceptanceSet | None,
         "judged[]": Verdict,
         "judged[].step_time_s": float | None,

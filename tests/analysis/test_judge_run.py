@@ -107,6 +107,16 @@ def test_a_tolerance_of_the_user_is_said_to_be_his(judge: Judge, tmp_path: Path)
     )
 
 
+def test_scripts_find_the_keys_of_a_verdict_at_the_top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    for means_s in ((12.3,), (12.3, 13.15)):
+        folder = runs(tmp_path / str(len(means_s)), *means_s)
+        document = json.loads(CliRunner().invoke(app, [str(folder), "--json"]).stdout)
+        assert document.keys() >= CONTRACT
+        worst = document["judged"][-1]
+        assert {key: document[key] for key in CONTRACT} == {key: worst[key] for key in CONTRACT}
+
+
 def test_of_several_runs_the_worst_verdict_counts(judge: Judge, tmp_path: Path) -> None:
     folder = runs(tmp_path / "runs", 12.3, 13.15, 12.91)
     found, code = judge(folder)

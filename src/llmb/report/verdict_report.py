@@ -17,7 +17,7 @@ from llmb.report.table import Table
 from llmb.verdict.acceptance import AcceptanceSet
 from llmb.verdict.causes import Explanation
 from llmb.verdict.conditions import title_of
-from llmb.verdict.records import Condition, Interval, Verdict, worst
+from llmb.verdict.records import WORST, Condition, Interval, Verdict, worst
 from llmb.verdict.sentence import percent
 
 LONGEST_VALUE = 60
@@ -30,12 +30,13 @@ def judge_document(
     explanations: Sequence[Explanation | None] = (),
     acceptance: AcceptanceSet | None = None,
 ) -> dict[str, Any]:
-    """The JSON of ``llmb judge``: the worst verdict, and each; its keys are a contract.
+    """The JSON of ``llmb judge``: the worst verdict with its own keys, and each; its keys are a contract.
 
     ``explanations``: one for each verdict, or none at all.
     """
+    first = min((one.verdict for one in judged), key=lambda verdict: WORST.index(verdict.verdict))
     return {
-        "verdict": worst(one.verdict for one in judged),
+        **first.model_dump(mode="json"),
         "acceptance": acceptance and acceptance.model_dump(mode="json"),
         "judged": [_judged_document(*pair) for pair in zip_longest(judged, explanations)],
         "left_out": left_out_document(left_out),
