@@ -88,10 +88,12 @@ def test_exit_codes(install: Path) -> None:
 
 
 def test_tables_fit_80_columns_and_are_whole_at_120(install: Path) -> None:
-    comparison = compared(install, "before", "after")
-    for table in compare_tables(comparison):
+    tables = compare_tables(compared(install, "before", "after"))
+    for table in tables:
         assert all(text_width(line.text) <= 80 for line in table_lines(table, 80))
-    lines = [line.text for line in table_lines(compare_tables(comparison)[0], 120)]
+    headings = [line.text.split() for line in table_lines(tables[0], 80) if line.is_heading]
+    assert ["recipe", "verdict"] in [[words[0], words[-1]] for words in headings], "a row is one row"
+    lines = [line.text for line in table_lines(tables[0], 120)]
     header = next(line for line in lines if line.startswith("recipe"))
     assert header.split()[-1] == "verdict"
     (row,) = (line for line in lines if line.startswith("pretrain_llama3.1 tiny bf16 on 2 x cpu  4 / 4"))

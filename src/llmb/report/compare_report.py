@@ -36,6 +36,7 @@ def compare_tables(comparison: Comparison) -> list[Table]:
 
 def _rows_table(comparison: Comparison) -> Table:
     table = result_table(printable(_heading(comparison)), *COLUMNS, right=RIGHT)
+    table.columns[0].label = False  # a recipe is read in parts, too, and the row has to be one in 80 columns
     for row in comparison.rows:
         table.add_row(*map(printable, _cells(row)))
     table.caption = "\n".join(map(printable, _notes(comparison)))

@@ -10,7 +10,7 @@ from unicodedata import combining, east_asian_width
 
 GAP = "  "
 LONGEST_LABEL = 40
-"""A first column up to this width is not wrapped."""
+"""A first column up to this width is not wrapped, unless it is no label."""
 LEAST_LAST = 16
 """A last column as narrow as this is still read; names in it may be broken."""
 _PIECES = re.compile(r"[^_/,=:-]*[_/,=:-]*")
@@ -26,6 +26,8 @@ class Column:
     min_width: int | None = None
     max_width: int | None = None
     """Wider cells are always wrapped."""
+    label: bool = True
+    """As the first column, it is not wrapped up to a width of ``LONGEST_LABEL``."""
 
 
 @dataclass(slots=True)
@@ -82,7 +84,7 @@ def _fitted(table: Table, natural: Sequence[int], cells: Sequence[Sequence[str]]
     for row in cells:
         for place, cell in enumerate(row):
             least[place] = max(least[place], *map(text_width, cell.split()), 0)
-    if natural[0] <= LONGEST_LABEL:
+    if natural[0] <= LONGEST_LABEL and table.columns[0].label:
         least[0] = natural[0]
     for place, column in enumerate(table.columns):
         least[place] = max(least[place], column.min_width or 0) if column.wrap else natural[place]
