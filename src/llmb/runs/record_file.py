@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the files of a run folder, which anything may have damaged since."""
 
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -21,8 +22,15 @@ def read_record_file(path: Path, shape: type[Shape]) -> Shape:
     with open_regular(path) as stream:
         text = stream.read()
     try:
-        return TypeAdapter(shape).validate_json(text)
+        content: Shape = _adapter(shape).validate_json(text)  # type: ignore[arg-type]  # mypy: no hash of a type[T]
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = "".join(f"{key}: " for key in (".".join(map(str, first["loc"])),) if key)
         raise BrokenRecord(f"it is damaged: {place}{first['msg']}", where=str(path)) from error
+    return content
+
+
+@cache
+def _adapter(shape: type[Any]) -> TypeAdapter[Any]:
+    """Made once: to make one takes ten times as long as to read a record with it."""
+    return TypeAdapter(shape)
