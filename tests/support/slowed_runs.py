@@ -18,11 +18,12 @@ FOLDER = Path(__file__).with_name("slowed")
 class Slow:
     """What is slow, on one rank or on all. A delay is ``ms``, plus ``pct`` percent of what it delays.
 
-    step: every step takes longer. compute: the layers take longer, by ``ms`` a step, as on a slow GPU. loader: a step's
-    data take longer to prepare. disk: every save takes longer. link: no more than ``bytes_per_s`` a connection.
+    step: every step takes longer. pace: a step lasts ``ms`` at least, so that all last the same on a busy machine, too.
+    compute: the layers take longer, by ``ms`` a step, as on a slow GPU. loader: a step's data take longer to prepare.
+    disk: every save takes longer. link: no more than ``bytes_per_s`` a connection.
     """
 
-    what: Literal["step", "compute", "loader", "disk", "link"]
+    what: Literal["step", "pace", "compute", "loader", "disk", "link"]
     ms: float = 0
     pct: float = 0
     rank: int | None = None

@@ -76,6 +76,16 @@ def slow_step(item: dict[str, Any]) -> None:
     wrap(sys.modules[LOOP], "do_step", lambda *call, **options: timed(item, 1, *call, **options))
 
 
+def paced_step(item: dict[str, Any]) -> None:
+    def do_step(usual: Callable[..., Any], *arguments: Any) -> Any:
+        ends = time.perf_counter() + item["ms"] / 1000
+        result = usual(*arguments)
+        time.sleep(max(0.0, ends - time.perf_counter()))
+        return result
+
+    wrap(sys.modules[LOOP], "do_step", do_step)
+
+
 def slow_compute(item: dict[str, Any]) -> None:
     """The delay of a step is spread over the forward passes of its layers."""
     from llmb.engine.model import decoder
@@ -128,4 +138,11 @@ def connections() -> Iterator[socket.socket]:
                     found.close()
 
 
-PATCHES = {"step": slow_step, "compute": slow_compute, "loader": slow_loader, "disk": slow_disk, "link": slow_link}
+PATCHES = {
+    "step": slow_step,
+    "pace": paced_step,
+    "compute": slow_compute,
+    "loader": slow_loader,
+    "disk": slow_disk,
+    "link": slow_link,
+}
