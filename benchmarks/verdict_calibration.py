@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calibration of verdicts: how often intervals contain the truth, and how often two groups of runs are told apart.
+"""Calibration of verdicts: how often intervals contain the truth, and how often equal groups of runs seem to differ.
 
 Runs are simulated: steps that are independent, autocorrelated (AR(1) with 0.5) or skewed (exponential), and steps
 resampled from real runs in benchmarks/data/step_series.json: an autoregression fitted to each series, with the steps'
