@@ -100,10 +100,9 @@ def _ended(job: Job) -> EndedRun | None:
 
 
 def _repeats(one: Plan, other: Plan) -> bool:
-    """Whether runs of the same identity have the same steps too."""
-    return (one.steps, one.first_step, one.seed, one.window) == (
-        other.steps,
-        other.first_step,
-        other.seed,
-        other.window,
-    )
+    """Whether runs of the same identity have the same steps too, and the same of them are measured."""
+    return _measured(one) == _measured(other)
+
+
+def _measured(plan: Plan) -> tuple[int, ...]:
+    return plan.first_step, plan.steps, plan.seed, plan.window.first, plan.window.last
