@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from reference_pages.files import sample_documents
+from reference_pages.json_samples import sample_documents
 from reference_pages.json_types import Schema
 from reference_pages.schemas import schemas
 

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sample of each JSON document, made by the code that makes the real one."""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from llmb.analysis.forecast import Expected
+from llmb.analysis.parsed_run import ParsedRun
+from llmb.analysis.watched import Circumstances, StepHistory, outlook
+from llmb.campaigns.campaign import CampaignJob, JobRequest, new_campaign
+from llmb.campaigns.plan import planned
+from llmb.catalogue.job_defaults import job_defaults
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Recipe
+from llmb.catalogue.resolve import Request, resolve
+from llmb.jobs.details import JobDetails
+from llmb.jobs.job import Job
+from llmb.jobs.nodes import node_records
+from llmb.jobs.order import Prepared, make_order
+from llmb.jobs.repeats import EndedRun
+from llmb.jobs.submit import new_job
+from llmb.jobspec.options import JobOptions
+from llmb.logs.files import ParsedFile
+from llmb.logs.outcome import LogOutcome
+from llmb.logs.step_line import format_step_line
+from llmb.metrics.statistics import describe
+from llmb.metrics.throughput import throughput
+from llmb.prepare.dataset import PackedFolder, PreparedDataset
+from llmb.prepare.sample_files import SampleFiles
+from llmb.prepare.samples import TEMPLATE
+from llmb.prepare.verify import Item, Verification
+from llmb.prepared.folders import prepared_folders
+from llmb.prepared.packed_dataset import SPLITS, PackedDataset, Split, TokenizerRecord
+from llmb.report.campaign_report import campaign_document
+from llmb.report.checkpoint_report import checkpoint_document
+from llmb.report.dataset_report import dataset_document
+from llmb.report.jobs_report import job_document, jobs_document, nodes_document, runs_document
+from llmb.report.list_report import list_document
+from llmb.report.nccl_report import nccl_document
+from llmb.report.parse_report import parse_document, parse_report
+from llmb.report.prepared_report import verification_document
+from llmb.report.recipe_report import metrics_document, recipe_document
+from llmb.report.repeats_report import repeats_document
+from llmb.report.run_report import run_document
+from llmb.report.submit_report import submit_document
+from llmb.report.trace_report import trace_document
+from llmb.report.watch_report import WatchedTitle, watch_document
+from llmb.runs.checkpoint import CheckpointRecord, SavedCheckpoint
+from llmb.runs.choices import Choices
+from llmb.runs.folder import RunFolder
+from llmb.runs.origin import OriginHere
+from llmb.runs.plan import EnginePlan, Plan, make_plan
+from llmb.runs.record import SubmittedJob
+from llmb.runs.result import conclude
+from llmb.runs.step_follower import StepNews
+from llmb.runs.steps import ExpertLoad, Step
+from llmb.site.site import Site
+from llmb.traces.classify import Activity, Label
+from llmb.traces.nccl_communicators import Handle
+from llmb.traces.nccl_log import Call, Calls, NcclLog
+from llmb.traces.nccl_summary import Codes, NcclSummary, summarize_nccl
+from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable
+from llmb.traces.summary import summarize
+from llmb.traces.timeline import Timeline, TracedStep
+from reference_pages.comparison_samples import sample_bisection, sample_comparison
+from reference_pages.verdict_samples import sample_judgement
+
+
+def sample_documents(catalogue: Catalogue) -> dict[str, Mapping[str, Any]]:
+    """The same of one recipe that is trained, and one with published figures."""
+    return json_documents(catalogue, sample_plan(catalogue), sample_recipe(catalogue))
+
+
+def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> dict[str, Mapping[str, Any]]:
+    """A sample of each command's JSON, made by the code that makes the real one."""
+    values: dict[str, Any] = {item.name: 1 for item in fields(Step)}
+    load = ExpertLoad(max_over_mean=1.0, idle_experts=0)
+    values |= {"expert_load": load, "profiled": False}
+    steps = [Step(**{**values, "step": number}) for number in range(plan.steps)]
+    job = replace(sample_job(catalogue), nodes="node1")
+    shown = job_document(job, JobDetails())
+    sample_run = EndedRun(RunFolder(Path("run")), plan, conclude(plan, steps, 0, ""))
+    return {
+        "run": run_document(sample_run.folder, plan, sample_run.result),
+        "run --repeats": repeats_document([[sample_run]], "before"),
+        "metrics": metrics_document(recipe, throughput(recipe, 17.2)),
+        "show": recipe_document(recipe, job_defaults(catalogue, recipe), OriginHere(origin=plan.origin)),
+        "submit": submit_document(plan.origin, {RunFolder(Path("run")): SubmittedJob(job_id="1", submitted_at="")}),
+        "bulk": sample_campaign(catalogue),
+        "runs": runs_document([job], 1),
+        "jobs list": jobs_document([job], 1),
+        "jobs show": {key: value for key, value in shown.items() if key not in job.document()},
+        "jobs nodes": nodes_document(node_records([job])),
+        "list": list_document(catalogue.workloads.values()),
+        "watch": sample_watched(plan),
+        "parse": parse_document(parse_report([Path()], "last", [sample_parsed_run(plan)], full_names=False)),
+        "judge": sample_judgement(),
+        "compare": sample_comparison(),
+        "bisect next": sample_bisection(),
+        "trace": trace_document(summarize([sample_timeline()])),
+        "nccl": nccl_document(sample_nccl_summary(), [sample_test_table()]),
+        "checkpoint show": checkpoint_document(sample_checkpoint(plan)),
+        "prepare dataset": dataset_document(sample_dataset()),
+        "prepare verify": verification_document(sample_verification()),
+    }
+
+
+def sample_watched(plan: Plan) -> Mapping[str, Any]:
+    history = StepHistory()
+    for number in range(12):
+        history.add(StepNews(number, 1.0, 5.0))
+    here = Circumstances(state="running", last_step=plan.last_step)
+    seen = outlook(0.0, here, history, 0.0, Expected(step_time_s=1.0, source="", tolerance_pct=3.0))
+    return watch_document(WatchedTitle(path=Path("run"), plan=plan), seen, None)
+
+
+def sample_parsed_run(plan: EnginePlan) -> ParsedRun:
+    log = ParsedFile(Path("log.out"), LogOutcome("success", "", step_time_s=describe([17.2]), loss_first=12.81))
+    mfu = dict.fromkeys(("published", "full"), 50.0)
+    return ParsedRun(file=log, id="k", configuration={"layout.tp": 1}, origin=plan.origin, mfu_pct=mfu)
+
+
+def sample_dataset() -> PreparedDataset:
+    common: dict[str, Any] = {"llmb_version": "", "prepared_at": "", "source": "", "template": TEMPLATE, "crc32": {}}
+    counts: dict[Split, int] = dict.fromkeys(SPLITS, 1)
+    samples = SampleFiles(**common, split_rule="", samples=counts, without_answer=0, files={})
+    tokenizer = TokenizerRecord(name="", sha256="", vocab_size=1, bos_id=None, eos_id=0)
+    numbers = dict.fromkeys(("documents", "left_out", "packs", "places", "counted_labels", "longest_document"), 1)
+    kinds: dict[str, Any] = {"name": "squad", "split": "training", "tokenizer": tokenizer, "seq_len": 1, "files": {}}
+    record = PackedDataset(**common, **kinds, **numbers, sum_of_squares=1)
+    return PreparedDataset(Path("squad"), samples, True, (PackedFolder(Path("packed"), record, True),))
+
+
+def sample_verification() -> Verification:
+    folders = prepared_folders(Path("/install"), "finetune_llama3")
+    item = Item("models", folders.models, "complete")
+    return Verification("", "", folders, (item,), free_bytes=0, needed_bytes=0, checksums=False)
+
+
+def sample_timeline() -> Timeline:
+    label = Label(Activity.COMMUNICATION, "all_reduce")
+    return Timeline("trace.json", 0, "gpu", (TracedStep(0, 0, 1),), {label: [(0, 1)]}, {label: [0]}, ())
+
+
+def sample_nccl_summary() -> NcclSummary:
+    call = Call(operation="AllReduce", least=1, most=1, datatype=7, handle=0, ranks=1)
+    log = NcclLog(calls={call: Calls(1, 1)}, handles=[Handle("node:1", 0)])
+    return summarize_nccl(log, Codes())
+
+
+def sample_test_table() -> TestTable:
+    row = TestRow(8, 2, "float", "sum", None, Bandwidth(1.0, 1.0, 1.0, 0.0), None)
+    return TestTable("output.txt", "all_reduce", 2, (row,), 1.0)
+
+
+def sample_campaign(catalogue: Catalogue) -> Mapping[str, Any]:
+    request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=8)
+    wanted = JobRequest(request=request, choices=Choices(), options=JobOptions())
+    job = CampaignJob(key="", where="", repeat=1, profiled=False, wanted=wanted)
+    campaign = new_campaign("", [job], "")
+    order = make_order(catalogue, request, Choices(), JobOptions(), Site(install=Path("/install")))
+    return campaign_document(campaign, [planned(item, order) for item in campaign.jobs])
+
+
+def sample_job(catalogue: Catalogue) -> Job:
+    request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=8)
+    order = make_order(catalogue, request, Choices(), JobOptions(), Site(install=Path("/install")))
+    folder = RunFolder(Path("run"))
+    return new_job(Prepared(order.sample(), folder, {None: folder}), None, order.plan, "", None)
+
+
+def sample_checkpoint(plan: Plan) -> SavedCheckpoint:
+    recipe = plan.recipe
+    record = CheckpointRecord(
+        llmb_version="",
+        saved_at="",
+        workload=recipe.workload,
+        size=recipe.size,
+        dtype=recipe.dtype,
+        model=recipe.model,
+        layout=recipe.layout,
+        training=recipe.training,
+        seed=plan.seed,
+        step=plan.steps,
+        consumed_samples=plan.samples_before(plan.steps),
+        files={},
+    )
+    return SavedCheckpoint(Path("checkpoint"), record)
+
+
+def sample_plan(catalogue: Catalogue) -> EnginePlan:
+    request = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=2)
+    return make_plan(resolve(catalogue, request), Choices(), device="cpu")
+
+
+def sample_recipe(catalogue: Catalogue) -> Recipe:
+    return resolve(catalogue, Request(workload="pretrain_llama3.1", size="405b", scale=576, release="24.11"))
+
+
+def sample_line(recipe: Recipe) -> str:
+    return format_step_line(
+        step=0,
+        steps=1,
+        lr=4e-8,
+        global_batch_size=recipe.layout.gbs,
+        peak_memory_bytes=72972500992,
+        memory_allocated_bytes=34466545664,
+        loss=12.81,
+        step_time_s=17.2,
+        tflops_per_gpu=throughput(recipe, 17.2).tflops_per_gpu["full"],
+        consumed_samples=recipe.layout.gbs,
+    )
