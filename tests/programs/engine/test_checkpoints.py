@@ -230,7 +230,7 @@ def test_a_run_that_goes_on_says_so(finished: Finished) -> None:
     assert [line.split()[4] for line in lines] == [f"{step}/19" for step in range(10, 20)]
     assert lines[0].endswith("consumed_samples: 88")
     with log(result).open("rb") as stream:
-        outcome = judge_log(read_log(stream, "auto"))
+        outcome = judge_log(read_log(stream, "reference"))
     assert (outcome.status, outcome.reason) == ("success", "steps 17-18 of 20")
 
 
