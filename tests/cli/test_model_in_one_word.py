@@ -20,9 +20,12 @@ CALLS = {
     "submit": ("submit", "-w", MODEL, *H100, "--scale", "8", "--dry-run"),
     "single": ("single", "-w", MODEL, *H100, "--scale", "8", "--dry-run"),
     "bulk": ("bulk", "campaign.txt", "-w", MODEL, *H100, "--dry-run"),
+    "runs": ("runs", "-w", MODEL),
     "jobs list": ("jobs", "list", "-w", MODEL),
     "jobs nodes": ("jobs", "nodes", "-w", MODEL),
     "checkpoint import": ("checkpoint", "import", "missing", "new", "-w", MODEL),
+    "bisect start": ("bisect", "start", "--candidates", "a,b,c", "-w", MODEL, "--json"),
+    "bisect run": ("bisect", "run", "--candidates", "a,b", "-w", MODEL, "--", "missing", "{candidate}"),
     "prepare sample": ("prepare", "sample", "small", "-w", FINE_TUNING),
     "prepare dataset": ("prepare", "dataset", "-w", FINE_TUNING, "--source", "missing"),
     "prepare checkpoint": ("prepare", "checkpoint", "-w", FINE_TUNING, "--source", "missing"),
@@ -31,6 +34,7 @@ CALLS = {
 }
 FAILING = {
     "checkpoint import": "missing",
+    "bisect run": "missing",
     "prepare dataset": "missing",
     "prepare checkpoint": "missing",
     "prepare verify": "not complete",
@@ -64,7 +68,7 @@ def test_one_word_is_enough(command: str, tmp_path: Path, monkeypatch: pytest.Mo
     result = call(tmp_path, monkeypatch, *CALLS[command])
     assert result.exception is None, result.exception
     assert "70b" not in result.stdout
-    if not command.startswith("jobs"):
+    if command not in ("jobs list", "jobs nodes", "runs"):
         assert "8b" in result.stdout or "tiny" in result.stdout
 
 

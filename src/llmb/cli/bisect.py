@@ -8,6 +8,8 @@ import typer
 from llmb.analysis.bisect_command import bisect_by_command, check_command
 from llmb.analysis.bisect_runs import BisectReport, bisect_report
 from llmb.analysis.bisect_state import DEFAULT_NAME, BisectState, read_candidates, read_state, state_path, write_state
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.model_name import model_of, split_model
 from llmb.cli.group import Group
 from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
@@ -76,6 +78,7 @@ def start(
     if state_path(install, name).exists() and not fresh:
         do = f"continue with 'llmb bisect next --name {name}', or add --fresh, or another --name"
         raise UsageError(f"there is a bisection '{name}' already", where=str(state_path(install, name)), do=do)
+    workload, size = _model(workload, size)
     state = BisectState(
         name=name,
         candidates=read_candidates(candidates),
@@ -145,6 +148,7 @@ def run(
     """
     check_command(command)
     install = install_here()
+    workload, size = _model(workload, size)
     state = BisectState(
         name=name,
         candidates=read_candidates(candidates),
@@ -165,6 +169,14 @@ def run(
         state = known
     write_state(install, state)
     _finish(bisect_by_command(state, command, install, say), json=json)
+
+
+def _model(workload: str | None, size: str | None) -> tuple[str | None, str | None]:
+    """Which may be in one word, or not specified. Raises UsageError for an unknown name, or two sizes."""
+    if not workload:
+        return None, size
+    named, own_size = split_model(Catalogue(), workload)
+    return model_of(Catalogue(), workload, size) if own_size or size else (named, None)
 
 
 def _finish(report: BisectReport, *, json: bool) -> None:
