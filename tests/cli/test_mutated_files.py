@@ -16,8 +16,8 @@ from campaign_files import CampaignFiles
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmb.campaigns.expansion import expand
 from llmb.analysis.parsed_run import parsed_run
+from llmb.campaigns.expansion import expand
 from llmb.campaigns.files import read_campaign_file
 from llmb.catalogue.load import Catalogue
 from llmb.errors import LlmbError
