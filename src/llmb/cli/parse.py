@@ -48,7 +48,7 @@ def parse(
         typer.Option("--gpu-type", help="GPU type of logs that do not tell theirs, for MFU and published figures."),
     ] = None,
     wide: Annotated[bool, typer.Option("--wide", help="All columns of the table.")] = False,
-    full_names: Annotated[bool, typer.Option("--full-names", help="Do not shorten file names.")] = False,
+    full_names: Annotated[bool, typer.Option("--full-names", help="Show file names, unshortened.")] = False,
     json: Json = False,
     window: Annotated[
         str | None,

@@ -66,6 +66,8 @@ class ParseReport:
     rule: str
     runs: tuple[ParsedRun, ...]
     names: dict[Path, str]
+    full_names: bool = False
+    """File names are not shortened, and shown for every run."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -82,7 +84,8 @@ def parse_report(roots: Sequence[Path], rule: str, runs: Iterable[ParsedRun], *,
     common = roots[0] if len(roots) == 1 else Path(os.path.commonpath([path.absolute() for path in roots]))
     paths = {run.file.path.absolute() if len(roots) > 1 else run.file.path: run.file.path for run in ordered}
     names = display_names(paths, common, full=full_names)
-    return ParseReport(tuple(map(text_of, roots)), rule, ordered, {own: names[path] for path, own in paths.items()})
+    shown = {own: names[path] for path, own in paths.items()}
+    return ParseReport(tuple(map(text_of, roots)), rule, ordered, shown, full_names)
 
 
 def one_mfu(run: ParsedRun) -> tuple[float, str] | tuple[None, None]:

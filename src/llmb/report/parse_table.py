@@ -18,7 +18,7 @@ MOST_NOTES = 8
 _REASON_WIDTH = 44
 _JOB = re.compile(r"_(\d+(?:_\d{1,2})?)$")
 _DATE_LETTERS = len("2026-11-20 10:15")
-_ALWAYS = ("run", "recipe", "time (s)")
+_ALWAYS = ("file", "run", "recipe", "time (s)")
 _FEW_HAVE = ("label", "data", "note")
 _RIGHT = (
     *("GPUs", "nodes", "time (s)", "median (s)", "std (s)", "CV (%)", "CV %", "ci95 (s)"),
@@ -57,7 +57,7 @@ def _measured_table(report: ParseReport, runs: Sequence[ParsedRun], *, wide: boo
     conventions = sorted({convention for run in runs if (convention := one_mfu(run)[1])})
     notes = [f"MFU: FLOPs counted by the convention {' or '.join(conventions)}"] if conventions else []
     assumed = sum(run.layout_source == "recipe" for run in runs)
-    notes += [f"layout of {assumed} of these logs: not told, that of the recipe is assumed"] if assumed else []
+    notes += [f"layout of {assumed} of these logs: not reported, that of the recipe is assumed"] if assumed else []
     told = [f"{ids[run.file.path]}: {note}" for run in runs if (note := note_of(run))] if not wide else []
     notes += told[:MOST_NOTES]
     notes += [f"{len(told) - MOST_NOTES} more have a note: --wide"] if len(told) > MOST_NOTES else []
@@ -72,7 +72,8 @@ def _is_kept(header: str, cells: Sequence[str], *, wide: bool) -> bool:
 
 
 def _columns(report: ParseReport, names: Mapping[Path, str]) -> dict[str, Cell]:
-    return {
+    file: dict[str, Cell] = {"file": lambda run: printable(report.name(run))} if report.full_names else {}
+    return file | {
         "run": lambda run: names[run.file.path],
         "recipe": lambda run: run.recipe_text or printable(report.name(run)),
         "GPUs": lambda run: _known(run.gpus),
