@@ -161,6 +161,17 @@ def test_maverick_packs_the_same_data_and_says_whose_statistics_are_counted(cata
     assert "Llama 3's tokenizer" in recipe.packing.source
 
 
+@pytest.mark.parametrize(
+    ("gpu_type", "figures"), [("b200", [(0.224, True), (0.297, False)]), ("h100", [(0.297, False)]), ("gb300", [])]
+)
+def test_a_figure_of_a_stated_gpu_type_is_before_one_without(
+    catalogue: Catalogue, gpu_type: str, figures: list[tuple[float, bool]]
+) -> None:
+    recipe = ask(catalogue, "400b", "finetune_llama4-maverick", gpu_type=gpu_type, scale=256)
+    assert [(item.step_time_s, item.gpu_type_stated) for item in recipe.expectations] == figures
+    assert recipe.expectations_reason == (None if figures else "no figure is published for bf16 on 256 gb300 GPUs")
+
+
 sizes = st.integers(min_value=1, max_value=64)
 
 

@@ -95,6 +95,22 @@ def test_forced_balance_makes_a_verdict_soft() -> None:
     assert "window" not in effects(verdict_of(0.224, gpu_record(**sft, synthetic=True, window="11-44")))
 
 
+def test_a_run_is_judged_by_the_figure_of_its_own_gpu_type() -> None:
+    sft = {"workload": "finetune_llama4-maverick", "size": "400b", "scale": 256, "device": None, "synthetic": True}
+    found = verdict_of(0.297, gpu_record(**sft, gpu_type="b200"))
+    assert found.reference and found.reference.step_time_s == 0.224
+    assert "gpu_type" not in effects(found)
+
+
+@pytest.mark.parametrize("device", [None, SXM, "NVIDIA H100 PCIe"])
+def test_a_figure_of_an_unknown_gpu_type_is_said_to_be_that(device: str | None) -> None:
+    sft = {"workload": "finetune_llama4-maverick", "size": "400b", "scale": 256, "synthetic": True}
+    found = verdict_of(0.297, gpu_record(**sft, gpu_type="h100", device=device))
+    assert found.reference and found.reference.step_time_s == 0.297
+    (gpu,) = [one for one in found.conditions if one.key in ("gpu_type", "hardware.device")]
+    assert (gpu.key, gpu.own, gpu.reference, gpu.effect) == ("gpu_type", "h100", None, "weakens")
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

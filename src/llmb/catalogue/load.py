@@ -272,5 +272,5 @@ def _read_figures(path: Path, documents: Mapping[str, Document]) -> Iterator[Fig
         fields = example.model_dump(exclude={"size", "dtype", "gpu_type", "gpus"})
         yield Figure(
             workload, example.size, example.dtype, example.gpu_type, example.gpus,
-            Expectation(kind="example", **fields, **origin),
+            Expectation(kind="example", **fields, **origin, gpu_type_stated=example.gpu_type is not None),
         )  # fmt: skip

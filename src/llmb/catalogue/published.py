@@ -64,6 +64,8 @@ class Expectation(Record):
     release: str
     window: str
     notes: tuple[str, ...]
+    gpu_type_stated: bool = True
+    """False if the document does not tell which of its GPU types the figure is of."""
 
 
 class PublishedFlops(Record):

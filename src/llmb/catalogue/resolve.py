@@ -373,8 +373,12 @@ def _decisions(pick: _Pick, gpu_type: str, changed: dict[str, int], published: L
 def _expectations(
     catalogue: Catalogue, request: Request, gpu_type: str, dtype: Dtype, pick: _Pick, changed: dict[str, int]
 ) -> tuple[tuple[Expectation, ...], str | None]:
-    """The published figures of exactly this recipe, tables before examples, or the reason why there are none."""
+    """The published figures of exactly this recipe, or the reason why there are none.
+
+    Tables are before examples, and figures of a stated GPU type before those that may be of any type in the document.
+    """
     table = pick.choice.table
+    gpu_types = (gpu_type,) if pick.choice.borrowed_from else (gpu_type, None)
     if table.release is None:
         return (), "a recipe of llmb itself, without published figures"
     if changed:
@@ -384,11 +388,11 @@ def _expectations(
         for figure in catalogue.published.get(table.document or "", ())
         if (figure.workload, figure.size, figure.dtype, figure.gpus)
         == (request.workload, request.size, dtype, pick.row.gpus)
-        and figure.gpu_type in (gpu_type, None)
+        and figure.gpu_type in gpu_types
         and figure.expectation.release == table.release
     ]
     reason = None if found else f"no figure is published for {dtype} on {pick.row.gpus} {gpu_type} GPUs"
-    return tuple(sorted(found, key=lambda item: item.kind != "table")), reason
+    return tuple(sorted(found, key=lambda item: (item.kind != "table", not item.gpu_type_stated))), reason
 
 
 def _unique(items: Iterable[str]) -> list[str]:

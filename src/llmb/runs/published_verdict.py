@@ -93,6 +93,7 @@ def _own(record: RunRecord, window: Window) -> dict[str, object]:
     data = plan.origin.data
     return {
         "program": record.program,
+        "gpu_type": plan.recipe.gpu_type,
         "window": steps_text(window),
         "data": SYNTHETIC if data.kind == SYNTHETIC else data.name,
         "lora": _lora_text(plan),
@@ -115,7 +116,7 @@ def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[
         "lora": recipe.lora and str(recipe.lora),
         "emulate_fp8": False,
         "force_load_balancing": False,
-        DEVICE: _variant(recipe.gpu_type, device),
+        **_published_gpu(recipe.gpu_type, figure, device),
         "peak_tflops": figure.peak_tflops,
         "errata": "; ".join(figure.notes) or None,
         **{f"layout.{name}": getattr(recipe.layout, name) for name in WORK},
@@ -124,6 +125,11 @@ def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[
 
 def _lora_text(plan: Plan) -> str | None:
     return str(plan.lora) if plan.lora else None
+
+
+def _published_gpu(gpu_type: str, figure: Expectation, device: str | None) -> dict[str, object]:
+    """Recipes have figures of their own GPU type, and those of a GPU type that is not stated."""
+    return {DEVICE: _variant(gpu_type, device)} if figure.gpu_type_stated else {"gpu_type": None}
 
 
 def _variant(gpu_type: str, device: str | None) -> str | None:
