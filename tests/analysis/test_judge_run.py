@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from llmb.analysis.find_runs import find_ended_runs
 from llmb.analysis.judge_run import judge_acceptance, judge_against, judge_published
 from llmb.analysis.records import AnalyzedRun
+from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app
 from llmb.errors import InvalidRun, LlmbError, Regressed, UsageError
 from llmb.logs.step_line import format_step_line
@@ -262,6 +263,43 @@ def test_an_acceptance_set_needs_every_recipe(judge: Judge, tmp_path: Path) -> N
     found, code = judge(tmp_path / "late", "--acceptance", "h100-node")
     assert [one["verdict"] for one in found["judged"]] == ["pass", "regressed"]
     assert code == 5
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "proxy": {"overrides": Overrides(layers=2), "window": "last"},
+    "layout": {"overrides": Overrides(mbs=2), "window": "last"},
+    "window": {},
+    "documents": {"document_tokens": 512, "window": "last"},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("other_is_last", [False, True])
+def test_acceptance_does_not_mix_the_published_recipe_with_others(
+    judge: Judge, tmp_path: Path, other: str, other_is_last: bool
+) -> None:
+    for is_other in sorted((False, True), reverse=not other_is_last):
+        runs(tmp_path / "runs", 1.0 if is_other else 13.3, **(OTHERS[other] if is_other else {"window": "last"}))
+    found, _ = judge(tmp_path / "runs", "--acceptance", "h100-node")
+    assert found["judged"][0]["step_time_s"] == pytest.approx(13.3, abs=0.03)
+
+
+def test_acceptance_takes_the_last_of_runs_that_are_as_much_like_the_published_one(
+    judge: Judge, tmp_path: Path
+) -> None:
+    for mean_s, keep_logits in ((12.0, False), (13.0, True), (14.0, False), (13.5, True)):
+        runs(tmp_path / "runs", mean_s, keep_logits=keep_logits)
+    found, _ = judge(tmp_path / "runs", "--acceptance", "h100-node")
+    assert (found["judged"][0]["step_time_s"], len(found["judged"][0]["runs"])) == (pytest.approx(13.25), 2)
+
+
+def test_repeats_that_are_steady_from_different_steps_are_accepted_together(judge: Judge, tmp_path: Path) -> None:
+    for warm_up in (1, 15):
+        times = times_around(12.3)
+        times[:warm_up] = [20.0] * warm_up
+        write_run(tmp_path / "runs", gpu_record(window="auto"), times)
+    found, _ = judge(tmp_path / "runs", "--acceptance", "h100-node")
+    assert len(found["judged"][0]["runs"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from llmb.analysis.records import AnalyzedRun
 from llmb.catalogue.load import Catalogue
 from llmb.metrics.run_means import describe_runs
 from llmb.metrics.statistics import Statistics
+from llmb.metrics.window import STEADY
 from llmb.runs.identity import Value
 from llmb.runs.published_verdict import no_figure, published_verdict, steps_text, verdict_of_recipe
 from llmb.verdict.acceptance import AcceptanceRecipe, AcceptanceSet
@@ -180,18 +181,41 @@ def _is_of(run: AnalyzedRun, wanted: AcceptanceSet, recipe: AcceptanceRecipe) ->
 
 
 def _accepted(wanted: AcceptanceSet, recipe: AcceptanceRecipe, runs: Sequence[AnalyzedRun]) -> Judged:
-    """By the mean of its runs that are measurements; a recipe all of whose runs failed is judged by the last one."""
+    """By the mean of the repeats that are most like the published run, of several such the last ones.
+
+    A recipe none of whose runs is a measurement is judged by the last run.
+    """
     title = f"{recipe.name} on {recipe.scale} x {wanted.gpu_type}"
     used = [run for run in runs if flaw_of(run) is None] or runs[-1:]
-    record = used[-1].record if used else None
-    if record is None:
+    if not used:
         return Judged(title, (), without_reference("inconclusive", "no run of this recipe was found"), None)
-    if why := no_figure(record.plan.recipe):
-        return Judged(title, tuple(used), without_reference("not comparable", why), times_of(used))
-    times = times_of(used)
-    last = used[-1]
-    verdict = published_verdict(record, times, last.window, flaw_of(last), wanted.tolerance)
-    return Judged(title, tuple(used), verdict, times)
+    by_window: dict[str | None, list[AnalyzedRun]] = {}
+    for run in used:
+        by_window.setdefault(_kind_of_window(run), []).append(run)
+    repeats = [group for same in by_window.values() for group in grouped(same)]
+    judged = [_accepted_repeats(title, group, wanted.tolerance) for group in repeats]
+
+    def order(one: Judged) -> tuple[object, ...]:
+        return one.verdict.reference is None, _distance(one.verdict), -used.index(one.runs[-1])
+
+    return min(judged, key=order)
+
+
+def _kind_of_window(run: AnalyzedRun) -> str | None:
+    """Steady states have the same meaning, wherever they begin."""
+    if run.window is None:
+        return None
+    return STEADY if run.window.rule == STEADY else steps_text(run.window)
+
+
+def _accepted_repeats(title: str, repeats: Sequence[AnalyzedRun], tolerance: Tolerance) -> Judged:
+    times, last = times_of(repeats), repeats[-1]
+    assert last.record, "recipes are known of records alone"
+    if why := no_figure(last.record.plan.recipe):
+        verdict = without_reference("not comparable", why)
+    else:
+        verdict = published_verdict(last.record, times, last.window, flaw_of(last), tolerance)
+    return Judged(title, tuple(repeats), verdict, times)
 
 
 def measured_run(run: AnalyzedRun) -> Measured:
