@@ -122,3 +122,51 @@ def test_a_headline_begins_with_the_verdict() -> None:
     ]
     lines = [headline(with_sentence(one)) for one in found]
     assert lines == ["REGRESSED: 7.0 % slower than expected, more than the tolerance of 1.0 %; why", "invalid: why"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "delta_pct", "ci95_pct", "difference", "tolerance"),
+    [
+        (
+            "regressed",
+            5.28,
+            (5.1, 5.46),
+            "5.28 % slower than published (5.10 to 5.46 %)",
+            "more than the tolerance of 5.26",
+        ),
+        (
+            "regressed",
+            5.2641,
+            (5.1, 5.5),
+            "5.264 % slower than published (5.100 to 5.500 %)",
+            "more than the tolerance of 5.263",
+        ),
+        (
+            "pass",
+            5.2,
+            (5.15, 5.257),
+            "5.200 % slower than published (5.150 to 5.257 %)",
+            "within the tolerance of 5.263",
+        ),
+        (
+            "improved",
+            -5.28,
+            (-5.4, -5.1),
+            "5.28 % faster than published (5.10 to 5.40 %)",
+            "more than the tolerance of 5.26",
+        ),
+        ("pass", 4.9, (4.6, 5.2), "4.9 % slower than published (4.6 to 5.2 %)", "within the tolerance of 5.3"),
+        (
+            "pass",
+            5.26,
+            (5.2, 5.2632),
+            "5.260 % slower than published (5.200 to 5.263 %)",
+            "within the tolerance of 5.263",
+        ),
+    ],
+)
+def test_rounding_contradicts_no_verdict(
+    verdict: str, delta_pct: float, ci95_pct: tuple[float, float], difference: str, tolerance: str
+) -> None:
+    written = sentence(PUBLISHED, verdict, delta_pct=delta_pct, ci95_pct=ci95_pct)
+    assert written == f"{difference}, {tolerance} %{SOFT}"

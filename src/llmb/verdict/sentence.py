@@ -7,6 +7,7 @@ from llmb.verdict.conditions import differing
 from llmb.verdict.records import Interval, ReferenceKind, Verdict, VerdictName
 
 WINDOW = "window"
+MOST_DIGITS = 4
 UNDECIDED = "the interval contains the tolerance"
 NAMES: dict[ReferenceKind, str] = {"published": "published", "baseline": "the baseline", "expectation": "expected"}
 """What a run is slower than."""
@@ -46,37 +47,50 @@ def _parts(verdict: Verdict) -> Iterator[str]:
     if verdict.verdict == "not comparable":
         yield f"not comparable with {FIGURES[kind]}: {verdict.reason} ({_difference(verdict, kind)})"
         return
-    first = f"{_difference(verdict, kind)}{_tolerance(verdict)}"
+    digits = _digits(verdict)
+    first = f"{_difference(verdict, kind, digits)}{_tolerance(verdict, digits)}"
     yield f"inconclusive: {first}" if verdict.verdict == "inconclusive" else first
     yield from _reasons(verdict)
     yield from _weaknesses(verdict, kind)
 
 
-def _difference(verdict: Verdict, kind: ReferenceKind) -> str:
+def _digits(verdict: Verdict) -> int:
+    """As few as distinguish the difference and its interval from the tolerance."""
+    limit = verdict.tolerance_pct
+    if limit is None or verdict.delta_pct is None:
+        return 1
+    values = [abs(value) for value in (verdict.delta_pct, *(verdict.ci95_pct or ()))]
+    near = [value for value in values if abs(value - limit) > 10**-MOST_DIGITS]
+    fitting = (n for n in range(1, MOST_DIGITS) if percent(limit, n) not in [percent(value, n) for value in near])
+    return next(fitting, MOST_DIGITS)
+
+
+def _difference(verdict: Verdict, kind: ReferenceKind, digits: int = 1) -> str:
     """Such as ``5.2 % slower than published (4.9 to 5.5 %)``."""
     delta = verdict.delta_pct
     assert delta is not None, "a verdict on a difference has one"
     runs = verdict.reference.runs if verdict.reference else None
     name = NAMES[kind] + (f" of {runs} runs" if kind == "baseline" and runs and runs > 1 else "")
-    interval = f" ({_interval(verdict.ci95_pct, sign=-1 if delta < 0 else 1)})" if verdict.ci95_pct else ""
+    interval = f" ({_interval(verdict.ci95_pct, -1 if delta < 0 else 1, digits)})" if verdict.ci95_pct else ""
     if not float(percent(delta)):
         return f"as fast as {name}{interval}"
-    return f"{percent(abs(delta))} % {'slower' if delta > 0 else 'faster'} than {name}{interval}"
+    return f"{percent(abs(delta), digits)} % {'slower' if delta > 0 else 'faster'} than {name}{interval}"
 
 
-def _interval(interval: Interval, sign: int) -> str:
+def _interval(interval: Interval, sign: int, digits: int) -> str:
     low, high = sorted(sign * end for end in interval)
-    return f"{percent(low)} to {percent(high)} %"
+    return f"{percent(low, digits)} to {percent(high, digits)} %"
 
 
-def percent(value: float) -> str:
-    """One digit after the point, two of a small value."""
-    digits = 1 if abs(value) >= 0.095 else 2
+def percent(value: float, digits: int = 1) -> str:
+    """With ``digits`` after the point, two at least of a small value."""
+    digits = digits if abs(value) >= 0.095 else max(digits, 2)
     return f"{round(value, digits) + 0.0:.{digits if round(value, digits) else 1}f}"
 
 
-def _tolerance(verdict: Verdict) -> str:
-    return "" if verdict.tolerance_pct is None else f", {TOLERATED[verdict.verdict]} {percent(verdict.tolerance_pct)} %"
+def _tolerance(verdict: Verdict, digits: int) -> str:
+    limit = verdict.tolerance_pct
+    return "" if limit is None else f", {TOLERATED[verdict.verdict]} {percent(limit, digits)} %"
 
 
 def _reasons(verdict: Verdict) -> Iterator[str]:
