@@ -122,3 +122,11 @@ def test_statistics_of_an_earlier_version_are_read():
     found = describe([1.0, 2.0, 3.0])
     earlier = {key: value for key, value in asdict(found).items() if key != "effective_count"}
     assert TypeAdapter(Statistics).validate_python(earlier) == found
+
+
+@pytest.mark.parametrize("count", [20, 513, 100_000])
+@pytest.mark.parametrize("value", [0.1, 12.27, 4.07])
+def test_equal_values_have_no_spread(count: int, value: float) -> None:
+    found = describe([value] * count)
+    assert (found.mean, found.std, found.cv, found.ci95) == (value, 0.0, 0.0, (value, value))
+    assert found.effective_count and found.effective_count > 0.8 * count

@@ -42,6 +42,7 @@ def describe(values: Sequence[float]) -> Statistics:
     if not count:
         raise ValueError("statistics of an empty sample")
     mean, median, low, high = _summary(values)
+    mean = min(max(mean, low), high)  # rounding gives equal values a mean beside them, and so a spread
     if not math.isfinite(mean):
         raise ValueError("statistics of values that are not finite")
     if count == 1:
