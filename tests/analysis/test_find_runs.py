@@ -201,3 +201,15 @@ def test_a_label_that_is_a_campaign_too_is_refused_unless_both_are_the_same_runs
         found(CAMPAIGN, install)
     assert error.value.choices == (f"label:{CAMPAIGN} (1 run)", f"campaign:{CAMPAIGN} (2 runs)")
     assert len(found(f"label:{CAMPAIGN}", install).runs) == 1
+
+
+@pytest.mark.parametrize("text", ["", " "])
+def test_an_empty_name_is_not_the_current_folder(text: str, install: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(install)
+    with pytest.raises(UsageError, match="the name is empty"):
+        found(text, install)
+
+
+def test_the_latest_of_no_runs(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there are no runs yet"):
+        found("latest", tmp_path)

@@ -207,6 +207,24 @@ def test_without_a_published_figure_other_references_serve(
     assert (found["verdict"], code) == ("pass", 0)
 
 
+def test_a_failed_run_is_invalid_also_without_a_figure(
+    judge: Judge, tmp_path: Path, tiny_plan: Callable[..., Plan]
+) -> None:
+    failed = write_run(tmp_path / "tiny", queued_record(tiny_plan(), ()), times_around(0.5)[:5], exit_code=1)
+    found, code = judge(failed)
+    assert (found["verdict"], found["reference"], code) == ("invalid", None, 6)
+    assert "exit code 1" in found["reason"]
+
+
+def test_the_advice_is_not_what_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_plan: Callable[..., Plan]
+) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    own = str(write_run(tmp_path / "tiny", queued_record(tiny_plan(), ()), times_around(0.5)))
+    errors = [CliRunner().invoke(app, words).exception for words in ([own], [own, "--against", own])]
+    assert [isinstance(error, InvalidRun) and error.do for error in errors] == ["give --against or --expect", None]
+
+
 def test_a_run_is_not_its_own_baseline(judge: Judge, tmp_path: Path) -> None:
     folder = runs(tmp_path / "runs", 12.3, 12.31, 13.0)
     last = sorted(folder.glob("*/run"))[-1]
@@ -308,6 +326,7 @@ def test_repeats_that_are_steady_from_different_steps_are_accepted_together(judg
         (("--against", "x", "--expect", "y"), "--against and --expect exclude each other"),
         (("--tolerance", "0"), "--tolerance 0 is invalid"),
         (("--acceptance", "h100", "--tolerance", "2"), "--tolerance has no effect with --acceptance"),
+        (("--gpu-type", "a100"), "unknown GPU type 'a100'"),
         (("--acceptance", "h1000"), "unknown acceptance set 'h1000'"),
     ],
 )

@@ -28,7 +28,6 @@ RECORDS = f"{WORKLOADS}/*/experiments/*/*/*/{RUN_RECORD}"
 NEAR = 5
 MANY = 500
 """From so many records on, reading them takes longer than people wait with no output."""
-"""Of logs without a record, which says which steps the run itself is measured over."""
 SELECTORS = (
     "a folder of runs or logs, a run folder, a log, the JSON document of a comparison of engines",
     "a label, a campaign, the id of a job or a run, 'latest'",
@@ -72,11 +71,16 @@ def run_folders_below(install: Path) -> set[Path]:
 def find_ended_runs(selector: str, install: Path, say: Say) -> FoundRuns:
     """The same with every run that ended, however it did; left out are those that last or cannot be read."""
     text = selector.strip()
+    if not text:  # a variable of a script that is not set; as a path it would be the current folder
+        raise UsageError("no runs are selected: the name is empty", choices=SELECTORS)
     path = Path(text).expanduser()
     if "/" in text or text in (".", "..", "~"):
         return _at(text, path)
     runs = tuple(_recorded_below(install, say))
     if text == LATEST:
+        if not runs:
+            do = "start one with 'llmb run' or 'llmb submit'"
+            raise UsageError("there are no runs yet", where=str(install), do=do)
         return _analyzed(text, sorted(runs, key=_start)[-1:])
     if match := _DATE.fullmatch(text):
         first, last = _days(match[1], match[3] or match[1])
@@ -129,7 +133,7 @@ def _unknown(text: str, runs: Iterable[RecordedRun], install: Path) -> UsageErro
     return UsageError(
         f"'{text}' is no file, and no label, campaign or id of a run below {install}",
         choices=list(dict.fromkeys(closest(text, names, cutoff=0.6, most=NEAR))) or SELECTORS,
-        do="'llmb jobs list' shows what was submitted",
+        do="'llmb runs' shows the runs, with their ids and labels",
     )
 
 

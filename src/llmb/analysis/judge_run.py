@@ -10,6 +10,7 @@ from llmb.analysis.find_runs import find_runs
 from llmb.analysis.measured import flaw_of
 from llmb.analysis.records import AnalyzedRun
 from llmb.catalogue.load import Catalogue
+from llmb.errors import unknown
 from llmb.metrics.run_means import describe_runs
 from llmb.metrics.statistics import Statistics
 from llmb.metrics.window import STEADY
@@ -56,7 +57,9 @@ class Against:
 def judge_runs(
     runs: Sequence[AnalyzedRun], against: Against, install: Path, say: Callable[[str], None]
 ) -> list[Judged]:
-    """Raises UsageError if there is nothing to judge them against."""
+    """Raises UsageError if there is nothing to judge them against, or for an unknown GPU type."""
+    if against.gpu_type and against.gpu_type not in (known := Catalogue().gpus):
+        raise unknown("GPU type", against.gpu_type, known)
     if against.runs is not None:
         baseline = find_runs(against.runs, install, say)
         for one in baseline.left_out:
@@ -75,10 +78,16 @@ def judge_published(run: AnalyzedRun, tolerance: Tolerance | None = None, gpu_ty
     if run.record is None:
         return _judge_log(run, tolerance, gpu_type)
     if why := no_figure(run.record.plan.recipe):
-        verdict = without_reference("not comparable", why)
+        verdict = _without_figure(run, why)
     else:
         verdict = published_verdict(run.record, run.step_time_s, run.window, flaw_of(run), tolerance)
     return Judged(title_of_run(run), (run,), verdict, run.step_time_s)
+
+
+def _without_figure(run: AnalyzedRun, why: str) -> Verdict:
+    """A run that failed is invalid, whatever it could have been compared with."""
+    flaw = flaw_of(run)
+    return without_reference("invalid", flaw) if flaw else without_reference("not comparable", why)
 
 
 def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None, gpu_type: str | None) -> Judged:
@@ -87,7 +96,7 @@ def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None, gpu_type: str | No
     recipe = find_recipe(known, Catalogue())
     why = no_figure(recipe) if recipe else _why_no_recipe(known)
     if recipe is None or why:
-        verdict = without_reference("not comparable", why or NO_RECIPE)
+        verdict = _without_figure(run, why or NO_RECIPE)
     else:
         verdict = verdict_of_recipe(recipe, measured_run(run), tolerance)
     return Judged(recipe.title() if recipe else run.path.name, (run,), verdict, run.step_time_s)
@@ -103,7 +112,7 @@ def judge_expected(run: AnalyzedRun, expectations: Expectations, tolerance: Tole
     measured = measured_run(run)
     entry = expectations.entry_for(measured.conditions)
     if isinstance(entry, str):
-        return Judged(title_of_run(run), (run,), without_reference("not comparable", entry), run.step_time_s)
+        return Judged(title_of_run(run), (run,), _without_figure(run, entry), run.step_time_s)
     wanted = entry.values
     own = {key: value for key, value in measured.conditions.items() if key in wanted}
     conditions = find_conditions(own, wanted, "expectation")

@@ -2,6 +2,7 @@
 """``llmb judge``."""
 
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -128,7 +129,7 @@ def judge(
     left_out = [item for one in ended for item in one.left_out]
     if not found:
         lines = "\n".join(f"  {line}" for line in left_out_lines(left_out))
-        raise UsageError(f"no run has ended among {', '.join(runs)}\n{lines}".rstrip(), do="'llmb jobs list' shows all")
+        raise UsageError(f"no run has ended among {', '.join(runs)}\n{lines}".rstrip(), do="'llmb runs' shows all")
     if write_expectations:
         _write(write_expectations, found)
         return
@@ -142,7 +143,7 @@ def judge(
         judged = judge_runs(found, reference, install, say)
         explanations = [explain_judged(one) for one in judged] if explain else []
         _print(judged, left_out, explanations, json=json)
-    _raise_unless_passed(judged)
+    _raise_unless_passed(judged, published=not (against or expect or acceptance))
 
 
 def _check_options(
@@ -164,7 +165,7 @@ def _check_options(
         raise UsageError(f"{' and '.join(several)} exclude each other", do="give one of them")
     if tolerance is None:
         return
-    if not tolerance > 0:
+    if not 0 < tolerance < inf:
         raise UsageError(f"--tolerance {tolerance:g} is invalid", do="give a percentage above 0")
     if acceptance or write_expectations:
         raise UsageError(f"--tolerance has no effect with {several[0]}", do="leave it out")
@@ -197,14 +198,14 @@ def _print_acceptance(
         say(line)
 
 
-def _raise_unless_passed(judged: Sequence[Judged]) -> None:
-    """Raises Regressed or InvalidRun."""
+def _raise_unless_passed(judged: Sequence[Judged], *, published: bool) -> None:
+    """Raises Regressed or InvalidRun; ``published``: nothing but published figures was asked for."""
     verdict = worst(one.verdict for one in judged)
     if verdict in ("pass", "improved"):
         return
     count = sum(one.verdict.verdict == verdict for one in judged)
     what = f"{count} of {len(judged)} verdicts: {verdict}" if len(judged) > 1 else f"the verdict: {verdict}"
-    unknown = any(one.verdict.verdict == "not comparable" and one.verdict.reference is None for one in judged)
+    no_figure = any(one.verdict.verdict == "not comparable" and one.verdict.reference is None for one in judged)
     logs = any(run.record is None for one in judged for run in one.runs)
-    do = f"give --against or --expect{', or --gpu-type for logs' if logs else ''}" if unknown else None
+    do = f"give --against or --expect{', or --gpu-type for logs' if logs else ''}" if published and no_figure else None
     raise (Regressed if verdict == "regressed" else InvalidRun)(what, do=do)

@@ -59,6 +59,10 @@ def _ambiguous(text: str, jobs: list[Job], do: str) -> UsageError:
 
 
 def _unknown(store: Store, text: str) -> UsageError:
+    if text and (count := store.count(Filter(label=text, runs_only=True))):
+        runs = "1 run" if count == 1 else f"{count} runs"
+        do = f"'llmb runs --label {text}' shows their ids; 'llmb judge' and 'llmb compare' take a label"
+        return UsageError(f"'{text}' is no id, but the label of {runs}", where=str(store.path), do=do)
     names = {name: job for job in store.jobs(Filter(limit=1000)) for name in (job.id, job.job_id, job.name) if name}
     near = closest(text, names, cutoff=0.6, most=NEAR)
     return UsageError(

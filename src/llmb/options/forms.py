@@ -26,7 +26,8 @@ TEXT = Form(str.isprintable, "text on one line")
 WORD = Form(pattern(r"[\w.+-]+"), "a name", any_case=True)
 LABEL = Form(
     pattern(r"(?!(\d+|latest|\d{4}-\d\d-\d\d.*)$)(?!.*\.\.)[a-z0-9][\w.+-]{0,63}"),
-    "up to 64 letters, digits, '.', '_', '+' and '-', and not a number, a date or 'latest'",
+    "up to 64 letters, digits, '.', '_', '+' and '-', beginning with a letter or a digit, without '..', and not a"
+    " number, a date or 'latest'",
 )
 """What could be an id or a time would be taken for it where runs are selected."""
 RANKS = Form(parse_ranges, "ranks such as 0 or 0,4-7")
