@@ -8,6 +8,7 @@ Errors are those of ``llmb.errors``; each has the text that the command line pri
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,8 @@ def judge(
     that of a log that does not report it. Raises UsageError if there is no run that ended, or if there would be several
     verdicts.
     """
+    if tolerance is not None and not 0 < tolerance < inf:
+        raise UsageError(f"tolerance {tolerance:g} is invalid", do="give a percentage above 0")
     if against is not None and expect is not None:
         raise UsageError("against and expect exclude each other", do="give one of them")
     install = chosen_root(os.environ, Path.cwd()).path
@@ -143,6 +146,8 @@ def compare(
     Without ``after``, groups within ``before`` that differ in ``vary``. ``tolerance`` is in percent. A verdict raises
     nothing: see ``rows``.
     """
+    if tolerance is not None and not 0 <= tolerance < inf:
+        raise UsageError(f"tolerance {tolerance:g} is invalid", do="give a percentage of at least 0")
     install = chosen_root(os.environ, Path.cwd()).path
     first = find_ended_runs(str(before), install, on_message)
     second = None if after is None else find_ended_runs(str(after), install, on_message)

@@ -94,6 +94,14 @@ def test_runs_that_exist_begin_the_search(tmp_path: Path, tiny_plan: Callable[..
     assert [one.standing for one in skipped.candidates][2] == "skipped"
 
 
+def test_named_runs_of_another_recipe_are_told(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> None:
+    write_run(tmp_path, tiny_plan(), 50 * [1.0], number=1, label="week-45")
+    state = BisectState(name="bisect", candidates=DRIVERS, good="week-45", workload="pretrain_llama3.1", size="8b")
+    messages: list[str] = []
+    assert bisect_report(state, tmp_path, messages.append).total_runs == 0
+    assert messages == ["warning: 'week-45' has no measured run of the recipe (1 of others)"]
+
+
 def test_runs_of_two_recipes_are_refused(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> None:
     write_run(tmp_path, tiny_plan(), 50 * [1.0], number=1, label="bisect-a")
     write_run(tmp_path, tiny_plan(dtype="bf16"), 50 * [1.0], number=2, label="bisect-b")
@@ -183,7 +191,8 @@ def test_candidates_are_a_list_or_a_file_with_one_a_line(tmp_path: Path) -> None
     file.write_text("# oldest first\nabc123\n\n def456 \n")
     assert read_candidates(str(file)) == ("abc123", "def456")
     assert read_candidates("a, b,c") == ("a", "b", "c")
-    for text, what in (("a", "fewer than two"), ("a,b,a", "more than once: a")):
+    missing = str(tmp_path / "missing.txt")
+    for text, what in (("a", "fewer than two"), (missing, "there is no such file"), ("a,b,a", "more than once: a")):
         with pytest.raises(UsageError, match=what):
             read_candidates(text)
 
@@ -209,6 +218,9 @@ def test_the_commands_keep_their_state(
     report: dict[str, Any] = json.loads(out)
     assert (report["status"], report["candidate"], report["runs"], report["label"]) == ("measure", "a", 3, "bisect-a")
     assert report["command"][6:8] == ["--image", "a"]
+    for wrong in (("-w", "pretrain_llama31"), ("-w", "pretrain_llama3.1", "-s", "7b")):
+        code, _, err = bisect("start", "--name", "wrong", "--candidates", "a,b", *wrong)
+        assert code == 2 and "did you mean" in err
     code, _, err = bisect("start", "--candidates", "a,b")
     assert code == 2 and "llmb bisect next" in err
     assert json.loads(bisect("skip", "b", "--json")[1])["candidates"][1]["standing"] == "skipped"

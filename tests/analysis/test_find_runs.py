@@ -173,6 +173,7 @@ def test_a_damaged_record_is_left_out_with_the_reason(install: Path) -> None:
     assert len(runs.runs) == 4
     (damaged,) = (one for one in runs.left_out if one.run == str(folder))
     assert damaged.reason.startswith("cannot be read: it is damaged")
+    assert damaged.reason.endswith("(run.json)")
 
 
 def test_a_run_that_lasts_has_no_result_to_analyze(install: Path) -> None:

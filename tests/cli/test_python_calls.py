@@ -3,6 +3,7 @@
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,13 @@ def test_a_run_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         llmb.judge(tmp_path / "runs")
     with pytest.raises(UsageError, match="exclude each other"):
         llmb.judge(folder, against=folder, expect="expected.yaml")
+
+
+@pytest.mark.parametrize("tolerance", [float("nan"), float("inf"), -1.0])
+def test_a_tolerance_that_decides_nothing_is_refused(tolerance: float) -> None:
+    for call in (partial(llmb.judge, OLD_RUNS), partial(llmb.compare, OLD_RUNS, vary=["layout.gbs"])):
+        with pytest.raises(UsageError, match="tolerance"):
+            call(tolerance=tolerance)
 
 
 def test_runs_are_compared_from_python() -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 from llmb.analysis.bisect_state import CANDIDATE, BisectState
 from llmb.analysis.find_runs import Say, analyzed_run, find_runs, labeled_runs
 from llmb.analysis.measured import why_left_out
-from llmb.analysis.records import AnalyzedRun
+from llmb.analysis.records import AnalyzedRun, FoundRuns
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError
 from llmb.metrics.group_difference import GroupDifference, RunMean, group_difference
@@ -119,12 +119,25 @@ def _runs(state: BisectState, install: Path, say: Say) -> Runs:
     """The measured runs of every candidate: by its label, by what the user named, and those that a command made."""
     labeled = labeled_runs(state.labels, install, say)
     last = len(state.candidates) - 1
-    named = {place: find_runs(text, install, say).runs for place, text in ((0, state.good), (last, state.bad)) if text}
+    named = {
+        place: _named(state, text, find_runs(text, install, say), say)
+        for place, text in ((0, state.good), (last, state.bad))
+        if text
+    }
     runs: Runs = defaultdict(list)
     for place, (candidate, label) in enumerate(zip(state.candidates, state.labels, strict=True)):
         made = _made(state.run_dirs.get(candidate, ()))
         every = {run.path: run for run in (*labeled[label].runs, *named.get(place, ()), *made)}
         runs[place] = [run for run in every.values() if _is_of(state, run)]
+    return runs
+
+
+def _named(state: BisectState, text: str, found: FoundRuns, say: Say) -> tuple[AnalyzedRun, ...]:
+    """Those of the recipe; that there is none is not to be missed."""
+    runs = tuple(run for run in found.runs if _is_of(state, run))
+    if not runs:
+        left_out = "".join(f"; {one.run}: {one.reason}" for one in found.left_out)
+        say(f"warning: '{text}' has no measured run of the recipe ({len(found.runs)} of others{left_out})")
     return runs
 
 

@@ -79,7 +79,8 @@ def read_candidates(text: str) -> tuple[str, ...]:
         names = [name.strip() for name in text.split(",") if name.strip()]
     if len(names) < 2:
         do = "give a file with one candidate a line, oldest first, or names separated by commas"
-        raise UsageError(f"--candidates {text!r} has fewer than two candidates", do=do)
+        no_file = "" if path.is_file() or "," in text else "; there is no such file"
+        raise UsageError(f"--candidates {text!r} has fewer than two candidates{no_file}", do=do)
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise UsageError(f"candidates are listed more than once: {', '.join(repeated)}", do="list each once, in order")

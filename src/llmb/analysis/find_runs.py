@@ -241,7 +241,10 @@ def _order(run: AnalyzedRun) -> tuple[float, str]:
 
 
 def _unreadable(error: OSError | BrokenRecord) -> str:
-    return f"cannot be read: {error.strerror if isinstance(error, OSError) else error.what}"
+    if isinstance(error, OSError):
+        return f"cannot be read: {error.strerror}"
+    place = f" ({Path(error.where).name})" if error.where else ""
+    return f"cannot be read: {error.what}{place}"
 
 
 def _runs_text(count: int) -> str:

@@ -10,11 +10,12 @@ from llmb.analysis.bisect_runs import BisectReport, bisect_report
 from llmb.analysis.bisect_state import DEFAULT_NAME, BisectState, read_candidates, read_state, state_path, write_state
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of, split_model
+from llmb.catalogue.resolve import find_workload, sizes_of
 from llmb.cli.group import Group
 from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
-from llmb.errors import InvalidRun, UsageError
+from llmb.errors import InvalidRun, UsageError, unknown
 from llmb.report.bisect_report import bisect_table, bisect_text
 from llmb.report.output import print_json, print_table
 
@@ -172,11 +173,20 @@ def run(
 
 
 def _model(workload: str | None, size: str | None) -> tuple[str | None, str | None]:
-    """Which may be in one word, or not specified. Raises UsageError for an unknown name, or two sizes."""
+    """Which may be in one word, or not specified.
+
+    Raises UsageError for two sizes, and for names that no run can have: a search would wait for it forever.
+    """
     if not workload:
         return None, size
     named, own_size = split_model(Catalogue(), workload)
-    return model_of(Catalogue(), workload, size) if own_size or size else (named, None)
+    if not own_size and not size:
+        return named, None
+    named, found = model_of(Catalogue(), workload, size)
+    sizes = sizes_of(find_workload(Catalogue(), named))
+    if found not in sizes:
+        raise unknown("size", found, sizes)
+    return named, found
 
 
 def _finish(report: BisectReport, *, json: bool) -> None:

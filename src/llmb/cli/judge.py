@@ -129,7 +129,7 @@ def judge(
     left_out = [item for one in ended for item in one.left_out]
     if not found:
         lines = "\n".join(f"  {line}" for line in left_out_lines(left_out))
-        raise UsageError(f"no run has ended among {', '.join(runs)}\n{lines}".rstrip(), do="'llmb runs' shows all")
+        raise UsageError(f"no run to judge in {', '.join(runs)}\n{lines}".rstrip(), do="'llmb runs' shows all")
     if write_expectations:
         _write(write_expectations, found)
         return
