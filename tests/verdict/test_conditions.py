@@ -97,9 +97,16 @@ def test_values_of_several_runs_are_those_of_all() -> None:
 
 
 def test_titles_are_for_people_and_exact() -> None:
-    assert title_of("layout.gpus") == "GPUs"
+    assert title_of("layout.gpus") == "number of GPUs"
     assert title_of("layout.tp") == "layout.tp"
     conditions = find_conditions(
         {"data": "a", "program": "x", "layout.tp": "1"}, {"data": "b", "program": "y"}, "baseline"
     )
     assert differing(conditions) == "data and program differ"
+
+
+@pytest.mark.parametrize(
+    ("key", "text"), [("nodes", "node list differs"), ("layout.layers", "number of layers differs")]
+)
+def test_one_title_is_singular(key: str, text: str) -> None:
+    assert differing(find_conditions({key: "1"}, {key: "2"}, "baseline")) == text
