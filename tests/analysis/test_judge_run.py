@@ -283,6 +283,24 @@ def test_an_acceptance_set_needs_every_recipe(judge: Judge, tmp_path: Path) -> N
     assert code == 5
 
 
+def test_the_step_time_is_the_one_that_the_difference_is_of(judge: Judge, tmp_path: Path) -> None:
+    runs(tmp_path / "before", 12.0, 12.1, 12.2)
+    runs(tmp_path / "after", 12.1, 12.1, 15.0)
+    runs(tmp_path / "after", 9.0, window="all")  # with the first step: no measurement
+    found, _ = judge(tmp_path / "after", "--against", tmp_path / "before")
+    assert (found["step_time_s"], found["reference"]["step_time_s"]) == (pytest.approx(12.1), pytest.approx(12.1))
+    assert found["delta_pct"] == pytest.approx(0, abs=1e-9)
+    assert len(found["runs"]) == 4
+
+
+def test_the_step_time_of_repeats_is_of_those_that_are_measurements(judge: Judge, tmp_path: Path) -> None:
+    runs(tmp_path / "before", 12.0, 12.1)
+    runs(tmp_path / "after", 9.0, window="all")
+    runs(tmp_path / "after", 12.3)
+    found, _ = judge(tmp_path / "after", "--against", tmp_path / "before")
+    assert found["step_time_s"] == pytest.approx(12.3)
+
+
 OTHERS: dict[str, dict[str, Any]] = {
     "proxy": {"overrides": Overrides(layers=2), "window": "last"},
     "layout": {"overrides": Overrides(mbs=2), "window": "last"},

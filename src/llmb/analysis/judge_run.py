@@ -40,6 +40,14 @@ class Judged:
     baseline: tuple[AnalyzedRun, ...] = ()
     """The runs that they are judged against; empty for a figure."""
 
+    @property
+    def compared_s(self) -> float | None:
+        """The step time that the difference is of: between groups of runs that of medians."""
+        if self.step_time_s is None:
+            return None
+        counted = [run for run in self.runs if flaw_of(run) is None]
+        return self.step_time_s.median if self.baseline and len(counted) > 1 else self.step_time_s.mean
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Against:
@@ -244,8 +252,12 @@ def grouped(runs: Iterable[AnalyzedRun]) -> list[list[AnalyzedRun]]:
 
 
 def times_of(runs: Sequence[AnalyzedRun]) -> Statistics | None:
-    """Of one run, over its steps; of several, over their means. None if no run has any."""
-    known = [run.step_time_s for run in runs if run.step_time_s]
+    """Of one run, over its steps; of several, over their means. None if no run has any.
+
+    Runs that are no measurement count only among others that are none either.
+    """
+    counted = [run for run in runs if flaw_of(run) is None] or runs
+    known = [run.step_time_s for run in counted if run.step_time_s]
     if len(known) == 1:
         return known[0]
     return describe_runs([times.mean for times in known]) if known else None

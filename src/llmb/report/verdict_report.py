@@ -9,7 +9,6 @@ from typing import Any
 from llmb.analysis.judge_run import Judged
 from llmb.analysis.measured import flaw_of
 from llmb.analysis.records import AnalyzedRun, LeftOut
-from llmb.metrics.statistics import Statistics
 from llmb.report.explain_report import explanation_tables
 from llmb.report.numbers import number
 from llmb.report.output import printable, result_table
@@ -47,7 +46,7 @@ def _judged_document(judged: Judged, explanation: Explanation | None) -> dict[st
     return {
         **judged.verdict.model_dump(mode="json"),
         "recipe": judged.title,
-        "step_time_s": judged.step_time_s.mean if judged.step_time_s else None,
+        "step_time_s": judged.compared_s,
         "runs": [{"id": run.id, "path": str(run.path), "label": run.label} for run in judged.runs],
         "explanation": explanation and explanation.model_dump(mode="json"),
     }
@@ -80,7 +79,7 @@ def verdict_table(judged: Judged) -> Table:
     if reference is None or verdict.verdict == "invalid":
         table.columns = table.columns[:1]
         return table
-    table.add_row("step time s", _mean(judged.step_time_s), number(reference.step_time_s))
+    table.add_row("step time s", number(judged.compared_s), number(reference.step_time_s))
     own = judged.step_time_s.ci95 if judged.step_time_s else None
     if own or reference.step_time_s_ci95:
         table.add_row("95 % interval s", _interval(own), _interval(reference.step_time_s_ci95))
@@ -100,7 +99,7 @@ def summary_table(judged: Sequence[Judged]) -> Table:
         table.add_row(
             ", ".join(run.id for run in _counted_runs(one)),
             printable(one.title),
-            _mean(one.step_time_s),
+            number(one.compared_s),
             number(reference.step_time_s) if reference else "n/a",
             "n/a" if delta is None else f"{'+' if delta > 0 else ''}{percent(delta)} %",
             one.verdict.verdict,
@@ -148,7 +147,7 @@ def acceptance_table(wanted: AcceptanceSet, judged: Sequence[Judged]) -> Table:
             recipe.name,
             str(recipe.scale),
             str(len(one.runs)),
-            _mean(one.step_time_s),
+            number(one.compared_s),
             number(reference.step_time_s) if reference else "n/a",
             _throughput_pct(one.verdict),
             one.verdict.verdict,
@@ -178,10 +177,6 @@ def _counted(judged: Judged) -> str:
     of = f" of {len(judged.runs)}" if len(runs) < len(judged.runs) else ""
     count = "run" if len(judged.runs) == 1 else f"{len(runs)}{of} runs"
     return f"{count} {', '.join(run.id for run in runs)}"
-
-
-def _mean(times: Statistics | None) -> str:
-    return number(times.mean if times else None)
 
 
 def _interval(interval: Interval | None) -> str:
