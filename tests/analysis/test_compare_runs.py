@@ -14,6 +14,7 @@ from llmb.analysis.compare_runs import IN_BOTH, compare_runs
 from llmb.analysis.comparison import Comparison
 from llmb.analysis.find_runs import find_ended_runs
 from llmb.errors import UsageError
+from llmb.report.compare_report import compare_tables
 from llmb.runs.plan import Plan
 
 Write = Callable[..., None]
@@ -309,3 +310,17 @@ def test_a_log_is_compared_with_the_run_that_it_agrees_with(
     (row,) = compare("before", "after", vary=["program"]).rows
     assert (row.n_before, row.n_after) == (3, 3)
     assert "nemo" in row.recipe
+
+
+@pytest.mark.parametrize(
+    ("delta_pct", "text"), [(3.04, "+3.04"), (-3.04, "-3.04"), (2.96, "+3.0"), (3.0, "+3.0"), (2.9, "+2.9")]
+)
+def test_the_change_is_rounded_so_that_it_is_on_its_side_of_the_tolerance(
+    write: Write, compare: Callable[..., Comparison], delta_pct: float, text: str
+) -> None:
+    write("before", 0.1)
+    write("after", 0.103)
+    comparison = compare("before", "after", tolerance_pct=3)
+    row = comparison.rows[0].model_copy(update={"delta_pct": delta_pct})
+    (rows, *_) = compare_tables(comparison.model_copy(update={"rows": (row,)}))
+    assert rows.rows[0][4] == text

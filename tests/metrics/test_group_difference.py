@@ -156,3 +156,15 @@ def test_nodes_without_an_effect_are_rarely_named():
 
 def test_unknown_nodes_say_nothing():
     assert group_difference(group(10.0, nodes=("a",)), [RunMean(11.0)]).node_effect is None
+
+
+@pytest.mark.parametrize(
+    ("interval", "tolerance", "text"),
+    [
+        ((2.5, 3.04), 3, "2.50 to 3.04 % slower is possible, the tolerance is 3 %"),
+        ((-0.04, 3.1), 3, "0.0 to 3.1 % slower is possible, the tolerance is 3 %"),
+    ],
+)
+def test_rounding_does_not_hide_why_it_is_inconclusive(interval, tolerance, text):
+    found = GroupDifference(3, 3, 10.0, 10.2, sum(interval) / 2, interval, 0.3, None)
+    assert decide(found, tolerance).reason == text

@@ -16,6 +16,7 @@ from llmb.metrics.node_effect import node_effect
 
 DecisionName = Literal["pass", "regressed", "improved", "inconclusive"]
 MOST_MORE_RUNS = 40
+MOST_DIGITS = 4
 POWER = 0.8
 """Probability that as many more runs as suggested decide, if the estimates are right."""
 REPEATS = 3
@@ -115,7 +116,9 @@ def decide(difference: GroupDifference, tolerance_pct: float) -> Decision:
         clear = "pass"
     if clear:
         return Decision(clear, None, "; ".join(notes) or None)
-    within = f"{low:.1f} to {high:.1f} % slower is possible, the tolerance is {tolerance_pct:g} %"
+    digits = next((n for n in range(1, MOST_DIGITS) if round(high, n) > tolerance_pct), MOST_DIGITS)
+    ends = (f"{round(end, digits) + 0.0:.{digits}f}" for end in (low, high))
+    within = f"{' to '.join(ends)} % slower is possible, the tolerance is {tolerance_pct:g} %"
     return Decision("inconclusive", more_runs(difference, tolerance_pct), "; ".join([within, *notes]))
 
 

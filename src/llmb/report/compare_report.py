@@ -18,6 +18,7 @@ CSV_COLUMNS = (
     *("noise_pct", "verdict", "tolerance_pct", "measure", "speed_up", "scaling", "more_runs", "reason"),
 )
 LONGEST_VALUE = 60
+MOST_DIGITS = 4
 MOST_RUNS = 6
 """Runs that a table names; the JSON document names all."""
 
@@ -55,11 +56,20 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.n_before} / {row.n_after}",
         number(row.before_s),
         number(row.after_s),
-        _signed(row.delta_pct),
+        _change(row),
         " to ".join(map(_signed, row.ci95_pct)) if row.ci95_pct else "n/a",
         "n/a" if row.noise_pct is None else f"{row.noise_pct:.2g}",
         row.verdict,
     )
+
+
+def _change(row: Row) -> str:
+    """With as many digits as tell it from the tolerance: a row of '+3.0' does not regress by more than 3 %."""
+    delta, limit = row.delta_pct, row.tolerance_pct
+    if delta is None:
+        return _signed(None)
+    same = (n for n in range(1, MOST_DIGITS) if (round(abs(delta), n) > limit) == (abs(delta) > limit))
+    return f"{delta:+.{next(same, MOST_DIGITS)}f}"
 
 
 def _signed(percent: float | None) -> str:
