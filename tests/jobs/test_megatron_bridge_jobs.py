@@ -121,7 +121,7 @@ def test_a_time_limit_says_how_far_its_log_came(
     assert said is None or str(job.reason).endswith(said)
     record = read_record(RunFolder(Path(job.run_dir)))
     assert record.status == status
-    assert said is None or "died after step 6 of 20" in str(record.reason)
+    assert said is None or "died after step 7 of 20" in str(record.reason)
 
 
 def test_an_end_of_its_own_is_judged_by_its_log(bridge: Client, pretend: Callable[..., None]) -> None:
@@ -129,4 +129,4 @@ def test_an_end_of_its_own_is_judged_by_its_log(bridge: Client, pretend: Callabl
     call(bridge, "submit", *BRIDGE, "--wait", code=4)
     (row,) = json.loads(call(bridge, "jobs", "list", "--json"))["jobs"]
     assert (row["state"], row["status"], row["exit_code"]) == ("FAILED", "failed", 3)
-    assert row["reason"].startswith("died after step 4 of 20")
+    assert row["reason"].startswith("died after step 5 of 20")
