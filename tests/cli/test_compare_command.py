@@ -16,7 +16,7 @@ from llmb.analysis.compare_runs import compare_runs
 from llmb.analysis.comparison import Comparison
 from llmb.analysis.find_runs import find_ended_runs
 from llmb.cli.compare import raise_unless_passed
-from llmb.errors import LlmbError
+from llmb.errors import InvalidRun, LlmbError
 from llmb.report.compare_report import compare_csv, compare_markdown, compare_tables
 from llmb.report.table import table_lines, text_width
 from llmb.runs.plan import Plan
@@ -85,6 +85,19 @@ def test_exit_codes(install: Path) -> None:
     assert exit_code(compared(install, "after", "before")) == 0  # improved
     assert exit_code(compared(install, "before", "noisy")) == 6  # inconclusive
     assert exit_code(compared(install, "noisy", None, vary=["dtype"])) == 6  # nothing to compare
+
+
+def test_another_recipe_is_advised_only_if_both_sides_have_one(
+    install: Path, tmp_path: Path, tiny_plan: Callable[..., Plan]
+) -> None:
+    write_run(tmp_path / "failed", tiny_plan(), [2.0, 2.0], number=1, status="failed", reason="out of memory")
+    write_run(tmp_path / "other", tiny_plan(dtype="bf16"), 50 * [1.0], number=2)
+    before = find_ended_runs(str(install / "noisy"), install, lambda _: None)
+    for side, advice in (("failed", None), ("other", "--vary KEY")):
+        after = find_ended_runs(str(tmp_path / side), install, lambda _: None)
+        with pytest.raises(InvalidRun) as caught:
+            raise_unless_passed(compare_runs(before, after))
+        assert (advice in (caught.value.do or "")) if advice else caught.value.do is None
 
 
 def test_tables_fit_80_columns_and_are_whole_at_120(install: Path) -> None:

@@ -106,7 +106,8 @@ def raise_unless_passed(comparison: Comparison) -> None:
     if comparison.verdict in ("pass", "improved"):
         return
     if not comparison.rows:
-        do = "'--vary KEY' lets what differs differ; the table shows the recipes of each side"
+        both = len({one.side for one in comparison.unmatched}) > 1
+        do = "'--vary KEY' lets what differs differ; the table shows the recipes of each side" if both else None
         raise InvalidRun("not comparable: no recipe was measured on both sides", do=do)
     open_ = [one.recipe for one in comparison.rows if one.verdict not in ("pass", "improved")]
     open_ += [one.recipe for one in comparison.unmatched if one.side == "before" and one.reason]
