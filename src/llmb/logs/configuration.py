@@ -25,7 +25,10 @@ _ARGUMENTS = {
 }
 """Arguments of Megatron and of what is built on it, as they are printed when a run starts."""
 _ARGUMENT = re.compile(rb"(?<!\w)(\w{1,40}) ?(?:[:=]|\.{2,60}) ?(\d{1,9})(?=[\s,|}]|\Z)")
-_ARGUMENTS_SIGN = b"parallel_size"
+_ARGUMENTS_SIGN, _MESH_SIGN, _TITAN_SIGN, _PARAMETER_SIGN, _GPU_SIGN = (
+    *(b"parallel_size", b"Building device mesh", b"global batch size", b"Config param ", b"NVIDIA "),
+)
+"""Found wherever a pattern is; searching for text takes a tenth of the time."""
 _MESH = re.compile(rb"Building device mesh with parallelism: ([\w=, ]{1,200})")
 _MESH_SIZE = re.compile(rb"\b(\w{1,20})=(\d{1,7})\b")
 _MESH_NAMES = {b"pp": "pp", b"cp": "cp", b"tp": "tp", b"ep": "ep"}
@@ -61,18 +64,18 @@ def _from_head(head: bytes) -> dict[str, Value]:
         for name, value in _ARGUMENT.findall(head):
             if name in _ARGUMENTS:
                 found.setdefault(f"layout.{_ARGUMENTS[name]}", int(value))
-    if mesh := _MESH.search(head):
+    if _MESH_SIGN in head and (mesh := _MESH.search(head)):
         sizes = {name: int(size) for name, size in _MESH_SIZE.findall(mesh[1])}
         found |= {f"layout.{ours}": sizes[theirs] for theirs, ours in _MESH_NAMES.items() if theirs in sizes}
         found["layout.gpus"] = math.prod(sizes.get(name, 1) for name in (*_REPLICAS, b"pp", b"cp", b"tp"))
-    if titan := _TITAN.search(head):
+    if _TITAN_SIGN in head and (titan := _TITAN.search(head)):
         found |= {f"layout.{name}": int(value) for name, value in zip(_TITAN_NAMES, titan.groups(), strict=True)}
-    for name, value in _PARAMETER.findall(head):
+    for name, value in _PARAMETER.findall(head) if _PARAMETER_SIGN in head else ():
         if name == b"model_name":
             found["workload"] = value.decode("utf-8", "replace")
         elif value.isdigit():
             found["layout.seq_len"] = int(value)
-    if gpu := _GPU.search(head):
+    if _GPU_SIGN in head and (gpu := _GPU.search(head)):
         found["gpu_type"] = gpu[1].decode().lower()
     return found
 

@@ -28,7 +28,8 @@ class _Candidate:
         if not any(text.find(mark, start, end) >= 0 for mark in self.format.marks):
             return None
         self.kept.extend(self.reader.find(text, start, end))
-        first = self.format.step.search(text, start, end)
+        mark = text.find(self.format.marks[0], start, end)
+        first = self.format.step.search(text, _line_start(text, mark, start), end) if mark >= 0 else None
         if self.format.resumed and not self.resumed:
             until = first.start() if first else end
             self.resumed = self.format.resumed.search(text, start, until) is not None
@@ -51,10 +52,11 @@ class StepFinder:
         end = min(end, len(text))
         if self.reader:
             return self.reader.find(text, start, end)
-        places = [(place, other) for other in self._candidates if (place := other.look(text, start, end)) is not None]
-        if not places:
-            return ()
-        return self._choose(min(places, key=lambda found: found[0])[1])
+        chosen = None
+        for candidate in self._candidates:
+            if (place := candidate.look(text, start, end)) is not None:
+                chosen, end = candidate, _line_start(text, place, start)  # another one has to come before
+        return self._choose(chosen) if chosen else ()
 
     def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
         """The steps in a file's last line, which has no line end, and whether a step line was truncated there."""
@@ -70,3 +72,9 @@ class StepFinder:
         self.format, self.reader, self.resumed = candidate.format, candidate.reader, candidate.resumed
         self._candidates = []
         return chain(candidate.kept)
+
+
+def _line_start(text: bytes, at: int, start: int) -> int:
+    """Where the line at ``at`` begins, in text from ``start`` on."""
+    newline = text.rfind(b"\n", start, at)
+    return max(newline, text.rfind(b"\r", max(newline, start), at), start - 1) + 1

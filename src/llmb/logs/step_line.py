@@ -73,5 +73,5 @@ def format_invalid_line(why: str) -> str:
 
 def find_invalid_line(text: bytes) -> str | None:
     """The reason for which the run that logged ``text`` declared itself invalid, if it did."""
-    match = _INVALID.search(text)
+    match = _INVALID.search(text) if INVALID_HEAD.encode() in text else None  # which is faster
     return match[1].decode("utf-8", "replace").strip() if match else None

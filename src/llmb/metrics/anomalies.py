@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from statistics import median
 from typing import cast
@@ -79,23 +80,37 @@ def _drift(values: Floats) -> tuple[float, float]:
     The interval is made like that of a mean (``long_run``), of movements that are orthogonal to the drift.
     """
     import numpy as np
-    from scipy.special import stdtrit
 
     means, size = block_means(cast("Sequence[float]", values))
     blocks = np.asarray(means)
     count = len(blocks)
-    place = np.arange(count) - (count - 1) / 2
-    line = place / math.sqrt(float(place @ place))
+    line, rows, correction, quantile = _drift_weights(count)
+    error = math.sqrt(float(np.mean((rows @ blocks) ** 2))) * (correction if size == 1 else 1)
+    scale = 100 * (count - 1) / _line_length(count) / float(blocks.mean())
+    return float(line @ blocks) * scale, quantile * error * scale
+
+
+def _line_length(count: int) -> float:
+    """Of the vector of ``count`` places, from their middle."""
+    return math.sqrt(count * (count * count - 1) / 12)
+
+
+@lru_cache(maxsize=16)
+def _drift_weights(count: int) -> tuple[Floats, Floats, float, float]:
+    """Of a series of ``count``: the weights of the drift, those of the slowest movements that are orthogonal to it, the
+    correction of the error of a short series, and Student's t.
+    """
+    import numpy as np
+    from scipy.special import stdtrit
+
+    line = (np.arange(count) - (count - 1) / 2) / _line_length(count)
     rows = np.asarray(cosines(count, 1))
     mirror = rows @ line  # a reflection turns all of the line that is in the rows into the first row
     mirror[0] += math.copysign(math.sqrt(float(mirror @ mirror)), mirror[0])
     rows = (rows - 2 / float(mirror @ mirror) * np.outer(mirror, mirror @ rows))[1:]
-    error = math.sqrt(float(np.mean((rows @ blocks) ** 2)))
-    if size == 1:
-        expected = float(np.mean([ar1_variance(row) for row in rows.tolist()]))
-        error *= math.sqrt(ar1_variance(line.tolist()) / expected)
-    scale = 100 * (count - 1) / math.sqrt(float(place @ place)) / float(blocks.mean())
-    return float(line @ blocks) * scale, float(stdtrit(len(rows), 0.975)) * error * scale
+    expected = float(np.mean([ar1_variance(row) for row in rows.tolist()]))
+    correction = math.sqrt(ar1_variance(line.tolist()) / expected)
+    return line, rows, correction, float(stdtrit(len(rows), 0.975))
 
 
 def _period(slow: Sequence[int], count: int) -> tuple[int, list[int]] | None:

@@ -22,12 +22,10 @@ def level_and_spread(values: Floats) -> tuple[float, float, float]:
 
     Two spreads, because step times are skewed: a step can be late by more than it can be early.
     """
-    import numpy as np
-
-    level = float(np.median(values))
+    level = _median(values)
     least = LEAST_SPREAD * abs(level)
     sides = (level - values[values <= level], values[values >= level] - level)
-    below, above = (max(MAD_TO_STD * float(np.median(side)), least) for side in sides)
+    below, above = (max(MAD_TO_STD * _median(side), least) for side in sides)
     return level, below, above
 
 
@@ -36,12 +34,23 @@ def despiked(values: Floats) -> Floats:
     import numpy as np
 
     half = SPIKE_NEIGHBORS
-    near = np.lib.stride_tricks.sliding_window_view(np.pad(values, half, mode="reflect"), 2 * half + 1)
-    running = np.median(near, axis=1)
-    rest = values - np.median(np.delete(near, half, axis=1), axis=1)  # without the step itself: else often 0
+    padded = np.concatenate((values[half:0:-1], values, values[-2 : -half - 2 : -1]))
+    near = np.array([padded[shift : shift + len(values)] for shift in range(2 * half + 1)])
+    running = np.sort(near, axis=0)[half]
+    # Without the step itself: else the rest is often 0.
+    others = np.sort(np.concatenate((near[:half], near[half + 1 :])), axis=0)
+    rest = values - (others[half - 1] + others[half]) / 2
     # The level of the rest is not 0 where the noise is skewed.
     level, below, above = level_and_spread(rest)
-    least = LEAST_SPREAD * abs(float(np.median(values)))
+    least = LEAST_SPREAD * abs(_median(values))
     low, high = (OUTLIER_SPREADS * max(spread, least) for spread in (below, above))
     spike = (values < running + level - low) | (values > running + level + high)
     return np.where(spike, running, values)
+
+
+def _median(values: Floats) -> float:
+    """As NumPy's, which takes ten times as long for the few values of a window."""
+    import numpy as np
+
+    ordered, middle = np.sort(values), len(values) // 2
+    return float(ordered[middle] if len(values) % 2 else (ordered[middle - 1] + ordered[middle]) / 2)

@@ -65,6 +65,8 @@ def rank_before(text: bytes, at: int, start: int = 0) -> int | None:
 
     The line has the position ``at``; ``text[start - 1]`` ends a line.
     """
+    if at == start or text[at - 1] in b"\r\n":  # nearly always
+        return None
     begin = max(start, at - _PREFIX_BYTES)
     line = max(text.rfind(b"\n", begin, at), text.rfind(b"\r", begin, at), begin - 1) + 1
     match = _RANK.match(text, line, at)

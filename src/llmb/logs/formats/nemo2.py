@@ -44,8 +44,16 @@ class Nemo2Reader:
         while (field := text.find(STEP_TIME_FIELD, at, end)) >= 0:
             match = _match_line(text, max(at, field - MAX_LINE_BYTES), field, end)
             at = match.end() if match else field + len(STEP_TIME_FIELD)
-            if match:
-                yield from self._steps_of(match, rank_before(text, match.start(), start))
+            if not match:
+                continue
+            body = match[4]
+            if STEP_LINE_HEAD in body:
+                yield from filter(None, _split(match[0], ended=True))
+                continue
+            is_cut = self.is_cut(body)
+            self.note(body)
+            if not is_cut and (step := _read(match, rank_before(text, match.start(), start))):
+                yield step
 
     def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
         found = list(_split(text, ended=False))
@@ -62,16 +70,6 @@ class Nemo2Reader:
     def note(self, body: bytes) -> None:
         """Takes a line for the next to be compared with."""
         self.before = self.before[1], body
-
-    def _steps_of(self, match: "re.Match[bytes]", rank: int | None) -> Iterator[StepLine]:
-        body = match[4]
-        if STEP_LINE_HEAD in body:
-            yield from filter(None, _split(match[0], ended=True))
-            return
-        is_cut = self.is_cut(body)
-        self.note(body)
-        if not is_cut and (step := _read(match, rank)):
-            yield step
 
 
 def _match_line(text: bytes, begin: int, field: int, end: int) -> "re.Match[bytes] | None":
