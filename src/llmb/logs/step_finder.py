@@ -52,7 +52,7 @@ class StepFinder:
         end = min(end, len(text))
         if self.reader:
             return self.reader.find(text, start, end)
-        chosen = None
+        chosen: _Candidate | None = None
         for candidate in self._candidates:
             if (place := candidate.look(text, start, end)) is not None:
                 chosen, end = candidate, _line_start(text, place, start)  # another one has to come before
