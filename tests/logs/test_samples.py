@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from llmb.logs.files import parse_file
 from llmb.logs.formats.known import FORMATS
+from llmb.logs.formats.nemo2 import find_steps
 from llmb.logs.outcome import judge_log
 from llmb.logs.reader import read_log
 
@@ -305,3 +306,25 @@ def test_memory_does_not_grow_with_the_file(name):
         finally:
             tracemalloc.stop()
     assert peaks[1] < peaks[0] + 100_000
+
+
+def test_lines_of_another_format_do_not_end_the_reading_of_the_first():
+    lines = text_of("megatron_lm").splitlines(keepends=True)
+    later = next(line for line in text_of("nemo2").splitlines(keepends=True) if b"Training epoch" in line)
+    middle = len(lines) // 2
+    mixed = b"".join([*lines[:middle], later, *lines[middle:]])
+    assert steps_of(read(mixed)) == steps_of(read(text_of("megatron_lm")))
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_a_field_is_read_wherever_it_is(place):
+    fields = [
+        "lr: 1e-06",
+        "global_step: 3",
+        "reduced_train_loss: 2",
+        "train_step_timing in s: 4",
+        "consumed_samples: 8",
+    ]
+    fields.insert(place, "TFLOPS_per_GPU: 6.1e+02")
+    (step,) = find_steps(f"Training epoch 0, iteration 3/49 | {' | '.join(fields)}\n".encode())
+    assert (step.step, step.loss, step.step_time_s, step.tflops_per_gpu) == (3, 2, 4, 610)

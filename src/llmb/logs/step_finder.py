@@ -53,10 +53,12 @@ class StepFinder:
         if self.reader:
             return self.reader.find(text, start, end)
         chosen: _Candidate | None = None
+        until = read = end
         for candidate in self._candidates:
-            if (place := candidate.look(text, start, end)) is not None:
-                chosen, end = candidate, _line_start(text, place, start)  # another one has to come before
-        return self._choose(chosen) if chosen else ()
+            if (place := candidate.look(text, start, until)) is not None:
+                # Another one has to come before.
+                chosen, read, until = candidate, until, _line_start(text, place, start)
+        return chain(self._choose(chosen), chosen.reader.find(text, read, end)) if chosen else ()
 
     def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
         """The steps in a file's last line, which has no line end, and whether a step line was truncated there."""

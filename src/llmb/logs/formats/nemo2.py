@@ -31,6 +31,15 @@ _TFLOPS = re.compile(TFLOPS_FIELD + _VALUE)
 _GLOBAL_STEP = re.compile(GLOBAL_STEP_FIELD + rb"(\d{1,9})(?=[ |\r\n]|\Z)")
 
 
+# The usual line, whose fields are in this order: read by one pattern in half of the time. It ends with a field that is
+# not read, so that it cannot have been cut in one that is.
+_FIELDS = rb"(?:[^|\r\n]{0,100}\|){0,9}?"
+_USUAL = re.compile(
+    _HEAD + _FIELDS + GLOBAL_STEP_FIELD + rb"(\d{1,9}) \|" + _FIELDS + LOSS_FIELD + _VALUE + rb" \|"
+    + STEP_TIME_FIELD + _VALUE + rb"(?: \|" + TFLOPS_FIELD + _VALUE + rb")? \| consumed_samples: \d{1,15}[\r\n]"
+)  # fmt: skip
+
+
 class Nemo2Reader:
     """Reads step lines; drops one that ends in the middle of a value."""
 
@@ -45,6 +54,12 @@ class Nemo2Reader:
             match = _match_line(text, max(at, field - MAX_LINE_BYTES), field, end)
             at = match.end() if match else field + len(STEP_TIME_FIELD)
             if not match:
+                continue
+            if match.re is _USUAL:
+                self.note(text[match.end(3) + 2 : at - 1])
+                rank = rank_before(text, match.start(), start)
+                if step := _step_of(match, match[4], match[6], match[5], match[7], rank):
+                    yield step
                 continue
             body = match[4]
             if STEP_LINE_HEAD in body:
@@ -76,10 +91,21 @@ def _match_line(text: bytes, begin: int, field: int, end: int) -> "re.Match[byte
     """The line that the step time at ``field`` is in, from its first head; it begins at ``begin`` at the earliest."""
     head = max(text.rfind(b"\n", begin, field), text.rfind(b"\r", begin, field), begin - 1) + 1
     while (head := text.find(STEP_LINE_HEAD, head, field)) >= 0:
+        usual = _USUAL.match(text, head, end)
+        if usual and _is_usual(usual, text):
+            return usual
         if match := _LINE.match(text, head, end):
             return match
         head += len(STEP_LINE_HEAD)
     return None
+
+
+def _is_usual(match: "re.Match[bytes]", text: bytes) -> bool:
+    """Whether it is one line only, without TFLOPS at another place than the pattern has them."""
+    start, end = match.span()
+    return text.find(STEP_LINE_HEAD, start + 1, end) < 0 and (
+        match[7] is not None or text.find(TFLOPS_FIELD, start, end) < 0
+    )
 
 
 def find_steps(text: bytes, start: int = 0, end: int = sys.maxsize) -> Iterator[StepLine]:
@@ -108,22 +134,36 @@ def _is_complete(body: bytes) -> bool:
 
 def _read(match: "re.Match[bytes]", rank: int | None) -> StepLine | None:
     """None if the line has no step time, or a value that is not a number."""
-    epoch, iteration, declared, body = int(match[1]), int(match[2]), int(match[3]), match[4]
+    body = match[4]
     step_time = _STEP_TIME.search(body)
     if not step_time:
         return None
-    global_step, loss, tflops = _GLOBAL_STEP.search(body), _LOSS.search(body), _TFLOPS.search(body)
+    others = (pattern.search(body) for pattern in (_GLOBAL_STEP, _LOSS, _TFLOPS))
+    global_step, loss, tflops = (found[1] if found else None for found in others)
+    return _step_of(match, global_step, step_time[1], loss, tflops, rank)
+
+
+def _step_of(
+    head: "re.Match[bytes]",
+    global_step: bytes | None,
+    step_time: bytes,
+    loss: bytes | None,
+    tflops: bytes | None,
+    rank: int | None,
+) -> StepLine | None:
+    """None for a value that is not a number."""
+    epoch, iteration, declared = int(head[1]), int(head[2]), int(head[3])
     before = epoch * (declared + 1)  # if ``declared`` is an epoch's last iteration, and not the run's
-    step = int(global_step[1]) if global_step else before + iteration
+    step = int(global_step) if global_step else before + iteration
     counted_from_1 = step == iteration - 1
     last = declared + before if step == before + iteration else declared - counted_from_1
     try:
         return StepLine(
             step,
             max(last, step),
-            float(step_time[1]),
-            float(loss[1]) if loss else None,
-            float(tflops[1]) if tflops else None,
+            float(step_time),
+            float(loss) if loss else None,
+            float(tflops) if tflops else None,
             rank=rank,
         )
     except ValueError:
