@@ -23,55 +23,65 @@ from llmb.site.machine import usable_cores
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
+Paths = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="[DIR]...",
+        help="Folders searched for *.out files, or logs. Default: 'experiments' here, else the install folder.",
+        show_default=False,
+    ),
+]
+Group = Annotated[
+    bool,
+    typer.Option("--group", help="Repeats together: number of runs, median of their means, and their spread."),
+]
+Scaling = Annotated[
+    bool,
+    typer.Option("--scaling", help="All scales of each recipe, with efficiency, beside the published figures."),
+]
+GpuType = Annotated[
+    str | None,
+    typer.Option("--gpu-type", help="GPU type of logs that do not report theirs, for MFU and published figures."),
+]
+WindowRule = Annotated[
+    str | None,
+    typer.Option(
+        "--window",
+        help="Steps to average: reference (70 % to 90 % of the run), auto (its steady state), last, all, or A-B. "
+        "Default: reference.",
+        show_default=False,
+    ),
+]
+Compat = Annotated[
+    bool,
+    typer.Option("--compat", help="The output and the exit codes of the reference suite's parse_train_timing.sh."),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", min=1, help="Number of reader processes. Default: one per core.", show_default=False),
+]
+
 
 @app.command(cls=ParseCommand)
 def parse(
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[DIR]...",
-            help="Folders searched for *.out files, or logs. Default: 'experiments' here, else the install folder.",
-            show_default=False,
-        ),
-    ] = None,
+    paths: Paths = None,
     form: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TABLE,
-    group: Annotated[
-        bool,
-        typer.Option("--group", help="Repeats together: number of runs, median of their means, and their spread."),
-    ] = False,
-    scaling: Annotated[
-        bool,
-        typer.Option("--scaling", help="All scales of each recipe, with efficiency, beside the published figures."),
-    ] = False,
-    gpu_type: Annotated[
-        str | None,
-        typer.Option("--gpu-type", help="GPU type of logs that do not tell theirs, for MFU and published figures."),
-    ] = None,
+    group: Group = False,
+    scaling: Scaling = False,
+    gpu_type: GpuType = None,
     wide: Annotated[bool, typer.Option("--wide", help="All columns of the table.")] = False,
     full_names: Annotated[bool, typer.Option("--full-names", help="Show file names, unshortened.")] = False,
     json: Json = False,
-    window: Annotated[
-        str | None,
-        typer.Option(
-            help="Steps to average: reference (70 % to 90 % of the run), auto (its steady state), last, all, or A-B. "
-            "Default: reference.",
-            show_default=False,
-        ),
-    ] = None,
-    compat: Annotated[
-        bool,
-        typer.Option("--compat", help="The output and the exit codes of the reference suite's parse_train_timing.sh."),
-    ] = False,
-    jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", min=1, help="Number of reader processes. Default: one per core.", show_default=False),
-    ] = None,
+    window: WindowRule = None,
+    compat: Compat = False,
+    jobs: Jobs = None,
 ) -> None:
     """Step-time statistics of training logs, and the outcome of every run.
 
-    Reads the step lines of NeMo 2 and of llmb ("Training epoch 0, iteration 49/49 | ..."). A run is a success if it
-    logged every step of the window and its last one, and its loss was finite throughout. Statistics use the sample
-    standard deviation; the interval is that of the mean, 95 %. Exit code 4: no run was a success.
+    Reads logs of llmb, NeMo 1 and 2, Megatron-LM and -Bridge, torchtitan, MaxText, nanotron and the Hugging Face
+    Trainer. A run is a success if it logged every step of the window and its last one, and its loss was finite
+    throughout. Statistics use the sample standard deviation; the interval is that of the mean, 95 %. Exit code 4: no
+    run was a success.
 
     With --compat a log is read as the reference suite's script does: default folder 'experiments', window 35-44,
     standard deviation of the population, exit code 1 for every error.

@@ -78,12 +78,16 @@ def run(
             run_several(locals_, repeats, start_new=start_new, json=json)
         return
     local = plan_here(catalogue, request, choices, os.environ, install)
-    plan, same = local.plan, _same_run(request, choices, local.plan)
     if dry_run:
         if local.missing:
             say(f"warning: {local.missing.warning}")
-        _print_plan(local, same, json=json)
+        _print_plan(local, _same_run(request, choices, local.plan), json=json)
         return
+    _run_one(local, ctx, json=json)
+
+
+def _run_one(local: LocalRun, ctx: typer.Context, *, json: bool) -> None:
+    plan = local.plan
     local.check()
     for line in start_lines(plan):
         say(line)
