@@ -124,6 +124,13 @@ def slurm(needs: Callable[[str, bool, str], None], tmp_path_factory: pytest.Temp
         cluster.stop()
 
 
+@pytest.fixture(autouse=True)
+def live_nodes(request: pytest.FixtureRequest) -> None:
+    """A node that crashed in one test is there for the next one."""
+    if "slurm" in request.fixturenames:
+        request.getfixturevalue("slurm").revive()
+
+
 @pytest.fixture(scope="module")
 def slurm_with_accounts(
     needs: Callable[[str, bool, str], None], tmp_path_factory: pytest.TempPathFactory

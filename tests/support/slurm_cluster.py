@@ -122,6 +122,15 @@ class SlurmCluster:
     def start_node(self, node: str) -> None:
         self.spawn("slurmd", "-D", "-N", node, "-f", str(self.root / "slurm.conf"), name=node)
 
+    def revive(self) -> None:
+        """Starts nodes again whose daemon crashed: Debian's slurmd sometimes aborts when many steps start at once."""
+        crashed = [name for name in NODES if name in self.daemons and self.daemons[name].poll() is not None]
+        for node in crashed:
+            self.start_node(node)
+            self.run("scontrol", "update", f"nodename={node}", "state=resume")
+        if crashed:
+            self.wait_for("nodes", self._nodes_ready)
+
     def stop(self) -> None:
         """Cancels what runs, then ends the daemons; step daemons that are left are killed with what they lead.
 
