@@ -127,8 +127,9 @@ def slurm(needs: Callable[[str, bool, str], None], tmp_path_factory: pytest.Temp
 @pytest.fixture(autouse=True)
 def live_nodes(request: pytest.FixtureRequest) -> None:
     """A node that crashed in one test is there for the next one."""
-    if "slurm" in request.fixturenames:
-        request.getfixturevalue("slurm").revive()
+    cluster = request.getfixturevalue("slurm") if "slurm" in request.fixturenames else None
+    if isinstance(cluster, SlurmCluster):
+        cluster.revive()
 
 
 @pytest.fixture(scope="module")
