@@ -97,11 +97,7 @@ def list_(
         since_s=parse_since(since, time.time()) if since else None,
         limit=limit or None,
     )
-    with history_to_read() as store:
-        if not no_refresh:
-            bring_up_to_date(store)
-        check_states(wanted.states, store)
-        found, total = store.jobs(wanted), store.count(wanted)
+    found, total = listed_jobs(wanted, refresh=not no_refresh)
     if json:
         print_json(jobs_document(found, total))
     else:
@@ -306,6 +302,15 @@ def _history() -> Store:
 
 def history_to_read() -> Store:
     return read_history(install_here(), say)
+
+
+def listed_jobs(wanted: Filter, *, refresh: bool) -> tuple[list[Job], int]:
+    """The jobs of the history that are wanted, and how many there are without a limit."""
+    with history_to_read() as store:
+        if refresh:
+            bring_up_to_date(store)
+        check_states(wanted.states, store)
+        return store.jobs(wanted), store.count(wanted)
 
 
 def bring_up_to_date(store: Store) -> None:

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from llmb.cli.completion import labels
-from llmb.cli.jobs import DEFAULT_LIMIT, bring_up_to_date, history_to_read
+from llmb.cli.jobs import DEFAULT_LIMIT, listed_jobs
 from llmb.cli.json_option import Json
 from llmb.jobs.point_in_time import parse_since
-from llmb.jobs.store import Filter, check_states
+from llmb.jobs.store import Filter
 from llmb.report.jobs_report import runs_document, runs_table
 from llmb.report.output import print_json, print_table
 
@@ -60,11 +60,7 @@ def runs(
         runs_only=True,
         limit=limit or None,
     )
-    with history_to_read() as store:
-        if not no_refresh:
-            bring_up_to_date(store)
-        check_states(wanted.states, store)
-        found, total = store.jobs(wanted), store.count(wanted)
+    found, total = listed_jobs(wanted, refresh=not no_refresh)
     if json:
         print_json(runs_document(found, total))
     else:
