@@ -30,6 +30,8 @@ MANY_FILES_TARGET_S = 5
 GREP_TARGET = 1 / 3
 NEEDLE = "train_step_timing in s"
 NCCL_LINES_PER_STEP = 4000
+NO_RESULT = 4
+"""The exit code of ``llmb parse`` where no log gives a result: a traced run does not."""
 COLUMNS = ("case", "target", "GB", "parse (s)", "GB/s", "files/s", "grep -c (s)", "rate / grep's", "peak (MiB)")
 
 
@@ -118,9 +120,11 @@ def _parse_command(path: Path) -> list[str]:
 
 
 def _seconds(command: list[str]) -> float:
-    """Wall-clock time of a whole process."""
+    """Wall-clock time of a whole process. Raises CalledProcessError for exit codes that a log with a trace has not."""
     start = time.perf_counter()
-    subprocess.run(command, stdout=subprocess.PIPE, check=True)  # into /dev/null, grep would stop at the first match
+    process = subprocess.run(command, stdout=subprocess.PIPE)  # into /dev/null, grep would stop at the first match
+    if process.returncode not in (0, NO_RESULT):
+        raise subprocess.CalledProcessError(process.returncode, command)
     return time.perf_counter() - start
 
 
