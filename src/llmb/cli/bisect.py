@@ -12,9 +12,9 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of, split_model
 from llmb.catalogue.resolve import find_workload, sizes_of
 from llmb.cli.group import Group
-from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
+from llmb.cli.root import install_here
 from llmb.errors import InvalidRun, UsageError, unknown
 from llmb.report.bisect_report import bisect_table, bisect_text
 from llmb.report.output import print_json, print_table

@@ -14,9 +14,9 @@ from llmb.campaigns.queueing import Wanted, campaign_context, from_command_line
 from llmb.campaigns.selection import selection_of
 from llmb.catalogue.model_name import split_model
 from llmb.cli.campaign_options import JOB, SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
-from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.options import given_of, takes
+from llmb.cli.root import install_here
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

@@ -15,9 +15,9 @@ import typer
 
 from llmb.cli.completion import labels, runs
 from llmb.cli.group import Group
-from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
+from llmb.cli.root import install_here
 from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
 from llmb.jobs.find import find_job, find_jobs
 from llmb.jobs.history import open_history, read_history

@@ -9,10 +9,10 @@ import typer
 
 from llmb.analysis.parsed_run import ParsedRun, known_run, parsed_run
 from llmb.catalogue.load import Catalogue
-from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.parse_compat import Format, ParseCommand, print_as_reference
 from llmb.cli.parse_progress import reading_progress
+from llmb.cli.root import install_here
 from llmb.errors import RunFailed, UsageError, unknown
 from llmb.logs.files import find_all_logs
 from llmb.logs.parallel_reader import read_in_parallel

@@ -10,7 +10,6 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.cli import prepare_submit
 from llmb.cli.group import Group
-from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.options import model_options, takes
@@ -18,6 +17,7 @@ from llmb.cli.prepare_checkpoint import checkpoint
 from llmb.cli.prepare_options import Size, Workload
 from llmb.cli.prepare_verify import verify
 from llmb.cli.progress import CountProgress
+from llmb.cli.root import install_here
 from llmb.errors import UserInterrupt, unknown
 from llmb.prepare.dataset import DatasetRequest, PreparedDataset, prepare_dataset
 from llmb.prepare.small_files import SIZE, next_commands, write_small_files

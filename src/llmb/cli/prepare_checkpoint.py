@@ -9,11 +9,11 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.cli.checkpoint import MaxFileSize, Processes
-from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.options import model_options, takes
 from llmb.cli.progress import ByteProgress
+from llmb.cli.root import install_here
 from llmb.huggingface.shards import parse_size
 from llmb.prepare.checkpoint import CheckpointRequest, prepare_checkpoint
 from llmb.prepared.folders import prepared_folders

@@ -13,10 +13,10 @@ from llmb.catalogue.model_name import model_of, split_model
 from llmb.catalogue.resolve import find_workload
 from llmb.catalogue.variables import near_misses, read_preparation_variables
 from llmb.cli.campaign_options import DryRun, Yes
-from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import can_ask, say
 from llmb.cli.options import given_of, given_once, takes, value_options
+from llmb.cli.root import install_here
 from llmb.errors import InfrastructureError, UsageError, UserInterrupt
 from llmb.jobs.history import open_history
 from llmb.jobs.order import Queued

@@ -7,10 +7,10 @@ import typer
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
-from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.options import model_options, takes
 from llmb.cli.progress import ByteProgress
+from llmb.cli.root import install_here
 from llmb.errors import EnvironmentProblem
 from llmb.prepare.verify import Verification, verify_prepared
 from llmb.prepared.folders import prepared_folders

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from llmb.cli.completion import runs
-from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
+from llmb.cli.root import install_here
 from llmb.errors import UsageError
 from llmb.jobs.find import LATEST, find_job
 from llmb.jobs.history import read_history

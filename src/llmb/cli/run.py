@@ -13,13 +13,13 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request
 from llmb.catalogue.unspecified import OPEN_CHOICES
 from llmb.cli.common import is_verbose
-from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import print_unspecified, say
 from llmb.cli.options import recipe_options, record_options, takes
 from llmb.cli.progress import RunProgress
 from llmb.cli.repeated_run import print_order, requests_of, run_several
 from llmb.cli.result import print_result
+from llmb.cli.root import install_here
 from llmb.jobs.here import LocalRun, plan_here
 from llmb.options.option import arguments_of
 from llmb.report.output import print_json, print_table, print_text

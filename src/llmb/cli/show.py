@@ -56,7 +56,7 @@ def show(
 def _origin(catalogue: Catalogue, recipe: Recipe) -> OriginHere:
     if recipe.task == "pretrain":
         return OriginHere(origin=random_and_synthetic(recipe.training))
-    from llmb.cli.install import install_here  # both take longer than all that a pre-training recipe needs
+    from llmb.cli.root import install_here  # both take longer than all that a pre-training recipe needs
     from llmb.runs.planning import origin_here
 
     return origin_here(catalogue, install_here(), recipe)

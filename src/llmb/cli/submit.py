@@ -16,12 +16,12 @@ from llmb.campaigns.selection import selection_of, single_model
 from llmb.campaigns.single import plan_one, queue_one, wait_for_one
 from llmb.catalogue.load import Catalogue
 from llmb.cli.campaign_options import JOB, NAMED_SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
-from llmb.cli.install import install_here
 from llmb.cli.json_option import Json
 from llmb.cli.messages import can_ask, say
 from llmb.cli.options import given_of, takes
 from llmb.cli.progress import JobProgress
 from llmb.cli.result import print_run
+from llmb.cli.root import install_here
 from llmb.errors import UsageError, UserInterrupt
 from llmb.jobs.order import Order, Queued
 from llmb.jobs.wait import Watch

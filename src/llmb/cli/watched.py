@@ -8,8 +8,8 @@ from pathlib import Path
 
 from llmb.analysis.watched_log import WatchedLog
 from llmb.analysis.watched_run import WatchedRun
-from llmb.cli.install import install_here
 from llmb.cli.result import unreadable
+from llmb.cli.root import install_here
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
 from llmb.jobs.find import LATEST, find_job
 from llmb.jobs.follow import current

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the checks of nodes found."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from llmb.catalogue.records import Record
+
+Status = Literal["pass", "warn", "fail"]
+SEVERITY: tuple[Status, ...] = ("pass", "warn", "fail")
+
+
+class Check(Record):
+    """One thing that was looked at."""
+
+    name: str
+    """What was looked at, in a stable word for scripts, such as ``gpu_ecc``."""
+    status: Status
+    value: str | int | float | bool | None
+    """What was found, with its unit in the name or the text; None only together with ``warn`` or ``fail``."""
+    advice: str | None = None
+    """What to do; None for ``pass``."""
+
+
+class NotChecked(Record):
+    """Something that does not exist here or cannot be seen, which is neither good nor bad."""
+
+    name: str
+    reason: str
+
+
+class NodeReport(Record):
+    """All checks of one node."""
+
+    node: str
+    checked_at: str
+    """Time of the node's own clock, ISO 8601 in UTC."""
+    status: Status
+    checks: tuple[Check, ...]
+    not_checked: tuple[NotChecked, ...] = ()
+
+
+def worst(statuses: Iterable[Status]) -> Status:
+    """``pass`` for none."""
+    return max(statuses, key=SEVERITY.index, default="pass")

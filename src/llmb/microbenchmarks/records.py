@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results of microbenchmarks, as they are printed and kept per node and date."""
+
+from llmb.catalogue.records import Record
+
+
+class Measurement(Record):
+    """One row: a kind of work at one size, measured on one device or over a group of them."""
+
+    benchmark: str
+    """``gemm``, ``attention``, ``memory``, ``transfer``, ``launch``, ``collectives`` or ``disk``."""
+    case: str
+    """What within it, in a stable word for scripts, such as ``qkv`` or ``all_reduce``."""
+    shape: str | None = None
+    """Of the data, for people, such as ``4096 x 4096 x 14336``."""
+    dtype: str | None = None
+    size_bytes: int | None = None
+    node: str
+    device: str
+    """The GPU's name as its driver gives it, or the CPU's model."""
+    rank: int | None = None
+    """Of the process that measured; None where a group measured together."""
+    ranks: int = 1
+    """In the group."""
+    time_s: float
+    """Median of the repetitions."""
+    repetitions: int
+    tflops: float | None = None
+    peak_tflops: float | None = None
+    """Of the catalogue, dense; None where the device has no known peak."""
+    bandwidth_gb_per_s: float | None = None
+    """Gigabytes (1e9) per second; of collectives the algorithm's bandwidth as nccl-tests defines it."""
+    bus_bandwidth_gb_per_s: float | None = None
+    """Of collectives, as nccl-tests defines it."""
+    sustained: bool = False
+    """Measured for seconds, at the clocks that power and temperature then allow; else a burst."""
+
+
+class MeasurementFile(Record):
+    """What one call of ``llmb bench`` measured on one node."""
+
+    schema_version: int = 1
+    node: str
+    measured_at: str
+    """ISO 8601 in UTC."""
+    command: tuple[str, ...]
+    software: dict[str, str | None]
+    """Versions of llmb, python, torch, cuda, nccl and driver; None is unknown."""
+    measurements: tuple[Measurement, ...]
