@@ -18,6 +18,7 @@ from llmb.catalogue.records import Recipe
 from llmb.jobs.job import Job
 from llmb.jobs.preparation import Preparation
 from llmb.jobspec.container import ContainerSettings
+from llmb.jobspec.node_setup import Binding
 from llmb.jobspec.spec import JobSpec
 from llmb.prepare.sample_files import SampleFiles
 from llmb.prepared.packed_dataset import PackedDataset
@@ -26,7 +27,8 @@ from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
 from llmb.runs.steps import Step
 from llmb.schedulers.lookup import cluster_schema
-from llmb.schedulers.slurm.settings import SlurmSettings
+from llmb.schedulers.slurm.settings import PartitionSettings, SlurmSettings
+from llmb.site.cluster_config import InstallSettings
 from reference_pages.json_samples import json_documents, sample_line, sample_plan, sample_recipe
 from reference_pages.json_types import Schema, types_text
 from reference_pages.markdown import page, table, type_text
@@ -209,11 +211,15 @@ def cluster_config(meanings: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     parts: dict[str, type[BaseModel]] = {
         "cluster": cluster_schema(),
         "slurm": SlurmSettings,
+        "partition": PartitionSettings,
         "container": ContainerSettings,
+        "binding": Binding,
+        "install": InstallSettings,
     }
+    titles = {"cluster": "", "partition": "`slurm.partitions.<name>`, each as in `slurm` where it is left out:"}
     yield page("## cluster_config.yaml", CLUSTER_CONFIG)
     for name, record in parts.items():
-        title = "" if name == "cluster" else f"`{name}`:"
+        title = titles.get(name, f"`{name}`:")
         yield page(title, typed_table(annotations(record), meanings[f"{name}_config"]))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -55,6 +55,8 @@ def bullets(notes: Iterable[str]) -> str:
 def type_text(annotation: Any) -> str:  # noqa: ANN401 (any type there is)
     """A type in words that are valid for JSON and for the command line."""
     origin = get_origin(annotation)
+    if origin is Annotated:
+        return type_text(get_args(annotation)[0])
     if origin in (Union, types.UnionType):
         return " or ".join(type_text(item) for item in get_args(annotation))
     if origin is Literal:

@@ -2,7 +2,7 @@
 """``cluster_config.yaml`` in the install root: what is particular to one cluster."""
 
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -10,6 +10,7 @@ from llmb.catalogue.data_files import CatalogueError, read_file
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError
 from llmb.jobspec.container import ContainerSettings, text_problems
+from llmb.jobspec.node_setup import Binding, Vboost
 from llmb.jobspec.variables import variable_problems
 from llmb.runs.folder import CLUSTER_CONFIG
 
@@ -33,6 +34,20 @@ class WorkloadSettings(Record):
         return value
 
 
+class InstallSettings(Record):
+    """What the installer was told, so that it can be repeated and extended; jobs do not depend on it."""
+
+    environment: Literal["uv", "venv", "conda", "existing"] | None = None
+    """How the shared Python environment is made."""
+    python: str | None = None
+    """Version or path of the interpreter that it is made with."""
+    image_folder: str | None = None
+    """Where container images are kept; None for ``images`` in the root of installation."""
+    node_architecture: Literal["x86_64", "aarch64"] | None = None
+    workloads: tuple[str, ...] = ()
+    """Those that are installed."""
+
+
 class ClusterConfig(WorkloadSettings):
     """The whole file, but for the sections of schedulers; every key may be left out."""
 
@@ -47,13 +62,19 @@ class ClusterConfig(WorkloadSettings):
     """Loaded with ``module load`` before anything else."""
     profiles: tuple[str, ...] = ()
     """Files that the batch script sources."""
+    prolog: tuple[str, ...] = ()
+    """Shell commands that every node runs before the workers, outside of the container."""
+    vboost: Vboost | None = None
+    """Set on every node while the workers train."""
+    binding: Binding = Field(default_factory=Binding)
     container: ContainerSettings = Field(default_factory=ContainerSettings)
+    install: InstallSettings = Field(default_factory=InstallSettings)
     workloads: dict[str, WorkloadSettings] = Field(default_factory=dict)
     """By workload."""
 
     @model_validator(mode="after")
     def _every_text_prints(self) -> Self:
-        texts = (self.python or "", *self.modules, *self.profiles)
+        texts = (self.python or "", *self.modules, *self.profiles, *self.prolog)
         _raise([problem for text in texts for problem in text_problems(text)])
         return self
 

@@ -14,11 +14,33 @@ from llmb.site.site import Site
 GpuRequest = Literal["gpus-per-node", "gres", "none"]
 
 
+def _name_of_gres(value: str | None) -> str | None:
+    if value and not value.replace("_", "").replace("-", "").isalnum():
+        raise ValueError(f"'{value}' is not a name such as h100")
+    return value
+
+
+class PartitionSettings(Record):
+    """How a partition differs; None is as in the section ``slurm``."""
+
+    gpu_type: str | None = None
+    """Of its nodes."""
+    gpus_per_node: int | None = Field(default=None, ge=1)
+    gpu_request: GpuRequest | None = None
+    gres_type: str | None = None
+
+    _gres_type_is_a_name = field_validator("gres_type")(_name_of_gres)
+
+
 class SlurmSettings(Record):
     """How jobs of this cluster are asked for."""
 
     account: str | None = None
     partition: str | None = None
+    cpu_partition: str | None = None
+    """For jobs without GPUs; None for ``partition``."""
+    partitions: dict[str, PartitionSettings] = Field(default_factory=dict)
+    """By name, where partitions have different GPUs or count them differently."""
     gpus_per_node: int | None = Field(default=None, ge=1)
     """None for the catalogue's number of the GPU type."""
     gpu_request: GpuRequest = "gpus-per-node"
@@ -32,6 +54,8 @@ class SlurmSettings(Record):
     srun_flags: dict[str, str | None] = Field(default_factory=dict)
     """The same of srun, for the workers' step."""
 
+    _gres_type_is_a_name = field_validator("gres_type")(_name_of_gres)
+
     @field_validator("flags", "srun_flags", mode="before")
     @classmethod
     def _values_are_text(cls, value: object) -> object:
@@ -44,13 +68,13 @@ class SlurmSettings(Record):
     @model_validator(mode="after")
     def _flags_can_be_given(self) -> Self:
         own = {"account": self.account, "partition": self.partition}
+        names = {"partition": ",".join(filter(None, (self.cpu_partition, *self.partitions)))}
         problems = [
             *flag_problems({**self.flags, **{name: value for name, value in own.items() if value}}),
+            *(flag_problems(names)),
             *(f"{name} is a setting of its own" for name in own if name in self.flags),
             *flag_problems({f"srun-{name}": value for name, value in self.srun_flags.items()}),
         ]
-        if self.gres_type and not self.gres_type.replace("_", "").replace("-", "").isalnum():
-            problems.append(f"gres_type is '{self.gres_type}'; it is a name such as h100")
         if problems:
             raise ValueError("; ".join(problems))
         return self
