@@ -2,7 +2,10 @@
 """Runs are found by short ids, labels and as the latest one."""
 
 import json
+import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,9 @@ from typer.testing import CliRunner
 from llmb.cli.main import app
 from llmb.errors import UsageError
 from llmb.jobs.find import find_job
-from llmb.jobs.history import open_history
+from llmb.jobs.history import database_path, open_history
 from llmb.jobs.job import Job
+from llmb.jobs.migrations import SCHEMA_VERSION
 from llmb.jobs.store import Filter, Store
 from llmb.runs.folder import RunFolder
 from llmb.runs.latest_link import link_latest
@@ -171,3 +175,37 @@ def test_a_label_is_told_from_an_id(store: Store, job: Callable[..., Job]) -> No
     with pytest.raises(UsageError, match="'before' is no id, but the label of 2 runs") as caught:
         find_job(store, "before")
     assert caught.value.do and "llmb runs --label before" in caught.value.do
+
+
+@pytest.mark.parametrize("move", [shutil.copytree, shutil.move])
+def test_a_moved_or_copied_root_finds_its_own_runs(
+    store: Store, job: Callable[..., Job], install: Path, tmp_path: Path, move: Callable[[Path, Path], object]
+) -> None:
+    store.add([job(1), job(2, base_dir=job(1).run_dir), job(3, run_dir="/elsewhere/exp_3/exp")])
+    store.close()
+    move(install, tmp_path / "other")
+    with open_history(tmp_path / "other", print) as other:
+        found = other.jobs()
+        assert other.named("exp_2") == [found[1]]
+        assert other.restore(found) == 0
+    folders = "workloads/w/experiments/exp/exp_1/exp", "workloads/w/experiments/exp/exp_2/exp"
+    assert [one.run_dir for one in found] == [
+        *(str(tmp_path / "other" / folder) for folder in folders),
+        "/elsewhere/exp_3/exp",
+    ]
+    assert found[1].base_dir == found[0].run_dir
+
+
+def test_an_earlier_version_s_root_finds_its_own_runs_where_they_are_now(
+    store: Store, job: Callable[..., Job], install: Path
+) -> None:
+    """It stored absolute folders; those of a run that is nowhere in this root stay as they are."""
+    store.add([job(1), job(2)])
+    store.close()
+    before = "/moved/workloads/away/workloads/w/experiments/exp"
+    with closing(sqlite3.connect(database_path(install), isolation_level=None)) as raw:
+        raw.execute(f"UPDATE jobs SET run_dir = '{before}/exp_' || substr(key, 2) || '/exp'")
+        raw.execute(f"PRAGMA user_version = {SCHEMA_VERSION - 1}")
+    Path(job(1).run_dir).mkdir(parents=True)
+    with open_history(install, print) as again:
+        assert [one.run_dir for one in again.jobs()] == [job(1).run_dir, f"{before}/exp_2/exp"]

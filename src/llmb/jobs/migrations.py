@@ -74,5 +74,9 @@ MIGRATIONS = (
     ALTER TABLE jobs ADD COLUMN identity TEXT;
     ALTER TABLE jobs ADD COLUMN verdict TEXT;
     """,
+    # Folders relative to the install root, so that it can be moved and copied.
+    """
+    UPDATE jobs SET run_dir = stored_of_earlier(run_dir), base_dir = stored_of_earlier(base_dir);
+    """,
 )
 SCHEMA_VERSION = len(MIGRATIONS)

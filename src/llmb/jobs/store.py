@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self, get_args
+from typing import Any, Self, get_args
 
 from llmb.errors import EnvironmentProblem, UsageError, unknown
 from llmb.jobs.job import COLUMNS, LIVE, NOT_SUBMITTED, SUBMITTING, Change, Job, Status
 from llmb.jobs.migrations import MIGRATIONS, SCHEMA_VERSION
+from llmb.jobs.root_paths import resolved, stored, stored_of_earlier
 from llmb.runs.folder import WRITE_ADVICE, NotWritable, cannot_write
 from llmb.runs.short_id import may_be_short_id
 
@@ -31,6 +32,8 @@ CAUSES = {
 }
 """Why SQLite cannot write."""
 UNLESS_KNOWN = "WHERE NOT EXISTS (SELECT 1 FROM jobs WHERE run_dir = :run_dir AND job_id = :job_id)"
+FOLDERS = ("run_dir", "base_dir")
+"""Columns that name a folder."""
 _RUNS = (
     "prepares = '' AND NOT EXISTS (SELECT 1 FROM jobs AS later WHERE later.retry_of = jobs.key AND later.state != ?)"
 )
@@ -69,16 +72,17 @@ class Store:
     """An open history. Raises NotWritable or EnvironmentProblem if it cannot be read or written, Damaged if it is
     damaged.
 
-    ``copy`` is the history of another process, in memory: nothing else is read or written then.
+    Folders below the install root, which has the file in a folder of its own, are stored relative to it. ``copy`` is the history of another process, in memory: nothing else is read or written then.
     """
 
     def __init__(self, path: Path, copy: sqlite3.Connection | None = None) -> None:
         self.path = path
+        self.root = path.parent.parent
         if copy is None:
             check_writable(path)
         with self._problems():
             self.db = copy or sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
-            self.db.row_factory = _job
+            self.db.row_factory = self._job
             try:
                 self._prepare()
             except BaseException:
@@ -100,7 +104,7 @@ class Store:
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Raises KeyTaken, and adds none, if one of them exists already, unless it never reached its scheduler."""
-        rows = [asdict(job) for job in jobs]
+        rows = [self._row(job) for job in jobs]
         try:
             with self._transaction():
                 self.db.executemany(f"DELETE FROM jobs WHERE key = :key AND state = '{NOT_SUBMITTED}'", rows)  # noqa: S608
@@ -110,7 +114,7 @@ class Store:
 
     def restore(self, jobs: Iterable[Job]) -> int:
         """Adds those that are missing, by their key and by their run's job id; returns their number."""
-        rows = [asdict(job) for job in jobs]
+        rows = [self._row(job) for job in jobs]
         with self._transaction():
             before = self.db.total_changes
             self.db.executemany(_insert("INSERT OR IGNORE", UNLESS_KNOWN), rows)
@@ -195,7 +199,7 @@ class Store:
         prefix = _escaped(text)
         found = self._select(
             "WHERE job_id = ? OR (array_index IS NOT NULL AND job_id = ? || '_' || array_index)"
-            " OR run_dir LIKE ? ESCAPE '!' ORDER BY submitted_s",
+            " OR '/' || run_dir LIKE ? ESCAPE '!' ORDER BY submitted_s",
             text,
             text,
             f"%/{prefix}%/%",
@@ -229,6 +233,14 @@ class Store:
         if said != "ok":
             raise Damaged(said, self.path)
 
+    def _row(self, job: Job) -> dict[str, Any]:
+        row = asdict(job)
+        return row | {name: stored(self.root, row[name]) for name in FOLDERS if row[name]}
+
+    def _job(self, cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> Job:  # noqa: ARG002 (as sqlite3 calls it)
+        values = dict(zip(COLUMNS, row, strict=True))
+        return Job(**values | {name: resolved(self.root, values[name]) for name in FOLDERS if values[name]})
+
     def _prepare(self) -> None:
         self._use_journal()
         self.db.execute("PRAGMA synchronous = EXTRA")
@@ -242,6 +254,7 @@ class Store:
                     where=str(self.path),
                     do="use the newer llmb that wrote it",
                 )
+            self.db.create_function("stored_of_earlier", 1, lambda path: path and stored_of_earlier(self.root, path))
             for number in range(version, SCHEMA_VERSION):
                 for statement in MIGRATIONS[number].split(";"):
                     self.db.execute(statement)
@@ -302,10 +315,6 @@ def check_states(states: Sequence[str], store: Store) -> None:
     for state in states:
         if state.upper() not in {name.upper() for name in known} and not store.count(Filter(states=(state,))):
             raise unknown("state", state, known)
-
-
-def _job(cursor: sqlite3.Cursor, row: tuple[object, ...]) -> Job:  # noqa: ARG001 (as sqlite3 calls it)
-    return Job(**dict(zip(COLUMNS, row, strict=True)))  # type: ignore[arg-type]
 
 
 def _insert(verb: str, where: str = "") -> str:
