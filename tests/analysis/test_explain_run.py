@@ -144,6 +144,8 @@ def test_what_no_file_tells_is_not_known(tmp_path: Path) -> None:
     assert found
     assert found.causes == ()
     unknown = {item.name for item in found.not_known}
+    narrow = [line.text for line in table_lines(explanation_tables(found)[-1], 80)]
+    assert any("what tells llmb run -w pretrain_llama3.1 -s 8b" in line for line in narrow), "no column of single words"
     assert unknown == {"slow_rank", "exposed_communication", "host_bound", "data_bound", "logging", "throttled_clocks"}
 
 

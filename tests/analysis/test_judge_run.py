@@ -360,7 +360,7 @@ def test_a_table_has_the_sentence_first_and_fits_80_columns(tmp_path: Path, monk
     result = CliRunner().invoke(app, [str(runs(tmp_path / "runs", 13.15))])
     assert isinstance(result.exception, Regressed)
     first, second, *rest = result.stdout.splitlines()
-    assert first.endswith("REGRESSED (soft)")
+    assert first.startswith("REGRESSED (soft): pretrain_llama3.1 8b bf16 on 8 x h100, run ")
     assert second.startswith("7.2 % slower than published (")
     assert any(line.split() == ["step", "time", "s", "13.15", "12.27"] for line in rest)
     assert any("NeMo 25.02.01  makes it soft" in line for line in rest)
@@ -374,7 +374,7 @@ def test_tables_are_made_from_verdicts(tmp_path: Path) -> None:
     (run,) = find_ended_runs(str(folder), tmp_path, lambda _: None).runs
     table = verdict_table(judge_published(run))
     assert max(len(line.text) for line in table_lines(table, 80)) <= 80
-    assert next(plain_lines(table)).startswith("pretrain_llama3.1 8b bf16 on 8 x h100, run ")
+    assert next(plain_lines(table)).startswith("REGRESSED (soft): pretrain_llama3.1 8b bf16 on 8 x h100, run ")
 
 
 def test_an_accepted_cluster_is_said_to_be_accepted(tmp_path: Path) -> None:
@@ -404,6 +404,6 @@ def test_the_table_names_the_runs_that_were_counted(tmp_path: Path) -> None:
     text = "\n".join(plain_lines(verdict_table(judged)))
     failed = next(run.id for run in after if run.status == "failed")
     counted = [run.id for run in after if run.status == "success"]
-    assert f"2 of 3 runs {', '.join(counted)}: " in text
+    assert f"2 of 3 runs {', '.join(counted)}\n" in text
     assert summary_table([judged]).rows[0][0] == ", ".join(counted)
     assert f"not counted: {failed}: the workers ended with exit code 1, after 20 of 50 steps" in text

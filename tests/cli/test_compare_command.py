@@ -19,6 +19,7 @@ from llmb.cli.compare import raise_unless_passed
 from llmb.errors import InvalidRun, LlmbError
 from llmb.report.compare_report import compare_csv, compare_markdown, compare_tables
 from llmb.report.table import table_lines, text_width
+from llmb.report.values import shortened
 from llmb.runs.plan import Plan
 
 
@@ -132,3 +133,18 @@ def test_csv_has_a_line_for_each_row(install: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(compare_csv(compared(install, "before", "after")))))
     assert [row["verdict"] for row in rows] == ["pass", "regressed"]
     assert float(rows[1]["ci95_low_pct"]) < float(rows[1]["delta_pct"]) < float(rows[1]["ci95_high_pct"])
+
+
+def test_values_are_short_and_worded_alike_on_both_sides() -> None:
+    commit = "566c6b1e330fe47417f24685715d87e3df37f3f0"
+    assert shortened(f"{commit}, {commit}") == "566c6b1e330f, 566c6b1e330f"
+    assert shortened("node-with-a-long-name-" * 9).endswith("...")
+    assert [shortened(value) for value in (True, None, "no, yes")] == ["yes", "none", "no, yes"]
+
+
+def test_large_noise_is_a_plain_number(install: Path) -> None:
+    comparison = compared(install, "before", "noisy")
+    (row,) = comparison.rows
+    rows = [row.model_copy(update={"noise_pct": noise}) for noise in (110.4, 0.274, None)]
+    (table, *_) = compare_tables(comparison.model_copy(update={"rows": rows}))
+    assert [cells[6] for cells in table.rows] == ["110", "0.27", "n/a"]

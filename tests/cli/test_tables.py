@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from llmb.report.numbers import interval_of
 from llmb.report.output import result_table, styled_lines
 from llmb.report.table import Table, plain_lines
 
@@ -85,3 +86,26 @@ def test_a_name_longer_than_a_line_is_broken_after_punctuation() -> None:
     lines = [STYLES.sub("", line) for line in styled_lines(table, 30)]
     assert "".join(lines).replace(" ", "").startswith("/work/experiments/pretrain_llama3.1_8b/pretrain_")
     assert all(line.rstrip()[-1] in "_/" for line in lines[1:3])
+
+
+def test_a_percentage_is_not_broken_before_its_sign() -> None:
+    table = result_table("slower by 3.0 %; the rest", "more", "why")
+    table.add_row("a", "it is 3.0 % slower than 2.0 %")
+    for width in range(12, 40):
+        assert not [line for line in styled_lines(table, width) if STYLES.sub("", line).lstrip().startswith("%")]
+        assert "".join("".join(styled_lines(table, width)).split()).count("3.0%") == 2
+
+
+@pytest.mark.parametrize(
+    ("interval", "text"),
+    [
+        (None, "n/a"),
+        ((0.5, 1.25), "0.5 to 1.25"),
+        ((-0.15, 0.88), "n/a (too few steps)"),
+        ((0.0, 1.0), "n/a (too few steps)"),
+    ],
+)
+def test_an_interval_of_times_that_includes_0_says_why_it_is_none(
+    interval: tuple[float, float] | None, text: str
+) -> None:
+    assert interval_of(interval) == text

@@ -128,7 +128,10 @@ def test_different_nodes_are_named():
 
 def test_nodes_that_ran_one_group_only_are_named():
     before, after = group(10.0, 10.1, nodes=("a", "b")), group(10.0, 10.1, nodes=("a", "c"))
-    assert group_difference(before, after).node_effect == "b ran only the first group and c ran only the second group"
+    assert (
+        group_difference(before, after).node_effect
+        == "only the first group ran on b and only the second group ran on c"
+    )
 
 
 def test_a_slow_node_in_both_groups_is_named():

@@ -24,7 +24,7 @@ from llmb.analysis.measured import measured, why_left_out
 from llmb.analysis.records import AnalyzedRun, FoundRuns, LeftOut
 from llmb.errors import UsageError
 from llmb.metrics.group_difference import RunMean, decide, group_difference
-from llmb.runs.identity import Difference, Value, differences
+from llmb.runs.identity import Difference, Value, differences, value_text
 from llmb.runs.published_verdict import steps_text
 from llmb.verdict.conditions import rule_of
 from llmb.verdict.records import WORST, VerdictName
@@ -222,4 +222,4 @@ def _own(run: AnalyzedRun) -> Configuration:
 
 def _one_or_all(values: Sequence[Value]) -> Value:
     every = sorted(set(values), key=str)
-    return every[0] if len(every) == 1 else ", ".join(map(str, every))
+    return every[0] if len(every) == 1 else ", ".join(map(value_text, every))

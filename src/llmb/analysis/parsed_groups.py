@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llmb.analysis.parsed_run import ParsedRun
 from llmb.metrics.statistics import Statistics, describe
-from llmb.runs.identity import Value
+from llmb.runs.identity import Value, value_text
 
 MOST_DIFFERENCES = 3
 
@@ -70,7 +70,7 @@ def _distinguished(groups: Sequence[RunGroup]) -> list[RunGroup]:
 
 
 def _told(key: str, value: Value) -> str:
-    return f"{key} {'unknown' if value is None else value}"
+    return f"{key} {'unknown' if value is None else value_text(value)}"
 
 
 def _order(group: RunGroup) -> tuple[object, ...]:

@@ -75,7 +75,8 @@ def _scaling(groups: Sequence[RunGroup], catalogue: Catalogue) -> Scaling:
     recipes = _published(run, catalogue)
     rows = [_measured_row(group, recipes) for group in groups]
     covered = {(row.gpus, row.layout_text) for row in rows if row.published}
-    rows += [row for row in map(_published_row, recipes) if (row.gpus, row.layout_text) not in covered]
+    others = (row for row in map(_published_row, recipes) if row.published)
+    rows += [row for row in others if (row.gpus, row.layout_text) not in covered]
     ordered = sorted(rows, key=lambda row: (row.gpus, row.group is None, row.layout_text))
     kind = _kind([row for row in ordered if row.group])
     return Scaling(run.recipe_text, run.text("gpu_type"), run.text("program"), kind, tuple(_with_efficiency(ordered)))

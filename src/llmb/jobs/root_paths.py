@@ -18,9 +18,9 @@ def resolved(root: Path, folder: str) -> str:
 
 
 def stored_of_earlier(root: Path, folder: str) -> str:
-    """``folder`` as it is stored now. Earlier versions stored the absolute path, where the root may have been elsewhere.
+    """``folder`` as it is stored now. Earlier versions stored the absolute path, when the root may have been elsewhere.
 
-    A folder of the same name below this root is taken for it: in a moved root it is that run, in a copied one its copy.
+    A folder of the same name below this root is taken for it: the run itself in a moved root, its copy in a copied one.
     """
     parts = Path(folder).parts
     below = (Path(*parts[place:]) for place, part in enumerate(parts) if part == WORKLOADS)

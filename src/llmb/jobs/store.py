@@ -72,7 +72,9 @@ class Store:
     """An open history. Raises NotWritable or EnvironmentProblem if it cannot be read or written, Damaged if it is
     damaged.
 
-    Folders below the install root, which has the file in a folder of its own, are stored relative to it. ``copy`` is the history of another process, in memory: nothing else is read or written then.
+    Folders below the install root, which has the file in a folder of its own, are stored relative to it.
+
+    ``copy`` is the history of another process, in memory: nothing else is read or written then.
     """
 
     def __init__(self, path: Path, copy: sqlite3.Connection | None = None) -> None:

@@ -26,7 +26,7 @@ def node_effect(before: Sequence[RunOnNodes], after: Sequence[RunOnNodes]) -> st
         said.append(f"the groups ran on different nodes ({_names(used[0])}; {_names(used[1])}), which may differ")
     elif used[0] != used[1]:
         only = [
-            f"{_names(nodes)} ran only the {which} group"
+            f"only the {which} group ran on {_names(nodes)}"
             for which, nodes in (("first", used[0] - used[1]), ("second", used[1] - used[0]))
             if nodes
         ]

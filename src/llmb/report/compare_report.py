@@ -9,7 +9,8 @@ from llmb.analysis.comparison import Comparison, LeftOutRun, Row, Unmatched
 from llmb.report.numbers import number
 from llmb.report.output import printable, result_table
 from llmb.report.table import Table
-from llmb.runs.identity import Difference, Value
+from llmb.report.values import shortened
+from llmb.runs.identity import Difference
 
 COLUMNS = ("recipe", "runs", "before (s)", "after (s)", "change (%)", "95 % interval", "noise (%)", "verdict")
 RIGHT = COLUMNS[1:-1]
@@ -17,7 +18,6 @@ CSV_COLUMNS = (
     *("recipe", "n_before", "n_after", "before_s", "after_s", "delta_pct", "ci95_low_pct", "ci95_high_pct"),
     *("noise_pct", "verdict", "tolerance_pct", "measure", "speed_up", "scaling", "more_runs", "reason"),
 )
-LONGEST_VALUE = 60
 MOST_DIGITS = 4
 MOST_RUNS = 6
 """Runs that a table names; the JSON document names all."""
@@ -58,7 +58,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         number(row.after_s),
         _change(row),
         " to ".join(map(_signed, row.ci95_pct)) if row.ci95_pct else "n/a",
-        "n/a" if row.noise_pct is None else f"{row.noise_pct:.2g}",
+        _noise(row.noise_pct),
         row.verdict,
     )
 
@@ -70,6 +70,10 @@ def _change(row: Row) -> str:
         return _signed(None)
     same = (n for n in range(1, MOST_DIGITS) if (round(abs(delta), n) > limit) == (abs(delta) > limit))
     return f"{delta:+.{next(same, MOST_DIGITS)}f}"
+
+
+def _noise(percent: float | None) -> str:
+    return "n/a" if percent is None else f"{percent:.2g}" if percent < 10 else f"{percent:.0f}"
 
 
 def _signed(percent: float | None) -> str:
@@ -95,7 +99,7 @@ def _row_notes(row: Row) -> Iterator[str]:
     if row.more_runs:
         yield f"{row.more_runs} more {'run' if row.more_runs == 1 else 'runs'}, of both sides together, would tell."
     elif row.verdict == "inconclusive":
-        yield "the difference is too close to the tolerance for a reasonable number of more runs to tell."
+        yield "the noise is too large, or the difference too close to the tolerance, for a few more runs to tell."
     if row.measure == "gpu_time_per_token":
         yield "a step is not the same work on both sides: the change is that of the GPU time per token."
     if row.scaling and row.speed_up is not None:
@@ -110,7 +114,7 @@ def _differences_table(differences: Sequence[Difference]) -> Table:
     one_sided = [one for one in differences if one.before is None or one.after is None]
     for one in differences:
         if one not in one_sided:
-            table.add_row(printable(one.key), _shortened(one.before), _shortened(one.after))
+            table.add_row(printable(one.key), shortened(one.before), shortened(one.after))
     table.caption = "; ".join(_one_sided_text(one) for one in one_sided) or None
     if table.caption:
         table.caption = f"Known of one side only: {table.caption}."
@@ -120,28 +124,13 @@ def _differences_table(differences: Sequence[Difference]) -> Table:
 
 def _one_sided_text(one: Difference) -> str:
     side, value = ("before", one.before) if one.after is None else ("after", one.after)
-    return f"{printable(one.key)} ({side}: {_shortened(value)})"
-
-
-def _shortened(value: Value) -> str:
-    """For a cell: lists of nodes and GPUs can be long; the JSON document has all of it."""
-    text = printable(_text(value))
-    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
-
-
-def _text(value: Value) -> str:
-    match value:
-        case None:
-            return "none"
-        case bool():
-            return "yes" if value else "no"
-    return str(value)
+    return f"{printable(one.key)} ({side}: {shortened(value)})"
 
 
 def _unmatched_table(unmatched: Iterable[Unmatched]) -> Table:
     table = result_table("Recipes without a counterpart", "recipe", "side", "runs")
     for one in unmatched:
-        differs = ", ".join(f"{key.key} ({_text(key.before)}, {_text(key.after)})" for key in one.differs)
+        differs = ", ".join(f"{key.key} ({shortened(key.before)}, {shortened(key.after)})" for key in one.differs)
         cells = (one.recipe, one.side, str(len(one.runs)), one.reason or differs)
         table.add_row(*map(printable, filter(None, cells)))
     if len(table.columns) > 3:

@@ -7,11 +7,13 @@ from llmb.report.table import Table
 from llmb.verdict.causes import Cause, Explanation
 
 SIGNS = {"about": "", "at least": "≥ ", "at most": "≤ "}
+READABLE = 24
+"""Sentences in a narrower column are hard to read: each row becomes a paragraph."""
 NOTHING = "nothing that was measured costs 1 % of a step or more"
 
 
 def explanation_tables(explanation: Explanation) -> list[Table]:
-    """The causes with their commands, and what is not known; as wide as a terminal of 80 columns."""
+    """The causes with their commands, and what is not known."""
     tables = [_causes_table(explanation)]
     if explanation.not_known:
         tables.append(_unknown_table(explanation))
@@ -55,6 +57,8 @@ def _notes(explanation: Explanation) -> list[str]:
 
 def _unknown_table(explanation: Explanation) -> Table:
     table = result_table("not known from this run", "cause", "why", "what tells")
+    for column in table.columns[1:]:
+        column.min_width = READABLE
     for unknown in explanation.not_known:
         table.add_row(unknown.title, unknown.reason, printable(unknown.confirm))
     return table

@@ -15,6 +15,16 @@ def unknown(reason: str) -> str:
     return f"n/a ({reason})"
 
 
+def interval_of(interval: tuple[float, float] | None) -> str:
+    """A confidence interval of something that is never negative. One that includes 0 says that hardly anything is
+    known; it comes from very few steps, or from steps that differ very much.
+    """
+    if interval is None:
+        return number(None)
+    low, high = interval
+    return f"{number(low)} to {number(high)}" if low > 0 else unknown("too few steps")
+
+
 def duration(seconds: float) -> str:
     """In the two largest units, such as ``3 min 14 s`` and ``2 h 5 min``."""
     whole = round(seconds)

@@ -12,6 +12,7 @@ from llmb.report.numbers import number
 from llmb.report.output import printable, result_table
 from llmb.report.parse_report import ParseReport, figures_of, one_mfu
 from llmb.report.table import Table
+from llmb.report.values import shortened
 
 GROUP_COLUMNS = (
     *("workload", "size", "dtype", "gpu_type", "gpus", "layout", "program", "identity", "runs"),
@@ -40,12 +41,16 @@ def groups_table(report: ParseReport, groups: Sequence[RunGroup]) -> Table:
             number(group.spread_pct),
             number(_median_mfu(group)),
         )
-        table.add_row(*cells, *([printable(", ".join(group.differs))] if differs else []))
+        table.add_row(*cells, *([_differs(group)] if differs else []))
     left_out = len(report.runs) - sum(len(group.runs) for group in groups)
     table.caption = "median of the runs' means; spread from the fastest to the slowest run, in percent of the median"
     if left_out:
         table.caption += f"\n{left_out} of {len(report.runs)} files are no success; without --group they are listed"
     return table
+
+
+def _differs(group: RunGroup) -> str:
+    return ", ".join(map(shortened, group.differs))
 
 
 def _median_mfu(group: RunGroup) -> float | None:
@@ -107,7 +112,8 @@ def _scaling_table(report: ParseReport, scaling: Scaling) -> Table:
     others = ("publ. (s)", "eff. (%)", "days/1T") if published else ()
     on = f" on {scaling.gpu_type}" if scaling.gpu_type else ""
     title = f"{scaling.recipe_text}{on}, {scaling.kind or 'one scale'}{' scaling' if scaling.kind else ''}"
-    columns = ("GPUs", "layout", *measured[1:], *others)
+    differs = ("differs in",) if any(row.group and row.group.differs for row in scaling.rows) else ()
+    columns = ("GPUs", "layout", *measured[1:], *others, *differs)
     table = result_table(f"{title}, window {report.rule}", *columns, right=(*measured, *others))
     for row in scaling.rows:
         figures = row.published
@@ -118,6 +124,7 @@ def _scaling_table(report: ParseReport, scaling: Scaling) -> Table:
             figures and figures.days_per_1t_tokens,
         )
         cells = [number(value) if value is not None else "" for value in (*shown, *(printed if published else ()))]
+        cells += [_differs(row.group) if row.group else ""] if differs else []
         table.add_row(str(row.gpus), row.layout_text, str(len(row.group.runs)) if row.group else "", *cells)
     notes = ["eff.: throughput of a GPU relative to that at the smallest scale; step: median of the runs' means"]
     if scaling.kind == "mixed":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llmb.analysis.parsed_run import ParsedRun
 from llmb.metrics.anomalies import Anomalies
-from llmb.report.numbers import number
+from llmb.report.numbers import interval_of, number
 from llmb.report.output import printable, result_table
 from llmb.report.parse_report import ParseReport, date_of, figures_of, one_mfu
 from llmb.report.table import Table
@@ -172,8 +172,7 @@ def _short(percent: float | None) -> str:
 
 
 def _interval(run: ParsedRun) -> str:
-    interval = run.outcome.step_time_s and run.outcome.step_time_s.ci95
-    return f"{number(interval[0])}-{number(interval[1])}" if interval else number(None)
+    return interval_of(run.outcome.step_time_s.ci95 if run.outcome.step_time_s else None)
 
 
 def _window(run: ParsedRun) -> str:

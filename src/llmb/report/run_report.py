@@ -12,7 +12,7 @@ from llmb.catalogue.unspecified import unspecified_text
 from llmb.metrics.parameters import checkpoint_bytes
 from llmb.metrics.window import STEADY
 from llmb.report.lora_text import trained_text
-from llmb.report.numbers import number, unknown
+from llmb.report.numbers import interval_of, number, unknown
 from llmb.report.output import result_table
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document, origin_document
 from llmb.report.table import Table
@@ -246,8 +246,7 @@ def _add_step_time(table: Table, result: Result, expected: Expectation | None, r
     table.add_row("step time s, median", number(times.median))
     if times.std is not None and times.cv is not None and times.ci95 is not None:
         table.add_row("step time s, std", number(times.std), "", f"coefficient of variation {100 * times.cv:.2g} %")
-        low, high = times.ci95
-        table.add_row("step time s, 95 %", f"{number(low)} to {number(high)}", "", "confidence interval of the mean")
+        table.add_row("step time s, 95 %", interval_of(times.ci95), "", "confidence interval of the mean")
 
 
 def _add_throughput(table: Table, result: Result, expected: Expectation | None) -> None:

@@ -13,6 +13,8 @@ LONGEST_LABEL = 40
 """A first column up to this width is not wrapped, unless it is no label."""
 LEAST_LAST = 16
 """A last column as narrow as this is still read; names in it may be broken."""
+_WORDS = re.compile(r"\S+(?: %\S*)?")
+"""A percentage is one word: a line does not begin with its sign."""
 _PIECES = re.compile(r"[^_/,=:-]*[_/,=:-]*")
 
 
@@ -80,17 +82,17 @@ def table_lines(table: Table, width: int | None = None) -> Iterator[Line]:
 
 def _fitted(table: Table, natural: Sequence[int], cells: Sequence[Sequence[str]], available: int) -> list[int] | None:
     """Widths that break no word; None if there are none. A last column that is text may break the longest words."""
-    least = list(map(text_width, (max(column.header.split(), key=text_width, default="") for column in table.columns)))
+    least = list(map(text_width, (max(_words(column.header), key=text_width, default="") for column in table.columns)))
     for row in cells:
         for place, cell in enumerate(row):
-            least[place] = max(least[place], *map(text_width, cell.split()), 0)
+            least[place] = max(least[place], *map(text_width, _words(cell)), 0)
     if natural[0] <= LONGEST_LABEL and table.columns[0].label:
         least[0] = natural[0]
     for place, column in enumerate(table.columns):
         least[place] = max(least[place], column.min_width or 0) if column.wrap else natural[place]
     if not table.columns[-1].right:
         rest = available - sum(least[:-1])
-        least[-1] = min(least[-1], max(rest, LEAST_LAST))
+        least[-1] = min(least[-1], max(rest, table.columns[-1].min_width or LEAST_LAST))
     if sum(least) > available:
         return None
     widths = list(natural)
@@ -142,7 +144,7 @@ def _wrapped(text: str, width: int | None) -> list[str]:
             lines.append(line)
             continue
         current = ""
-        for word in line.split():
+        for word in _words(line):
             if current and text_width(current) + 1 + text_width(word) > width:
                 lines.append(current)
                 current = ""
@@ -153,6 +155,10 @@ def _wrapped(text: str, width: int | None) -> list[str]:
                 current = current[len(head) :]
         lines.append(current)
     return lines
+
+
+def _words(text: str) -> list[str]:
+    return _WORDS.findall(text) if " %" in text else text.split()
 
 
 def _head(word: str, width: int) -> str:

@@ -10,16 +10,16 @@ from llmb.analysis.judge_run import Judged
 from llmb.analysis.measured import flaw_of
 from llmb.analysis.records import AnalyzedRun, LeftOut
 from llmb.report.explain_report import explanation_tables
-from llmb.report.numbers import number
+from llmb.report.numbers import interval_of, number
 from llmb.report.output import printable, result_table
 from llmb.report.table import Table
+from llmb.report.values import shortened
 from llmb.verdict.acceptance import AcceptanceSet
 from llmb.verdict.causes import Explanation
 from llmb.verdict.conditions import title_of
-from llmb.verdict.records import WORST, Condition, Interval, Verdict, worst
+from llmb.verdict.records import WORST, Condition, Verdict, worst
 from llmb.verdict.sentence import percent
 
-LONGEST_VALUE = 60
 EFFECTS = {"prevents": "prevents a verdict", "weakens": "makes it soft", "noted": "only noted"}
 
 
@@ -69,10 +69,10 @@ def verdict_tables(judged: Sequence[Judged], explanations: Sequence[Explanation 
 
 
 def verdict_table(judged: Judged) -> Table:
-    """The sentence first, then both sides and what differs, then where all of it comes from."""
+    """The verdict and its sentence first, then both sides and what differs, then where all of it comes from."""
     verdict = judged.verdict
     soft = " (soft)" if verdict.soft and verdict.verdict not in ("invalid", "not comparable") else ""
-    title = f"{printable(judged.title)}, {_counted(judged)}: {verdict.verdict.upper()}{soft}"
+    title = f"{verdict.verdict.upper()}{soft}: {printable(judged.title)}, {_counted(judged)}"
     table = result_table(f"{title}\n{printable(verdict.sentence)}", "", "run", "reference", "effect")
     table.caption = "\n".join(f"{name}: {printable(text)}" for name, text in _sources(judged))
     reference = verdict.reference
@@ -82,9 +82,9 @@ def verdict_table(judged: Judged) -> Table:
     table.add_row("step time s", number(judged.compared_s), number(reference.step_time_s))
     own = judged.step_time_s.ci95 if judged.step_time_s else None
     if own or reference.step_time_s_ci95:
-        table.add_row("95 % interval s", _interval(own), _interval(reference.step_time_s_ci95))
+        table.add_row("95 % interval s", interval_of(own), interval_of(reference.step_time_s_ci95))
     for condition in _two_sided(verdict):
-        values = (_shortened(printable(value or "unknown")) for value in (condition.own, condition.reference))
+        values = (shortened(value or "unknown") for value in (condition.own, condition.reference))
         table.add_row(title_of(condition.key), *values, EFFECTS[condition.effect])
     return table
 
@@ -105,11 +105,6 @@ def summary_table(judged: Sequence[Judged]) -> Table:
             one.verdict.verdict,
         )
     return table
-
-
-def _shortened(value: str) -> str:
-    """For a cell: lists of nodes and GPUs can be long; the JSON has all of it."""
-    return value if len(value) <= LONGEST_VALUE else f"{value[: LONGEST_VALUE - 3]}..."
 
 
 def _two_sided(verdict: Verdict) -> list[Condition]:
@@ -177,10 +172,6 @@ def _counted(judged: Judged) -> str:
     of = f" of {len(judged.runs)}" if len(runs) < len(judged.runs) else ""
     count = "run" if len(judged.runs) == 1 else f"{len(runs)}{of} runs"
     return f"{count} {', '.join(run.id for run in runs)}"
-
-
-def _interval(interval: Interval | None) -> str:
-    return f"{number(interval[0])} to {number(interval[1])}" if interval else "n/a"
 
 
 def _throughput_pct(verdict: Verdict) -> str:

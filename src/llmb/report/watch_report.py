@@ -12,7 +12,7 @@ from llmb.analysis.forecast import Comparison, Forecast, Pace
 from llmb.analysis.watched import Outlook
 from llmb.catalogue.records import Convention
 from llmb.metrics.throughput import Throughput, throughput
-from llmb.report.numbers import duration, number
+from llmb.report.numbers import duration, interval_of, number
 from llmb.report.output import printable, result_table
 from llmb.report.recipe_report import CONVENTION_NAMES
 from llmb.report.table import Table
@@ -113,7 +113,7 @@ def _pace_text(pace: Pace) -> str:
     times = pace.step_time_s
     interval = ""
     if pace.steady and times.ci95:
-        interval = f" ({number(times.ci95[0])} to {number(times.ci95[1])})"
+        interval = f" ({interval_of(times.ci95)})"
     steady = "" if pace.steady else "not steady yet, "
     which = (
         f"steps {pace.first_step}-{pace.last_step}" if pace.last_step > pace.first_step else f"step {pace.last_step}"

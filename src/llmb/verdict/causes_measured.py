@@ -20,7 +20,7 @@ MS = 1000
 MOST_STEPS = 5
 """Numbers of steps that are listed."""
 NO_STEPS = "the run has no metrics.jsonl with steps of its window"
-OLD_STEPS = "its steps do not tell; those of this version do"
+OLD_STEPS = "its steps were recorded by an earlier version, which did not measure it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
