@@ -89,3 +89,23 @@ def test_the_probe_sees_torch_when_it_is_there() -> None:
     probe = PROBE.replace("import os, runpy, sys", "import os, runpy, sys, torch", 1)
     found = subprocess.run([sys.executable, "-c", probe, "--help"], capture_output=True, text=True, check=False)
     assert "torch" in found.stderr.rpartition("loaded:")[2]
+
+
+def closed(streams: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    script = f'exec "$@" {streams}'
+    command = ["sh", "-c", script, "sh", sys.executable, "-m", "llmb", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_closed_standard_output_is_an_error(tmp_path: Path) -> None:
+    done = closed(">&-", "list")
+    assert (done.returncode, "standard output is closed" in done.stderr) == (3, True), done.stderr
+    assert "Traceback" not in done.stderr
+    assert closed(">&- 2>&-", "list").returncode == 3
+
+
+def test_messages_to_a_closed_stream_are_lost_alone(tmp_path: Path) -> None:
+    done = closed("<&- 2>&-", "list")
+    assert done.returncode == 0
+    assert "pretrain_llama3.1" in done.stdout
+    assert closed("2>&-", "list", "--nonsense").returncode == 2

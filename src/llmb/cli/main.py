@@ -17,7 +17,7 @@ from llmb import __version__
 from llmb.cli.common import add_common_options
 from llmb.cli.group import Group
 from llmb.cli.unset_options import skip_unset_options, skipped_if_unset
-from llmb.errors import LlmbError, UsageError, UserInterrupt
+from llmb.errors import EnvironmentProblem, LlmbError, UsageError, UserInterrupt
 
 COMMANDS = {
     "list": ("llmb.cli.list", "Workloads, sizes, dtypes, GPU types and scales of the catalogue."),
@@ -42,6 +42,7 @@ COMMANDS = {
     "nccl": ("llmb.cli.nccl", "Collectives in NCCL's logs, and bandwidths from nccl-tests."),
 }
 
+STDERR = 2
 PARSER_ERROR: Any = typer.BadParameter.__bases__[0]
 """What typer raises for arguments that it cannot parse; it is not exported."""
 
@@ -120,10 +121,26 @@ def main() -> NoReturn:
     # pydantic would look for plugins in the metadata of every installed distribution, which takes as long as reading
     # the catalogue.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
-    exit_code = exit_code_of(app, as_spoken(sys.argv[1:]))
+    is_open = sys.stdout is not None
+    _open_standard_streams()
+    exit_code = exit_code_of(app, as_spoken(sys.argv[1:])) if is_open else _told(_closed(), as_json=False)
     sys.stderr.flush()
     # Results are flushed. Finalizing the interpreter would take a fifth of the time of 'llmb list'.
     os._exit(exit_code)
+
+
+def _closed() -> LlmbError:
+    do = "leave it open, or redirect it to a file or to /dev/null"
+    return EnvironmentProblem("the result cannot be written: standard output is closed", do=do)
+
+
+def _open_standard_streams() -> None:
+    """Those that were closed read and write nothing: the next file that is opened must not get their number."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123 (it stays open)
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
 
 
 def as_spoken(arguments: list[str]) -> list[str]:
