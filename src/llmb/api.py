@@ -8,7 +8,6 @@ Errors are those of ``llmb.errors``; each has the text that the command line pri
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from llmb.analysis.compare_runs import compare_runs
 from llmb.analysis.comparison import Comparison
 from llmb.analysis.find_runs import find_ended_runs
 from llmb.analysis.judge_run import Against, judge_runs
+from llmb.analysis.parsed_run import known_run, parsed_run
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
@@ -23,7 +23,7 @@ from llmb.catalogue.resolve import resolve as resolve_request
 from llmb.errors import UsageError, unknown
 from llmb.jobs.here import plan_here
 from llmb.jobs.local_run import raise_unless_successful
-from llmb.logs.files import ParsedFile, find_logs, parse_file
+from llmb.logs.files import ParsedFile, find_logs
 from llmb.metrics.window import DEFAULT_RULE, check_rule
 from llmb.options.option import made, options_of
 from llmb.options.text import valid_values
@@ -35,7 +35,7 @@ from llmb.runs.record import read_record
 from llmb.runs.result import Result
 from llmb.runs.step_follower import StepNews
 from llmb.verdict.records import Verdict
-from llmb.verdict.tolerance import Tolerance
+from llmb.verdict.tolerance import given_tolerance
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +105,11 @@ def judge(
     that of a log that does not report it. Raises UsageError if there is no run that ended, or if there would be several
     verdicts.
     """
-    if tolerance is not None and not 0 < tolerance < inf:
-        raise UsageError(f"tolerance {tolerance:g} is invalid", do="give a percentage above 0")
+    limit = given_tolerance(tolerance, "tolerance")
     if against is not None and expect is not None:
         raise UsageError("against and expect exclude each other", do="give one of them")
     install = chosen_root(os.environ, Path.cwd()).path
     found = find_ended_runs(str(Path(path).expanduser().absolute()), install, on_message)
-    limit = None if tolerance is None else Tolerance(tolerance, "given by the caller")
     reference = Against(
         runs=None if against is None else str(against),
         expectations=None if expect is None else Path(expect).expanduser(),
@@ -129,8 +127,8 @@ def parse(path: str | Path, *, window: str = DEFAULT_RULE) -> list[ParsedFile]:
     """The outcome of every log in a folder, or of one file, by path, as ``llmb parse``. Raises UsageError."""
     check_rule(window)
     found = find_logs(Path(path).expanduser())
-    outcomes = [*found.refused, *(parse_file(log, window) for log in found.logs)]
-    return sorted(outcomes, key=lambda file: file.path)
+    runs = [*map(known_run, found.refused), *(parsed_run(log, window) for log in found.logs)]
+    return sorted((run.file for run in runs), key=lambda file: file.path)
 
 
 def compare(
@@ -146,12 +144,11 @@ def compare(
     Without ``after``, groups within ``before`` that differ in ``vary``. ``tolerance`` is in percent. A verdict raises
     nothing: see ``rows``.
     """
-    if tolerance is not None and not 0 <= tolerance < inf:
-        raise UsageError(f"tolerance {tolerance:g} is invalid", do="give a percentage of at least 0")
+    limit = given_tolerance(tolerance, "tolerance")
     install = chosen_root(os.environ, Path.cwd()).path
     first = find_ended_runs(str(before), install, on_message)
     second = None if after is None else find_ended_runs(str(after), install, on_message)
-    return compare_runs(first, second, vary=vary, tolerance_pct=tolerance)
+    return compare_runs(first, second, vary=vary, tolerance_pct=limit and limit.pct)
 
 
 def _known(options: Mapping[str, Any], request: type, workload: str, size: str, *more: type) -> dict[str, Any]:

@@ -73,6 +73,8 @@ MISTAKES = [
     ("judge latest", 2, "there are no runs yet"),
     ("judge before", 2, "'llmb runs' shows the runs"),
     ("judge latest --tolerance inf", 2, "--tolerance inf is invalid"),
+    ("compare a b --tolerance 0", 2, "--tolerance 0 is invalid"),
+    ("run -w pretrain_llama3.1 -s tiny --new", 2, "--new has no effect without --label"),
     (f"{TINY} --label -x", 2, "beginning with a letter or a digit"),
     (f"{TINY} --label a..b", 2, "without '..'"),
     ("result missing/run", 2, "there is no folder"),

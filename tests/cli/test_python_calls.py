@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """llmb from Python: the commands as functions with typed results."""
 
+import json
 import subprocess
 import sys
 from functools import partial
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 from recorded_runs import gpu_record, times_around, write_run
+from typer.testing import CliRunner
 
 import llmb
+from llmb.cli.main import app
 from llmb.errors import UsageError
 
 OLD_RUNS = Path(__file__).parent.parent / "data" / "version-0.1"
@@ -41,6 +44,21 @@ def test_logs_are_parsed_to_outcomes_by_path() -> None:
     assert files == sorted(files, key=lambda file: file.path)
     success = next(file.outcome for file in files if file.outcome.status == "success")
     assert success.step_time_s and success.step_time_s.mean > 0
+
+
+def test_a_run_folder_is_parsed_as_by_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the exact step times and the window of its record, not those of the log alone."""
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    kinds = set()
+    for window in ("reference", "all", "3-5"):
+        files = llmb.parse(OLD_RUNS, window=window)
+        words = ["parse", str(OLD_RUNS), "--json", "--window", window, "--jobs", "1"]
+        printed = json.loads(CliRunner().invoke(app, words).stdout)["results"]
+        assert [str(file.path) for file in files] == [one["path"] for one in printed]
+        means = [file.outcome.step_time_s.mean if file.outcome.step_time_s else None for file in files]
+        assert means == [one["step_time_s"] and one["step_time_s"]["mean"] for one in printed]
+        kinds |= {one["figures"] for one in printed}
+    assert "exact" in kinds
 
 
 def test_the_result_of_an_earlier_run_is_read_again() -> None:
@@ -105,7 +123,7 @@ def test_a_run_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         llmb.judge(folder, against=folder, expect="expected.yaml")
 
 
-@pytest.mark.parametrize("tolerance", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("tolerance", [float("nan"), float("inf"), -1.0, 0.0])
 def test_a_tolerance_that_decides_nothing_is_refused(tolerance: float) -> None:
     for call in (partial(llmb.judge, OLD_RUNS), partial(llmb.compare, OLD_RUNS, vary=["layout.gbs"])):
         with pytest.raises(UsageError, match="tolerance"):

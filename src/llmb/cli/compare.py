@@ -15,6 +15,7 @@ from llmb.cli.root import install_here
 from llmb.errors import InvalidRun, Regressed
 from llmb.report.compare_report import compare_csv, compare_markdown, compare_tables
 from llmb.report.output import print_json, print_tables, print_text
+from llmb.verdict.tolerance import given_tolerance
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -46,7 +47,6 @@ def compare(
     tolerance: Annotated[
         float | None,
         typer.Option(
-            min=0,
             help="How much slower is still no regression, in percent. Default: 1 on the same nodes, else 3.",
             show_default=False,
         ),
@@ -77,11 +77,12 @@ def compare(
 
     - `llmb compare engines.json --vary program`: engine with engine
     """
+    limit = given_tolerance(tolerance, "--tolerance")
     names = tuple(name.strip() for text in vary or () for name in text.split(",") if name.strip())
     install = install_here()
     first = find_ended_runs(before, install, say)
     second = None if after is None else find_ended_runs(after, install, say)
-    comparison = compare_runs(first, second, vary=names, tolerance_pct=tolerance)
+    comparison = compare_runs(first, second, vary=names, tolerance_pct=limit and limit.pct)
     _print(comparison, Format.JSON if json else form)
     raise_unless_passed(comparison)
 

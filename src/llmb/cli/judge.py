@@ -2,7 +2,6 @@
 """``llmb judge``."""
 
 from collections.abc import Sequence
-from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +28,7 @@ from llmb.report.verdict_report import (
 from llmb.verdict.acceptance import AcceptanceSet, find_acceptance_set
 from llmb.verdict.causes import Explanation
 from llmb.verdict.records import worst
-from llmb.verdict.tolerance import Tolerance
+from llmb.verdict.tolerance import given_tolerance
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -120,6 +119,7 @@ def judge(
 
     - `llmb judge acceptance-campaign --acceptance h100`
     """
+    limit = given_tolerance(tolerance, "--tolerance")
     _check_options(against, expect, write_expectations, acceptance, tolerance)
     if explain and (acceptance or write_expectations):
         raise UsageError("--explain is for verdicts on runs", do="leave it out, or judge the runs by themselves")
@@ -133,7 +133,6 @@ def judge(
     if write_expectations:
         _write(write_expectations, found)
         return
-    limit = None if tolerance is None else Tolerance(tolerance, "--tolerance")
     if acceptance:
         wanted = find_acceptance_set(acceptance)
         judged = judge_acceptance(wanted, found)
@@ -163,11 +162,7 @@ def _check_options(
     several = [name for name, value in given.items() if value is not None]
     if len(several) > 1:
         raise UsageError(f"{' and '.join(several)} exclude each other", do="give one of them")
-    if tolerance is None:
-        return
-    if not 0 < tolerance < inf:
-        raise UsageError(f"--tolerance {tolerance:g} is invalid", do="give a percentage above 0")
-    if acceptance or write_expectations:
+    if tolerance is not None and (acceptance or write_expectations):
         raise UsageError(f"--tolerance has no effect with {several[0]}", do="leave it out")
 
 

@@ -20,6 +20,7 @@ from llmb.cli.progress import RunProgress
 from llmb.cli.repeated_run import print_order, requests_of, run_several
 from llmb.cli.result import print_result
 from llmb.cli.root import install_here
+from llmb.errors import UsageError
 from llmb.jobs.here import LocalRun, plan_here
 from llmb.options.option import arguments_of
 from llmb.report.output import print_json, print_table, print_text
@@ -69,6 +70,8 @@ def run(
 
     - `llmb run -w pretrain_llama3.1 -s tiny --dtype fp32,bf16 --repeats 5 --label before`
     """
+    if start_new and choices.label is None:
+        raise UsageError("--new has no effect without --label: every run is new", do="leave it out, or add --label")
     catalogue, install, requests = Catalogue(), install_here(), requests_of(request)
     if len(requests) * repeats > 1:
         locals_ = [plan_here(catalogue, one, choices, os.environ, install) for one in requests]
