@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from llmb.cli.main import app
+from llmb.cli.main import app, exit_code_of
 from llmb.errors import UsageError
 from llmb.jobs.find import find_job
 from llmb.jobs.history import database_path, open_history
@@ -209,3 +209,19 @@ def test_an_earlier_version_s_root_finds_its_own_runs_where_they_are_now(
     Path(job(1).run_dir).mkdir(parents=True)
     with open_history(install, print) as again:
         assert [one.run_dir for one in again.jobs()] == [job(1).run_dir, f"{before}/exp_2/exp"]
+
+
+def test_a_name_that_no_run_has_is_told_with_those_that_there_are(
+    store: Store, job: Callable[..., Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*words: str) -> list[str]:
+        assert exit_code_of(app, ["runs", "--no-refresh", *words]) == 0
+        return [line for line in capsys.readouterr().err.splitlines() if "no run has" in line]
+
+    store.add([job(1, label="before"), job(2, label="after")])
+    assert said("--label", "before", "--since", "2026-01-01") == []
+    assert said("--label", "befor", "--json") == [
+        "llmb: no run has the label 'befor'; did you mean 'before'?; labels: after, before"
+    ]
+    assert said("--campaign", "x", "-w", "w") == ["llmb: no run has the campaign 'x', or any other"]
+    assert said("-w", "w_8b") == []

@@ -19,7 +19,7 @@ from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.root import install_here
 from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
-from llmb.jobs.find import find_job, find_jobs
+from llmb.jobs.find import find_job, find_jobs, unknown_values
 from llmb.jobs.history import open_history, read_history
 from llmb.jobs.job import Job, stale
 from llmb.jobs.point_in_time import parse_since
@@ -310,7 +310,10 @@ def listed_jobs(wanted: Filter, *, refresh: bool) -> tuple[list[Job], int]:
         if refresh:
             bring_up_to_date(store)
         check_states(wanted.states, store)
-        return store.jobs(wanted), store.count(wanted)
+        found = store.jobs(wanted)
+        for line in () if found else unknown_values(store, wanted):
+            say(line)
+        return found, store.count(wanted)
 
 
 def bring_up_to_date(store: Store) -> None:

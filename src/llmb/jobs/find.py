@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds jobs by id or name."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import NoReturn
 
-from llmb.errors import UsageError, closest
+from llmb.errors import UsageError, closest, did_you_mean
 from llmb.jobs.job import Job
 from llmb.jobs.store import Filter, Store
 
@@ -47,6 +48,16 @@ def _find(store: Store, text: str) -> list[Job]:
             return exact
         raise _ambiguous(text, list(latest.values()), "give more of the name, or an id, such as")
     return list(latest.values())
+
+
+def unknown_values(store: Store, wanted: Filter) -> Iterator[str]:
+    """For each name that ``wanted`` selects by and that no job has: so, and which there are."""
+    for kind, name in (("label", wanted.label), ("campaign", wanted.campaign), ("workload", wanted.workload)):
+        if name is None or store.count(replace(Filter(), **{kind: name})):
+            continue
+        known = sorted({value for job in store.jobs() if (value := getattr(job, kind))})
+        there_are = f"{did_you_mean(name, known)}; {kind}s: {', '.join(known)}" if known else ", or any other"
+        yield f"no run has the {kind} '{name}'{there_are}"
 
 
 def _none(store: Store) -> NoReturn:
