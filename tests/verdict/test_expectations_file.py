@@ -92,6 +92,10 @@ def test_an_entry_is_a_reference(tmp_path: Path) -> None:
         ("step_time_s: 1, window: auto", "3: expectations.0.window: Value error, 'auto' depends on the run"),
         ("step_time_s: 1, conditions: [a]", "3: expectations.0.conditions: it must be a mapping"),
         ("step_time_s: 1, dtype: int4", "3: expectations.0.dtype: Input should be 'fp32', 'bf16' or 'fp8'"),
+        ("step_time_s: 1, step_time_s_ci95: 2", "3: expectations.0.step_time_s_ci95: it must be a list: "),
+        ("step_time_s: x", "3: expectations.0.step_time_s: it must be a number"),
+        ("step_time_s: 1, scale: 1.5", "3: expectations.0.scale: it must be a whole number"),
+        ("step_time_s: 1, size: [8b]", "3: expectations.0.size: it must be text"),
         ("step_time_s: 1, step_time_s: 2", "3: duplicate key 'step_time_s'"),
         ("size: 8b", "3: expectations.0.step_time_s: it is missing"),
         ("step_time_s: [1", "not valid YAML"),
@@ -102,6 +106,11 @@ def test_what_is_wrong_has_its_line(tmp_path: Path, line: str, problem: str) -> 
         expectations(tmp_path, f"tolerance_pct: 2\nexpectations:\n- {{{line}}}\n")
     assert problem in caught.value.what
     assert "expected.yaml" in caught.value.what
+
+
+def test_one_entry_without_a_list_is_told_what_is_expected(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="1: expectations: it must be a list: lines that begin with '- '"):
+        expectations(tmp_path, "expectations: 12.3\n")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

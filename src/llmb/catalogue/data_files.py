@@ -23,6 +23,10 @@ _MESSAGES = {
     "missing": "it is missing",
     "model_type": "it must be a mapping, that is, lines of 'key: value'",
     "dict_type": "it must be a mapping, that is, lines of 'key: value'",
+    **dict.fromkeys(("tuple_type", "list_type"), "it must be a list: lines that begin with '- ', or [A, B]"),
+    **dict.fromkeys(("float_type", "float_parsing"), "it must be a number"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "it must be a whole number"),
+    "string_type": "it must be text",
 }
 
 
