@@ -8,20 +8,10 @@ from llmb.analysis.judge_run import Judged
 from llmb.analysis.records import AnalyzedRun, LeftOut
 from llmb.report.verdict_report import judge_document
 from llmb.runs.identity import RunIdentity
-from llmb.verdict.records import Verdict
+from llmb.verdict.judgement import without_reference
 
 
 def sample_judgement() -> dict[str, Any]:
     run = AnalyzedRun(id="", path=Path("run"), identity=RunIdentity(configuration={}), status="success")
-    verdict = Verdict(
-        verdict="pass",
-        soft=False,
-        delta_pct=None,
-        ci95_pct=None,
-        tolerance_pct=None,
-        tolerance_source=None,
-        reference=None,
-        conditions=(),
-        sentence="",
-    )
+    verdict = without_reference("not comparable", "")
     return judge_document([Judged("", (run,), verdict, None)], [LeftOut("", "")])

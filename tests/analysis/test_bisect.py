@@ -14,7 +14,7 @@ from timed_runs import noisy_times, write_run
 
 from llmb.analysis.bisect_command import bisect_by_command, check_command
 from llmb.analysis.bisect_runs import BisectReport, bisect_report
-from llmb.analysis.bisect_state import BisectState, read_candidates, read_state, write_state
+from llmb.analysis.bisect_state import BisectState, read_candidates, read_state, state_path, write_state
 from llmb.cli.main import app, exit_code_of
 from llmb.errors import RunFailed, UsageError
 from llmb.report.bisect_report import bisect_table, bisect_text
@@ -226,5 +226,9 @@ def test_the_commands_keep_their_state(
     assert json.loads(bisect("skip", "b", "--json")[1])["candidates"][1]["standing"] == "skipped"
     assert bisect("next")[1].startswith("Bisection bisect, 0 runs so far")
     assert bisect("skip", "a")[0] == 2
+    state_path(tmp_path, "bisect").write_text("{")
+    code, _, err = bisect("next")
+    assert code == 2 and "cannot be resumed" in err and "llmb bisect start --fresh --name bisect" in err
+    assert bisect("start", "--fresh", "--candidates", "a,b,c")[0] == 0
     assert bisect("next", "--name", "other")[0] == 2
     assert bisect("run", "--candidates", "a,b", "--", "true", "{candidate}")[0] == 2, "other candidates"

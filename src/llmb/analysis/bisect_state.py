@@ -10,7 +10,7 @@ from llmb.catalogue.records import Record
 from llmb.errors import UsageError
 from llmb.input_files import read_text_file
 from llmb.runs.folder import cannot_write, write_atomically
-from llmb.runs.record_file import read_record_file
+from llmb.runs.record_file import BrokenRecord, read_record_file
 
 FOLDER = ".llmb/bisect"
 DEFAULT_NAME = "bisect"
@@ -95,13 +95,17 @@ def state_path(install: Path, name: str) -> Path:
 
 
 def read_state(install: Path, name: str) -> BisectState:
-    """Raises UsageError if there is none, BrokenRecord for a damaged file."""
+    """Raises UsageError if there is none, or if its file is damaged."""
     path = state_path(install, name)
     if not path.is_file():
         others = sorted(found.stem for found in path.parent.glob("*.json"))
         do = "'llmb bisect start --candidates A,B,C' begins one"
         raise UsageError(f"there is no bisection '{name}'", where=str(path), choices=others, do=do)
-    return read_record_file(path, BisectState)
+    try:
+        return read_record_file(path, BisectState)
+    except BrokenRecord as error:
+        do = f"begin again with --fresh: 'llmb bisect start --fresh --name {name} --candidates A,B,C'; runs are kept"
+        raise UsageError(f"the bisection '{name}' cannot be resumed: {error.what}", where=error.where, do=do) from error
 
 
 def write_state(install: Path, state: BisectState) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb bisect``."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -76,21 +77,10 @@ def start(
     - `llmb bisect start --candidates images.txt -w pretrain_llama3.1 -s 8b -- --image {candidate}`
     """
     install = install_here()
+    state = _state(candidates, workload, size, dtype, scale, good, bad, name, options or ())
     if state_path(install, name).exists() and not fresh:
         do = f"continue with 'llmb bisect next --name {name}', or add --fresh, or another --name"
         raise UsageError(f"there is a bisection '{name}' already", where=str(state_path(install, name)), do=do)
-    workload, size = _model(workload, size)
-    state = BisectState(
-        name=name,
-        candidates=read_candidates(candidates),
-        workload=workload,
-        size=size,
-        dtype=dtype,
-        scale=scale,
-        good=good,
-        bad=bad,
-        options=tuple(options or ()),
-    )
     report = bisect_report(state, install, say)
     write_state(install, state)
     _finish(report, json=json)
@@ -149,17 +139,7 @@ def run(
     """
     check_command(command)
     install = install_here()
-    workload, size = _model(workload, size)
-    state = BisectState(
-        name=name,
-        candidates=read_candidates(candidates),
-        workload=workload,
-        size=size,
-        dtype=dtype,
-        scale=scale,
-        good=good,
-        bad=bad,
-    )
+    state = _state(candidates, workload, size, dtype, scale, good, bad, name)
     if state_path(install, name).exists() and not fresh:
         known = read_state(install, name)
         if known.candidates != state.candidates:
@@ -170,6 +150,32 @@ def run(
         state = known
     write_state(install, state)
     _finish(bisect_by_command(state, command, install, say), json=json)
+
+
+def _state(
+    candidates: str,
+    workload: str | None,
+    size: str | None,
+    dtype: str | None,
+    scale: int | None,
+    good: str | None,
+    bad: str | None,
+    name: str,
+    options: Sequence[str] = (),
+) -> BisectState:
+    """Of a search that begins. Raises UsageError."""
+    workload, size = _model(workload, size)
+    return BisectState(
+        name=name,
+        candidates=read_candidates(candidates),
+        workload=workload,
+        size=size,
+        dtype=dtype,
+        scale=scale,
+        good=good,
+        bad=bad,
+        options=tuple(options),
+    )
 
 
 def _model(workload: str | None, size: str | None) -> tuple[str | None, str | None]:
