@@ -206,6 +206,10 @@ def test_names_that_cannot_vary_are_refused(write: Write, compare: Callable[...,
     write("before", 2.0)
     with pytest.raises(UsageError, match="unknown --vary 'dtypes'; did you mean 'dtype'"):
         compare("before", vary=["dtypes"])
+    with pytest.raises(UsageError) as caught:
+        compare("before", vary=["foo"])
+    names = [choice.replace("_", "-") for choice in caught.value.choices]
+    assert "dtype" in names and "gpu-type" in names and len(set(names)) == len(names)
 
 
 def test_engines_are_compared_by_their_document(compare: Callable[..., Comparison], tmp_path: Path) -> None:

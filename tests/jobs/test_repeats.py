@@ -216,7 +216,7 @@ def test_progress_and_table_name_the_runs(call: Caller, capsys: pytest.CaptureFi
         run_several(call.locals_of("fp32"), 3, start_new=False, json=False)
     out, err = capsys.readouterr()
     assert "mean of 2 runs 1.5 s, median 1.5 s, std 0.7071 s (47.14 %), from 1 to 2 s" in out
-    assert "run 3 of 3: pretrain_llama3.1 tiny fp32 on 1 x cpu, repeat 3 of 3" in err
+    assert "llmb: repeat 3 of 3: pretrain_llama3.1 tiny fp32 on 1 x cpu\n" in err
     assert "is no success" in err
 
 
@@ -229,3 +229,8 @@ def test_a_dry_run_shows_the_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert found == [("fp32", 1), ("bf16", 1), ("bf16", 2), ("fp32", 2)]
     assert "fp32 on 1 x cpu, repeat 2 of 2" in CliRunner().invoke(app, [*words, "--dry-run"]).stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_progress_of_several_recipes_counts_the_runs_too(call: Caller, capsys: pytest.CaptureFixture[str]) -> None:
+    run_several(call.locals_of("fp32", "bf16"), 2, start_new=False, json=False)
+    assert "llmb: run 2 of 4: pretrain_llama3.1 tiny bf16 on 1 x cpu, repeat 1 of 2\n" in capsys.readouterr().err

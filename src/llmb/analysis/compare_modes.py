@@ -67,7 +67,8 @@ def varied(names: Iterable[str], known_keys: Iterable[str]) -> Varied:
     chosen = []
     for name in names:
         if name not in modes and name not in keys:
-            raise unknown("--vary", name, [*modes, *sorted(keys)])
+            others = (key for key in sorted(keys) if key.replace("_", "-") not in modes)
+            raise unknown("--vary", name, [*modes, *others])
         chosen.append(modes.get(name) or Mode(name=name, title="", keys=(name,)))
     return Varied(
         patterns=tuple(key for mode in chosen for key in mode.keys),

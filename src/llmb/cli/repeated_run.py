@@ -57,7 +57,8 @@ def run_several(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool, j
     turns = remaining(interleaved(len(locals_), repeats), {number: len(runs) for number, runs in enumerate(ended)})
     try:
         for number, turn in enumerate(turns, start=1):
-            say(f"run {number} of {len(turns)}: {_turn_text(locals_[turn.recipe], turn, repeats)}")
+            title, repeat = locals_[turn.recipe].plan.recipe.title(), f"repeat {turn.repeat} of {repeats}"
+            say(f"{repeat}: {title}" if len(locals_) == 1 else f"run {number} of {len(turns)}: {title}, {repeat}")
             ended[turn.recipe].append(_run_one(locals_[turn.recipe]))
     except UserInterrupt as error:
         _print(ended, locals_, json=json)

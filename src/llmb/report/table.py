@@ -117,7 +117,9 @@ def _paragraphs(columns: Sequence[Column], cells: Sequence[Sequence[str]], width
     inner = max(1, width - len(GAP))
     titles = 1 if len(columns) > 1 and columns[1].right else 2
     for row in cells:
-        yield from _wrapped(GAP.join(filter(None, row[:titles])), width)
+        title = GAP.join(filter(None, row[:titles]))
+        for text in [title] if text_width(title) <= width else row[:titles]:
+            yield from _wrapped(text, width)
         named = zip(columns[titles:], row[titles:], strict=False)
         line = ""
         for part in (f"{column.header} {cell}".strip() for column, cell in named if cell):
