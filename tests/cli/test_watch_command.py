@@ -10,12 +10,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_runs import gpu_record, write_run
 
 from llmb.cli.main import app, exit_code_of
+from llmb.cli.watched import job_of_label
+from llmb.jobs.history import open_history
+from llmb.jobs.job import Job
 from llmb.logs.step_line import format_step_line
 
 LLMB = [sys.executable, "-m", "llmb.cli.main"]
@@ -213,3 +218,50 @@ def start_watching(install: Path) -> "subprocess.Popen[str]":
     while not watcher.stdout.readline().startswith("step "):
         assert watcher.poll() is None
     return watcher
+
+
+def labeled(install: Path, number: int, mean_s: float, status: str) -> Job:
+    """A run of the label ``night`` in the history, and its folder; its scheduler is not asked."""
+    record = gpu_record().model_copy(update={"label": "night"})
+    run_dir = write_run(install / "workloads" / "pretrain_llama3.1" / "experiments" / "exp", record, [mean_s] * 50)
+    recipe = {"workload": "pretrain_llama3.1", "size": "8b", "dtype": "bf16", "gpu_type": "h100", "scale": 8}
+    return Job(
+        key=f"k{number}",
+        job_id=str(4000 + number),
+        run_dir=str(run_dir),
+        experiment="exp",
+        submitted_s=float(number),
+        state="COMPLETED",
+        status=status,  # type: ignore[arg-type]
+        label="night",
+        checked_s=1.0,
+        **recipe,  # type: ignore[arg-type]
+    )
+
+
+def test_a_label_is_its_run_that_lasts_or_its_newest(tmp_path: Path) -> None:
+    jobs = [labeled(tmp_path, number, 10.0 + number, "success") for number in range(3)]
+    with open_history(tmp_path, print) as store:
+        store.add(jobs)
+        assert job_of_label(store, "night", lambda job: job) == jobs[2]
+        assert job_of_label(store, "day", lambda job: job) is None
+        assert job_of_label(store, "4001", lambda job: job) is None
+        running = replace(jobs[0], key="k9", job_id="4009", state="RUNNING", status="running")
+        store.add([running])
+        assert job_of_label(store, "night", lambda job: job) == running
+
+
+def test_expectations_of_a_file_are_those_of_judge(called: Called, tmp_path: Path) -> None:
+    with open_history(tmp_path, print) as store:
+        store.add([labeled(tmp_path, 1, 13.0, "success")])
+    file = tmp_path / "expected.yaml"
+    file.write_text("tolerance_pct: 2\nexpectations:\n- {size: 8b, dtype: fp8, step_time_s: 9}\n")
+    assert "no entry of" in called("watch", "night", "--once", "--expect", str(file), code=2)[1]
+    file.write_text(file.read_text() + "- {size: 8b, dtype: bf16, step_time_s: 12.5}\n")
+    (document, *_) = called("watch", "night", "--once", "--json", "--expect", str(file))
+    found = json.loads(document)["expectation"]
+    assert (found["expected"]["step_time_s"], found["expected"]["tolerance_pct"]) == (12.5, 2.0)
+    assert found["standing"] == "slower"
+    assert found["expected"]["source"].startswith(f"{file}:4")
+    said = called("watch", "night", "--once", "--expect", str(file), "--expect-s", "3", code=2)[1]
+    assert "--expect and --expect-s exclude each other" in said

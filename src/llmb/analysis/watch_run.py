@@ -2,15 +2,20 @@
 """Looks at a run that lasts until it ends."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from llmb.analysis.forecast import Expected
 from llmb.analysis.watched import Circumstances, Outlook, StepHistory, outlook
+from llmb.errors import UsageError
+from llmb.runs.identity import Value
 from llmb.runs.plan import Plan
 from llmb.runs.published_verdict import figure_of
 from llmb.runs.step_follower import StepNews
+from llmb.verdict.conditions import condition_values
+from llmb.verdict.expectations_file import read_expectations
 from llmb.verdict.tolerance import default_tolerance
 
 
@@ -60,6 +65,20 @@ def watch(
         if seen.circumstances.state == "ended":
             return seen
         pause(interval_s)
+
+
+def expectation_of_file(path: Path, configuration: Mapping[str, Value]) -> Expected:
+    """The entry of the user's file that fits a run. Raises UsageError if there is none."""
+    expectations = read_expectations(path)
+    entry = expectations.entry_for(condition_values(configuration, unset="none"))
+    if isinstance(entry, str):
+        raise UsageError(entry, do="add an entry, or give the seconds with --expect-s")
+    reference = entry.reference
+    return Expected(
+        step_time_s=reference.step_time_s,
+        source=reference.source,
+        tolerance_pct=expectations.tolerance_of(entry).pct,
+    )
 
 
 def expectation(plan: Plan | None, given_s: float | None) -> Expected | None:

@@ -5,11 +5,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from llmb.analysis.watch_run import Watcher, expectation, watch
+from llmb.analysis.forecast import Expected
+from llmb.analysis.log_identity import log_identity
+from llmb.analysis.watch_run import Watcher, expectation, expectation_of_file, watch
 from llmb.analysis.watched import Outlook
 from llmb.analysis.watched_log import WatchedLog
 from llmb.analysis.watched_run import WatchedRun
@@ -19,7 +22,7 @@ from llmb.cli.live_view import LineView, Show, live_view
 from llmb.cli.messages import say
 from llmb.cli.result import print_result
 from llmb.cli.watched import Target, find_target
-from llmb.errors import InvalidRun, RunFailed, UserInterrupt
+from llmb.errors import InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.jobs.local_run import raise_unless_successful
 from llmb.jobs.wait import exit_code
 from llmb.logs.files import parse_file
@@ -28,6 +31,7 @@ from llmb.programs.conclude import finished_result
 from llmb.report.output import print_json, print_tables, print_text
 from llmb.report.run_report import run_document
 from llmb.report.watch_report import watch_document, watch_tables
+from llmb.runs.identity import identity_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -42,7 +46,7 @@ def watch_(
             metavar="[RUN]",
             autocompletion=runs,
             show_default=False,
-            help="Id of a job, beginning of its run folder's name, folder, log of any framework, or 'latest'."
+            help="Id of a job, label, beginning of a run folder's name, folder, log of any framework, or 'latest'."
             " Default: the newest run that lasts.",
         ),
     ] = None,
@@ -55,6 +59,10 @@ def watch_(
     expect_s: Annotated[
         float | None,
         typer.Option("--expect-s", min=1e-9, help="Expected seconds of a step, instead of the published figure."),
+    ] = None,
+    expect: Annotated[
+        Path | None,
+        typer.Option("--expect", metavar="FILE", help="Expect the step time of this YAML file, as 'llmb judge' does."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -70,12 +78,16 @@ def watch_(
 
     - `llmb watch 4711 --expect-s 12.5`
 
+    - `llmb watch driver-580 --expect expected.yaml`
+
     - `llmb watch slurm-4711.out --no-live`
 
     - `llmb watch 4711 --once --json`
     """
+    if expect and expect_s is not None:
+        raise UsageError("--expect and --expect-s exclude each other", do="give one of them")
     with find_target(run, say) as target:
-        watcher = Watcher(target.subject, expectation(target.title.plan, expect_s))
+        watcher = Watcher(target.subject, _expected(target, expect, expect_s))
         if once:
             _print_seen(target, watcher.look(time.time()), json=json)
             return
@@ -89,6 +101,14 @@ def watch_(
             _end_of_run(target, target.subject, seen, json=json)
         else:
             _end_of_log(target, target.subject, seen, live=live, json=json)
+
+
+def _expected(target: Target, file: Path | None, given_s: float | None) -> Expected | None:
+    if file is None:
+        return expectation(target.title.plan, given_s)
+    subject = target.subject
+    known = log_identity(parse_file(subject.path, "all")) if isinstance(subject, WatchedLog) else None
+    return expectation_of_file(file, (known or identity_of(subject.record)).configuration)
 
 
 @contextmanager

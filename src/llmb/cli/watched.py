@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds what is to be watched: a run by its job or folder, or a log."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from llmb.jobs.find import LATEST, find_job
 from llmb.jobs.follow import current
 from llmb.jobs.history import read_history
 from llmb.jobs.job import Job
-from llmb.jobs.store import Store
+from llmb.jobs.store import Filter, Store
 from llmb.jobs.wait import last_try
 from llmb.prepared.folders import WORKLOADS
 from llmb.report.watch_report import WatchedTitle
@@ -41,7 +41,9 @@ def find_target(text: str | None, say: Say) -> Iterator[Target]:
         install = install_here()
         store = stack.enter_context(read_history(install, say))
         ask = _asker(store, install)
-        job = _newest_that_lasts(store, ask) if text is None else find_job(store, text)
+        job = (
+            _newest_that_lasts(store, ask) if text is None else job_of_label(store, text, ask) or find_job(store, text)
+        )
         yield _run(RunFolder(Path(job.run_dir)), last_try(store, job.key), ask)
 
 
@@ -52,16 +54,30 @@ def _asker(store: Store, install: Path) -> Callable[[Job], Job]:
 
 def _newest_that_lasts(store: Store, ask: Callable[[Job], Job]) -> Job:
     """Running ones first; a job of the history may have ended since."""
-    jobs = sorted(store.live(), key=lambda job: (job.status == "running", job.submitted_s), reverse=True)
-    for job in jobs:
+    if job := _lasting(store.live(), ask):
+        return job
+    do = "name a job, a run folder or a log, or 'latest'; 'llmb jobs list' shows all"
+    raise UsageError("no run is running or queued here", where=str(store.path), do=do)
+
+
+def job_of_label(store: Store, text: str, ask: Callable[[Job], Job]) -> Job | None:
+    """Of the runs with that label the one that lasts, or the newest; None if none has it, or if it is an id, too."""
+    jobs = store.jobs(Filter(label=text, runs_only=True))
+    if not jobs or store.named(text) or store.with_short_id(text):
+        return None
+    return _lasting([job for job in jobs if job.live], ask) or jobs[-1]
+
+
+def _lasting(jobs: Iterable[Job], ask: Callable[[Job], Job]) -> Job | None:
+    """The first that has not ended since: running ones are asked first, then the newest."""
+    for job in sorted(jobs, key=lambda job: (job.status == "running", job.submitted_s), reverse=True):
         try:
             now = ask(job)
         except (InfrastructureError, EnvironmentProblem):
             now = job
         if now.live and not now.prepares:
             return now
-    do = "name a job, a run folder or a log, or 'latest'; 'llmb jobs list' shows all"
-    raise UsageError("no run is running or queued here", where=str(store.path), do=do)
+    return None
 
 
 def _run(folder: RunFolder, job: Job | None, ask: Callable[[Job], Job]) -> Target:
