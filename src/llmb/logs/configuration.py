@@ -25,8 +25,9 @@ _ARGUMENTS = {
 }
 """Arguments of Megatron and of what is built on it, as they are printed when a run starts."""
 _ARGUMENT = re.compile(rb"(?<!\w)(\w{1,40}) ?(?:[:=]|\.{2,60}) ?(\d{1,9})(?=[\s,|}]|\Z)")
-_ARGUMENTS_SIGN, _MESH_SIGN, _TITAN_SIGN, _PARAMETER_SIGN, _GPU_SIGN = (
-    *(b"parallel_size", b"Building device mesh", b"global batch size", b"Config param ", b"NVIDIA "),
+_ARGUMENTS_SIGN, _MESH_SIGN, _TITAN_SIGN, _TOKENS_SIGN, _PARAMETER_SIGN, _GPU_SIGN = (
+    *(b"parallel_size", b"Building device mesh", b"global batch size", b" tokens per train step"),
+    *(b"Config param ", b"NVIDIA "),
 )
 """Found wherever a pattern is; searching for text takes a tenth of the time."""
 _MESH = re.compile(rb"Building device mesh with parallelism: ([\w=, ]{1,200})")
@@ -38,6 +39,11 @@ _TITAN = re.compile(
     rb"sequence length:? {1,2}(\d{1,9})"
 )
 _TITAN_NAMES = ("mbs", "gbs", "seq_len")
+_TITAN_TOKENS = re.compile(
+    rb"(\d{1,12}) tokens per DP rank, (\d{1,12}) tokens per train step,[^\r\n]{0,80}?"
+    rb"maximum context length ([1-9]\d{0,8}), "
+)
+"""As torchtitan prints it since 2026."""
 _PARAMETER = re.compile(rb"Config param (model_name|max_target_length): (\S{1,80})")
 _GPU = re.compile(rb"\bNVIDIA (GB300|GB200|B300|B200|H200|H100|A100)\b")
 
@@ -68,8 +74,7 @@ def _from_head(head: bytes) -> dict[str, Value]:
         sizes = {name: int(size) for name, size in _MESH_SIZE.findall(mesh[1])}
         found |= {f"layout.{ours}": sizes[theirs] for theirs, ours in _MESH_NAMES.items() if theirs in sizes}
         found["layout.gpus"] = math.prod(sizes.get(name, 1) for name in (*_REPLICAS, b"pp", b"cp", b"tp"))
-    if _TITAN_SIGN in head and (titan := _TITAN.search(head)):
-        found |= {f"layout.{name}": int(value) for name, value in zip(_TITAN_NAMES, titan.groups(), strict=True)}
+    found |= {f"layout.{name}": size for name, size in _torchtitan_sizes(head).items()}
     for name, value in _PARAMETER.findall(head) if _PARAMETER_SIGN in head else ():
         if name == b"model_name":
             found["workload"] = value.decode("utf-8", "replace")
@@ -78,6 +83,16 @@ def _from_head(head: bytes) -> dict[str, Value]:
     if _GPU_SIGN in head and (gpu := _GPU.search(head)):
         found["gpu_type"] = gpu[1].decode().lower()
     return found
+
+
+def _torchtitan_sizes(head: bytes) -> dict[str, int]:
+    if _TITAN_SIGN in head and (titan := _TITAN.search(head)):
+        return dict(zip(_TITAN_NAMES, map(int, titan.groups()), strict=True))
+    if _TOKENS_SIGN in head and (titan := _TITAN_TOKENS.search(head)):
+        per_rank, per_step, length = map(int, titan.groups())
+        batches = {"mbs": divmod(per_rank, length), "gbs": divmod(per_step, length)}
+        return {"seq_len": length} | {name: size for name, (size, rest) in batches.items() if not rest}
+    return {}
 
 
 def _from_path(path: Path) -> dict[str, Value]:

@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 from llmb.logs.formats.known import FORMATS
 
-_PREFIX = rb"(?: {0,9}\d{1,7}: |\[(?:rank|default)\d{1,7}\]: ?|\d{4}-\d\d-\d\d[T ][\d:.,]{5,20}Z? ?){0,4}"
+_PREFIX = (
+    rb"(?: {0,9}\d{1,7}: |[\w.-]{1,60}/\d{1,5} |\[(?:rank|default)\d{1,7}\]: ?"
+    rb"|\d{4}-\d\d-\d\d[T ][\d:.,]{5,20}Z? ?){0,4}"
+)
 _ERROR = re.compile(
     rb"^" + _PREFIX + rb"(?!\S*ChildFailedError)((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b[^\r\n]*)",
     re.MULTILINE,
@@ -33,7 +36,7 @@ _OTHER = Content(False, "not a training log")
 
 def describe_content(head: bytes, tail: bytes) -> Content:
     """What a file without a step line appears to be."""
-    begun = next((known for known in FORMATS if known.marks[0] in head or known.marks[0] in tail), None)
+    begun = next((known for known in FORMATS if max(map(known.find_step_mark, (head, tail))) >= 0), None)
     if begun:
         return Content(True, f"lines like those of {begun.title}, but none with a step and its time")
     return next((content for sign, content in _CONTENTS if sign.search(head) or sign.search(tail)), _OTHER)
@@ -41,7 +44,7 @@ def describe_content(head: bytes, tail: bytes) -> Content:
 
 def last_error(tail: bytes) -> str:
     """The last exception after the last step line, else the first failure of NCCL, else the last line; or ''."""
-    step_line = max(tail.rfind(known.marks[0]) for known in FORMATS)
+    step_line = max(known.find_last_step_mark(tail) for known in FORMATS)
     text = tail if step_line < 0 else tail[step_line:].partition(b"\n")[2]
     if errors := _ERROR.findall(text):
         return _printable(errors[-1])

@@ -28,7 +28,7 @@ class _Candidate:
         if not any(text.find(mark, start, end) >= 0 for mark in self.format.marks):
             return None
         self.kept.extend(self.reader.find(text, start, end))
-        mark = text.find(self.format.marks[0], start, end)
+        mark = self.format.find_step_mark(text, start, end)
         first = self.format.step.search(text, _line_start(text, mark, start), end) if mark >= 0 else None
         if self.format.resumed and not self.resumed:
             until = first.start() if first else end

@@ -11,7 +11,7 @@ from llmb.logs.step_line import StepLine
 
 MAX_LINE_BYTES = 4096
 """A longer line is not read."""
-NUMBER = rb"-?(?:\d{1,12}(?:\.\d{0,12})?(?:[eE][+-]?\d{1,3})?|nan|inf)"
+NUMBER = rb"-?(?:\d{1,12}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?|nan|inf)"
 """A number as Python and C print it; bounded, and without a group."""
 LINE_ENDS_SOON = rb"(?=[^\r\n]{0,1000}+(?:[\r\n]|\Z))"
 """What follows text that need not end its line: only the end of a longer line is read."""
@@ -46,7 +46,7 @@ class Format:
     title: str
     marks: tuple[bytes, ...]
     """Text of which some is found in every line that the reader needs, and in one that ``resumed`` fits: other text is
-    not searched. The first is found in every step line."""
+    not searched. One of the first ``step_marks`` is found in every step line."""
     step: re.Pattern[bytes]
     """Found in a line that logs a step. The format of a log is that whose step line comes first."""
     reader: Callable[[], Reader]
@@ -58,6 +58,15 @@ class Format:
     """Found before the first step of a run that resumes from a checkpoint."""
     saved: bytes | None = None
     """Found in a line that logs that a checkpoint was saved."""
+    step_marks: int = 1
+
+    def find_step_mark(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> int:
+        """Where ``text[start:end]`` has the first one, in the first step line at the latest; -1 without one."""
+        found = (text.find(mark, start, end) for mark in self.marks[: self.step_marks])
+        return min((place for place in found if place >= 0), default=-1)
+
+    def find_last_step_mark(self, text: bytes) -> int:
+        return max(text.rfind(mark) for mark in self.marks[: self.step_marks])
 
 
 def rank_before(text: bytes, at: int, start: int = 0) -> int | None:

@@ -121,4 +121,5 @@ FORMAT = Format(
     mean_of_interval=True,
     resumed=re.compile(rb"Continuing training from global step [1-9]"),
     saved=b"Saving model checkpoint to ",
+    step_marks=2,
 )

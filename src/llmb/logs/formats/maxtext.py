@@ -15,8 +15,8 @@ from llmb.logs.step_line import StepLine
 
 STEP_HEAD = b"completed step: "
 STEP = re.compile(
-    rb"completed step: (\d{1,9}), seconds: (%s),(?: TFLOP/s/device: (%s),)?([^\r\n]{0,1000}+)(?:[\r\n]|\Z)"
-    % (NUMBER, NUMBER)
+    rb"completed step: (\d{1,9}), seconds: (%s),(?: live slice count: \d{1,9},)?(?: TFLOP/s/device: (%s),)?"
+    rb"([^\r\n]{0,1000}+)(?:[\r\n]|\Z)" % (NUMBER, NUMBER)
 )
 _STEPS = re.compile(rb"Config param steps: (\d{1,9})[\r\n]")
 _LOSS = re.compile(rb" loss: (%s)(?:,|$)" % NUMBER)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-LM (core 0.6 to 0.15, ``megatron/training/training.py``) and Megatron-Bridge (v0.2.0 to v0.6.0,
+"""Megatron-LM (core 0.6 to 0.19, ``megatron/training/training.py``) and Megatron-Bridge (v0.2.0 to v0.6.0,
 ``training/utils/train_utils.py``).
 
 `` [time] iteration       50/      50 | consumed samples: .. | elapsed time per iteration (ms): 9089.0 | ...``, counted
@@ -33,6 +33,7 @@ _THROUGHPUT = re.compile(rb" throughput per GPU \(TFLOP/s/GPU\): %s \|" % _DECIM
 _LOSS = re.compile(rb" lm loss: (%s) \|" % NUMBER, re.IGNORECASE)
 _GRAD_NORM = re.compile(rb" grad norm: (%s) \|" % NUMBER, re.IGNORECASE)
 _SKIPPED = re.compile(rb" number of (?:skipped|nan) iterations: {1,9}(\d{1,9}) \|")
+"""An iteration that is skipped because its loss is not finite is counted in both."""
 _MOST_WAITING = 4
 
 
@@ -90,7 +91,7 @@ class MegatronReader:
             loss=float(loss[1]) if loss else None,
             tflops_per_gpu=tflops,
             grad_norm=float(grad_norm[1]) if grad_norm else None,
-            skipped=sum(map(int, _SKIPPED.findall(body))),
+            skipped=max(map(int, _SKIPPED.findall(body)), default=0),
             rank=rank,
         )
 
@@ -113,5 +114,5 @@ FORMAT = Format(
     first_number=1,
     mean_of_interval=True,
     resumed=re.compile(rb"successfully loaded checkpoint from"),
-    saved=b"successfully saved checkpoint from iteration",
+    saved=b"successfully saved checkpoint ",
 )

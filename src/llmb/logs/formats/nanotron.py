@@ -2,8 +2,8 @@
 """nanotron (0.4 and main of 2025, ``src/nanotron/trainer.py`` and ``logging.py``).
 
 ``iteration: 50 / 50 | consumed_tokens: 52.4M | elapsed_time_per_iteration_ms: 1.23K | ... | lm_loss: 5.43 | ... |
-model_tflops_per_gpu: 398 | ...``, counted from 1, with three significant digits and the suffixes K, M, G; earlier
-versions print plain decimals. The time is of the iteration that is logged, also if only every n-th is.
+model_tflops_per_gpu: 398 | ...``, counted from 1, with three significant digits and the suffixes K to E (``infE``);
+earlier versions print plain decimals. The time is of the iteration that is logged, also if only every n-th is.
 """
 
 import re
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from llmb.logs.formats.format import Format, rank_before
 from llmb.logs.step_line import StepLine
 
-_NUMBER = rb"(-?\d{1,12}(?:\.\d{1,12})?(?:[eE][+-]?\d{1,3})?|nan|inf)([KMGT]?)"
+_NUMBER = rb"(-?(?:\d{1,12}(?:\.\d{1,12})?(?:[eE][+-]?\d{1,3})?|nan|inf))([KMGBTPE]?)"
 STEP = re.compile(
     rb"iteration: (?P<step>\d{1,9}) / (?P<last>\d{1,9}) \|[^\r\n]{0,400}?"
     rb" (?:elapsed_)?time_per_iteration_ms: (?P<ms>%s) \|(?P<body>[^\r\n]{0,3000}+)(?:[\r\n]|\Z)" % _NUMBER
@@ -21,7 +21,7 @@ STEP = re.compile(
 _LOSS = re.compile(rb" lm_loss: %s \|" % _NUMBER)
 _TFLOPS = re.compile(rb" model_tflops_per_gpu: %s \|" % _NUMBER)
 _GRAD_NORM = re.compile(rb" grad_norm: %s(?= \||\s|$)" % _NUMBER)
-_FACTORS = {b"": 1.0, b"K": 1e3, b"M": 1e6, b"G": 1e9, b"T": 1e12}
+_FACTORS = {b"": 1.0, b"K": 1e3, b"M": 1e6, b"G": 1e9, b"B": 1e9, b"T": 1e12, b"P": 1e15, b"E": 1e18}
 _UNENDED = re.compile(rb"iteration: \d{1,9} / \d{1,9} \|")
 
 

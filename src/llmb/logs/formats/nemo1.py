@@ -4,7 +4,8 @@
 
 ``Epoch 0: : 100%|####| 50/50 [16:26<00:00, v_num=gjbq, reduced_train_loss=11.70, global_step=49.00,
 consumed_samples=12600.0, train_step_timing in s=12.80]``: records separated by carriage returns, many in one line, the
-same one several times. A step is joined by ``global_step``, counted from 0; the time is of that step alone.
+same one several times. A step is joined by ``global_step``, counted from 0; the time is of that step alone. Values have
+three digits and are padded to five characters, such as ``nan.0``. The step of ``global_step=1e+3`` is the bar's.
 """
 
 import re
@@ -21,9 +22,10 @@ STEP = re.compile(
     rb"(?P<body>[^\r\n\]]{0,1500}?, train_step_timing in s=(?P<time>%s)[^\r\n\]]{0,500}+)\]" % NUMBER + LINE_ENDS_SOON
 )
 _STEP_NUMBER = re.compile(rb", global_step=(\d{1,9})(?:\.0{0,9})?[,\]]")
-_LOSS = re.compile(rb", (?:reduced_train_loss|loss)=(%s)(?:,|$)" % NUMBER)
-_GRAD_NORM = re.compile(rb", grad_norm=(%s)(?:,|$)" % NUMBER)
-_TFLOPS = re.compile(rb", TFLOPS_per_GPU=(%s)(?:,|$)" % NUMBER)
+_PADDED = rb"=(%s)(?:\.0?)?(?:,|$)" % NUMBER
+_LOSS = re.compile(rb", (?:reduced_train_loss|loss)" + _PADDED)
+_GRAD_NORM = re.compile(rb", grad_norm" + _PADDED)
+_TFLOPS = re.compile(rb", TFLOPS_per_GPU" + _PADDED)
 _BEGUN = re.compile(rb"Epoch \d{1,9}:[^\r\n\[]{0,600}? \d{1,9}/\d{1,9} \[")
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torchtitan (0.1 and main of 2025, ``torchtitan/components/metrics.py`` and ``train.py``).
+"""torchtitan (0.1 to main of 2026, ``torchtitan/components/metrics.py`` and ``train.py``).
 
 ``[rank0]:[titan] 2025-06-01 10:00:00,123 - root - INFO - step: 10  loss: 7.8201  grad_norm: 2.0213  memory:
-41.20GiB(51.78%)  tps: 5,762  tflops: 333.65  mfu: 33.74%``, counted from 1. Step 1 and every ``log_freq``-th step (10
-unless chosen) is logged; values are the mean since the line before. The line has no step time: it is the tokens of a
-step, from the header (``Trainer is initialized with ..``, ``Building device mesh ..``), divided by ``tps``, tokens per
-second of one GPU; without the header, the time since the line before, by the time stamps.
+41.20GiB(51.78%)  tps: 5,762  tflops: 333.65  mfu: 33.74%`` (FP8: ``N/A``), counted from 1. Step 1 and every
+``log_freq``-th step (10 unless chosen) is logged; values are the mean since the line before. The line has no step time:
+it is the tokens of a step, from the header (``Trainer is initialized with ..``, ``Building device mesh ..``), divided
+by ``tps``, tokens per second of one GPU; without the header, the time since the line before, by the time stamps.
 """
 
 import math
@@ -20,14 +20,14 @@ from llmb.logs.step_line import StepLine
 _GROUPED = rb"([\d,]{1,20}(?:\.\d{1,9})?)"
 STEP = re.compile(
     rb"(?<!validate )step: {1,9}(?P<step>\d{1,9})  loss: {1,9}(?P<loss>%s)(?:  grad_norm: {1,9}(?P<norm>%s))?"
-    rb"  memory: [^\r\n]{0,40}?  (?:tps|wps): %s(?:  tflops: %s)?  mfu: [\d.]{1,12}%%"
+    rb"  memory: [^\r\n]{0,40}?  (?:tps|wps): %s(?:  tflops: %s)?  mfu: (?:[\d.]{1,12}%%|N/A)"
     % (NUMBER, NUMBER, _GROUPED, _GROUPED)
     + LINE_ENDS_SOON
 )
 _TIME = re.compile(rb"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d{3,6})[^\r\n]{0,60}$")
 _HEADER = re.compile(
-    rb"(?:global batch size:? {1,2}(?P<gbs>\d{1,9}),[^\r\n]{0,80}?sequence length:? {1,2}(?P<length>\d{1,9}), "
-    rb"total steps:? {1,2}(?P<steps>\d{1,9})"
+    rb"(?:(?:global batch size:? {1,2}(?P<gbs>\d{1,9}),|(?P<tokens>\d{1,12}) tokens per train step,)[^\r\n]{0,80}?"
+    rb"(?:sequence|maximum context) length:? {1,2}(?P<length>\d{1,9}), total steps:? {1,2}(?P<steps>\d{1,9})"
     rb"|Building device mesh with parallelism: (?P<sizes>[\w=, ]{1,200})"
     rb"|Building \d-D device mesh with \[[^\]\r\n]{0,200}\], \[(?P<mesh>[\d, ]{1,60})\]"
     rb"|Training starts at step (?P<start>\d{1,9}))" + LINE_ENDS_SOON
@@ -61,8 +61,9 @@ class TorchtitanReader:
 
     def _find_header(self, text: bytes, start: int, end: int) -> None:
         for match in _HEADER.finditer(text, start, end):
-            if match["gbs"]:
-                self.tokens, self.steps = int(match["gbs"]) * int(match["length"]), int(match["steps"])
+            if match["steps"]:
+                self.steps = int(match["steps"])
+                self.tokens = int(match["tokens"] or 0) or int(match["gbs"]) * int(match["length"])
             elif match["start"]:
                 self.previous = int(match["start"]) - 1, None
             else:
@@ -105,7 +106,10 @@ def _time_before(text: bytes, at: int, start: int) -> datetime | None:
 FORMAT = Format(
     name="torchtitan",
     title="torchtitan",
-    marks=(b"  memory: ", b"global batch size", b" device mesh with ", b"Training starts at step "),
+    marks=(
+        *(b"  memory: ", b"global batch size", b" tokens per train step, ", b" device mesh with "),
+        b"Training starts at step ",
+    ),
     step=STEP,
     reader=TorchtitanReader,
     first_number=1,

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What programs print in versions and cases that the sample logs do not have."""
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from llmb.logs.outcome import judge_log
+from llmb.logs.reader import read_log
+
+SAMPLES = Path(__file__).parent / "samples"
+
+
+def read(text, rule="35-44"):
+    return read_log(io.BytesIO(text if isinstance(text, bytes) else text.encode()), rule)
+
+
+def sample(name, *changes):
+    """The text of a sample, with every ``before`` replaced that is in it."""
+    text = (SAMPLES / f"{name}.log").read_text()
+    for before, after in changes:
+        assert before in text, before
+        text = text.replace(before, after)
+    return text
+
+
+def nemo1(step, total=50, **values):
+    """As NeMo 1 prints a step: Lightning pads every value to five characters, also one that is not a number."""
+    shown = {"reduced_train_loss": "11.70", "global_step": f"{step}.0", "train_step_timing in s": "2.500", **values}
+    fields = ", ".join(f"{key}={value}" for key, value in shown.items())
+    return f"Epoch 0: :   2%|2         | {step + 1}/{total} [00:02<01:40, v_num=0, {fields}]\r"
+
+
+@pytest.mark.parametrize("loss", ["nan.0", "inf.0", "-inf."])
+def test_a_padded_loss_that_is_not_a_number_is_one(loss):
+    text = "".join(nemo1(step, reduced_train_loss=loss if step >= 20 else "11.70") for step in range(50)) + "\n"
+    found = judge_log(read(text))
+    assert (found.status, found.reason) == ("invalid", f"loss is {float(loss.rstrip('.0'))} from step 20")
+
+
+def test_a_padded_gradient_norm_that_is_not_a_number_is_one():
+    text = "".join(nemo1(step, grad_norm="nan.0" if step == 30 else "1.250") for step in range(50)) + "\n"
+    assert judge_log(read(text)).reason == "the gradient norm is not finite from step 30"
+
+
+def test_a_global_step_in_three_digits_is_taken_from_the_bar():
+    """Lightning prints 1000.0 to 1004.0 as 1e+3, which does not tell the step."""
+    steps = range(1100)
+    text = "".join(nemo1(step, 1100, global_step="1e+3" if 1000 <= step < 1005 else f"{step}.0") for step in steps)
+    attempt = read(text + "\n", "all").attempt
+    assert list(attempt.step) == list(steps)
+
+
+def test_a_run_of_torchtitan_in_fp8_has_no_mfu():
+    text = re.sub(r"mfu: [\d.]+%", "mfu: N/A", sample("torchtitan"))
+    assert "mfu: N/A" in text
+    assert read(text).attempt.step_time_s == read(sample("torchtitan")).attempt.step_time_s
+
+
+def test_the_header_of_torchtitan_that_counts_tokens():
+    before = "local batch size 2, global batch size 16, gradient accumulation steps 2, sequence length 8192,"
+    after = "32768 tokens per DP rank, 131072 tokens per train step, gradient accumulation steps 1,"
+    after += " maximum context length 8192,"
+    new, old = read(sample("torchtitan", (before, after))), read(sample("torchtitan"))
+    assert (new.attempt.step_time_s, new.attempt.last) == (old.attempt.step_time_s, old.attempt.last)
+    sizes = {name: new.configuration.get(f"layout.{name}") for name in ("mbs", "gbs", "seq_len")}
+    assert sizes == {"mbs": 4, "gbs": 16, "seq_len": 8192}
+
+
+@pytest.mark.parametrize("loss", ["infE", "inf", "nan", "-infE"])
+def test_a_loss_of_nanotron_that_is_not_finite(loss):
+    found = judge_log(read(re.sub(r"lm_loss: [^ ]+", f"lm_loss: {loss}", sample("nanotron"))))
+    assert (found.status, found.reason) == ("invalid", f"loss is {loss.rstrip('E')} from step 1")
+
+
+@pytest.mark.parametrize(("suffix", "power"), [("K", 1), ("M", 2), ("G", 3), ("B", 3), ("T", 4), ("P", 5), ("E", 6)])
+def test_the_suffixes_of_nanotron_in_all_versions(suffix, power):
+    text = re.sub(r"model_tflops_per_gpu: [^ ]+", f"model_tflops_per_gpu: 1.5{suffix}", sample("nanotron"))
+    found = judge_log(read(text)).tflops_per_gpu
+    assert found and found.mean == 1.5 * 1000**power
+
+
+def test_maxtext_counts_slices_between_the_time_and_the_throughput():
+    text = sample("maxtext", (", TFLOP/s/device: ", ", live slice count: 4, TFLOP/s/device: "))
+    new, old = (judge_log(read(one)) for one in (text, sample("maxtext")))
+    assert new.tflops_per_gpu and new.tflops_per_gpu == old.tflops_per_gpu
+
+
+def test_maxtext_in_a_rampup_of_the_batch_has_no_throughput():
+    line = (
+        "[Rampup Batch Size Phase], completed step: {}, seconds: 2.5, total_weights: 65536, loss: 10.8, lm_loss: 10.7\n"
+    )
+    attempt = read("".join(line.format(step) for step in range(50))).attempt
+    assert (len(attempt.step), attempt.loss_last) == (10, 10.8)
+
+
+def test_a_step_that_was_skipped_because_of_nan_is_skipped_once():
+    """Megatron counts a loss that is not finite only among the skipped iterations."""
+    text = "".join(
+        f" iteration {step:8d}/      50 | elapsed time per iteration (ms): 2000.0 | loss scale: 1.0 |"
+        f" number of skipped iterations: {step == 40:3d} | number of nan iterations: {step == 40:3d} |\n"
+        for step in range(1, 51)
+    )
+    assert judge_log(read(text)).reason == "1 step of the window skipped the update of the parameters"
+
+
+def test_a_mean_loss_of_hugging_face_in_full_precision():
+    text = "{'train_runtime': 125.0, 'train_steps_per_second': 0.4, 'train_loss': 2.3456789012345679, 'epoch': 1.0}\n"
+    found = judge_log(read(text, "last"))
+    assert (found.status, found.loss_last) == ("success", 2.3456789012345679)
+
+
+def test_a_run_of_hugging_face_that_ends_before_the_first_loss_is_logged():
+    """With ``logging_steps`` 500, as it is by default."""
+    bars = "".join(
+        f"\r{2 * step:3d}%|##   | {step}/50 [{step // 30:02d}:{2 * step % 60:02d}<00:10]" for step in range(51)
+    )
+    found = judge_log(read(bars + "\n{'train_runtime': 100.2, 'train_steps_per_second': 0.5, 'train_loss': 2.5}\n"))
+    assert (found.status, found.step_time_s and found.step_time_s.mean) == ("success", 2.0), found.reason
+
+
+@pytest.mark.parametrize("end", ["from iteration      50 to /ckpt", "at iteration      50 to /ckpt"])
+@pytest.mark.parametrize("time", ["", "[2026-01-01 10:00:00.123456] "])
+def test_saved_checkpoints_of_all_versions_of_megatron(end, time):
+    text = sample("megatron_lm") + f"  {time}successfully saved checkpoint {end}\n"
+    assert read(text).checkpoint_saves == 1 + read(sample("megatron_lm")).checkpoint_saves
+
+
+@pytest.mark.parametrize("prefix", ["ain_fp8_mx/0 ", "ain_fp8_mx/0 [rank0]: ", "[default3]:[rank3]: ", "3: [rank3]: "])
+def test_an_error_is_quoted_whatever_is_before_it(prefix):
+    died = "".join(sample("megatron_lm").splitlines(keepends=True)[:40])
+    found = judge_log(read(f"{died}{prefix}torch.OutOfMemoryError: CUDA out of memory\nsrun: error: node7\n"))
+    assert found.reason.endswith("; torch.OutOfMemoryError: CUDA out of memory")
