@@ -214,6 +214,20 @@ def test_every_run_is_counted_whatever_its_number_of_steps_and_wherever_it_died(
     assert document["summary"] == {"success_experiments": 3, "failed_experiments": 5, "success_rate": 37}
 
 
+def test_values_that_the_reference_suite_misreads_are_read(tmp_path: Path) -> None:
+    """Its script cuts exponents, takes the mean of all attempts, and fails runs of other programs."""
+    bridge = Path(__file__).parents[1] / "logs" / "samples" / "megatron_bridge.log"
+    for name, text in {
+        "exponent": steps(50, 12345.678, 600),
+        "restarted": steps(47, 9, 600) + steps(50, 2, 600),
+        "bridge": bridge.read_text(),
+    }.items():
+        (tmp_path / f"log-acct.pretrain_x_{name}_1_0.out").write_text(text)
+    (tmp_path / "sbatch_acct.pretrain_x.out").write_text(steps(50, 2, 600))
+    found = {name.split("_")[2]: row[1] for name, row in rows(tmp_path).items()}
+    assert found == {"exponent": "12350.000", "restarted": "2.020", "bridge": "2.395"}
+
+
 def test_another_window(experiments: Path) -> None:
     table = parse(experiments, "--window", "11-44").stdout
     assert table.startswith("Train Step Timing and TFLOPS Analysis (iterations 11-44)\n")
