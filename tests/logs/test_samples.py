@@ -135,6 +135,53 @@ def test_a_finished_run_is_a_success_whatever_the_window(name):
         assert found.status == "success", (rule, found.reason)
 
 
+TIMES = {
+    "llmb": (r"iteration (\d+)/49 .*?timing in s: ([\d.]+)", "{:.3f}"),
+    "nemo1": (r"global_step=(\d+)\.00, .*?timing in s=([\d.]+)", "{:.3f}"),
+    "nemo2": (r"iteration (\d+)/49 .*?timing in s: ([\d.]+)", "{:.3f}"),
+    "megatron_lm": (r"iteration +(\d+)/ .*? \(ms\): ([\d.]+)", "{:.0f}000.0"),
+    "megatron_bridge": (r"iteration +(\d+)/ .*? \(ms\): ([\d.]+)", "{:.0f}000.0"),
+    "maxtext": (r"completed step: (\d+), seconds: ([\d.]+)", "{:.3f}"),
+    "nanotron": (r"iteration: (\d+) / .*?_ms: ([\d.]+K)", "{:.0f}K"),
+}
+"""Where the samples have the step and its time."""
+
+
+def slow_until(name, text, last_slow):
+    """With steps of 3 s up to ``last_slow``, and of 2 s from then on."""
+    pattern, form = TIMES[name]
+
+    def changed(match):
+        seconds = 3 if int(match[1]) <= last_slow else 2
+        return match[0][: match.start(2) - match.start()] + form.format(seconds)
+
+    return re.sub(pattern, changed, text.decode()).encode()
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_the_steady_state_of_a_sample_begins_where_its_level_changes(name):
+    text, first = slow_until(name, text_of(name), last_slow=12), SAMPLES[name].first
+    found = judge_log(read(text, rule="auto"))
+    assert (found.window.first, found.window.last, found.window.rule) == (13, first + 49, "auto")
+    assert found.step_times_s == pytest.approx((2.0,) * len(found.step_times_s))
+    assert judge_log(read(text, rule="reference")).step_times_s == pytest.approx((2.0,) * 10)
+
+
+@pytest.mark.parametrize("name", ["torchtitan", "huggingface"])
+def test_the_steady_state_of_means(name):
+    """Of one every fifth step is logged, the other has a clock that shows whole seconds."""
+
+    def clock(bar):
+        done = int(bar[1])
+        return b"%d/50 [%02d:%02d" % (done, done // 30, done % 30 * 2)
+
+    text = re.sub(rb"tps: [\d,]+", b"tps: 8,192", text_of(name))
+    clocked = re.sub(rb"(\d+)/50 \[\d\d:\d\d", clock, text)
+    found = judge_log(read(clocked, rule="auto"))
+    assert found.status == "success" and found.window.last == 50
+    assert set(found.step_times_s) == {2.0}
+
+
 def wrapped_numbers(text):
     """As programs color the values that they print."""
     return re.sub(rb"(?<=[ :=])(\d+\.\d+)(?=[ ,|\]])", b"\x1b[1;32m\\1\x1b[0m", text)
