@@ -250,6 +250,13 @@ def test_a_log_without_a_record_is_judged(judge: Judge, tmp_path: Path) -> None:
     assert "workload" in found["sentence"]
 
 
+def test_a_log_that_tells_its_nodes_alone_is_judged_with_the_gpus_of_the_gpu_type(judge: Judge, tmp_path: Path) -> None:
+    name = "log-acct.pretrain_llama3.1_8b_bf16_1nodes_tp1_pp1_cp2_vp1_mbs1_gbs128_4711_0.out"
+    log = log_of(tmp_path / name, times_around(13.15))
+    assert judge(log)[0]["reason"] == "the log does not report its GPU type, number of GPUs"
+    assert judge(log, "--gpu-type", "h100")[0]["verdict"] == "regressed"
+
+
 def test_a_log_whose_recipe_is_known_is_judged_against_the_published_figure(judge: Judge, tmp_path: Path) -> None:
     name = "log-acct.pretrain_llama3.1_8b_bf16_gpus8_tp1_pp1_cp2_vp1_mbs1_gbs128_4711_0.out"
     log = log_of(tmp_path / name, times_around(13.15))

@@ -168,6 +168,17 @@ def test_what_is_not_known_gives_no_figures(changes: dict[str, Any]) -> None:
     assert (found.mfu_pct, found.tokens_per_s_per_gpu) == ({}, None)
 
 
+@pytest.mark.parametrize(("gpu_type", "gpus"), [("h100", 16), ("gb200", 8), ("h999", None), (None, None)])
+def test_the_gpus_of_a_log_that_tells_its_nodes_are_known_by_the_gpu_type(
+    gpu_type: str | None, gpus: int | None
+) -> None:
+    told = {key: value for key, value in {**LLAMA, "gpu_type": gpu_type, "nodes": 2}.items() if value is not None}
+    (found,) = with_catalogue_figures([run("a", 12.0, told)], CATALOGUE)
+    assert (found.gpus, bool(found.mfu_pct)) == (gpus, gpus is not None)
+    (told_both,) = with_catalogue_figures([run("a", 12.0, {**told, "layout.gpus": 4})], CATALOGUE)
+    assert told_both.gpus == 4
+
+
 def test_the_gpu_type_of_the_command_is_for_logs_that_do_not_tell() -> None:
     silent = {key: value for key, value in LLAMA.items() if key != "gpu_type"}
     told, filled, nothing = with_gpu_type([run("a", 1.0, LLAMA), run("b", 1.0, silent), run("c", 1.0, {})], "b200")

@@ -27,12 +27,22 @@ def with_gpu_type(runs: Iterable[ParsedRun], gpu_type: str) -> list[ParsedRun]:
     ]
 
 
+def with_gpu_count(configuration: Mapping[str, Value], catalogue: Catalogue) -> dict[str, Value]:
+    """With the GPUs of its nodes, if nothing else tells how many there are: all that a node with that GPU type has."""
+    gpu, nodes = catalogue.gpus.get(str(configuration.get("gpu_type"))), configuration.get("nodes")
+    known = dict(configuration)
+    if gpu and isinstance(nodes, int):
+        known.setdefault("layout.gpus", nodes * gpu.gpus_per_node)
+    return known
+
+
 def with_catalogue_figures(runs: Iterable[ParsedRun], catalogue: Catalogue) -> list[ParsedRun]:
     """Logs of a recipe of the catalogue get its figures; for others, the FLOP rate that they print gives an MFU."""
     recipes: dict[str | None, Recipe | None] = {}
     found = []
     for run in runs:
         if run.folder is None and run.outcome.step_time_s:
+            run = replace(run, configuration=with_gpu_count(run.configuration, catalogue))
             if run.key not in recipes:
                 recipes[run.key] = recipe_of(run, catalogue)
             run = _with_figures(run, recipes[run.key], catalogue)

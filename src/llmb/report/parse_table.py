@@ -58,6 +58,8 @@ def _measured_table(report: ParseReport, runs: Sequence[ParsedRun], *, wide: boo
     notes = [f"MFU: FLOPs counted by the convention {' or '.join(conventions)}"] if conventions else []
     assumed = sum(run.layout_source == "recipe" for run in runs)
     notes += [f"layout of {assumed} of these logs: not reported, that of the recipe is assumed"] if assumed else []
+    unknown = sum(run.gpus is None and run.node_count is not None for run in runs)
+    notes += [f"GPUs of {unknown} of these logs: only the nodes are reported; add --gpu-type"] if unknown else []
     told = [f"{ids[run.file.path]}: {note}" for run in runs if (note := note_of(run))] if not wide else []
     notes += told[:MOST_NOTES]
     notes += [f"{len(told) - MOST_NOTES} more have a note: --wide"] if len(told) > MOST_NOTES else []
