@@ -94,6 +94,7 @@ def test_a_log_without_a_record_is_known_by_itself(log: Path) -> None:
     (log.parent / "run.json").unlink()
     run = parsed_run(log, "1-2")
     assert (run.id, run.figures, run.folder) == (id_of_name(str(log)), "rounded", None)
+    assert run.unread_record is None
     assert run.time_s == log.stat().st_mtime
     assert run.id == parsed_run(log, "2-2").id
 
@@ -103,6 +104,8 @@ def test_a_damaged_record_is_none(log: Path, content: str) -> None:
     (log.parent / "run.json").write_text(content)
     run = parsed_run(log, "1-2")
     assert (run.outcome.status, run.folder, run.figures) == ("success", None, "rounded")
+    assert run.id == short_id(log.parent), "it is still the same run"
+    assert run.unread_record and run.unread_record.startswith("it is damaged")
 
 
 def test_a_run_that_lasts_is_not_one_that_died(log: Path) -> None:

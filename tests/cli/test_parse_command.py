@@ -464,3 +464,28 @@ def _session(leader):
         if int(session) == leader and state != "Z":
             found.append(entry)
     return found
+
+
+def test_a_damaged_record_is_reported(tmp_path):
+    folder = tmp_path / "pretrain_x_1" / "pretrain_x"
+    folder.mkdir(parents=True)
+    (folder / "log-pretrain_x.out").write_text(log_text())
+    before = parse_json(tmp_path)["results"][0]
+    (folder / "run.json").write_text("[1")
+    result = parse(tmp_path)
+    assert result.stderr.startswith("llmb: run ")
+    assert "its record is not read, only its log: it is damaged: " in result.stderr
+    after = parse_json(tmp_path)["results"][0]
+    assert after["step_time_s"] == before["step_time_s"]
+    assert after["run"] != before["run"], "it has the id that other commands know"
+    assert f"run {after['run']}: " in result.stderr
+
+
+def test_a_log_that_tells_its_nodes_alone_asks_for_the_gpu_type(tmp_path):
+    name = "log-acct.pretrain_llama3.1_8b_bf16_1nodes_tp1_pp1_cp2_vp1_mbs1_gbs128_7_0.out"
+    (tmp_path / name).write_text(log_text())
+    note = "GPUs of 1 of these logs: only the nodes are reported; add --gpu-type"
+    assert note in parse(tmp_path).stdout
+    assert note not in parse(tmp_path, "--gpu-type", "h100").stdout
+    (found,) = parse_json(tmp_path, "--gpu-type", "h100")["results"]
+    assert (found["gpus"], found["nodes"], "published" in found["mfu_pct"]) == (8, 1, True)

@@ -50,6 +50,8 @@ class ParsedRun:
     origin: Origin | None = None
     folder: Path | None = None
     """The run folder, if the log lies in one."""
+    unread_record: str | None = None
+    """Why the record beside the log cannot be read, so that only the log counts."""
     anomalies: Anomalies | None = None
     """Of the window's steps; None without step times."""
     mfu_pct: Mapping[str, float | None] = field(default_factory=dict)
@@ -134,14 +136,18 @@ def known_run(file: ParsedFile) -> ParsedRun:
 
 def _known(file: ParsedFile) -> ParsedRun:
     folder = RunFolder(file.path.parent.absolute())
-    if file.path.name == folder.log.name and folder.record.is_file():
+    is_run, unread_record = file.path.name == folder.log.name and folder.record.is_file(), None
+    if is_run:
         try:
             return _recorded(file, folder, read_record(folder))
-        except (OSError, BrokenRecord):
-            pass  # the log is what there is
+        except OSError as error:
+            unread_record = error.strerror or "it cannot be read"
+        except BrokenRecord as error:
+            unread_record = error.what
     return ParsedRun(
         file=file,
-        id=id_of_name(str(file.path.absolute())),
+        id=short_id(folder.path) if is_run else id_of_name(str(file.path.absolute())),
+        unread_record=unread_record,
         configuration=log_identity(file).configuration if file.outcome.steps else {},
         figures="rounded" if file.outcome.step_time_s else None,
         time_s=_written_s(file.path),

@@ -10,6 +10,7 @@ import typer
 from llmb.analysis.parsed_run import ParsedRun, known_run, parsed_run
 from llmb.catalogue.load import Catalogue
 from llmb.cli.json_option import Json
+from llmb.cli.messages import say
 from llmb.cli.parse_compat import Format, ParseCommand, print_as_reference
 from llmb.cli.parse_progress import reading_progress
 from llmb.cli.root import install_here
@@ -120,6 +121,9 @@ def _runs(roots: list[Path], rule: str, workers: int, gpu_type: str | None) -> l
     found = find_all_logs(roots)
     read = read_in_parallel(found, partial(parsed_run, rule=rule), workers)
     runs = [*map(known_run, found.refused), *reading_progress(read, found)]
+    for run in runs:
+        if run.unread_record:
+            say(f"run {run.id}: its record is not read, only its log: {run.unread_record} ({run.file.path.parent})")
     if gpu_type:
         from llmb.analysis.catalogue_figures import with_gpu_type
 
