@@ -37,6 +37,15 @@ def test_a_log_of_every_tenth_step_is_of_a_finished_run():
     assert (of_nemo.status, of_nemo.step_time_s.mean) == ("success", pytest.approx(2.39))
 
 
+@pytest.mark.parametrize("every", [10, 20, 25])
+@pytest.mark.parametrize("rule", ["35-44", "all"])
+def test_the_first_iteration_may_be_logged_besides_every_nth(every, rule):
+    """As Megatron-LM does since core 0.16; it is no sign of another interval."""
+    numbers = range(every, 51, every)
+    assert judged(map(megatron, [1, *numbers]), rule).status == judged(map(megatron, numbers), rule).status
+    assert judged(map(megatron, [1, *numbers]), "all").status == "success"
+
+
 def test_the_last_steps_need_not_be_logged():
     assert judged((megatron(number, 55) for number in range(10, 51, 10)), "all").status == "success"
     assert judged((megatron(number, 60) for number in range(10, 51, 10)), "all").reason.startswith("died after step 50")

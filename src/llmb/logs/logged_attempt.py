@@ -235,6 +235,8 @@ class LoggedAttempt:
         self.loss_last = _or_nan(line.loss)
 
     def _note_gap(self, gap: int, count: int) -> None:
+        if gap > 1 and self.steps == 1 and self.max_step == self.first_number:
+            return  # the first step is logged whatever the interval, as by Megatron-LM
         if gap in self.gaps or len(self.gaps) < _MOST_GAPS:
             self.gaps[gap] = self.gaps.get(gap, 0) + count
 
