@@ -112,6 +112,17 @@ def test_a_mean_loss_of_hugging_face_in_full_precision():
     assert (found.status, found.loss_last) == ("success", 2.3456789012345679)
 
 
+@pytest.mark.parametrize(
+    ("runtime", "rate", "status"), [(25_000, 0.004, "no_data"), (900, 0.004, "success"), (25_000, 0.4, "success")]
+)
+def test_a_rate_that_is_too_coarse_for_the_number_of_steps_is_not_taken(runtime, rate, status):
+    """0.004 steps/s are 0.0035 to 0.0045: between 87 and 112 steps in 25,000 s."""
+    text = f"{{'train_runtime': {runtime}, 'train_samples_per_second': 1.0, 'train_steps_per_second': {rate}}}\n"
+    assert judge_log(read(f"training\n{text}", "last")).status == status
+    known = judge_log(read(f"  Total optimization steps = 100\n{text}", "last"))
+    assert known.step_time_s and known.step_time_s.mean == runtime / 100
+
+
 def test_a_run_of_hugging_face_that_ends_before_the_first_loss_is_logged():
     """With ``logging_steps`` 500, as it is by default."""
     bars = "".join(

@@ -29,6 +29,8 @@ _LOSS, _TRAIN_LOSS, _GRAD_NORM, _RUNTIME, _RATE = (
     re.compile(_FIELD % (name, NUMBER))
     for name in (b"loss", b"train_loss", b"grad_norm", b"train_runtime", b"train_steps_per_second")
 )
+_RATE_ERROR = 0.0005
+"""Of ``train_steps_per_second``, which has three decimals."""
 
 
 class HuggingFaceReader:
@@ -92,7 +94,7 @@ class HuggingFaceReader:
         yield from self._release()
         runtime, rate, loss = _RUNTIME.search(text), _RATE.search(text), _TRAIN_LOSS.search(text)
         seconds, per_s = number_or_none(runtime and runtime[1]), number_or_none(rate and rate[1])
-        steps = self.steps or round((seconds or 0) * (per_s or 0))
+        steps = self.steps or _steps_by_rate(seconds or 0, per_s or 0)
         if not timed and seconds and steps > 0:
             yield StepLine(steps, steps, seconds / steps, number_or_none(loss and loss[1]), None, mean_of=steps)
         self.steps, self.done, self.clock_s, self.values = None, 0, 0, b""
@@ -101,6 +103,12 @@ class HuggingFaceReader:
         if self.kept:
             yield self.kept
         self.kept = None
+
+
+def _steps_by_rate(seconds: float, steps_per_s: float) -> int:
+    """0 if the rate, which is rounded, tells neither their very number nor a step time to 0.2 %."""
+    is_exact = seconds * _RATE_ERROR < 0.5
+    return round(seconds * steps_per_s) if is_exact or steps_per_s >= _RATE_ERROR / 0.002 else 0
 
 
 def _seconds(clock: bytes) -> int:
