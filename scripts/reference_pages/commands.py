@@ -3,11 +3,10 @@
 
 import inspect
 import types
-from collections.abc import Iterator
 from enum import Enum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from llmb.cli.main import COMMANDS, load_command
+from llmb.cli.main import COMMANDS, named_commands
 from reference_pages.markdown import page, table, type_text
 
 INTRO = """`llmb` and `llmb-run` are the same program. Results go to stdout, everything else to stderr; `--json` prints
@@ -25,14 +24,6 @@ def commands_page() -> str:
     overview = [[f"[`llmb {name}`](#llmb-{name})", meaning] for name, (_, meaning) in COMMANDS.items()]
     sections = (command_section(*item) for name in COMMANDS for item in named_commands(name))
     return page("# Commands", INTRO, table(["command", "does"], overview), *sections)
-
-
-def named_commands(name: str) -> Iterator[tuple[str, Any]]:
-    """A command by its full name; a group and then its commands."""
-    command = load_command(name)
-    yield name, command
-    for below, item in getattr(command, "commands", {}).items():
-        yield f"{name} {below}", item
 
 
 def command_section(name: str, command: Any) -> str:  # noqa: ANN401 (typer keeps its command types private)

@@ -8,6 +8,7 @@ from pathlib import Path
 from llmb.analysis.judge_run import grouped, measured_run, times_of
 from llmb.analysis.measured import flaw_of
 from llmb.analysis.records import AnalyzedRun
+from llmb.doc_pages import see
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.runs.folder import write_atomically
 from llmb.verdict.conditions import merged, rule_of
@@ -52,7 +53,7 @@ def _text(entries: Sequence[ExpectedStepTime]) -> str:
 def _entry(group: Sequence[AnalyzedRun]) -> ExpectedStepTime:
     values = merged(measured_run(run).conditions for run in group)
     if "workload" not in values:
-        do = "write the entry by hand; see docs/how-to/judge-a-run.md"
+        do = f"write the entry by hand; {see('judge-a-run')}"
         raise UsageError(
             "a log without the record of its run does not tell its recipe", where=str(group[0].path), do=do
         )

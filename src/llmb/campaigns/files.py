@@ -8,6 +8,7 @@ from llmb.campaigns.entry import Entry
 from llmb.campaigns.keys import Keys
 from llmb.campaigns.text_file import SplitModel, TextReader
 from llmb.campaigns.yaml_file import YamlReader
+from llmb.doc_pages import see
 from llmb.errors import UsageError
 from llmb.input_files import read_text_file
 
@@ -36,6 +37,6 @@ def read_campaign_file(path: Path, keys: Keys, split_model: SplitModel) -> FileE
         except UnicodeDecodeError as error:
             raise UsageError("this is not a text file", where=str(path)) from error
     if not reader.entries and not reader.problems:
-        do = "see docs/how-to/run-many-recipes.md for the format of files"
+        do = see("run-many-recipes", "for the format of files")
         raise UsageError("the file names no job", where=str(path), do=do)
     return FileEntries(tuple(reader.entries), tuple(reader.problems))

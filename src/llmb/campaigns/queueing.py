@@ -14,6 +14,7 @@ from llmb.campaigns.job_request import converted, job_request
 from llmb.campaigns.plan import PlannedJob, planned
 from llmb.campaigns.submission import Outcome, begin_campaign, find_campaign, find_queued, submit_campaign
 from llmb.catalogue.load import Catalogue
+from llmb.doc_pages import see
 from llmb.errors import UsageError, UserInterrupt
 from llmb.jobs.history import open_history
 from llmb.jobs.order import Order, make_order
@@ -199,7 +200,7 @@ def _checked(context: Context, wanted: Wanted) -> tuple[list[CampaignJob], list[
     problems = [*wanted.problems, *expansion.problems, *grouped(item for item in refused if item[0].named)]
     left_out = [*expansion.left_out, *grouped(item for item in refused if not item[0].named)]
     if problems:
-        do = "see docs/how-to/run-many-recipes.md for the format of files" if wanted.problems else None
+        do = see("run-many-recipes", "for the format of files") if wanted.problems else None
         raise UsageError(listed("the campaign cannot be queued", problems), do=do)
     if not jobs:
         raise UsageError(listed("nothing is left to queue", left_out), do="see 'llmb list'")

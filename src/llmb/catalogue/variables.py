@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from llmb.catalogue.records import Record
+from llmb.doc_pages import see
 from llmb.errors import UsageError, closest
 from llmb.options.forms import WORD
 from llmb.options.option import Option
@@ -168,7 +169,7 @@ def read_variables(
         raise UsageError(
             f"the environment has invalid or unsupported variables:\n{lines}",
             where="environment variables",
-            do="correct or unset them; see docs/reference/environment.md",
+            do=f"correct or unset them; {see('environment')}",
         )
     return Reading(reading.options, reading.origins, tuple(reading.notes))
 

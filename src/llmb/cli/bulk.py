@@ -38,7 +38,7 @@ def bulk(
 
     The campaign is shown and confirmed. A client that is killed loses nothing: the same command resumes, and no job
     is queued twice. Options of the command line override those of the file; options that select
-    recipes restrict the file's jobs. Format of files: docs/how-to/run-many-recipes.md.
+    recipes restrict the file's jobs. Format of files: `llmb docs run-many-recipes`.
 
     Examples:
 

@@ -27,11 +27,16 @@ def full_help(ctx: Any) -> str:  # noqa: ANN401 (typer keeps its context type pr
     return "\n\n".join(parts) + "\n"
 
 
+def option_names(item: Any) -> str:  # noqa: ANN401
+    """How it is given: its names and the form of its value."""
+    if item.param_type_name == "argument":
+        return str(item.metavar or item.name.upper())
+    kind = "" if item.is_flag else f" {item.metavar or _kind(item)}"
+    return ", ".join([*item.opts, *item.secondary_opts]) + kind
+
+
 def _entry(item: Any, width: int) -> Iterator[str]:  # noqa: ANN401
-    argument = item.param_type_name == "argument"
-    names = item.metavar or item.name.upper() if argument else ", ".join([*item.opts, *item.secondary_opts])
-    kind = "" if argument or item.is_flag else f" {item.metavar or _kind(item)}"
-    yield f"  {names}{kind}"
+    yield f"  {option_names(item)}"
     words = [(item.help or "").strip(), *_default(item)]
     yield fill(" ".join(filter(None, words)), width, initial_indent=INDENT, subsequent_indent=INDENT)
 

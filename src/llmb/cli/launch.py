@@ -40,7 +40,7 @@ def launch(
 ) -> None:
     """Queue the run that the environment variables of the reference documents describe.
 
-    JOB_TOTAL_GPUS, MODEL_SIZE, DTYPE, GPU_TYPE, MAX_STEPS, TP and the others: docs/reference/environment.md lists all.
+    JOB_TOTAL_GPUS, MODEL_SIZE, DTYPE, GPU_TYPE, MAX_STEPS, TP and the others: `llmb docs environment` lists all.
     A variable that is invalid or does not apply to the workload is an error, and a misspelled name is reported.
     Options of the command line override variables, and variables override cluster_config.yaml.
 

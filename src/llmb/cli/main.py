@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib import import_module
 from itertools import pairwise
@@ -40,6 +41,7 @@ COMMANDS = {
     "bisect": ("llmb.cli.bisect", "Which image, driver or commit of a list changed the step time."),
     "trace": ("llmb.cli.trace", "The time of profiled steps by activity."),
     "nccl": ("llmb.cli.nccl", "Collectives in NCCL's logs, and bandwidths from nccl-tests."),
+    "docs": ("llmb.cli.docs", "The documentation, page by page, and the manual page."),
 }
 
 STDERR = 2
@@ -80,6 +82,14 @@ class LazyGroup(Group):
         return name, stub and load_command(str(name)), rest
 
 
+def named_commands(name: str) -> Iterator[tuple[str, Any]]:
+    """A command by its full name; a group and then its commands."""
+    command = load_command(name)
+    yield name, command
+    for below, item in getattr(command, "commands", {}).items():
+        yield f"{name} {below}", item
+
+
 def load_command(name: str) -> Any:  # noqa: ANN401
     module, _ = COMMANDS[name]
     command = typer.main.get_command(import_module(module).app)
@@ -101,14 +111,17 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"llmb {__version__}")
+        from llmb.runs.source_version import source_version  # runs git
+
+        typer.echo(f"llmb {__version__} ({source_version().text()})")
         raise typer.Exit
 
 
 @app.callback()
 def llmb(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and its commit."),
     ] = False,
 ) -> None:
     """Measures how fast a machine or a cluster trains large language models."""

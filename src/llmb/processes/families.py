@@ -5,8 +5,12 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
+PROC = Path("/proc")
 PROCESSES = ["ps", "-A", "-o", "pid=,ppid=,stat="]
+"""Where there is no /proc, as on macOS. Small images have no ps."""
 BETWEEN_S = 0.5
 GRACE_S = 8.0
 """How long workers may take to end once asked to; then they are killed."""
@@ -56,15 +60,30 @@ def signal_process(pid: int, number: signal.Signals) -> None:
 
 
 def family(pid: int) -> dict[int, str]:
-    """``pid``, its children and their children, each with its state, by ``ps``."""
-    listing = subprocess.run(PROCESSES, capture_output=True, text=True, check=False).stdout
+    """``pid``, its children and their children, each with its state."""
     children: dict[int, list[int]] = {}
     states: dict[int, str] = {}
-    for line in listing.splitlines():
-        child, parent, state = line.split()
-        children.setdefault(int(parent), []).append(int(child))
-        states[int(child)] = state
+    for child, parent, state in _by_proc() if (PROC / "self" / "stat").exists() else _by_ps():
+        children.setdefault(parent, []).append(child)
+        states[child] = state
     found = [pid]
     for member in found:
         found.extend(children.get(member, []))
     return {member: states.get(member, "") for member in found}
+
+
+def _by_proc() -> Iterator[tuple[int, int, str]]:
+    """Id, parent and state of every process; those that end meanwhile are left out."""
+    for stat in PROC.glob("[0-9]*/stat"):
+        try:
+            state, parent, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
+        except (OSError, ValueError):
+            continue
+        yield int(stat.parent.name), int(parent), state
+
+
+def _by_ps() -> Iterator[tuple[int, int, str]]:
+    listing = subprocess.run(PROCESSES, capture_output=True, text=True, check=False).stdout
+    for line in listing.splitlines():
+        child, parent, state = line.split()
+        yield int(child), int(parent), state

@@ -48,6 +48,17 @@ def print_line(text: str) -> None:
     print_text(f"{text}\n")
 
 
+def print_markdown(text: str) -> None:
+    """Formats a page for the terminal."""
+    from rich.console import Console  # few outputs are pages
+    from rich.markdown import Markdown
+
+    console = Console()
+    with console.capture() as capture:
+        console.print(Markdown(text))
+    print_text(capture.get())
+
+
 def styled_lines(table: Table, width: int) -> list[str]:
     """Lines for a terminal of ``width`` columns; title and headers are bold."""
     return [f"{BOLD}{line.text}{PLAIN}" if line.is_heading else line.text for line in table_lines(table, width)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The git commit of the llmb that runs: of its checkout, or as pip recorded it when it was installed from one."""
+"""The git commit of the llmb that runs: of its checkout, or as it was recorded when llmb was built or installed."""
 
 import json
 import subprocess
@@ -10,6 +10,7 @@ from typing import NamedTuple
 import llmb
 
 PACKAGE = Path(llmb.__file__).resolve().parent
+COMMIT_FILE = "commit.txt"
 PATIENCE_S = 5.0
 """How long git may take to compare the source with the commit; on a slow file system the answer is then unknown."""
 MOST_LINKS = 5
@@ -25,12 +26,19 @@ class SourceVersion(NamedTuple):
     modified: bool | None
     reason: str | None
 
+    def text(self) -> str:
+        """For people."""
+        if self.commit is None:
+            return f"commit unknown: {self.reason}"
+        changes = {True: ", modified", False: "", None: ", perhaps modified"}[self.modified]
+        return f"commit {self.commit[:12]}{changes}"
+
 
 def source_version(package: Path = PACKAGE) -> SourceVersion:
     """Reads git's files, and runs git only to see whether the source of ``package`` was modified."""
     checkout = next((folder for folder in package.parents[:2] if (folder / ".git").exists()), None)
     if checkout is None:
-        return _installed()
+        return _built(package) or _installed()
     commit = _head(checkout / ".git")
     if commit is None:
         return SourceVersion(None, None, NO_COMMIT)
@@ -45,6 +53,15 @@ def installed_version(text: str | None) -> SourceVersion:
     except (ValueError, KeyError, TypeError):
         return SourceVersion(None, None, NOT_GIT)
     return SourceVersion(str(commit), False, None)
+
+
+def _built(package: Path) -> SourceVersion | None:
+    """As setup.py recorded it; None where it was built without one."""
+    try:
+        commit, _, modified = (package / COMMIT_FILE).read_text().strip().partition("-")
+    except OSError:
+        return None
+    return SourceVersion(commit, bool(modified), None)
 
 
 def _installed() -> SourceVersion:

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from llmb.catalogue.data_files import CatalogueError, read_file
 from llmb.catalogue.records import Record
+from llmb.doc_pages import see
 from llmb.errors import UsageError
 from llmb.jobspec.container import ContainerSettings, text_problems
 from llmb.jobspec.node_setup import Binding, Vboost
@@ -94,7 +95,7 @@ def read_cluster_config(install: Path, schema: type[ClusterConfig]) -> ClusterCo
         return read_file(path, schema, foreign=True)
     except CatalogueError as error:
         lines = "\n".join(f"  {problem}" for problem in error.problems)
-        do = "see docs/how-to/run-on-slurm.md"
+        do = see("run-on-slurm")
         raise UsageError(f"{CLUSTER_CONFIG} cannot be used:\n{lines}", do=do) from error
 
 

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from llmb.catalogue.data_files import CatalogueError, compose_file, duplicate_keys, line_in, read_file
 from llmb.catalogue.records import Dtype, Record
+from llmb.doc_pages import see
 from llmb.errors import UsageError
 from llmb.metrics.window import DEFAULT_RULE, STEADY, check_rule
 from llmb.verdict.conditions import Values, condition_values
@@ -162,7 +163,7 @@ def read_expectations(path: Path) -> Expectations:
             raise CatalogueError(doubled)
     except CatalogueError as error:
         lines = "\n".join(f"  {problem}" for problem in error.problems)
-        do = "see docs/how-to/judge-a-run.md"
+        do = see("judge-a-run")
         raise UsageError(f"the expectations cannot be used:\n{lines}", do=do) from error
     places = (f"{path}:{line_in(root, ('expectations', number))}" for number in range(len(file.expectations)))
     return Expectations(path, file.tolerance_pct, tuple(map(Entry, file.expectations, places)))

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb docs``."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from llmb.cli.json_option import Json
+from llmb.doc_pages import DocPage, doc_pages, find_doc_page
+from llmb.report.output import print_json, print_markdown, print_table, print_text, result_table
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
+def _complete(ctx: typer.Context, incomplete: str) -> list[str]:  # noqa: ARG001 (typer passes both)
+    return [page.name for page in doc_pages() if page.name.startswith(incomplete)]
+
+
+@app.command()
+def docs(
+    page: Annotated[
+        str | None, typer.Argument(help="Name of the page; without one, all are listed.", autocompletion=_complete)
+    ] = None,
+    path: Annotated[bool, typer.Option("--path", help="Print where the page's file is.")] = False,
+    man: Annotated[bool, typer.Option("--man", help="Print the manual page of all commands, for man.")] = False,
+    json: Json = False,
+) -> None:
+    """Print a page of the documentation, which is part of every installation.
+
+    On a terminal it is formatted; into a file or a pipe goes its Markdown.
+
+    Examples:
+
+    - `llmb docs`
+
+    - `llmb docs run-on-slurm | less`
+
+    - `llmb docs --man > ~/.local/share/man/man1/llmb.1`
+    """
+    if man:
+        print_text(_man_page())
+    elif page is None:
+        _list(doc_pages(), as_json=json)
+    else:
+        _print(find_doc_page(page), only_path=path, as_json=json)
+
+
+def _list(pages: list[DocPage], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"pages": [_entry(page) for page in pages]})
+        return
+    table = result_table("pages of the documentation; 'llmb docs PAGE' prints one", "page", "section", "title")
+    for page in pages:
+        table.add_row(page.name, page.section, page.title)
+    print_table(table)
+
+
+def _print(page: DocPage, *, only_path: bool, as_json: bool) -> None:
+    text = page.path.read_text(encoding="utf-8")
+    if as_json:
+        print_json({**_entry(page), "text": text})
+    elif only_path:
+        print_text(f"{page.path}\n")
+    elif sys.stdout.isatty():
+        print_markdown(text)
+    else:
+        print_text(text)
+
+
+def _entry(page: DocPage) -> dict[str, str]:
+    return {"name": page.name, "section": page.section, "title": page.title, "path": str(page.path)}
+
+
+def _man_page() -> str:
+    from llmb.cli.main import COMMANDS, named_commands
+    from llmb.cli.man_page import man_page
+
+    commands: dict[str, tuple[str, Any]] = {}
+    for name in COMMANDS:
+        for full_name, command in named_commands(name):
+            meaning = COMMANDS[name][1] if full_name == name else (command.help or "").split("\n\n")[0]
+            commands[full_name] = (meaning, command)
+    return man_page(commands)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb docs``: pages and the manual page."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from shutil import which
+
+from typer.testing import CliRunner, Result
+
+from llmb.cli.docs import app
+from llmb.cli.main import COMMANDS, named_commands
+from llmb.doc_pages import doc_pages, see
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def called(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_every_page_is_listed_once_by_a_name_of_its_own() -> None:
+    files = {path.stem for path in (ROOT / "docs").rglob("*.md")} - {"README"}
+    pages = json.loads(called("--json").stdout)["pages"]
+    assert sorted(page["name"] for page in pages) == sorted(files)
+    assert all(page["title"] for page in pages)
+
+
+def test_a_page_is_printed_as_its_file_into_a_pipe() -> None:
+    assert called("judge-a-run").stdout == (ROOT / "docs" / "how-to" / "judge-a-run.md").read_text()
+    assert called("docs/how-to/judge-a-run.md").stdout == called("judge-a-run").stdout
+    assert Path(called("judge-a-run", "--path").stdout.strip()).samefile(ROOT / "docs" / "how-to" / "judge-a-run.md")
+
+
+def test_a_misspelled_page_is_an_error_with_the_nearest_name() -> None:
+    done = called("juge-a-run")
+    assert "did you mean 'judge-a-run'?" in str(done.exception)
+
+
+def test_advice_names_pages_that_exist() -> None:
+    names = {page.name for page in doc_pages()}
+    calls = subprocess.run(
+        ["grep", "-rhoE", r"\bsee\(['\"][a-z0-9-]+", str(ROOT / "src")], capture_output=True, text=True, check=True
+    ).stdout
+    named = {call.split("(")[1].strip("'\"") for call in calls.split()}
+    assert named
+    assert named <= names
+    assert see("files") == "see 'llmb docs files'"
+
+
+def test_the_manual_page_has_every_command_and_option(needs: Callable[[str, bool, str], None], tmp_path: Path) -> None:
+    text = called("--man").stdout
+    for name in COMMANDS:
+        for full_name, command in named_commands(name):
+            assert f".SS llmb {full_name}\n" in text
+            for option in (names for param in command.params for names in param.opts if names.startswith("--")):
+                assert option.replace("-", "\\-") in text
+    needs("groff", which("groff") is not None, "it reads manual pages")
+    page = tmp_path / "llmb.1"
+    page.write_text(text)
+    done = subprocess.run(["groff", "-man", "-ww", "-Tutf8", str(page)], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
