@@ -11,6 +11,7 @@ from llmb.analysis.parsed_groups import group_runs
 from llmb.analysis.parsed_run import ParsedRun
 from llmb.analysis.parsed_scaling import Scaling, scaling_of
 from llmb.catalogue.load import Catalogue
+from llmb.logs.configuration import experiment_configuration
 from llmb.logs.files import ParsedFile
 from llmb.logs.outcome import LogOutcome
 from llmb.metrics.statistics import describe
@@ -177,6 +178,29 @@ def test_the_gpus_of_a_log_that_tells_its_nodes_are_known_by_the_gpu_type(
     assert (found.gpus, bool(found.mfu_pct)) == (gpus, gpus is not None)
     (told_both,) = with_catalogue_figures([run("a", 12.0, {**told, "layout.gpus": 4})], CATALOGUE)
     assert told_both.gpus == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu_type", "recipe"),
+    [
+        (
+            "lora_llama3_70b_bf16_2nodes_tp1_pp4_cp1_vp20_ep1_etpNone_mbs1_gbs64_933609",
+            "gb200",
+            "finetune_llama3 70b bf16 on 8",
+        ),
+        (
+            "sft_llama4_e128_bf16_32nodes_tp8_pp1_cp1_vp1_ep32_etp8_mbs1_gbs32_3048691",
+            "h100",
+            "finetune_llama4-maverick 400b bf16 on 256",
+        ),
+    ],
+)
+def test_the_documents_own_names_of_experiments_are_known(name: str, gpu_type: str, recipe: str) -> None:
+    (found,) = with_catalogue_figures(
+        with_gpu_type([run("a", 4.07, experiment_configuration(name))], gpu_type), CATALOGUE
+    )
+    assert f"{found.recipe_text} on {found.gpus}" == recipe
+    assert found.tokens_per_s_per_gpu and found.layout_source == "log"
 
 
 def test_the_gpu_type_of_the_command_is_for_logs_that_do_not_tell() -> None:

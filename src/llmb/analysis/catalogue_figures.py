@@ -27,13 +27,28 @@ def with_gpu_type(runs: Iterable[ParsedRun], gpu_type: str) -> list[ParsedRun]:
     ]
 
 
-def with_gpu_count(configuration: Mapping[str, Value], catalogue: Catalogue) -> dict[str, Value]:
-    """With the GPUs of its nodes, if nothing else tells how many there are: all that a node with that GPU type has."""
+def as_catalogued(configuration: Mapping[str, Value], catalogue: Catalogue) -> dict[str, Value]:
+    """Of a log without a record: with the catalogue's names of its workload and size, and the GPUs of its nodes.
+
+    If nothing else tells how many GPUs there are, they are all that nodes with that GPU type have.
+    """
     gpu, nodes = catalogue.gpus.get(str(configuration.get("gpu_type"))), configuration.get("nodes")
     known = dict(configuration)
     if gpu and isinstance(nodes, int):
         known.setdefault("layout.gpus", nodes * gpu.gpus_per_node)
-    return known
+    return known | _catalogued_names(known, catalogue)
+
+
+def _catalogued_names(configuration: Mapping[str, Value], catalogue: Catalogue) -> dict[str, Value]:
+    workload = configuration.get("workload")
+    if not workload or workload in catalogue.workloads:
+        return {}
+    experiment = f"{workload}_{configuration.get('size')}"
+    for name, known in catalogue.workloads.items():
+        for size, begin in known.experiments.items():
+            if begin == experiment:
+                return {"workload": name, "size": size}
+    return {}
 
 
 def with_catalogue_figures(runs: Iterable[ParsedRun], catalogue: Catalogue) -> list[ParsedRun]:
@@ -42,7 +57,7 @@ def with_catalogue_figures(runs: Iterable[ParsedRun], catalogue: Catalogue) -> l
     found = []
     for run in runs:
         if run.folder is None and run.outcome.step_time_s:
-            run = replace(run, configuration=with_gpu_count(run.configuration, catalogue))
+            run = replace(run, configuration=as_catalogued(run.configuration, catalogue))
             if run.key not in recipes:
                 recipes[run.key] = recipe_of(run, catalogue)
             run = _with_figures(run, recipes[run.key], catalogue)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmb.analysis.catalogue_figures import NEEDED, find_recipe, with_gpu_count
+from llmb.analysis.catalogue_figures import NEEDED, as_catalogued, find_recipe
 from llmb.analysis.find_runs import find_runs
 from llmb.analysis.measured import flaw_of
 from llmb.analysis.records import AnalyzedRun
@@ -102,7 +102,7 @@ def _judge_log(run: AnalyzedRun, tolerance: Tolerance | None, gpu_type: str | No
     """By the recipe of the catalogue that the log reports, if it does."""
     catalogue = Catalogue()
     known = {**({"gpu_type": gpu_type} if gpu_type else {}), **run.identity.configuration}
-    known = with_gpu_count(known, catalogue)
+    known = as_catalogued(known, catalogue)
     recipe = find_recipe(known, catalogue)
     why = no_figure(recipe) if recipe else _why_no_recipe(known)
     if recipe is None or why:

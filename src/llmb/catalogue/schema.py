@@ -202,6 +202,8 @@ class WorkloadFile(Record):
     title: str
     task: Literal["pretrain", "lora", "sft"]
     model: str
+    experiments: dict[str, str] = Field(default_factory=dict)
+    """By size: with what the reference suite's names of experiments begin, if not with the workload and the size."""
     borrowed_layouts: dict[str, str] = Field(default_factory=dict)
     """GPU types without layouts, and the type whose layouts they use; overrides ``hardware.yaml``."""
     training: dict[str, dict[str, Any]]
