@@ -15,6 +15,7 @@ from slurm_values import CATALOGUE, INSTALL, PYTHON, folder_of, job_of, script_o
 
 from llmb.catalogue.records import Lora
 from llmb.catalogue.resolve import Overrides, Request
+from llmb.cli.main import app, exit_code_of
 from llmb.errors import UsageError
 from llmb.jobs.finish import finish_job
 from llmb.jobs.order import Order, make_order
@@ -436,6 +437,35 @@ def test_the_window_is_that_of_the_frameworks_own_parsers(tmp_path: Path) -> Non
     assert result.step_time_s
     assert (result.step_time_s.count, result.step_time_s.mean) == (10, pytest.approx(2.0395))
     assert (order.plan.window.first, order.plan.window.last) == (35, 44)
+
+
+@pytest.mark.parametrize(("seconds", "verdict", "code"), [(4, "pass", 0), (5, "regressed", 5)])
+def test_its_run_is_judged_against_the_published_figure(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    seconds: int,
+    verdict: str,
+    code: int,
+) -> None:
+    """The document averages the iterations that are printed as 35-44, too; iteration n took n ms more."""
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    order = order_of(Request(**LORA, gpu_type="gb200", scale=8, dtype="bf16"), install=tmp_path)
+    folder: RunFolder = folder_of(order)
+    folder.path.mkdir(parents=True)
+    folder.log.write_text(iterations(50).replace("(ms): 2", f"(ms): {seconds}"))
+    write_record(folder, queued_record(order.plan, ("sbatch",), program=order.program))
+    assert finish_job(folder, 0, "").status == "success"
+    capsys.readouterr()
+    assert exit_code_of(app, ["judge", str(folder.path), "--json"]) == code
+    found = json.loads(capsys.readouterr().out)
+    assert (found["verdict"], found["soft"]) == (verdict, True)
+    published = found["reference"]["step_time_s"]
+    assert (found["reference"]["kind"], published) == ("published", order.plan.recipe.expectations[0].step_time_s)
+    assert found["delta_pct"] == pytest.approx(100 * ((seconds + 0.0395) / published - 1))
+    differs = {one["key"]: one["own"] for one in found["conditions"] if one["effect"] != "noted"}
+    assert differs.pop("program") == "megatron_bridge", "the published figure is NeMo's"
+    assert differs.keys() == {"data"}, "the window is the same"
 
 
 def test_the_steady_state_is_in_the_numbers_of_the_log(tmp_path: Path) -> None:
