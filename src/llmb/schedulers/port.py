@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from llmb.catalogue.records import Record
 from llmb.jobspec.options import JobOptions, StartMode
@@ -105,6 +105,39 @@ class Defaults:
     retries: int = 0
 
 
+Trait = Literal["tracking", "binding", "selection", "gpus", "mpi", "containers"]
+"""What a job relies on: that all its processes are found, that tasks are bound to cores, that parts of nodes are
+allocated, that GPUs are counted, MPI's start-up protocols, and containers."""
+
+
+class Plugin(Record):
+    """How a scheduler provides a trait, in its own words."""
+
+    value: str
+    fit: bool
+    """Whether it does what jobs with GPUs on whole nodes rely on."""
+
+
+class NodeState(Record):
+    """This node, as the scheduler sees it."""
+
+    state: str
+    usable: bool
+    reason: str | None = None
+    gpus: int | None = None
+    """That it may allocate here; None if it counts none."""
+
+
+class SchedulerSetup(Record):
+    """How the scheduler of this machine is set up."""
+
+    version: str | None = None
+    traits: dict[Trait, Plugin] = Field(default_factory=dict)
+    """Without those that could not be read."""
+    node: NodeState | None = None
+    """None if this machine is no node of it."""
+
+
 class FaultPattern(Record):
     """How the cause of a failure shows in a run's log."""
 
@@ -184,3 +217,6 @@ class Scheduler(Protocol):
 
     def fault_patterns(self) -> Sequence[FaultPattern]:
         """How its own messages in a log show the cause of a failure."""
+
+    def setup(self, node: str, time_out_s: float) -> SchedulerSetup:
+        """How it is set up, and in which state it sees ``node``."""

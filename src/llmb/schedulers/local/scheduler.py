@@ -27,6 +27,7 @@ from llmb.schedulers.port import (
     JobState,
     Phase,
     Scheduler,
+    SchedulerSetup,
     Submitted,
 )
 from llmb.site.site import Site
@@ -106,6 +107,9 @@ class LocalScheduler(Scheduler):
 
     def fault_patterns(self) -> Sequence[FaultPattern]:
         return ()
+
+    def setup(self, node: str, time_out_s: float) -> SchedulerSetup:  # noqa: ARG002
+        return SchedulerSetup()
 
 
 def _end(process: Process, job: AskedJob) -> None:

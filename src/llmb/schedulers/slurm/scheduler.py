@@ -13,7 +13,16 @@ from llmb.jobspec.spec import JobSpec
 from llmb.options.option import made
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob
-from llmb.schedulers.port import Answers, AskedJob, Defaults, FaultPattern, JobState, Scheduler, Submitted
+from llmb.schedulers.port import (
+    Answers,
+    AskedJob,
+    Defaults,
+    FaultPattern,
+    JobState,
+    Scheduler,
+    SchedulerSetup,
+    Submitted,
+)
 from llmb.schedulers.slurm import client, queries
 from llmb.schedulers.slurm.asked import SlurmChoices, slurm_options
 from llmb.schedulers.slurm.complete import completed_spec
@@ -22,6 +31,7 @@ from llmb.schedulers.slurm.job_state import SlurmJob
 from llmb.schedulers.slurm.meaning import WORDS, told
 from llmb.schedulers.slurm.script import batch_script
 from llmb.schedulers.slurm.settings import SlurmSettings, settings_of
+from llmb.schedulers.slurm.setup import read_setup
 from llmb.site.site import Site
 
 CAUSES = {"TERM": "Slurm (TERM: cancelled, preempted, or out of time)", "USR1": "the near end of its time limit"}
@@ -120,6 +130,9 @@ class SlurmScheduler(Scheduler):
 
     def fault_patterns(self) -> Sequence[FaultPattern]:
         return read_file(FAULTS, FaultFile).faults
+
+    def setup(self, node: str, time_out_s: float) -> SchedulerSetup:
+        return read_setup(node, time_out_s)
 
 
 def accounted(job: AskedJob, accounts: Mapping[str, SlurmJob]) -> JobState:

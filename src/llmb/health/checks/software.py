@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of whether interpreter, llmb, torch, driver and NCCL fit together."""
+
+import re
+from collections.abc import Iterator
+
+from llmb import __version__
+from llmb.health.facts.software import SoftwareFacts
+from llmb.health.facts.source import Missing
+from llmb.health.rules import Finding, rule, skipped
+from llmb.health.wanted import Wanted
+
+OLDEST_PYTHON = (3, 11)
+AFTER_PYTHON = ("software_llmb", "software_torch", "software_cuda", "software_gpus", "software_nccl")
+IN_CONTAINER = "jobs run in a container, which has its own"
+
+
+def software_checks(facts: SoftwareFacts | Missing, python: str, gpus: int, wanted: Wanted) -> Iterator[Finding]:
+    """``gpus``: those that nvidia-smi shows."""
+    of = rule("software_python")
+    if isinstance(facts, Missing):
+        yield of.found("fail", f"{python}: {facts.reason}", "none")
+        yield from skipped(AFTER_PYTHON, "the interpreter does not run")
+        return
+    numbers = tuple(map(int, re.findall(r"\d+", facts.python)[:2]))
+    yield of.found("fail" if numbers < OLDEST_PYTHON else "pass", f"{facts.python} ({python})")
+    yield _llmb(facts)
+    inside = wanted.runtime != "none"
+    if facts.torch is None:
+        of = rule("software_torch")
+        yield of.skipped(IN_CONTAINER) if inside else of.found("warn", "not installed")
+        yield from skipped(AFTER_PYTHON[2:], IN_CONTAINER if inside else "torch is not installed")
+        return
+    if facts.torch_problem:
+        yield rule("software_torch").found("fail", f"{facts.torch}: {facts.torch_problem}", "broken")
+        yield from skipped(AFTER_PYTHON[2:], "torch cannot be loaded")
+        return
+    yield rule("software_torch").passed(facts.torch)
+    yield _cuda(facts, gpus)
+    yield _gpus(facts, gpus)
+    yield _nccl(facts, gpus)
+
+
+def _llmb(facts: SoftwareFacts) -> Finding:
+    of = rule("software_llmb")
+    if facts.llmb is None:
+        return of.found("warn", "not installed", "none")
+    if facts.llmb != __version__:
+        return of.found("warn", f"{facts.llmb}; this command is of {__version__}")
+    return of.passed(facts.llmb)
+
+
+def _cuda(facts: SoftwareFacts, gpus: int) -> Finding:
+    """A driver runs everything built for its major version of CUDA, and for older ones."""
+    of = rule("software_cuda")
+    if facts.cuda is None:
+        return of.found("fail", "torch is built without CUDA", "cpu") if gpus else of.skipped("torch is built for CPUs")
+    if facts.driver_cuda is None:
+        reason = f"torch is built for CUDA {facts.cuda}, and there is no driver"
+        return of.found("fail", reason, "no_driver") if gpus else of.skipped(reason)
+    text = f"torch for CUDA {facts.cuda}, driver up to CUDA {facts.driver_cuda}"
+    if _major(facts.driver_cuda) >= _major(facts.cuda):
+        return of.passed(text)
+    if facts.gpus:
+        return of.passed(f"{text}, by a compatibility package")
+    return of.found("fail", text)
+
+
+def _major(version: str) -> int:
+    found = re.match(r"\d+", version)
+    return int(found[0]) if found else 0
+
+
+def _gpus(facts: SoftwareFacts, gpus: int) -> Finding:
+    of = rule("software_gpus")
+    if facts.cuda is None or not (gpus or facts.gpus):
+        return of.skipped("no GPU" if facts.cuda else "torch is built for CPUs")
+    problem = f": {facts.cuda_problem}" if facts.cuda_problem else ""
+    text = f"{facts.gpus or 0} of {gpus}{problem}"
+    if (facts.gpus or 0) != gpus or problem:
+        return of.found("fail" if (facts.gpus or 0) < gpus or problem else "warn", text)
+    unfit = sorted({one for one in facts.capabilities if not _has_kernels(one, facts.architectures)})
+    if unfit:
+        return of.found("fail", f"torch has no kernels for sm_{', sm_'.join(unfit)}", "architecture")
+    return of.passed(text)
+
+
+def _has_kernels(capability: str, architectures: tuple[str, ...]) -> bool:
+    """Kernels run on GPUs of the same major number and a minor one that is not lower; PTX on all later ones."""
+    number = int(capability)
+    for name in architectures:
+        kind, _, digits = name.partition("_")
+        known = int(re.sub(r"\D", "", digits) or 0)
+        exact = not digits.isdigit()
+        if kind == "compute" and known <= number:
+            return True
+        if kind == "sm" and (known == number or (not exact and known // 10 == number // 10 and known < number)):
+            return True
+    return not architectures
+
+
+def _nccl(facts: SoftwareFacts, gpus: int) -> Finding:
+    of = rule("software_nccl")
+    if facts.cuda is None:
+        return of.skipped("torch is built for CPUs")
+    if facts.nccl is None:
+        reason = f"torch has no NCCL{f': {facts.nccl_problem}' if facts.nccl_problem else ''}"
+        return of.found("fail", reason) if gpus else of.skipped(reason)
+    if facts.nccl_package and facts.nccl_package.split("+")[0] != facts.nccl:
+        return of.found("warn", f"{facts.nccl} is loaded, {facts.nccl_package} is installed with torch", "other")
+    return of.passed(facts.nccl)

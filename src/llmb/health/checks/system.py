@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of CPUs, memory, the kernel's settings, and the limits of processes."""
+
+import re
+from collections.abc import Iterator
+
+from llmb.health.checks.words import counted, gib, listed
+from llmb.health.facts.system import CpuFacts, KernelFacts, LimitFacts, MemoryFacts
+from llmb.health.records import Status
+from llmb.health.rules import Finding, rule
+from llmb.health.wanted import Wanted
+
+UNSEEN = "Linux does not show it here"
+PASS_THROUGH = re.compile(r"(?:^|\s)(iommu=(?:pt|off)|iommu\.passthrough=1|(?:intel|amd)_iommu=off)(?:\s|$)")
+BYTES = ("memlock", "stack")
+
+
+def cpu_checks(facts: CpuFacts, wanted: Wanted) -> Iterator[Finding]:
+    yield _governor(facts)
+    of = rule("cpu_idle_states")
+    if facts.deepest_state is None:
+        yield of.skipped(f"{UNSEEN}, as in most virtual machines")
+    else:
+        name, microseconds = facts.deepest_state
+        yield of.measured(microseconds, f"{name}, {microseconds} µs to leave")
+    yield _numa(facts)
+    of = rule("cpu_threads")
+    if facts.threads_per_core is None:
+        yield of.skipped(UNSEEN)
+    else:
+        yield of.passed(f"{facts.threads_per_core} per core")
+    yield _cores(facts, wanted)
+    of = rule("cpu_load")
+    if facts.load is None or not facts.online:
+        yield of.skipped(UNSEEN)
+    else:
+        yield of.measured(
+            100 * facts.load / facts.online, f"{facts.load:g} processes on {counted(facts.online, 'CPU')}"
+        )
+
+
+def _governor(facts: CpuFacts) -> Finding:
+    of = rule("cpu_governor")
+    if not facts.governors:
+        return of.skipped(f"{UNSEEN}, as in most virtual machines")
+    if facts.preference == "performance" or set(facts.governors) == {"performance"}:
+        return of.passed("performance")
+    others = {name: count for name, count in facts.governors.items() if name != "performance"}
+    return of.found("warn", listed(f"{name} on {counted(count, 'CPU')}" for name, count in others.items()))
+
+
+def _numa(facts: CpuFacts) -> Finding:
+    of = rule("cpu_numa")
+    if not facts.numa_nodes:
+        return of.skipped(UNSEEN)
+    text = counted(facts.numa_nodes, "NUMA node")
+    if facts.gpus_without_node:
+        return of.found("warn", f"{text}; {counted(facts.gpus_without_node, 'device')} of NVIDIA on none of them")
+    return of.passed(text)
+
+
+def _cores(facts: CpuFacts, wanted: Wanted) -> Finding:
+    of = rule("cpu_allowed")
+    online = facts.online or facts.allowed
+    text = f"{facts.allowed} of {counted(online, 'CPU')}"
+    if not wanted.gpus:
+        return of.passed(text)
+    return of.measured(facts.allowed / wanted.gpus, f"{text}, for {counted(wanted.gpus, 'GPU')}")
+
+
+def memory_checks(facts: MemoryFacts) -> Iterator[Finding]:
+    of = rule("memory_available")
+    if facts.total and facts.available is not None:
+        yield of.measured(
+            100 * facts.available / facts.total, f"{gib(facts.available)} of {gib(facts.total)} available"
+        )
+    else:
+        yield of.skipped(UNSEEN)
+    of = rule("memory_swap")
+    yield (
+        of.skipped(UNSEEN)
+        if facts.swap_used is None
+        else of.measured(
+            facts.swap_used / 2**20, f"{gib(facts.swap_used)} in use" if facts.swap_used else "none in use"
+        )
+    )
+    of = rule("memory_huge_pages")
+    if facts.total:
+        text = f"{gib(facts.huge_pages)} reserved and unused" if facts.huge_pages else "none reserved"
+        yield of.measured(100 * facts.huge_pages / facts.total, text)
+    else:
+        yield of.skipped(UNSEEN)
+    of = rule("memory_shm")
+    if facts.shm_size is None or facts.shm_free is None:
+        yield of.found("fail", "there is no /dev/shm")
+    else:
+        yield of.measured(facts.shm_free / 2**20, f"{gib(facts.shm_free)} of {gib(facts.shm_size)} free")
+    yield _memory_errors(facts)
+
+
+def _memory_errors(facts: MemoryFacts) -> Finding:
+    of = rule("memory_errors")
+    if facts.corrected is None and facts.uncorrected is None:
+        return of.skipped(f"{UNSEEN}: no driver of a memory controller is loaded")
+    text = f"{facts.uncorrected or 0:,} uncorrected, {facts.corrected or 0:,} corrected since the boot"
+    if facts.uncorrected:
+        return of.found("fail", text, "uncorrected")
+    return of.measured(facts.corrected or 0, text)
+
+
+def kernel_checks(facts: KernelFacts) -> Iterator[Finding]:
+    of = rule("kernel_version")
+    yield of.passed(facts.version) if facts.version else of.skipped(UNSEEN)
+    of = rule("kernel_transparent_hugepage")
+    pages = facts.transparent_hugepage
+    yield of.skipped(UNSEEN) if pages is None else of.found("warn" if pages == "never" else "pass", pages)
+    of = rule("kernel_numa_balancing")
+    if facts.numa_balancing is None:
+        yield of.skipped(f"{UNSEEN}: this kernel has none")
+    else:
+        moves = facts.numa_balancing != 0 and facts.numa_nodes > 1
+        on = "on" if facts.numa_balancing else "off"
+        yield of.found("warn" if moves else "pass", f"{on}, {counted(facts.numa_nodes, 'NUMA node')}")
+    yield _iommu(facts)
+
+
+def _iommu(facts: KernelFacts) -> Finding:
+    of = rule("kernel_iommu")
+    if facts.command_line is None:
+        return of.skipped(UNSEEN)
+    if chosen := PASS_THROUGH.search(facts.command_line):
+        return of.passed(chosen[1])
+    translated = sum(count for kind, count in facts.iommu_types.items() if kind.startswith("DMA"))
+    if translated:
+        return of.found("warn", f"translates the addresses of {counted(translated, 'group')} of devices")
+    return of.passed("passes addresses through" if facts.iommu_types else "off")
+
+
+def limit_checks(facts: LimitFacts, *, has_rdma: bool) -> Iterator[Finding]:
+    for name, (soft, hard) in facts.limits.items():
+        of = rule(f"limits_{name}")
+        if name == "memlock" and not has_rdma:
+            yield of.skipped("only network cards with RDMA need locked memory, and there is none")
+            continue
+        status: Status = "pass" if soft is None else of.thresholds.status(_figure(name, soft))
+        hardly = "hard" if hard is not None and of.thresholds.status(_figure(name, hard)) != "pass" else ""
+        shown = _shown(name, soft) + (f" (hard limit {_shown(name, hard)})" if status != "pass" else "")
+        yield of.found(status, shown, hardly)
+
+
+def _figure(name: str, limit: int) -> float:
+    return limit / 2**20 if name in BYTES else limit
+
+
+def _shown(name: str, limit: int | None) -> str:
+    return "unlimited" if limit is None else gib(limit) if name in BYTES else f"{limit:,}"

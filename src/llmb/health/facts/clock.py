@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the clock is synchronized, by chrony or systemd."""
+
+import re
+from dataclasses import dataclass
+
+from llmb.health.facts.source import Missing, Source
+
+LIMIT_S = 10.0
+_OFFSET = re.compile(r"^System time\s*:\s*(\d+\.\d+) seconds (slow|fast) of NTP time", re.MULTILINE)
+_LEAP = re.compile(r"^Leap status\s*:\s*(.+?)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockFacts:
+    synchronized: bool
+    by: str
+    ahead_s: float | None
+    """Of the time of the servers; None is not known."""
+
+
+def read_clock(source: Source) -> ClockFacts | Missing:
+    said = source.ask(["chronyc", "-n", "tracking"], LIMIT_S)
+    leap = _LEAP.search(said.text)
+    if said.problem is None and leap:
+        offset = _OFFSET.search(said.text)
+        ahead_s = None if offset is None else float(offset[1]) * (1 if offset[2] == "fast" else -1)
+        return ClockFacts(synchronized=leap[1] != "Not synchronised", by="chrony", ahead_s=ahead_s)
+    said = source.ask(["timedatectl", "show", "--property=NTPSynchronized", "--value"], LIMIT_S)
+    if said.problem is None and said.text.strip() in ("yes", "no"):
+        return ClockFacts(synchronized=said.text.strip() == "yes", by="systemd", ahead_s=None)
+    return Missing(f"neither chronyc nor timedatectl answers ({said.problem or 'no output'})")

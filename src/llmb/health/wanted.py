@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a node is expected to have: by the command, the cluster's settings, and the catalogue."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Gpu
+from llmb.catalogue.resolve import CPU
+from llmb.errors import unknown
+from llmb.runs.folder import CLUSTER_CONFIG
+from llmb.schedulers.lookup import QUEUE, find_scheduler
+from llmb.site.site import Site
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is expected; None is not known. ``gpus_by`` and ``gpu_type_by`` say who expects it."""
+
+    catalogue: Mapping[str, Gpu] = field(default_factory=dict)
+    gpu: Gpu | None = None
+    gpu_type_by: str | None = None
+    gpus: int | None = None
+    gpus_by: str | None = None
+    fabric: str | None = None
+    runtime: str = "none"
+    """Of containers."""
+    cluster: bool = False
+    """Several nodes read the same folders."""
+    python: str | None = None
+    """The interpreter of the nodes; None for the one that runs llmb."""
+
+    @property
+    def needs_gpus(self) -> bool:
+        return bool(self.gpus)
+
+
+def wanted_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpus: int | None = None) -> Wanted:
+    """``gpu_type`` and ``gpus`` are those of the command. Raises UsageError for a GPU type that is not known."""
+    config = site.config
+    name = gpu_type or config.gpu_type
+    if name and name.lower() not in (*catalogue.gpus, CPU):
+        raise unknown("GPU type", name, (*catalogue.gpus, CPU))
+    gpu = catalogue.gpus.get(name.lower()) if name else None
+    name_by = "--gpu-type" if gpu_type else CLUSTER_CONFIG if name else None
+    count, count_by = gpus, "--gpus"
+    if count is None:
+        count, count_by = find_scheduler(QUEUE).defaults(site).gpus_per_node, CLUSTER_CONFIG
+    if count is None and gpu:
+        count, count_by = gpu.gpus_per_node, f"nodes of {gpu.gpu_type}"
+    if name and not gpu:
+        count, count_by = 0, str(name_by)
+    return Wanted(
+        catalogue=catalogue.gpus,
+        gpu=gpu,
+        gpu_type_by=name_by,
+        gpus=count,
+        gpus_by=None if count is None else count_by,
+        fabric=config.fabric,
+        runtime=config.container.runtime,
+        cluster=(site.install / CLUSTER_CONFIG).exists(),
+        python=config.python,
+    )
+
+
+def named_places(site: Site, environ: Mapping[str, str]) -> dict[str, Path]:
+    """The folders that runs write to, by what they are for."""
+    image = site.config.container.image
+    checkpoints = environ.get("CHECKPOINT_DIR")
+    places = {
+        "install": site.install,
+        "images": Path(image).parent if image and image.startswith("/") else site.install / "images",
+        "checkpoints": Path(checkpoints) if checkpoints else site.install / "workloads",
+        "temp": Path(environ.get("TMPDIR") or "/tmp"),  # noqa: S108 (where programs put what is temporary)
+    }
+    return {name: path.absolute() for name, path in places.items()}
