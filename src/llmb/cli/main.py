@@ -40,6 +40,7 @@ COMMANDS = {
     "compare": ("llmb.cli.compare", "Whether one group of runs is faster than another, recipe by recipe."),
     "bisect": ("llmb.cli.bisect", "Which image, driver or commit of a list changed the step time."),
     "trace": ("llmb.cli.trace", "The time of profiled steps by activity."),
+    "bench": ("llmb.cli.bench", "Speed of this machine's parts, alone: matrix products, attention, memory, launches."),
     "nccl": ("llmb.cli.nccl", "Collectives in NCCL's logs, and bandwidths from nccl-tests."),
     "docs": ("llmb.cli.docs", "The documentation, page by page, and the manual page."),
 }

@@ -25,15 +25,49 @@ class Measurement(Record):
     time_s: float
     """Median of the repetitions."""
     repetitions: int
+    fastest_s: float | None = None
+    slowest_s: float | None = None
     tflops: float | None = None
     peak_tflops: float | None = None
     """Of the catalogue, dense; None where the device has no known peak."""
+    peak_bandwidth_gb_per_s: float | None = None
+    """Likewise of the device's memory."""
+    peak_reason: str | None = None
+    """Why a peak that could be compared with is unknown."""
     bandwidth_gb_per_s: float | None = None
     """Gigabytes (1e9) per second; of collectives the algorithm's bandwidth as nccl-tests defines it."""
     bus_bandwidth_gb_per_s: float | None = None
     """Of collectives, as nccl-tests defines it."""
     sustained: bool = False
     """Measured for seconds, at the clocks that power and temperature then allow; else a burst."""
+    backend: str | None = None
+    """The kernel or library that was chosen, such as ``cudnn`` for attention."""
+    cpu_threads: int | None = None
+    """That computed; None on a GPU."""
+
+    @property
+    def peak_pct(self) -> float | None:
+        """The share of the peak that was reached."""
+        pairs = ((self.tflops, self.peak_tflops), (self.bandwidth_gb_per_s, self.peak_bandwidth_gb_per_s))
+        return next((100 * value / peak for value, peak in pairs if value is not None and peak), None)
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What two measurements of one node share that can be compared."""
+        what = (self.benchmark, self.case, self.shape, self.dtype, self.size_bytes, self.sustained)
+        return (*what, self.device, self.rank, self.ranks, self.cpu_threads)
+
+
+class NotMeasured(Record):
+    """What was asked for and could not be measured."""
+
+    benchmark: str
+    case: str
+    shape: str | None = None
+    dtype: str | None = None
+    size_bytes: int | None = None
+    reason: str
+    out_of_memory: bool = False
 
 
 class MeasurementFile(Record):
@@ -47,3 +81,6 @@ class MeasurementFile(Record):
     software: dict[str, str | None]
     """Versions of llmb, python, torch, cuda, nccl and driver; None is unknown."""
     measurements: tuple[Measurement, ...]
+    not_measured: tuple[NotMeasured, ...] = ()
+    recipe: str | None = None
+    """Whose shapes they are, with its layout; None where no recipe decides them."""
