@@ -1,23 +1,188 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb bench``."""
 
-from typing import Annotated
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Recipe
+from llmb.catalogue.resolve import Request
 from llmb.cli.group import Group
 from llmb.cli.json_option import Json
+from llmb.cli.messages import print_unspecified, say
+from llmb.cli.options import selection_options, takes
+from llmb.cli.progress import CountProgress
 from llmb.cli.root import install_here
+from llmb.errors import EnvironmentProblem, UsageError
+from llmb.health.bench import (
+    DEFAULT_MODEL,
+    DeviceChoice,
+    Settings,
+    device_here,
+    dtypes_asked,
+    measure_and_keep,
+    raise_if_missing,
+    recipe_of,
+    recipe_text,
+)
 from llmb.health.kept_measurements import bench_folder, read_measurements
-from llmb.report.bench_report import history_document, history_table
-from llmb.report.output import print_json, print_table
+from llmb.huggingface.shards import parse_size
+from llmb.microbenchmarks.cases import (
+    Asked,
+    Device,
+    attention_cases,
+    gemm_cases,
+    launch_cases,
+    memory_cases,
+    transfer_cases,
+)
+from llmb.microbenchmarks.jobs import ProductDtype, Progress
+from llmb.options.option import made, options_of
+from llmb.report.bench_report import history_document, history_table, measurement_document, measurement_tables
+from llmb.report.output import print_json, print_line, print_table, print_tables
+from llmb.site.machine import this_machine
 
 app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
+
+NAMES = ("workload", "size", "scale", "gpu_type", "release", "tp", "cp", "ep", "etp", "mbs", "seq_len")
+SHAPES = selection_options([option for name, option in options_of(Request).items() if name in NAMES])
+"""The options of a recipe that decide its shapes; all may be left out."""
+Dtypes = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", help="bf16, fp16, fp32 or fp8, or several with commas between them. Default: the recipe's."
+    ),
+]
+DeviceOption = Annotated[
+    DeviceChoice, typer.Option("--device", help="'auto': the first GPU that is visible, else the CPU.")
+]
+Repeat = Annotated[
+    int | None,
+    typer.Option("--repeat", min=1, help="Repetitions of each burst. Default: 3 to 20, by the time they take."),
+]
+Seconds = Annotated[
+    float,
+    typer.Option("--seconds", min=0, help="Also repeat one case for so long, and report the last third; 0: do not."),
+]
+Sizes = Annotated[list[str] | None, typer.Option("--size", help="Bytes with a unit, such as 64MiB or 1GB. Repeatable.")]
+SECONDS = 5.0
 
 
 @app.callback()
 def bench() -> None:
     """Speed of this machine's parts, each alone."""
+
+
+@app.command()
+@takes(SHAPES)
+def gemm(
+    shapes: dict[str, Any],
+    dtype: Dtypes = None,
+    device: DeviceOption = "auto",
+    repeat: Repeat = None,
+    seconds: Seconds = SECONDS,
+    json: Json = False,
+) -> None:
+    """Matrix products of a recipe: those of one GPU for one micro-batch, forward and both gradients.
+
+    A square product shows what the device reaches at its best; the product with the most FLOPs is also repeated for
+    some seconds, at the clocks that power and temperature then allow.
+
+    Examples:
+
+    - `llmb bench gemm`
+
+    - `llmb bench gemm -w pretrain_llama3.1 -s 8b --dtype bf16,fp8 --seconds 30`
+
+    - `llmb bench gemm -w pretrain_llama3.1 -s 405b --gpu-type h100 --json`
+    """
+    measured = _Measurement(device, repeat, json=json)
+    dtypes = dtypes_asked(dtype)
+    recipe = measured.recipe(shapes, dtypes)
+    wanted: Sequence[ProductDtype] = dtypes or (recipe.dtype.value,)
+    cases = gemm_cases(recipe, wanted, measured.device, seconds)
+    measured.run(cases, f"Matrix products of {recipe.model_name}", recipe)
+
+
+@app.command()
+@takes(SHAPES)
+def attention(
+    shapes: dict[str, Any],
+    dtype: Dtypes = None,
+    device: DeviceOption = "auto",
+    repeat: Repeat = None,
+    seconds: Seconds = SECONDS,
+    json: Json = False,
+) -> None:
+    """Attention of a recipe, forward and backward, with the backend that the engine chooses for it.
+
+    Examples:
+
+    - `llmb bench attention`
+
+    - `llmb bench attention -w pretrain_llama3.1 -s 70b --seq-len 4096`
+    """
+    measured = _Measurement(device, repeat, json=json)
+    dtypes = dtypes_asked(dtype)
+    if "fp8" in dtypes:
+        raise UsageError("attention is not computed in fp8", do="choose bf16: recipes in fp8 compute attention in bf16")
+    recipe = measured.recipe(shapes, dtypes)
+    cases = list(attention_cases(recipe, dtypes, seconds))
+    measured.run(cases, f"Attention of {recipe.model_name}", recipe)
+
+
+@app.command()
+def memory(
+    size: Sizes = None,
+    device: DeviceOption = "auto",
+    repeat: Repeat = None,
+    seconds: Seconds = SECONDS,
+    json: Json = False,
+) -> None:
+    """Copies within the memory of the GPU, or of the host; bytes read and bytes written both count.
+
+    Examples:
+
+    - `llmb bench memory`
+
+    - `llmb bench memory --device cpu --size 1GiB --seconds 0`
+    """
+    measured = _Measurement(device, repeat, json=json)
+    measured.run(list(memory_cases(measured.device, _bytes(size), seconds)), "Copies within memory")
+
+
+@app.command()
+def transfer(size: Sizes = None, repeat: Repeat = None, json: Json = False) -> None:
+    """Copies from the host to the GPU and back, from pinned and from pageable memory.
+
+    Examples:
+
+    - `llmb bench transfer`
+
+    - `llmb bench transfer --size 256MiB --repeat 50`
+    """
+    measured = _Measurement("auto", repeat, json=json)
+    if measured.device == "cpu":
+        do = "'llmb bench memory' measures copies within the host's memory"
+        raise EnvironmentProblem("transfers need a GPU, and this machine has none that nvidia-smi shows", do=do)
+    measured.run(list(transfer_cases(_bytes(size))), "Copies between host and GPU")
+
+
+@app.command()
+def launch(device: DeviceOption = "auto", repeat: Repeat = None, json: Json = False) -> None:
+    """The time that starting work costs: one addition to one number, alone, in a queue, and in a CUDA graph.
+
+    Examples:
+
+    - `llmb bench launch`
+
+    - `llmb bench launch --device cpu --repeat 20`
+    """
+    measured = _Measurement(device, repeat, json=json)
+    measured.run(list(launch_cases(measured.device)), "Starting work")
 
 
 @app.command("list")
@@ -42,3 +207,54 @@ def list_(
         print_json(history_document(kept, benchmark))
     else:
         print_table(history_table(kept, benchmark, bench_folder(install)))
+
+
+class _Measurement:
+    """What the commands that measure have in common."""
+
+    def __init__(self, device: DeviceChoice, repeats: int | None, *, json: bool) -> None:
+        self.catalogue, self.machine, self.json = Catalogue(), this_machine(), json
+        self.device: Device = device_here(device, self.machine)
+        self.settings = Settings(self.device, repeats, ("llmb", *sys.argv[1:]))
+
+    def recipe(self, shapes: dict[str, Any], dtypes: Sequence[ProductDtype]) -> Recipe:
+        """The one that was asked for, or a default one, which the first line names."""
+        values, by_default = dict(shapes), not shapes["workload"]
+        if by_default:
+            if values["size"]:
+                raise UsageError("--size needs --workload", do="name the workload too; see 'llmb list'")
+            values["workload"], values["size"] = DEFAULT_MODEL[self.device]
+        elif not values["size"]:
+            values |= _model(self.catalogue, values["workload"])
+        recipe = recipe_of(self.catalogue, made(Request, values), dtypes, self.device, self.machine)
+        if not self.json:
+            print_line(f"shapes of {recipe_text(recipe)}{' (the default; see -w and -s)' if by_default else ''}")
+            print_unspecified([] if by_default else [one for one in recipe.unspecified if one.name != "dtype"])
+        return recipe
+
+    def run(self, cases: Sequence[Asked], title: str, recipe: Recipe | None = None) -> None:
+        """Raises RunFailed, after the result, if memory ran out or nothing could be measured."""
+        install = install_here()
+        with CountProgress("measuring") as progress:
+
+            def show(done: Progress) -> None:
+                progress.count(f"measuring {done.name}", done.number, done.total)
+
+            kept = measure_and_keep(self.catalogue, install, cases, self.settings, show, recipe)
+        if self.json:
+            print_json(measurement_document(kept.measured))
+        else:
+            print_tables(measurement_tables(kept.measured, title))
+        say(f"saved to {kept.path}")
+        raise_if_missing(kept.measured)
+
+
+def _model(catalogue: Catalogue, name: str) -> dict[str, str]:
+    from llmb.catalogue.model_name import model_of
+
+    workload, size = model_of(catalogue, name.lower(), None)
+    return {"workload": workload, "size": size}
+
+
+def _bytes(sizes: Sequence[str] | None) -> tuple[int, ...]:
+    return tuple(parse_size(size) for size in sizes or ())

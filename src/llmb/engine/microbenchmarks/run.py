@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a job: prepares each case, times it, forgets it."""
+
+import platform
+from collections.abc import Callable
+
+import torch
+
+from llmb.engine.device import device_name, exact_fp32
+from llmb.engine.environment import cudnn_text, node_gpus
+from llmb.engine.microbenchmarks.attention import Choices, is_backend
+from llmb.engine.microbenchmarks.copies import copy, transfer
+from llmb.engine.microbenchmarks.launches import launch
+from llmb.engine.microbenchmarks.memory_need import Work, free_bytes, needed_bytes
+from llmb.engine.microbenchmarks.products import product
+from llmb.engine.microbenchmarks.timing import Prepared, timed
+from llmb.microbenchmarks.jobs import (
+    AttentionCase,
+    Case,
+    CopyCase,
+    DeviceReport,
+    Job,
+    ProductCase,
+    Progress,
+    Timing,
+    Timings,
+    TransferCase,
+)
+from llmb.runs.host import host_name
+
+GB = 10**9
+CPU_MEMORY_ERRORS = ("can't allocate memory", "not enough memory")
+
+
+def run_job(job: Job, say: Callable[[Progress], None]) -> Timings:
+    """Times all cases in order; one that the device does not support, or has no memory for, has its reason."""
+    device = torch.device(job.device)
+    exact_fp32()
+    choices = Choices(device, job)
+    found = []
+    for number, case in enumerate(job.cases):
+        say(Progress(name=case.name, number=number, total=len(job.cases)))
+        found.append(attempt(case, choices, device, job))
+    return Timings(device=describe(device), timings=tuple(found))
+
+
+def attempt(case: Case, choices: Choices, device: torch.device, job: Job) -> Timing:
+    need, free = needed_bytes(case.work), free_bytes()
+    if device.type == "cpu" and free is not None and need > free:
+        reason = f"it needs {need / GB:.3g} GB, and {free / GB:.3g} GB of memory are free"
+        return Timing(seconds=None, reason=reason, out_of_memory=True)
+    try:
+        return timed(prepare(case.work, choices, device), device, job, case.sustained_s)
+    except torch.OutOfMemoryError as error:
+        return Timing(seconds=None, reason=_first_line(error), out_of_memory=True)
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        text = _first_line(error)
+        return Timing(seconds=None, reason=text, out_of_memory=any(known in text for known in CPU_MEMORY_ERRORS))
+    finally:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def prepare(work: Work, choices: Choices, device: torch.device) -> Prepared:
+    if isinstance(work, ProductCase):
+        return Prepared(product(work, device), flushes=True)
+    if isinstance(work, AttentionCase):
+        if not is_backend(work.backend):
+            raise ValueError(f"unknown attention backend {work.backend}")
+        return choices.prepare(work)
+    if isinstance(work, CopyCase):
+        return copy(work, device)
+    return transfer(work, device) if isinstance(work, TransferCase) else launch(work, device)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def describe(device: torch.device) -> DeviceReport:
+    on_gpu = device.type == "cuda"
+    cudnn = torch.backends.cudnn.version() if on_gpu else None  # type: ignore[no-untyped-call]
+    nccl: tuple[int, ...] = torch.cuda.nccl.version() if on_gpu else ()  # type: ignore[no-untyped-call]
+    return DeviceReport(
+        python=platform.python_version(),
+        torch=torch.__version__,
+        cuda=torch.version.cuda if on_gpu else None,
+        cudnn=cudnn_text(cudnn),
+        nccl=".".join(map(str, nccl)) or None,
+        driver=node_gpus(host_name()).driver if on_gpu else None,
+        device=device_name(device),
+        device_memory_gib=torch.cuda.get_device_properties(device).total_memory / 2**30 if on_gpu else None,
+        cpu_threads=torch.get_num_threads(),
+    )
