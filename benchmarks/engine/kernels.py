@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the device's own kernels, and compares results with them."""
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,8 @@ from benchmarks.engine.budget import Clock
 from benchmarks.engine.cases import Subject
 from benchmarks.engine.processes import failure_reason, run_limited
 from benchmarks.engine.records import CaseResult, Ceilings, Document
-from benchmarks.engine.shapes import floor_of, request_of
+from benchmarks.engine.shapes import floor_of, job_of, measured_of, request_of
+from llmb.microbenchmarks.jobs import PROGRAM, Timings
 
 LIMIT_S = 150
 GPU_COPY_BYTES, CPU_COPY_BYTES = 2**31, 2**25
@@ -42,12 +42,13 @@ def measure(subjects: Sequence[Subject], folder: Path, limit_s: float) -> tuple[
     recipes = [subject.recipe for subject in subjects]
     on_cpu = recipes[0].gpu_type == "cpu"
     copied = CPU_COPY_BYTES if on_cpu else GPU_COPY_BYTES
+    job = job_of(request_of(recipes, "cpu" if on_cpu else "cuda", copied))
     asked, answered = folder / "ceilings-request.json", folder / "ceilings.json"
-    asked.write_text(json.dumps(request_of(recipes, "cpu" if on_cpu else "cuda", copied)))
-    command = [sys.executable, "-m", "benchmarks.engine.ceilings", str(asked), str(answered)]
+    asked.write_text(job.model_dump_json())
+    command = [sys.executable, "-m", PROGRAM, str(asked), str(answered)]
     ended = run_limited(command, os.environ, folder / "ceilings.log", limit_s)
     if ended.exit_code == 0:
-        return json.loads(answered.read_text()), None
+        return measured_of(job, Timings.model_validate_json(answered.read_text())), None
     return None, f"stopped after {ended.wall_s:.0f} s" if ended.exit_code is None else failure_reason(ended)
 
 

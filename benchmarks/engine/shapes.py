@@ -2,25 +2,25 @@
 """The matrix products and attention that a model needs, and their time at measured speeds. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from llmb.catalogue.records import Dtype, Model, Recipe, Record
-from llmb.metrics.parameters import MATRICES
+from llmb.catalogue.records import Dtype, Recipe, Record
+from llmb.microbenchmarks.jobs import (
+    PASSES,
+    AttentionCase,
+    Case,
+    CopyCase,
+    DeviceReport,
+    Job,
+    ProductCase,
+    ProductDtype,
+    Timing,
+    Timings,
+)
+from llmb.microbenchmarks.shapes import Weights, attention_dtype, product_case, weights_of
 
-PASSES = ("forward", "input_gradient", "weight_gradient")
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The products of one weight matrix, [n, k], with [m, k] inputs, ``count`` times per micro-batch."""
-
-    name: str
-    m: int
-    k: int
-    n: int
-    count: int
-    in_fp8: bool
+BACKENDS = ("cudnn", "flash")
+"""Of attention on a GPU; a CPU has the engine's choice."""
 
 
 class Floor(Record):
@@ -38,35 +38,8 @@ class Floor(Record):
     reason: str | None
 
 
-def weights_of(model: Model, tokens: int) -> list[Weights]:
-    """Query, key and value count as one product, as do gate and up: the largest that an engine can fuse."""
-    hidden, queries = model.hidden_size, model.attention_heads * model.head_dim
-    keys = model.kv_heads * model.head_dim
-    ups = MATRICES[model.mlp] - 1
-    layers = model.layers
-    experts = sum(model.is_moe_layer(layer) for layer in range(layers))
-    found = [
-        Weights("qkv", tokens, hidden, queries + 2 * keys, layers, True),
-        Weights("attention output", tokens, queries, hidden, layers, True),
-        *_feed_forward("ffn", tokens, hidden, model.ffn_hidden_size, ups, layers - experts),
-        Weights("head", tokens, hidden, model.vocab_size, 1, False),
-    ]
-    if model.moe:
-        moe = model.moe
-        each = tokens * moe.top_k // moe.experts
-        shared = moe.shared_ffn_hidden_size
-        found += _feed_forward("shared expert", tokens, hidden, shared or 0, ups, experts if shared else 0)
-        found += _feed_forward("expert", each, hidden, moe.ffn_hidden_size, ups, experts * moe.experts)
-    return [weights for weights in found if weights.count]
-
-
-def _feed_forward(name: str, tokens: int, hidden: int, inner: int, ups: int, count: int) -> Iterator[Weights]:
-    yield Weights(f"{name} up", tokens, hidden, ups * inner, count, True)
-    yield Weights(f"{name} down", tokens, inner, hidden, count, True)
-
-
 def request_of(recipes: Sequence[Recipe], device: str, copy_bytes: int) -> dict[str, Any]:
-    """What ``ceilings`` has to measure for these recipes, each shape once."""
+    """What has to be measured for these recipes, each shape once."""
     products = {tuple(item.items()): item for recipe in recipes for _, item in products_of(recipe)}
     attention = {tuple(item.items()): item for item in map(attention_of, recipes)}
     return {
@@ -78,17 +51,15 @@ def request_of(recipes: Sequence[Recipe], device: str, copy_bytes: int) -> dict[
 
 
 def products_of(recipe: Recipe) -> Iterator[tuple[Weights, dict[str, Any]]]:
-    """Each weight's three passes; with FP8, the head stays in bf16."""
-    layout = recipe.layout
-    for weights in weights_of(recipe.model, layout.mbs * layout.seq_len):
-        dtype = "bf16" if recipe.dtype is Dtype.FP8 and not weights.in_fp8 else str(recipe.dtype)
+    """Each weight's three passes."""
+    dtype: ProductDtype = recipe.dtype.value
+    for weights in weights_of(recipe.model, recipe.layout):
         for training_pass in PASSES:
-            shape = {"m": weights.m, "k": weights.k, "n": weights.n}
-            yield weights, {**shape, "dtype": dtype, "training_pass": training_pass}
+            yield weights, product_case(weights, dtype, training_pass).model_dump(exclude={"kind"})
 
 
 def attention_of(recipe: Recipe) -> dict[str, Any]:
-    """Attention is computed in bf16 if matrix products are in FP8."""
+    """As if all layers had full attention."""
     model, layout = recipe.model, recipe.layout
     return {
         "batch": layout.mbs,
@@ -96,12 +67,59 @@ def attention_of(recipe: Recipe) -> dict[str, Any]:
         "kv_heads": model.kv_heads,
         "seq_len": layout.seq_len,
         "head_dim": model.head_dim,
-        "dtype": "fp32" if recipe.dtype is Dtype.FP32 else "bf16",
+        "dtype": attention_dtype(recipe.dtype),
     }
 
 
+def job_of(request: Mapping[str, Any]) -> Job:
+    """A copy, then all products, then attention with every backend, forward and both passes."""
+    works: list[CopyCase | ProductCase | AttentionCase] = [CopyCase(size_bytes=request["copy_bytes"])]
+    works += [ProductCase(**shape) for shape in request["products"]]
+    works += [AttentionCase(**shape, **way) for shape in request["attention"] for way in _ways(request["device"])]
+    cases = tuple(Case(name=f"{work.kind} {number}", work=work) for number, work in enumerate(works))
+    return Job(device=request["device"], cases=cases)
+
+
+def _ways(device: str) -> Iterator[dict[str, Any]]:
+    for backend in BACKENDS if device == "cuda" else ("auto",):
+        yield {"backend": backend, "direction": "forward"}
+        yield {"backend": backend, "direction": "both"}
+
+
+def measured_of(job: Job, timings: Timings) -> dict[str, Any]:
+    """What was measured, in the form of the comparison's document."""
+    rows: dict[str, Any] = {"environment": _environment(timings.device), "products": [], "attention": []}
+    for case, timing in zip(job.cases, timings.timings, strict=True):
+        work = case.work
+        if isinstance(work, CopyCase):
+            seconds = timing.seconds
+            rate = None if seconds is None else 2 * work.size_bytes / seconds / 1e9
+            rows["copy"] = {"bytes": work.size_bytes, "gb_s": rate, **_figures(timing)}
+        elif isinstance(work, ProductCase):
+            rows["products"].append({**work.model_dump(exclude={"kind"}), **_rated(timing, work.flops)})
+        elif isinstance(work, AttentionCase):
+            shape = work.model_dump(exclude={"kind", "direction", "backend"})
+            way = {"backend": timing.backend or work.backend, "backward": work.direction == "both"}
+            rows["attention"].append({**shape, **way, **_rated(timing, work.flops)})
+    return rows
+
+
+def _environment(device: DeviceReport) -> dict[str, Any]:
+    named = device.model_dump(include={"torch", "cuda", "device", "device_memory_gib", "cpu_threads"})
+    return {**named, "cudnn": device.cudnn_number}
+
+
+def _figures(timing: Timing) -> dict[str, Any]:
+    return timing.model_dump(include={"seconds", "fastest", "slowest", "repeats", "reason"})
+
+
+def _rated(timing: Timing, flops: float) -> dict[str, Any]:
+    seconds = timing.seconds
+    return {**_figures(timing), "tflops": None if seconds is None else flops / seconds / 1e12}
+
+
 def floor_of(name: str, recipe: Recipe, measured: Mapping[str, Any]) -> Floor:
-    """The time of one micro-batch of ``recipe``, from the measurements of ``ceilings``."""
+    """The time of one micro-batch of ``recipe``, from what was measured."""
     seconds, flops, reason = 0.0, 0.0, None
     for weights, wanted in products_of(recipe):
         found = next((row for row in measured["products"] if wanted.items() <= row.items()), None)
@@ -109,7 +127,7 @@ def floor_of(name: str, recipe: Recipe, measured: Mapping[str, Any]) -> Floor:
             reason = f"{weights.name}: {found['reason'] if found else 'not measured'}"
             break
         seconds += weights.count * found["seconds"]
-        flops += weights.count * 2 * weights.m * weights.k * weights.n
+        flops += weights.count * ProductCase(**wanted).flops
     shape = attention_of(recipe)
     passes = [
         row

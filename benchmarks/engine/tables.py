@@ -76,7 +76,7 @@ def floor_table(document: Document) -> Table:
             floor.attention_backend or floor.reason,
         )
     copied = (document.ceilings.measured or {}).get("copy")
-    if copied:
+    if copied and copied["gb_s"] is not None:
         table.caption = f"memory copy {copied['gb_s']:,.0f} GB/s, read and written"
     return table
 

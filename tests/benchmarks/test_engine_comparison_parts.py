@@ -19,7 +19,7 @@ from benchmarks.engine.processes import failure_reason, run_limited
 from benchmarks.engine.published import find_target
 from benchmarks.engine.records import CaseResult, Ceilings, Document, Published, Settings, Verdict
 from benchmarks.engine.run_case import llmb_command
-from benchmarks.engine.shapes import Floor, floor_of, request_of, weights_of
+from benchmarks.engine.shapes import Floor, floor_of, request_of
 from benchmarks.engine.store import open_document
 from benchmarks.engine.verdicts import judge, merged
 from benchmarks.engine.wheels import unpack
@@ -28,6 +28,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype
 from llmb.errors import UsageError
 from llmb.metrics.flops import model_flops
+from llmb.microbenchmarks.shapes import weights_of
 from llmb.site.machine import Machine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,9 +121,8 @@ def test_llmb_compiles_only_where_the_others_do(compiled, option) -> None:
 @pytest.mark.parametrize("name", GPU_MODELS)
 def test_products_add_up_to_the_models_flops(name) -> None:
     recipe = subject(name).recipe
-    tokens = recipe.layout.mbs * recipe.layout.seq_len
     products = sum(
-        3 * 2 * weights.m * weights.k * weights.n * weights.count for weights in weights_of(recipe.model, tokens)
+        3 * 2 * weights.m * weights.k * weights.n * weights.count for weights in weights_of(recipe.model, recipe.layout)
     )
     full, causal = (model_flops(recipe.model, recipe.layout.seq_len, causal=causal) for causal in (False, True))
     without_attention = 2 * causal - full

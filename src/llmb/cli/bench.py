@@ -14,7 +14,7 @@ from llmb.cli.group import Group
 from llmb.cli.json_option import Json
 from llmb.cli.messages import print_unspecified, say
 from llmb.cli.options import selection_options, takes
-from llmb.cli.progress import CountProgress
+from llmb.cli.progress import CaseProgress
 from llmb.cli.root import install_here
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.health.bench import (
@@ -41,8 +41,8 @@ from llmb.microbenchmarks.cases import (
 )
 from llmb.microbenchmarks.jobs import ProductDtype, Progress
 from llmb.options.option import made, options_of
-from llmb.report.bench_report import history_document, history_table, measurement_document, measurement_tables
-from llmb.report.output import print_json, print_line, print_table, print_tables
+from llmb.report.bench_report import history_document, history_tables, measurement_document, measurement_tables
+from llmb.report.output import print_json, print_line, print_tables
 from llmb.site.machine import this_machine
 
 app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
@@ -61,7 +61,7 @@ DeviceOption = Annotated[
 ]
 Repeat = Annotated[
     int | None,
-    typer.Option("--repeat", min=1, help="Repetitions of each burst. Default: 3 to 20, by the time they take."),
+    typer.Option("--repeat", min=1, help="Repetitions of each burst. Default: 3 to 200, by the time they take."),
 ]
 Seconds = Annotated[
     float,
@@ -206,7 +206,7 @@ def list_(
     if json:
         print_json(history_document(kept, benchmark))
     else:
-        print_table(history_table(kept, benchmark, bench_folder(install)))
+        print_tables(history_tables(kept, benchmark, bench_folder(install)))
 
 
 class _Measurement:
@@ -235,10 +235,10 @@ class _Measurement:
     def run(self, cases: Sequence[Asked], title: str, recipe: Recipe | None = None) -> None:
         """Raises RunFailed, after the result, if memory ran out or nothing could be measured."""
         install = install_here()
-        with CountProgress("measuring") as progress:
+        with CaseProgress() as progress:
 
-            def show(done: Progress) -> None:
-                progress.count(f"measuring {done.name}", done.number, done.total)
+            def show(case: Progress) -> None:
+                progress.case(case.name, case.number, case.total, case.seconds)
 
             kept = measure_and_keep(self.catalogue, install, cases, self.settings, show, recipe)
         if self.json:

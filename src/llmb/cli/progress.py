@@ -137,3 +137,16 @@ class CountProgress(_LongWork):
                 self.bar.reset(self.task, total=total)
         of = "" if total is None else f" of {total:,}"
         self._show(done, total, what, f"{what}: {done:,}{of}")
+
+
+class CaseProgress(_LongWork):
+    """Shows which of several measurements is going on."""
+
+    def __init__(self) -> None:
+        super().__init__("starting", None, MofNCompleteColumn(), TimeElapsedColumn())
+
+    def case(self, name: str, done: int, total: int, seconds: float | None) -> None:
+        """seconds: how long it takes, if that is known; if that is long, it is told at once."""
+        if seconds and seconds > LINE_EVERY_S:
+            self.spoke_at = -LINE_EVERY_S
+        self._show(done, total, name, f"measuring {done + 1} of {total}: {name}")

@@ -25,8 +25,8 @@ DEFAULT_MODEL: dict[Device, tuple[str, str]] = {
     "cpu": ("pretrain_llama3.1", "tiny"),
     "cuda": ("pretrain_llama3.1", "8b"),
 }
-BURST_S = 1.0
-"""A burst of one case ends after this time, except for the minimum number of repetitions."""
+BURST_S, MOST_REPEATS = 0.25, 200
+"""A burst of one case ends after this time or so many repetitions, but not before the minimum number of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def measure_and_keep(
 def _job(asked: Sequence[Asked], settings: Settings) -> Job:
     cases, repeats = tuple(one.case for one in asked), settings.repeats
     if repeats is None:
-        return Job(device=settings.device, cases=cases, enough_s=BURST_S)
+        return Job(device=settings.device, cases=cases, most_repeats=MOST_REPEATS, enough_s=BURST_S)
     return Job(device=settings.device, cases=cases, least_repeats=repeats, most_repeats=repeats)
 
 

@@ -42,8 +42,6 @@ LAUNCHES: dict[Device, tuple[Literal["host", "device", "graph", "round_trip"], .
     "cpu": ("host",),
     "cuda": ("host", "device", "graph", "round_trip"),
 }
-BACKWARD_PRODUCTS = 2.5
-"""Fused backward attention has five products to the two of the forward pass: it computes the scores again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +88,8 @@ def _product(weights: Weights, case: ProductCase) -> Asked:
         case=Case(name=f"{label}, {shape}, {case.dtype}", work=case),
         shape=shape,
         dtype=case.dtype,
-        flops=weights.flops,
-        weight=weights.flops * weights.count,
+        flops=case.flops,
+        weight=case.flops * weights.count,
     )
 
 
@@ -104,7 +102,7 @@ def attention_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], sustained_s:
     """Forward and backward of each kind of layer; the forward pass of the first kind is sustained too."""
     for dtype in dtypes or (attention_dtype(recipe.dtype),):
         for number, shape in enumerate(attention_shapes(recipe)):
-            for direction, factor in (("forward", 1.0), ("backward", BACKWARD_PRODUCTS)):
+            for direction in ("forward", "backward"):
                 work = AttentionCase.model_validate(
                     {
                         "batch": shape.batch,
@@ -124,7 +122,7 @@ def attention_cases(recipe: Recipe, dtypes: Sequence[ProductDtype], sustained_s:
                     case=Case(name=f"{label}, {shape.text}, {dtype}", work=work),
                     shape=shape.text,
                     dtype=dtype,
-                    flops=shape.forward_flops * factor,
+                    flops=work.flops,
                 )
                 yield asked
                 if sustained_s and not number and direction == "forward":

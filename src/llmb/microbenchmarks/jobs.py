@@ -11,6 +11,9 @@ from llmb.catalogue.records import Record
 PROGRAM = "llmb.engine.microbenchmarks"
 ProductDtype = Literal["bf16", "fp16", "fp32", "fp8"]
 TrainingPass = Literal["forward", "input_gradient", "weight_gradient"]
+Direction = Literal["forward", "backward", "both"]
+DIRECTIONS: dict[Direction, float] = {"forward": 1.0, "backward": 2.5, "both": 3.5}
+"""FLOPs of attention, of a forward pass. It has two products, the backward pass five: it computes the scores again."""
 PASSES: tuple[TrainingPass, ...] = ("forward", "input_gradient", "weight_gradient")
 
 
@@ -27,6 +30,10 @@ class ProductCase(Record):
     dtype: ProductDtype
     training_pass: TrainingPass
 
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.k * self.n
+
 
 class AttentionCase(Record):
     """Causal attention of whole sequences. ``both`` is a forward pass with its backward pass."""
@@ -38,9 +45,14 @@ class AttentionCase(Record):
     seq_len: int
     head_dim: int
     dtype: ProductDtype
-    direction: Literal["forward", "backward", "both"]
+    direction: Direction
     backend: str
     """Of ``runs.attention``, or ``auto`` for the engine's choice."""
+
+    @property
+    def flops(self) -> float:
+        """Of the causal half of all pairs of tokens; see ``DIRECTIONS``."""
+        return DIRECTIONS[self.direction] * 2 * self.batch * self.heads * self.seq_len**2 * self.head_dim
 
 
 class CopyCase(Record):
@@ -112,6 +124,8 @@ class DeviceReport(Record):
     torch: str
     cuda: str | None
     cudnn: str | None
+    cudnn_number: int | None
+    """As torch has it, such as 91002."""
     nccl: str | None
     driver: str | None
     device: str
@@ -127,8 +141,12 @@ class Timings(Record):
 
 
 class Progress(Record):
-    """One line of standard output: what is measured next, its number from 0, and how many there are."""
+    """One line of standard output: what is measured next, its number from 0, and how many there are.
+
+    seconds: how long it takes at least, if that was asked for.
+    """
 
     name: str
     number: int
     total: int
+    seconds: float | None = None

@@ -27,11 +27,6 @@ class Weights:
     count: int
     in_fp8: bool
 
-    @property
-    def flops(self) -> int:
-        """Of one product, in each pass."""
-        return 2 * self.m * self.k * self.n
-
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
@@ -44,11 +39,6 @@ class AttentionShape:
     seq_len: int
     head_dim: int
     count: int
-
-    @property
-    def forward_flops(self) -> int:
-        """Two products of each query with the keys and the values before it, which are half of all."""
-        return 2 * self.batch * self.heads * self.seq_len**2 * self.head_dim
 
     @property
     def text(self) -> str:

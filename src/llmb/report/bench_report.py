@@ -2,25 +2,36 @@
 """Measurements of microbenchmarks, as tables and as JSON documents."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from llmb.microbenchmarks.history import changes
+from llmb.microbenchmarks.history import Change, changes
 from llmb.microbenchmarks.records import Measurement, MeasurementFile
 from llmb.report.numbers import number
 from llmb.report.output import printable
 from llmb.report.table import Column, Table
 
 UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+NOTES = {
+    "gemm": "dgrad: gradient of the input; wgrad: gradient of the weight.",
+    "attention": "FLOPs of the causal half; a backward pass counts 2.5 forward passes.",
+    "memory": "GB/s: bytes read and bytes written.",
+    "launch": "Per operation. host: until it is queued, or done on a CPU; device: in a full queue; graph: in a CUDA "
+    "graph; round_trip: alone, until it is done.",
+}
+"""What the figures of a benchmark mean."""
+Row = TypeVar("Row")
 
 
-class _Figure(NamedTuple):
-    """A column that is shown where a row has a value for it."""
+class _Figure(NamedTuple, Generic[Row]):
+    """A column that is shown where a row has a value for it. A ``common`` one is in the title if all are equal."""
 
     header: str
-    value: Callable[[Measurement], str | None]
+    value: Callable[[Row], str | None]
     right: bool = True
+    common: bool = False
 
 
 def measurement_document(measured: MeasurementFile) -> dict[str, Any]:
@@ -34,38 +45,50 @@ def measurement_document(measured: MeasurementFile) -> dict[str, Any]:
 def measurement_tables(measured: MeasurementFile, title: str) -> Iterator[Table]:
     """Bursts, then what was sustained, then what could not be measured."""
     rows = measured.measurements
-    for sustained, heading in ((False, title), (True, f"Sustained: {title}")):
+    for sustained, heading in ((False, title), (True, f"Sustained: {title[:1].lower()}{title[1:]}")):
         if found := [row for row in rows if row.sustained == sustained]:
             yield measurement_table(found, heading)
     if measured.not_measured:
         table = Table("Not measured", [Column("case"), Column("shape"), Column("dtype"), Column("reason")])
         for missing in measured.not_measured:
-            table.add_row(missing.case, missing.shape or "", missing.dtype or "", printable(missing.reason))
+            what = missing.shape or _whole(missing.size_bytes) or ""
+            table.add_row(missing.case, what, missing.dtype or "", printable(missing.reason))
         yield table
 
 
 def measurement_table(rows: Sequence[Measurement], title: str) -> Table:
-    """One line a row; a column that is empty for all rows is left out, and reasons are below."""
+    """One line a row. A column that is empty for all rows is left out."""
     unit, seconds = _unit(rows)
-    figures = [
+    figures: list[_Figure[Measurement]] = [
+        _Figure("device", lambda row: row.device, right=False, common=True),
+        _Figure("threads", lambda row: _threads(row.cpu_threads), common=True),
         _Figure("rank", lambda row: _whole(row.rank)),
         _Figure("case", lambda row: row.case, right=False),
         _Figure("bytes", lambda row: _whole(row.size_bytes)),
         _Figure("shape", lambda row: row.shape, right=False),
-        _Figure("dtype", lambda row: row.dtype, right=False),
-        _Figure("kernel", lambda row: row.backend, right=False),
+        _Figure("dtype", lambda row: row.dtype, right=False, common=True),
+        _Figure("kernel", lambda row: row.backend, right=False, common=True),
         _Figure(unit, lambda row: number(row.time_s / seconds)),
         _Figure("TFLOPS", lambda row: _known(row.tflops)),
         _Figure("GB/s", lambda row: _known(row.bandwidth_gb_per_s)),
         _Figure("bus GB/s", lambda row: _known(row.bus_bandwidth_gb_per_s)),
         _Figure("peak %", lambda row: None if row.peak_pct is None else f"{row.peak_pct:.1f}"),
     ]
-    shown = [figure for figure in figures if any(figure.value(row) is not None for row in rows)]
-    table = Table(printable(title), [Column(figure.header, right=figure.right) for figure in shown])
-    for row in rows:
-        table.add_row(*(printable(figure.value(row) or "") for figure in shown))
+    table = _table(rows, title, figures)
     reasons = dict.fromkeys(row.peak_reason for row in rows if row.peak_reason)
-    table.caption = printable(" ".join(f"No share of the peak: {reason}." for reason in reasons if reason)) or None
+    notes = dict.fromkeys(NOTES[row.benchmark] for row in rows if row.benchmark in NOTES)
+    table.caption = printable(" ".join([*notes, *(f"No share of the peak: {reason}." for reason in reasons)])) or None
+    return table
+
+
+def _table(rows: Sequence[Row], title: str, figures: Sequence[_Figure[Row]]) -> Table:
+    values = {figure.header: [figure.value(row) for row in rows] for figure in figures}
+    shared = [figure for figure in figures if figure.common and len(set(values[figure.header])) == 1]
+    titles = [title, *(text for figure in shared if (text := values[figure.header][0]) is not None)]
+    shown = [figure for figure in figures if figure not in shared and any(values[figure.header])]
+    table = Table(printable(", ".join(titles)), [Column(figure.header, right=figure.right) for figure in shown])
+    for number_ in range(len(rows)):
+        table.add_row(*(printable(values[figure.header][number_] or "") for figure in shown))
     return table
 
 
@@ -73,6 +96,10 @@ def _unit(rows: Sequence[Measurement]) -> tuple[str, float]:
     """One for all rows of a table, in which the middle one is at least 1."""
     middle = median(row.time_s for row in rows)
     return next(((name, size) for name, size in UNITS if middle >= size), UNITS[-1])
+
+
+def _threads(count: int | None) -> str | None:
+    return None if count is None else f"{count} thread{'' if count == 1 else 's'}"
 
 
 def _whole(value: int | None) -> str | None:
@@ -99,20 +126,43 @@ def history_document(files: Sequence[MeasurementFile], benchmark: str | None) ->
     return {"changes": found}
 
 
-def history_table(files: Sequence[MeasurementFile], benchmark: str | None, folder: Path) -> Table:
-    right = ("TFLOPS", "GB/s", "us", "change %")
-    names = ("node", "benchmark", "case", "shape", "dtype", "measured", *right)
-    table = Table("Measurements of each node", [Column(name, right=name in right) for name in names])
-    for change in changes(files, benchmark):
-        row = change.latest
-        what = row.shape or _whole(row.size_bytes) or ""
-        case = f"{row.case} (sustained)" if row.sustained else row.case
-        rates = (_known(row.tflops), _known(row.bandwidth_gb_per_s), number(row.time_s * 1e6))
-        changed = "" if change.speed_pct is None else f"{change.speed_pct:+.1f}"
-        cells = (row.node, row.benchmark, case, what, row.dtype or "", change.measured_at[:16], *rates, changed)
-        table.add_row(*(printable(cell or "") for cell in cells))
-    if not table.rows:
-        table.caption = printable(f"None in {folder}; 'llmb bench gemm' measures matrix products.")
-    else:
-        table.caption = "Change: how much faster (+) or slower (-) than the measurement before, of the same case."
+def history_tables(files: Sequence[MeasurementFile], benchmark: str | None, folder: Path) -> Iterator[Table]:
+    """One of each node and benchmark."""
+    found = changes(files, benchmark)
+    if not found:
+        what = f"No measurement{f' of {benchmark}' if benchmark else ''} in {folder}"
+        yield Table(printable(what), [Column("")], caption="'llmb bench gemm' measures matrix products.")
+    for (node, name), group in groupby(found, key=lambda change: (change.latest.node, change.latest.benchmark)):
+        yield _history_table(list(group), f"{name} on node {node}")
+
+
+def _history_table(found: Sequence[Change], title: str) -> Table:
+    rows = [change.latest for change in found]
+    unit, seconds = _unit(rows)
+    rated = any(row.tflops or row.bandwidth_gb_per_s or row.bus_bandwidth_gb_per_s for row in rows)
+    figures: list[_Figure[Change]] = [
+        _Figure("device", lambda change: change.latest.device, right=False, common=True),
+        _Figure("rank", lambda change: _whole(change.latest.rank)),
+        _Figure("case", lambda change: _case(change.latest), right=False),
+        _Figure("bytes", lambda change: _whole(change.latest.size_bytes)),
+        _Figure("shape", lambda change: change.latest.shape, right=False),
+        _Figure("dtype", lambda change: change.latest.dtype, right=False, common=True),
+        _Figure("measured", lambda change: _minute(change.measured_at), right=False, common=True),
+        _Figure("TFLOPS", lambda change: _known(change.latest.tflops)),
+        _Figure("GB/s", lambda change: _known(change.latest.bandwidth_gb_per_s)),
+        _Figure("bus GB/s", lambda change: _known(change.latest.bus_bandwidth_gb_per_s)),
+        _Figure(unit, lambda change: None if rated else number(change.latest.time_s / seconds)),
+        _Figure("change %", lambda change: None if change.speed_pct is None else f"{change.speed_pct:+.1f}"),
+    ]
+    table = _table(found, title, figures)
+    if any(change.previous for change in found):
+        table.caption = "Change: faster (+) or slower (-) than the previous measurement of the same case."
     return table
+
+
+def _case(row: Measurement) -> str:
+    return f"{row.case}, sustained" if row.sustained else row.case
+
+
+def _minute(time: str) -> str:
+    return f"{time[:16].replace('T', ' ')} UTC"

@@ -39,7 +39,7 @@ def run_job(job: Job, say: Callable[[Progress], None]) -> Timings:
     choices = Choices(device, job)
     found = []
     for number, case in enumerate(job.cases):
-        say(Progress(name=case.name, number=number, total=len(job.cases)))
+        say(Progress(name=case.name, number=number, total=len(job.cases), seconds=case.sustained_s))
         found.append(attempt(case, choices, device, job))
     return Timings(device=describe(device), timings=tuple(found))
 
@@ -79,13 +79,14 @@ def _first_line(error: Exception) -> str:
 
 def describe(device: torch.device) -> DeviceReport:
     on_gpu = device.type == "cuda"
-    cudnn = torch.backends.cudnn.version() if on_gpu else None  # type: ignore[no-untyped-call]
+    cudnn: int | None = torch.backends.cudnn.version() if on_gpu else None  # type: ignore[no-untyped-call]
     nccl: tuple[int, ...] = torch.cuda.nccl.version() if on_gpu else ()  # type: ignore[no-untyped-call]
     return DeviceReport(
         python=platform.python_version(),
         torch=torch.__version__,
         cuda=torch.version.cuda if on_gpu else None,
         cudnn=cudnn_text(cudnn),
+        cudnn_number=cudnn,
         nccl=".".join(map(str, nccl)) or None,
         driver=node_gpus(host_name()).driver if on_gpu else None,
         device=device_name(device),
