@@ -34,7 +34,7 @@ CPU_MEMORY_ERRORS = ("can't allocate memory", "not enough memory")
 
 def run_job(job: Job, say: Callable[[Progress], None]) -> Timings:
     """Times all cases in order; one that the device does not support, or has no memory for, has its reason."""
-    device = torch.device(job.device)
+    device = torch.device("cuda", 0) if job.device == "cuda" else torch.device("cpu")
     exact_fp32()
     choices = Choices(device, job)
     found = []

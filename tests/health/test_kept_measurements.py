@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measurements are kept per node and date, and nothing that was kept is lost."""
+
+import pytest
+
+from llmb.errors import UsageError
+from llmb.health.kept_measurements import bench_folder, read_measurements, write_measurements
+from llmb.microbenchmarks.records import Measurement, MeasurementFile
+
+
+def file(node="node-1", at="2026-11-22T10:00:00+00:00", seconds=1.0):
+    row = Measurement(benchmark="gemm", case="qkv", node=node, device="a CPU", time_s=seconds, repetitions=3)
+    return MeasurementFile(node=node, measured_at=at, command=("llmb",), software={"torch": "2"}, measurements=(row,))
+
+
+def test_what_was_written_is_read(tmp_path) -> None:
+    path = write_measurements(tmp_path, file())
+    assert path == tmp_path / ".llmb" / "bench" / "node-1" / "20261122T100000Z_gemm.json"
+    assert read_measurements(tmp_path) == [file()]
+
+
+def test_two_of_one_second_are_both_kept(tmp_path) -> None:
+    paths = [write_measurements(tmp_path, file(seconds=seconds)) for seconds in (1.0, 2.0, 3.0)]
+    assert [path.name for path in paths] == [f"20261122T100000Z_gemm{end}.json" for end in ("", "-2", "-3")]
+    assert len(read_measurements(tmp_path)) == 3
+
+
+def test_they_are_read_in_order_of_time_and_by_node(tmp_path) -> None:
+    late, early = file(at="2026-11-22T12:00:00+00:00"), file("node-2", at="2026-11-22T12:30:00+02:00")
+    for one in (late, early):
+        write_measurements(tmp_path, one)
+    assert read_measurements(tmp_path) == [early, late]
+    assert read_measurements(tmp_path, "node-2") == [early]
+
+
+def test_a_nodes_name_never_leads_elsewhere(tmp_path) -> None:
+    path = write_measurements(tmp_path, file("../../etc"))
+    assert path.parent.parent == bench_folder(tmp_path)
+    assert read_measurements(tmp_path, "../../etc") == [file("../../etc")]
+
+
+def test_a_file_of_something_else_is_named(tmp_path) -> None:
+    path = write_measurements(tmp_path, file())
+    path.with_name("being-written.json").touch()
+    assert read_measurements(tmp_path) == [file()], "an empty file is being written"
+    path.write_text("{}")
+    with pytest.raises(UsageError, match="not a file of measurements") as error:
+        read_measurements(tmp_path)
+    assert error.value.where == str(path)
+
+
+def test_no_folder_is_no_measurement(tmp_path) -> None:
+    assert read_measurements(tmp_path / "none") == []
