@@ -92,6 +92,7 @@ class StepReader:
         """One step over all ranks; every rank gets the same."""
         asked_s = time.perf_counter()
         pending.ended.wait()
+        seen_s = time.time()
         ahead_s = time.perf_counter() - asked_s
         loss, norm, *counts = pending.values.tolist()
         load, fp8 = (counts[:-2], counts[-2:]) if self.plan.fp8_recipe else (counts, None)
@@ -123,6 +124,7 @@ class StepReader:
             layer_s_max=max(layer_times),
             slowest_layer_rank=layer_times.index(max(layer_times)),
             outside_layers_s=min(outside),
+            ended_s=round(seen_s if self.queues else time.time(), 4),
             peak_memory_bytes=int(max(peaks)),
             peak_memory_rank=peaks.index(max(peaks)),
             rank_step_time_s_min=min(times),

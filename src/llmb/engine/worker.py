@@ -9,6 +9,7 @@ from pathlib import Path
 from llmb.engine.loop import train
 from llmb.engine.parallel.mesh import join_ranks, leave_ranks
 from llmb.engine.profile import ask_for_nccl_log
+from llmb.engine.resource_sampling import resources_sampled
 from llmb.engine.watchdog.progress import Progress
 from llmb.engine.watchdog.watchdog import start_watchdog
 from llmb.errors import LlmbError
@@ -27,8 +28,9 @@ def work(folder: RunFolder) -> None:
     progress = Progress(plan.first_step)
     start_watchdog(plan, folder, progress)
     ask_for_nccl_log(plan, folder)
-    ranks = join_ranks(plan)
-    train(plan, folder, ranks, progress)
+    with resources_sampled(plan, folder):
+        ranks = join_ranks(plan)
+        train(plan, folder, ranks, progress)
     progress.enter("end", plan.last_step)
     leave_ranks()
 

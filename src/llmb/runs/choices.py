@@ -28,6 +28,7 @@ WINDOW_HELP = (
 DEFAULT_SEED = 1234
 DEFAULT_STALL_LIMIT_S = 300
 """Below the 10 minutes after which NCCL ends a process, so that the faulty rank is reported first."""
+DEFAULT_RESOURCE_INTERVAL_S = 1.0
 
 
 class Choices(Record):
@@ -105,6 +106,15 @@ class Choices(Record):
             minimum=0,
         ),
     ] = DEFAULT_STALL_LIMIT_S
+    resources: Annotated[
+        bool, _training(negates=True, help="Do not sample GPUs, CPU and memory of the nodes while the run lasts.")
+    ] = True
+    resource_interval_s: Annotated[
+        float,
+        _training(
+            flags=("--resource-interval",), help="Seconds between these samples; more in a long run.", minimum=0.01
+        ),
+    ] = DEFAULT_RESOURCE_INTERVAL_S
     parallelism: Parallelism = Parallelism()
     synthetic: Annotated[
         bool,

@@ -90,6 +90,14 @@ class RunFolder:
         return self.path / "breakdown.json"
 
     @property
+    def resources(self) -> Path:
+        """What GPUs and nodes did while the run lasted, a file for each node."""
+        return self.path / "resources"
+
+    def resources_of(self, node: str) -> Path:
+        return self.resources / f"{node}.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         """Made with the first checkpoint that is saved here."""
         return self.path / "checkpoints"

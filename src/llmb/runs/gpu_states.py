@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from llmb.resources.throttling import reasons_of
 from llmb.runs.environment import GpuState
 
 PROGRAM = "nvidia-smi"
@@ -32,18 +33,6 @@ NUMBERS = {
     "application_memory_clock_mhz": "clocks.applications.memory",
 }
 COUNTED = ("sw_power_cap", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
-REASONS = {
-    0x1: "gpu_idle",
-    0x2: "applications_clocks_setting",
-    0x4: "sw_power_cap",
-    0x8: "hw_slowdown",
-    0x10: "sync_boost",
-    0x20: "sw_thermal_slowdown",
-    0x40: "hw_thermal_slowdown",
-    0x80: "hw_power_brake_slowdown",
-    0x100: "display_clock_setting",
-}
-"""Bits of the reasons that are active, as NVML's documentation names them."""
 _PLAIN = ("index", "driver_version", *TEXTS.values(), *NUMBERS.values())
 _EVENTS, _COUNTERS = "clocks_event_reasons.active", [f"clocks_event_reasons_counters.{name}" for name in COUNTED]
 QUERIES = (
@@ -100,7 +89,7 @@ def _state(row: dict[str, str], node: str) -> GpuState:
 def _reasons(text: str) -> tuple[str, ...] | None:
     if not re.fullmatch(r"0x[0-9a-fA-F]+", text):
         return None
-    return tuple(name for bit, name in REASONS.items() if int(text, 16) & bit)
+    return reasons_of(int(text, 16))
 
 
 def _text(value: str) -> str | None:

@@ -155,6 +155,8 @@ class EnginePlan(Plan):
     force_load_balancing: bool = False
     parallelism: Parallelism = Parallelism()
     stall_limit_s: int = DEFAULT_STALL_LIMIT_S
+    resource_interval_s: float | None = None
+    """Between samples of the nodes' resources; None for none."""
 
 
 def make_plan(
@@ -213,6 +215,7 @@ def make_plan(
         dataset=found.dataset,
         verify_checkpoint=choices.verify_checkpoint,
         stall_limit_s=choices.stall_limit_s,
+        resource_interval_s=choices.resource_interval_s if choices.resources else None,
         profile=choices.profiling.settled(*recorded),
         nccl_trace=choices.profiling.nccl_trace,
     )

@@ -11,6 +11,7 @@ from llmb.metrics.parameters import parameter_count, trainable_parameters
 from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.throughput import throughput
 from llmb.metrics.window import STEADY
+from llmb.resources.records import ResourceUse
 from llmb.runs.attention import AttentionBackend
 from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
@@ -105,6 +106,10 @@ class Result(Record):
     """Against the published figure; None if there is none, and until a run is concluded."""
     verdict_reason: str | None = None
     """Why ``verdict`` is None."""
+    resources: ResourceUse | None = None
+    """Of the steps of the window."""
+    resources_reason: str | None = None
+    """Why ``resources`` is None; None as well in a result of an earlier version."""
 
     def document(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -83,6 +83,8 @@ class Step:
     slowest_layer_rank: int | None = None
     outside_layers_s: float | None = None
     """From the step's data to the last of those layers, less their own time; on the rank where it was shortest."""
+    ended_s: float | None = None
+    """When the first rank saw the end of the step, in Unix time. None in steps of earlier versions."""
 
     @property
     def finite(self) -> bool:

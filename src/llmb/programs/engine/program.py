@@ -27,6 +27,7 @@ from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.planning import plan_training
 from llmb.runs.profile_report import report_profile
 from llmb.runs.record import ENGINE, RunRecord, engine_plan
+from llmb.runs.resource_use import with_resources
 from llmb.runs.result import Result, conclude
 from llmb.runs.steady_window import with_steady_window
 from llmb.runs.step_follower import StepFollower
@@ -78,6 +79,7 @@ class EngineProgram(Program):
             unsteady or cut(record),
             window_began(record),
         )
+        result = with_resources(result, folder, plan, steps, record.environment)
         return with_choices(result, record.environment) if record.environment else result
 
 

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads CPU, memory and CPU energy of this node from the files of the Linux kernel, below ``root``."""
+
+import os
+from pathlib import Path
+
+from llmb.resources.sample import HostSample
+
+ROOT = Path("/")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+POWERCAP = "sys/class/powercap"
+IDLE, IOWAIT, STEAL, TIMES = 3, 4, 7, 8
+"""Places in the first line of /proc/stat, and how many there are without those that others include."""
+
+
+class CpuEnergy:
+    """The energy of the CPU packages. Their counters wrap around, so it must be read more often than they do.
+
+    Raises OSError if a counter cannot be read.
+    """
+
+    def __init__(self, zones: tuple[Path, ...]) -> None:
+        self.zones = zones
+        self.ranges = {zone: _number(zone / "max_energy_range_uj") for zone in zones}
+        self.last = {zone: _number(zone / "energy_uj") for zone in zones}
+        self.total_uj = 0
+
+    def read_j(self) -> float | None:
+        """Since this object was made."""
+        for zone in self.zones:
+            try:
+                now = _number(zone / "energy_uj")
+            except (OSError, ValueError):
+                return None
+            risen = now - self.last[zone]
+            self.total_uj += risen if risen >= 0 else risen + self.ranges[zone]
+            self.last[zone] = now
+        return self.total_uj / 1e6
+
+
+def find_cpu_energy(root: Path = ROOT) -> CpuEnergy | str:
+    """The reason if there is none."""
+    zones = tuple(path for path in sorted((root / POWERCAP).glob("intel-rapl:*")) if path.name.count(":") == 1)
+    try:
+        packages = tuple(zone for zone in zones if (zone / "name").read_text().startswith("package"))
+        if not packages:
+            return f"the kernel has no counters of CPU energy in /{POWERCAP}"
+        return CpuEnergy(packages)
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    except ValueError as error:
+        return f"/{POWERCAP}: {error}"
+
+
+def read_host(worker: int, energy: CpuEnergy | None, root: Path = ROOT) -> HostSample:
+    """``worker`` is the process whose memory is told."""
+    times = _cpu_times(root)
+    idle = times[IDLE] + times[IOWAIT] + times[STEAL] if times else 0.0
+    return HostSample(
+        cpu_busy_s=round(sum(times) - idle, 2) if times else None,
+        cpu_iowait_s=times[IOWAIT] if times else None,
+        cpu_steal_s=times[STEAL] if times else None,
+        cpu_total_s=round(sum(times), 2) if times else None,
+        load=_load(root),
+        memory_used_bytes=_memory_used(root),
+        worker_memory_bytes=_resident(root, worker),
+        cpu_energy_j=energy.read_j() if energy else None,
+    )
+
+
+def _cpu_times(root: Path) -> list[float] | None:
+    try:
+        with (root / "proc/stat").open() as stream:
+            words = stream.readline().split()[1 : 1 + TIMES]
+        return [int(word) / TICKS_PER_S for word in words] if len(words) == TIMES else None
+    except (OSError, ValueError):
+        return None
+
+
+def _load(root: Path) -> float | None:
+    try:
+        return float((root / "proc/loadavg").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _memory_used(root: Path) -> int | None:
+    """What the node has less what could be given to a process."""
+    found: dict[str, int] = {}
+    try:
+        with (root / "proc/meminfo").open() as stream:
+            for line in stream:
+                name, _, rest = line.partition(":")
+                if name in ("MemTotal", "MemAvailable"):
+                    found[name] = int(rest.split()[0]) * 1024
+                    if len(found) == 2:
+                        return found["MemTotal"] - found["MemAvailable"]
+    except (OSError, ValueError, IndexError):
+        return None
+    return None
+
+
+def _resident(root: Path, pid: int) -> int | None:
+    try:
+        return int((root / f"proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text())

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the GPUs of this node with NVML, if its Python package nvidia-ml-py is installed."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, TypeVar
+
+from llmb.resources.sample import GpuSamples, SampledGpu
+from llmb.resources.throttling import reasons_of
+
+PACKAGE = "pynvml"
+MISSING = "nvidia-ml-py is not installed: pip install 'llmb[resources]'"
+MILLI = 1000
+Value = TypeVar("Value")
+
+
+class Nvml:
+    """All GPUs that NVML shows. What a GPU does not support is asked once, and is None from then on."""
+
+    def __init__(self, package: Any) -> None:  # noqa: ANN401 (a module without types)
+        self.package = package
+        count: int = package.nvmlDeviceGetCount()
+        self.handles = tuple(package.nvmlDeviceGetHandleByIndex(index) for index in range(count))
+        uuids = [package.nvmlDeviceGetUUID(handle) for handle in self.handles]
+        named = [uuid.decode() if isinstance(uuid, bytes) else uuid for uuid in uuids]
+        self.gpus = tuple(SampledGpu(index=index, uuid=uuid) for index, uuid in enumerate(named))
+        self.unsupported: set[tuple[str, int]] = set()
+
+    def read(self) -> GpuSamples:
+        ask, nvml = self._ask, self.package
+        reasons = "nvmlDeviceGetCurrentClocksEventReasons"
+        if not hasattr(nvml, reasons):
+            reasons = "nvmlDeviceGetCurrentClocksThrottleReasons"
+        return GpuSamples(
+            power_w=ask("nvmlDeviceGetPowerUsage", lambda call, gpu: call(gpu) / MILLI),
+            energy_j=ask("nvmlDeviceGetTotalEnergyConsumption", lambda call, gpu: call(gpu) / MILLI),
+            sm_clock_mhz=ask("nvmlDeviceGetClockInfo", lambda call, gpu: float(call(gpu, nvml.NVML_CLOCK_SM))),
+            temperature_c=ask(
+                "nvmlDeviceGetTemperature", lambda call, gpu: float(call(gpu, nvml.NVML_TEMPERATURE_GPU))
+            ),
+            memory_used_bytes=ask("nvmlDeviceGetMemoryInfo", lambda call, gpu: int(call(gpu).used)),
+            throttle_reasons=ask(reasons, lambda call, gpu: reasons_of(call(gpu))),
+        )
+
+    def _ask(self, name: str, read: Callable[[Any, Any], Value]) -> tuple[Value | None, ...]:
+        return tuple(self._ask_one(name, read, index) for index in range(len(self.handles)))
+
+    def _ask_one(self, name: str, read: Callable[[Any, Any], Value], index: int) -> Value | None:
+        call = getattr(self.package, name, None)
+        if call is None or (name, index) in self.unsupported:
+            return None
+        try:
+            return read(call, self.handles[index])
+        except self.package.NVMLError_NotSupported:
+            self.unsupported.add((name, index))
+        except self.package.NVMLError:
+            return None  # it may answer the next time
+        return None
+
+
+def find_gpus() -> Nvml | str:
+    """The reason if they cannot be sampled."""
+    try:
+        package = import_module(PACKAGE)
+    except ImportError:
+        return MISSING
+    try:
+        package.nvmlInit()
+        found = Nvml(package)
+    except package.NVMLError as error:
+        return f"NVML: {error}"
+    return found if found.handles else "NVML shows no GPU"

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lines of a node's file of samples. The sampler writes them, so only the standard library is imported."""
+
+import json
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledGpu:
+    """A GPU of the node; ``index`` is the driver's number."""
+
+    index: int
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerStart:
+    """The first line of a sampler. ``missing`` has the reason by name of what it cannot read."""
+
+    node: str
+    cores: int | None
+    interval_s: float
+    gpus: tuple[SampledGpu, ...] = ()
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSample:
+    """A node at one moment; None is unknown. Seconds of all cores since the boot, energy since the sampler began."""
+
+    cpu_busy_s: float | None = None
+    cpu_iowait_s: float | None = None
+    cpu_steal_s: float | None = None
+    cpu_total_s: float | None = None
+    load: float | None = None
+    """Mean number of runnable processes over the last minute."""
+    memory_used_bytes: int | None = None
+    worker_memory_bytes: int | None = None
+    """Resident set of the node's first worker."""
+    cpu_energy_j: float | None = None
+    """Of all CPU packages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSamples:
+    """The GPUs of a node at one moment, in the order of ``SamplerStart.gpus``; None is unknown."""
+
+    power_w: tuple[float | None, ...] = ()
+    energy_j: tuple[float | None, ...] = ()
+    """Since the driver was loaded."""
+    sm_clock_mhz: tuple[float | None, ...] = ()
+    temperature_c: tuple[float | None, ...] = ()
+    memory_used_bytes: tuple[int | None, ...] = ()
+    throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """``time_s`` is Unix time by the node's clock; ``gpus`` is None if none are sampled."""
+
+    time_s: float
+    host: HostSample
+    gpus: GpuSamples | None = None
+
+
+def to_line(item: SamplerStart | Sample) -> bytes:
+    return json.dumps(asdict(item), separators=(",", ":")).encode() + b"\n"

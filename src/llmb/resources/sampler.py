@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that samples a node beside a run: ``python -m llmb.resources.sampler FILE NODE INTERVAL_S DEVICE``.
+
+Its standard input is a pipe that the worker which started it holds: the pipe ends with the worker, however that ends.
+It takes a last sample then. Whatever it cannot read or write, the run goes on without.
+"""
+
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+from llmb.resources.host import CpuEnergy, find_cpu_energy, read_host
+from llmb.resources.nvml import Nvml, find_gpus
+from llmb.resources.sample import Sample, SamplerStart, to_line
+
+LOWEST_PRIORITY = 19
+SAMPLES_PER_INTERVAL = 1800
+"""After as many samples the interval doubles, so that the file of a long run stays small."""
+LONGEST_INTERVAL_S = 30.0
+"""Shorter than it takes a counter of CPU energy to wrap around."""
+
+
+class NodeSampler:
+    """All that is sampled on this node, for a run on ``device`` whose worker is the process ``worker``."""
+
+    def __init__(self, node: str, device: str, worker: int) -> None:
+        self.node, self.worker = node, worker
+        gpus = find_gpus() if device == "cuda" else "the run computes on a CPU"
+        energy = find_cpu_energy()
+        self.gpus: Nvml | None = gpus if isinstance(gpus, Nvml) else None
+        self.energy: CpuEnergy | None = energy if isinstance(energy, CpuEnergy) else None
+        self.missing = {name: item for name, item in (("gpus", gpus), ("cpu_energy", energy)) if isinstance(item, str)}
+
+    def start(self, interval_s: float) -> SamplerStart:
+        return SamplerStart(
+            node=self.node,
+            cores=os.cpu_count(),
+            interval_s=interval_s,
+            gpus=self.gpus.gpus if self.gpus else (),
+            missing=self.missing,
+        )
+
+    def read(self) -> Sample:
+        return Sample(
+            time_s=round(time.time(), 4),
+            host=read_host(self.worker, self.energy),
+            gpus=self.gpus.read() if self.gpus else None,
+        )
+
+
+def interval_after(samples: int, first_s: float) -> float:
+    """Seconds until the next sample, after so many."""
+    return min(first_s * 2 ** (samples // SAMPLES_PER_INTERVAL), max(first_s, LONGEST_INTERVAL_S))
+
+
+def sample(file: Path, sampler: NodeSampler, interval_s: float, pipe: int) -> None:
+    """Appends to ``file`` until ``pipe`` ends, or the worker is gone. Raises OSError if nothing can be written."""
+    file.parent.mkdir(exist_ok=True)
+    output = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    # What an earlier sampler was writing when it was killed stays on a line of its own.
+    torn = b"\n" if os.fstat(output).st_size else b""
+    os.write(output, torn + to_line(sampler.start(interval_s)))
+    number, lasts = 0, True
+    due_s = time.monotonic()
+    while lasts:
+        os.write(output, to_line(sampler.read()))
+        number += 1
+        now_s = time.monotonic()
+        due_s = max(due_s + interval_after(number, interval_s), now_s)
+        ended, _, _ = select.select([pipe], [], [], due_s - now_s)
+        lasts = not ended and os.getppid() == sampler.worker
+    os.write(output, to_line(sampler.read()))
+
+
+def main() -> None:
+    file, node, interval_s, device = sys.argv[1:]
+    worker = os.getppid()
+    # They are for the worker, which decides what ends; this process ends with it.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(LOWEST_PRIORITY)
+    try:
+        sample(Path(file), NodeSampler(node, device, worker), float(interval_s), sys.stdin.fileno())
+    except OSError as error:
+        sys.exit(f"llmb: resources are not sampled any more: {error}")
+
+
+if __name__ == "__main__":
+    main()

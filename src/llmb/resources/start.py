@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts and ends the process that samples a node."""
+
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+SAMPLER = "llmb.resources.sampler"
+LAST_SAMPLE_S = 5.0
+"""How long the last sample may take; without persistence mode a GPU's driver is slow."""
+
+
+class Sampler:
+    """A sampler that runs. It ends with the process that started it, if ``end`` is not called."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self.process = process
+
+    def end(self) -> None:
+        """Waits for the last sample."""
+        assert self.process.stdin is not None
+        with suppress(OSError):  # it has ended already
+            self.process.stdin.write(b"\n")  # a process that was forked meanwhile may hold the pipe open
+            self.process.stdin.close()
+        try:
+            self.process.wait(LAST_SAMPLE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def start_sampler(file: Path, node: str, interval_s: float, device: str) -> Sampler | None:
+    """None if no process can be started, which the run does without."""
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", SAMPLER, str(file), node, str(interval_s), device],
+            stdin=subprocess.PIPE,
+            bufsize=0,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError:
+        return None
+    return Sampler(process)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Summarizes the samples of a run in the spans of its steps. Pure."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from llmb.resources.gpu_summary import known, mean, mean_shares, most_gib, points, summarize_gpu
+from llmb.resources.read import Sampled
+from llmb.resources.records import EnergySource, GpuUse, HostUse, ResourceUse
+from llmb.resources.sample import HostSample, Sample
+from llmb.resources.series import Span, length, merged, places_inside, rise
+
+OF_GPUS = (
+    *("power_w_mean", "power_w_max", "sm_clock_mhz_mean", "sm_clock_mhz_min"),
+    *("temperature_c_max", "memory_used_gib_max", "throttled", "gpus"),
+)
+OF_ENERGY = ("total_power_w_mean", "energy_j", "energy_j_per_token", "energy_source")
+NOT_TOLD = "the GPUs do not report it"
+NOT_COVERED = "the samples do not cover the window"
+UNREADABLE = "the kernel does not report it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledWork:
+    """The steps that are summarized: when they ran and with how many tokens, and what should have been sampled."""
+
+    spans: tuple[Span, ...]
+    tokens: int
+    device: Literal["cpu", "cuda"]
+    nodes: tuple[str, ...] = ()
+    """All of the run; empty if they are not known."""
+    gpus: Mapping[str, Collection[str]] | None = None
+    """By node the ids of the GPUs that train; None for all that were sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """One sampler of a node, and what it sampled in the spans."""
+
+    sampled: Sampled
+    inside: tuple[Sample, ...]
+
+    @property
+    def name(self) -> str:
+        return self.sampled.start.node
+
+
+def summarize(sampled: Sequence[Sampled], work: SampledWork) -> ResourceUse | str:
+    """The reason if no sample was taken while the steps ran."""
+    spans = merged(work.spans)
+    nodes = _nodes(sampled, spans)
+    if not nodes:
+        return _no_sample(sampled, spans)
+    hosts = tuple(_host(node, spans) for node in nodes)
+    gpus = tuple(gpu for node in nodes for gpu in _gpus(node, spans, work.gpus))
+    silent = _silent(nodes, gpus, work)
+    energy_j, source = (None, None) if silent else _energy(hosts, gpus, work.device)
+    values: dict[str, Any] = {
+        "samples": min(len(node.inside) for node in nodes),
+        "power_w_mean": mean(known(gpu.power_w_mean for gpu in gpus)),
+        "power_w_max": max(known(gpu.power_w_max for gpu in gpus), default=None),
+        "total_power_w_mean": None if energy_j is None else energy_j / length(spans),
+        "energy_j": energy_j,
+        "energy_j_per_token": None if energy_j is None else energy_j / work.tokens,
+        "energy_source": source,
+        "sm_clock_mhz_mean": mean(known(gpu.sm_clock_mhz_mean for gpu in gpus)),
+        "sm_clock_mhz_min": min(known(gpu.sm_clock_mhz_min for gpu in gpus), default=None),
+        "temperature_c_max": max(known(gpu.temperature_c_max for gpu in gpus), default=None),
+        "memory_used_gib_max": max(known(gpu.memory_used_gib_max for gpu in gpus), default=None),
+        "throttled": mean_shares([gpu.throttled for gpu in gpus if gpu.throttled is not None]),
+        "gpus": gpus or None,
+        "hosts": hosts,
+    }
+    return ResourceUse(**values, reasons=dict(_reasons(values, nodes, silent, work.device)))
+
+
+def _nodes(sampled: Sequence[Sampled], spans: Sequence[Span]) -> list[_Node]:
+    """Of each node the sampler that saw most of the spans; without nodes that none saw."""
+    best: dict[str, _Node] = {}
+    for one in sampled:
+        places = places_inside([sample.time_s for sample in one.samples], spans)
+        node = _Node(one, tuple(one.samples[place] for place in places))
+        if node.inside and (node.name not in best or len(node.inside) > len(best[node.name].inside)):
+            best[node.name] = node
+    return [best[name] for name in sorted(best)]
+
+
+def _no_sample(sampled: Sequence[Sampled], spans: Sequence[Span]) -> str:
+    if not sampled:
+        return "the run folder has no samples"
+    interval_s = sampled[-1].start.interval_s
+    if all(not one.samples or one.samples[-1].time_s < spans[-1].end_s for one in sampled):
+        return "the samples end before the window's steps"
+    return f"no sample in the {length(spans):.2g} s of the window's steps; --resource-interval is {interval_s:g} s"
+
+
+def _host(node: _Node, spans: Sequence[Span]) -> HostUse:
+    hosts = [sample.host for sample in node.inside]
+
+    def risen(value: Callable[[HostSample], float | None]) -> float | None:
+        return rise(points(node.sampled.samples, lambda sample: value(sample.host)), spans)
+
+    total_s = risen(lambda host: host.cpu_total_s)
+
+    def share_pct(value: Callable[[HostSample], float | None]) -> float | None:
+        part_s = risen(value)
+        return 100 * part_s / total_s if part_s is not None and total_s else None
+
+    return HostUse(
+        node=node.name,
+        samples=len(hosts),
+        cpu_pct_mean=share_pct(lambda host: host.cpu_busy_s),
+        iowait_pct_mean=share_pct(lambda host: host.cpu_iowait_s),
+        steal_pct_mean=share_pct(lambda host: host.cpu_steal_s),
+        load_mean=mean(known(host.load for host in hosts)),
+        memory_used_gib_max=most_gib(known(host.memory_used_bytes for host in hosts)),
+        worker_memory_gib_max=most_gib(known(host.worker_memory_bytes for host in hosts)),
+        cpu_energy_j=risen(lambda host: host.cpu_energy_j),
+    )
+
+
+def _gpus(node: _Node, spans: Sequence[Span], wanted: Mapping[str, Collection[str]] | None) -> Iterator[GpuUse]:
+    for place, gpu in enumerate(node.sampled.start.gpus):
+        if wanted is None or gpu.uuid in wanted.get(node.name, ()):
+            yield summarize_gpu(node.name, gpu, place, node.sampled.samples, node.inside, spans)
+
+
+def _silent(nodes: Sequence[_Node], gpus: Sequence[GpuUse], work: SampledWork) -> list[str]:
+    """Nodes without samples, and those without the samples of a GPU: sums lack them."""
+    seen, counts = {node.name for node in nodes}, {node.name: 0 for node in nodes}
+    for gpu in gpus:
+        counts[gpu.node] += 1
+    wanted = work.gpus if work.device == "cuda" and work.gpus else {}
+    without = [node for node in wanted if node in seen and counts[node] < len(wanted[node])]
+    return [*(node for node in work.nodes if node not in seen), *without]
+
+
+def _energy(
+    hosts: Sequence[HostUse], gpus: Sequence[GpuUse], device: Literal["cpu", "cuda"]
+) -> tuple[float | None, EnergySource | None]:
+    """Of all that trains, if all of it is known."""
+    own = [host.cpu_energy_j for host in hosts] if device == "cpu" else [gpu.energy_j for gpu in gpus]
+    energies = known(own)
+    if not own or len(energies) < len(own):
+        return None, None
+    if device == "cpu":
+        return sum(energies), "cpu_package"
+    return sum(energies), "gpu_counter" if all(gpu.energy_source == "gpu_counter" for gpu in gpus) else "gpu_power"
+
+
+def _reasons(
+    values: Mapping[str, Any], nodes: Sequence[_Node], silent: Sequence[str], device: Literal["cpu", "cuda"]
+) -> Iterator[tuple[str, str]]:
+    """For every figure that is None, by its name; those of nodes and GPUs as ``hosts.name`` and ``gpus.name``."""
+    missing = [node.sampled.start.missing for node in nodes]
+    no_gpus = next((each["gpus"] for each in missing if "gpus" in each), NOT_TOLD)
+    no_cpu_energy = next((each["cpu_energy"] for each in missing if "cpu_energy" in each), NOT_COVERED)
+    lacking = f"not all GPUs and nodes were sampled: {', '.join(silent)}" if silent else None
+    no_energy = no_cpu_energy if device == "cpu" else NOT_COVERED if values["gpus"] else no_gpus
+    for name in OF_GPUS:
+        if values[name] is None:
+            yield name, NOT_TOLD if values["gpus"] else no_gpus
+    for name in OF_ENERGY:
+        if values[name] is None:
+            yield name, lacking or no_energy
+    for gpu in values["gpus"] or ():
+        untold = dict.fromkeys(("energy_j", "energy_source"), NOT_TOLD if gpu.power_w_mean is None else NOT_COVERED)
+        yield from ((f"gpus.{name}", untold.get(name, NOT_TOLD)) for name, value in gpu if value is None)
+    for host in values["hosts"]:
+        for name, value in host:
+            if value is None:
+                yield f"hosts.{name}", no_cpu_energy if name == "cpu_energy_j" else _no_host(nodes, name)
+
+
+def _no_host(nodes: Sequence[_Node], name: str) -> str:
+    """A counter may be known, but not all through the window."""
+    told = {"cpu_pct_mean": "cpu_busy_s", "iowait_pct_mean": "cpu_iowait_s", "steal_pct_mean": "cpu_steal_s"}.get(name)
+    counted = told and any(getattr(sample.host, told) is not None for node in nodes for sample in node.inside)
+    return NOT_COVERED if counted else UNREADABLE
