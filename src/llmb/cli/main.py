@@ -24,6 +24,7 @@ COMMANDS = {
     "list": ("llmb.cli.list", "Workloads, sizes, dtypes, GPU types and scales of the catalogue."),
     "show": ("llmb.cli.show", "One recipe, fully resolved: model, layout, FLOPs, published figures."),
     "metrics": ("llmb.cli.metrics", "Throughput, TFLOPS, MFU and time to train for a given step time."),
+    "install": ("llmb.cli.install", "Install on a cluster or a machine: environment, settings, launch scripts, data."),
     "prepare": ("llmb.cli.prepare", "Data and weights that fine-tuning starts from."),
     "run": ("llmb.cli.run", "Train on this machine, now, and print the result."),
     "submit": ("llmb.cli.submit", "Queue a run on a Slurm cluster."),
@@ -155,6 +156,12 @@ def _open_standard_streams() -> None:
     os.close(number)
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123 (it stays open)
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
+
+
+def install_main() -> NoReturn:
+    """Entry point of ``llmb-install``."""
+    sys.argv.insert(1, "install")
+    main()
 
 
 def as_spoken(arguments: list[str]) -> list[str]:

@@ -138,6 +138,33 @@ class SchedulerSetup(Record):
     """None if this machine is no node of it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """Nodes that a scheduler keeps together. None is unknown, or has none of it."""
+
+    name: str
+    is_default: bool = False
+    nodes: int = 0
+    gpus_per_node: int | None = None
+    """Of most of its nodes; None if the scheduler does not count GPUs there."""
+    gres_type: str | None = None
+    architecture: str | None = None
+    """As the kernel names it: x86_64, aarch64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a scheduler offers this user."""
+
+    partitions: tuple[Partition, ...] = ()
+    accounts: tuple[str, ...] | None = None
+    """None where it keeps no accounts, or does not answer."""
+    default_account: str | None = None
+
+    def partition(self, name: str | None) -> Partition | None:
+        return next((item for item in self.partitions if item.name == name), None)
+
+
 class FaultPattern(Record):
     """How the cause of a failure shows in a run's log."""
 
@@ -214,6 +241,9 @@ class Scheduler(Protocol):
 
     def cause(self, signal: str) -> str:
         """Who ended a job by this signal."""
+
+    def offer(self) -> Offer:
+        """What this user can choose from."""
 
     def fault_patterns(self) -> Sequence[FaultPattern]:
         """How its own messages in a log show the cause of a failure."""

@@ -25,6 +25,7 @@ from llmb.schedulers.port import (
     Defaults,
     FaultPattern,
     JobState,
+    Offer,
     Phase,
     Scheduler,
     SchedulerSetup,
@@ -104,6 +105,9 @@ class LocalScheduler(Scheduler):
 
     def cause(self, signal: str) -> str:
         return signal
+
+    def offer(self) -> Offer:
+        return Offer()
 
     def fault_patterns(self) -> Sequence[FaultPattern]:
         return ()

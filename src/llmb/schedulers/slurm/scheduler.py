@@ -19,6 +19,7 @@ from llmb.schedulers.port import (
     Defaults,
     FaultPattern,
     JobState,
+    Offer,
     Scheduler,
     SchedulerSetup,
     Submitted,
@@ -29,6 +30,7 @@ from llmb.schedulers.slurm.complete import completed_spec
 from llmb.schedulers.slurm.hostlist import expand
 from llmb.schedulers.slurm.job_state import SlurmJob
 from llmb.schedulers.slurm.meaning import WORDS, told
+from llmb.schedulers.slurm.offer import slurm_offer
 from llmb.schedulers.slurm.script import batch_script
 from llmb.schedulers.slurm.settings import SlurmSettings, settings_of
 from llmb.schedulers.slurm.setup import read_setup
@@ -127,6 +129,9 @@ class SlurmScheduler(Scheduler):
 
     def cause(self, signal: str) -> str:
         return CAUSES.get(signal, signal)
+
+    def offer(self) -> Offer:
+        return slurm_offer()
 
     def fault_patterns(self) -> Sequence[FaultPattern]:
         return read_file(FAULTS, FaultFile).faults

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb install``."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llmb.catalogue.load import Catalogue
+from llmb.cli.ask import ask, ask_line
+from llmb.cli.json_option import Json
+from llmb.cli.messages import can_ask, say
+from llmb.cli.options import takes, value_options
+from llmb.errors import UsageError, UserInterrupt
+from llmb.install.answer_files import read_answers, write_answers
+from llmb.install.answers import OPTIONS, Answers, absolute, given_answers
+from llmb.install.complete import completed, completed_path
+from llmb.install.detect import Surroundings, look_around
+from llmb.install.installing import install_all, known_answers, would_install
+from llmb.install.moving import move
+from llmb.install.next_commands import next_commands
+from llmb.install.removal import planned_removal, undo
+from llmb.install.state import read_state
+from llmb.report.install_report import (
+    answers_table,
+    install_document,
+    next_text,
+    removal_document,
+    removal_plan_document,
+    removal_table,
+    steps_table,
+)
+from llmb.report.output import print_json, print_table, print_text, styled_lines
+from llmb.report.table import Table, table_lines
+from llmb.runs.folder import ROOT_VARIABLES
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+CHANGED_BY_NAME = "Enter installs, a name such as gpu-type changes that answer, q ends: "
+
+
+@app.command()
+@takes(value_options(OPTIONS.values(), envvar=False))
+def install(
+    values: dict[str, Any],
+    path_argument: Annotated[
+        Path | None, typer.Argument(metavar="PATH", help="The same as --path.", show_default=False)
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="File of answers; options come before it.")
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option("--record", metavar="FILE", help="Write the answers to this file, without secrets.")
+    ] = None,
+    add_workload: Annotated[
+        list[str] | None, typer.Option("--add-workload", help="Add this workload to an installation. Repeatable.")
+    ] = None,
+    keep_settings: Annotated[
+        bool, typer.Option("--keep-settings", help="Keep a cluster_config.yaml that says something else as it is.")
+    ] = False,
+    move_to: Annotated[
+        Path | None, typer.Option("--move", metavar="FOLDER", help="Move the installation to this new folder.")
+    ] = None,
+    remove: Annotated[
+        bool, typer.Option("--remove", "--undo", help="Remove what was installed, and nothing else.")
+    ] = False,
+    with_results: Annotated[
+        bool, typer.Option("--with-results", help="With --remove: also results, prepared data and the history.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the steps, do nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before anything is done.")] = False,
+    json: Json = False,
+) -> None:
+    """Install on a cluster or a machine: folders, environment, settings, launch scripts, data and checkpoints.
+
+    On a terminal it asks for what options and --config leave open, and checks every answer at once: accounts and
+    partitions are those that Slurm has. Without a terminal it never asks. What is missing is then named, with the
+    option and the valid values.
+
+    It can be repeated: only what is missing is done, and an installation that was interrupted is resumed. The file of
+    --config is also the headless file of the reference suite's installer.
+
+    Examples:
+
+    - `llmb install`
+
+    - `llmb install --config answers.yaml --yes`
+
+    - `llmb install /shared/llmb --gpu-partition batch --gpu-type h100 -w pretrain_llama3.1 --record answers.yaml`
+
+    - `llmb install /shared/llmb --add-workload finetune_llama3 --prepare job`
+
+    - `llmb install /shared/llmb --remove`
+    """
+    given = given_answers({**values, "workloads": [*(values["workloads"] or []), *(add_workload or [])]})
+    if path_argument:
+        given = given_answers({"path": str(path_argument)}).above(given)
+    if config:
+        given = given.above(read_answers(config, say))
+    around = look_around(Catalogue())
+    asks = can_ask() and not yes
+    given = completed_path(given, around, _default_path(), ask if asks else None)
+    root = _normal(str(given.path))
+    if remove:
+        _remove(root, results=with_results, dry_run=dry_run, yes=yes, json=json)
+        return
+    if move_to:
+        new = _normal(str(move_to))
+        _confirm(f"Move {root} to {new}?", yes=yes)
+        move(root, new, say)
+        root, given = new, given.model_copy(update={"path": str(new)})
+    answers = completed(_known(given, root), around, ask if asks else None)
+    if asks and not dry_run:
+        answers = _confirmed(answers, around)
+    if record:
+        write_answers(record, answers)
+    catalogue = around.catalogue
+    if dry_run:
+        done = would_install(root, answers, catalogue, None)
+    else:
+        done = install_all(root, answers, catalogue, None, say, keep_settings=keep_settings)
+    commands = list(next_commands(catalogue, answers, root, jobs=bool(done.jobs)))
+    if json:
+        print_json(install_document(answers, root, done.results, done.jobs, commands))
+        return
+    print_table(steps_table(root, done.results))
+    if not dry_run:
+        print_text(next_text(commands))
+
+
+def _normal(path: str) -> Path:
+    return Path(os.path.normpath(absolute(path)))
+
+
+def _default_path() -> str | None:
+    """What the environment names. A default below the home folder would be on no other node."""
+    return next((text for name in ROOT_VARIABLES if (text := os.environ.get(name, "").strip())), None)
+
+
+def _known(given: Answers, root: Path) -> Answers:
+    if read_state(root):
+        say(f"there is an installation in {root}: its answers hold where none are given")
+    return known_answers(given, root)
+
+
+def _confirmed(answers: Answers, around: Surroundings) -> Answers:
+    """The answers after their user has seen them all, and changed some. Raises UserInterrupt."""
+    while True:
+        _show(answers_table(answers))
+        text = ask_line(CHANGED_BY_NAME).lower().removeprefix("--").replace("-", "_")
+        if text in ("", "y", "yes"):
+            return answers
+        if text in ("q", "quit", "n", "no"):
+            raise UserInterrupt("nothing was installed")
+        if text in OPTIONS and text != "path":
+            open_again = () if text == "workloads" else None
+            answers = completed(answers.model_copy(update={text: open_again}), around, ask)
+        else:
+            say(f"there is no answer '{text}' that can be changed")
+
+
+def _show(table: Table) -> None:
+    width = shutil.get_terminal_size().columns
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    lines = [line.text for line in table_lines(table, width)] if plain else styled_lines(table, width)
+    sys.stderr.write("\n" + "".join(f"{line}\n" for line in lines) + "\n")
+
+
+def _remove(root: Path, *, results: bool, dry_run: bool, yes: bool, json: bool) -> None:
+    paths = planned_removal(root, results=results)
+    if dry_run:
+        if json:
+            print_json(removal_plan_document(root, paths))
+        else:
+            print_text("".join(f"{path}\n" for path in paths))
+        return
+    _confirm(f"Remove {len(paths)} files and folders from {root}{', with all results' if results else ''}?", yes=yes)
+    removal = undo(root, say, results=results)
+    if json:
+        print_json(removal_document(root, removal))
+    else:
+        print_table(removal_table(root, removal))
+
+
+def _confirm(question: str, *, yes: bool) -> None:
+    """Raises UserInterrupt, or UsageError where nobody can be asked."""
+    if yes:
+        return
+    if not can_ask():
+        raise UsageError("there is no terminal to ask on", do="add --yes")
+    if not typer.confirm(question, default=False, err=True):
+        raise UserInterrupt("nothing was changed")

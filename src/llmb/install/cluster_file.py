@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cluster_config.yaml as an installation writes it, and a file that was there before."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llmb.errors import UsageError
+from llmb.install.answers import NONE, Answers
+from llmb.install.environment import python_of
+from llmb.install.state import Journal
+from llmb.runs.folder import CLUSTER_CONFIG, cannot_write, write_atomically
+from llmb.schedulers.lookup import cluster_schema
+from llmb.site.cluster_config import read_cluster_config
+
+HEAD = """\
+# This cluster, as 'llmb install' was told. Change what you like: a changed file is kept.
+# All keys: the page "Files, JSON and exit codes" of llmb's documentation.
+"""
+COMMENTS = {
+    "gpu_type": "if a command names none",
+    "python": "on the nodes; it has llmb and torch",
+    "fabric": "network between nodes; see the catalogue's fabrics",
+    "environment": "variables of every job; no secrets",
+    "container": "what the workers run in",
+    "slurm": "what jobs ask for",
+    "slurm.partition": "of jobs that train",
+    "slurm.cpu_partition": "of jobs without GPUs",
+    "slurm.gpu_request": "gpus-per-node, gres, or none",
+    "slurm.gres_type": "type in --gres=gpu:TYPE:N",
+}
+"""By key."""
+Section = Mapping[str, Any]
+
+
+def settings(answers: Answers, root: Path, image: str | None) -> Section:
+    """The content of the file; what has no value is left out. Pure."""
+    slurm = {
+        "account": answers.account,
+        "partition": answers.gpu_partition,
+        "cpu_partition": answers.cpu_partition,
+        "gpus_per_node": answers.gpus_per_node,
+        "gres_type": answers.gres_type,
+    }
+    found = {
+        "gpu_type": answers.gpu_type,
+        "python": str(python_of(answers, root)),
+        "fabric": answers.fabric,
+        "environment": dict(answers.variables),
+        # 'none' is a way to ask for GPUs; elsewhere it is no value.
+        "slurm": {**_given(slurm), "gpu_request": answers.gpu_request} if answers.scheduler == "slurm" else {},
+        "container": {"runtime": answers.container_runtime, "image": image} if image else {},
+    }
+    return {key: value for key, value in _given(found).items() if value != {}}
+
+
+def _given(section: Section) -> dict[str, Any]:
+    return {key: value for key, value in section.items() if value not in (None, NONE)}
+
+
+def answers_in(root: Path) -> Answers:
+    """The answers that a cluster_config.yaml below ``root`` gives. Raises UsageError if it cannot be used."""
+    if not (root / CLUSTER_CONFIG).exists():
+        return Answers()
+    config = read_cluster_config(root, cluster_schema())
+    section = config.model_dump(mode="json").get("slurm", {})
+    names = ("account", "cpu_partition", "gpus_per_node", "gres_type")
+    found: dict[str, Any] = {name: section.get(name) for name in names}
+    if section.get("partition"):
+        found |= {"scheduler": "slurm", "gpu_partition": section["partition"], "gpu_request": section["gpu_request"]}
+    own = config.install
+    found |= {"gpu_type": config.gpu_type, "fabric": config.fabric, "node_architecture": own.node_architecture}
+    found |= {"environment": own.environment, "image_folder": own.image_folder}
+    if config.container.image:
+        found |= {"container_runtime": config.container.runtime, "image": config.container.image}
+    return Answers.model_validate({name: value for name, value in found.items() if value is not None})
+
+
+def file_text(found: Section) -> str:
+    """The file, with comments. Pure."""
+    return HEAD + "".join(f"{line}\n" for line in _lines(found, ""))
+
+
+def _lines(section: Section, above: str, indent: str = "") -> Iterator[str]:
+    for key, value in section.items():
+        comment = f"  # {COMMENTS[above + key]}" if above + key in COMMENTS else ""
+        if isinstance(value, dict):
+            yield f"{indent}{_scalar(key)}:{comment}"
+            yield from _lines(value, f"{above}{key}.", indent + "  ")
+        else:
+            yield f"{indent}{_scalar(key)}: {_scalar(value)}{comment}"
+
+
+def _scalar(value: object) -> str:
+    text = yaml.safe_dump([value], default_flow_style=True, width=1 << 20, allow_unicode=True)
+    return text.strip()[1:-1]
+
+
+def is_settled(journal: Journal, found: Section) -> bool:
+    """Whether nothing is to be done: the file says what is wanted, or its user changed what was written."""
+    path = journal.root / CLUSTER_CONFIG
+    if not path.exists():
+        return False
+    if journal.made(CLUSTER_CONFIG):
+        return not journal.is_own(CLUSTER_CONFIG) or path.read_text() == file_text(found)
+    return not changes(journal.root, found)
+
+
+def changes(root: Path, found: Section) -> list[str]:
+    """In words, what the file there says otherwise."""
+    there = read_cluster_config(root, cluster_schema()).model_dump(mode="json")
+    return [f"{name} is {has!r}, not {value!r}" for name, has, value in _differences(there, found)]
+
+
+def _differences(there: Section, wanted: Section, above: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Each key that is wanted with another value than it has there: key, value there, value wanted."""
+    for key, value in wanted.items():
+        has = there.get(key)
+        if isinstance(value, dict):
+            yield from _differences(has if isinstance(has, dict) else {}, value, f"{above}{key}.")
+        elif has != value:
+            yield f"{above}{key}", has, value
+
+
+def write_settings(journal: Journal, found: Section, *, keep: bool) -> str:
+    """Writes the file, or completes one that somebody else wrote; returns what was done, in words.
+
+    Raises UsageError if such a file says something else; with ``keep`` it is left as it is.
+    """
+    path = journal.root / CLUSTER_CONFIG
+    if not path.exists() or journal.is_own(CLUSTER_CONFIG):
+        journal.file(CLUSTER_CONFIG, file_text(found))
+        return f"{CLUSTER_CONFIG} written"
+    if keep:
+        return f"{CLUSTER_CONFIG} is kept as it is"
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    there = yaml.safe_load(text) or {}
+    new = {key: value for key, value in found.items() if key not in there}
+    if odd := changes(journal.root, {key: value for key, value in found.items() if key in there}):
+        lines = "\n".join(f"  {line}" for line in odd)
+        do = "change it, give other answers, or add --keep-settings, which keeps it as it is"
+        raise UsageError(f"{CLUSTER_CONFIG} is there, and not from this installer:\n{lines}", where=str(path), do=do)
+    added = file_text(new).removeprefix(HEAD)
+    start = text if text.endswith("\n") or not text else f"{text}\n"
+    try:
+        write_atomically(path, f"{start}\n# Added by 'llmb install':\n{added}")
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    return f"{', '.join(new)} added to {CLUSTER_CONFIG}"

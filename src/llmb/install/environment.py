@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python environment that all jobs of an installation share: made, and proven before it counts as made."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from llmb import __version__
+from llmb.catalogue.records import Record
+from llmb.errors import EnvironmentProblem
+from llmb.install.answers import EXISTING, NONE, Answers
+from llmb.install.detect import torch_builds
+from llmb.install.package import llmb_requirement
+from llmb.install.questions import has_gpus
+from llmb.install.state import Journal, put_file
+from llmb.runs.parent_death import PARENT_DEATH
+
+FOLDER = "environment"
+RECORD = "llmb_environment.json"
+EXTRAS = "prepare,weights"
+TORCH = ">=2.11"
+PROOF_LIMIT_S = 600
+PROOF = """
+import importlib, json, sys
+found = {"python": sys.version.split()[0]}
+for name in sys.argv[1:]:
+    module = importlib.import_module(name)
+    found[name] = module.__version__
+    if name == "torch":
+        found["cuda"] = module.version.cuda
+json.dump(found, sys.stdout)
+"""
+
+
+class Contents(Record):
+    """What a Python answered when it was asked for what it has."""
+
+    python: str
+    llmb: str
+    torch: str | None = None
+    cuda: str | None = None
+
+
+class EnvironmentRecord(Record):
+    """``llmb_environment.json`` in an environment, written when it is complete and proven."""
+
+    kind: str
+    made_with: str | None
+    torch: str | None
+    torch_version: str | None
+    package: str
+    contents: Contents | None = None
+
+    @property
+    def recipe(self) -> "EnvironmentRecord":
+        """What it is made of, without what it turned out to hold."""
+        return self.model_copy(update={"contents": None})
+
+
+def python_of(answers: Answers, root: Path) -> Path:
+    """The interpreter of the installation; it need not exist."""
+    if answers.environment == EXISTING:
+        return Path(str(answers.python))
+    return root / FOLDER / "bin" / "python"
+
+
+def record_of(answers: Answers) -> EnvironmentRecord:
+    """What the environment of these answers is made of."""
+    return EnvironmentRecord(
+        kind=str(answers.environment),
+        made_with=answers.python,
+        torch=answers.torch,
+        torch_version=answers.torch_version,
+        package=answers.package or llmb_requirement(EXTRAS),
+    )
+
+
+def is_made(answers: Answers, root: Path) -> bool:
+    """Whether the environment is complete, and made of what is asked for."""
+    try:
+        found = EnvironmentRecord.model_validate_json((root / FOLDER / RECORD).read_bytes())
+    except (OSError, ValidationError):
+        return False
+    return found.recipe == record_of(answers) and os.access(python_of(answers, root), os.X_OK)
+
+
+def make_environment(answers: Answers, journal: Journal) -> str:
+    """Makes it anew; returns what it holds, in words. Raises EnvironmentProblem if a program fails."""
+    record = record_of(answers)
+    folder = journal.tree(FOLDER)
+    for command in commands(record, folder):
+        run_visibly(command)
+    contents = proven(python_of(answers, journal.root), answers)
+    complete = record.model_copy(update={"contents": contents})
+    put_file(folder / RECORD, complete.model_dump_json(indent=1) + "\n")
+    return contents_text(contents)
+
+
+def commands(record: EnvironmentRecord, folder: Path) -> Iterator[Sequence[str]]:
+    """The programs that make an environment in ``folder``, in their order. Pure."""
+    here = ["--system-site-packages"] if record.torch == EXISTING else []
+    made_with = str(record.made_with)
+    inner = str(folder / "bin" / "python")
+    match record.kind:
+        case "uv":
+            yield ["uv", "venv", "--python", made_with, *here, str(folder)]
+            install = ["uv", "pip", "install", "--python", inner]
+        case "conda":
+            yield ["conda", "create", "--yes", "--prefix", str(folder), f"python={made_with}", "pip"]
+            install = [inner, "-m", "pip", "install"]
+        case _:
+            yield [made_with, "-m", "venv", *here, str(folder)]
+            install = [inner, "-m", "pip", "install"]
+    if record.torch not in (EXISTING, NONE, None):
+        yield [*install, *_index(record.torch), f"torch{_version(record.torch_version)}", "numpy"]
+    yield [*install, _with_extras(record.package)]
+
+
+def _index(build: str) -> Sequence[str]:
+    address = next((item.index for item in torch_builds() if item.name == build), build)
+    return ["--index-url", address] if address else []
+
+
+def _version(text: str | None) -> str:
+    if text is None:
+        return TORCH
+    return text if text[0] in "<>=~!" else f"=={text}"
+
+
+def _with_extras(package: str) -> str:
+    """A folder or a file as a requirement with extras; a requirement is left as it is."""
+    path = Path(package)
+    return f"llmb[{EXTRAS}] @ {path.absolute().as_uri()}" if path.exists() else package
+
+
+def run_visibly(command: Sequence[str]) -> None:
+    """Runs a program whose output is seen beside the result; it ends with this process, whatever ends that.
+
+    Raises EnvironmentProblem if it fails.
+    """
+    guarded = [sys.executable, "-m", PARENT_DEATH, str(os.getpid()), *command]
+    sys.stderr.flush()
+    try:
+        done = subprocess.run(guarded, stdin=subprocess.DEVNULL, stdout=2, check=False)
+    except OSError as error:
+        raise EnvironmentProblem(f"{command[0]} cannot be started: {error.strerror}") from error
+    if done.returncode:
+        raise EnvironmentProblem(f"{_name(command)} failed with exit code {done.returncode}; its output is above")
+
+
+def _name(command: Sequence[str]) -> str:
+    program = Path(command[0]).name
+    return f"{program} {' '.join(command[1:4])}" if program.startswith("python") else " ".join([program, *command[1:3]])
+
+
+def proven(python: Path, answers: Answers) -> Contents:
+    """What a Python has of what runs need. Raises EnvironmentProblem if it lacks something, or torch is for no GPU."""
+    wanted = ["llmb"] if answers.torch == NONE else ["llmb", "torch"]
+    try:
+        done = subprocess.run(
+            [str(python), "-c", PROOF, *wanted],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PROOF_LIMIT_S,
+            check=False,
+        )
+        found = Contents.model_validate(json.loads(done.stdout)) if done.returncode == 0 else None
+    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+        raise EnvironmentProblem(f"this Python does not run: {error}", where=str(python)) from error
+    if found is None:
+        said = done.stderr.strip().splitlines()[-1:] or ["no output"]
+        do = f"give a Python that has {' and '.join(wanted)}, or let one be made: --environment venv"
+        raise EnvironmentProblem(f"this Python cannot be used: {said[0]}", where=str(python), do=do)
+    if found.llmb != __version__:
+        do = f"install llmb {__version__} there, or call the llmb of that Python"
+        raise EnvironmentProblem(
+            f"this Python has llmb {found.llmb}, and this is {__version__}", where=str(python), do=do
+        )
+    if has_gpus(answers) and found.torch and found.cuda is None:
+        do = "give another build, such as --torch cu128"
+        raise EnvironmentProblem(f"torch {found.torch} there is built for no GPU", where=str(python), do=do)
+    return found
+
+
+def contents_text(found: Contents) -> str:
+    torch = f", torch {found.torch}" if found.torch else ""
+    cuda = f" for CUDA {found.cuda}" if found.cuda else ""
+    return f"Python {found.python}, llmb {found.llmb}{torch}{cuda}"

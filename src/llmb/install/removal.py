@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Undoes an installation: removes what it made, and nothing else."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmb.errors import UsageError
+from llmb.install.history import check_no_live_jobs
+from llmb.install.state import FOLDER, LOCK, Made, locked_journal, read_state, remove, state_path
+from llmb.jobs.preparation import FOLDER as PREPARATIONS
+from llmb.prepared.folders import PREPARED, WORKLOADS
+from llmb.runs.folder import cannot_write
+
+RESULTS = ("experiments", PREPARATIONS, PREPARED)
+"""Folders of a workload that runs and preparations made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    removed: tuple[str, ...]
+    kept: tuple[str, ...]
+    """They were changed since, or hold something else."""
+
+
+def planned_removal(root: Path, *, results: bool) -> list[str]:
+    """What would be removed, if it is as it was made. Raises UsageError."""
+    state = read_state(root)
+    if state is None:
+        do = "give the folder of an installation with --path, or set LLMB_INSTALL"
+        raise UsageError("nothing was installed here", where=str(root), do=do)
+    made = [item.path for item in state.made if (root / item.path).exists()]
+    found = [str(path.relative_to(root)) for path in _results(root, state.answers.workloads)]
+    return [*made, *(found if results else [])]
+
+
+def undo(root: Path, say: Callable[[str], None], *, results: bool) -> Removal:
+    """Removes what the journal lists; with ``results`` also results, prepared data and the history.
+
+    One that was killed is completed by the next call. Raises UsageError while jobs run, EnvironmentProblem.
+    """
+    with locked_journal(root) as journal:
+        check_no_live_jobs(root, "removed", say)
+        state = journal.state
+        gone = []
+        try:
+            if results:
+                for path in _results(root, state.answers.workloads):
+                    shutil.rmtree(path)
+                    gone.append(str(path.relative_to(root)))
+                _remove_history(root)
+            removed, kept = remove(root, [item for item in state.made if item.path != FOLDER])
+            _remove_own(root, own_folder=state.made_root or Made(path=FOLDER, kind="folder") in state.made)
+            if state.made_root and not any(root.iterdir()):
+                root.rmdir()
+        except OSError as error:
+            raise cannot_write(root, error) from error
+    if root.exists() and state.made_root:
+        kept = [*kept, "."]
+    return Removal((*gone, *removed), tuple(kept))
+
+
+def _results(root: Path, workloads: Sequence[str]) -> list[Path]:
+    folders = (root / WORKLOADS / name / kind for name in workloads for kind in RESULTS)
+    return [path for path in folders if path.is_dir()]
+
+
+def _remove_history(root: Path) -> None:
+    for path in (root / FOLDER).iterdir():
+        if path.name in (LOCK, state_path(root).name):
+            continue
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _remove_own(root: Path, *, own_folder: bool) -> None:
+    (root / FOLDER / LOCK).unlink(missing_ok=True)
+    state_path(root).unlink(missing_ok=True)
+    if own_folder and not any((root / FOLDER).iterdir()):
+        (root / FOLDER).rmdir()

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of an installation, in their order. Each proves whether it is done, so that any end can be resumed."""
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llmb.catalogue.load import Catalogue
+from llmb.install.answers import EXISTING, Answers
+from llmb.install.cluster_file import Section, is_settled, settings, write_settings
+from llmb.install.environment import contents_text, is_made, make_environment, proven, python_of
+from llmb.install.preparation import Preparations, is_prepared, prepared_sizes
+from llmb.install.state import Journal
+from llmb.prepared.folders import WORKLOADS
+
+DATASETS, IMAGES = "datasets", "images"
+LAUNCH = "launch.sh"
+EXECUTABLE = 0o755
+
+ImportImage = Callable[[str, Path, str], Path]
+"""Gets an image's name, the folder for its file and the runtime; returns the file, which exists when it is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step; ``do`` returns what was done, in words."""
+
+    name: str
+    title: str
+    is_done: Callable[[], bool]
+    do: Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """What is installed, and by what means."""
+
+    journal: Journal
+    answers: Answers
+    catalogue: Catalogue
+    import_image: ImportImage | None = None
+    """None where images cannot be imported here: an image is then used by the name it was given."""
+    keep_settings: bool = False
+    preparations: Preparations = field(default_factory=Preparations)
+
+    @property
+    def root(self) -> Path:
+        return self.journal.root
+
+    @property
+    def image_folder(self) -> Path:
+        return Path(self.answers.image_folder) if self.answers.image_folder else self.root / IMAGES
+
+
+def steps(what: Installation) -> Sequence[Step]:
+    return [_folders(what), *_environment(what), *_image(what), _settings(what), _scripts(what), *_preparations(what)]
+
+
+def _folders(what: Installation) -> Step:
+    own = [WORKLOADS, DATASETS, IMAGES, *(f"{WORKLOADS}/{name}" for name in what.answers.workloads)]
+
+    def do() -> str:
+        for name in own:
+            what.journal.folder(name)
+        return f"{len(what.answers.workloads)} below {what.root / WORKLOADS}"
+
+    return Step("folders", "make folders", lambda: all((what.root / name).is_dir() for name in own), do)
+
+
+def _environment(what: Installation) -> Iterator[Step]:
+    answers = what.answers
+    if answers.environment == EXISTING:
+        python = python_of(answers, what.root)
+
+        def is_done() -> bool:
+            return what.journal.state.proven_python == str(python) and python.exists()
+
+        def prove() -> str:
+            found = contents_text(proven(python, answers))
+            what.journal.save(proven_python=str(python))
+            return found
+
+        yield Step("environment", f"look at {python}", is_done, prove)
+        return
+    yield Step(
+        "environment",
+        f"make the Python environment with {answers.environment}, which takes minutes",
+        lambda: is_made(answers, what.root),
+        lambda: make_environment(answers, what.journal),
+    )
+
+
+def _image(what: Installation) -> Iterator[Step]:
+    wanted = _registry_image(what)
+    if wanted is None or what.import_image is None:
+        return
+    importer = what.import_image
+
+    def do() -> str:
+        found = importer(wanted, what.image_folder, str(what.answers.container_runtime))
+        what.journal.save(image=str(found))
+        return str(found)
+
+    def is_done() -> bool:
+        known = what.journal.state.image
+        return known is not None and Path(known).parent == what.image_folder and Path(known).exists()
+
+    yield Step("image", f"import the image {wanted}", is_done, do)
+
+
+def _registry_image(what: Installation) -> str | None:
+    """The image, if it is no file."""
+    image = what.answers.image
+    return image if image and not Path(image).exists() else None
+
+
+def _settings(what: Installation) -> Step:
+    def wanted() -> Section:
+        imported = what.journal.state.image if _registry_image(what) and what.import_image else None
+        return settings(what.answers, what.root, imported or what.answers.image)
+
+    return Step(
+        "settings",
+        "write cluster_config.yaml",
+        lambda: is_settled(what.journal, wanted()),
+        lambda: write_settings(what.journal, wanted(), keep=what.keep_settings),
+    )
+
+
+def _scripts(what: Installation) -> Step:
+    texts = {
+        f"{WORKLOADS}/{name}/{LAUNCH}": launch_script(name, what.root, python_of(what.answers, what.root))
+        for name in what.answers.workloads
+    }
+
+    def is_done() -> bool:
+        return all(_has(what.root / path, text) for path, text in texts.items())
+
+    def do() -> str:
+        for path, text in texts.items():
+            what.journal.file(path, text, mode=EXECUTABLE)
+        return f"{LAUNCH} of {', '.join(what.answers.workloads)}"
+
+    return Step("scripts", f"write {LAUNCH} of each workload", is_done, do)
+
+
+def launch_script(workload: str, root: Path, python: Path) -> str:
+    """Two lines that do what ``llmb launch`` does, from any folder. Pure."""
+    words = ["env", f"LLMB_INSTALL={root}", str(python), "-m", "llmb.cli.main", "launch", workload]
+    return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
+
+
+def _has(path: Path, text: str) -> bool:
+    try:
+        return path.read_text() == text
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _preparations(what: Installation) -> Iterator[Step]:
+    answers = what.answers
+    if answers.prepare not in ("here", "job"):
+        return
+    for workload, size in prepared_sizes(what.catalogue, answers):
+        yield _preparation(what, workload, size)
+
+
+def _preparation(what: Installation, workload: str, size: str) -> Step:
+    answers = what.answers
+    how = "now" if answers.prepare == "here" else "as Slurm jobs"
+    return Step(
+        f"prepare {workload}",
+        f"prepare data and checkpoint of {workload} {size}, {how}",
+        lambda: is_prepared(what.catalogue, what.root, workload, size),
+        lambda: what.preparations.do(python_of(answers, what.root), what.root, answers, workload, size),
+    )

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An installation, for people and as a JSON document."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llmb.install.answers import OPTIONS, Answers
+from llmb.install.environment import python_of
+from llmb.install.removal import Removal
+from llmb.install.run_steps import StepResult
+from llmb.report.output import printable, result_table
+from llmb.report.table import Table
+
+STATES = {"done": "done", "kept": "done before", "open": "to do"}
+
+
+def install_document(
+    answers: Answers,
+    root: Path,
+    results: Sequence[StepResult],
+    jobs: Sequence[Mapping[str, Any]],
+    commands: Sequence[str],
+) -> dict[str, Any]:
+    """The JSON of ``llmb install``; its keys are a contract."""
+    return {
+        "status": "planned" if any(item.state == "open" for item in results) else "installed",
+        "path": str(root),
+        "python": str(python_of(answers, root)),
+        "workloads": list(answers.workloads),
+        "steps": [{"name": item.name, "state": item.state, "text": item.text} for item in results],
+        "jobs": [dict(job) for job in jobs],
+        "next": list(commands),
+    }
+
+
+def removal_document(root: Path, removal: Removal) -> dict[str, Any]:
+    """The JSON of ``llmb install --remove``; its keys are a contract."""
+    return {"status": "removed", "path": str(root), "removed": list(removal.removed), "kept": list(removal.kept)}
+
+
+def removal_plan_document(root: Path, paths: Sequence[str]) -> dict[str, Any]:
+    """The same of a dry run."""
+    return {"status": "planned", "path": str(root), "would_remove": list(paths)}
+
+
+def answers_table(answers: Answers) -> Table:
+    """Every answer with the option that gives it."""
+    table = result_table("Answers", "option", "value")
+    for name, value in answers.document().items():
+        text = ", ".join(value) if isinstance(value, list) else value
+        if isinstance(value, dict):
+            text = " ".join(f"{key}={item}" for key, item in value.items())
+        table.add_row(OPTIONS[name].spelled if name in OPTIONS else name, printable(text))
+    return table
+
+
+def steps_table(root: Path, results: Sequence[StepResult]) -> Table:
+    planned = any(item.state == "open" for item in results)
+    table = result_table(f"{'Would install' if planned else 'Installed'} in {root}", "step", "state", "result")
+    for item in results:
+        table.add_row(item.name, STATES[item.state], "" if item.state == "kept" else printable(item.text))
+    return table
+
+
+def next_text(commands: Sequence[str]) -> str:
+    """Commands to copy, each on its own line."""
+    return "".join(f"{line}\n" for line in ("", "Next:", *commands))
+
+
+def removal_table(root: Path, removal: Removal) -> Table:
+    table = result_table(f"Removed from {root}", "path", "state")
+    for path in removal.removed:
+        table.add_row(printable(path), "removed")
+    for path in removal.kept:
+        table.add_row(printable(path), "kept: changed since, or not empty")
+    return table
