@@ -107,8 +107,11 @@ def _expected(target: Target, file: Path | None, given_s: float | None) -> Expec
     if file is None:
         return expectation(target.title.plan, given_s)
     subject = target.subject
-    known = log_identity(parse_file(subject.path, "all")) if isinstance(subject, WatchedLog) else None
-    return expectation_of_file(file, (known or identity_of(subject.record)).configuration)
+    if isinstance(subject, WatchedLog):
+        identity = log_identity(parse_file(subject.path, "all"))
+    else:
+        identity = identity_of(subject.record)
+    return expectation_of_file(file, identity.configuration)
 
 
 @contextmanager

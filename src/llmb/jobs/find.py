@@ -52,8 +52,13 @@ def _find(store: Store, text: str) -> list[Job]:
 
 def unknown_values(store: Store, wanted: Filter) -> Iterator[str]:
     """For each name that ``wanted`` selects by and that no job has: so, and which there are."""
-    for kind, name in (("label", wanted.label), ("campaign", wanted.campaign), ("workload", wanted.workload)):
-        if name is None or store.count(replace(Filter(), **{kind: name})):
+    selections = (
+        ("label", wanted.label, Filter(label=wanted.label)),
+        ("campaign", wanted.campaign, Filter(campaign=wanted.campaign)),
+        ("workload", wanted.workload, Filter(workload=wanted.workload)),
+    )
+    for kind, name, alone in selections:
+        if name is None or store.count(alone):
             continue
         known = sorted({value for job in store.jobs() if (value := getattr(job, kind))})
         there_are = f"{did_you_mean(name, known)}; {kind}s: {', '.join(known)}" if known else ", or any other"
