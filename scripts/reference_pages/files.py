@@ -22,6 +22,8 @@ from llmb.jobspec.node_setup import Binding
 from llmb.jobspec.spec import JobSpec
 from llmb.prepare.sample_files import SampleFiles
 from llmb.prepared.packed_dataset import PackedDataset
+from llmb.resources.records import HostUse, ResourceUse
+from llmb.resources.sample import HostSample, Sample, SamplerStart
 from llmb.runs.folder import RunFolder, experiment_name
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
@@ -53,10 +55,12 @@ FILES = (
     "nsys_profile",
     "nccl_trace",
     "breakdown",
+    "resources",
 )
 INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 
-[Run folder](#run-folder), [log line](#log-line), [metrics.jsonl](#metricsjsonl), [run.json](#runjson),
+[Run folder](#run-folder), [log line](#log-line), [metrics.jsonl](#metricsjsonl), [resources](#resources),
+[run.json](#runjson),
 [job.json](#jobjson), [job_spec.json](#job_specjson), [job_end.json](#job_endjson), [campaigns](#campaigns),
 [cluster_config.yaml](#cluster_configyaml),
 [JSON of `llmb run`](#json-of-llmb-run), [of several runs](#json-of-llmb-run---repeats),
@@ -92,6 +96,7 @@ workloads/<workload>/experiments/<experiment>/<experiment>_<seconds>/<experiment
   {nsys_profile:<24} or reports of Nsight Systems, one a rank
   {breakdown:<24} where the time of one profiled step went
   {nccl_trace:<24} with --nccl-trace: NCCL's log, one a rank, and where in it steps begin
+  {resources:<24} samples of GPUs, CPU and memory, `<node>.jsonl` for each node
 ```
 
 `<seconds>` is the start in Unix time; of runs that start in the same second, the second one has `-2` behind it, and so
@@ -116,6 +121,10 @@ such logs do not read it."""
 
 STEPS = """One JSON object per line, written as the step ends. JSON has no NaN: such a value is null, and `not_finite`
 then maps its name to `nan`, `inf` or `-inf`."""
+
+RESOURCES = """`resources/<node>.jsonl` has one JSON object per line: what a sampler of the node finds when it starts,
+then its samples. A run that was started again has those of its later samplers behind them. See
+[resources seen while running](../explanation/resources.md)."""
 
 PLAN = """`plan` of a run of the engine; another program's ends with `nccl_trace`:"""
 
@@ -182,6 +191,7 @@ def files_page(catalogue: Catalogue) -> str:
         page("## Run folder", run_folder(plan)),
         page("## Log line", LOG_LINE.format(line=sample_line(recipe).replace(" | ", "\n  | "))),
         page("## metrics.jsonl", STEPS, typed_table({item.name: item.type for item in fields(Step)}, meanings["step"])),
+        *resources(meanings),
         page("## run.json", typed_table(records["record"], meanings["record"])),
         page(PLAN, typed_table(records["plan"], meanings["plan"])),
         page("`plan.recipe`:", typed_table(records["recipe"], meanings["recipe"])),
@@ -205,6 +215,16 @@ def files_page(catalogue: Catalogue) -> str:
 def campaign_file(meanings: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     yield page("## Campaigns", CAMPAIGN, typed_table(annotations(Campaign), meanings["campaign"]))
     yield page("`jobs[]`:", typed_table(annotations(CampaignJob), meanings["campaign_job"]))
+
+
+def resources(meanings: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    yield page("## Resources", RESOURCES)
+    lines = {"sampler_start": SamplerStart, "sample": Sample, "host_sample": HostSample}
+    titles = ("The first line of a sampler:", "A sample:", "`host`:")
+    for title, (name, kind) in zip(titles, lines.items(), strict=True):
+        yield page(title, typed_table({item.name: item.type for item in fields(kind)}, meanings[name]))
+    yield page("`resources` of a result:", typed_table(annotations(ResourceUse), meanings["resource_use"]))
+    yield page("`resources.hosts[]`:", typed_table(annotations(HostUse), meanings["host_use"]))
 
 
 def cluster_config(meanings: Mapping[str, Mapping[str, str]]) -> Iterator[str]:

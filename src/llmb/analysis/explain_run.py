@@ -7,12 +7,14 @@ from statistics import fmean
 from llmb.analysis.judge_run import Judged
 from llmb.analysis.records import AnalyzedRun
 from llmb.catalogue.records import Recipe, Window
+from llmb.resources.records import GpuUse
 from llmb.runs.environment import Environment, GpuState
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import Difference, Value, differences
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.profile_report import kept_breakdown
 from llmb.runs.record_file import BrokenRecord
+from llmb.runs.result import Result
 from llmb.runs.steps import Step, read_steps
 from llmb.schedulers.lookup import LOCAL
 from llmb.traces.breakdown import StepBreakdown
@@ -61,7 +63,7 @@ def _evidence(run: AnalyzedRun, step_time_s: float, steps: Sequence[Step]) -> Ev
         work=work_of(run.record.plan),
         trace=_trace(RunFolder(run.path)),
         node_of=node_of_ranks(environment) if environment else {},
-        throttled=_throttled(environment) if environment else None,
+        throttled=_throttled(environment, run.record.result) if environment else None,
         trained_s=sum(step.step_time_s + (step.pause_s or 0.0) for step in steps) or None,
     )
 
@@ -102,8 +104,15 @@ def node_of_ranks(environment: Environment) -> dict[int, str]:
     return dict(enumerate(each))
 
 
-def _throttled(environment: Environment) -> tuple[Throttle, ...] | None:
-    """By the counters of the driver, before the first step and after the last; None where no GPU tells."""
+def _throttled(environment: Environment, result: Result | None) -> tuple[Throttle, ...] | None:
+    """By the samples of the window, else by the counters of the driver, before the first step and after the last; None
+    where no GPU tells.
+    """
+    gpus = (result.resources.gpus if result and result.resources else None) or ()
+    sampled = [gpu for gpu in gpus if gpu.throttled is not None]
+    if sampled:
+        most = {gpu.uuid: gpu.max_sm_clock_mhz for gpu in environment.gpus or ()}
+        return tuple(item for gpu in sampled for item in _sampled_throttles(gpu, most.get(gpu.uuid)))
     before = {(gpu.node, gpu.index): gpu for gpu in environment.gpus or ()}
     after = [gpu for gpu in environment.gpus_at_end or () if gpu.throttle_reasons is not None or gpu.throttled_us]
     if not after:
@@ -119,6 +128,12 @@ def _throttles(before: GpuState | None, after: GpuState) -> Iterator[Throttle]:
                 yield Throttle(name, reason, (us - before.throttled_us.get(reason, 0.0)) / US)
     else:
         yield from (Throttle(name, reason, None) for reason in after.throttle_reasons or ())
+
+
+def _sampled_throttles(gpu: GpuUse, max_clock_mhz: float | None) -> Iterator[Throttle]:
+    clocks = (gpu.sm_clock_mhz_mean, max_clock_mhz) if gpu.sm_clock_mhz_mean and max_clock_mhz else (None, None)
+    for reason, share in (gpu.throttled or {}).items():
+        yield Throttle(f"GPU {gpu.index} of {gpu.node}", reason, None, share, *clocks)
 
 
 def _baseline(run: AnalyzedRun, against: AnalyzedRun, steps: Sequence[Step]) -> ReferenceTime | None:

@@ -15,6 +15,7 @@ from llmb.report.lora_text import trained_text
 from llmb.report.numbers import interval_of, number, unknown
 from llmb.report.output import result_table
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document, origin_document
+from llmb.report.resources_report import resource_rows
 from llmb.report.table import Table
 from llmb.report.trace_report import shown_parts
 from llmb.runs.checkpoint_report import CheckpointReport
@@ -211,6 +212,8 @@ def run_table(plan: Plan, result: Result) -> Table:
     if result.loss:
         table.add_row("loss", f"{number(result.loss.first)} -> {number(result.loss.last)}", "", "first -> last step")
     table.add_row("peak memory GiB", number(result.peak_memory_gib), "", _memory_note(plan))
+    for name, text, note in resource_rows(result.resources) if result.resources else ():
+        table.add_row(name, text, "", note)
     _add_counters(table, result)
     if result.attention_backend:
         table.add_row("attention backend", result.attention_backend)

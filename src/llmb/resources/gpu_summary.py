@@ -44,9 +44,9 @@ def summarize_gpu(
 
 def mean_shares(shares: Sequence[dict[str, float]]) -> dict[str, float] | None:
     """Of several GPUs, the most frequent reason first; None if no GPU told."""
-    totals = Counter[str]()
+    totals: Counter[str] = Counter()
     for one in shares:
-        totals.update(one)  # type: ignore[arg-type]  # a Counter adds any numbers
+        totals.update(one)
     return {name: total / len(shares) for name, total in totals.most_common()} if shares else None
 
 

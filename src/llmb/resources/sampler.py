@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that samples a node beside a run: ``python -m llmb.resources.sampler FILE NODE INTERVAL_S DEVICE``.
+"""The process that samples a node beside a run.
 
-Its standard input is a pipe that the worker which started it holds: the pipe ends with the worker, however that ends.
-It takes a last sample then. Whatever it cannot read or write, the run goes on without.
+``python -m llmb.resources.sampler FILE NODE INTERVAL_S DEVICE WORKER``
+
+WORKER is the process that started it. Standard input is a pipe from there, which ends with the worker, however that
+ends. A last sample is taken then. Whatever it cannot read or write, the run goes on without.
 """
 
 import os
@@ -53,7 +55,8 @@ class NodeSampler:
 
 def interval_after(samples: int, first_s: float) -> float:
     """Seconds until the next sample, after so many."""
-    return min(first_s * 2 ** (samples // SAMPLES_PER_INTERVAL), max(first_s, LONGEST_INTERVAL_S))
+    doubled: int = 1 << min(samples // SAMPLES_PER_INTERVAL, 32)
+    return min(first_s * doubled, max(first_s, LONGEST_INTERVAL_S))
 
 
 def sample(file: Path, sampler: NodeSampler, interval_s: float, pipe: int) -> None:
@@ -63,7 +66,7 @@ def sample(file: Path, sampler: NodeSampler, interval_s: float, pipe: int) -> No
     # What an earlier sampler was writing when it was killed stays on a line of its own.
     torn = b"\n" if os.fstat(output).st_size else b""
     os.write(output, torn + to_line(sampler.start(interval_s)))
-    number, lasts = 0, True
+    number, lasts, parent = 0, True, os.getppid()
     due_s = time.monotonic()
     while lasts:
         os.write(output, to_line(sampler.read()))
@@ -71,19 +74,18 @@ def sample(file: Path, sampler: NodeSampler, interval_s: float, pipe: int) -> No
         now_s = time.monotonic()
         due_s = max(due_s + interval_after(number, interval_s), now_s)
         ended, _, _ = select.select([pipe], [], [], due_s - now_s)
-        lasts = not ended and os.getppid() == sampler.worker
+        lasts = not ended and os.getppid() == parent
     os.write(output, to_line(sampler.read()))
 
 
 def main() -> None:
-    file, node, interval_s, device = sys.argv[1:]
-    worker = os.getppid()
+    file, node, interval_s, device, worker = sys.argv[1:]
     # They are for the worker, which decides what ends; this process ends with it.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     os.nice(LOWEST_PRIORITY)
     try:
-        sample(Path(file), NodeSampler(node, device, worker), float(interval_s), sys.stdin.fileno())
+        sample(Path(file), NodeSampler(node, device, int(worker)), float(interval_s), sys.stdin.fileno())
     except OSError as error:
         sys.exit(f"llmb: resources are not sampled any more: {error}")
 

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts and ends the process that samples a node."""
 
+import os
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 SAMPLER = "llmb.resources.sampler"
+OF_RANKS = frozenset({"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"})
+"""Variables that who looks for the processes of a run's ranks goes by: a sampler is none."""
 LAST_SAMPLE_S = 5.0
 """How long the last sample may take; without persistence mode a GPU's driver is slow."""
 
@@ -22,7 +25,7 @@ class Sampler:
         assert self.process.stdin is not None
         with suppress(OSError):  # it has ended already
             self.process.stdin.write(b"\n")  # a process that was forked meanwhile may hold the pipe open
-            self.process.stdin.close()
+        self.process.stdin.close()
         try:
             self.process.wait(LAST_SAMPLE_S)
         except subprocess.TimeoutExpired:
@@ -33,7 +36,8 @@ def start_sampler(file: Path, node: str, interval_s: float, device: str) -> Samp
     """None if no process can be started, which the run does without."""
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", SAMPLER, str(file), node, str(interval_s), device],
+            [sys.executable, "-m", SAMPLER, str(file), node, str(interval_s), device, str(os.getpid())],
+            env={name: value for name, value in os.environ.items() if name not in OF_RANKS},
             stdin=subprocess.PIPE,
             bufsize=0,
             stdout=subprocess.DEVNULL,

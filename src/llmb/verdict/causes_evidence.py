@@ -57,6 +57,18 @@ class Throttle:
     gpu: str
     reason: str
     seconds: float | None
+    share: float | None = None
+    """Of the samples taken in the window's steps; None if its clocks were not sampled."""
+    clock_mhz: float | None = None
+    """Mean of these samples."""
+    max_clock_mhz: float | None = None
+
+    @property
+    def lost_share(self) -> float:
+        """Of a sampled GPU the share of a step that is lost at most, if all of it depends on the clock."""
+        if self.clock_mhz is None or self.max_clock_mhz is None:
+            return self.share or 0.0
+        return max(0.0, 1 - self.clock_mhz / self.max_clock_mhz)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import Literal
 
 from llmb.metrics.anomalies import FEWEST_STEPS, find_anomalies
-from llmb.verdict.causes_evidence import Evidence, TimedStep
+from llmb.verdict.causes_evidence import Evidence, Throttle, TimedStep
 from llmb.verdict.causes_rules import CauseName, cause_rules
 
 Bound = Literal["about", "at least", "at most"]
@@ -249,6 +249,9 @@ def throttled_clocks(run: Evidence) -> Found | NotKnown | None:
     throttled = [item for item in run.throttled if item.reason not in cause_rules().idle_reasons]
     if not throttled:
         return None
+    sampled = [item for item in throttled if item.share is not None]
+    if sampled:
+        return _sampled_throttle(run, sampled)
     counted = [item for item in throttled if item.seconds is not None]
     shown = sorted(throttled, key=lambda item: -(item.seconds or 0))[:3]
     evidence = tuple(
@@ -259,6 +262,16 @@ def throttled_clocks(run: Evidence) -> Found | NotKnown | None:
         return Found(share_s=None, evidence=evidence)
     part = min(1.0, max(item.seconds or 0 for item in counted) / run.trained_s)
     return Found(share_s=part * run.step_time_s, bound="at most", evidence=evidence)
+
+
+def _sampled_throttle(run: Evidence, sampled: Sequence[Throttle]) -> Found:
+    shown = sorted(sampled, key=lambda item: (-item.lost_share, -(item.share or 0)))[:3]
+    evidence = tuple(
+        f"{item.gpu}: {item.reason} in {100 * (item.share or 0):.0f} % of the samples"
+        + (f", SM clock {item.clock_mhz:.0f} of {item.max_clock_mhz:.0f} MHz" if item.max_clock_mhz else "")
+        for item in shown
+    )
+    return Found(share_s=shown[0].lost_share * run.step_time_s, bound="at most", evidence=evidence)
 
 
 FINDERS: Mapping[CauseName, Finder] = {

@@ -39,6 +39,8 @@ def test_a_run_on_two_nodes_comes_back_with_its_result(
     end = json.loads((folder / "job_end.json").read_text())
     assert handle["job_id"] == record["job"]["job_id"] == end["job_id"]
     assert (end["exit_code"], end["signal"], end["restarts"]) == (0, "", 0)
+    sampled = {path.stem for path in (folder / "resources").iterdir()}
+    assert sampled == set(record["environment"]["nodes"]) == {"node1", "node2"}
     log = (folder / f"log-{folder.name}.out").read_text()
     assert [line.split()[4] for line in log.splitlines() if line.startswith("Training epoch")] == [
         f"{step}/4" for step in range(5)

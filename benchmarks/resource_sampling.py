@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What it costs a run that its node is sampled: blocks of steps with the sampler and without it, alternating.
+
+One process trains a tiny model on this machine's CPU, with one thread. Before every other block the sampler is started
+as a run starts it, and the block begins when it has written its first sample. Each block is compared with its neighbor:
+wall-clock time, and CPU time of the process that trains. The sampler's own CPU time is counted by the kernel.
+Target: less than 0.5 % more CPU time, and less than 0.5 % of a core for the sampler.
+"""
+
+import argparse
+import json
+import math
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from scipy.stats import t as student
+
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import Overrides, Request, resolve
+from llmb.engine.loop import train
+from llmb.engine.parallel.mesh import join_ranks
+from llmb.engine.watchdog.progress import Progress
+from llmb.resources.start import Sampler, start_sampler
+from llmb.runs.choices import Choices
+from llmb.runs.folder import RunFolder
+from llmb.runs.host import host_name
+from llmb.runs.plan import EnginePlan, make_plan
+from llmb.runs.stall import Phase
+
+THREADS = "OMP_NUM_THREADS"
+TARGET_PCT = 0.5
+WARM_UPS = 3
+FIRST_SAMPLE_S = 60.0
+
+
+class Moment(NamedTuple):
+    """Wall-clock time and the process's CPU time, in seconds."""
+
+    time_s: float
+    cpu_s: float
+
+
+class Ratio(NamedTuple):
+    """Percent that blocks with the sampler take longer: mean of the pairs, and its 95 % confidence interval."""
+
+    more_pct: float
+    ci95_pct: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The results."""
+
+    pairs: int
+    steps_per_block: int
+    interval_s: float
+    step_s: float
+    """Median of the blocks without the sampler."""
+    cpu_time: Ratio
+    wall_time: Ratio
+    sampler_pct: float
+    """CPU time of the sampler after its first sample, in percent of one core."""
+    sampled_s: float
+    target_pct: float = TARGET_PCT
+
+
+def main() -> None:
+    options = _options()
+    if THREADS not in os.environ:  # libraries read it when they are loaded, which has already happened
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, THREADS: "1"})
+    plan = make_run(options)
+    with tempfile.TemporaryDirectory(prefix="resource-sampling-") as folder:
+        cost = measure(plan, RunFolder(Path(folder)), options)
+    sys.stdout.write(json.dumps(asdict(cost), indent=2) + "\n" if options.json else text(cost))
+    sys.stdout.flush()
+    # A miss is only one that the noise of a busy machine does not explain.
+    fine = cost.cpu_time.ci95_pct[0] < TARGET_PCT and cost.sampler_pct < TARGET_PCT
+    os._exit(0 if fine else 1)  # as a worker does
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=30, help="blocks of each kind (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=8, help="steps of a block (default: %(default)s)")
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds between samples (default: %(default)s)")
+    parser.add_argument("--seq-len", type=int, default=512, help="tokens per sequence (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=4, help="sequences per step (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a few small steps, to test the benchmark itself")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    options = parser.parse_args()
+    if options.quick:
+        options.pairs, options.steps, options.interval, options.seq_len, options.batch = 3, 2, 0.05, 64, 1
+    return options
+
+
+def make_run(options: argparse.Namespace) -> EnginePlan:
+    overrides = Overrides(seq_len=options.seq_len, mbs=options.batch, gbs=options.batch)
+    request = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=1, overrides=overrides)
+    steps = WARM_UPS + 2 * options.pairs * options.steps + 1
+    return make_plan(resolve(Catalogue(), request), Choices(steps=steps, window="all"), device="cpu")
+
+
+def measure(plan: EnginePlan, folder: RunFolder, options: argparse.Namespace) -> Cost:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update(alone)
+    blocks = Blocks(folder, options.steps, options.interval)
+    ranks = join_ranks(plan)
+    log, sys.stdout = sys.stdout, folder.log.open("w")
+    try:
+        train(plan, folder, ranks, blocks)
+    finally:
+        sys.stdout.close()
+        sys.stdout = log
+    return blocks.cost()
+
+
+class Blocks(Progress):
+    """Starts and ends the sampler between blocks of steps, and times the blocks."""
+
+    def __init__(self, folder: RunFolder, steps: int, interval_s: float) -> None:
+        self.file, self.steps, self.interval_s = folder.resources_of(host_name()), steps, interval_s
+        self.times: list[Moment] = []
+        self.sampler: Sampler | None = None
+        self.began: Moment | None = None
+        self.first_sample = Moment(0.0, 0.0)
+        """Time, and the sampler's CPU time until then."""
+        self.sampler_cpu_s = self.sampled_s = 0.0
+        super().__init__(0)
+
+    def enter(self, phase: Phase, step: int) -> None:
+        super().enter(phase, step)
+        if phase != "step" or step < WARM_UPS or (step - WARM_UPS) % self.steps:
+            return
+        reached = now()
+        if self.began:
+            self.times.append(Moment(reached.time_s - self.began.time_s, reached.cpu_s - self.began.cpu_s))
+        if self.sampler:
+            self._end(self.sampler)
+        if is_sampled(len(self.times)):
+            self._start()
+        self.began = now()
+
+    def _start(self) -> None:
+        known = lines(self.file)
+        self.sampler = start_sampler(self.file, host_name(), self.interval_s, "cpu")
+        assert self.sampler
+        end_s = time.monotonic() + FIRST_SAMPLE_S
+        while lines(self.file) < known + 2:
+            assert time.monotonic() < end_s, "the sampler wrote nothing"
+            time.sleep(0.01)
+        self.first_sample = Moment(time.perf_counter(), cpu_seconds(self.sampler.process.pid))
+
+    def _end(self, sampler: Sampler) -> None:
+        self.sampler_cpu_s += cpu_seconds(sampler.process.pid) - self.first_sample.cpu_s
+        self.sampled_s += time.perf_counter() - self.first_sample.time_s
+        sampler.end()
+        self.sampler = None
+
+    def cost(self) -> Cost:
+        if self.sampler:
+            self._end(self.sampler)
+        blocks = list(enumerate(self.times))
+        sampled = [block for number, block in blocks if is_sampled(number)]
+        others = [block for number, block in blocks if not is_sampled(number)]
+        return Cost(
+            pairs=len(others),
+            steps_per_block=self.steps,
+            interval_s=self.interval_s,
+            step_s=statistics.median(block.time_s for block in others) / self.steps,
+            cpu_time=ratio([block.cpu_s for block in sampled], [block.cpu_s for block in others]),
+            wall_time=ratio([block.time_s for block in sampled], [block.time_s for block in others]),
+            sampler_pct=100 * self.sampler_cpu_s / self.sampled_s,
+            sampled_s=self.sampled_s,
+        )
+
+
+def is_sampled(block: int) -> bool:
+    """The order changes from pair to pair: without, with, with, without."""
+    return block % 4 in (1, 2)
+
+
+def now() -> Moment:
+    return Moment(time.perf_counter(), time.process_time())
+
+
+def lines(file: Path) -> int:
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process so far, by the Linux scheduler."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def ratio(sampled: Sequence[float], others: Sequence[float]) -> Ratio:
+    """Pairs are compared by the logarithm of their ratio."""
+    logs = [math.log(one / other) for one, other in zip(sampled, others, strict=True)]
+    mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
+    half = float(student.ppf(0.975, len(logs) - 1)) * error
+    low, middle, high = (100 * math.expm1(value) for value in (mean - half, mean, mean + half))
+    return Ratio(middle, (low, high))
+
+
+def text(cost: Cost) -> str:
+    rows = [
+        f"{cost.pairs} pairs of blocks of {cost.steps_per_block} steps, {cost.step_s:.3f} s a step, "
+        f"a sample every {cost.interval_s:g} s"
+    ]
+    for name, found in (("CPU time of the worker", cost.cpu_time), ("wall-clock time", cost.wall_time)):
+        rows.append(f"{name}: {found.more_pct:+.2f} % (95 %: {found.ci95_pct[0]:+.2f} to {found.ci95_pct[1]:+.2f})")
+    rows.append(f"sampler: {cost.sampler_pct:.3f} % of a core, over {cost.sampled_s:.0f} s")
+    return "\n".join(rows) + f"\ntarget: below {TARGET_PCT:g} % each\n"
+
+
+if __name__ == "__main__":
+    main()

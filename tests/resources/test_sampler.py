@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that samples: what it writes, and how it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmb.resources.read import read_samples
+from llmb.resources.sampler import LONGEST_INTERVAL_S, SAMPLES_PER_INTERVAL, interval_after
+from llmb.resources.start import Sampler, start_sampler
+
+SOON_S = 60
+WORKER = """
+import sys, time
+from pathlib import Path
+from llmb.resources.start import start_sampler
+print(start_sampler(Path(sys.argv[1]), "n1", 0.05, "cpu").process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + SOON_S
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def lines(file: Path) -> int:
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def started(file: Path) -> Sampler:
+    sampler = start_sampler(file, "n1", 0.05, "cpu")
+    assert sampler
+    return sampler
+
+
+def test_it_samples_until_it_is_ended(tmp_path: Path) -> None:
+    file = tmp_path / "resources" / "n1.jsonl"
+    sampler = started(file)
+    wait_until(lambda: lines(file) > 5)
+    # A process that was forked meanwhile would hold the pipe open.
+    assert sampler.process.stdin
+    kept_open = os.dup(sampler.process.stdin.fileno())
+    before = time.time()
+    sampler.end()
+    os.close(kept_open)
+    assert sampler.process.returncode == 0
+    (found,) = read_samples(tmp_path / "resources")
+    assert (found.start.node, found.start.gpus) == ("n1", ())
+    assert found.start.missing["gpus"] == "the run computes on a CPU"
+    assert len(found.samples) == lines(file) - 1
+    assert found.samples[-1].time_s >= before - 0.001
+    assert all(sample.host.worker_memory_bytes for sample in found.samples)
+
+
+def test_it_has_the_lowest_priority_and_is_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    sampler = started(tmp_path / "n1.jsonl")
+    wait_until(lambda: lines(tmp_path / "n1.jsonl") > 1)
+    assert os.getpriority(os.PRIO_PROCESS, sampler.process.pid) == 19
+    assert b"RANK=" not in Path(f"/proc/{sampler.process.pid}/environ").read_bytes()
+    sampler.end()
+
+
+def test_signals_to_the_whole_job_do_not_end_it_before_its_worker(tmp_path: Path) -> None:
+    sampler = started(tmp_path / "n1.jsonl")
+    wait_until(lambda: lines(tmp_path / "n1.jsonl") > 1)
+    sampler.process.send_signal(signal.SIGTERM)
+    sampler.process.send_signal(signal.SIGINT)
+    sampler.end()
+    assert sampler.process.returncode == 0
+
+
+def test_it_is_gone_when_its_worker_was_killed(tmp_path: Path) -> None:
+    file = tmp_path / "n1.jsonl"
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, str(file)], stdout=subprocess.PIPE, text=True)
+    assert worker.stdout
+    pid = int(worker.stdout.readline())
+    wait_until(lambda: lines(file) > 1)
+    worker.kill()
+    worker.communicate()
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text())
+
+
+def test_a_file_that_cannot_be_written_ends_it_alone(tmp_path: Path) -> None:
+    (tmp_path / "resources").write_text("not a folder")
+    sampler = started(tmp_path / "resources" / "n1.jsonl")
+    sampler.process.wait(SOON_S)
+    assert sampler.process.returncode == 1
+    sampler.end()
+
+
+def test_a_full_disk_ends_it_alone(tmp_path: Path) -> None:
+    file = tmp_path / "n1.jsonl"
+    file.symlink_to("/dev/full")
+    sampler = started(file)
+    sampler.process.wait(SOON_S)
+    assert sampler.process.returncode == 1
+    sampler.end()
+
+
+def test_a_later_sampler_goes_on_after_a_torn_line(tmp_path: Path) -> None:
+    file = tmp_path / "n1.jsonl"
+    first = started(file)
+    wait_until(lambda: lines(file) > 3)
+    first.end()
+    whole = len(read_samples(tmp_path)[0].samples)
+    file.write_bytes(file.read_bytes()[:-20])
+    second = started(file)
+    wait_until(lambda: len(read_samples(tmp_path)) == 2)
+    second.end()
+    one, two = read_samples(tmp_path)
+    assert len(one.samples) == whole - 1
+    assert two.samples[0].time_s > one.samples[-1].time_s
+
+
+def test_the_file_of_a_long_run_stays_small() -> None:
+    assert interval_after(1, 1.0) == 1.0
+    assert interval_after(SAMPLES_PER_INTERVAL, 1.0) == 2.0
+    assert interval_after(10**9, 1.0) == LONGEST_INTERVAL_S
+    assert interval_after(10**9, 120.0) == 120.0
+    elapsed_s, samples = 0.0, 0
+    while elapsed_s < 24 * 3600:
+        elapsed_s += interval_after(samples, 1.0)
+        samples += 1
+    assert samples < 12_000

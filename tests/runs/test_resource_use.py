@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The resources in the result of a run, from the files of its folder."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from recorded_runs import FIRST_STEP_S, gpu_record, step_of, write_run
+
+from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
+from llmb.runs.environment import GpuState
+from llmb.runs.folder import RunFolder
+from llmb.runs.record import RunRecord, engine_plan, read_record
+from llmb.runs.resource_use import with_resources
+from llmb.runs.result import Result
+from llmb.runs.steps import Step
+
+STEPS = [step_of(number, 2.0) for number in range(50)]
+
+
+def put_samples(folder: RunFolder, node: str = "node1", gpus: int = 8) -> None:
+    """A sample a second of GPUs that draw 500 W each, for the 100 s that the steps take."""
+    ids = tuple(SampledGpu(index=index, uuid=f"GPU-{index}") for index in range(gpus))
+    items = [Sample(time_s=FIRST_STEP_S + time, host=HostSample(), gpus=busy(gpus)) for time in range(101)]
+    start = SamplerStart(node=node, cores=64, interval_s=1.0, gpus=ids)
+    folder.resources.mkdir(parents=True, exist_ok=True)
+    folder.resources_of(node).write_bytes(b"".join(map(to_line, (start, *items))))
+
+
+def busy(gpus: int) -> GpuSamples:
+    return GpuSamples(power_w=(500.0,) * gpus, sm_clock_mhz=(1755.0,) * gpus, throttle_reasons=((),) * gpus)
+
+
+def result(folder: RunFolder, record: RunRecord, steps: list[Step] = STEPS) -> Result:
+    known = read_record(folder).result
+    assert known
+    return with_resources(known, folder, engine_plan(record), steps, record.environment)
+
+
+def test_the_energy_of_a_token(tmp_path: Path) -> None:
+    record = gpu_record()
+    folder = RunFolder(write_run(tmp_path, record, [2.0] * 50))
+    put_samples(folder)
+    found = result(folder, record)
+    assert found.resources and found.resources_reason is None
+    layout = record.plan.recipe.layout
+    window_s = 20
+    assert found.resources.energy_j == 8 * 500 * window_s
+    assert found.resources.energy_j_per_token == 8 * 500 * window_s / (10 * layout.gbs * layout.seq_len)
+    assert found.tokens_per_s and found.resources.total_power_w_mean
+    per_token = found.resources.total_power_w_mean / found.tokens_per_s
+    assert abs(found.resources.energy_j_per_token / per_token - 1) < 1e-9
+
+
+def test_profiled_steps_do_not_count(tmp_path: Path) -> None:
+    record = gpu_record()
+    folder = RunFolder(write_run(tmp_path, record, [2.0] * 50))
+    put_samples(folder)
+    found = result(folder, record, [replace(step, profiled=step.step == 40) for step in STEPS])
+    assert found.resources and found.resources.energy_j == 8 * 500 * 18
+
+
+def test_only_the_gpus_that_train_count(tmp_path: Path) -> None:
+    record = gpu_record()
+    assert record.environment
+    own = tuple(GpuState(node="node1", index=index, uuid=f"GPU-{index}") for index in (2, 3))
+    record = record.model_copy(update={"environment": record.environment.model_copy(update={"gpus": own})})
+    folder = RunFolder(write_run(tmp_path, record, [2.0] * 50))
+    put_samples(folder)
+    found = result(folder, record).resources
+    assert found and [gpu.index for gpu in found.gpus or ()] == [2, 3]
+
+
+def test_why_there_are_none(tmp_path: Path) -> None:
+    record = gpu_record()
+    folder = RunFolder(write_run(tmp_path, record, [2.0] * 50))
+    assert result(folder, record).resources_reason == "the run folder has no samples"
+    old = [replace(step, ended_s=None) for step in STEPS]
+    assert result(folder, record, old).resources_reason == "the steps do not tell when they ended"
+    without = gpu_record(resources=False)
+    assert result(folder, without).resources_reason == "the run was not sampled"
+    failed = RunFolder(write_run(tmp_path, record, [2.0] * 50, exit_code=1))
+    assert result(failed, record).resources_reason == "the run was not successful"
+    folder.resources_of("node1").mkdir(parents=True)
+    assert (
+        result(folder, record).resources_reason == "the samples cannot be read: it is a directory, not a regular file"
+    )
