@@ -2,7 +2,6 @@
 """Finds jobs by id or name."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import NoReturn
 
 from llmb.errors import UsageError, closest, did_you_mean
