@@ -20,6 +20,7 @@ def local_command(spec: JobSpec, folder: RunFolder) -> tuple[str, ...]:
         "-m",
         "torch.distributed.run",
         "--standalone",
+        "--local-addr=localhost",  # else it looks up this machine's name, which containers and laptops may not know
         f"--nproc-per-node={spec.placement.processes}",
         *rest,
     )
