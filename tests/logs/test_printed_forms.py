@@ -123,6 +123,18 @@ def test_a_rate_that_is_too_coarse_for_the_number_of_steps_is_not_taken(runtime,
     assert known.step_time_s and known.step_time_s.mean == runtime / 100
 
 
+def test_a_bar_that_leaps_to_where_the_run_resumes_is_of_one_step():
+    """The bar begins at 0 whatever was done before: step 26 took 12 s, not 12/26 s."""
+    bars = "\r  0%|  | 0/50 [00:00<?, ?it/s]"
+    bars += "".join(
+        f"\r{2 * step}%|##   | {step}/50 [{(step - 25) // 5:02d}:{(step - 25) % 5 * 12:02d}<00:10]"
+        for step in range(26, 51)
+    )
+    log = read(bars + "\n{'train_runtime': 300.2, 'train_steps_per_second': 0.5, 'train_loss': 2.5}\n", "26-50")
+    found = judge_log(log)
+    assert (found.status, found.step_times_s) == ("success", (12.0,) * 25), found.reason
+
+
 def test_a_run_of_hugging_face_that_ends_before_the_first_loss_is_logged():
     """With ``logging_steps`` 500, as it is by default."""
     bars = "".join(

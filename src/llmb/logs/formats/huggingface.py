@@ -39,6 +39,8 @@ class HuggingFaceReader:
         self.done = 0
         """The step of the last bar, and what its clock showed."""
         self.clock_s = 0
+        self.at_start = False
+        """That bar shows that nothing is done."""
         self.values = b""
         """What was logged since."""
         self.kept: StepLine | None = None
@@ -72,10 +74,12 @@ class HuggingFaceReader:
             return
         yield from self._release()
         if done <= self.done:  # the run begins, or begins again
-            self.done, self.clock_s = done, clock_s
+            self.done, self.clock_s, self.at_start = done, clock_s, done == 0
             return
         steps, seconds = done - self.done, clock_s - self.clock_s
-        self.done, self.clock_s = done, clock_s
+        if self.at_start and seconds:  # a run that resumes leaps: the bar is printed at every step that takes 0.1 s
+            steps = 1
+        self.done, self.clock_s, self.at_start = done, clock_s, False
         self.kept = StepLine(done, total, seconds / steps, None, None, mean_of=steps)
         self._see_values(self.values)
 
