@@ -151,6 +151,38 @@ def test_saved_checkpoints_of_all_versions_of_megatron(end, time):
     assert read(text).checkpoint_saves == 1 + read(sample("megatron_lm")).checkpoint_saves
 
 
+TIME_LIMIT = "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***"
+KILLED = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 123 got signal: 15"
+OUT_OF_MEMORY = (
+    "slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks have been OOM Killed."
+)
+WATCHDOG = "Process group watchdog thread terminated with exception: NCCL error: unhandled system error"
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        ([TIME_LIMIT, "srun: error: n1: task 0: Terminated"], TIME_LIMIT),
+        ([f"0: {TIME_LIMIT}", f"1: {KILLED}"], TIME_LIMIT),
+        (["ValueError: x", TIME_LIMIT, KILLED], "ValueError: x"),
+        ([TIME_LIMIT.replace(" DUE TO TIME LIMIT", ""), "ValueError: x"], "ValueError: x"),
+        ([OUT_OF_MEMORY, "srun: error: n1: task 3: Out Of Memory"], OUT_OF_MEMORY),
+        (
+            ["terminate called", f"  what():  {WATCHDOG}", "Fatal Python error: Aborted", "  <no Python frame>"],
+            WATCHDOG,
+        ),
+        (
+            ["Fatal Python error: Segmentation fault", "", "Current thread (most recent call first):", '  File "a.py"'],
+            "Fatal Python error: Segmentation fault",
+        ),
+    ],
+)
+def test_the_cause_of_a_death_is_quoted_and_not_what_follows_from_it(lines, cause):
+    died = "".join(sample("megatron_lm").splitlines(keepends=True)[:40])
+    found = judge_log(read(died + "\n".join([*lines, ""])))
+    assert found.reason.partition("; ")[2] == cause[:160]
+
+
 @pytest.mark.parametrize("prefix", ["ain_fp8_mx/0 ", "ain_fp8_mx/0 [rank0]: ", "[default3]:[rank3]: ", "3: [rank3]: "])
 def test_an_error_is_quoted_whatever_is_before_it(prefix):
     died = "".join(sample("megatron_lm").splitlines(keepends=True)[:40])

@@ -14,7 +14,15 @@ _ERROR = re.compile(
     rb"^" + _PREFIX + rb"(?!\S*ChildFailedError)((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b[^\r\n]*)",
     re.MULTILINE,
 )
-_NCCL_ERROR = re.compile(rb"Watchdog caught collective operation timeout[^\r\n]*|NCCL WARN [^\r\n]*")
+_FAILURES = (
+    re.compile(rb"Watchdog caught collective operation timeout[^\r\n]*|NCCL WARN [^\r\n]*"),
+    re.compile(rb"\bwhat\(\): {1,4}([^\r\n]*)"),  # an exception of C++
+    re.compile(rb"slurmstepd: error: [^\r\n]*"),
+    re.compile(rb"Fatal Python error: [^\r\n]*"),
+)
+"""Of each the first one is the cause of the others; a kind comes before those that it may lead to."""
+_ENDED_BY_SLURM = re.compile(rb"slurmstepd: error: [^\r\n]{0,200} DUE TO [^\r\n]*")
+"""Such as the time limit. Processes that are killed raise exceptions."""
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\x20-\x7e\xa0-\U0010ffff]+")
 _LONGEST_QUOTE = 160
 
@@ -43,13 +51,15 @@ def describe_content(head: bytes, tail: bytes) -> Content:
 
 
 def last_error(tail: bytes) -> str:
-    """The last exception after the last step line, else the first failure of NCCL, else the last line; or ''."""
+    """After the last step line the last exception, else the first failure of another kind, else the last line."""
     step_line = max(known.find_last_step_mark(tail) for known in FORMATS)
     text = tail if step_line < 0 else tail[step_line:].partition(b"\n")[2]
-    if errors := _ERROR.findall(text):
+    ended = _ENDED_BY_SLURM.search(text)
+    if errors := _ERROR.findall(text[: ended.start()] if ended else text):
         return _printable(errors[-1])
-    if failures := _NCCL_ERROR.findall(text):
-        return _printable(failures[0])  # the others follow from it
+    for failure in _FAILURES:
+        if found := failure.search(text):
+            return _printable(found[found.re.groups])
     lines = [line for line in re.split(rb"[\r\n]", text) if line.strip()]
     return _printable(lines[-1]) if lines else ""
 
