@@ -214,7 +214,8 @@ def test_a_window_outside_the_run():
         (
             b"loading model\nRuntimeError: NCCL\n",
             "no_data",
-            "no step line: a run that ended before its first step; RuntimeError: NCCL",
+            "no step line: a run that ended before its first step, or of a program whose steps are not read;"
+            " RuntimeError: NCCL",
         ),
         (b"hello\n\n", "not_training_log", "no step line: not a training log; hello"),
         (b"\n \n", "not_training_log", "no step line: not a training log"),

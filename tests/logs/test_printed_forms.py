@@ -151,6 +151,14 @@ def test_saved_checkpoints_of_all_versions_of_megatron(end, time):
     assert read(text).checkpoint_saves == 1 + read(sample("megatron_lm")).checkpoint_saves
 
 
+def test_a_finished_run_of_another_program_is_not_said_to_have_died_before_its_first_step():
+    """Megatron-DeepSpeed prints seconds."""
+    line = " iteration {:8d}/      50 | elapsed time per iteration (s): 2.00 | lm loss: 1.0E+01 | TFLOPs: 100.2 |\n"
+    found = judge_log(read("".join(map(line.format, range(1, 51)))))
+    assert (found.status, found.step_time_s) == ("no_data", None)
+    assert "or of a program whose steps are not read" in found.reason
+
+
 TIME_LIMIT = "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***"
 KILLED = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 123 got signal: 15"
 OUT_OF_MEMORY = (

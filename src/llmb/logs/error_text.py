@@ -37,7 +37,10 @@ class Content(NamedTuple):
 
 _CONTENTS = (
     (re.compile(rb"\0"), Content(False, "binary data, or text in another encoding")),
-    (re.compile(rb"(?i)iteration|training|model|experiment"), Content(True, "a run that ended before its first step")),
+    (
+        re.compile(rb"(?i)iteration|training|model|experiment"),
+        Content(True, "a run that ended before its first step, or of a program whose steps are not read"),
+    ),
 )
 _OTHER = Content(False, "not a training log")
 
