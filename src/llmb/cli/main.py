@@ -31,6 +31,7 @@ COMMANDS = {
     "single": ("llmb.cli.submit", "The same as submit."),
     "bulk": ("llmb.cli.bulk", "Queue the jobs of a file on a Slurm cluster."),
     "launch": ("llmb.cli.launch", "Queue a run that the environment variables of the reference documents describe."),
+    "doctor": ("llmb.cli.doctor", "Whether this node is fit to train: GPUs, host, network, disks, software."),
     "runs": ("llmb.cli.runs", "The runs of this machine and of jobs, with their results."),
     "result": ("llmb.cli.result", "The result of a finished run."),
     "judge": ("llmb.cli.judge", "Whether runs are as fast as they should be, and what differs from the reference."),

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -150,3 +151,30 @@ class CaseProgress(_LongWork):
         if seconds and seconds > LINE_EVERY_S:
             self.spoke_at = -LINE_EVERY_S
         self._show(done, total, name, f"measuring {done + 1} of {total}: {name}")
+
+
+class PhaseProgress:
+    """Shows what is done now: beside a spinner in a terminal, elsewhere a line for what follows after some seconds."""
+
+    def __init__(self, verb: str) -> None:
+        self.verb = verb
+        self.spoke_at = time.monotonic()
+        self.spinner = Console(stderr=True).status(verb) if sys.stderr.isatty() else None
+
+    def __enter__(self) -> Self:
+        if self.spinner:
+            self.spinner.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.spinner:
+            self.spinner.stop()
+
+    def phase(self, what: str) -> None:
+        if self.spinner:
+            self.spinner.update(f"{self.verb} {escape(what)}")
+        elif time.monotonic() - self.spoke_at > LINE_EVERY_S:
+            self.spoke_at = time.monotonic()
+            sys.stderr.write(f"llmb: {self.verb} {what}\n")

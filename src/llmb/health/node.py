@@ -63,16 +63,12 @@ class Request:
     only: Collection[str] = ()
 
     def areas(self) -> list[Area]:
-        return [area for area in AREAS if not self.only or {area, *names_of(area)} & {*map(_rule_name, self.only)}]
+        return [area for area in AREAS if not self.only or {area, *names_of(area)} & {*self.only}]
 
     def asks_for(self, name: str) -> bool:
         """Of a check."""
         of = rule_of(name)
-        return not self.only or bool({name, of.name, of.area} & {*self.only})
-
-
-def _rule_name(name: str) -> str:
-    return name if name in AREAS else rule_of(name).name
+        return not self.only or bool({of.name, of.area} & {*self.only})
 
 
 def check_node(request: Request, source: Source | None = None, say: Say = lambda _: None) -> NodeReport:

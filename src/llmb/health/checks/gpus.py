@@ -33,6 +33,8 @@ def gpu_checks(facts: GpuFacts, wanted: Wanted) -> Iterator[Finding]:
         return
     gpus = facts.states.gpus
     yield _count(facts.on_bus, gpus, wanted)
+    of = rule("gpu_state")
+    yield of.found("fail", listed(facts.unwell)) if facts.unwell else of.passed("all answer")
     yield from _types(gpus, wanted)
     driver = facts.states.driver
     yield rule("gpu_driver").passed(driver) if driver else rule("gpu_driver").skipped("nvidia-smi does not show it")
@@ -46,7 +48,7 @@ def gpu_checks(facts: GpuFacts, wanted: Wanted) -> Iterator[Finding]:
 def _none_found(facts: GpuFacts, wanted: Wanted, reason: str) -> Check:
     expected = f" of {wanted.gpus} ({wanted.gpus_by})" if wanted.needs_gpus else ""
     on_bus = f"; {facts.on_bus} on the PCI bus" if facts.on_bus else ""
-    case = "hung" if facts.hung else "no_driver" if facts.on_bus else ""
+    case = "hung" if facts.hung else "no_driver" if facts.on_bus else "absent"
     return rule(COUNT).found("fail", f"0{expected}: {reason}{on_bus}", case)
 
 

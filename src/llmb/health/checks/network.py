@@ -34,7 +34,7 @@ def network_checks(facts: NetworkFacts, gpus: int, wanted: Wanted) -> Iterator[F
         return
     active = [port for port in facts.ports if port.active]
     yield _ports(facts.ports, active, gpus)
-    yield _rates(active, gpus, wanted)
+    yield _rates(active, gpus if len(active) == len(facts.ports) else 0, wanted)
     yield _port_errors(active)
     yield _mtus(active)
     yield _gpu_direct(facts, gpus)
@@ -88,6 +88,7 @@ def _ports(ports: Sequence[Port], active: Sequence[Port], gpus: int) -> Finding:
 
 
 def _rates(active: Sequence[Port], gpus: int, wanted: Wanted) -> Finding:
+    """``gpus`` is 0 where a port is down, whose part of the rate is missing."""
     of = rule("network_rdma_rate")
     known = [port for port in active if port.gbit_s]
     if not known:

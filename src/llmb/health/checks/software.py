@@ -25,11 +25,12 @@ def software_checks(facts: SoftwareFacts | Missing, python: str, gpus: int, want
     numbers = tuple(map(int, re.findall(r"\d+", facts.python)[:2]))
     yield of.found("fail" if numbers < OLDEST_PYTHON else "pass", f"{facts.python} ({python})")
     yield _llmb(facts)
-    inside = wanted.runtime != "none"
+    if wanted.runtime != "none":
+        yield from skipped(AFTER_PYTHON[1:], IN_CONTAINER)
+        return
     if facts.torch is None:
-        of = rule("software_torch")
-        yield of.skipped(IN_CONTAINER) if inside else of.found("warn", "not installed")
-        yield from skipped(AFTER_PYTHON[2:], IN_CONTAINER if inside else "torch is not installed")
+        yield rule("software_torch").found("warn", "not installed")
+        yield from skipped(AFTER_PYTHON[2:], "torch is not installed")
         return
     if facts.torch_problem:
         yield rule("software_torch").found("fail", f"{facts.torch}: {facts.torch_problem}", "broken")

@@ -33,4 +33,5 @@ def gib(size: float) -> str:
 
 def gb(size: float) -> str:
     """Bytes in GB or TB, as disks are sold."""
-    return f"{size / 1e12:.3g} TB" if size >= 1e12 else f"{size / 1e9:.3g} GB"
+    number, unit = (size / 1e12, "TB") if size >= 1e12 else (size / 1e9, "GB")
+    return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"

@@ -65,7 +65,7 @@ def read_disk(source: Source, folder: Path, size: int) -> DiskFacts | Missing:
         return Missing(problem or "the folder cannot be measured")
     rates: Rates | Missing = Missing("not measured: --no-disk")
     if size:
-        measured = found.get("rates", {"problem": problem})
+        measured = found.get("rates") or {"problem": problem or "it ended early"}
         told = measured.get("problem")
         rates = Missing(f"writing failed: {told}") if told else Rates(**measured)
     return DiskFacts(**space, mount=mount_of(space["path"], source.text("/proc/mounts") or ""), rates=rates)

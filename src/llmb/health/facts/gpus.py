@@ -21,6 +21,7 @@ ECC_FIELDS = ("uuid", "ecc.errors.uncorrected.volatile.total", "ecc.errors.uncor
 PCIE_FIELDS = ("uuid", "pcie.link.width.current", "pcie.link.width.max")
 FABRIC_FIELDS = ("uuid", "fabric.state", "fabric.status")
 REMAP_FIELDS = ("gpu_uuid", *(f"remapped_rows.{name}" for name in ("uncorrectable", "pending", "failure")))
+_UNWELL = re.compile(r"\[(GPU requires reset|GPU is lost|Unknown Error)\]", re.IGNORECASE)
 _GPU = re.compile(r"GPU (\d+): ")
 _LINK = re.compile(r"\s*Link (\d+):\s*(.*)")
 _COUNTER = re.compile(r"(.+?)\s*:\s*(\d+)\s*$")
@@ -89,6 +90,8 @@ class GpuFacts:
     link_errors: Sequence[LinkErrors] | Missing = field(default=Missing("not asked for"))
     processes: Sequence[str] | Missing = field(default=Missing("not asked for"))
     """Of any user on the GPUs: ``pid program``."""
+    unwell: Sequence[str] = ()
+    """What nvidia-smi prints in place of the values of GPUs that do not answer, by GPU."""
     hung: bool = False
     """nvidia-smi did not answer in time."""
     up_s: float | None = None
@@ -97,9 +100,9 @@ class GpuFacts:
 
 def read_gpus(source: Source, node: str) -> GpuFacts:
     on_bus = gpus_on_bus(source)
-    states, hung = _states(source, node)
+    states, said = _states(source, node)
     if isinstance(states, Missing):
-        return GpuFacts(on_bus=on_bus, states=states, hung=hung)
+        return GpuFacts(on_bus=on_bus, states=states, hung=said.timed_out)
     return GpuFacts(
         on_bus=on_bus,
         states=states,
@@ -110,6 +113,7 @@ def read_gpus(source: Source, node: str) -> GpuFacts:
         links=_printed(source.ask([PROGRAM, "nvlink", "--status"], LIMIT_S), parse_links),
         link_errors=_printed(source.ask([PROGRAM, "nvlink", "--errorcounters"], LIMIT_S), parse_link_errors),
         processes=_printed(source.ask(_csv("compute-apps", ("pid", "process_name")), LIMIT_S), parse_processes),
+        unwell=parse_unwell(said.text),
         up_s=up_seconds(source),
     )
 
@@ -128,17 +132,17 @@ def up_seconds(source: Source) -> float | None:
     return float(found[0]) if found else None
 
 
-def _states(source: Source, node: str) -> tuple[NodeGpus | Missing, bool]:
-    """What the most complete query prints that the driver knows, and whether it hung."""
+def _states(source: Source, node: str) -> tuple[NodeGpus | Missing, Said]:
+    """The GPUs by the most complete query that the driver knows, and what that prints."""
     said = Said("", "nvidia-smi was not called")
     for fields in QUERIES:
         said = source.ask(command(fields), LIMIT_S)
         if said.problem is None:
             found = parse_states(said.text, fields, node)
-            return (found if found.gpus else Missing(f"{PROGRAM} shows no GPU")), False
+            return (found if found.gpus else Missing(f"{PROGRAM} shows no GPU")), said
         if UNKNOWN_FIELD not in said.problem:
             break
-    return Missing(said.problem or ""), said.timed_out
+    return Missing(said.problem or ""), said
 
 
 def _asked(source: Source, fields: Sequence[str], parse: Callable[[str], Sequence[Query]]) -> Sequence[Query] | Missing:
@@ -155,6 +159,12 @@ def _printed(said: Said, parse: Callable[[str], Sequence[Query]]) -> Sequence[Qu
         return parse(said.text)
     known = "this driver's nvidia-smi does not show it" if UNKNOWN_FIELD in said.problem else said.problem
     return Missing(known)
+
+
+def parse_unwell(text: str) -> tuple[str, ...]:
+    """Of a query that begins with the index."""
+    rows = ((line.partition(",")[0].strip(), _UNWELL.search(line)) for line in text.splitlines())
+    return tuple(f"{found[1]} (GPU {index})" for index, found in rows if found)
 
 
 def parse_ecc(text: str) -> tuple[EccErrors, ...]:

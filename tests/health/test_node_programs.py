@@ -1,0 +1,484 @@
+# SPDX-License-Identifier: Apache-2.0
+"""File systems, software, containers, the scheduler and the clock: fit, and with one thing wrong."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from recorded_node import CHRONY, SOFTWARE, RecordedNode
+
+from llmb import __version__
+from llmb.health.checks.clock import clock_checks
+from llmb.health.checks.container import container_checks
+from llmb.health.checks.disk import disk_checks
+from llmb.health.checks.scheduler import scheduler_checks
+from llmb.health.checks.software import software_checks
+from llmb.health.facts.clock import read_clock
+from llmb.health.facts.container import EnrootFolder, expanded, read_containers
+from llmb.health.facts.disk import DiskFacts, Mount, Rates, mount_of, read_disk
+from llmb.health.facts.software import read_software
+from llmb.health.facts.source import Missing, Said, Source, ask_program
+from llmb.health.records import Check, NotChecked
+from llmb.health.rules import Finding, names_of, rule_of, rules
+from llmb.health.wanted import Wanted
+from llmb.schedulers.port import NodeState, Plugin, SchedulerSetup
+
+AREAS = ("scheduler", "container", "disk", "software", "clock")
+PYTHON = "/opt/llmb/bin/python"
+RATES = Rates(written=2**28, write_s=0.2, direct=True, read=2**28, read_s=0.1, direct_read=True, clock_ahead_s=0.004)
+LUSTRE = DiskFacts(
+    path="/scratch",
+    exists=True,
+    writable=True,
+    device=7,
+    free=10**15,
+    total=2 * 10**15,
+    free_inodes=10**9,
+    inodes=10**9,
+    mount=Mount("10.0.0.1@o2ib:/scratch", "/scratch", "lustre"),
+    rates=RATES,
+)
+LOCAL = replace(LUSTRE, path="/tmp", device=8, mount=Mount("/dev/md0", "/", "ext4"), free=10**12)
+SETUP = SchedulerSetup(
+    version="24.05.4",
+    traits={
+        "tracking": Plugin(value="proctrack/cgroup", fit=True),
+        "binding": Plugin(value="task/cgroup,task/affinity", fit=True),
+        "selection": Plugin(value="select/cons_tres CR_CORE_MEMORY", fit=True),
+        "gpus": Plugin(value="GresTypes=gpu", fit=True),
+        "mpi": Plugin(value="pmix_v4", fit=True),
+        "containers": Plugin(value="srun has --container-image", fit=True),
+    },
+    node=NodeState(state="IDLE", usable=True, gpus=8),
+)
+WANTED = Wanted(gpus=8, gpus_by="--gpus", cluster=True, runtime="none")
+PYXIS = replace(WANTED, runtime="pyxis")
+
+
+class Site:
+    """What was found on a fit node of a cluster."""
+
+    def __init__(self, root: Path) -> None:
+        self.node = RecordedNode(root)
+        self.software = SOFTWARE.replace("VERSION", __version__)
+        self.node.said[f"{sys.executable} -I"] = json.dumps({"space": {**SPACE, "path": "/scratch/enroot"}})
+        self.node.said["enroot version"] = "3.5.0\n"
+        self.node.write("etc/enroot/enroot.conf", "ENROOT_DATA_PATH /scratch/enroot/data-$(id -u)\n#ENROOT_X y")
+        self.places: dict[str, DiskFacts | Missing] = {"install": LUSTRE, "checkpoints": LUSTRE, "temp": LOCAL}
+        self.setup: SchedulerSetup | Missing = SETUP
+        self.wanted, self.gpus = WANTED, 8
+
+    def found(self) -> dict[str, Finding]:
+        self.node.said.setdefault(f"{PYTHON} -c", self.software)
+        source = self.node.source
+        parts = (
+            scheduler_checks(self.setup, "Slurm", self.gpus, self.wanted),
+            container_checks(read_containers(source), self.wanted),
+            disk_checks(self.places, self.wanted),
+            software_checks(read_software(source, PYTHON), PYTHON, self.gpus, self.wanted),
+            clock_checks(read_clock(source), self.places["install"]),
+        )
+        return {finding.name: finding for part in parts for finding in part}
+
+
+SPACE = {
+    "exists": True,
+    "writable": True,
+    "device": 7,
+    "free": 10**14,
+    "total": 10**15,
+    "free_inodes": 0,
+    "inodes": 0,
+}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_a_fit_node_passes_every_check(site: Site) -> None:
+    found = site.found()
+    assert {rule_of(name).name for name in found} == {name for area in AREAS for name in names_of(area)}
+    assert {name: one for name, one in found.items() if getattr(one, "status", "") != "pass"} == {
+        "disk_space_checkpoints": NotChecked(name="disk_space_checkpoints", reason="on the same file system as install")
+    }
+    values = {name: one.value for name, one in found.items() if isinstance(one, Check)}
+    assert values["disk_space_install"] == "1,000 TB of 2,000 TB free (lustre)"
+    assert values["disk_write_install"] == "1,342 MB/s (256 MiB)"
+    assert values["disk_shared_install"] == "shared: lustre from 10.0.0.1@o2ib:/scratch"
+    assert values["software_cuda"] == "torch for CUDA 12.8, driver up to CUDA 12.8"
+    assert values["clock_synchronized"] == "0.000032 s behind (chrony)"
+    assert values["clock_file_server"] == "0.004 s ahead of the file server"
+    assert values["container_runtime"] == "enroot 3.5.0"
+
+
+def disk(place: str, **changes: object) -> Callable[[Site], None]:
+    def change(site: Site) -> None:
+        facts = site.places[place]
+        assert isinstance(facts, DiskFacts)
+        site.places[place] = replace(facts, **changes)
+
+    return change
+
+
+def rates(**changes: object) -> Callable[[Site], None]:
+    return disk("install", rates=replace(RATES, **changes))
+
+
+def trait(name: str, value: str) -> Callable[[Site], None]:
+    def change(site: Site) -> None:
+        site.setup = SETUP.model_copy(update={"traits": {**SETUP.traits, name: Plugin(value=value, fit=False)}})
+
+    return change
+
+
+def node_state(**values: object) -> Callable[[Site], None]:
+    def change(site: Site) -> None:
+        site.setup = SETUP.model_copy(update={"node": NodeState.model_validate(values)})
+
+    return change
+
+
+def software(before: str, after: str) -> Callable[[Site], None]:
+    def change(site: Site) -> None:
+        assert before in site.software
+        site.software = site.software.replace(before, after)
+
+    return change
+
+
+def said(program: str, answer: str | Said) -> Callable[[Site], None]:
+    return lambda site: site.node.said.update({program: answer})
+
+
+def containers(change: Callable[[Site], None]) -> Callable[[Site], None]:
+    def both(site: Site) -> None:
+        site.wanted = PYXIS
+        change(site)
+
+    return both
+
+
+UNFIT: dict[str, tuple[str, Callable[[Site], None], str, str, str]] = {
+    "drained": (
+        "scheduler_node",
+        node_state(state="IDLE+DRAIN", usable=False, reason="bad nic", gpus=8),
+        "fail",
+        "IDLE+DRAIN: bad nic",
+        "resume",
+    ),
+    "Slurm counts more GPUs": (
+        "scheduler_node_gpus",
+        node_state(state="IDLE", usable=True, gpus=9),
+        "fail",
+        "9 in Slurm, 8 here",
+        "gres.conf",
+    ),
+    "stray processes": ("scheduler_tracking", trait("tracking", "proctrack/linuxproc"), "warn", "linuxproc", "cgroup"),
+    "no binding": ("scheduler_binding", trait("binding", "task/none"), "warn", "task/none", "TaskPlugin"),
+    "whole nodes": ("scheduler_selection", trait("selection", "select/linear"), "warn", "linear", "cons_tres"),
+    "no GRES": ("scheduler_gpus", trait("gpus", "GresTypes=none"), "warn", "none", "gpu_request: none"),
+    "no PMIx": ("scheduler_mpi", trait("mpi", "none, pmi2"), "warn", "pmi2", "llmb needs none"),
+    "no Pyxis": (
+        "scheduler_containers",
+        containers(trait("containers", "srun has no --container-image")),
+        "fail",
+        "no --container-image",
+        "plugstack",
+    ),
+    "no Enroot": (
+        "container_runtime",
+        containers(said("enroot version", Said("", "enroot is not on this machine"))),
+        "fail",
+        "no enroot; cluster_config.yaml has runtime: pyxis",
+        "container.runtime",
+    ),
+    "little space for images": (
+        "container_enroot_folders",
+        said(f"{sys.executable} -I", json.dumps({"space": {**SPACE, "path": "/x", "free": 50 * 10**9}})),
+        "warn",
+        "at least 50 GB free (ENROOT_CACHE_PATH",
+        "enroot.conf",
+    ),
+    "closed to images": (
+        "container_enroot_folders",
+        said(f"{sys.executable} -I", json.dumps({"space": {**SPACE, "path": "/x", "writable": False}})),
+        "fail",
+        "not writable: ENROOT_CACHE_PATH /home/u/.cache/enroot, ENROOT_DATA_PATH /scratch/enroot/data-",
+        "id -u",
+    ),
+    "little space": ("disk_space_temp", disk("temp", free=9 * 10**9), "warn", "9 GB of", "TMPDIR"),
+    "full": ("disk_space_temp", disk("temp", free=10**8), "fail", "0.1 GB of", "TMPDIR"),
+    "read-only": ("disk_space_temp", disk("temp", writable=False), "fail", "/tmp is not writable", "permissions"),
+    "hung": (
+        "disk_space_temp",
+        lambda site: site.places.update(temp=Missing("the file system did not answer within 60 s")),
+        "fail",
+        "did not answer",
+        "stale",
+    ),
+    "few inodes": ("disk_files_temp", disk("temp", free_inodes=4 * 10**7), "warn", "40,000,000 more files", "df -i"),
+    "no inodes": ("disk_files_temp", disk("temp", free_inodes=9), "fail", "9 more files", "df -i"),
+    "not shared": (
+        "disk_shared_install",
+        disk("install", mount=Mount("/dev/sda1", "/", "xfs")),
+        "warn",
+        "not shared: xfs from /dev/sda1",
+        "LLMB_INSTALL",
+    ),
+    "slow writes": ("disk_write_install", rates(write_s=2.0), "warn", "134 MB/s", "load"),
+    "no writes": ("disk_write_install", rates(written=0), "warn", "no byte in time", "by hand"),
+    "slow reads": ("disk_read_install", rates(read_s=2.0), "warn", "134 MB/s", "load"),
+    "no interpreter": (
+        "software_python",
+        said(f"{PYTHON} -c", Said("", f"{PYTHON} is not on this machine")),
+        "fail",
+        "is not on this machine",
+        "cluster_config.yaml",
+    ),
+    "old interpreter": ("software_python", software("3.12.3", "3.9.18"), "fail", "3.9.18", "3.11"),
+    "no llmb": ("software_llmb", software(f'"{__version__}"', "null"), "warn", "not installed", "pip install"),
+    "another llmb": (
+        "software_llmb",
+        software(f'"{__version__}"', '"0.0.1"'),
+        "warn",
+        "0.0.1; this command",
+        "this ver",
+    ),
+    "no torch": ("software_torch", software('"2.11.0+cu128"', "null"), "warn", "not installed", "llmb[engine]"),
+    "broken torch": (
+        "software_torch",
+        software('{"cuda"', '{"torch_problem": "OSError: libcudart.so.12: no such file", "cuda"'),
+        "fail",
+        "libcudart",
+        "LD_LIBRARY_PATH",
+    ),
+    "torch for CPUs": (
+        "software_cuda",
+        software('"cuda": "12.8"', '"cuda": null'),
+        "fail",
+        "without CUDA",
+        "pytorch.org",
+    ),
+    "no libcuda": (
+        "software_cuda",
+        software('"driver_cuda": "12.8"', '"driver_cuda": null'),
+        "fail",
+        "no driver",
+        "--nv",
+    ),
+    "old driver": (
+        "software_cuda",
+        lambda site: [software('"cuda": "12.8"', '"cuda": "13.0"')(site), software('"gpus": 8', '"gpus": 0')(site)][0],
+        "fail",
+        "torch for CUDA 13.0, driver up to CUDA 12.8",
+        "cuda-compat",
+    ),
+    "hidden GPUs": ("software_gpus", software('"gpus": 8', '"gpus": 7'), "fail", "7 of 8", "CUDA_VISIBLE_DEVICES"),
+    "more GPUs": ("software_gpus", lambda site: setattr(site, "gpus", 7), "warn", "8 of 7", "CUDA_VISIBLE_DEVICES"),
+    "no kernels": ("software_gpus", software('"sm_90", ', ""), "fail", "no kernels for sm_90", "get_arch_list"),
+    "no NCCL": ("software_nccl", software('"nccl": "2.27.5"', '"nccl": null'), "fail", "torch has no NCCL", "NCCL"),
+    "another NCCL": (
+        "software_nccl",
+        software('"nccl": "2.27.5"', '"nccl": "2.20.3"'),
+        "warn",
+        "2.20.3 is loaded",
+        "LD_",
+    ),
+    "clock adrift": (
+        "clock_synchronized",
+        said("chronyc", CHRONY.replace("Normal", "Not synchronised")),
+        "warn",
+        "no (chr",
+        "chronyd",
+    ),
+    "clock off": (
+        "clock_synchronized",
+        said("chronyc", CHRONY.replace("0.000031625", "0.5")),
+        "warn",
+        "0.500000 s",
+        "makestep",
+    ),
+    "clock far off": (
+        "clock_synchronized",
+        said("chronyc", CHRONY.replace("0.000031625", "11.0")),
+        "fail",
+        "11.0",
+        "makestep",
+    ),
+    "clock of files": ("clock_file_server", rates(clock_ahead_s=-1.5), "warn", "1.500 s behind", "clocks"),
+    "clock of files far off": ("clock_file_server", rates(clock_ahead_s=90.0), "fail", "90.000 s ahead", "clocks"),
+}
+FOLLOW = {"no interpreter", "more GPUs", "old driver"}
+"""In which another check fails or warns for the same reason."""
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_an_unfit_node_is_found_with_advice(site: Site, case: str) -> None:
+    name, change, status, text, advice = UNFIT[case]
+    change(site)
+    found = site.found()
+    finding = found.pop(name)
+    assert isinstance(finding, Check)
+    assert (finding.status, finding.name) == (status, name)
+    assert text in str(finding.value)
+    assert advice in str(finding.advice)
+    if case not in FOLLOW:
+        assert {one.name for one in found.values() if getattr(one, "status", "pass") != "pass"} == set()
+
+
+def test_every_check_that_can_fail_or_warn_has_a_case() -> None:
+    wanted = {(rule.name, "fail") for rule in rules().values() if rule.area in AREAS and rule.fails_if}
+    wanted |= {(rule.name, "warn") for rule in rules().values() if rule.area in AREAS and rule.warns_if}
+    assert wanted == {(rule_of(name).name, status) for name, _, status, _, _ in UNFIT.values()}
+
+
+def test_a_container_brings_its_own_software(site: Site) -> None:
+    site.wanted = PYXIS
+    site.software = site.software.replace('"cuda": "12.8"', '"cuda": null')
+    found = site.found()
+    assert {type(found[name]) for name in names_of("software")[2:]} == {NotChecked}
+
+
+def test_a_compatibility_package_makes_an_old_driver_fit(site: Site) -> None:
+    site.software = site.software.replace('"cuda": "12.8"', '"cuda": "13.0"')
+    finding = site.found()["software_cuda"]
+    assert isinstance(finding, Check)
+    assert (finding.status, finding.value) == (
+        "pass",
+        "torch for CUDA 13.0, driver up to CUDA 12.8, by a compatibility package",
+    )
+
+
+def test_without_a_scheduler_nothing_of_it_is_checked(site: Site) -> None:
+    site.setup = Missing("scontrol is not on this machine")
+    found = site.found()
+    assert [found[name] for name in names_of("scheduler")] == [
+        NotChecked(name=name, reason="scontrol is not on this machine") for name in names_of("scheduler")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ("/scratch/${USER}/enroot", "/scratch/u/enroot"),
+        ("$HOME/enroot", "/home/u/enroot"),
+        ("${XDG_CACHE_HOME:-${HOME}/.cache}/enroot", "/home/u/.cache/enroot"),
+        ("/run/enroot/user-$(id -u)", f"/run/enroot/user-{os.getuid()}"),
+        ("/run/$UID", f"/run/{os.getuid()}"),
+        ("$(mktemp -d)", None),
+        ("relative", None),
+        ("", None),
+    ],
+)
+def test_settings_of_enroot_are_expanded(value: str, path: str | None) -> None:
+    found = expanded(value, {"USER": "u", "HOME": "/home/u"})
+    assert found == (Path(path) if path else None)
+
+
+def test_enroot_folders_are_those_of_its_configuration(site: Site) -> None:
+    site.node.write("etc/enroot/enroot.conf.d/10-site.conf", "ENROOT_TEMP_PATH  /local\nENROOT_DATA_PATH /local/data")
+    folders = read_containers(site.node.source).enroot
+    assert not isinstance(folders, Missing)
+    assert {one.setting: str(one.path) for one in folders if isinstance(one, EnrootFolder)} == {
+        "ENROOT_CACHE_PATH": "/home/u/.cache/enroot",
+        "ENROOT_DATA_PATH": "/local/data",
+        "ENROOT_TEMP_PATH": "/local",
+    }
+
+
+MOUNTS = r"""/dev/md0 / ext4 rw 0 0
+10.0.0.1:/home /home nfs4 rw,vers=4.2 0 0
+//server/a\040b /mnt/a\040b cifs rw 0 0
+tmpfs /home tmpfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/", "ext4"), ("/opt", "ext4"), ("/home/u", "tmpfs"), ("/homes", "ext4"), ("/mnt/a b/c", "cifs")],
+)
+def test_a_path_is_on_the_last_mount_at_the_longest_folder(path: str, kind: str) -> None:
+    found = mount_of(path, MOUNTS)
+    assert found
+    assert found.kind == kind
+
+
+def test_damaged_output_is_no_crash(site: Site) -> None:
+    for program, text in ((f"{PYTHON} -c", site.software), ("chronyc", CHRONY), (f"{sys.executable} -I", "{}")):
+        for end in range(len(text)):
+            site.software = text[:end] if program.startswith(PYTHON) else site.software
+            site.node.said[program] = text[:end]
+            source = site.node.source
+            list(software_checks(read_software(source, PYTHON), PYTHON, 8, WANTED))
+            list(clock_checks(read_clock(source), LUSTRE))
+            read_disk(source, Path("/scratch"), 1)
+
+
+def test_a_folder_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
+    facts = read_disk(Source(), tmp_path, 8 * 2**20)
+    assert isinstance(facts, DiskFacts)
+    assert isinstance(facts.rates, Rates)
+    assert (facts.rates.written, facts.rates.read) == (8 * 2**20, 8 * 2**20)
+    assert facts.path == str(tmp_path.resolve())
+    assert abs(facts.rates.clock_ahead_s) < 60
+    assert facts.mount
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_the_nearest_folder_stands_in_for_one_that_is_missing(tmp_path: Path) -> None:
+    facts = read_disk(Source(), tmp_path / "a" / "b", 0)
+    assert isinstance(facts, DiskFacts)
+    assert (facts.exists, facts.path) == (False, str(tmp_path.resolve()))
+    assert facts.rates == Missing("not measured: --no-disk")
+
+
+def test_a_program_that_does_not_end_is_ended_with_its_children(tmp_path: Path) -> None:
+    """Also one that ignores SIGTERM."""
+    ready = tmp_path / "pid"
+    script = f"trap '' TERM; sleep 1000 & echo $! > {ready}; echo said; wait; sleep 1000"
+    found = ask_program(["sh", "-c", script], 2)
+    assert found == Said("said\n", "sh did not answer within 2 s", timed_out=True)
+    child = int(ready.read_text())
+    for _ in range(600):
+        if not _runs(child):
+            return
+        time.sleep(0.1)
+    os.kill(child, signal.SIGKILL)
+    pytest.fail("the child of the program still runs")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (["no-such-program"], "no-such-program is not on this machine"),
+        (["/"], "/ cannot be started: Permission denied"),
+        (["sh", "-c", "echo one >&2; echo two >&2; exit 3"], "sh: two"),
+        (["sh", "-c", "echo one; exit 3"], "sh: one"),
+        (["sh", "-c", "exit 3"], "sh: exit code 3 with no output"),
+    ],
+)
+def test_a_program_that_fails_says_why(command: list[str], problem: str) -> None:
+    assert ask_program(command, 60).problem == problem
+
+
+def test_rules_are_named_once_and_say_what_to_do() -> None:
+    found: Mapping[str, object] = rules()
+    assert len(found) > 60
+    for rule in rules().values():
+        assert (rule.advice is None) == (rule.fails_if is None and rule.warns_if is None), rule.name
+        assert not rule.thresholds.model_dump(exclude_none=True) or rule.source, rule.name
