@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from reference_pages.catalogue import catalogue_page
+from reference_pages.checks import checks_page
 from reference_pages.commands import commands_page
 from reference_pages.environment import environment_page
 from reference_pages.files import files_page
@@ -43,6 +44,7 @@ def pages() -> dict[Path, str]:
         "catalogue.md": catalogue_page(catalogue),
         "files.md": files_page(catalogue),
         "environment.md": environment_page(catalogue),
+        "checks.md": checks_page(),
     }
     return {REFERENCE / name: f"{HEADER}\n\n{text.strip()}\n" for name, text in texts.items()}
 

@@ -15,6 +15,7 @@ from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
+from llmb.health.records import Check, NodeReport, NotChecked
 from llmb.jobs.details import JobDetails
 from llmb.jobs.job import Job
 from llmb.jobs.nodes import node_records
@@ -36,6 +37,7 @@ from llmb.prepared.packed_dataset import SPLITS, PackedDataset, Split, Tokenizer
 from llmb.report.campaign_report import campaign_document
 from llmb.report.checkpoint_report import checkpoint_document
 from llmb.report.dataset_report import dataset_document
+from llmb.report.doctor_report import doctor_document
 from llmb.report.jobs_report import job_document, jobs_document, nodes_document, runs_document
 from llmb.report.list_report import list_document
 from llmb.report.nccl_report import nccl_document
@@ -102,9 +104,17 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "trace": trace_document(summarize([sample_timeline()])),
         "nccl": nccl_document(sample_nccl_summary(), [sample_test_table()]),
         "checkpoint show": checkpoint_document(sample_checkpoint(plan)),
+        "doctor": sample_doctor(),
         "prepare dataset": dataset_document(sample_dataset()),
         "prepare verify": verification_document(sample_verification()),
     }
+
+
+def sample_doctor() -> Mapping[str, Any]:
+    check = Check(name="gpu_count", status="fail", value="7 of 8", advice="")
+    left_out = NotChecked(name="gpu_mig", reason="")
+    node = NodeReport(node="node1", checked_at="", status="fail", checks=(check,), not_checked=(left_out,))
+    return doctor_document([node])
 
 
 def sample_watched(plan: Plan) -> Mapping[str, Any]:

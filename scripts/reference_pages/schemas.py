@@ -12,6 +12,7 @@ from llmb.analysis.watched import Concern, State
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Dtype, Window
 from llmb.catalogue.unspecified import Unspecified
+from llmb.health import records as health
 from llmb.jobs.job import Job
 from llmb.logs.outcome import Status
 from llmb.metrics.anomalies import Anomalies
@@ -119,6 +120,17 @@ class ParsedScaling(TypedDict):
     scales: tuple[ParsedScale, ...]
 
 
+class CheckedNodes(TypedDict):
+    """With the report of a single node also at the top."""
+
+    status: health.Status
+    nodes: tuple[health.NodeReport, ...]
+    node: NotRequired[str]
+    checked_at: NotRequired[str]
+    checks: NotRequired[tuple[health.Check, ...]]
+    not_checked: NotRequired[tuple[health.NotChecked, ...]]
+
+
 DECLARED: Mapping[str, Mapping[str, Any]] = {
     "run": {
         "": Result,
@@ -185,6 +197,7 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "judged[].explanation": Explanation | None,
         "left_out": tuple[LeftOut, ...],
     },
+    "doctor": {"": CheckedNodes},
     "jobs list": {"jobs[]": Job},
     "compare": {"": comparison.Comparison},
     "bisect next": {"": BisectReport},

@@ -8,6 +8,8 @@ from llmb.health.facts.source import Missing, Source
 
 LIMIT_S = 10.0
 _OFFSET = re.compile(r"^System time\s*:\s*(\d+\.\d+) seconds (slow|fast) of NTP time", re.MULTILINE)
+LEAPS = ("Normal", "Insert second", "Delete second")
+"""What chrony calls a clock that follows its servers."""
 _LEAP = re.compile(r"^Leap status\s*:\s*(.+?)\s*$", re.MULTILINE)
 
 
@@ -25,7 +27,7 @@ def read_clock(source: Source) -> ClockFacts | Missing:
     if said.problem is None and leap:
         offset = _OFFSET.search(said.text)
         ahead_s = None if offset is None else float(offset[1]) * (1 if offset[2] == "fast" else -1)
-        return ClockFacts(synchronized=leap[1] != "Not synchronised", by="chrony", ahead_s=ahead_s)
+        return ClockFacts(synchronized=leap[1] in LEAPS, by="chrony", ahead_s=ahead_s)
     said = source.ask(["timedatectl", "show", "--property=NTPSynchronized", "--value"], LIMIT_S)
     if said.problem is None and said.text.strip() in ("yes", "no"):
         return ClockFacts(synchronized=said.text.strip() == "yes", by="systemd", ahead_s=None)
