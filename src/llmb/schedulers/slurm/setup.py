@@ -27,6 +27,7 @@ UNUSABLE = frozenset(
         "INVAL",
         "INVALID_REG",
         "MAINT",
+        "MAINTENANCE",
         "POWERED_DOWN",
         "POWERING_DOWN",
         "REBOOT",
@@ -89,7 +90,8 @@ def traits_of(settings: Mapping[str, str]) -> dict[Trait, Plugin]:
 
 def mpi_trait(listed: str, default: str) -> dict[Trait, Plugin]:
     """Of ``srun --mpi=list``."""
-    names = [line.strip() for line in listed.splitlines() if line.startswith((" ", "\t"))]
+    lines = (line.removeprefix("srun:").strip() for line in listed.splitlines())
+    names = [line for line in lines if re.fullmatch(r"\w+", line)]
     versions = re.findall(r"pmix_v\d+", listed)
     kinds = list(dict.fromkeys([*names, *versions]))
     if not kinds:
@@ -112,7 +114,7 @@ def parse_node(line: str) -> NodeState | None:
     state = fields.get("State")
     if not state:
         return None
-    parts = set(re.split(r"[+*~#!%$@^-]+", state.upper())) - {""}
+    parts = set(re.split(r"[+*~#!%$@^:-]+", state.upper())) - {""}
     reason = _REASON.search(line.strip())
     gpus = [int(count) for count in _GPUS.findall(fields.get("Gres", ""))]
     silent = "*" in state

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How Slurm is set up, in the formats of its commands, and on the test cluster."""
+
+from collections.abc import Callable
+
+import pytest
+from slurm_cluster import GPUS, NODES, SlurmCluster
+
+from llmb.errors import EnvironmentProblem, InfrastructureError
+from llmb.schedulers.port import NodeState
+from llmb.schedulers.slurm.setup import (
+    container_trait,
+    mpi_trait,
+    parse_node,
+    parse_settings,
+    read_setup,
+    traits_of,
+)
+
+CONFIG = """Configuration data as of 2026-11-22T11:20:31
+AccountingStorageHost   = db1
+GresTypes               = gpu,nvme
+JobAcctGatherType       = (null)
+MpiDefault              = pmix
+ProctrackType           = proctrack/cgroup
+SelectType              = select/cons_tres
+SelectTypeParameters    = CR_CORE_MEMORY
+SLURM_CONF              = /etc/slurm/slurm.conf
+SLURM_VERSION           = 24.05.4
+TaskPlugin              = task/cgroup,task/affinity
+TaskPluginParam         = (null type)
+
+Cgroup Support Configuration:
+ConstrainDevices        = yes
+
+Slurmctld(primary) at head1 is UP
+"""
+NODE = (
+    "NodeName=node7 Arch=x86_64 CoresPerSocket=56 CPUAlloc=0 CPUEfctv=224 CPUTot=224 CPULoad=0.52"
+    " AvailableFeatures=(null) ActiveFeatures=(null) Gres=gpu:h100:8(S:0-1) NodeAddr=node7 NodeHostName=node7"
+    " Version=24.05.4 OS=Linux 5.15.0-1053-nvidia #54-Ubuntu SMP Wed Apr 3 2024 RealMemory=2051000 AllocMem=0"
+    " FreeMem=1990000 Sockets=2 Boards=1 State={state} ThreadsPerCore=2 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A"
+    " Partitions=gpu BootTime=2026-11-12T10:00:00 CfgTRES=cpu=224,mem=2051000M,billing=224,gres/gpu=8 AllocTRES="
+)
+MPI = """MPI plugin types are...
+\tnone
+\tcray_shasta
+\tpmi2
+\tpmix
+specific pmix plugin versions available: pmix_v4,pmix_v5
+"""
+
+
+def test_settings_are_read_as_scontrol_prints_them() -> None:
+    settings = parse_settings(CONFIG)
+    assert settings["SLURM_VERSION"] == "24.05.4"
+    assert settings["TaskPlugin"] == "task/cgroup,task/affinity"
+    assert "JobAcctGatherType" not in settings
+
+
+def test_a_fit_configuration() -> None:
+    traits = traits_of(parse_settings(CONFIG))
+    assert {name: (plugin.value, plugin.fit) for name, plugin in traits.items()} == {
+        "tracking": ("proctrack/cgroup", True),
+        "binding": ("task/cgroup,task/affinity", True),
+        "selection": ("select/cons_tres CR_CORE_MEMORY", True),
+        "gpus": ("GresTypes=gpu,nvme", True),
+    }
+
+
+@pytest.mark.parametrize(
+    ("trait", "before", "after", "value"),
+    [
+        ("tracking", "proctrack/cgroup", "proctrack/linuxproc", "proctrack/linuxproc"),
+        ("binding", "task/cgroup,task/affinity", "(null)", "task/none"),
+        ("selection", "select/cons_tres", "select/linear", "select/linear CR_CORE_MEMORY"),
+        ("gpus", "gpu,nvme", "(null)", "GresTypes=none"),
+        ("gpus", "gpu,nvme", "gpu_mem", "GresTypes=gpu_mem"),
+    ],
+)
+def test_an_unfit_configuration(trait: str, before: str, after: str, value: str) -> None:
+    traits = traits_of(parse_settings(CONFIG.replace(before, after)))
+    assert {name for name, plugin in traits.items() if not plugin.fit} == {trait}
+    assert {name: plugin.value for name, plugin in traits.items()}[trait] == value
+
+
+@pytest.mark.parametrize(
+    ("listed", "value", "fit"),
+    [
+        (MPI, "none, cray_shasta, pmi2, pmix, pmix_v4, pmix_v5, default pmix", True),
+        ("MPI plugin types are...\n\tcray_shasta\n\tnone\n\tpmi2\n", "cray_shasta, none, pmi2, default pmix", False),
+        ("srun: MPI types are...\nsrun: pmix_v3\nsrun: none\n", "pmix_v3, none, default pmix", True),
+    ],
+)
+def test_protocols_of_mpi(listed: str, value: str, fit: bool) -> None:
+    plugin = mpi_trait(listed, "pmix")["mpi"]
+    assert (plugin.value, plugin.fit) == (value, fit)
+    assert mpi_trait("", "pmix") == {}
+
+
+def test_pyxis_is_seen_in_the_help_of_srun() -> None:
+    usage = "Usage: srun [OPTIONS(0)... [executable(0) [args(0)...]]]\n      --container=PATH  Path to OCI bundle\n"
+    assert not container_trait(usage)["containers"].fit
+    pyxis = "      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH\n"
+    assert container_trait(usage + pyxis)["containers"].fit
+    assert container_trait("\n") == {}
+
+
+@pytest.mark.parametrize(
+    ("state", "usable"),
+    [
+        ("IDLE", True),
+        ("MIXED+PLANNED", True),
+        ("ALLOCATED+COMPLETING", True),
+        ("IDLE+CLOUD", True),
+        ("IDLE*", False),
+        ("IDLE+DRAIN", False),
+        ("MIXED+DRAIN", False),
+        ("DOWN", False),
+        ("DOWN*+DRAIN", False),
+        ("IDLE+NOT_RESPONDING", False),
+        ("IDLE+MAINTENANCE+RESERVED", False),
+        ("DOWN+DRAINED:firmware", False),
+    ],
+)
+def test_states_of_nodes(state: str, usable: bool) -> None:
+    found = parse_node(NODE.format(state=state))
+    assert found == NodeState(state=state, usable=usable, gpus=8)
+
+
+def test_the_reason_is_without_who_gave_it() -> None:
+    line = NODE.format(state="IDLE+DRAIN") + " Reason=bad nic: 2 of 8 [root@2026-11-22T10:00:00]\n"
+    found = parse_node(line)
+    assert found
+    assert found.reason == "bad nic: 2 of 8"
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus"),
+    [
+        ("(null)", None),
+        ("gpu:4", 4),
+        ("gpu_mem:16280,gpu:1", 1),
+        ("gpu:h100:4(S:0),gpu:h100:4(S:1),nvme:2", 8),
+    ],
+)
+def test_gpus_of_a_node(gres: str, gpus: int | None) -> None:
+    found = parse_node(NODE.format(state="IDLE").replace("gpu:h100:8(S:0-1)", gres))
+    assert found
+    assert found.gpus == gpus
+
+
+def test_truncated_output_is_no_crash() -> None:
+    line = NODE.format(state="IDLE+DRAIN") + " Reason=bad nic [root@2026-11-22T10:00:00]\n"
+    for text in (CONFIG, MPI, line):
+        for end in range(len(text)):
+            traits_of(parse_settings(text[:end]))
+            mpi_trait(text[:end], "")
+            container_trait(text[:end])
+            parse_node(text[:end])
+
+
+def test_commands_that_fail_leave_out_their_part(program: Callable[[str, str], None]) -> None:
+    """srun of another version, a node that Slurm does not know."""
+    script = 'case "$*" in *config) echo "$CONFIG";; *) echo "Node x not found" >&2; exit 1;; esac'
+    program("scontrol", f"CONFIG='{CONFIG}'\n{script}")
+    program("srun", "echo 'srun: error: unrecognized option' >&2; exit 1")
+    setup = read_setup("x.example.org", 60)
+    assert (setup.version, setup.node) == ("24.05.4", None)
+    assert {*setup.traits} == {"tracking", "binding", "selection", "gpus"}
+
+
+def test_a_short_name_is_tried_too(program: Callable[[str, str], None]) -> None:
+    node = NODE.format(state="IDLE")
+    script = 'case "$*" in *config) echo "SLURM_VERSION = 24.05.4";; *\\ node7) echo "$NODE";; *) exit 1;; esac'
+    program("scontrol", f"NODE='{node}'\n{script}")
+    program("srun", f"MPI='{MPI}'\n" + 'case "$1" in --help) echo usage;; *) echo "$MPI";; esac')
+    setup = read_setup("node7.example.org", 60)
+    assert setup.node == NodeState(state="IDLE", usable=True, gpus=8)
+    assert setup.traits["mpi"].fit
+
+
+def test_no_slurm_and_a_silent_one_differ(program: Callable[[str, str], None]) -> None:
+    program("scontrol", "echo 'scontrol: fatal: Could not establish a configuration source' >&2; exit 1")
+    with pytest.raises(EnvironmentProblem):
+        read_setup("x", 60)
+    program("scontrol", "echo 'slurm_load_ctl_conf error: Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(InfrastructureError):
+        read_setup("x", 60)
+
+
+@pytest.mark.slurm
+def test_the_test_cluster_is_read(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in slurm.environ.items():
+        monkeypatch.setenv(name, value)
+    setup = read_setup(NODES[0], 60)
+    assert setup.version
+    assert {"tracking", "binding", "selection", "gpus", "mpi", "containers"} == {*setup.traits}
+    assert not setup.traits["containers"].fit
+    assert setup.node
+    assert (setup.node.usable, setup.node.gpus) == (True, GPUS)
+    assert read_setup("no-such-node", 60).node is None
