@@ -40,6 +40,9 @@ if ! has_torch "$venv/bin/python"; then
 fi
 say "3/3 llmb and what it needs"
 "$venv/bin/pip" install -q -e ".[weights${extras:+,$extras}]"
+if command -v nvidia-smi >/dev/null; then
+    "$venv/bin/pip" install -q -e ".[resources]" || say "runs go without samples of the GPUs: no nvidia-ml-py"
+fi
 # pip compiles what it installs, but not a project that stays where it is; without this, each command would compile it
 # where PYTHONDONTWRITEBYTECODE is set or the folder is read-only.
 "$venv/bin/python" -m compileall -q src/llmb

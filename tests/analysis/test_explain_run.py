@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_runs import SXM, environment, gpu_record, times_around, write_run
+from recorded_runs import FIRST_STEP_S, SXM, environment, gpu_record, times_around, write_run
 from typer.testing import CliRunner
 
 from llmb.analysis.explain_run import explain
@@ -16,8 +16,11 @@ from llmb.analysis.records import AnalyzedRun
 from llmb.catalogue.records import Window
 from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app
+from llmb.programs.conclude import conclude_run
+from llmb.programs.port import End
 from llmb.report.explain_report import explanation_tables
 from llmb.report.table import Table, plain_lines, table_lines
+from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
 from llmb.runs.environment import GpuState
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord
@@ -137,6 +140,32 @@ def test_clocks_that_were_throttled_while_it_trained_are_a_cause(tmp_path: Path)
     assert shares(found) == {"throttled_clocks": pytest.approx(MEAN_S / 2)}
     assert found
     assert found.causes[0].evidence[0].startswith("GPU 3 of node1: sw_power_cap for ")
+
+
+def test_samples_of_the_window_count_before_counters_of_the_whole_run(tmp_path: Path) -> None:
+    seen = GpuState(node="node1", index=0, uuid="GPU-a", max_sm_clock_mhz=1980, throttled_us={"sw_power_cap": 0.0})
+    after = seen.model_copy(update={"throttled_us": {"sw_power_cap": 1e9}})
+    both = environment(SXM).model_copy(update={"gpus": (seen,), "gpus_at_end": (after,)})
+    slow = run(tmp_path, gpu_record().model_copy(update={"environment": both}))
+    own = "hw_thermal_slowdown"
+    gpus = [
+        Sample(
+            time_s=FIRST_STEP_S + time,
+            host=HostSample(),
+            gpus=GpuSamples(sm_clock_mhz=(1485.0,), throttle_reasons=((own,),)),
+        )
+        for time in range(700)
+    ]
+    start = SamplerStart(node="node1", cores=1, interval_s=1.0, gpus=(SampledGpu(index=0, uuid="GPU-a"),))
+    folder = RunFolder(slow.path)
+    folder.resources.mkdir()
+    folder.resources_of("node1").write_bytes(b"".join(map(to_line, (start, *gpus))))
+    assert slow.record
+    conclude_run(folder, slow.record, End(0))
+    found = explain(analyzed_run(folder), verdict=UNJUDGED)
+    assert shares(found) == {"throttled_clocks": pytest.approx(MEAN_S / 4)}
+    assert found
+    assert found.causes[0].evidence == (f"GPU 0 of node1: {own} in 100 % of the samples, SM clock 1485 of 1980 MHz",)
 
 
 def test_what_no_file_tells_is_not_known(tmp_path: Path) -> None:

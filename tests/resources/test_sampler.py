@@ -2,6 +2,7 @@
 """The process that samples: what it writes, and how it ends."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,6 +60,23 @@ def test_it_samples_until_it_is_ended(tmp_path: Path) -> None:
     assert len(found.samples) == lines(file) - 1
     assert found.samples[-1].time_s >= before - 0.001
     assert all(sample.host.worker_memory_bytes for sample in found.samples)
+
+
+def test_gpus_are_sampled_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(Path(__file__).with_name("fake_pynvml.py"), tmp_path / "pynvml.py")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    file = tmp_path / "resources" / "n1.jsonl"
+    sampler = start_sampler(file, "n1", 0.05, "cuda")
+    assert sampler
+    wait_until(lambda: lines(file) > 3)
+    sampler.end()
+    (found,) = read_samples(file.parent)
+    assert [gpu.uuid for gpu in found.start.gpus] == ["GPU-0", "GPU-1"]
+    assert "gpus" not in found.start.missing
+    last = found.samples[-1].gpus
+    assert last
+    assert last.power_w == (700.0, 400.0)
+    assert last.throttle_reasons == ((), ("sw_power_cap", "sw_thermal_slowdown"))
 
 
 def test_it_has_the_lowest_priority_and_is_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

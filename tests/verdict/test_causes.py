@@ -211,6 +211,30 @@ def test_throttled_clocks_cost_no_more_than_the_time_they_were_throttled() -> No
     assert names(explained(replace(evidence(GPU, host_ahead_s=0.5), throttled=()))) == []
 
 
+def test_sampled_clocks_tell_how_much_slower_a_gpu_is() -> None:
+    """A power cap that is always active costs no more than the clocks that it takes."""
+    throttled = (
+        Throttle("GPU 3 of node7", "sw_power_cap", None, 1.0, 1782.0, 1980.0),
+        Throttle("GPU 1 of node7", "sw_power_cap", None, 0.4, 1881.0, 1980.0),
+        Throttle("GPU 1 of node7", "gpu_idle", None, 1.0, 1000.0, 1980.0),
+    )
+    run = replace(evidence(GPU, host_ahead_s=0.5), throttled=throttled)
+    (found,) = explained(run).causes
+    assert (found.bound, found.share_s) == ("at most", pytest.approx(0.1 * run.step_time_s))
+    assert found.evidence == (
+        "GPU 3 of node7: sw_power_cap in 100 % of the samples, SM clock 1782 of 1980 MHz",
+        "GPU 1 of node7: sw_power_cap in 40 % of the samples, SM clock 1881 of 1980 MHz",
+    )
+
+
+def test_without_the_highest_clock_the_share_of_samples_is_the_bound() -> None:
+    throttled = (Throttle("GPU 3 of node7", "hw_slowdown", None, 0.25),)
+    run = replace(evidence(GPU, host_ahead_s=0.5), throttled=throttled)
+    (found,) = explained(run).causes
+    assert found.share_s == pytest.approx(0.25 * run.step_time_s)
+    assert found.evidence == ("GPU 3 of node7: hw_slowdown in 25 % of the samples",)
+
+
 def test_against_a_baseline_a_cause_is_what_the_run_has_more_of() -> None:
     run, base = evidence(data_wait_s=0.3, outside_layers_s=0.2), evidence(data_wait_s=0.1, outside_layers_s=0.2)
     found = explained(run, reference(step_time_s=0.8, evidence=base))

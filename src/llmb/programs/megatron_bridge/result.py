@@ -12,6 +12,7 @@ from llmb.runs.result import Loss, Result, Status, figures_of
 
 SAVED = "train_state.pt"
 """Written into a checkpoint's folder, ``iter_<step>``, once it is complete (training/checkpointing.py)."""
+NOT_SAMPLED = "only runs of llmb's own engine are sampled"
 
 
 def result_of_log(plan: Plan, outcome: LogOutcome, end: End, profile: ProfileReport | None = None) -> Result:
@@ -38,6 +39,7 @@ def result_of_log(plan: Plan, outcome: LogOutcome, end: End, profile: ProfileRep
         step_time_reason=no_statistics,
         window=outcome.window if times and outcome.window and outcome.window.rule == STEADY else None,
         profile=profile,
+        resources_reason=NOT_SAMPLED,
         **(figures_of(plan, times.mean) if times else {}),
     )
 
