@@ -54,7 +54,7 @@ def find_cpu_energy(root: Path = ROOT) -> CpuEnergy | str:
 
 
 def read_host(worker: int, energy: CpuEnergy | None, root: Path = ROOT) -> HostSample:
-    """``worker`` is the process whose memory is told."""
+    """``worker`` is the process whose memory is sampled."""
     times = _cpu_times(root)
     idle = times[IDLE] + times[IOWAIT] + times[STEAL] if times else 0.0
     return HostSample(

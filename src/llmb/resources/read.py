@@ -24,7 +24,7 @@ class Sampled:
 def read_samples(folder: Path) -> tuple[Sampled, ...]:
     """All samplers of a run's nodes; a restarted run has several of a node. Empty without a folder.
 
-    Lines that were cut off by a crash or a full disk are left out. Raises OSError if a file cannot be read.
+    Lines that were truncated by a crash or a full disk are left out. Raises OSError if a file cannot be read.
     """
     return tuple(sampled for file in sorted(folder.glob("*.jsonl")) for sampled in _read_file(file))
 
