@@ -127,16 +127,9 @@ def parsed_run(path: Path, rule: str) -> ParsedRun:
 
 def known_run(file: ParsedFile) -> ParsedRun:
     """The run that a file which was parsed is the log of."""
-    run = _known(file)
-    times, window = run.outcome.step_times_s, run.outcome.window
-    if not window or len(times) != window.last - window.first + 1:  # steps have to follow each other
-        return run
-    return replace(run, anomalies=find_anomalies(times, window.first))
-
-
-def _known(file: ParsedFile) -> ParsedRun:
-    folder = RunFolder(file.path.parent.absolute())
-    is_run, unread_record = file.path.name == folder.log.name and folder.record.is_file(), None
+    path = file.path.absolute()
+    folder = RunFolder(path.parent)
+    is_run, unread_record = path.name == folder.log.name and folder.record.is_file(), None
     if is_run:
         try:
             return _recorded(file, folder, read_record(folder))
@@ -146,12 +139,20 @@ def _known(file: ParsedFile) -> ParsedRun:
             unread_record = error.what
     return ParsedRun(
         file=file,
-        id=short_id(folder.path) if is_run else id_of_name(str(file.path.absolute())),
+        id=short_id(folder.path) if is_run else id_of_name(str(path)),
         unread_record=unread_record,
         configuration=log_identity(file).configuration if file.outcome.steps else {},
         figures="rounded" if file.outcome.step_time_s else None,
         time_s=_written_s(file.path),
+        anomalies=_anomalies(file.outcome),
     )
+
+
+def _anomalies(outcome: LogOutcome) -> Anomalies | None:
+    times, window = outcome.step_times_s, outcome.window
+    if not window or len(times) != window.last - window.first + 1:  # steps have to follow each other
+        return None
+    return find_anomalies(times, window.first)
 
 
 def _written_s(path: Path) -> float | None:
@@ -181,6 +182,7 @@ def _recorded(file: ParsedFile, folder: RunFolder, record: RunRecord) -> ParsedR
         label=record.label,
         origin=record.plan.origin,
         folder=folder.path,
+        anomalies=_anomalies(outcome),
         mfu_pct=figures.get("mfu_pct", {}),
         tokens_per_s_per_gpu=figures.get("tokens_per_s_per_gpu"),
         days_per_1t_tokens=figures.get("days_per_1t_tokens"),

@@ -113,7 +113,7 @@ def analyzed_log(file: ParsedFile) -> AnalyzedRun:
         status=outcome.status,
         reason=None if outcome.status == "success" else outcome.reason,
         window=outcome.window,
-        step_times_s=outcome.step_times_s,
+        step_times_s=tuple(outcome.step_times_s),
         step_time_s=outcome.step_time_s,
     )
 

@@ -133,9 +133,9 @@ class LoggedAttempt:
             return
         self.settled = True
         found = steady_window(self.step_time_s[1:], 1)  # the first step of an attempt includes warm-up
-        inside = slice(found.first, found.last + 1) if found else slice(0)
-        self.step, self.step_time_s = self.step[inside], self.step_time_s[inside]
-        self.tflops_per_gpu = self.tflops_per_gpu[inside]
+        for column in (self.step, self.step_time_s, self.tflops_per_gpu):
+            del column[found.last + 1 if found else 0 :]
+            del column[: found.first if found else 0]
         self.window = Window(first=self.step[0], last=self.step[-1], rule=STEADY) if found else None
 
     def missing(self, window: Window) -> list[range]:

@@ -3,7 +3,7 @@
 
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -55,7 +55,7 @@ class LogOutcome:
     tflops_per_gpu: Statistics | None = None
     loss_first: float | None = None
     loss_last: float | None = None
-    step_times_s: tuple[float, ...] = ()
+    step_times_s: Sequence[float] = ()
     """Those that ``step_time_s`` describes, in the order of the steps."""
     format: str | None = None
     """Name of the log's format; None without a step line."""
@@ -135,7 +135,7 @@ def _outcome(
         tflops_per_gpu=tflops_per_gpu,
         loss_first=_finite(attempt.loss_first),
         loss_last=_finite(attempt.loss_last),
-        step_times_s=tuple(attempt.step_time_s) if step_time_s else (),
+        step_times_s=attempt.step_time_s if step_time_s else (),
     )
 
 

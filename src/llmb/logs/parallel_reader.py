@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads many logs in parallel."""
 
+import gc
 import math
 import multiprocessing
 import signal
@@ -19,6 +20,10 @@ _BATCH_FILES = 64
 _BATCHES_PER_WORKER = 8
 _WORTH_A_POOL_FILES = 500
 _WORTH_A_POOL_BYTES = 1 << 28
+_LOADED_LATE = ("scipy.special",)
+"""What each worker process would load for its first log."""
+_MANY_OBJECTS = 200_000
+"""Reading allocates many objects, hardly any of which refer to each other: garbage collection would find nothing."""
 Content = TypeVar("Content")
 
 
@@ -45,8 +50,8 @@ def _is_worth_a_pool(found: FoundFiles) -> bool:
 def _read_in_pool(paths: Sequence[Path], read: Callable[[Path], Content], workers: int) -> Iterator[Content]:
     # The fork server has no threads. This process has, because of its progress bar, and must not be forked.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, getattr(read, "func", read).__module__])
-    pool = ProcessPoolExecutor(workers, context, initializer=_end_quietly_on_interrupt)
+    context.set_forkserver_preload([__name__, getattr(read, "func", read).__module__, *_LOADED_LATE])
+    pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker)
     try:
         with _interrupts_held_back():
             batches = [pool.submit(_read_batch, batch, read) for batch in _batches(paths, workers)]
@@ -72,6 +77,11 @@ def _interrupts_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin_worker() -> None:
+    gc.set_threshold(_MANY_OBJECTS)
+    _end_quietly_on_interrupt()
 
 
 def _end_quietly_on_interrupt() -> None:

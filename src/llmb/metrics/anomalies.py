@@ -85,8 +85,8 @@ def _drift(values: Floats) -> tuple[float, float]:
     blocks = np.asarray(means)
     count = len(blocks)
     line, rows, correction, quantile = _drift_weights(count)
-    error = math.sqrt(float(np.mean((rows @ blocks) ** 2))) * (correction if size == 1 else 1)
-    scale = 100 * (count - 1) / _line_length(count) / float(blocks.mean())
+    error = math.sqrt(float(((rows @ blocks) ** 2).sum()) / len(rows)) * (correction if size == 1 else 1)
+    scale = 100 * (count - 1) / _line_length(count) / (float(blocks.sum()) / count)
     return float(line @ blocks) * scale, quantile * error * scale
 
 

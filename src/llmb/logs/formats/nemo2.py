@@ -56,9 +56,8 @@ class Nemo2Reader:
             if not match:
                 continue
             if match.re is _USUAL:
-                self.note(text[match.end(3) + 2 : at - 1])
-                rank = rank_before(text, match.start(), start)
-                if step := _step_of(match, match[4], match[6], match[5], match[7], rank):
+                self.before = self.before[1], text[match.end(3) + 2 : at - 1]
+                if step := _step_of(*match.groups(), rank_before(text, match.start(), start)):
                     yield step
                 continue
             body = match[4]
@@ -89,7 +88,11 @@ class Nemo2Reader:
 
 def _match_line(text: bytes, begin: int, field: int, end: int) -> "re.Match[bytes] | None":
     """The line that the step time at ``field`` is in, from its first head; it begins at ``begin`` at the earliest."""
-    head = max(text.rfind(b"\n", begin, field), text.rfind(b"\r", begin, field), begin - 1) + 1
+    head = text.rfind(STEP_LINE_HEAD, begin, field)
+    if head > begin and text[head - 1] not in b"\r\n":  # there may be another head before it
+        head = max(text.rfind(b"\n", begin, field), text.rfind(b"\r", begin, field), begin - 1) + 1
+    elif head < 0:
+        return None
     while (head := text.find(STEP_LINE_HEAD, head, field)) >= 0:
         usual = _USUAL.match(text, head, end)
         if usual and _is_usual(usual, text):
@@ -140,32 +143,28 @@ def _read(match: "re.Match[bytes]", rank: int | None) -> StepLine | None:
         return None
     others = (pattern.search(body) for pattern in (_GLOBAL_STEP, _LOSS, _TFLOPS))
     global_step, loss, tflops = (found[1] if found else None for found in others)
-    return _step_of(match, global_step, step_time[1], loss, tflops, rank)
+    return _step_of(match[1], match[2], match[3], global_step, loss, step_time[1], tflops, rank)
 
 
 def _step_of(
-    head: "re.Match[bytes]",
+    epoch: bytes,
+    printed: bytes,
+    total: bytes,
     global_step: bytes | None,
-    step_time: bytes,
     loss: bytes | None,
+    step_time: bytes,
     tflops: bytes | None,
     rank: int | None,
 ) -> StepLine | None:
-    """None for a value that is not a number."""
-    epoch, iteration, declared = int(head[1]), int(head[2]), int(head[3])
-    before = epoch * (declared + 1)  # if ``declared`` is an epoch's last iteration, and not the run's
+    """None for a value that is not a number. Parameters are in the order of the usual line."""
+    iteration, declared = int(printed), int(total)
+    before = int(epoch) * (declared + 1)  # if ``declared`` is an epoch's last iteration, and not the run's
     step = int(global_step) if global_step else before + iteration
     counted_from_1 = step == iteration - 1
     last = declared + before if step == before + iteration else declared - counted_from_1
     try:
-        return StepLine(
-            step,
-            max(last, step),
-            float(step_time),
-            float(loss) if loss else None,
-            float(tflops) if tflops else None,
-            rank=rank,
-        )
+        loss_value, rate = float(loss) if loss else None, float(tflops) if tflops else None
+        return StepLine(step, max(last, step), float(step_time), loss_value, rate, None, 0, 1, rank)
     except ValueError:
         return None
 
