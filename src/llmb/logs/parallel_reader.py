@@ -20,8 +20,6 @@ _BATCH_FILES = 64
 _BATCHES_PER_WORKER = 8
 _WORTH_A_POOL_FILES = 500
 _WORTH_A_POOL_BYTES = 1 << 28
-_LOADED_LATE = ("scipy.special",)
-"""What each worker process would load for its first log."""
 _MANY_OBJECTS = 200_000
 """Reading allocates many objects, hardly any of which refer to each other: garbage collection would find nothing."""
 Content = TypeVar("Content")
@@ -50,7 +48,7 @@ def _is_worth_a_pool(found: FoundFiles) -> bool:
 def _read_in_pool(paths: Sequence[Path], read: Callable[[Path], Content], workers: int) -> Iterator[Content]:
     # The fork server has no threads. This process has, because of its progress bar, and must not be forked.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, getattr(read, "func", read).__module__, *_LOADED_LATE])
+    context.set_forkserver_preload([__name__, getattr(read, "func", read).__module__])
     pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker)
     try:
         with _interrupts_held_back():

@@ -90,7 +90,8 @@ def find_block(text: bytes, start: int, end: int) -> StepBlock | None:
         return None
     bars = (found + start).reshape(count, len(fields))
     line_ends = np.append(bars[:, 0] - head.end(), end - 1)
-    if not _have_heads(text, line_ends, head, first.step):
+    numbers = _numbers(text, line_ends, head, first.step)
+    if numbers is None:
         return None
     columns = {}
     for name in (STEP_TIME_FIELD, LOSS_FIELD, TFLOPS_FIELD)[: 2 if first.tflops_per_gpu is None else 3]:
@@ -98,7 +99,12 @@ def find_block(text: bytes, start: int, end: int) -> StepBlock | None:
         if column is None or not _have_field(text, bars[:, column] + 1, name):
             return None
         columns[name] = column
-    if not _have_global_steps(text, bars, line_ends, fields, head):
+    column = next((i for i, field in enumerate(fields) if field.startswith(GLOBAL_STEP_FIELD)), None)
+    if column is None:
+        has_steps = text.find(GLOBAL_STEP_FIELD, start, end) < 0
+    else:
+        has_steps = _have_global_steps(text, bars[:, column] + 1, numbers)
+    if not has_steps:
         return None
     return StepBlock(first, final, text, bars, line_ends, columns)
 
@@ -108,35 +114,34 @@ def _only_step(line: bytes) -> StepLine | None:
     return steps[0] if len(steps) == 1 else None
 
 
-def _have_heads(text: bytes, line_ends: Indices, head: "re.Match[bytes]", step: int) -> bool:
-    """Whether each line end but the last is followed by a head like ``head``, numbered from ``step``."""
+def _numbers(text: bytes, line_ends: Indices, head: "re.Match[bytes]", step: int) -> NDArray[np.uint8] | None:
+    """The digits of the lines' iterations: lines x digits.
+
+    None unless each line end but the last is followed by a head like ``head``, numbered from ``step``.
+    """
     if np.diff(line_ends).max() > 1 + head.end() + MAX_BODY_BYTES:
-        return False
+        return None
     number, after = 1 + head.start(1), 1 + head.end(1)
     digits = _gather(text, line_ends[:-1] + number, after - number) - _ZERO
     numbers = digits @ 10 ** np.arange(after - number)[::-1]
     if (digits > 9).any() or not np.array_equal(numbers, np.arange(step, step + len(digits))):
-        return False
+        return None
     heads = _gather(text, line_ends[:-1], 1 + head.end())
     heads[:, number:after] = _ZERO
-    return _are_all(heads, heads[0].tobytes())
+    return digits if _are_all(heads, heads[0].tobytes()) else None
 
 
-def _have_global_steps(
-    text: bytes, bars: Indices, line_ends: Indices, fields: list[bytes], head: "re.Match[bytes]"
-) -> bool:
-    """Whether the global step of each line is its iteration, or none has one."""
-    column = next((i for i, field in enumerate(fields) if field.startswith(GLOBAL_STEP_FIELD)), None)
-    start, end = int(line_ends[0]) + 1, int(line_ends[-1])
-    if column is None:
-        return text.find(GLOBAL_STEP_FIELD, start, end) < 0
-    width = head.end(1) - head.start(1)
-    places = bars[:, column] + 1
-    if not _have_field(text, places, GLOBAL_STEP_FIELD) or places[-1] + len(GLOBAL_STEP_FIELD) + width >= len(text):
+def _have_global_steps(text: bytes, places: Indices, numbers: NDArray[np.uint8]) -> bool:
+    """Whether the field at each of ``places`` is the global step, and equal to the line's iteration."""
+    start, width = len(GLOBAL_STEP_FIELD), numbers.shape[1]
+    end = start + width
+    if places[-1] + end >= len(text):
         return False
-    steps = _gather(text, places + len(GLOBAL_STEP_FIELD), width + 1)
-    iterations = _gather(text, line_ends[:-1] + 1 + head.start(1), width)
-    return bool((steps[:, -1] == _SPACE).all()) and np.array_equal(steps[:, :-1], iterations)
+    found = _gather(text, places, end + 1)
+    if not np.array_equal(found[:, start:end] - _ZERO, numbers):
+        return False
+    found[:, start:end] = _ZERO
+    return _are_all(found, GLOBAL_STEP_FIELD + b"0" * width + b" ")
 
 
 def _have_field(text: bytes, places: Indices, name: bytes) -> bool:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import median
 from typing import cast
 
-from llmb.metrics.long_run import ar1_variance, block_means, cosines
+from llmb.metrics.long_run import QUANTILES, ar1_variance, block_means, cosines
 from llmb.metrics.robust import Floats, despiked
 
 FEWEST_STEPS = 10
@@ -101,7 +101,6 @@ def _drift_weights(count: int) -> tuple[Floats, Floats, float, float]:
     correction of the error of a short series, and Student's t.
     """
     import numpy as np
-    from scipy.special import stdtrit
 
     line = (np.arange(count) - (count - 1) / 2) / _line_length(count)
     rows = np.asarray(cosines(count, 1))
@@ -110,7 +109,7 @@ def _drift_weights(count: int) -> tuple[Floats, Floats, float, float]:
     rows = (rows - 2 / float(mirror @ mirror) * np.outer(mirror, mirror @ rows))[1:]
     expected = float(np.mean([ar1_variance(row) for row in rows.tolist()]))
     correction = math.sqrt(ar1_variance(line.tolist()) / expected)
-    return line, rows, correction, float(stdtrit(len(rows), 0.975))
+    return line, rows, correction, QUANTILES[len(rows) - 1]
 
 
 def _period(slow: Sequence[int], count: int) -> tuple[int, list[int]] | None:

@@ -18,6 +18,15 @@ from functools import lru_cache
 PRIOR_AUTOCORRELATION = 0.55
 MOST_BLOCKS = 512
 """A longer series is first averaged in blocks of equal size, so that the effort is linear."""
+QUANTILES = (
+    *(12.706204736174694, 4.302652729749462, 3.1824463052837078, 2.7764451051977934, 2.5705818356363146),
+    *(2.4469118511449786, 2.364624251592784, 2.306004135204166, 2.262157162798205, 2.228138851986274),
+    *(2.200985160091639, 2.1788128296672284, 2.1603686564627913, 2.144786687917804, 2.131449545559776),
+    *(2.1199052992212546, 2.1098155778333156, 2.1009220402410382, 2.0930240544083087, 2.085963447265864),
+    *(2.0796138447276795,),
+)
+"""97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom: up to as many as ``MOST_BLOCKS`` have coefficients.
+SciPy, which has them, takes longer to load than most commands take to run."""
 
 
 def half_width(deviations: Sequence[float]) -> float:
@@ -25,14 +34,12 @@ def half_width(deviations: Sequence[float]) -> float:
 
     ``deviations`` are the steps' differences from that mean.
     """
-    from scipy.special import stdtrit  # takes longer to load than most commands take to run
-
     blocks, size = block_means(deviations)
     rows = cosines(len(blocks))
     squares = (math.fsum(weight * value for weight, value in zip(row, blocks, strict=True)) ** 2 for row in rows)
     correction = _correction(len(blocks)) if size == 1 else 1.0
     variance = correction * size * math.fsum(squares) / len(rows)
-    return float(stdtrit(len(rows), 0.975)) * math.sqrt(variance / len(deviations))
+    return QUANTILES[len(rows) - 1] * math.sqrt(variance / len(deviations))
 
 
 def block_means(values: Sequence[float]) -> tuple[Sequence[float], int]:
