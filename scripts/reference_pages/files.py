@@ -70,7 +70,7 @@ INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 [of `jobs nodes`](#json-of-llmb-jobs-nodes), [of `list`](#json-of-llmb-list),
 [of `parse`](#json-of-llmb-parse), [of `watch`](#json-of-llmb-watch), [of `judge`](#json-of-llmb-judge),
 [of `compare`](#json-of-llmb-compare), [of `bisect`](#json-of-llmb-bisect-next), [of `trace`](#json-of-llmb-trace),
-[of `nccl`](#json-of-llmb-nccl),
+[of `nccl`](#json-of-llmb-nccl), [of `bench`](#json-of-llmb-bench), [of `bench list`](#json-of-llmb-bench-list),
 [samples.json](#samplesjson), [packed datasets](#packed-datasets),
 [of `checkpoint show`](#json-of-llmb-checkpoint-show), [of `prepare dataset`](#json-of-llmb-prepare-dataset),
 [of `prepare verify`](#json-of-llmb-prepare-verify),

@@ -16,6 +16,7 @@ from llmb.health import records as health
 from llmb.jobs.job import Job
 from llmb.logs.outcome import Status
 from llmb.metrics.anomalies import Anomalies
+from llmb.microbenchmarks.records import Measurement, MeasurementFile
 from llmb.runs.origin import DataOrigin, WeightsOrigin
 from llmb.runs.result import Result
 from llmb.verdict.acceptance import AcceptanceSet
@@ -131,6 +132,15 @@ class CheckedNodes(TypedDict):
     not_checked: NotRequired[tuple[health.NotChecked, ...]]
 
 
+class MeasuredChange(TypedDict):
+    measured_at: str
+    latest: Measurement
+    previous_at: str | None
+    previous: Measurement | None
+    change_pct: float | None
+    times_measured: int
+
+
 DECLARED: Mapping[str, Mapping[str, Any]] = {
     "run": {
         "": Result,
@@ -201,6 +211,8 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
     "jobs list": {"jobs[]": Job},
     "compare": {"": comparison.Comparison},
     "bisect next": {"": BisectReport},
+    "bench": {"": MeasurementFile, "measurements[].peak_pct": float | None},
+    "bench list": {"changes[]": MeasuredChange},
 }
 """Types that a sample does not show, by document and path. These documents have a frozen schema."""
 

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples of the JSON documents of microbenchmarks."""
+
+from typing import Any
+
+from llmb.microbenchmarks.records import Measurement, MeasurementFile, NotMeasured
+from llmb.report.bench_report import history_document, measurement_document
+
+ROW = Measurement(benchmark="gemm", case="qkv_forward", node="node1", device="", time_s=0.1, repetitions=3)
+
+
+def sample_file() -> MeasurementFile:
+    missing = NotMeasured(benchmark="gemm", case="qkv_forward", reason="")
+    return MeasurementFile(
+        node="node1",
+        measured_at="2026-11-22T10:00:00+00:00",
+        command=("llmb",),
+        software={"torch": None},
+        measurements=(ROW,),
+        not_measured=(missing,),
+    )
+
+
+def sample_measurements() -> dict[str, Any]:
+    return measurement_document(sample_file())
+
+
+def sample_history() -> dict[str, Any]:
+    return history_document([sample_file(), sample_file()], None)
