@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb bench``: measured in another process, kept, compared with the measurement before."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from llmb.cli.bench import app
+from llmb.errors import EnvironmentProblem, LlmbError, RunFailed, UsageError
+from llmb.health.bench import raise_if_missing
+from llmb.health.kept_measurements import read_measurements, write_measurements
+from llmb.microbenchmarks.records import Measurement, MeasurementFile, NotMeasured
+from llmb.report.bench_report import history_tables, measurement_tables
+from llmb.report.table import table_lines
+
+QUICK = ("gemm", "--device", "cpu", "--repeat", "3", "--seconds", "0", "--json")
+
+
+@pytest.fixture
+def llmb(forked_python, tmp_path):
+    environ = {**os.environ, "LLMB_INSTALL": str(tmp_path), "OMP_NUM_THREADS": "1"}
+
+    def call(*arguments):
+        command = [forked_python, "-m", "llmb.cli.main", "bench", *arguments]
+        return subprocess.run(command, env=environ, capture_output=True, text=True)
+
+    return call
+
+
+def error_of(monkeypatch, tmp_path, *arguments) -> LlmbError:
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    error = CliRunner().invoke(app, list(arguments)).exception
+    assert isinstance(error, LlmbError), error
+    return error
+
+
+def test_products_are_measured_kept_and_compared(llmb, tmp_path) -> None:
+    first, second = (llmb(*QUICK, "--dtype", "bf16,fp32") for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    document = json.loads(first.stdout)
+    rows = document["measurements"]
+    assert {(row["case"], row["dtype"]) for row in rows} >= {
+        (f"{name}_{way}", dtype)
+        for name in ("qkv", "attention_output", "gate_up", "down", "logits")
+        for way in ("forward", "dgrad", "wgrad")
+        for dtype in ("bf16", "fp32")
+    }
+    for row in rows:
+        assert row["repetitions"] == 3 and row["cpu_threads"] == 1
+        assert 0 < row["fastest_s"] <= row["time_s"] <= row["slowest_s"]
+        m, k, n = map(int, row["shape"].split(" x "))
+        assert row["tflops"] == pytest.approx(2 * m * k * n / row["time_s"] / 1e12)
+        assert row["peak_pct"] is None and "no peak of" in row["peak_reason"]
+    assert "pretrain_llama3.1 tiny" in document["recipe"]
+    assert document["command"][:3] == ["llmb", "bench", "gemm"]
+    kept = read_measurements(tmp_path)
+    assert [file.model_dump(mode="json")["node"] for file in kept] == [document["node"]] * 2
+    assert kept[0].measurements[0].time_s == rows[0]["time_s"]
+    assert second.returncode == 0
+    listed = json.loads(llmb("list", "--json").stdout)["changes"]
+    assert len(listed) == len(rows) and all(change["times_measured"] == 2 for change in listed)
+    first_s, second_s = (file.measurements[0].time_s for file in kept)
+    assert listed[0]["change_pct"] == pytest.approx(100 * (first_s / second_s - 1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cases"),
+    [
+        (("attention", "-w", "pretrain_llama3.1", "-s", "tiny"), {"causal_forward", "causal_backward"}),
+        (("memory", "--size", "64KiB", "--size", "1MB"), {"copy"}),
+        (("launch",), {"host"}),
+    ],
+)
+def test_the_other_parts_are_measured(llmb, arguments, cases) -> None:
+    seconds = () if arguments[0] == "launch" else ("--seconds", "0.2")
+    done = llmb(*arguments, "--device", "cpu", "--repeat", "3", "--json", *seconds)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["measurements"]
+    assert {row["case"] for row in rows} == cases
+    assert {row["sustained"] for row in rows} == ({False} if arguments[0] == "launch" else {False, True})
+    if arguments[0] == "memory":
+        assert {row["size_bytes"] for row in rows} == {65_536, 1_000_000}
+        assert all(
+            row["bandwidth_gb_per_s"] == pytest.approx(2 * row["size_bytes"] / row["time_s"] / 1e9) for row in rows
+        )
+
+
+def test_a_table_says_first_whose_shapes_it_has(llmb) -> None:
+    done = llmb(*QUICK[:-1])
+    lines = done.stdout.splitlines()
+    assert lines[0] == (
+        "shapes of pretrain_llama3.1 tiny fp32 on 1 x cpu, MBS 1, sequence length 128 (the default; see -w and -s)"
+    )
+    assert lines[1].startswith("Matrix products of pretrain_llama3.1 tiny, ")
+    assert "saved to " in done.stderr
+
+
+def test_out_of_memory_names_the_shape_after_what_was_measured(llmb, tmp_path) -> None:
+    done = llmb("memory", "--device", "cpu", "--size", "64KiB", "--size", "1000TB", "--seconds", "0", "--json")
+    assert done.returncode == 4
+    assert [row["size_bytes"] for row in json.loads(done.stdout)["measurements"]] == [65_536]
+    error = json.loads(done.stderr.splitlines()[-1])["error"]
+    assert error["what"] == "out of memory: copy 1,000,000,000,000,000 bytes"
+    assert error["where"].startswith("it needs 2e+06 GB")
+
+
+def test_ctrl_c_ends_the_process_that_measures(tmp_path) -> None:
+    environ = {**os.environ, "LLMB_INSTALL": str(tmp_path)}
+    command = [sys.executable, "-m", "llmb.cli.main", "bench", "memory", "--device", "cpu", "--size", "64KiB"]
+    command += ["--seconds", "600"]
+    process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    said = []
+    while not said or "for 600 s" not in said[-1]:
+        line = process.stderr.readline()
+        assert line, said
+        said.append(line)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert children
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate()
+    assert process.returncode == 130
+    assert "interrupted by SIGTERM; nothing was kept" in err and "Traceback" not in err
+    assert not [child for child in children if Path(f"/proc/{child}").exists()]
+    assert read_measurements(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        (("gemm", "--dtype", "fp9"), UsageError, "unknown dtype 'fp9'"),
+        (("gemm", "--dtype", "bf16,bf16"), UsageError, "each of them once"),
+        (("gemm", "-s", "8b"), UsageError, "--size needs --workload"),
+        (("attention", "--dtype", "fp8"), UsageError, "not computed in fp8"),
+        (("memory", "--size", "many"), UsageError, "'many' is not a size"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_measured(monkeypatch, tmp_path, arguments, kind, text) -> None:
+    error = error_of(monkeypatch, tmp_path, *arguments)
+    assert isinstance(error, kind) and text in str(error)
+
+
+@pytest.mark.parametrize("arguments", [("transfer",), ("gemm", "--device", "cuda")])
+def test_without_a_gpu_the_error_says_what_can_be_done(monkeypatch, tmp_path, arguments) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    error = error_of(monkeypatch, tmp_path, *arguments)
+    assert isinstance(error, EnvironmentProblem) and error.do
+
+
+def test_an_empty_list_says_how_to_measure(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    shown = CliRunner().invoke(app, ["list", "--benchmark", "gemm"]).stdout
+    assert shown.startswith(f"No measurement of gemm in {tmp_path}") and "llmb bench gemm" in shown
+
+
+def gpu_row(case="shared_gate_up_forward", **values):
+    return Measurement(
+        benchmark="gemm", case=case, shape="16384 x 16384 x 106496", dtype="bf16", node="node-17",
+        device="NVIDIA H100 80GB HBM3", time_s=7.1e-2, repetitions=20, tflops=805.3, peak_tflops=989.0, **values,
+    )  # fmt: skip
+
+
+def gpu_file(at="2026-11-22T10:00:00+00:00", **values):
+    rows = (gpu_row(), gpu_row("down_wgrad").model_copy(update={"dtype": "fp8"}), gpu_row(sustained=True))
+    return MeasurementFile(node="node-17", measured_at=at, command=("llmb",), software={}, measurements=rows, **values)
+
+
+def test_tables_of_a_gpu_fit_80_columns_one_line_a_row() -> None:
+    shown = [line.text for table in measurement_tables(gpu_file(), "Matrix products of x") for line in table_lines(
+        table, 80)]  # fmt: skip
+    assert max(map(len, shown)) <= 80
+    (row,) = (line for line in shown if line.startswith("down_wgrad"))
+    assert row.split()[-4:] == ["fp8", "71", "805.3", "81.4"]
+    assert len([line for line in shown if line.startswith("shared_gate_up_forward")]) == 2, "a burst, and sustained"
+
+
+def test_the_history_of_a_gpu_fits_80_columns_and_shows_the_change(tmp_path) -> None:
+    faster = gpu_file("2026-11-23T10:00:00+00:00")
+    rows = tuple(row.model_copy(update={"time_s": row.time_s / 1.1}) for row in faster.measurements)
+    for file in (gpu_file(), faster.model_copy(update={"measurements": rows})):
+        write_measurements(tmp_path, file)
+    tables = history_tables(read_measurements(tmp_path), None, tmp_path)
+    shown = [line.text for table in tables for line in table_lines(table, 80)]
+    assert max(map(len, shown)) <= 80
+    assert shown[0] == "gemm on node node-17, NVIDIA H100 80GB HBM3, 2026-11-23 10:00 UTC"
+    assert [line.split()[-1] for line in shown if line.startswith("down_wgrad")] == ["+10.0"]
+
+
+def test_what_a_device_cannot_compute_is_listed_and_is_no_error() -> None:
+    missing = NotMeasured(benchmark="gemm", case="qkv_forward", shape="1 x 2 x 3", dtype="fp8", reason="no FP8 here")
+    file = gpu_file(not_measured=(missing,))
+    *_, last = measurement_tables(file, "Matrix products of x")
+    assert last.rows == [("qkv_forward", "1 x 2 x 3", "fp8", "no FP8 here")]
+    raise_if_missing(file)
+    with pytest.raises(RunFailed, match="nothing could be measured") as error:
+        raise_if_missing(file.model_copy(update={"measurements": ()}))
+    assert error.value.where == "no FP8 here"
