@@ -200,3 +200,10 @@ def test_what_a_device_cannot_compute_is_listed_and_is_no_error() -> None:
     with pytest.raises(RunFailed, match="nothing could be measured") as error:
         raise_if_missing(file.model_copy(update={"measurements": ()}))
     assert error.value.where == "no FP8 here"
+
+
+def test_a_busy_machine_is_told() -> None:
+    calm, busy = (gpu_row(fastest_s=7.1e-2 / factor) for factor in (1.5, 3.0))
+    for row, told in ((calm, False), (busy, True)):
+        (table,) = measurement_tables(gpu_file().model_copy(update={"measurements": (row,)}), "Matrix products of x")
+        assert ("up to 3 times faster" in table.caption) is told

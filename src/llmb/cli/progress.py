@@ -144,7 +144,7 @@ class CaseProgress(_LongWork):
     """Shows which of several measurements is going on."""
 
     def __init__(self) -> None:
-        super().__init__("starting", None, MofNCompleteColumn(), TimeElapsedColumn())
+        super().__init__("starting", None, MofNCompleteColumn())
 
     def case(self, name: str, done: int, total: int, seconds: float | None) -> None:
         """seconds: how long it takes, if that is known; if that is long, it is told at once."""

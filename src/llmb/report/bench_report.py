@@ -22,6 +22,8 @@ NOTES = {
     "graph; round_trip: alone, until it is done.",
 }
 """What the figures of a benchmark mean."""
+SCATTERED = 2.0
+"""A median so many times the fastest repetition is not the device's doing."""
 Row = TypeVar("Row")
 
 
@@ -45,9 +47,12 @@ def measurement_document(measured: MeasurementFile) -> dict[str, Any]:
 def measurement_tables(measured: MeasurementFile, title: str) -> Iterator[Table]:
     """Bursts, then what was sustained, then what could not be measured."""
     rows = measured.measurements
-    for sustained, heading in ((False, title), (True, f"Sustained: {title[:1].lower()}{title[1:]}")):
-        if found := [row for row in rows if row.sustained == sustained]:
-            yield measurement_table(found, heading)
+    parts = [[row for row in rows if row.sustained == sustained] for sustained in (False, True)]
+    headings = (title, f"Sustained: {title[:1].lower()}{title[1:]}")
+    tables = [measurement_table(part, heading) for part, heading in zip(parts, headings, strict=True) if part]
+    if tables:
+        tables[-1].caption = _notes(rows)
+    yield from tables
     if measured.not_measured:
         table = Table("Not measured", [Column("case"), Column("shape"), Column("dtype"), Column("reason")])
         for missing in measured.not_measured:
@@ -74,11 +79,20 @@ def measurement_table(rows: Sequence[Measurement], title: str) -> Table:
         _Figure("bus GB/s", lambda row: _known(row.bus_bandwidth_gb_per_s)),
         _Figure("peak %", lambda row: None if row.peak_pct is None else f"{row.peak_pct:.1f}"),
     ]
-    table = _table(rows, title, figures)
-    reasons = dict.fromkeys(row.peak_reason for row in rows if row.peak_reason)
-    notes = dict.fromkeys(NOTES[row.benchmark] for row in rows if row.benchmark in NOTES)
-    table.caption = printable(" ".join([*notes, *(f"No share of the peak: {reason}." for reason in reasons)])) or None
-    return table
+    return _table(rows, title, figures)
+
+
+def _notes(rows: Sequence[Measurement]) -> str | None:
+    """What the figures mean, why some are missing, and whether the machine was busy."""
+    notes = list(dict.fromkeys(NOTES[row.benchmark] for row in rows if row.benchmark in NOTES))
+    notes += dict.fromkeys(f"No share of the peak: {row.peak_reason}." for row in rows if row.peak_reason)
+    scatter = max((row.time_s / row.fastest_s for row in rows if row.fastest_s), default=1.0)
+    if scatter >= SCATTERED:
+        notes.append(
+            f"Times are medians; the fastest repetition was up to {scatter:.3g} times faster: other work seems to "
+            "disturb this machine."
+        )
+    return "\n".join(map(printable, notes)) or None
 
 
 def _table(rows: Sequence[Row], title: str, figures: Sequence[_Figure[Row]]) -> Table:
