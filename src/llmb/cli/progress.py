@@ -147,7 +147,7 @@ class CaseProgress(_LongWork):
         super().__init__("starting", None, MofNCompleteColumn())
 
     def case(self, name: str, done: int, total: int, seconds: float | None) -> None:
-        """seconds: how long it takes, if that is known; if that is long, it is told at once."""
+        """seconds: how long it takes, if that is known; if that is long, the line comes at once."""
         if seconds and seconds > LINE_EVERY_S:
             self.spoke_at = -LINE_EVERY_S
         self._show(done, total, name, f"measuring {done + 1} of {total}: {name}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from llmb.errors import EnvironmentProblem
 from llmb.microbenchmarks.jobs import PROGRAM, Job, Progress, Timings
 from llmb.processes.talking import run_talking
+from llmb.programs.engine.worker_variables import shipped_variables
 
 OnProgress = Callable[[Progress], None]
 
@@ -31,7 +32,9 @@ def run_measurements(job: Job, on_progress: OnProgress) -> Timings:
     with tempfile.TemporaryDirectory(prefix="llmb-bench-") as folder:
         asked, answered = Path(folder) / "job.json", Path(folder) / "timings.json"
         asked.write_text(job.model_dump_json())
-        ended = run_talking(("-m", PROGRAM, str(asked), str(answered)), os.environ, follow, "nothing was kept")
+        # As a run's workers have them, so that figures can be compared with those of runs.
+        variables = {**shipped_variables(job.device, os.environ), **os.environ}
+        ended = run_talking(("-m", PROGRAM, str(asked), str(answered)), variables, follow, "nothing was kept")
         if ended.code:
             where = f", while measuring {last.name}" if last else ""
             raise ended.failure(f"the program that measures{where},")
