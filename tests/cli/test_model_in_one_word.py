@@ -24,6 +24,8 @@ CALLS = {
     "jobs list": ("jobs", "list", "-w", MODEL),
     "jobs nodes": ("jobs", "nodes", "-w", MODEL),
     "checkpoint import": ("checkpoint", "import", "missing", "new", "-w", MODEL),
+    "bench gemm": ("bench", "gemm", "-w", TINY, "--gpu-type", "cpu", "--mbs", "3"),
+    "bench attention": ("bench", "attention", "-w", TINY, "--gpu-type", "cpu", "--mbs", "3"),
     "bisect start": ("bisect", "start", "--candidates", "a,b,c", "-w", MODEL, "--json"),
     "bisect run": ("bisect", "run", "--candidates", "a,b", "-w", MODEL, "--", "missing", "{candidate}"),
     "prepare sample": ("prepare", "sample", "small", "-w", FINE_TUNING),
@@ -33,6 +35,8 @@ CALLS = {
     "prepare submit": ("prepare", "submit", "-w", FINE_TUNING, "--skip-dataset", "--dry-run"),
 }
 FAILING = {
+    "bench gemm": "is not divisible by MBS x DP = 3",
+    "bench attention": "is not divisible by MBS x DP = 3",
     "checkpoint import": "missing",
     "bisect run": "missing",
     "prepare dataset": "missing",

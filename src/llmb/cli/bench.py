@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.model_name import model_of
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
 from llmb.cli.group import Group
@@ -29,7 +30,6 @@ from llmb.health.bench import (
     recipe_text,
 )
 from llmb.health.kept_measurements import bench_folder, read_measurements
-from llmb.huggingface.shards import parse_size
 from llmb.microbenchmarks.cases import (
     Asked,
     Device,
@@ -40,6 +40,7 @@ from llmb.microbenchmarks.cases import (
     transfer_cases,
 )
 from llmb.microbenchmarks.jobs import ProductDtype, Progress
+from llmb.microbenchmarks.sizes import bytes_of
 from llmb.options.option import made, options_of
 from llmb.report.bench_report import history_document, history_tables, measurement_document, measurement_tables
 from llmb.report.output import print_json, print_line, print_tables
@@ -224,8 +225,8 @@ class _Measurement:
             if values["size"]:
                 raise UsageError("--size needs --workload", do="name the workload too; see 'llmb list'")
             values["workload"], values["size"] = DEFAULT_MODEL[self.device]
-        elif not values["size"]:
-            values |= _model(self.catalogue, values["workload"])
+        else:
+            values |= _model(self.catalogue, values["workload"], values["size"])
         recipe = recipe_of(self.catalogue, made(Request, values), dtypes, self.device, self.machine)
         if not self.json:
             print_line(f"shapes of {recipe_text(recipe)}{' (the default; see -w and -s)' if by_default else ''}")
@@ -249,12 +250,10 @@ class _Measurement:
         raise_if_missing(kept.measured)
 
 
-def _model(catalogue: Catalogue, name: str) -> dict[str, str]:
-    from llmb.catalogue.model_name import model_of
-
-    workload, size = model_of(catalogue, name.lower(), None)
+def _model(catalogue: Catalogue, name: str, own_size: str | None) -> dict[str, str]:
+    workload, size = model_of(catalogue, name.lower(), own_size and own_size.lower())
     return {"workload": workload, "size": size}
 
 
 def _bytes(sizes: Sequence[str] | None) -> tuple[int, ...]:
-    return tuple(parse_size(size) for size in sizes or ())
+    return tuple(bytes_of(size) for size in sizes or ())

@@ -11,18 +11,14 @@ SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as 5GB, which is a power of ten, or 5GiB, a power of two. Raises UsageError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*((?:[KMGT]I?)?B)", text.strip(), re.IGNORECASE)
+    """Bytes of a size such as 5GB; units are powers of ten. Raises UsageError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B)", text.strip(), re.IGNORECASE)
     size = round(float(match[1]) * UNITS[match[2].upper()]) if match else 0
     if size < 1:
-        raise UsageError(
-            f"'{text}' is not a size",
-            do="give a number and a unit (B, KB, MB, GB, TB, or KiB, MiB, GiB, TiB), such as 5GB",
-        )
+        raise UsageError(f"'{text}' is not a size", do="give a number and a unit (B, KB, MB, GB, TB), such as 5GB")
     return size
 
 
