@@ -74,12 +74,14 @@ def doctor(
     - `llmb doctor --only gpu,network`
 
     - `llmb doctor --only disk --disk-size 4096 --json`
+
+    `llmb docs checks` lists every check with its thresholds.
     """
     names = tuple(name.strip() for text in only or () for name in text.split(",") if name.strip())
     for name in names:
         if name not in (*AREAS, *rules()):
             hint = did_you_mean(name, (*AREAS, *rules()))
-            do = "give an area, or a check by its name in docs/how-to/check-nodes.md"
+            do = "give an area, or a check by its name; 'llmb docs checks' lists all"
             raise UsageError(f"unknown area or check '{name}'{hint}", choices=AREAS, do=do)
     if no_disk and disk_size != DISK_BYTES // MIB:
         raise UsageError("--no-disk and --disk-size exclude each other", do="give one of them")

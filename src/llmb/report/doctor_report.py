@@ -42,11 +42,9 @@ def title_of(name: str) -> str:
 
 
 def summary(report: NodeReport) -> str:
-    counts = {status: sum(check.status == status for check in report.checks) for status in SEVERITY}
-    parts = [
-        f"{counts[status]} {word}" for status, word in (("fail", "failed"), ("warn", "warned"), ("pass", "passed"))
-    ]
-    return f"{', '.join(parts)}, {len(report.not_checked)} not checked"
+    count = Counter(check.status for check in report.checks)
+    done = f"{count['fail']} failed, {count['warn']} warned, {count['pass']} passed"
+    return f"{done}, {len(report.not_checked)} not checked"
 
 
 def _problems(report: NodeReport) -> Table:
