@@ -90,7 +90,9 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "run --repeats": repeats_document([[sample_run]], "before"),
         "metrics": metrics_document(recipe, throughput(recipe, 17.2)),
         "show": recipe_document(recipe, job_defaults(catalogue, recipe), OriginHere(origin=plan.origin)),
-        "submit": submit_document(plan.origin, {RunFolder(Path("run")): SubmittedJob(job_id="1", submitted_at="")}),
+        "submit": submit_document(
+            plan.origin, {RunFolder(Path("run")): SubmittedJob(job_id="1", submitted_at="2026-11-21T10:00:00+00:00")}
+        ),
         "bulk": sample_campaign(catalogue),
         "runs": runs_document([job], 1),
         "jobs list": jobs_document([job], 1),

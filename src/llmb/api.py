@@ -31,7 +31,7 @@ from llmb.programs.conclude import finished_result
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder, chosen_root
 from llmb.runs.origin import Origin
-from llmb.runs.record import read_record
+from llmb.runs.record import read_record, unreadable_record
 from llmb.runs.result import Result
 from llmb.runs.step_follower import StepNews
 from llmb.verdict.records import Verdict
@@ -83,8 +83,7 @@ def result(folder: str | Path) -> Run:
     try:
         record = read_record(home)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else getattr(error, "what", "it is damaged")
-        raise UsageError(f"the run's record cannot be read: {why}", where=str(home.record)) from error
+        raise unreadable_record(home, error) from error
     if record.status in ("queued", "running"):
         raise UsageError(f"the run has no result yet: it is {record.status}", where=str(home.path))
     return Run(home.path, record.plan.recipe, finished_result(home, record), record.plan.origin)

@@ -21,14 +21,14 @@ _KINDS = (
 )
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Opens a regular file, unbuffered. Raises OSError for anything else, without waiting for a writer."""
+def open_regular(path: Path, *, buffering: int = 0) -> BinaryIO:
+    """Opens a regular file, by default unbuffered. Raises OSError for anything else, without waiting for a writer."""
     # Without O_NONBLOCK, opening a pipe waits for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if kind := not_regular(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, f"it {kind}, not a regular file", str(path))
-    return os.fdopen(descriptor, "rb", buffering=0)
+    return os.fdopen(descriptor, "rb", buffering=buffering)
 
 
 def open_file(path: Path, *, do: str | None = None) -> BinaryIO:

@@ -2,11 +2,14 @@
 """What plausible mistakes draw: one style of message, which says what to do, and never a traceback."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.cli.main import app, as_spoken, exit_code_of
+from llmb.runs.folder import RunFolder
 
 RECIPE = "-w pretrain_llama3.1 -s 8b"
 TINY = "run -w pretrain_llama3.1 -s tiny --gpu-type cpu"
@@ -119,3 +122,49 @@ def test_an_error_is_a_document_where_the_result_is_one(line: str, capsys: pytes
     assert set(error) == {"what", "where", "valid", "do", "exit_code"}
     assert "did you mean" in error["what"]
     assert (error["exit_code"], out) == (2, "")
+
+
+@pytest.fixture
+def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """The newest of two runs, to be damaged."""
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    below = tmp_path / "workloads" / "pretrain_llama3.1" / "experiments" / "exp"
+    paths = [write_run(below, gpu_record(), times_around(12.3)) for _ in range(2)]
+    return RunFolder(paths[1])
+
+
+@pytest.mark.parametrize("command", ["result", "watch", "judge"])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda folder: folder.record.write_text(""), "it is damaged: Invalid JSON"),
+        (lambda folder: edit(folder, started_at="tomorrow"), "started_at: Value error, 'tomorrow' is no time"),
+        (lambda folder: edit(folder, status="done"), "it is damaged: status"),
+        (lambda folder: folder.steps.write_bytes(b"\xff\x00\n{}\n"), "the line is not a complete step"),
+        (lambda folder: (folder.steps.unlink(), folder.steps.mkdir()), "it is a directory, not a regular file"),
+    ],
+)
+def test_a_damaged_run_is_told_with_what_is_left_of_it(
+    damaged: RunFolder,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    change: Callable[[RunFolder], object],
+    said: str,
+) -> None:
+    change(damaged)
+    assert exit_code_of(app, [command, str(damaged.path)]) in (2, 3)
+    err = capsys.readouterr().err
+    assert said in err
+    assert f"llmb parse {damaged.log}" in err or command != "result"
+
+
+def edit(folder: RunFolder, **values: str) -> None:
+    folder.record.write_text(json.dumps(json.loads(folder.record.read_text()) | values))
+
+
+def test_the_run_before_does_not_silently_stand_for_a_damaged_one(
+    damaged: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged.record.write_text("{")
+    exit_code_of(app, ["judge", "latest"])
+    assert f"left out: {damaged.path}: its record cannot be read: it is damaged" in capsys.readouterr().err

@@ -39,7 +39,13 @@ def record(tiny_plan: Callable[..., Plan]) -> RunRecord:
 
 def began(record: RunRecord, *first_steps: int) -> RunRecord:
     attempts = [
-        Attempt(number=number, started_at="", job=BegunJob(job_id="1", nodes="n1"), first_step=first, checkpoint=None)
+        Attempt(
+            number=number,
+            started_at="2026-11-21T10:00:00+00:00",
+            job=BegunJob(job_id="1", nodes="n1"),
+            first_step=first,
+            checkpoint=None,
+        )
         for number, first in enumerate(first_steps, 1)
     ]
     return record.model_copy(update={"attempts": tuple(attempts)})

@@ -155,15 +155,15 @@ def _start(run: RecordedRun) -> float:
 
 
 def _recorded_below(install: Path, say: Say) -> Iterator[RecordedRun]:
-    """Unreadable records have no label, campaign or date, and so are not found by one."""
+    """Unreadable records have no label, campaign or date, and so are not found by one: ``say`` names them."""
     paths = sorted(install.glob(RECORDS))
     if len(paths) >= MANY:
         say(f"reading the records of {len(paths):,} runs below {install}")
     for path in paths:
         try:
             yield read_folder(RunFolder(path.parent))
-        except (OSError, BrokenRecord):
-            continue
+        except (OSError, BrokenRecord) as error:
+            say(f"left out: {path.parent}: its record {_unreadable(error)}")
 
 
 def _at(text: str, path: Path) -> FoundRuns:

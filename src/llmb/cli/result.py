@@ -20,7 +20,7 @@ from llmb.report.output import print_json, print_table
 from llmb.report.run_report import run_document, run_table
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
-from llmb.runs.record import read_record
+from llmb.runs.record import read_record, unreadable_record
 from llmb.runs.result import Result
 from llmb.runs.short_id import short_id
 
@@ -59,17 +59,11 @@ def print_run(folder: RunFolder, *, json: bool) -> None:
     try:
         record = read_record(folder)
     except (OSError, ValueError) as error:
-        raise unreadable(folder, error) from error
+        raise unreadable_record(folder, error) from error
     if record.status in ("queued", "running"):
         do = "'llmb jobs wait' waits for it; 'llmb jobs refresh' updates its state"
         raise UsageError(f"the run has no result yet: it is {record.status}", where=str(folder.path), do=do)
     print_result(folder, record.plan, finished_result(folder, record), record.label, json=json)
-
-
-def unreadable(folder: RunFolder, error: OSError | ValueError) -> UsageError:
-    """Says why the record of ``folder`` cannot be read."""
-    why = error.strerror if isinstance(error, OSError) else getattr(error, "what", "it is damaged")
-    return UsageError(f"the run's record cannot be read: {why}", where=str(folder.record))
 
 
 def print_result(folder: RunFolder, plan: Plan, result: Result, label: str | None, *, json: bool) -> None:

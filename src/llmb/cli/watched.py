@@ -8,7 +8,6 @@ from pathlib import Path
 
 from llmb.analysis.watched_log import WatchedLog
 from llmb.analysis.watched_run import WatchedRun
-from llmb.cli.result import unreadable
 from llmb.cli.root import install_here
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
 from llmb.jobs.find import LATEST, find_job
@@ -20,6 +19,7 @@ from llmb.jobs.wait import last_try
 from llmb.prepared.folders import WORKLOADS
 from llmb.report.watch_report import WatchedTitle
 from llmb.runs.folder import RunFolder
+from llmb.runs.record import unreadable_record
 
 Say = Callable[[str], None]
 
@@ -87,7 +87,7 @@ def _run(folder: RunFolder, job: Job | None, ask: Callable[[Job], Job]) -> Targe
     try:
         run = WatchedRun(folder, job, ask)
     except (OSError, ValueError) as error:
-        raise unreadable(folder, error) from error
+        raise unreadable_record(folder, error) from error
     return Target(run, WatchedTitle(path=folder.path, job_id=job.job_id if job else None, plan=run.plan))
 
 

@@ -9,6 +9,7 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.profile_report import keep_breakdown
 from llmb.runs.published_verdict import with_verdict
 from llmb.runs.record import RunRecord, now, write_record
+from llmb.runs.record_file import BrokenRecord
 from llmb.runs.result import Result
 
 
@@ -41,9 +42,16 @@ def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> Result:
 
 
 def finished_result(folder: RunFolder, record: RunRecord) -> Result:
-    """The result of a run whose record is finished already; nothing is written."""
+    """The result of a run whose record is finished already; nothing is written. Raises BrokenRecord."""
     assert record.status not in ("queued", "running")
     # Of a job that never reached its scheduler, earlier versions recorded no exit code.
     code = InfrastructureError.exit_code if record.exit_code is None else record.exit_code
-    result = find_program(record.program).result(folder, record, End(code))
+    do = f"the log has its steps: 'llmb parse {folder.log}'"
+    try:
+        result = find_program(record.program).result(folder, record, End(code))
+    except BrokenRecord as error:
+        raise BrokenRecord(error.what, where=error.where, do=do) from error
+    except OSError as error:
+        what = f"the run cannot be read: {error.strerror}"
+        raise BrokenRecord(what, where=error.filename, do=do) from error
     return with_verdict(result.model_copy(update={"status": record.status, "reason": record.reason}), record)

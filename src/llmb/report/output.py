@@ -72,7 +72,8 @@ def print_text(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise EnvironmentProblem(f"cannot write the result: {error.strerror}", where="standard output") from error
+        what, do = f"cannot write the result: {error.strerror}", "free some space, or redirect it elsewhere"
+        raise EnvironmentProblem(what, where="standard output", do=do) from error
 
 
 def printable(text: object) -> str:

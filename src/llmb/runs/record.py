@@ -4,12 +4,13 @@
 import errno
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from llmb import __version__
 from llmb.catalogue.records import Record, Window
+from llmb.errors import UsageError
 from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, foreign_link, write_atomically
 from llmb.runs.name_parts import ENGINE as ENGINE
@@ -20,6 +21,18 @@ from llmb.runs.result import Result, Status
 from llmb.runs.source_version import source_version
 
 SCHEMA_VERSION = 1
+
+
+def _time(text: str) -> str:
+    try:
+        datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"'{text}' is no time") from error
+    return text
+
+
+Time = Annotated[str, AfterValidator(_time)]
+"""In ISO 8601."""
 
 
 class BegunJob(Record):
@@ -36,12 +49,12 @@ class Attempt(Record):
     """One start of a run by a scheduler. Its end is None while it lasts, and if it was not recorded."""
 
     number: int
-    started_at: str
+    started_at: Time
     job: BegunJob
     first_step: int
     checkpoint: str | None
     """What it resumes from; None for the run's own start."""
-    ended_at: str | None = None
+    ended_at: Time | None = None
     exit_code: int | None = None
     signal: str | None = None
 
@@ -62,7 +75,7 @@ class SubmittedJob(Record):
     scheduler: str = "slurm"
     job_id: str
     cluster: str | None = None
-    submitted_at: str
+    submitted_at: Time
     key: str = ""
     """In the history of jobs."""
     campaign: str | None = None
@@ -96,7 +109,7 @@ class JobEnd(Record):
     restarts: int
     exit_code: int
     signal: str
-    ended_at: str
+    ended_at: Time
 
 
 class RunRecord(Record):
@@ -121,9 +134,9 @@ class RunRecord(Record):
     """Of a framework's script, as given by the user."""
     program: str = ENGINE
     """What trains. Version 0.1 did not record it: its records hold the engine's plan whatever ran."""
-    started_at: str | None
+    started_at: Time | None
     """None while the run is queued."""
-    ended_at: str | None = None
+    ended_at: Time | None = None
     command: tuple[str, ...]
     job: BegunJob | None = None
     """None for a run without a scheduler, and while it is queued."""
@@ -252,3 +265,10 @@ def read_job(folder: RunFolder) -> SubmittedJob | None:
 def read_job_end(folder: RunFolder) -> JobEnd | None:
     """None while the job has not ended, or if it was killed with its batch script."""
     return read_record_file(folder.job_end, JobEnd) if folder.job_end.exists() else None
+
+
+def unreadable_record(folder: RunFolder, error: OSError | ValueError) -> UsageError:
+    """Says why the record of ``folder`` cannot be read."""
+    why = error.strerror if isinstance(error, OSError) else getattr(error, "what", "it is damaged")
+    do = f"the log has the run's steps: 'llmb parse {folder.log}'" if folder.log.is_file() else None
+    return UsageError(f"the run's record cannot be read: {why}", where=str(folder.record), do=do)

@@ -3,9 +3,11 @@
 
 import os
 from collections.abc import Iterator
+from io import DEFAULT_BUFFER_SIZE
 from pathlib import Path
 from typing import NamedTuple
 
+from llmb.input_files import open_regular
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.steps import Step, step_from_json
 
@@ -37,9 +39,13 @@ class StepFollower:
         self.inode: int | None = None
 
     def new(self) -> Iterator[StepNews]:
-        if not self.path.exists():
+        try:
+            stream = open_regular(self.path, buffering=DEFAULT_BUFFER_SIZE)
+        except FileNotFoundError:
             return
-        with self.path.open("rb") as stream:
+        except OSError as error:
+            raise BrokenRecord(f"the steps cannot be read: {error.strerror}", where=str(self.path)) from error
+        with stream:
             inode = os.fstat(stream.fileno()).st_ino
             if inode != self.inode:
                 self.inode, self.offset = inode, 0
