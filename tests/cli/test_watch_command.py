@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from recorded_runs import gpu_record, write_run
 
+from llmb.cli import watched
 from llmb.cli.main import app, exit_code_of
 from llmb.cli.watched import job_of_label
 from llmb.jobs.history import open_history
@@ -265,3 +266,14 @@ def test_expectations_of_a_file_are_those_of_judge(called: Called, tmp_path: Pat
     assert found["expected"]["source"].startswith(f"{file}:4")
     said = called("watch", "night", "--once", "--expect", str(file), "--expect-s", "3", code=2)[1]
     assert "--expect and --expect-s exclude each other" in said
+
+
+def test_a_run_that_ended_does_not_last_in_a_history_that_cannot_be_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued = replace(labeled(tmp_path, 1, 10.0, "queued"), state="PENDING")
+    monkeypatch.setattr(watched, "current", lambda store, install, job: replace(job, status="success"))
+    with open_history(tmp_path, print) as store:
+        store.add([queued])
+        store.lock_changes()
+        assert watched.asker(store, tmp_path)(queued).status == "success"

@@ -40,16 +40,22 @@ def find_target(text: str | None, say: Say) -> Iterator[Target]:
             return
         install = install_here()
         store = stack.enter_context(read_history(install, say))
-        ask = _asker(store, install)
+        ask = asker(store, install)
         job = (
             _newest_that_lasts(store, ask) if text is None else job_of_label(store, text, ask) or find_job(store, text)
         )
         yield _run(RunFolder(Path(job.run_dir)), last_try(store, job.key), ask)
 
 
-def _asker(store: Store, install: Path) -> Callable[[Job], Job]:
+def asker(store: Store, install: Path) -> Callable[[Job], Job]:
     """Brings a job up to date; that of a retried one is its last attempt."""
-    return lambda job: last_try(store, current(store, install, job).key)
+
+    def ask(job: Job) -> Job:
+        now = current(store, install, job)
+        last = last_try(store, now.key)
+        return now if last.key == now.key else last  # a history that must not be changed has it as it was
+
+    return ask
 
 
 def _newest_that_lasts(store: Store, ask: Callable[[Job], Job]) -> Job:
@@ -114,4 +120,4 @@ def _in_its_install(folder: RunFolder, say: Say, stack: ExitStack) -> Target:
         return _run(folder, None, lambda job: job)
     store = stack.enter_context(read_history(install, say))
     own = [job for job in store.named(folder.path.parent.name) if Path(job.run_dir) == folder.path]
-    return _run(folder, last_try(store, own[-1].key) if own else None, _asker(store, install))
+    return _run(folder, last_try(store, own[-1].key) if own else None, asker(store, install))
