@@ -188,7 +188,7 @@ def report(**changes: Any) -> NodeReport:
 def test_what_is_wrong_is_first_with_advice_below() -> None:
     problems, passed, left_out = ("\n".join(plain_lines(table)) for table in node_tables(report()))
     assert problems.splitlines() == [
-        "node1: FAIL (1 failed, 1 warned, 1 passed, 9 not checked)",
+        "node1: FAIL (1 failed, 1 warned, 1 passed, 10 not checked)",
         "      check                   found, and what to do",
         "FAIL  NVLink                  inactive: 2 of 18 on GPU 3",
         "                              -> drain the node",

@@ -315,6 +315,17 @@ def test_a_hung_nvidia_smi_is_asked_once(node: RecordedNode) -> None:
     assert len(asked) == 1
 
 
+def test_nothing_more_is_asked_of_an_nvidia_smi_that_hung(node: RecordedNode) -> None:
+    problem = "nvidia-smi did not answer within 30 s"
+    node.said["nvidia-smi nvlink --status"] = Said("", problem, timed_out=True)
+    found = checked(node)
+    state = found["gpu_state"]
+    assert isinstance(state, Check)
+    assert (state.status, state.value) == ("fail", problem)
+    assert found["gpu_nvlink_errors"] == NotChecked(name="gpu_nvlink_errors", reason=problem)
+    assert getattr(found["gpu_ecc_errors"], "status", None) == "pass", "which was asked for before"
+
+
 def test_an_older_driver_lacks_fields(node: RecordedNode) -> None:
     for gpu in node.gpus:
         for field in ("fabric.state", "fabric.status", *(field for field in [*gpu] if "event_reasons" in field)):

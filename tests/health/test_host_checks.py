@@ -12,8 +12,18 @@ from llmb.catalogue.load import Catalogue
 from llmb.health.checks.network import network_checks
 from llmb.health.checks.system import cpu_checks, kernel_checks, limit_checks, memory_checks
 from llmb.health.facts.network import read_network
-from llmb.health.facts.source import Said
-from llmb.health.facts.system import CpuFacts, LimitFacts, MemoryFacts, read_cpu, read_kernel, read_limits, read_memory
+from llmb.health.facts.source import Said, Source
+from llmb.health.facts.system import (
+    CpuFacts,
+    LimitFacts,
+    MemoryFacts,
+    allowed_cpus,
+    group_memory,
+    read_cpu,
+    read_kernel,
+    read_limits,
+    read_memory,
+)
 from llmb.health.records import Check, NotChecked
 from llmb.health.rules import Finding, names_of, rules
 from llmb.health.wanted import Wanted
@@ -50,7 +60,7 @@ class Host:
             cpu_checks(cpu, self.wanted),
             memory_checks(memory),
             kernel_checks(read_kernel(source)),
-            limit_checks(LimitFacts(self.limits), has_rdma=bool(network.ports)),
+            limit_checks(LimitFacts(self.limits, group_memory(source), memory.total), has_rdma=bool(network.ports)),
             network_checks(network, self.gpus, self.wanted),
         )
         return {finding.name: finding for part in parts for finding in part}
@@ -100,6 +110,13 @@ def roce(host: Host) -> None:
     for index in range(8):
         host.node.write_port(f"mlx5_{index}", "link_layer", "Ethernet")
         host.node.write(f"{IB}/mlx5_{index}/device/net/eth{index}/mtu", "1500")
+
+
+def group(host: Host, name: str, text: str) -> None:
+    """Of the job's control group; those of its step and task, below, say nothing."""
+    host.node.write("proc/self/cgroup", "0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_0")
+    host.node.write(f"sys/fs/cgroup/system.slice/slurmstepd.scope/job_12/step_0/user/task_0/{name}", "max")
+    host.node.write(f"sys/fs/cgroup/system.slice/slurmstepd.scope/job_12/{name}", text)
 
 
 UNFIT: dict[str, tuple[str, Callable[[Host], object], str, str, str]] = {
@@ -254,6 +271,13 @@ UNFIT: dict[str, tuple[str, Callable[[Host], object], str, str, str]] = {
     ),
     "few processes": ("limits_nproc", lambda host: host.limits.update(nproc=(512, None)), "fail", "512", "ulimit -u"),
     "stack": ("limits_stack", lambda host: host.limits.update(stack=(2**20, None)), "warn", "1 MiB", "ulimit -s"),
+    "memory of a job": (
+        "limits_memory",
+        lambda host: group(host, "memory.max", str(64 * GIB)),
+        "warn",
+        "64 GiB of 2,015 GiB",
+        "--mem=0",
+    ),
     "no card up": ("network_cards", write(f"{NET}/eth0/operstate", "down"), "fail", "none of eth0 is up", "ip link"),
     "bad packets": (
         "network_errors",
@@ -399,5 +423,20 @@ def test_truncated_and_odd_files_are_no_crash(tmp_path: Path) -> None:
         path.write_bytes(whole)
 
 
+def test_a_quota_of_the_control_group_limits_cpus(host: Host) -> None:
+    before = allowed_cpus(host.node.source)
+    group(host, "cpu.max", "50000 100000")
+    assert allowed_cpus(host.node.source) == 0.5 < before
+
+
+@pytest.mark.parametrize(("limit", "known"), [(str(64 * GIB), 64 * GIB), ("9223372036854771712", None), ("max", None)])
+def test_control_groups_of_version_1_limit_memory(host: Host, limit: str, known: int | None) -> None:
+    host.node.write("proc/self/cgroup", "5:cpu,cpuacct:/\n4:memory:/slurm/uid_1/job_12/step_0\n1:name=systemd:/")
+    host.node.write("sys/fs/cgroup/memory/slurm/uid_1/job_12/memory.limit_in_bytes", limit)
+    finding = host.found()["limits_memory"]
+    assert isinstance(finding, Check)
+    assert finding.value == (f"{known // GIB} GiB of 2,015 GiB" if known else "all of the node")
+
+
 def test_limits_are_those_of_this_process() -> None:
-    assert {*read_limits().limits} == {"memlock", "nofile", "nproc", "stack"}
+    assert {*read_limits(Source()).limits} == {"memlock", "nofile", "nproc", "stack"}

@@ -17,7 +17,7 @@ from llmb import __version__
 from llmb.health.checks.clock import clock_checks
 from llmb.health.checks.container import container_checks
 from llmb.health.checks.disk import disk_checks
-from llmb.health.checks.scheduler import scheduler_checks
+from llmb.health.checks.scheduler import Silent, scheduler_checks
 from llmb.health.checks.software import software_checks
 from llmb.health.facts.clock import read_clock
 from llmb.health.facts.container import EnrootFolder, expanded, read_containers
@@ -71,7 +71,7 @@ class Site:
         self.node.said["enroot version"] = "3.5.0\n"
         self.node.write("etc/enroot/enroot.conf", "ENROOT_DATA_PATH /scratch/enroot/data-$(id -u)\n#ENROOT_X y")
         self.places: dict[str, DiskFacts | Missing] = {"install": LUSTRE, "checkpoints": LUSTRE, "temp": LOCAL}
-        self.setup: SchedulerSetup | Missing = SETUP
+        self.setup: SchedulerSetup | Silent | Missing = SETUP
         self.wanted, self.gpus = WANTED, 8
 
     def found(self) -> dict[str, Finding]:
@@ -180,6 +180,13 @@ UNFIT: dict[str, tuple[str, Callable[[Site], None], str, str, str]] = {
         "fail",
         "9 in Slurm, 8 here",
         "gres.conf",
+    ),
+    "silent Slurm": (
+        "scheduler_answer",
+        lambda site: setattr(site, "setup", Silent("Slurm does not answer")),
+        "warn",
+        "not answer",
+        "ping",
     ),
     "stray processes": ("scheduler_tracking", trait("tracking", "proctrack/linuxproc"), "warn", "linuxproc", "cgroup"),
     "no binding": ("scheduler_binding", trait("binding", "task/none"), "warn", "task/none", "TaskPlugin"),
@@ -338,6 +345,15 @@ def test_every_check_that_can_fail_or_warn_has_a_case() -> None:
     wanted = {(rule.name, "fail") for rule in rules().values() if rule.area in AREAS and rule.fails_if}
     wanted |= {(rule.name, "warn") for rule in rules().values() if rule.area in AREAS and rule.warns_if}
     assert wanted == {(rule_of(name).name, status) for name, _, status, _, _ in UNFIT.values()}
+
+
+def test_places_on_one_file_system_are_judged_by_what_all_need(site: Site) -> None:
+    for place in ("install", "checkpoints"):
+        disk(place, free=60 * 10**9)(site)
+    finding = site.found()["disk_space_install"]
+    assert isinstance(finding, Check)
+    assert finding.status == "warn"
+    assert str(finding.value).endswith("free (lustre), for checkpoints")
 
 
 def test_a_container_brings_its_own_software(site: Site) -> None:

@@ -13,7 +13,7 @@ from llmb.health.checks.container import container_checks
 from llmb.health.checks.disk import disk_checks
 from llmb.health.checks.gpus import gpu_checks
 from llmb.health.checks.network import network_checks
-from llmb.health.checks.scheduler import scheduler_checks
+from llmb.health.checks.scheduler import Silent, scheduler_checks
 from llmb.health.checks.software import software_checks
 from llmb.health.checks.system import cpu_checks, kernel_checks, limit_checks, memory_checks
 from llmb.health.facts.clock import read_clock
@@ -32,6 +32,7 @@ from llmb.schedulers.lookup import QUEUE, find_scheduler
 from llmb.schedulers.port import SchedulerSetup
 
 DISK_BYTES = 256 * 2**20
+CLOCK_BYTES = 2**20
 SCHEDULER_S = 20.0
 Say = Callable[[str], None]
 TITLES: dict[Area, str] = {
@@ -136,7 +137,7 @@ class Node:
             "cpu": lambda: cpu_checks(read_cpu(self.source), wanted),
             "memory": lambda: memory_checks(read_memory(self.source)),
             "kernel": lambda: kernel_checks(read_kernel(self.source)),
-            "limits": lambda: limit_checks(read_limits(), has_rdma=bool(self.network.ports)),
+            "limits": lambda: limit_checks(read_limits(self.source), has_rdma=bool(self.network.ports)),
             "network": lambda: network_checks(self.network, self.gpu_count, wanted),
             "scheduler": self._scheduler,
             "container": lambda: container_checks(read_containers(self.source), wanted),
@@ -154,10 +155,20 @@ class Node:
         return software_checks(facts, self.request.python, self.gpu_count, self.request.wanted)
 
     def _install(self) -> DiskFacts | Missing:
-        return next(iter(self.disks.values()), Missing("no folder"))
+        """The clock needs no more than a new file."""
+        if "disk" in self.request.areas():
+            return next(iter(self.disks.values()), Missing("no folder"))
+        folder = next(iter(self.request.places.values()), None)
+        return (
+            read_disk(self.source, folder, min(CLOCK_BYTES, self.request.disk_bytes))
+            if folder
+            else Missing("no folder")
+        )
 
-    def _setup(self) -> SchedulerSetup | Missing:
+    def _setup(self) -> SchedulerSetup | Silent | Missing:
         try:
             return find_scheduler(QUEUE).setup(self.name, SCHEDULER_S)
-        except (EnvironmentProblem, InfrastructureError) as error:
+        except EnvironmentProblem as error:
             return Missing(error.what)
+        except InfrastructureError as error:
+            return Silent(error.what)

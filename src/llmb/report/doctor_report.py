@@ -10,6 +10,8 @@ from llmb.health.rules import AREAS, Area, names_of, rule_of
 from llmb.report.output import printable, result_table
 from llmb.report.table import Table
 
+LONGEST_TITLE = 26
+"""Of a check beside its advice, which needs the space."""
 MOST_NAMES = 5
 """Checks of one area that are named, if they are all that is left of it."""
 
@@ -51,6 +53,8 @@ def _problems(report: NodeReport) -> Table:
     title = f"{printable(report.node)}: {report.status.upper()} ({summary(report)})"
     bad = sorted((check for check in report.checks if check.status != "pass"), key=_severity)
     table = result_table(title, *(("", "check", "found, and what to do") if bad else ("",)))
+    if bad:
+        table.columns[1].max_width = LONGEST_TITLE
     for check in bad:
         advice = f"\n-> {check.advice}" if check.advice else ""
         table.add_row(check.status.upper(), title_of(check.name), f"{printable(check.value)}{advice}")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of the folders that runs write to, and of the clock by which their files are dated."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from llmb.health.checks.words import counted, gb
@@ -21,29 +21,34 @@ def is_shared(mount: Mount | None) -> bool:
 
 
 def disk_checks(places: Mapping[str, DiskFacts | Missing], wanted: Wanted) -> Iterator[Finding]:
-    """A file system that several places are on is measured, and judged, once."""
-    seen: dict[int, str] = {}
+    """A file system that several places are on is judged once, under the first, by what all of them need."""
+    together: dict[int, list[str]] = {}
     for place, facts in places.items():
         if isinstance(facts, Missing):
             yield rule("disk_space").found("fail", facts.reason, "hung", of=place)
-            continue
-        if not facts.writable and (facts.exists or place in SAME_EVERYWHERE):
+        elif not facts.writable and (facts.exists or place in SAME_EVERYWHERE):
             yield rule("disk_space").found("fail", f"{facts.path} is not writable", "not_writable", of=place)
-            continue
-        first = seen.setdefault(facts.device, place)
-        if first != place:
+        else:
+            together.setdefault(facts.device, []).append(place)
+    for first, *others in together.values():
+        facts = places[first]
+        if not isinstance(facts, Missing):
+            yield from _file_system([first, *others], facts, wanted)
+        for place in others:
             yield rule("disk_space").skipped(f"on the same file system as {first}", of=place)
-            continue
-        yield from _place(place, facts, wanted)
 
 
-def _place(place: str, facts: DiskFacts, wanted: Wanted) -> Iterator[Finding]:
-    of, on = rule("disk_space"), f" ({facts.mount.kind})" if facts.mount else ""
-    limit = of.limits.get(place, 0)
+def _file_system(places: Sequence[str], facts: DiskFacts, wanted: Wanted) -> Iterator[Finding]:
+    of, place = rule("disk_space"), places[0]
+    on = f" ({facts.mount.kind})" if facts.mount else ""
     missing = "" if facts.exists else f"; {facts.path} is the nearest folder that exists"
     text = f"{gb(facts.free)} of {gb(facts.total)} free{on}{missing}"
     status = of.thresholds.status(facts.free / 1e9)
-    yield of.found("warn" if status == "pass" and facts.free / 1e9 < limit else status, text, of=place)
+    needs = {name: of.limits.get(name, 0) for name in places}
+    most = max(needs, key=lambda name: needs[name])
+    if status == "pass" and facts.free / 1e9 < needs[most]:
+        status, text = "warn", f"{text}, for {most}"
+    yield of.found(status, text, of=place)
     if facts.inodes:
         percent = 100 * facts.free_inodes / facts.inodes
         yield rule("disk_files").measured(percent, f"{counted(facts.free_inodes, 'more file')} possible", of=place)

@@ -99,13 +99,13 @@ def _memory(facts: GpuFacts, gpus: Sequence[GpuState]) -> Iterator[Finding]:
         if off
         else of.passed("enabled")
     )
-    of, place = rule("gpu_ecc_errors"), _places(gpus)
+    of, names = rule("gpu_ecc_errors"), {gpu.uuid: f"GPU {gpu.index}" for gpu in gpus}
     if isinstance(facts.ecc, Missing):
         yield of.skipped(facts.ecc.reason)
     elif all(one.since_load is None for one in facts.ecc):
         yield of.skipped("the GPUs have no ECC, or do not show it")
     else:
-        bad = [f"{one.since_load} on {place(one.uuid)}" for one in facts.ecc if one.since_load]
+        bad = [f"{one.since_load} on {names.get(one.uuid, one.uuid)}" for one in facts.ecc if one.since_load]
         in_life = sum(one.in_life or 0 for one in facts.ecc)
         text = f"0 uncorrected since the driver was loaded, {in_life:,} in the GPUs' life"
         yield of.found("fail", f"uncorrected: {listed(bad)}") if bad else of.passed(text)
@@ -116,8 +116,8 @@ def _memory(facts: GpuFacts, gpus: Sequence[GpuState]) -> Iterator[Finding]:
     if all(one.failure is None and one.pending is None for one in facts.remapped):
         yield of.skipped("the GPUs do not remap rows, or do not show it")
         return
-    failed = [place(one.uuid) for one in facts.remapped if one.failure]
-    pending = [place(one.uuid) for one in facts.remapped if one.pending]
+    failed = [names.get(one.uuid, one.uuid) for one in facts.remapped if one.failure]
+    pending = [names.get(one.uuid, one.uuid) for one in facts.remapped if one.pending]
     rows = sum(one.rows or 0 for one in facts.remapped)
     if failed:
         yield of.found("fail", f"failed on {listed(failed)}")
@@ -163,7 +163,7 @@ def _throttling(gpus: Sequence[GpuState]) -> Iterator[Finding]:
         if active:
             yield of.found("fail" if status == "fail" else "warn", listed(active))
             return
-    yield of.passed("none now")
+    yield of.passed("nothing")
 
 
 def _with_reason(gpus: Iterable[GpuState], reason: str) -> list[int]:
@@ -182,6 +182,8 @@ def _throttled_time(up_s: float | None, gpus: Sequence[GpuState]) -> Finding:
     if not counts or not up_s:
         return of.skipped("nvidia-smi does not show it" if up_s else "the time since the boot is not known")
     seconds, reason, index = max(counts)
+    if not seconds:
+        return of.passed("none since the driver was loaded")
     text = f"at most {seconds:,.0f} s ({reason}, GPU {index}) of {up_s / 3600:,.1f} h since the boot"
     return of.measured(100 * seconds / up_s, text)
 
@@ -229,13 +231,3 @@ def _processes(facts: GpuFacts) -> Iterator[Finding]:
         yield of.found("warn", listed(sorted(set(facts.processes))))
     else:
         yield of.passed("none")
-
-
-class _places:  # noqa: N801 (it is called like a function)
-    """The GPU of an id, in words."""
-
-    def __init__(self, gpus: Iterable[GpuState]) -> None:
-        self._index = {gpu.uuid: gpu.index for gpu in gpus}
-
-    def __call__(self, uuid: str) -> str:
-        return f"GPU {self._index[uuid]}" if uuid in self._index else uuid

@@ -2,6 +2,7 @@
 """Checks of how the scheduler is set up, and of how it sees this node."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from llmb.health.facts.source import Missing
 from llmb.health.rules import Finding, names_of, rule, skipped
@@ -11,11 +12,25 @@ from llmb.schedulers.port import SchedulerSetup, Trait
 CHECKED: tuple[Trait, ...] = ("tracking", "binding", "selection", "gpus", "mpi", "containers")
 
 
-def scheduler_checks(setup: SchedulerSetup | Missing, title: str, gpus: int, wanted: Wanted) -> Iterator[Finding]:
+class Silent(NamedTuple):
+    """A scheduler that should answer here, and does not."""
+
+    reason: str
+
+
+def scheduler_checks(
+    setup: SchedulerSetup | Silent | Missing, title: str, gpus: int, wanted: Wanted
+) -> Iterator[Finding]:
     """``gpus`` are those that this node shows."""
     if isinstance(setup, Missing):
         yield from skipped(names_of("scheduler"), setup.reason)
         return
+    of = rule("scheduler_answer")
+    if isinstance(setup, Silent):
+        yield of.found("warn", setup.reason)
+        yield from skipped([name for name in names_of("scheduler") if name != of.name], f"{title} does not answer")
+        return
+    yield of.passed("yes")
     of = rule("scheduler_version")
     yield of.passed(f"{title} {setup.version}") if setup.version else of.skipped(f"{title} does not show it")
     yield from _node(setup, title, gpus)

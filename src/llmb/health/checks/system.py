@@ -62,7 +62,7 @@ def _numa(facts: CpuFacts) -> Finding:
 def _cores(facts: CpuFacts, wanted: Wanted) -> Finding:
     of = rule("cpu_allowed")
     online = facts.online or facts.allowed
-    text = f"{facts.allowed} of {counted(online, 'CPU')}"
+    text = f"{facts.allowed:g} of {counted(int(online), 'CPU')}"
     if not wanted.gpus:
         return of.passed(text)
     return of.measured(facts.allowed / wanted.gpus, f"{text}, for {counted(wanted.gpus, 'GPU')}")
@@ -146,6 +146,17 @@ def limit_checks(facts: LimitFacts, *, has_rdma: bool) -> Iterator[Finding]:
         hardly = "hard" if hard is not None and of.thresholds.status(_figure(name, hard)) != "pass" else ""
         shown = _shown(name, soft) + (f" (hard limit {_shown(name, hard)})" if status != "pass" else "")
         yield of.found(status, shown, hardly)
+    yield _group_memory(facts)
+
+
+def _group_memory(facts: LimitFacts) -> Finding:
+    """Version 1 shows a huge number where there is no limit."""
+    of = rule("limits_memory")
+    if facts.total is None:
+        return of.skipped(UNSEEN)
+    if facts.memory is None or facts.memory >= facts.total:
+        return of.passed("all of the node")
+    return of.measured(100 * facts.memory / facts.total, f"{gib(facts.memory)} of {gib(facts.total)}")
 
 
 def _figure(name: str, limit: int) -> float:

@@ -13,7 +13,7 @@ from llmb.health.facts.source import Missing, Source
 PROBE = Path(__file__).with_name("disk_probe.py")
 DIRECTION_S = 15.0
 """How long writing, and reading, may take; what is done by then gives the rate."""
-LIMIT_S = 60.0
+LIMIT_S, SPACE_S = 60.0, 20.0
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -57,7 +57,7 @@ class DiskFacts:
 def read_disk(source: Source, folder: Path, size: int) -> DiskFacts | Missing:
     """``size`` of the test file in bytes; 0 for none."""
     command = [sys.executable, "-I", str(PROBE), str(folder), str(size), str(DIRECTION_S)]
-    said = source.ask(command, LIMIT_S)
+    said = source.ask(command, LIMIT_S if size else SPACE_S)
     found = _documents(said.text)
     space = found.get("space")
     problem = (said.problem or "").replace(sys.executable, "the file system", 1) if said.timed_out else said.problem

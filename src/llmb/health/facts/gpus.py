@@ -7,7 +7,7 @@ One field that a driver does not know fails its whole query, so each kind of fie
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from llmb.health.facts.source import Missing, Said, Source
 from llmb.runs.gpu_states import PROGRAM, QUERIES, NodeGpus, command, parse_states
@@ -25,8 +25,6 @@ _UNWELL = re.compile(r"\[(GPU requires reset|GPU is lost|Unknown Error)\]", re.I
 _GPU = re.compile(r"GPU (\d+): ")
 _LINK = re.compile(r"\s*Link (\d+):\s*(.*)")
 _COUNTER = re.compile(r"(.+?)\s*:\s*(\d+)\s*$")
-
-Query = TypeVar("Query")
 
 
 class EccErrors(NamedTuple):
@@ -103,19 +101,35 @@ def read_gpus(source: Source, node: str) -> GpuFacts:
     states, said = _states(source, node)
     if isinstance(states, Missing):
         return GpuFacts(on_bus=on_bus, states=states, hung=said.timed_out)
+    found, hung = _details(source)
     return GpuFacts(
         on_bus=on_bus,
         states=states,
-        ecc=_asked(source, ECC_FIELDS, parse_ecc),
-        pcie=_asked(source, PCIE_FIELDS, parse_pcie),
-        fabric=_asked(source, FABRIC_FIELDS, parse_fabric),
-        remapped=_asked(source, REMAP_FIELDS, parse_remapped),
-        links=_printed(source.ask([PROGRAM, "nvlink", "--status"], LIMIT_S), parse_links),
-        link_errors=_printed(source.ask([PROGRAM, "nvlink", "--errorcounters"], LIMIT_S), parse_link_errors),
-        processes=_printed(source.ask(_csv("compute-apps", ("pid", "process_name")), LIMIT_S), parse_processes),
-        unwell=parse_unwell(said.text),
+        unwell=(*parse_unwell(said.text), *([hung] if hung else [])),
         up_s=up_seconds(source),
+        **found,
     )
+
+
+def _details(source: Source) -> tuple[dict[str, Any], str | None]:
+    """What else is asked for, by the name of the fact, and how it hung, after which nothing more is asked for."""
+    queries: dict[str, tuple[list[str], Callable[[str], Sequence[object]]]] = {
+        "ecc": (_csv("gpu", ECC_FIELDS), parse_ecc),
+        "pcie": (_csv("gpu", PCIE_FIELDS), parse_pcie),
+        "fabric": (_csv("gpu", FABRIC_FIELDS), parse_fabric),
+        "remapped": (_csv("remapped-rows", REMAP_FIELDS), parse_remapped),
+        "links": ([PROGRAM, "nvlink", "--status"], parse_links),
+        "link_errors": ([PROGRAM, "nvlink", "--errorcounters"], parse_link_errors),
+        "processes": (_csv("compute-apps", ("pid", "process_name")), parse_processes),
+    }
+    found: dict[str, Any] = {}
+    for name, (words, parse) in queries.items():
+        said = source.ask(words, LIMIT_S)
+        found[name] = _printed(said, parse)
+        if said.timed_out:
+            problem = said.problem or ""
+            return {**dict.fromkeys(queries, Missing(problem)), **found}, problem
+    return found, None
 
 
 def gpus_on_bus(source: Source) -> int:
@@ -145,16 +159,11 @@ def _states(source: Source, node: str) -> tuple[NodeGpus | Missing, Said]:
     return Missing(said.problem or ""), said
 
 
-def _asked(source: Source, fields: Sequence[str], parse: Callable[[str], Sequence[Query]]) -> Sequence[Query] | Missing:
-    kind = "remapped-rows" if fields is REMAP_FIELDS else "gpu"
-    return _printed(source.ask(_csv(kind, fields), LIMIT_S), parse)
-
-
 def _csv(kind: str, fields: Sequence[str]) -> list[str]:
     return [PROGRAM, f"--query-{kind}={','.join(fields)}", "--format=csv,noheader,nounits"]
 
 
-def _printed(said: Said, parse: Callable[[str], Sequence[Query]]) -> Sequence[Query] | Missing:
+def _printed(said: Said, parse: Callable[[str], Sequence[object]]) -> Sequence[object] | Missing:
     if said.problem is None:
         return parse(said.text)
     known = "this driver's nvidia-smi does not show it" if UNKNOWN_FIELD in said.problem else said.problem

@@ -5,7 +5,9 @@ import os
 import re
 import resource
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from llmb.health.facts.source import Source
 from llmb.site.machine import usable_cores
@@ -35,7 +37,8 @@ class CpuFacts:
     """PCI devices of NVIDIA without a NUMA node, if there are several nodes."""
     threads_per_core: int | None
     online: int | None
-    allowed: int
+    allowed: float
+    """By affinity and by the quota of the control group."""
     load: float | None
     """Processes that ran or waited for a CPU, in the last minute."""
 
@@ -73,6 +76,10 @@ class LimitFacts:
     """Soft and hard limits of this process by name; None is unlimited."""
 
     limits: dict[str, tuple[int | None, int | None]]
+    memory: int | None
+    """Bytes that its control group may use, such as a job's; None is unlimited."""
+    total: int | None
+    """Bytes of the node."""
 
 
 def read_cpu(source: Source) -> CpuFacts:
@@ -91,7 +98,7 @@ def read_cpu(source: Source) -> CpuFacts:
         gpus_without_node=_without_node(source) if nodes > 1 else 0,
         threads_per_core=max(threads, default=None),
         online=_size(source.text(f"{CPU}/online")) or None,
-        allowed=usable_cores(),
+        allowed=allowed_cpus(source),
         load=float(load[0]) if load else None,
     )
 
@@ -172,9 +179,35 @@ def read_kernel(source: Source) -> KernelFacts:
     )
 
 
-def read_limits() -> LimitFacts:
+def allowed_cpus(source: Source) -> float:
+    quotas = [re.fullmatch(r"(\d+) (\d+)", text) for text in group_values(source, "", "cpu.max")]
+    found = [int(quota[1]) / int(quota[2]) for quota in quotas if quota and int(quota[2])]
+    return min([float(usable_cores()), *found])
+
+
+def group_values(source: Source, controller: str, name: str) -> Iterator[str]:
+    """What a file says in each of this process's control groups, up to the root; no ``controller`` is version 2."""
+    for line in (source.text("/proc/self/cgroup") or "").splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controller not in controllers.split(","):
+            continue
+        group = PurePosixPath("/" + path.lstrip("/"))
+        for folder in (group, *group.parents):
+            text = source.text(f"/sys/fs/cgroup/{controller}{folder}/{name}")
+            if text is not None:
+                yield text
+
+
+def group_memory(source: Source) -> int | None:
+    files = (("", "memory.max"), ("memory", "memory.limit_in_bytes"))
+    texts = [text for controller, name in files for text in group_values(source, controller, name)]
+    return min((int(text) for text in texts if text.isdecimal()), default=None)
+
+
+def read_limits(source: Source) -> LimitFacts:
     def known(limit: int) -> int | None:
         return None if limit == resource.RLIM_INFINITY else limit
 
     found = {name: resource.getrlimit(number) for name, number in LIMITS.items()}
-    return LimitFacts({name: (known(soft), known(hard)) for name, (soft, hard) in found.items()})
+    limits = {name: (known(soft), known(hard)) for name, (soft, hard) in found.items()}
+    return LimitFacts(limits, group_memory(source), read_memory(source).total)
