@@ -353,7 +353,7 @@ def test_places_on_one_file_system_are_judged_by_what_all_need(site: Site) -> No
     finding = site.found()["disk_space_install"]
     assert isinstance(finding, Check)
     assert finding.status == "warn"
-    assert str(finding.value).endswith("free (lustre), for checkpoints")
+    assert str(finding.value).endswith("free (lustre), less than the 200 GB for checkpoints")
 
 
 def test_a_container_brings_its_own_software(site: Site) -> None:

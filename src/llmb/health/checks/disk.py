@@ -42,13 +42,13 @@ def _file_system(places: Sequence[str], facts: DiskFacts, wanted: Wanted) -> Ite
     of, place = rule("disk_space"), places[0]
     on = f" ({facts.mount.kind})" if facts.mount else ""
     missing = "" if facts.exists else f"; {facts.path} is the nearest folder that exists"
-    text = f"{gb(facts.free)} of {gb(facts.total)} free{on}{missing}"
+    text = f"{gb(facts.free)} of {gb(facts.total)} free{on}"
     status = of.thresholds.status(facts.free / 1e9)
     needs = {name: of.limits.get(name, 0) for name in places}
     most = max(needs, key=lambda name: needs[name])
     if status == "pass" and facts.free / 1e9 < needs[most]:
-        status, text = "warn", f"{text}, for {most}"
-    yield of.found(status, text, of=place)
+        status, text = "warn", f"{text}, less than the {needs[most]:g} GB for {most}"
+    yield of.found(status, f"{text}{missing}", of=place)
     if facts.inodes:
         percent = 100 * facts.free_inodes / facts.inodes
         yield rule("disk_files").measured(percent, f"{counted(facts.free_inodes, 'more file')} possible", of=place)
