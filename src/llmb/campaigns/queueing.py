@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queues a campaign: every job is planned first, then the user confirms."""
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from llmb.errors import UsageError, UserInterrupt
 from llmb.jobs.history import open_history
 from llmb.jobs.order import Order, make_order
 from llmb.runs.record import now
-from llmb.schedulers.lookup import read_cluster_site
+from llmb.schedulers.lookup import QUEUE, find_scheduler, read_cluster_site
 from llmb.site.site import Site
 
 MOST_SHOWN = 30
@@ -54,6 +55,11 @@ class Context:
     @property
     def install(self) -> Path:
         return self.site.install
+
+    def gpu_type(self, values: Mapping[str, Any]) -> str | None:
+        """Of jobs with these options that ask for none. Raises UsageError."""
+        scheduler = find_scheduler(QUEUE)
+        return scheduler.defaults(self.site, scheduler.asked(values, self.environ, sys.executable)).gpu_type
 
     def order(self, wanted: JobRequest) -> Order:
         """Raises UsageError."""
@@ -187,7 +193,7 @@ def listed(what: str, items: Iterable[str]) -> str:
 
 def _checked(context: Context, wanted: Wanted) -> tuple[list[CampaignJob], list[str]]:
     """Every job that can run; and those that are left out because they cannot run and were not named."""
-    expansion = expand(context.catalogue, wanted.entries, context.site.config.gpu_type)
+    expansion = expand(context.catalogue, wanted.entries, context.gpu_type(wanted.values))
     refused: list[tuple[SelectedJob, str]] = []
     jobs = []
     for job in narrowed(context.catalogue, expansion.jobs, wanted.within):

@@ -69,7 +69,7 @@ def run_campaign(
 def _left_open(context: Context, wanted: Wanted, proposal: Proposal) -> list[str]:
     """What the jobs take that neither the request nor the cluster's settings name."""
     found = {choice.name: choice.text() for job in proposal.jobs for choice in job.unspecified}
-    if context.site.config.gpu_type is None and not all(entry.selection.gpu_type for entry in wanted.entries):
+    if context.gpu_type(wanted.values) is None and not all(entry.selection.gpu_type for entry in wanted.entries):
         types = ", ".join(dict.fromkeys(job.gpu_type for job in proposal.jobs))
         found["GPU type"] = f"GPU type {types} (--gpu-type, or gpu_type in cluster_config.yaml, names another)"
     return [f"not specified: {'; '.join(found.values())}"] if found else []

@@ -7,6 +7,7 @@ from llmb.catalogue.job_defaults import JobDefaults
 from llmb.errors import UsageError
 from llmb.jobspec.arguments import PYTHON, RUN_FOLDER
 from llmb.jobspec.container import ContainerSettings
+from llmb.jobspec.node_setup import Binding
 from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.jobspec.placement import place
 from llmb.jobspec.spec import JobSpec
@@ -16,6 +17,7 @@ from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.schedulers.port import Scheduler
+from llmb.site.cluster_config import ClusterConfig
 from llmb.site.site import Site
 
 BEGIN = (PYTHON, "-m", "llmb.jobs.begin", RUN_FOLDER)
@@ -34,7 +36,7 @@ def assemble(
     folder: RunFolder,
 ) -> JobSpec:
     """The job that runs ``plan`` in ``folder``, which need not exist. Raises UsageError if it is not possible."""
-    recipe, chosen = plan.recipe, scheduler.defaults(site)
+    recipe, chosen, gpus = plan.recipe, scheduler.defaults(site, options, plan.recipe.gpu_type), plan.device == "cuda"
     given = options.gpus_per_node or chosen.gpus_per_node
     config = site.config
     own = (config.environment, config.environment_of(recipe.workload), options.variables)
@@ -46,14 +48,18 @@ def assemble(
         title=f"{recipe.title()}, by llmb{work.title}",
         name=folder.name,
         placement=place(recipe.scale, given or defaults.gpus_per_node),
-        gpus=plan.device == "cuda",
+        gpus=gpus,
         nvlink_domain_nodes=defaults.nvlink_domain_nodes,
         time_limit_min=defaults.time_limit_min,
         retries=chosen.retries if options.retries is None else options.retries,
         start=work.start or options.start or chosen.start,
         variables=job_variables(plan, work, defaults, options, site),
+        gpu_type=recipe.gpu_type,
         modules=config.modules,
         profiles=(*([site.fabric.profile] if site.fabric and site.fabric.profile else []), *config.profiles),
+        prolog=config.prolog,
+        vboost=(config.vboost if options.vboost is None else options.vboost) or None if gpus else None,
+        binding=binding(options, config),
         python=config.python or options.python,
         container=mounted_folders(work.container, _own_mounts(plan, site)),
         control_in_container=work.control_in_container,
@@ -64,6 +70,12 @@ def assemble(
         documented_root=str(site.install) if site.shell.get("STAGE_PATH") else None,
     )
     return scheduler.completed(spec, options, site)
+
+
+def binding(options: JobOptions, config: ClusterConfig) -> Binding:
+    """What options ask for, each above the cluster's setting."""
+    chosen = {"cpu": options.cpu_binding, "numa": options.numa_binding}
+    return config.binding.model_copy(update={name: value for name, value in chosen.items() if value is not None})
 
 
 def job_variables(

@@ -30,7 +30,7 @@ from llmb.runs.plan import Plan
 from llmb.runs.planning import NotPrepared
 from llmb.runs.record import ENGINE, SubmittedJob, now, queued_record, write_record
 from llmb.schedulers.lookup import QUEUE, find_scheduler
-from llmb.schedulers.port import Scheduler
+from llmb.schedulers.port import Defaults, Scheduler
 from llmb.site.site import Site
 
 
@@ -108,8 +108,9 @@ def make_order(
 
     Raises UsageError, and NotPrepared unless it is a ``dry_run``.
     """
-    on_site = replace(request, gpu_type=request.gpu_type or site.config.gpu_type)
-    asked_for = replace(on_site, scale=scale_of(catalogue, on_site, options, site))
+    chosen = find_scheduler(QUEUE).defaults(site, options, request.gpu_type)
+    on_site = replace(request, gpu_type=chosen.gpu_type)
+    asked_for = replace(on_site, scale=scale_of(catalogue, on_site, options, chosen))
     found = {} if on_site.gpu_type == request.gpu_type else {"gpu_type": CLUSTER_CONFIG}
     recipe = resolve(catalogue, asked_for, found)
     asked = framework or FrameworkOptions()
@@ -135,13 +136,12 @@ def make_order(
     return order
 
 
-def scale_of(catalogue: Catalogue, request: Request, options: JobOptions, site: Site) -> int | None:
+def scale_of(catalogue: Catalogue, request: Request, options: JobOptions, chosen: Defaults) -> int | None:
     """The requested scale, or that of the requested nodes. Raises UsageError if they differ."""
     if options.nodes is None:
         return request.scale
     gpu = catalogue.gpus.get(gpu_type_of(catalogue, request))
-    chosen = find_scheduler(QUEUE).defaults(site).gpus_per_node
-    per_node = options.gpus_per_node or chosen or (gpu.gpus_per_node if gpu else None)
+    per_node = options.gpus_per_node or chosen.gpus_per_node or (gpu.gpus_per_node if gpu else None)
     if per_node is None:
         raise UsageError("the number of processes per node is not specified", do="add --gpus-per-node")
     scale = options.nodes * per_node

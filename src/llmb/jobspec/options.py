@@ -12,6 +12,7 @@ from pydantic import Field
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError
 from llmb.jobspec.container import text_problems
+from llmb.jobspec.node_setup import CpuBinding, NumaBinding
 from llmb.options.option import Option
 from llmb.secrets import holds_secret
 
@@ -33,6 +34,11 @@ class JobOptions:
     """Defines the scale, if nothing else does."""
     gpus_per_node: int | None = None
     start: StartMode | None = None
+    gpu_request: str | None = None
+    """How GPUs are requested, in the scheduler's terms."""
+    vboost: int | None = None
+    cpu_binding: CpuBinding | None = None
+    numa_binding: NumaBinding | None = None
     retries: int | None = None
     """How often the run may be started again after failures that are not its own."""
     python: str = "python3"

@@ -8,6 +8,7 @@ from pydantic import Field
 from llmb.catalogue.records import Record
 from llmb.jobspec.arguments import Word
 from llmb.jobspec.container import ContainerSettings
+from llmb.jobspec.node_setup import Binding
 from llmb.jobspec.options import StartMode
 from llmb.jobspec.placement import Placement
 from llmb.jobspec.variables import Variable
@@ -55,8 +56,16 @@ class JobSpec(Record):
     secrets: tuple[str, ...] = ()
     """Names of variables that the job gets from the shell that submits although they may hold secrets. Their values are
     in no file."""
+    gpu_type: str | None = None
+    """Of the catalogue, or ``cpu``; None for a preparation without GPUs."""
     modules: tuple[str, ...] = ()
     profiles: tuple[str, ...] = ()
+    prolog: tuple[str, ...] = ()
+    """Shell commands that every node runs before the workers, outside of a container."""
+    vboost: int | None = None
+    """Of the GPUs of every node while the workers train."""
+    binding: Binding = Binding()
+    """Of each worker."""
     python: str
     """The interpreter on the nodes, outside of a container."""
     container: ContainerSettings = ContainerSettings()

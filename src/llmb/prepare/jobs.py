@@ -111,8 +111,10 @@ class PreparationOrder:
             cpus=CPUS,
             variables=layered((), site.shell, given),
             secrets=(*TOKENS, *PROXIES),
+            gpu_type=what.gpu_type,
             modules=config.modules,
             profiles=config.profiles,
+            prolog=config.prolog,
             python=config.python or self.options.python,
             container=mounted_folders(config.container, [str(site.install), *self.sources]),
             work=work,
@@ -143,7 +145,7 @@ def preparation_orders(
     if not any(wanted.values()):
         raise UsageError("neither the dataset nor the checkpoint is to be prepared", do="leave out one --skip option")
     _check_model(catalogue, workload, size, choices, site)
-    gpu_type = choices.gpu_type or site.config.gpu_type
+    gpu_type = find_scheduler(QUEUE).defaults(site, options, choices.gpu_type).gpu_type
     recipe = resolve(catalogue, Request(workload=workload, size=size, gpu_type=gpu_type))
     seq_len = choices.seq_len or (recipe.layout.seq_len if gpu_type else None)
     # The two jobs do not wait for each other: the dataset takes the tokenizer from where the checkpoint comes from.

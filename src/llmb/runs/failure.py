@@ -17,6 +17,8 @@ VICTIM = re.compile(r"Connection (closed|reset) by|Broken pipe|Socket Timeout|re
 
 _STALL_LINE = re.compile(rf"^{STALL}(?:(?P<who>ranks? [\d, -]+) on (?P<host>[\w.-]+) )?(?P<how>.*)$", re.MULTILINE)
 _WORKER_LINE = re.compile(r"^llmb: rank (?P<rank>\d+) on (?P<host>\S+) failed: (?P<error>.*)$", re.MULTILINE)
+# Of a node that could not be made ready for its workers.
+_NODE_LINE = re.compile(r"^llmb: node (?P<host>\S+) failed: (?P<error>.*)$", re.MULTILINE)
 # An entry of the report that torch.distributed.run ends a failed run with.
 _ENTRY = re.compile(r"host\s*: (?P<host>\S+)\s+rank\s*: (?P<rank>\d+) .*\s+exitcode\s*: (?P<code>-?\d+) ")
 
@@ -84,7 +86,8 @@ class _Failure(NamedTuple):
 
 
 def _find(log: str) -> _Failure | None:
-    """A hung run was ended by the watchdog: what follows in the log comes from that.
+    """A hung run was ended by the watchdog: what follows in the log comes from that. A node that was not ready ended
+    the run before any worker could fail.
 
     Else a rank killed from outside comes first, then one that failed by itself, then a task that srun saw killed, then
     a rank that ended silently, then one that lost its connection: which of them the launcher saw first is a matter of
@@ -93,6 +96,9 @@ def _find(log: str) -> _Failure | None:
     stalled = _STALL_LINE.search(log)
     if stalled:
         return _Failure(stalled["how"], stalled["who"], stalled["host"], stalled.end())
+    unready = _NODE_LINE.search(log)
+    if unready:
+        return _Failure(f"failed: {unready['error']}", "setup", unready["host"], unready.end())
     entries = list(_ENTRY.finditer(log))
     for entry in entries:
         number = -int(entry["code"])

@@ -100,6 +100,8 @@ class Submitted:
 class Defaults:
     """What a cluster's settings choose where a job does not."""
 
+    gpu_type: str | None = None
+    """That of the job's nodes, as far as it is known."""
     gpus_per_node: int | None = None
     start: StartMode = "torchrun"
     retries: int = 0
@@ -204,8 +206,11 @@ class Scheduler(Protocol):
         """What the values of options ask for, above the variables of the shell; ``python`` is the interpreter that
         runs where nothing else is specified. Raises UsageError with all that is wrong."""
 
-    def defaults(self, site: Site) -> Defaults:
-        """What the cluster's settings choose."""
+    def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:
+        """What the cluster's settings choose for a job with ``options`` that asks for ``gpu_type``, or for none.
+
+        Raises UsageError where the nodes that the options name do not have it.
+        """
 
     def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:
         """The specification with flags, limits and array as they will be. Raises UsageError with all that is wrong."""

@@ -82,6 +82,15 @@ CASES: dict[str, Make] = {
         },
         start="task-per-gpu",
     ),
+    "nodes-set-up": lambda: order_of(
+        Request(**LORA, dtype="bf16", gpu_type="gb200", scale=32),
+        config={
+            **SITE,
+            "prolog": ["test -w /scratch", 'echo it\'s "$SLURMD_NODENAME"'],
+            "vboost": 1,
+            "binding": {"cpu": "cores", "numa": "local"},
+        },
+    ),
     "requeue-array": lambda: order_of(
         Request(**LLAMA, gpu_type="h100", scale=576),
         flags={

@@ -57,8 +57,8 @@ class LocalScheduler(Scheduler):
     def asked(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:  # noqa: ARG002
         return JobOptions(python=python)
 
-    def defaults(self, site: Site) -> Defaults:  # noqa: ARG002
-        return Defaults()
+    def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:  # noqa: ARG002
+        return Defaults(gpu_type=gpu_type)
 
     def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:  # noqa: ARG002
         return spec

@@ -7,9 +7,10 @@ from typing import Annotated
 
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError
+from llmb.jobspec.node_setup import CpuBinding, NumaBinding
 from llmb.jobspec.options import Flags, JobOptions, StartMode
 from llmb.jobspec.variables import parse_variables
-from llmb.options.forms import Form
+from llmb.options.forms import Form, pattern
 from llmb.options.option import Option, limit_problems, options_of
 from llmb.options.ranges import numbers_of, parse_ranges
 from llmb.options.text import NONE_WORDS, convert
@@ -22,6 +23,7 @@ from llmb.schedulers.slurm.flags import (
     parse_additional,
     parse_flags,
 )
+from llmb.schedulers.slurm.settings import GpuRequest
 
 ADDITIONAL = "ADDITIONAL_SLURM_PARAMS"
 COUNTED = ("SBATCH_GPUS_PER_NODE", "SLURM_GPUS_PER_NODE")
@@ -77,6 +79,10 @@ class SlurmChoices(Record):
             set_by=("GPUS_PER_NODE", "SBATCH_GPUS_PER_NODE", "SLURM_GPUS_PER_NODE"),
         ),
     ] = None
+    gpu_request: Annotated[
+        GpuRequest | None,
+        _option(help="How GPUs are requested; none on whole nodes that Slurm does not count GPUs of."),
+    ] = None
     gres: Annotated[
         str | None, _option(help="Generic resources of a node, such as gpu:8. Default: the GPUs that the job uses.")
     ] = None
@@ -124,6 +130,21 @@ class SlurmChoices(Record):
     start: Annotated[
         StartMode | None, _option(help="torchrun on each node, or one Slurm task per GPU. Default: torchrun.")
     ] = None
+    vboost: Annotated[
+        int | None,
+        _option(help="Level of nvidia-smi boost-slider on every node while the workers train; 0 for none.", minimum=0),
+    ] = None
+    cpu_binding: Annotated[
+        str | None,
+        _option(
+            help="CPU cores of each worker for itself: 'cores' for an equal share, a number, or none.",
+            metavar="none|cores|N",
+            form=Form(pattern(r"none|cores|\d{1,4}"), "none, cores or a number", any_case=True),
+        ),
+    ] = None
+    numa_binding: Annotated[NumaBinding | None, _option(help="local: CPU cores and memory of the GPU's NUMA node.")] = (
+        None
+    )
 
     def flags(self) -> dict[str, str | None]:
         """Those of sbatch that are asked for, by its own names."""
@@ -163,10 +184,24 @@ def slurm_options(chosen: SlurmChoices, environ: Mapping[str, str], python: str)
         variables=parse_variables(chosen.env),
         nodes=chosen.nodes,
         gpus_per_node=chosen.gpus_per_node or shell_gpus_per_node(environ),
+        gpu_request=chosen.gpu_request,
+        vboost=chosen.vboost,
+        cpu_binding=_cpu_binding(chosen.cpu_binding),
+        numa_binding=chosen.numa_binding,
         start=chosen.start,
         retries=chosen.retries,
         python=python,
     )
+
+
+def _cpu_binding(text: str | None) -> CpuBinding | None:
+    """As in the reference scripts, 0 is none. Raises UsageError."""
+    if text is None:
+        return None
+    word = str(convert(options_of(SlurmChoices)["cpu_binding"], "--cpu-binding", (text,)))
+    if word == "cores":
+        return "cores"
+    return int(word) if word.strip("0").isdecimal() else "none"
 
 
 def job_flags(own: Flags, others: Sequence[str], environ: Mapping[str, str]) -> dict[str, str | None]:

@@ -3,19 +3,21 @@
 
 from collections.abc import Iterator
 
+from llmb.catalogue.resolve import CPU
 from llmb.errors import UsageError
 from llmb.jobspec.options import Flags, JobOptions
 from llmb.jobspec.spec import JobSpec
 from llmb.schedulers.slurm.asked import array_indices
 from llmb.schedulers.slurm.flags import GPU_FLAGS, asked, duration, flag_problems, minutes, on_top
 from llmb.schedulers.slurm.gpu_request import gpu_request
+from llmb.schedulers.slurm.partitions import site_partition
 from llmb.schedulers.slurm.settings import SlurmSettings
 from llmb.schedulers.slurm.steps import tasks_of
 
 
 def completed_spec(spec: JobSpec, options: JobOptions, settings: SlurmSettings) -> JobSpec:
     """All flags in the order of the script, and the fields of the specification that they set. Raises UsageError."""
-    own = {"account": settings.account, "partition": settings.partition}
+    own = {"account": settings.account, "partition": site_partition(settings, spec.gpu_type if spec.gpus else CPU)}
     site = {**{name: value for name, value in own.items() if value}, **settings.flags}
     chosen = on_top(dict(_defaults(spec)), site, options.flags)
     if chosen.get("dependency"):
@@ -24,10 +26,13 @@ def completed_spec(spec: JobSpec, options: JobOptions, settings: SlurmSettings) 
     problems = list(flag_problems(asked(chosen)))
     if problems:
         raise UsageError("this job cannot be asked for:\n" + "\n".join(f"  - {problem}" for problem in problems))
+    asking = settings.within(chosen.get("partition"))
+    if options.gpu_request:
+        asking = asking.model_copy(update={"gpu_request": options.gpu_request})
     flags: Flags = {
         "nodes": str(spec.placement.nodes),
         "ntasks-per-node": str(tasks_of(spec)),
-        **(gpu_request(settings, spec.placement, chosen) if spec.gpus else {}),
+        **(gpu_request(asking, spec.placement, chosen) if spec.gpus else {}),
         **asked({name: value for name, value in chosen.items() if not (spec.gpus and name in GPU_FLAGS)}),
     }
     array = flags.get("array")

@@ -31,6 +31,7 @@ from llmb.schedulers.slurm.hostlist import expand
 from llmb.schedulers.slurm.job_state import SlurmJob
 from llmb.schedulers.slurm.meaning import WORDS, told
 from llmb.schedulers.slurm.offer import slurm_offer
+from llmb.schedulers.slurm.partitions import gpu_type_within, site_partition
 from llmb.schedulers.slurm.script import batch_script
 from llmb.schedulers.slurm.settings import SlurmSettings, settings_of
 from llmb.schedulers.slurm.setup import read_setup
@@ -58,9 +59,11 @@ class SlurmScheduler(Scheduler):
     def asked(self, values: Mapping[str, Any], environ: Mapping[str, str], python: str) -> JobOptions:
         return slurm_options(made(SlurmChoices, values), environ, python)
 
-    def defaults(self, site: Site) -> Defaults:
-        settings = settings_of(site)
-        return Defaults(settings.gpus_per_node, settings.start, settings.retries)
+    def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:
+        settings, partition = settings_of(site), options.flags.get("partition")
+        found = gpu_type_within(settings, partition, gpu_type, site.config.gpu_type)
+        own = settings.within(partition or site_partition(settings, found))
+        return Defaults(found, own.gpus_per_node, own.start, own.retries)
 
     def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:
         return completed_spec(spec, options, settings_of(site))

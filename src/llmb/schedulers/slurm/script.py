@@ -9,6 +9,7 @@ from llmb.jobspec.options import Flags
 from llmb.jobspec.spec import JobSpec
 from llmb.runs.folder import RunFolder
 from llmb.schedulers.slurm.flags import directive
+from llmb.schedulers.slurm.node_setup import files, with_setup
 from llmb.schedulers.slurm.shell import Shell, ShellWord, command_line, command_lines
 from llmb.schedulers.slurm.steps import ADDRESS, PORT, single_step, worker_step
 
@@ -120,7 +121,9 @@ def _work(spec: JobSpec) -> Iterator[str]:
     yield '[ -z "$llmb_signal" ] || exit 143'
     yield ""
     log = f'"$llmb_folder"/{shlex.quote(spec.log)}'
-    yield f"{command_lines(worker_step(spec))} \\\n    >>{log} 2>&1 </dev/null &"
+    yield from files(spec)
+    work = "\n".join(with_setup(spec, command_lines(worker_step(spec))))
+    yield f"{work} \\\n    >>{log} 2>&1 </dev/null &"
     yield WAIT
     if spec.finish:
         yield ""

@@ -56,6 +56,19 @@ class SlurmSettings(Record):
 
     _gres_type_is_a_name = field_validator("gres_type")(_name_of_gres)
 
+    def types_of(self, partition: str | None) -> dict[str, str]:
+        """The GPU type of each of the partitions that are named with commas, as far as it is known."""
+        names = [name.strip() for name in (partition or "").split(",")]
+        found = {name: self.partitions[name].gpu_type for name in names if name in self.partitions}
+        return {name: gpu_type for name, gpu_type in found.items() if gpu_type}
+
+    def within(self, partition: str | None) -> Self:
+        """With what is particular to the first of the partitions that has something particular."""
+        names = (name.strip() for name in (partition or "").split(","))
+        own = next((self.partitions[name] for name in names if name in self.partitions), PartitionSettings())
+        given = own.model_dump(exclude={"gpu_type"}, exclude_none=True)
+        return self.model_copy(update=given)
+
     @field_validator("flags", "srun_flags", mode="before")
     @classmethod
     def _values_are_text(cls, value: object) -> object:

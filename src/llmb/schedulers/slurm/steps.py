@@ -7,6 +7,7 @@ from llmb.jobspec.arguments import Word
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.placement import Placement
 from llmb.jobspec.spec import JobSpec
+from llmb.schedulers.slurm.node_setup import bound
 from llmb.schedulers.slurm.shell import Shell, ShellWord, shell_word
 
 ADDRESS, PORT = Shell('"$llmb_address"'), Shell('"$llmb_port"')
@@ -35,10 +36,12 @@ def worker_step(spec: JobSpec) -> tuple[ShellWord, ...]:
     work = [shell_word(word, python) for word in spec.work]
     if spec.start == "once":
         words = work
+    elif spec.start == "torchrun" and spec.binding.binds:
+        words = [python, *torchrun(placement), "--no-python", *bound(spec, python, work)]
     elif spec.start == "torchrun":
         words = [python, *torchrun(placement), *work[1:]]
     else:
-        words = ["sh", "-c", TASK, "llmb-task", *work]
+        words = ["sh", "-c", TASK, "llmb-task", *bound(spec, python, work)]
     return (*srun, *inside(spec.container, gpu=spec.gpus), *words)
 
 

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Binds a worker to CPU cores and to the memory of a NUMA node, then becomes the worker.
+
+Called with the settings ``binding.cpu`` and ``binding.numa`` and the worker's command. It imports nothing of llmb:
+where a framework's container lacks llmb, the batch script carries its text.
+"""
+
+import ctypes
+import os
+import platform
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
+"""Number of the system call, by machine."""
+MPOL_BIND = 2
+MOST_NODES = 1024
+
+
+def parse_cpus(text: str) -> list[int]:
+    """Of the kernel's lists, such as ``0-3,8``."""
+    spans = (span.partition("-") for span in text.strip().split(",") if span)
+    return [cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1)]
+
+
+def cpu_text(cpus: Iterable[int]) -> str:
+    """The inverse."""
+    spans: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if spans and cpu == spans[-1][1] + 1:
+            spans[-1][1] = cpu
+        else:
+            spans.append([cpu, cpu])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in spans)
+
+
+def numa_nodes(root: Path, allowed: Collection[int]) -> dict[int, set[int]]:
+    """CPUs that may be used, by NUMA node; nodes without one are left out."""
+    found = {}
+    for path in (root / "sys/devices/system/node").glob("node[0-9]*"):
+        cpus = set(parse_cpus((path / "cpulist").read_text())) & set(allowed)
+        if cpus:
+            found[int(path.name[4:])] = cpus
+    return dict(sorted(found.items())) or {0: set(allowed)}
+
+
+def cores(root: Path, cpus: Collection[int], nodes: Mapping[int, Collection[int]]) -> list[list[int]]:
+    """Hardware threads of each core, in the order of NUMA nodes."""
+    found = set()
+    for cpu in cpus:
+        path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        siblings = parse_cpus(path.read_text()) if path.exists() else [cpu]
+        found.add(tuple(sorted(set(siblings) & set(cpus))))
+    place = {cpu: node for node, members in nodes.items() for cpu in members}
+    return [list(core) for core in sorted(found, key=lambda core: (place.get(core[0], 0), core[0]))]
+
+
+def gpu_nodes(root: Path, environ: Mapping[str, str], workers: int) -> list[int] | None:
+    """The NUMA node of each worker's GPU; None where the driver or the system does not tell all of them."""
+    gpus = sorted((root / "proc/driver/nvidia/gpus").glob("*"))
+    visible = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    chosen = [_gpu(gpus, name) for name in visible] if visible else list(gpus)
+    found = []
+    for gpu in chosen[:workers]:
+        path = root / "sys/bus/pci/devices" / (gpu.name.lower() if gpu else "") / "numa_node"
+        node = int(path.read_text()) if gpu and path.exists() else -1
+        if node < 0:
+            return None
+        found.append(node)
+    return found if len(found) == workers else None
+
+
+def _gpu(gpus: Sequence[Path], name: str) -> Path | None:
+    """Of a name in CUDA_VISIBLE_DEVICES: a number or a UUID."""
+    if name.isdecimal():
+        return gpus[int(name)] if int(name) < len(gpus) else None
+    return next((gpu for gpu in gpus if name in (gpu / "information").read_text()), None)
+
+
+def share(
+    root: Path, environ: Mapping[str, str], allowed: Collection[int], cpu: str, numa: str
+) -> tuple[list[int], int | None]:
+    """CPUs of this worker, and the NUMA node whose memory it uses; None for any.
+
+    Raises ValueError where the node has too few cores.
+    """
+    rank, workers = int(environ["LOCAL_RANK"]), int(environ["LOCAL_WORLD_SIZE"])
+    nodes = numa_nodes(root, allowed)
+    mine, peers, node = set(allowed), list(range(workers)), None
+    if numa == "local":
+        places = gpu_nodes(root, environ, workers)
+        if places is None or not set(places) <= set(nodes):
+            places = [list(nodes)[number * len(nodes) // workers] for number in peers]
+        node = places[rank]
+        mine, peers = nodes[node], [number for number in peers if places[number] == node]
+    if cpu == "none":
+        return sorted(mine), node
+    found = cores(root, mine, nodes)
+    each = int(cpu) if cpu.isdecimal() else max(1, len(found) // len(peers))
+    if each * len(peers) > len(found):
+        where = "the node has" if node is None else f"NUMA node {node} has"
+        raise ValueError(f"binding.cpu is {cpu}: {len(peers)} workers with {each} cores each, but {where} {len(found)}")
+    first = peers.index(rank) * each
+    return sorted(thread for core in found[first : first + each] for thread in core), node
+
+
+def bind_memory(node: int) -> str | None:
+    """What keeps this process, and what it becomes, from being bound to the memory of ``node``; None if nothing."""
+    number = SET_MEMPOLICY.get(platform.machine())
+    if number is None:
+        return f"not known how on {platform.machine()}"
+    mask = (ctypes.c_ulong * (MOST_NODES // 64))()
+    mask[node // 64] = 1 << node % 64
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(number, MPOL_BIND, mask, ctypes.c_ulong(MOST_NODES + 1)):
+        return os.strerror(ctypes.get_errno())
+    return None
+
+
+def main(cpu: str, numa: str, *command: str) -> None:
+    """Says in the log what the worker is bound to."""
+    where = os.environ.get("SLURMD_NODENAME") or platform.node()
+    try:
+        cpus, node = share(Path("/"), os.environ, os.sched_getaffinity(0), cpu, numa)
+    except ValueError as error:
+        sys.exit(f"llmb: node {where} failed: {error}")
+    os.sched_setaffinity(0, cpus)
+    memory = ""
+    if node is not None:
+        failed = bind_memory(node)
+        memory = f", memory of NUMA node {node}{f' by first touch alone ({failed})' if failed else ''}"
+    rank = os.environ["LOCAL_RANK"]
+    sys.stderr.write(f"llmb: local rank {rank} of {where}: CPUs {cpu_text(cpus)}{memory}\n")
+    sys.stderr.flush()
+    os.execvp(command[0], command)  # noqa: S606 (what the batch script gives)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a batch script does on every node for the workers: the site's prolog, vboost, and their binding. Pure."""
+
+import inspect
+from collections.abc import Iterator, Sequence
+
+from llmb.jobspec.spec import JobSpec
+from llmb.processes import bind
+from llmb.schedulers.slurm.shell import Shell, ShellWord, command_lines
+
+BIND_FILE = Shell('"$llmb_folder"/bind.py')
+PROLOG = r"""for llmb_command; do
+    bash -c "$llmb_command" </dev/null || {
+        llmb_code=$?
+        echo "llmb: node $SLURMD_NODENAME failed: the prolog ended with exit code $llmb_code: $llmb_command" >&2
+        exit "$llmb_code"
+    }
+done"""
+BOOST = r"""smi() {
+    sudo -n nvidia-smi boost-slider --vboost "$1" 2>/dev/null || nvidia-smi boost-slider --vboost "$1"
+} >&2
+trap "smi 0; exit" TERM
+if smi "$1"; then
+    echo set
+else
+    echo "llmb: node $SLURMD_NODENAME failed: vboost $1 could not be set; it may need sudo" >&2
+    echo unset
+fi
+read -r
+smi 0"""
+BOOST_SET = r"""} &&
+{
+    llmb_boost_out=${llmb_boost[0]} llmb_boost_in=${llmb_boost[1]} llmb_boost_step=$llmb_boost_PID llmb_boosted=0
+    while [ "$llmb_boosted" -lt "$SLURM_JOB_NUM_NODES" ] && read -r -u "$llmb_boost_out" llmb_word; do
+        [ "$llmb_word" = set ] || break
+        llmb_boosted=$((llmb_boosted + 1))
+    done
+    [ "$llmb_boosted" -eq "$SLURM_JOB_NUM_NODES" ]
+} &&"""
+"""Waits for the word of every node."""
+BOOST_ENDS = r"""llmb_exit_code=$?
+if [ -n "${llmb_boost_in:-}" ]; then
+    exec {llmb_boost_in}>&-
+    wait "$llmb_boost_step"
+fi
+exit $llmb_exit_code"""
+
+
+def files(spec: JobSpec) -> Iterator[str]:
+    """What the workers need in the run folder."""
+    if spec.binding.binds and not spec.control_in_container:
+        yield "cat >\"$llmb_folder\"/bind.py <<'llmb_bind_ends'"
+        yield inspect.getsource(bind).rstrip("\n")
+        yield "llmb_bind_ends"
+
+
+def with_setup(spec: JobSpec, workers: str) -> Iterator[str]:
+    """The command of the workers, which start where every node is ready; whatever fails, its exit code counts."""
+    if not spec.prolog and not spec.vboost:
+        yield workers
+        return
+    yield "{"
+    yield "trap : TERM  # Slurm ends the steps; this waits for their end"
+    if spec.prolog:
+        step = (*_on_every_node(spec), "--kill-on-bad-exit=1", "bash", "-c", PROLOG, "llmb-prolog", *spec.prolog)
+        yield f"{command_lines(step)} &&"
+    if spec.vboost:
+        yield "# The boost ends with the pipe to it, or when Slurm ends the job."
+        step = (*_on_every_node(spec), "--overlap", "bash", "-c", BOOST, "llmb-vboost", str(spec.vboost))
+        yield "coproc llmb_boost {"
+        yield f"exec {command_lines(step)}"
+        yield BOOST_SET
+    yield workers
+    if spec.vboost:
+        yield BOOST_ENDS
+    yield "}"
+
+
+def bound(spec: JobSpec, python: ShellWord, words: Sequence[ShellWord]) -> list[ShellWord]:
+    """The command of a worker, which binds itself first."""
+    if not spec.binding.binds:
+        return list(words)
+    module: Sequence[ShellWord] = ("-m", bind.__name__) if spec.control_in_container else (BIND_FILE,)
+    return [python, *module, str(spec.binding.cpu), spec.binding.numa, *words]
+
+
+def _on_every_node(spec: JobSpec) -> tuple[str, ...]:
+    nodes = spec.placement.nodes
+    return (
+        "srun",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        "--cpu-bind=none",
+    )
