@@ -101,6 +101,11 @@ def test_values_have_the_options_names() -> None:
     assert reading(LORA, FP8_RECIPE="CS") == {"fp8_recipe": "current"}
 
 
+def test_nodes_are_set_up_as_in_the_documents() -> None:
+    assert reading(ENABLE_VBOOST="True", CPU_PER_TASK_PINNING="14") == {"vboost": "1", "cpu_binding": "14"}
+    assert reading(ENABLE_VBOOST="false", CPU_PER_TASK_PINNING="0") == {"vboost": "0", "cpu_binding": "0"}
+
+
 def test_an_empty_value_is_none() -> None:
     assert reading(TP="", ENABLE_PROFILE=" ") == {}
 
@@ -124,7 +129,9 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         (LORA, "HIDDEN_SIZE", "4096", "must be 8192"),
         (LLAMA, "CUDA_GRAPH", "true", "does not apply to pretrain_llama3.1; it is for finetune_llama3"),
         (LLAMA, "OPTIMIZATION_CODE", "x", "NeMo's launcher"),
-        (LLAMA, "ENABLE_VBOOST", "1", "does not change clocks"),
+        (LLAMA, "ENABLE_VBOOST", "2", "must be true or false"),
+        (LLAMA, "CPU_PER_TASK_PINNING", "all", "must be none, cores or a number"),
+        (LLAMA, "ENABLE_PCT_BINDING", "true", "does not know which cores"),
         (LORA, "FP8_RECIPE", "mx", "must be cs"),
     ],
 )

@@ -152,16 +152,18 @@ def test_a_framework_without_llmb_binds_its_workers_too(
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("forked", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("start", "forked"), [("task-per-gpu", True), pytest.param("torchrun", False, marks=pytest.mark.slow)]
+)
 def test_the_prolog_runs_on_each_node_and_workers_are_bound(
-    submit: Submit, forked_python: str, tmp_path: Path, forked: bool
+    submit: Submit, forked_python: str, tmp_path: Path, start: str, forked: bool
 ) -> None:
     settings = tmp_path / "install" / "cluster_config.yaml"
     seen = tmp_path / "seen"
     prolog = [f"echo first $SLURMD_NODENAME >>'{seen}'", f"echo second $SLURMD_NODENAME >>'{seen}'"]
     text = f"prolog: {json.dumps(prolog)}\nbinding: {{cpu: {'cores' if CORES > 1 else 'none'}, numa: local}}\n"
     settings.write_text(settings.read_text() + text)
-    done = submit(*TWO_NODES, "--wait", "--json", python=forked_python if forked else sys.executable)
+    done = submit(*TWO_NODES, "--start", start, "--wait", "--json", python=forked_python if forked else sys.executable)
     assert done.returncode == 0, done.stderr
     lines = seen.read_text().splitlines()
     assert sorted(lines) == [f"{order} {node}" for order in ("first", "second") for node in NODES]
