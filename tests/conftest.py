@@ -21,6 +21,8 @@ from llmb.runs.plan import Plan, make_plan
 hypothesis.settings.register_profile("any machine", deadline=None)  # how long an example takes depends on the machine
 hypothesis.settings.load_profile("any machine")
 
+os.environ["XDG_CONFIG_HOME"] = "/nonexistent"  # whoever runs the tests may have defaults of their own
+
 GROUPS = {"slurm_with_accounts": "accounts", "slurm": "slurm"}
 """Fixtures that start a cluster: tests with the same one run in one process, or each process would start its own."""
 LONGEST = (

@@ -14,7 +14,7 @@ from llmb.catalogue.records import Record
 from llmb.catalogue.yaml_check import MOST_LEVELS, check_yaml
 from llmb.errors import LlmbError
 from llmb.schedulers.lookup import cluster_schema
-from llmb.site.cluster_config import read_cluster_config
+from llmb.site.cluster_config import read_cluster_file
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 9)
@@ -82,10 +82,10 @@ def test_any_text_is_checked_or_refused(text: str) -> None:
 def test_a_cluster_configuration_that_cannot_be_read_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "cluster_config.yaml").write_bytes(content)
     with pytest.raises(LlmbError, match=r"cluster_config\.yaml"):
-        read_cluster_config(tmp_path, cluster_schema())
+        read_cluster_file(tmp_path / "cluster_config.yaml", cluster_schema())
 
 
 def test_a_cluster_configuration_that_is_no_file_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "cluster_config.yaml")
     with pytest.raises(LlmbError, match="is a pipe"):
-        read_cluster_config(tmp_path, cluster_schema())
+        read_cluster_file(tmp_path / "cluster_config.yaml", cluster_schema())

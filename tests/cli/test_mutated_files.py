@@ -34,7 +34,7 @@ from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
 from llmb.runs.record_file import read_record_file
 from llmb.runs.steps import read_steps
 from llmb.schedulers.lookup import cluster_schema
-from llmb.site.cluster_config import read_cluster_config
+from llmb.site.cluster_config import read_cluster_file
 from llmb.traces.breakdown import StepBreakdown
 from llmb.traces.classify import Rules
 from llmb.traces.files import find_traces, read_traces
@@ -98,7 +98,7 @@ def logs(path: Path) -> None:
 
 
 def cluster_config(path: Path) -> None:
-    read_cluster_config(path.parent, cluster_schema())
+    read_cluster_file(path, cluster_schema())
 
 
 def campaign(path: Path) -> None:

@@ -57,6 +57,15 @@ def read_file(path: Path, shape: type[Shape], wrap: str | None = None, *, foreig
         raise CatalogueError(schema_problems(path, error, skip=1 if wrap else 0)) from error
 
 
+def read_data(path: Path) -> object:
+    """What a YAML file that did not come with this package holds. Raises CatalogueError."""
+    try:
+        text = read_text_file(path)
+    except UsageError as error:
+        raise CatalogueError([f"{path}: {error.what}"]) from error
+    return _parse(path, text, foreign=True)
+
+
 def _parse(path: Path, text: bytes, *, foreign: bool = False) -> object:
     """Raises CatalogueError with the place of what is not YAML."""
     import yaml  # most commands find the files of this package in the cache

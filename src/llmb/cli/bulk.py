@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb bulk``."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,13 +9,13 @@ import typer
 from llmb.campaigns.files import read_campaign_file
 from llmb.campaigns.job_request import job_options
 from llmb.campaigns.keys import campaign_keys
-from llmb.campaigns.queueing import Wanted, campaign_context, from_command_line
+from llmb.campaigns.queueing import Wanted, from_command_line
 from llmb.campaigns.selection import selection_of
 from llmb.catalogue.model_name import split_model
 from llmb.cli.campaign_options import JOB, SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
 from llmb.cli.json_option import Json
 from llmb.cli.options import given_of, takes
-from llmb.cli.root import install_here
+from llmb.cli.root import context_here
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -48,7 +47,7 @@ def bulk(
 
     - `llmb bulk sweep.yaml --dtype fp8 --max-scale 256 --resume`
     """
-    context = campaign_context(install_here(), os.environ, dry_run=dry_run)
+    context = context_here(dry_run=dry_run)
     catalogue, selection, given = context.catalogue, selection_of(selecting), given_of(ctx, values)
     keys = campaign_keys(job_options().values(), catalogue.variables)
     found = read_campaign_file(file, keys, lambda name: split_model(catalogue, name))

@@ -112,6 +112,8 @@ def _orders(
     size = found.get("size") or own_size or (only[0] if len(only) == 1 else None)
     workload, size = model_of(catalogue, workload, size)
     site = read_cluster_site(catalogue, install_here(), environ)
+    for note in site.notes:
+        say(note)
     # Variables that apply to runs alone, such as GPUS_PER_NODE, are not read by the scheduler's options either.
     runs = {item.name for item in catalogue.variables if not item.prepares}
     shell = {name: value for name, value in environ.items() if name not in runs}

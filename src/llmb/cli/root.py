@@ -3,9 +3,26 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmb.cli.messages import say
 from llmb.runs.folder import chosen_root
+
+if TYPE_CHECKING:
+    from llmb.campaigns.queueing import Context
+
+
+def context_here(*, dry_run: bool = False) -> "Context":
+    """Where this command plans and queues jobs; says what is to be known of the cluster's settings.
+
+    Raises UsageError with all problems of these.
+    """
+    from llmb.campaigns.queueing import campaign_context  # takes longer than all that other commands need
+
+    context = campaign_context(install_here(), os.environ, dry_run=dry_run)
+    for note in context.site.notes:
+        say(note)
+    return context
 
 
 def install_here() -> Path:

@@ -11,7 +11,7 @@ import typer
 from llmb.campaigns.campaign import JobRequest
 from llmb.campaigns.entry import Entry
 from llmb.campaigns.job_request import job_request
-from llmb.campaigns.queueing import Context, Wanted, campaign_context
+from llmb.campaigns.queueing import Context, Wanted
 from llmb.campaigns.selection import selection_of, single_model
 from llmb.campaigns.single import plan_one, queue_one, wait_for_one
 from llmb.catalogue.load import Catalogue
@@ -21,7 +21,7 @@ from llmb.cli.messages import can_ask, say
 from llmb.cli.options import given_of, takes
 from llmb.cli.progress import JobProgress
 from llmb.cli.result import print_run
-from llmb.cli.root import install_here
+from llmb.cli.root import context_here
 from llmb.errors import UsageError, UserInterrupt
 from llmb.jobs.order import Order, Queued
 from llmb.jobs.wait import Watch
@@ -91,13 +91,13 @@ def submit(
         values={**values, "profile": False},
         given={name: value for name, value in given_of(ctx, values).items() if name != "profile"},
     )
-    context = campaign_context(install_here(), os.environ, dry_run=dry_run)
+    context = context_here(dry_run=dry_run)
     run_campaign(context, campaign, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new)
 
 
 def submit_one(wanted: JobRequest, *, dry_run: bool, wait: bool, yes: bool, json: bool) -> None:
     """Shows one job, asks for confirmation, and queues it; with ``wait`` prints its result."""
-    context = campaign_context(install_here(), os.environ, dry_run=dry_run)
+    context = context_here(dry_run=dry_run)
     order = plan_one(context, wanted, wait=wait and not dry_run)
     for line in start_lines(order.plan):
         say(line)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 ADMINISTRATOR = 0
 CLUSTER_CONFIG = "cluster_config.yaml"
+ROOT_KEY = "install_root"
+"""Of the user's own defaults."""
 ROOT_VARIABLES = ("LLMB_INSTALL", "STAGE_PATH")
 """Those of the reference documents that name the root of installation; the second one is that of the oldest."""
 _OTHER = "or set LLMB_INSTALL to a folder"
@@ -163,7 +165,8 @@ class InstallRoot:
 
 def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
     """$LLMB_INSTALL or $STAGE_PATH, else the nearest folder at or above ``start`` with a cluster_config.yaml, else
-    ~/.llmb. As in the reference scripts, an empty variable is unset. Raises UsageError if both name different folders.
+    that of the user's defaults, else ~/.llmb. As in the reference scripts, an empty variable is unset. Raises
+    UsageError if both name different folders, or if the defaults cannot be read.
     """
     found = {name: text for name in ROOT_VARIABLES if (text := environ.get(name, "").strip())}
     named = {name: Path(text).expanduser().absolute() for name, text in found.items()}
@@ -175,7 +178,25 @@ def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
     for folder in (start, *start.parents):
         if (folder / CLUSTER_CONFIG).is_file():
             return InstallRoot(folder, CLUSTER_CONFIG)
+    own = user_config(environ)
+    if own and own.exists() and (root := user_root(own)):
+        return InstallRoot(root, str(own))
     return InstallRoot(Path(environ.get("HOME", "~")).expanduser() / ".llmb", None)
+
+
+def user_config(environ: Mapping[str, str]) -> Path | None:
+    """The file of the user's own defaults, which need not exist; None for a process without a home."""
+    base = environ.get("XDG_CONFIG_HOME", "").strip() or (environ.get("HOME") and f"{environ['HOME']}/.config")
+    return Path(base) / "llmb" / "config.yaml" if base else None
+
+
+def user_root(path: Path) -> Path | None:
+    """The root of installation that the user's defaults name. Other keys are for whoever needs them to judge."""
+    from llmb.catalogue.data_files import read_data  # few users have such a file
+
+    data = read_data(path)
+    root = data.get(ROOT_KEY) if isinstance(data, dict) else None
+    return Path(root).expanduser().absolute() if isinstance(root, str) and root else None
 
 
 def install_root(environ: Mapping[str, str], start: Path) -> Path:

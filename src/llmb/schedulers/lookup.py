@@ -5,11 +5,14 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field, create_model
+from pydantic import BaseModel, Field, create_model
 
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.record import Record
 from llmb.errors import unknown
+from llmb.runs.folder import ROOT_KEY
 from llmb.schedulers.port import Scheduler
 from llmb.site.cluster_config import ClusterConfig
 from llmb.site.site import Site, read_site
@@ -18,6 +21,8 @@ SCHEDULERS = {
     "local": ("llmb.schedulers.local.scheduler", "LocalScheduler"),
     "slurm": ("llmb.schedulers.slurm.scheduler", "SlurmScheduler"),
 }
+USER_KEYS = ("gpu_type", "python", *SCHEDULERS)
+"""Keys of cluster_config.yaml that a user may have a default for: what is the user's, and not the cluster's."""
 LOCAL, QUEUE = "local", "slurm"
 """Those that ``llmb run`` and ``llmb submit`` take."""
 
@@ -44,6 +49,15 @@ def cluster_schema() -> type[ClusterConfig]:
     return create_model("ClusterConfigFile", __base__=ClusterConfig, **fields)  # type: ignore[call-overload, no-any-return]
 
 
+@cache
+def user_schema() -> type[BaseModel]:
+    """The user's own defaults, which are above those of the cluster."""
+    fields = {name: field for name, field in cluster_schema().model_fields.items() if name in USER_KEYS}
+    kinds: dict[str, Any] = {name: (field.annotation, field) for name, field in fields.items()}
+    kinds[ROOT_KEY] = (str | None, Field(default=None))
+    return create_model("UserConfigFile", __base__=Record, **kinds)
+
+
 def read_cluster_site(catalogue: Catalogue, install: Path, environ: Mapping[str, str]) -> Site:
     """The site below ``install``, with the settings of all schedulers. Raises UsageError with all that is wrong."""
-    return read_site(catalogue, install, environ, cluster_schema())
+    return read_site(catalogue, install, environ, cluster_schema(), user_schema())

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """``cluster_config.yaml`` in the install root: what is particular to one cluster."""
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from llmb.catalogue.data_files import CatalogueError, read_file
+from llmb.catalogue.data_files import CatalogueError, read_data, schema_problems
 from llmb.catalogue.records import Record
 from llmb.doc_pages import see
 from llmb.errors import UsageError
 from llmb.jobspec.container import ContainerSettings, text_problems
 from llmb.jobspec.node_setup import Binding, Vboost
 from llmb.jobspec.variables import variable_problems
-from llmb.runs.folder import CLUSTER_CONFIG
+from llmb.runs.folder import ROOT_KEY, user_config
+from llmb.site.reference_config import ReferenceForm, form_of, told, translated
 
+Shape = TypeVar("Shape", bound=BaseModel)
 Variables = dict[str, str]
 
 
@@ -83,20 +87,95 @@ class ClusterConfig(WorkloadSettings):
         return self.workloads[workload].environment if workload in self.workloads else {}
 
 
-def read_cluster_config(install: Path, schema: type[ClusterConfig]) -> ClusterConfig:
-    """The settings below ``install``, or the defaults where it has no such file; ``schema`` has all sections.
+@dataclass(frozen=True, slots=True)
+class SettingsFile:
+    """A file of settings, which is valid. ``data`` is what it says, in llmb's form."""
 
-    Raises UsageError with all that is wrong in it, each with file and line.
+    path: Path
+    data: Mapping[str, Any] = field(default_factory=dict)
+    form: ReferenceForm | None = None
+    """That of the reference suite, if it has one."""
+    notes: tuple[str, ...] = ()
+    """What the user has to know wherever it is read."""
+    left_out: tuple[str, ...] = ()
+    """What of a file of the reference suite was not taken, and why."""
+
+
+def read_cluster_file(path: Path, schema: type[ClusterConfig]) -> SettingsFile:
+    """``cluster_config.yaml`` in llmb's form or in one of the reference suite's; empty without one.
+
+    ``schema`` has all sections. Raises UsageError with all that is wrong in it, each with file and line.
     """
-    path = install / CLUSTER_CONFIG
     if not path.exists():
-        return schema()
+        return SettingsFile(path)
     try:
-        return read_file(path, schema, foreign=True)
+        data = read_data(path)
+        form = form_of(data)
+        if form is None:
+            return SettingsFile(path, checked(path, data, schema))
+        given = checked_record(path, data, form.shape)
+    except ValueError as error:
+        raise _unusable(path, [f"{path}: {error}"]) from error
     except CatalogueError as error:
-        lines = "\n".join(f"  {problem}" for problem in error.problems)
-        do = see("run-on-slurm")
-        raise UsageError(f"{CLUSTER_CONFIG} cannot be used:\n{lines}", do=do) from error
+        raise _unusable(path, error.problems) from error
+    found = translated(given)
+    try:
+        schema.model_validate(found.data)
+    except ValidationError as error:
+        problems = (f"{path}: {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise _unusable(path, problems) from error
+    return SettingsFile(path, found.data, form, tuple(told(form, found)), tuple(found.notes))
+
+
+def checked(path: Path, data: object, schema: type[Shape]) -> dict[str, Any]:
+    """``data`` of a file, if ``schema`` allows it. Raises CatalogueError with all problems."""
+    checked_record(path, data, schema)
+    return data if isinstance(data, dict) else {}
+
+
+def checked_record(path: Path, data: object, schema: type[Shape]) -> Shape:
+    try:
+        return schema.model_validate({} if data is None else data)
+    except ValidationError as error:
+        raise CatalogueError(schema_problems(path, error)) from error
+
+
+def _unusable(path: Path, problems: Iterable[str]) -> UsageError:
+    lines = "\n".join(f"  {problem}" for problem in problems)
+    return UsageError(f"{path.name} cannot be used:\n{lines}", do=see("describe-a-cluster"))
+
+
+def read_user_file(environ: Mapping[str, str], schema: type[BaseModel]) -> SettingsFile | None:
+    """The user's own defaults; None without such a file. Raises UsageError with all that is wrong in it."""
+    path = user_config(environ)
+    if path is None or not path.exists():
+        return None
+    try:
+        return SettingsFile(path, checked(path, read_data(path), schema))
+    except CatalogueError as error:
+        raise _unusable(path, error.problems) from error
+
+
+def combined(site: SettingsFile, user: SettingsFile | None, schema: type[ClusterConfig]) -> ClusterConfig:
+    """The cluster's settings, with the user's own above them."""
+    data = dict(site.data)
+    if user:
+        data = _above(data, {key: value for key, value in user.data.items() if key != ROOT_KEY})
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        files = f"{site.path} and {user.path}" if user else str(site.path)
+        problems = [f"{files}: {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+        raise _unusable(site.path, problems) from error
+
+
+def _above(below: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """``own`` replaces what is below, key by key within mappings."""
+    both = {
+        key: _above(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
+        for key, value in own.items()
+    }
+    return {**below, **both}
 
 
 def texts(value: object) -> object:

@@ -11,7 +11,7 @@ from llmb.errors import UsageError
 from llmb.schedulers.lookup import cluster_schema
 from llmb.schedulers.slurm.asked import array_indices, job_flags, shell_gpus_per_node
 from llmb.schedulers.slurm.flags import TIME, parse_additional
-from llmb.site.cluster_config import read_cluster_config
+from llmb.site.cluster_config import read_cluster_file
 
 LLAMA = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=16)
 
@@ -180,7 +180,7 @@ def test_all_that_is_wrong_with_the_settings_comes_at_once_with_its_place(tmp_pa
         "container: {runtime: pyxis}\n"
     )
     with pytest.raises(UsageError) as caught:
-        read_cluster_config(tmp_path, cluster_schema())
+        read_cluster_file(tmp_path / "cluster_config.yaml", cluster_schema())
     text = str(caught.value)
     for part in ("yaml:1: gpu_tpye", "HF_TOKEN looks like a secret", "'A B' is no name", "yaml:4: slurm.start",
                  "yaml:5: slurm.gpus_per_node", "yaml:6: container", "pyxis needs an image"):  # fmt: skip
@@ -197,9 +197,9 @@ def test_flags_of_the_settings_may_be_numbers_and_truths() -> None:
 
 
 def test_without_settings_there_are_defaults(tmp_path: Path) -> None:
-    assert read_cluster_config(tmp_path, cluster_schema()) == cluster_schema()()
+    assert read_cluster_file(tmp_path / "cluster_config.yaml", cluster_schema()).data == {}
     (tmp_path / "cluster_config.yaml").write_text("")
-    assert read_cluster_config(tmp_path, cluster_schema()) == cluster_schema()()
+    assert read_cluster_file(tmp_path / "cluster_config.yaml", cluster_schema()).data == {}
 
 
 def test_slurm_names_the_type_of_gpus_that_a_job_asked_for() -> None:
