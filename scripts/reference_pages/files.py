@@ -164,9 +164,9 @@ into memory:
 JOB_ROW = """What the commands of `llmb jobs` say of each job; `jobs show` has [more](#json-of-llmb-jobs-show).
 The states and their transitions: [states of jobs](../explanation/job-states.md)."""
 
-CLUSTER_CONFIG = (
-    """In `$LLMB_INSTALL`; every key may be left out. See [how to run on Slurm](../how-to/run-on-slurm.md)."""
-)
+CLUSTER_CONFIG = """In `$LLMB_INSTALL`; every key may be left out. See [how to describe a cluster](../how-to/describe-a-cluster.md).
+`~/.config/llmb/config.yaml` may hold a user's own `gpu_type`, `python` and `slurm`, which are above it, and
+`install_root`, the root of installation where nothing else names one. Both are read with `llmb config show`."""
 
 CAMPAIGN = """`.llmb/campaigns/<campaign>.json` below `$LLMB_INSTALL` holds every job of a campaign and how far it has
 come. It is replaced atomically before and after each submission. A client that finds a campaign unfinished continues

@@ -21,6 +21,7 @@ from llmb.jobs.job import Job
 from llmb.jobs.nodes import node_records
 from llmb.jobs.order import Prepared, make_order
 from llmb.jobs.repeats import EndedRun
+from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
 from llmb.jobs.submit import new_job
 from llmb.jobspec.options import JobOptions
 from llmb.logs.files import ParsedFile
@@ -46,6 +47,7 @@ from llmb.report.prepared_report import verification_document
 from llmb.report.recipe_report import metrics_document, recipe_document
 from llmb.report.repeats_report import repeats_document
 from llmb.report.run_report import run_document
+from llmb.report.settings_report import settings_document
 from llmb.report.submit_report import submit_document
 from llmb.report.trace_report import trace_document
 from llmb.report.watch_report import WatchedTitle, watch_document
@@ -58,6 +60,7 @@ from llmb.runs.record import SubmittedJob
 from llmb.runs.result import conclude
 from llmb.runs.step_follower import StepNews
 from llmb.runs.steps import ExpertLoad, Step
+from llmb.site.cluster_config import SettingsFile
 from llmb.site.site import Site
 from llmb.traces.classify import Activity, Label
 from llmb.traces.nccl_communicators import Handle
@@ -106,8 +109,12 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "bisect next": sample_bisection(),
         "trace": trace_document(summarize([sample_timeline()])),
         "nccl": nccl_document(sample_nccl_summary(), [sample_test_table()]),
+<<<<<<< HEAD
         "bench": sample_measurements(),
         "bench list": sample_history(),
+=======
+        "config show": settings_document(sample_settings()),
+>>>>>>> ba356bc (Add llmb config: what holds and where it comes from, and changes of single values)
         "checkpoint show": checkpoint_document(sample_checkpoint(plan)),
         "doctor": sample_doctor(),
         "prepare dataset": dataset_document(sample_dataset()),
@@ -115,11 +122,18 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
     }
 
 
+<<<<<<< HEAD
 def sample_doctor() -> Mapping[str, Any]:
     check = Check(name="gpu_count", status="fail", value="7 of 8", advice="")
     left_out = NotChecked(name="gpu_mig", reason="")
     node = NodeReport(node="node1", checked_at="", status="fail", checks=(check,), not_checked=(left_out,))
     return doctor_document([node])
+=======
+def sample_settings() -> SettingsInEffect:
+    setting = Setting("slurm.account", "research", "cluster", "cluster_config.yaml:1")
+    file = SettingsFile(Path("cluster_config.yaml"))
+    return SettingsInEffect(install_root=setting, files=(file,), settings=(setting,), variables=(setting,))
+>>>>>>> ba356bc (Add llmb config: what holds and where it comes from, and changes of single values)
 
 
 def sample_watched(plan: Plan) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from llmb.catalogue.records import Dtype, Window
 from llmb.catalogue.unspecified import Unspecified
 from llmb.health import records as health
 from llmb.jobs.job import Job
+from llmb.jobs.settings_in_effect import Setting
 from llmb.logs.outcome import Status
 from llmb.metrics.anomalies import Anomalies
 from llmb.microbenchmarks.records import Measurement, MeasurementFile
@@ -213,6 +214,13 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
     "bisect next": {"": BisectReport},
     "bench": {"": MeasurementFile, "measurements[].peak_pct": float | None},
     "bench list": {"changes[]": MeasuredChange},
+    "config show": {
+        "install_root": Setting,
+        "settings[]": Setting,
+        "variables[]": Setting,
+        "files[].reference_form": str | None,
+        "files[].not_taken": tuple[str, ...],
+    },
 }
 """Types that a sample does not show, by document and path. These documents have a frozen schema."""
 

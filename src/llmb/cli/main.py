@@ -25,6 +25,7 @@ COMMANDS = {
     "show": ("llmb.cli.show", "One recipe, fully resolved: model, layout, FLOPs, published figures."),
     "metrics": ("llmb.cli.metrics", "Throughput, TFLOPS, MFU and time to train for a given step time."),
     "install": ("llmb.cli.install", "Install on a cluster or a machine: environment, settings, launch scripts, data."),
+    "config": ("llmb.cli.config", "The settings of this cluster and your own, and where each comes from."),
     "prepare": ("llmb.cli.prepare", "Data and weights that fine-tuning starts from."),
     "run": ("llmb.cli.run", "Train on this machine, now, and print the result."),
     "submit": ("llmb.cli.submit", "Queue a run on a Slurm cluster."),

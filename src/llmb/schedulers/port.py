@@ -167,6 +167,17 @@ class Offer:
         return next((item for item in self.partitions if item.name == name), None)
 
 
+class Overlay(Record):
+    """A setting that something else than the files of settings decides."""
+
+    key: str
+    """Dotted, as in cluster_config.yaml."""
+    value: str | int | bool | None
+    source: Literal["shell", "option", "setting"]
+    place: str
+    """The variable, the option, or the key of the other setting."""
+
+
 class FaultPattern(Record):
     """How the cause of a failure shows in a run's log."""
 
@@ -211,6 +222,9 @@ class Scheduler(Protocol):
 
         Raises UsageError where the nodes that the options name do not have it.
         """
+
+    def overlays(self, site: Site, partition: str | None) -> Sequence[Overlay]:
+        """What the shell, and the nodes of ``partition``, change of the cluster's settings. Raises UsageError."""
 
     def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:
         """The specification with flags, limits and array as they will be. Raises UsageError with all that is wrong."""

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A partition brings its GPU type and how its GPUs are counted."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from called_here import Run, runner
 
 from llmb.jobspec.options import JobOptions
 from llmb.schedulers.lookup import cluster_schema
@@ -29,19 +27,11 @@ LLAMA = ("-w", "pretrain_llama3.1", "-s", "8b", "--scale", "16")
 
 
 @pytest.fixture
-def install(tmp_path: Path) -> Path:
+def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """``llmb submit --dry-run``."""
     (tmp_path / "cluster_config.yaml").write_text(SETTINGS)
-    return tmp_path
-
-
-def submitted(install: Path, *options: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "llmb.cli.main", "submit", *options, "--dry-run"],
-        env={"PATH": os.environ["PATH"], "HOME": str(install), "LLMB_INSTALL": str(install), **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = runner(tmp_path, tmp_path, monkeypatch, capsys)
+    return lambda *options, **variables: run("submit", *options, "--dry-run", **variables)
 
 
 def asked(script: str) -> tuple[str, set[str]]:
@@ -73,15 +63,15 @@ def asked(script: str) -> tuple[str, set[str]]:
     ],
 )
 def test_a_partition_decides_what_is_requested(
-    install: Path, options: tuple[str, ...], variables: dict[str, str], gpu_type: str, flags: set[str]
+    submitted: Run, options: tuple[str, ...], variables: dict[str, str], gpu_type: str, flags: set[str]
 ) -> None:
-    done = submitted(install, *LLAMA, *options, **variables)
+    done = submitted(*LLAMA, *options, **variables)
     assert done.returncode == 0, done.stderr
     assert asked(done.stdout) == (gpu_type, flags)
 
 
-def test_a_run_without_gpus_goes_to_the_partition_for_those(install: Path) -> None:
-    done = submitted(install, "-w", "pretrain_llama3.1", "-s", "tiny", "--scale", "2", "--gpu-type", "cpu")
+def test_a_run_without_gpus_goes_to_the_partition_for_those(submitted: Run) -> None:
+    done = submitted("-w", "pretrain_llama3.1", "-s", "tiny", "--scale", "2", "--gpu-type", "cpu")
     assert asked(done.stdout)[1] == {"nodes=1", "partition=cpu"}
 
 
@@ -98,15 +88,15 @@ def test_a_run_without_gpus_goes_to_the_partition_for_those(install: Path) -> No
     ],
 )
 def test_gpus_that_the_partition_lacks_are_refused(
-    install: Path, options: tuple[str, ...], words: tuple[str, ...]
+    submitted: Run, options: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
-    done = submitted(install, *LLAMA, *options)
+    done = submitted(*LLAMA, *options)
     assert done.returncode == 2
     assert all(word in done.stderr for word in words), done.stderr
 
 
-def test_a_campaign_gets_the_gpu_type_of_its_partition(install: Path) -> None:
-    done = submitted(install, "-w", "pretrain_llama3.1", "-s", "8b,70b", "--max-scale", "64", "-p", "blackwell")
+def test_a_campaign_gets_the_gpu_type_of_its_partition(submitted: Run) -> None:
+    done = submitted("-w", "pretrain_llama3.1", "-s", "8b,70b", "--max-scale", "64", "-p", "blackwell")
     assert done.returncode == 0, done.stderr
     assert "b200" in done.stdout
     assert "h100" not in done.stdout

@@ -26,6 +26,7 @@ from llmb.schedulers.port import (
     FaultPattern,
     JobState,
     Offer,
+    Overlay,
     Phase,
     Scheduler,
     SchedulerSetup,
@@ -59,6 +60,9 @@ class LocalScheduler(Scheduler):
 
     def defaults(self, site: Site, options: JobOptions, gpu_type: str | None = None) -> Defaults:  # noqa: ARG002
         return Defaults(gpu_type=gpu_type)
+
+    def overlays(self, site: Site, partition: str | None) -> Sequence[Overlay]:  # noqa: ARG002
+        return ()
 
     def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:  # noqa: ARG002
         return spec

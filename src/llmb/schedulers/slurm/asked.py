@@ -148,8 +148,8 @@ class SlurmChoices(Record):
 
     def flags(self) -> dict[str, str | None]:
         """Those of sbatch that are asked for, by its own names."""
-        given = self.model_dump(include=set(_FLAGS), exclude_none=True)
-        found: dict[str, str | None] = {_FLAGS[name]: str(value) for name, value in given.items()}
+        given = self.model_dump(include=set(FLAG_NAMES), exclude_none=True)
+        found: dict[str, str | None] = {FLAG_NAMES[name]: str(value) for name, value in given.items()}
         if self.signal_before:
             found["signal"] = f"B:USR1@{self.signal_before}"
         if self.requeue:
@@ -157,7 +157,7 @@ class SlurmChoices(Record):
         return found
 
 
-_FLAGS: Mapping[str, str] = {
+FLAG_NAMES: Mapping[str, str] = {
     "account": "account",
     "partition": "partition",
     "qos": "qos",
@@ -226,8 +226,8 @@ def shell_flags(environ: Mapping[str, str]) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     if _is_none(next((name for name in COUNTED if environ.get(name)), None), environ):
         found.update(dict.fromkeys(GPU_FLAGS, LEFT_OUT))
-    for name, flag in _FLAGS.items():
-        variable = _variable_of(name, environ)
+    for name, flag in FLAG_NAMES.items():
+        variable = variable_of(name, environ)
         if variable is not None:
             found[flag] = environ[variable]
     return found
@@ -235,7 +235,7 @@ def shell_flags(environ: Mapping[str, str]) -> dict[str, str | None]:
 
 def shell_gpus_per_node(environ: Mapping[str, str]) -> int | None:
     """Raises UsageError for a value that is no number."""
-    variable = _variable_of("gpus_per_node", environ)
+    variable = variable_of("gpus_per_node", environ)
     if variable is None or _is_none(variable, environ):
         return None
     # In a job that asked for a type of GPU Slurm sets it to 'h100:8'.
@@ -249,7 +249,7 @@ def _is_none(variable: str | None, environ: Mapping[str, str]) -> bool:
     return variable in COUNTED and environ[variable].strip().lower() in NONE_WORDS
 
 
-def _variable_of(name: str, environ: Mapping[str, str]) -> str | None:
+def variable_of(name: str, environ: Mapping[str, str]) -> str | None:
     """The variable that is set of those that stand for an option."""
     return next((variable for variable in options_of(SlurmChoices)[name].set_by if environ.get(variable)), None)
 

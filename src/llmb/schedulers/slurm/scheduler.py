@@ -20,6 +20,7 @@ from llmb.schedulers.port import (
     FaultPattern,
     JobState,
     Offer,
+    Overlay,
     Scheduler,
     SchedulerSetup,
     Submitted,
@@ -31,6 +32,7 @@ from llmb.schedulers.slurm.hostlist import expand
 from llmb.schedulers.slurm.job_state import SlurmJob
 from llmb.schedulers.slurm.meaning import WORDS, told
 from llmb.schedulers.slurm.offer import slurm_offer
+from llmb.schedulers.slurm.overlays import overlays
 from llmb.schedulers.slurm.partitions import gpu_type_within, site_partition
 from llmb.schedulers.slurm.script import batch_script
 from llmb.schedulers.slurm.settings import SlurmSettings, settings_of
@@ -64,6 +66,9 @@ class SlurmScheduler(Scheduler):
         found = gpu_type_within(settings, partition, gpu_type, site.config.gpu_type)
         own = settings.within(partition or site_partition(settings, found))
         return Defaults(found, own.gpus_per_node, own.start, own.retries)
+
+    def overlays(self, site: Site, partition: str | None) -> Sequence[Overlay]:
+        return tuple(overlays(settings_of(site), site.shell, partition, site.config.gpu_type))
 
     def completed(self, spec: JobSpec, options: JobOptions, site: Site) -> JobSpec:
         return completed_spec(spec, options, settings_of(site))

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb config``."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmb.catalogue.load import Catalogue
+from llmb.cli import completion
+from llmb.cli.group import Group
+from llmb.cli.json_option import Json
+from llmb.cli.messages import say
+from llmb.cli.root import install_here
+from llmb.errors import EnvironmentProblem
+from llmb.jobs.settings_in_effect import settings_in_effect
+from llmb.report.output import print_json, print_tables, print_text
+from llmb.report.settings_report import settings_document, settings_tables
+from llmb.runs.folder import CLUSTER_CONFIG, chosen_root, user_config
+from llmb.schedulers.lookup import cluster_schema, user_schema
+from llmb.site.cluster_config import read_cluster_file
+from llmb.site.settings_edit import migrate as migrate_file
+from llmb.site.settings_edit import migrated_text, set_value, unset_value
+
+app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
+
+User = Annotated[bool, typer.Option("--user", help="In your own defaults, which are above those of the cluster.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="Dotted, such as slurm.account.")]
+
+
+@app.callback()
+def config() -> None:
+    """The settings of this cluster and your own, and where each comes from.
+
+    A cluster's are in cluster_config.yaml in the root of installation, yours in ~/.config/llmb/config.yaml. For each
+    setting the first of these that has it decides: an option, a variable of the shell, your defaults,
+    cluster_config.yaml, the catalogue, llmb.
+    """
+
+
+@app.command()
+def show(
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            "-w", "--workload", help="Also the variables of its jobs.", autocompletion=completion.OPTIONS["workload"]
+        ),
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option("-s", "--size", help="Of the workload. Default: its first.", autocompletion=completion.sizes),
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option("-p", "--partition", help="What jobs of this partition would get.")
+    ] = None,
+    show_all: Annotated[bool, typer.Option("--all", help="Also what llmb does where nothing says otherwise.")] = False,
+    json: Json = False,
+) -> None:
+    """Every setting that holds here, with the file and line, the variable or the entry that it comes from.
+
+    Secrets are never shown.
+
+    Examples:
+
+    - `llmb config show`
+
+    - `llmb config show -w pretrain_llama3.1 -s 405b --partition batch --json`
+    """
+    root = chosen_root(os.environ, Path.cwd())
+    found = settings_in_effect(Catalogue(), root, os.environ, workload, size, partition)
+    if json:
+        print_json(settings_document(found))
+        return
+    for file in found.files:
+        for note in (*file.notes, *file.left_out):
+            say(note)
+    print_tables(settings_tables(found, defaults=show_all))
+
+
+@app.command("set")
+def set_(
+    key: Key,
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="As in YAML: text, a number, [a, b], {a: b}.")],
+    user: User = False,
+) -> None:
+    """Set one value in cluster_config.yaml, or with --user in your own defaults. The rest of the file stays as it is.
+
+    Examples:
+
+    - `llmb config set slurm.partition batch`
+
+    - `llmb config set --user slurm.account research`
+
+    - `llmb config set slurm.partitions.blackwell '{gpu_type: b200}'`
+    """
+    path = _path(user=user)
+    written = set_value(path, user_schema() if user else cluster_schema(), key, value)
+    say(f"{path}: {key} is {written}")
+
+
+@app.command()
+def unset(key: Key, user: User = False) -> None:
+    """Remove one value from cluster_config.yaml, or with --user from your own defaults."""
+    path = _path(user=user)
+    unset_value(path, user_schema() if user else cluster_schema(), key)
+    say(f"{path}: {key} is no longer set")
+
+
+@app.command()
+def migrate(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the new file, and write nothing.")] = False,
+) -> None:
+    """Write the reference suite's cluster_config.yaml in llmb's form; the old one is kept beside it.
+
+    Secrets in it are named and left out.
+    """
+    path = install_here() / CLUSTER_CONFIG
+    file = read_cluster_file(path, cluster_schema())
+    if file.form is None:
+        say(f"nothing to migrate: {path} {'has the form of llmb' if path.exists() else 'does not exist'}")
+        return
+    for note in (*file.notes[1:], *file.left_out):
+        say(note)
+    if dry_run:
+        print_text(migrated_text(file))
+        return
+    kept = migrate_file(file)
+    say(f"{path} is written; the old one is {kept.name}")
+
+
+def _path(*, user: bool) -> Path:
+    """Raises EnvironmentProblem for a user without a home."""
+    if not user:
+        return install_here() / CLUSTER_CONFIG
+    path = user_config(os.environ)
+    if path is None:
+        raise EnvironmentProblem("there is no folder for your defaults", do="set HOME or XDG_CONFIG_HOME")
+    return path

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every setting that a job submitted here would get, and where each comes from."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from llmb.catalogue.data_files import compose_file, line_in
+from llmb.catalogue.job_defaults import find_fabric, job_defaults
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import Request, find_workload, resolve, sizes_of
+from llmb.runs.folder import CLUSTER_CONFIG, ROOT_KEY, InstallRoot
+from llmb.schedulers.lookup import QUEUE, cluster_schema, find_scheduler, user_schema
+from llmb.secrets import HIDDEN, holds_secret
+from llmb.site.cluster_config import ClusterConfig, SettingsFile, combined, read_cluster_file, read_user_file
+from llmb.site.settings_keys import has_keys, leaves
+from llmb.site.site import Site
+
+SourceKind = Literal["option", "shell", "user", "cluster", "catalogue", "llmb"]
+Value = str | int | float | bool | list[Any] | None
+TINY = "tiny"
+CATALOGUE: SourceKind = "catalogue"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value. ``place`` is the file and line, the variable, or the entry of the catalogue that it comes from."""
+
+    key: str
+    value: Value
+    source: SourceKind
+    place: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsInEffect:
+    """``variables`` are those of the workers' environment."""
+
+    install_root: Setting
+    files: tuple[SettingsFile, ...]
+    settings: tuple[Setting, ...]
+    variables: tuple[Setting, ...]
+
+
+def settings_in_effect(
+    catalogue: Catalogue,
+    root: InstallRoot,
+    environ: Mapping[str, str],
+    workload: str | None = None,
+    size: str | None = None,
+    partition: str | None = None,
+) -> SettingsInEffect:
+    """``workload`` adds what its jobs get, ``partition`` what those of a partition do.
+
+    Raises UsageError with all that is wrong with files and variables.
+    """
+    schema = cluster_schema()
+    site_file = read_cluster_file(root.path / CLUSTER_CONFIG, schema)
+    user_file = read_user_file(environ, user_schema())
+    config = combined(site_file, user_file, schema)
+    files = tuple(file for file in (user_file, site_file) if file and file.path.exists())
+    site = Site(install=root.path, config=config, shell=environ)
+    found = {item.key: item for item in _of_files(config, files, root.path)}
+    variables = {key: item for key, item in found.items() if key.startswith(("environment.", "workloads."))}
+    settings = {key: item for key, item in found.items() if key not in variables}
+    for item in find_scheduler(QUEUE).overlays(site, partition):
+        below = found.get(item.place)
+        if item.source != "setting":
+            settings[item.key] = Setting(item.key, item.value, item.source, item.place)
+        elif below and not _is_nearer(settings.get(item.key)):
+            settings[item.key] = Setting(item.key, item.value, below.source, below.place)
+    gpu = catalogue.gpus.get(str(settings["gpu_type"].value)) if "gpu_type" in settings else None
+    if gpu:
+        entry = Setting("slurm.gpus_per_node", gpu.gpus_per_node, CATALOGUE, f"GPU type {gpu.gpu_type}")
+        settings.setdefault(entry.key, entry)
+    gpu_type = str(settings["gpu_type"].value) if "gpu_type" in settings else None
+    used = list(_variables(catalogue, config, variables, environ, workload, size, gpu_type))
+    return SettingsInEffect(
+        install_root=_root(root, environ),
+        files=files,
+        settings=tuple(_without_secret(settings[key]) for key in sorted(settings)),
+        variables=tuple(_without_secret(item) for item in used),
+    )
+
+
+def _is_nearer(setting: Setting | None) -> bool:
+    return setting is not None and setting.source in ("shell", "option")
+
+
+def _of_files(config: ClusterConfig, files: tuple[SettingsFile, ...], install: Path) -> Iterator[Setting]:
+    """The settings of files and the defaults of llmb; ``files`` have the nearest one first."""
+    for keys, value in leaves(config):
+        file = next((file for file in files if has_keys(file.data, keys)), None)
+        if file is None:
+            yield Setting(".".join(keys), value, "llmb", "default")
+        else:
+            source: SourceKind = "cluster" if file.path.parent == install else "user"
+            yield Setting(".".join(keys), value, source, _place(file, keys))
+
+
+def _place(file: SettingsFile, keys: tuple[str, ...]) -> str:
+    """Keys of a file of the reference suite are others: its lines cannot be told."""
+    name = file.path.name if file.path.name == CLUSTER_CONFIG else str(file.path)
+    return f"{name} ({file.form.title})" if file.form else f"{name}:{line_in(compose_file(file.path), keys)}"
+
+
+def _root(root: InstallRoot, environ: Mapping[str, str]) -> Setting:
+    if root.chosen_by is None:
+        return Setting(ROOT_KEY, str(root.path), "llmb", "default")
+    if root.chosen_by in environ:
+        return Setting(ROOT_KEY, str(root.path), "shell", root.chosen_by)
+    is_site = root.chosen_by == CLUSTER_CONFIG
+    place = "the nearest folder with a cluster_config.yaml" if is_site else root.chosen_by
+    return Setting(ROOT_KEY, str(root.path), "cluster" if is_site else "user", place)
+
+
+def _variables(
+    catalogue: Catalogue,
+    config: ClusterConfig,
+    written: Mapping[str, Setting],
+    environ: Mapping[str, str],
+    workload: str | None,
+    size: str | None,
+    gpu_type: str | None,
+) -> Iterator[Setting]:
+    """The workers' variables: what the catalogue has, below the shell's, below what the files say."""
+    shipped: dict[str, Setting] = {}
+    if config.fabric:
+        fabric = find_fabric(catalogue, config.fabric)
+        place = f"fabric {fabric.fabric}: {fabric.source}"
+        shipped |= {name: Setting(name, value, CATALOGUE, place) for name, value in fabric.variables.items()}
+    if workload:
+        shipped |= {item.key: item for item in _of_recipe(catalogue, workload, size, gpu_type)}
+    found = dict(shipped)
+    own = {name: environ[name] for name in shipped if name in environ and not holds_secret(name, environ[name])}
+    found |= {name: Setting(name, value, "shell", name) for name, value in own.items()}
+    for name in config.environment:
+        item = written[f"environment.{name}"]
+        found[name] = Setting(name, item.value, item.source, item.place)
+    if workload:
+        for name in config.environment_of(workload):
+            item = written[f"workloads.{workload}.environment.{name}"]
+            found[name] = Setting(name, item.value, item.source, item.place)
+    yield from found.values()
+
+
+def _of_recipe(catalogue: Catalogue, workload: str, size: str | None, gpu_type: str | None) -> Iterator[Setting]:
+    """Of a workload without a size those of its first one."""
+    chosen = size or next(name for name in sizes_of(find_workload(catalogue, workload)) if name != TINY)
+    recipe = resolve(catalogue, Request(workload=workload, size=chosen, gpu_type=gpu_type))
+    for item in job_defaults(catalogue, recipe).variables:
+        yield Setting(item.name, item.value, CATALOGUE, f"recipe {chosen}: {item.source}")
+
+
+def _without_secret(setting: Setting) -> Setting:
+    if not holds_secret(setting.key.rpartition(".")[2], str(setting.value)):
+        return setting
+    return Setting(setting.key, HIDDEN, setting.source, setting.place)

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb config``: what holds and where it comes from, and changes of single values."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from called_here import Run, runner
+
+SITE = """\
+# third floor
+gpu_type: h100
+fabric: infiniband
+environment: {NCCL_IB_HCA: mlx5}
+slurm:
+  account: research   # ask Anna
+  partition: hopper
+  partitions:
+    blackwell: {gpu_type: b200, gpu_request: gres}
+workloads:
+  pretrain_llama3.1:
+    environment: {NCCL_DEBUG: WARN}
+"""
+TOKEN = "hf_0123456789abcdefghijABCDEFGHIJ0123"
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Path:
+    folder = tmp_path / "install"
+    folder.mkdir()
+    (folder / "cluster_config.yaml").write_text(SITE)
+    return folder
+
+
+@pytest.fixture
+def llmb(install: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(tmp_path, install, monkeypatch, capsys)
+
+
+def shown(done: "subprocess.CompletedProcess[str]") -> dict[str, tuple[Any, str, str]]:
+    """Value, source and place by setting and variable."""
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    settings = [document["install_root"], *document["settings"], *document["variables"]]
+    return {item["key"]: (item["value"], item["source"], item["place"]) for item in settings}
+
+
+def test_every_value_has_its_source(llmb: Run, install: Path, tmp_path: Path) -> None:
+    assert llmb("config", "set", "--user", "slurm.account", "physics").returncode == 0
+    assert llmb("config", "set", "--user", "slurm.retries", "2").returncode == 0
+    mine = tmp_path / ".config" / "llmb" / "config.yaml"
+    line = mine.read_text().splitlines().index("  account: physics") + 1
+    shell = {"SBATCH_QOS": "high", "NCCL_NVLS_ENABLE": "1", "ADDITIONAL_SLURM_PARAMS": "exclusive", "HF_TOKEN": TOKEN}
+    done = llmb("config", "show", "-w", "pretrain_llama3.1", "-s", "8b", "--json", **shell)
+    found = shown(done)
+    assert TOKEN not in done.stdout + done.stderr
+    assert found["install_root"] == (str(install), "shell", "LLMB_INSTALL")
+    assert found["gpu_type"] == ("h100", "cluster", "cluster_config.yaml:2")
+    assert found["slurm.account"] == ("physics", "user", f"{mine}:{line}")
+    assert found["slurm.retries"][:2] == (2, "user")
+    assert found["slurm.partition"] == ("hopper", "cluster", "cluster_config.yaml:7")
+    assert found["slurm.flags.qos"] == ("high", "shell", "SBATCH_QOS")
+    assert found["slurm.flags.exclusive"] == (True, "shell", "ADDITIONAL_SLURM_PARAMS")
+    assert found["slurm.gpus_per_node"] == (8, "catalogue", "GPU type h100")
+    assert found["slurm.start"] == ("torchrun", "llmb", "default")
+    assert found["NCCL_NET"][:2] == ("IB", "catalogue")
+    assert found["NCCL_NET"][2].startswith("fabric infiniband: ")
+    assert found["NCCL_NVLS_ENABLE"] == ("1", "shell", "NCCL_NVLS_ENABLE")
+    assert found["NCCL_IB_HCA"] == ("mlx5", "cluster", "cluster_config.yaml:4")
+    assert found["NCCL_DEBUG"] == ("WARN", "cluster", "cluster_config.yaml:12")
+
+
+def test_a_partition_shows_what_its_jobs_get(llmb: Run) -> None:
+    found = shown(llmb("config", "show", "-p", "blackwell", "--json"))
+    assert found["slurm.partition"] == ("blackwell", "option", "--partition")
+    assert found["gpu_type"] == ("b200", "cluster", "cluster_config.yaml:9")
+    assert found["slurm.gpu_request"] == ("gres", "cluster", "cluster_config.yaml:9")
+    found = shown(llmb("config", "show", "--json", SBATCH_PARTITION="blackwell", SBATCH_GPUS_PER_NODE="null"))
+    assert found["slurm.gpu_request"] == ("none", "shell", "SBATCH_GPUS_PER_NODE")
+    assert found["gpu_type"][0] == "b200"
+
+
+def test_a_job_gets_what_is_shown(llmb: Run) -> None:
+    """The user's defaults are above the cluster's, and below the shell's variables."""
+    llmb("config", "set", "--user", "slurm.account", "physics")
+    llmb("config", "set", "--user", "slurm.flags.qos", "long")
+    command = ("submit", "-w", "pretrain_llama3.1", "-s", "8b", "--scale", "16", "--dry-run")
+    script = llmb(*command).stdout
+    assert "#SBATCH --account=physics\n" in script
+    assert "#SBATCH --partition=hopper\n" in script
+    assert "#SBATCH --qos=long\n" in script
+    assert "#SBATCH --account=mine\n" in llmb(*command, SBATCH_ACCOUNT="mine").stdout
+
+
+def test_a_user_may_have_a_root_of_installation(llmb: Run, tmp_path: Path) -> None:
+    llmb("config", "set", "--user", "install_root", str(tmp_path / "elsewhere"))
+    found = shown(llmb("config", "show", "--json", LLMB_INSTALL=""))
+    assert found["install_root"][:2] == (str(tmp_path / "elsewhere"), "user")
+    done = llmb("runs", "--json", LLMB_INSTALL="")
+    assert f"root of installation: {tmp_path / 'elsewhere'}" in done.stderr
+    assert shown(llmb("config", "show", "--json"))["install_root"][1] == "shell"
+
+
+def test_what_is_set_and_unset_leaves_the_rest(llmb: Run, install: Path) -> None:
+    path = install / "cluster_config.yaml"
+    assert llmb("config", "set", "slurm.partition", "batch").returncode == 0
+    assert path.read_text() == SITE.replace("partition: hopper", "partition: batch")
+    assert llmb("config", "set", "workloads.pretrain_llama3.1.environment.NCCL_DEBUG", "INFO").returncode == 0
+    assert path.read_text() == SITE.replace("partition: hopper", "partition: batch").replace("WARN", "INFO")
+    assert llmb("config", "unset", "slurm.account").returncode == 0
+    assert "ask Anna" not in path.read_text()
+    assert "# third floor" in path.read_text()
+    assert llmb("config", "set", "slurm.account", "0123").returncode == 0
+    assert shown(llmb("config", "show", "--json"))["slurm.account"][0] == "0123"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("set", "slurm.acount", "x"), "did you mean 'slurm.account'?"),
+        (("set", "vboost", "9"), "vboost cannot be '9'"),
+        (("set", "environment.HF_TOKEN", TOKEN), "looks like a secret"),
+        (("set", "environment.X", TOKEN), "looks like a secret"),
+        (("set", "--user", "environment.X", "y"), "unknown key 'environment.X'"),
+        (("unset", "slurm.flags.qos"), "slurm.flags.qos is not set there"),
+        (("set", "container.runtime", "pyxis"), "pyxis needs an image"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(llmb: Run, install: Path, arguments: tuple[str, ...], words: str) -> None:
+    done = llmb("config", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert TOKEN not in done.stderr
+    assert (install / "cluster_config.yaml").read_text() == SITE
+
+
+def test_a_file_that_cannot_be_edited_is_left_to_the_user(llmb: Run, install: Path) -> None:
+    path = install / "cluster_config.yaml"
+    text = "environment: &all {A: b}\nworkloads:\n  w:\n    environment: *all\n"
+    path.write_text(text)
+    done = llmb("config", "set", "workloads.w.environment.A", "c")
+    assert done.returncode == 2
+    assert f"{path}:1" in done.stderr
+    assert path.read_text() == text
+
+
+def test_a_file_of_the_reference_suite_is_shown_and_not_edited(llmb: Run, install: Path) -> None:
+    text = f"schema_version: 2\ngpu_type: b200\nenvironment: {{HF_TOKEN: {TOKEN}}}\nslurm: {{account: a}}\n"
+    (install / "cluster_config.yaml").write_text(text)
+    done = llmb("config", "show", "--json")
+    assert shown(done)["slurm.account"] == ("a", "cluster", "cluster_config.yaml (schema_version 2)")
+    assert json.loads(done.stdout)["files"][0]["reference_form"] == "schema_version 2"
+    assert "HF_TOKEN" in llmb("config", "show").stderr
+    assert TOKEN not in done.stdout + done.stderr
+    refused = llmb("config", "set", "slurm.account", "b")
+    assert refused.returncode == 2
+    assert "llmb config migrate" in refused.stderr
+    assert (install / "cluster_config.yaml").read_text() == text
+
+
+def test_an_invalid_default_of_the_user_is_reported_with_its_line(llmb: Run, tmp_path: Path) -> None:
+    path = tmp_path / ".config" / "llmb" / "config.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("slurm:\n  acount: x\n")
+    done = llmb("config", "show")
+    assert done.returncode == 2
+    assert f"{path}:2: slurm.acount: unknown key" in done.stderr
