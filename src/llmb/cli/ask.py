@@ -30,7 +30,8 @@ def ask(
         wrong = problem(value) if value else "an answer is needed"
         if wrong is None:
             return value
-        _write(f"{fill(wrong, width, initial_indent='  ', subsequent_indent='  ')}\n")
+        indent = "  "
+        _write(fill(wrong, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False) + "\n")
 
 
 def ask_line(prompt: str) -> str:

@@ -19,10 +19,11 @@ from llmb.install.answer_files import read_answers, write_answers
 from llmb.install.answers import OPTIONS, Answers, absolute, given_answers
 from llmb.install.complete import completed, completed_path
 from llmb.install.detect import Surroundings, look_around
-from llmb.install.installing import install_all, known_answers, would_install
+from llmb.install.installing import Installed, install_all, known_answers, would_install
 from llmb.install.moving import move
 from llmb.install.next_commands import next_commands
 from llmb.install.removal import planned_removal, undo
+from llmb.install.space import free_text
 from llmb.install.state import read_state
 from llmb.report.install_report import (
     answers_table,
@@ -94,15 +95,13 @@ def install(
 
     - `llmb install /shared/llmb --remove`
     """
-    given = given_answers({**values, "workloads": [*(values["workloads"] or []), *(add_workload or [])]})
-    if path_argument:
-        given = given_answers({"path": str(path_argument)}).above(given)
-    if config:
-        given = given.above(read_answers(config, say))
+    given = _given(values, path_argument, config, add_workload)
     around = look_around(Catalogue())
     asks = can_ask() and not yes
     given = completed_path(given, around, _default_path(), ask if asks else None)
     root = _normal(str(given.path))
+    if asks:
+        say(f"{root}: {free_text(root)} free")
     if remove:
         _remove(root, results=with_results, dry_run=dry_run, yes=yes, json=json)
         return
@@ -117,17 +116,29 @@ def install(
     if record:
         write_answers(record, answers)
     catalogue = around.catalogue
-    if dry_run:
-        done = would_install(root, answers, catalogue, None)
-    else:
-        done = install_all(root, answers, catalogue, None, say, keep_settings=keep_settings)
-    commands = list(next_commands(catalogue, answers, root, jobs=bool(done.jobs)))
+    done = (
+        would_install(root, answers, catalogue, None)
+        if dry_run
+        else install_all(root, answers, catalogue, None, say, keep_settings=keep_settings)
+    )
+    _print(answers, root, done, list(next_commands(catalogue, answers, root, jobs=bool(done.jobs))), json=json)
+
+
+def _print(answers: Answers, root: Path, done: Installed, commands: list[str], *, json: bool) -> None:
     if json:
         print_json(install_document(answers, root, done.results, done.jobs, commands))
         return
     print_table(steps_table(root, done.results))
-    if not dry_run:
+    if all(item.state != "open" for item in done.results):
         print_text(next_text(commands))
+
+
+def _given(values: dict[str, Any], path: Path | None, config: Path | None, added: list[str] | None) -> Answers:
+    """What the command line gives, above what the file gives."""
+    given = given_answers({**values, "workloads": [*(values["workloads"] or []), *(added or [])]})
+    if path:
+        given = given_answers({"path": str(path)}).above(given)
+    return given.above(read_answers(config, say)) if config else given
 
 
 def _normal(path: str) -> Path:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether an installation fits on the disk."""
 
+import shutil
 from pathlib import Path
 
 from llmb.catalogue.load import Catalogue
@@ -28,3 +29,9 @@ def check_space(catalogue: Catalogue, answers: Answers, root: Path) -> None:
         if documented and not prepared_folders(root, workload).models.exists():
             need += int(documented.size_gb * 10**9) * DOWNLOADED
     check_room("the installation needs", need, root, "free some space, or give a --path on another disk")
+
+
+def free_text(root: Path) -> str:
+    """What is free on the disk of a folder that need not exist, in words."""
+    existing = next(place for place in (root, *root.parents) if place.exists())
+    return f"{shutil.disk_usage(existing).free / 10**9:,.0f} GB"
