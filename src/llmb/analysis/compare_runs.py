@@ -22,6 +22,7 @@ from llmb.analysis.match_runs import (
 )
 from llmb.analysis.measured import measured, why_left_out
 from llmb.analysis.records import AnalyzedRun, FoundRuns, LeftOut
+from llmb.analysis.resource_differences import resource_differences
 from llmb.errors import UsageError
 from llmb.metrics.group_difference import RunMean, decide, group_difference
 from llmb.runs.identity import Difference, Value, differences, value_text
@@ -202,9 +203,10 @@ def _ordered(side: Side, own: Configuration, other: Configuration) -> tuple[Conf
 
 
 def _differences(pairs: Sequence[Pair]) -> tuple[Difference, ...]:
-    before = _merged([run for pair in pairs for run in pair.before.runs])
-    after = _merged([run for pair in pairs for run in pair.after.runs])
-    return tuple(one for one in differences(before, after) if rule_of(one.key).differs != "ignored")
+    before = [run for pair in pairs for run in pair.before.runs]
+    after = [run for pair in pairs for run in pair.after.runs]
+    found = (one for one in differences(_merged(before), _merged(after)) if rule_of(one.key).differs != "ignored")
+    return (*found, *resource_differences(before, after))
 
 
 def _merged(runs: Sequence[AnalyzedRun]) -> Configuration:
