@@ -72,7 +72,7 @@ def requirements() -> list[str]:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    found = [*project["dependencies"], *extras["weights"], *extras["prepare"]]
+    found = [*project["dependencies"], *extras["weights"], *extras["prepare"], *extras["resources"]]
     return [item for item in found if not item.startswith("llmb")]
 
 
@@ -95,6 +95,7 @@ def test_the_image_has_llmb_with_its_commit_and_pages(buildah: Buildah, image: s
     assert buildah("run", image, "--", "llmb", "--version") == f"llmb 0.1.0 (commit {COMMIT[:12]})"
     assert buildah("run", image, "--", "llmb", "docs", "glossary").startswith("# ")
     assert buildah("run", image, "--", "sh", "-c", "ls -A /opt") == "llmb"
+    buildah("run", image, "--", "python3", "-c", "import pynvml")
 
 
 def test_the_image_trains_in_two_processes(buildah: Buildah, image: str) -> None:
