@@ -271,6 +271,7 @@ def test_profiled_steps_give_no_figures(tmp_path: Path, profiling: dict[str, obj
     write_record(folder, queued_record(order.plan, ("sbatch",), program=order.program))
     result = finish_job(folder, 0, "")
     assert (result.status, result.step_time_reason) == ("success", reason)
+    assert (result.resources, result.resources_reason) == (None, "only runs of llmb's own engine are sampled")
     assert (result.step_time_s is None) == (reason is not None)
     assert result.profile
     assert result.profile.files == ("torch_profile/rank-1.json.gz",)
