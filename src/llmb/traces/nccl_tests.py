@@ -216,9 +216,14 @@ def _row(header: _Header, line: str) -> TestRow | None:
         datatype=words[2],
         reduction=names[0] if names else None,
         root=roots[0] if roots and roots[0] >= 0 else None,
-        out_of_place=None if header.in_place_alone else first,
-        in_place=first if header.in_place_alone else _bandwidth(header.second, values[len(header.first) :]),
+        out_of_place=None if header.in_place_alone else _measured(first),
+        in_place=_measured(first if header.in_place_alone else _bandwidth(header.second, values[len(header.first) :])),
     )
+
+
+def _measured(way: Bandwidth | None) -> Bandwidth | None:
+    """None also if every column is ``N/A``."""
+    return None if way == Bandwidth(None, None, None, None) else way
 
 
 def _bandwidth(columns: Sequence[str], words: Sequence[str]) -> Bandwidth | None:
