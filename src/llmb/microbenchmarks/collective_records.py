@@ -18,6 +18,8 @@ class CollectiveJob(Record):
     device: Literal["cpu", "cuda"]
     collectives: tuple[Collective, ...]
     sizes: tuple[int, ...]
+    limited_by_memory: bool = False
+    """Sizes that do not fit are left out; else they are an error."""
     warm_ups: int
     iterations: int
 
@@ -42,7 +44,7 @@ class CollectiveRow(Record):
 
 
 class NotTimed(Record):
-    """A size, or where that is None a whole collective, that could not be measured."""
+    """A size and all larger ones, or where it is None a whole collective, that could not be measured."""
 
     collective: Collective
     size_bytes: int | None

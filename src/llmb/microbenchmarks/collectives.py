@@ -5,7 +5,8 @@ https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 """
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv"]
 """By the names of nccl-tests."""
@@ -22,7 +23,8 @@ BASES, WEIGHTS = 61, 64
 """Values are small enough for sums of 8,000 ranks to be exact in fp32."""
 
 
-class Extent(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Extent:
     """What one call moves, in elements. ``count`` is what NCCL's function is called with: of one part, if ranks have
     parts."""
 
@@ -36,7 +38,8 @@ class Extent(NamedTuple):
         return max(self.sent, self.received) * ELEMENT_BYTES
 
 
-class Piece(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Piece:
     """Values ``count`` long from ``at`` in a buffer: element i is ``((offset + i) % BASES + 1) * weight``."""
 
     at: int

@@ -8,7 +8,7 @@ class Measurement(Record):
     """One row: a kind of work at one size, measured on one device or over a group of them."""
 
     benchmark: str
-    """``gemm``, ``attention``, ``memory``, ``transfer``, ``launch``, ``collectives`` or ``disk``."""
+    """``gemm``, ``attention``, ``memory``, ``transfer``, ``launch``, ``collectives``, ``disk`` or ``gpus``."""
     case: str
     """What within it, in a stable word for scripts, such as ``qkv`` or ``all_reduce``."""
     shape: str | None = None
@@ -23,7 +23,7 @@ class Measurement(Record):
     ranks: int = 1
     """In the group."""
     time_s: float
-    """Median of the repetitions."""
+    """Median of the repetitions; of collectives their mean over all ranks, as nccl-tests has it."""
     repetitions: int
     fastest_s: float | None = None
     slowest_s: float | None = None
@@ -38,6 +38,10 @@ class Measurement(Record):
     """Gigabytes (1e9) per second; of collectives the algorithm's bandwidth as nccl-tests defines it."""
     bus_bandwidth_gb_per_s: float | None = None
     """Of collectives, as nccl-tests defines it."""
+    wrong: int | None = None
+    """Of collectives: elements of all ranks that differ from the expected result; None where there is none."""
+    device_uuid: str | None = None
+    """Of the GPU, where each GPU was measured."""
     sustained: bool = False
     """Measured for seconds, at the clocks that power and temperature then allow; else a burst."""
     backend: str | None = None

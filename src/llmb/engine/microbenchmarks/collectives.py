@@ -189,13 +189,13 @@ def run(job: CollectiveJob, device: torch.device, say: Callable[[Progress], None
     group = Group(device, max(fitting, default=1))
     rows: list[CollectiveRow] = []
     missing: list[NotTimed] = []
-    lacking: dict[Collective, str] = {}
+    lacking: set[Collective] = set()
     for number, (name, size) in enumerate(plan):
         if name in lacking:
             continue
         if size.size_bytes > limit:
-            reason = f"two arrays of {size.size_bytes:,} bytes do not fit: a rank has {2 * limit / GB:.3g} GB"
-            missing.append(NotTimed(collective=name, size_bytes=size.size_bytes, reason=reason, out_of_memory=True))
+            lacking.add(name)
+            missing.append(_too_large(name, size, limit, job))
             continue
         say(Progress(name=f"{name}, {size.size_bytes:,} bytes", number=number, total=len(plan)))
         try:
@@ -204,7 +204,7 @@ def run(job: CollectiveJob, device: torch.device, say: Callable[[Progress], None
             text = str(error).strip().partition("\n")[0]
             if not any(word in text.lower() for word in UNSUPPORTED):
                 raise
-            lacking[name] = text
+            lacking.add(name)
             missing.append(NotTimed(collective=name, size_bytes=None, reason=text))
     return CollectiveResult(
         backend="nccl" if device.type == "cuda" else "gloo",
@@ -212,6 +212,16 @@ def run(job: CollectiveJob, device: torch.device, say: Callable[[Progress], None
         ranks=_all_ranks(device),
         rows=tuple(rows),
         not_timed=tuple(missing),
+    )
+
+
+def _too_large(collective: Collective, size: Extent, limit: int, job: CollectiveJob) -> NotTimed:
+    reason = f"two arrays of this size, or a larger one, do not fit: {2 * limit / GB:.3g} GB are free for a rank"
+    return NotTimed(
+        collective=collective,
+        size_bytes=size.size_bytes,
+        reason=reason,
+        out_of_memory=not job.limited_by_memory,
     )
 
 
@@ -239,10 +249,8 @@ def _bus_id(device: torch.device) -> str | None:
     if device.type != "cuda":
         return None
     known: Any = torch.cuda.get_device_properties(device)
-    numbers = [getattr(known, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
-    if None in numbers:
-        return None
-    return "{:04x}:{:02x}:{:02x}".format(*numbers)
+    numbers: list[int | None] = [getattr(known, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    return None if None in numbers else ":".join(f"{number:02x}" for number in numbers).rjust(10, "0")
 
 
 def main() -> None:

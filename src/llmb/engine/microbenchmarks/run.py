@@ -32,9 +32,12 @@ GB = 10**9
 CPU_MEMORY_ERRORS = ("can't allocate memory", "not enough memory")
 
 
-def run_job(job: Job, say: Callable[[Progress], None]) -> Timings:
+def run_job(job: Job, say: Callable[[Progress], None], gpu: int = 0) -> Timings:
     """Times all cases in order; one that the device does not support, or has no memory for, has its reason."""
-    device = torch.device("cuda", 0) if job.device == "cuda" else torch.device("cpu")
+    device = torch.device("cpu")
+    if job.device == "cuda":
+        device = torch.device("cuda", gpu)
+        torch.cuda.set_device(device)
     exact_fp32()
     choices = Choices(device, job)
     found = []
