@@ -164,7 +164,8 @@ into memory:
 JOB_ROW = """What the commands of `llmb jobs` say of each job; `jobs show` has [more](#json-of-llmb-jobs-show).
 The states and their transitions: [states of jobs](../explanation/job-states.md)."""
 
-CLUSTER_CONFIG = """In `$LLMB_INSTALL`; every key may be left out. See [how to describe a cluster](../how-to/describe-a-cluster.md).
+CLUSTER_CONFIG = """In `$LLMB_INSTALL`; every key may be left out. See
+[how to describe a cluster](../how-to/describe-a-cluster.md).
 `~/.config/llmb/config.yaml` may hold a user's own `gpu_type`, `python` and `slurm`, which are above it, and
 `install_root`, the root of installation where nothing else names one. Both are read with `llmb config show`."""
 

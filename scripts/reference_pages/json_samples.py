@@ -109,12 +109,9 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "bisect next": sample_bisection(),
         "trace": trace_document(summarize([sample_timeline()])),
         "nccl": nccl_document(sample_nccl_summary(), [sample_test_table()]),
-<<<<<<< HEAD
         "bench": sample_measurements(),
         "bench list": sample_history(),
-=======
         "config show": settings_document(sample_settings()),
->>>>>>> ba356bc (Add llmb config: what holds and where it comes from, and changes of single values)
         "checkpoint show": checkpoint_document(sample_checkpoint(plan)),
         "doctor": sample_doctor(),
         "prepare dataset": dataset_document(sample_dataset()),
@@ -122,18 +119,17 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
     }
 
 
-<<<<<<< HEAD
 def sample_doctor() -> Mapping[str, Any]:
     check = Check(name="gpu_count", status="fail", value="7 of 8", advice="")
     left_out = NotChecked(name="gpu_mig", reason="")
     node = NodeReport(node="node1", checked_at="", status="fail", checks=(check,), not_checked=(left_out,))
     return doctor_document([node])
-=======
+
+
 def sample_settings() -> SettingsInEffect:
     setting = Setting("slurm.account", "research", "cluster", "cluster_config.yaml:1")
     file = SettingsFile(Path("cluster_config.yaml"))
     return SettingsInEffect(install_root=setting, files=(file,), settings=(setting,), variables=(setting,))
->>>>>>> ba356bc (Add llmb config: what holds and where it comes from, and changes of single values)
 
 
 def sample_watched(plan: Plan) -> Mapping[str, Any]:

@@ -197,7 +197,7 @@ def _end_of(job: BenchJob, state: JobState) -> BenchEnd:
 
 def bench_placement(options: JobOptions, site: Site, *, on_gpus: bool, ranks: int | None) -> Placement:
     """Processes on each of the job's nodes. Raises UsageError if their number is not specified."""
-    per_node = ranks or options.gpus_per_node or find_scheduler(QUEUE).defaults(site).gpus_per_node
+    per_node = ranks or options.gpus_per_node or find_scheduler(QUEUE).defaults(site, options).gpus_per_node
     if per_node is None:
         raise UsageError("the number of processes per node is not specified", do="add --ranks or --gpus-per-node")
     return Placement(options.nodes or 1, per_node, whole_nodes=on_gpus)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import llmb
 from llmb.errors import RunFailed, UsageError
-from llmb.health.measure import OnProgress, need_torch
+from llmb.health.measure import OnProgress
 from llmb.microbenchmarks.cases import Device
 from llmb.microbenchmarks.collective_records import (
     JOB,

@@ -11,7 +11,7 @@ from statistics import median
 
 import llmb
 from llmb.health.collectives import torchrun_here
-from llmb.health.measure import OnProgress, need_torch
+from llmb.health.measure import OnProgress
 from llmb.microbenchmarks.cases import SQUARE, Device
 from llmb.microbenchmarks.gpu_records import JOB, PARTS, PROGRAM, PartReport
 from llmb.microbenchmarks.jobs import PASSES, Case, Job, ProductCase, ProductDtype, Progress

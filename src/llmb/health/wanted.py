@@ -9,6 +9,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Gpu
 from llmb.catalogue.resolve import CPU
 from llmb.errors import unknown
+from llmb.jobspec.options import JobOptions
 from llmb.runs.folder import CLUSTER_CONFIG
 from llmb.schedulers.lookup import QUEUE, find_scheduler
 from llmb.site.site import Site
@@ -46,7 +47,10 @@ def wanted_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpu
     name_by = "--gpu-type" if gpu_type else CLUSTER_CONFIG if name else None
     count, count_by = gpus, "--gpus"
     if count is None:
-        count, count_by = find_scheduler(QUEUE).defaults(site).gpus_per_node, CLUSTER_CONFIG
+        count, count_by = (
+            find_scheduler(QUEUE).defaults(site, JobOptions(), gpu and gpu.gpu_type).gpus_per_node,
+            CLUSTER_CONFIG,
+        )
     if count is None and gpu:
         count, count_by = gpu.gpus_per_node, f"nodes of {gpu.gpu_type}"
     if name and not gpu:

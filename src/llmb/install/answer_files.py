@@ -11,13 +11,14 @@ from pydantic import ValidationError
 
 from llmb.catalogue.data_files import CatalogueError, read_file, schema_problems
 from llmb.catalogue.yaml_check import LOADER
+from llmb.doc_pages import see
 from llmb.errors import UsageError
 from llmb.input_files import read_text_file
 from llmb.install.answers import NONE, Answers
 from llmb.runs.folder import cannot_write
 from llmb.secrets import holds_secret
 
-ADVICE = "see docs/how-to/install-on-a-cluster.md; 'llmb install --record FILE' writes such a file"
+ADVICE = f"{see('install-on-a-cluster')}; 'llmb install --record FILE' writes such a file"
 OF_REFERENCE = frozenset(
     ("venv_type", "install_path", "slurm", "install_method", "selected_workloads", "environment_vars")
 )

@@ -169,6 +169,11 @@ def combined(site: SettingsFile, user: SettingsFile | None, schema: type[Cluster
         raise _unusable(site.path, problems) from error
 
 
+def read_cluster_config(install: Path, schema: type[ClusterConfig]) -> ClusterConfig:
+    """The settings of the file below ``install`` alone, or the defaults without one. Raises as read_cluster_file."""
+    return combined(read_cluster_file(install / CLUSTER_CONFIG, schema), None, schema)
+
+
 def _above(below: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """``own`` replaces what is below, key by key within mappings."""
     both = {
