@@ -48,7 +48,7 @@ def wanted_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpu
     count, count_by = gpus, "--gpus"
     if count is None:
         count, count_by = (
-            find_scheduler(QUEUE).defaults(site, JobOptions(), gpu and gpu.gpu_type).gpus_per_node,
+            find_scheduler(QUEUE).defaults(site, JobOptions(), gpu.gpu_type if gpu else None).gpus_per_node,
             CLUSTER_CONFIG,
         )
     if count is None and gpu:

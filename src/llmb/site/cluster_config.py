@@ -15,7 +15,7 @@ from llmb.errors import UsageError
 from llmb.jobspec.container import ContainerSettings, text_problems
 from llmb.jobspec.node_setup import Binding, Vboost
 from llmb.jobspec.variables import variable_problems
-from llmb.runs.folder import ROOT_KEY, user_config
+from llmb.runs.folder import CLUSTER_CONFIG, ROOT_KEY, user_config
 from llmb.site.reference_config import ReferenceForm, form_of, told, translated
 
 Shape = TypeVar("Shape", bound=BaseModel)
