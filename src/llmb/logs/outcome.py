@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import numpy as np
-
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
 from llmb.logs.error_text import describe_content, last_error
@@ -89,16 +87,17 @@ def _judged(log: RunLog) -> LogOutcome:
         return _only_step(attempt, window)
     if window is None:
         return _outcome(attempt, "too_few_steps", unfit, None)
-    known = np.isfinite(attempt.tflops_per_gpu).all()
-    tflops = _describe(attempt.tflops_per_gpu) if known else None
+    tflops = describe(attempt.tflops_per_gpu) if _are_finite(attempt.tflops_per_gpu) else None
     steps = f"{_steps_text(window.first, window.last)} of {attempt.last + 1 - attempt.first_number}"
     steps += f"{_interval_text(log)}{_attempts_text(attempt)}"
     status, reason = find_recorder(log.head, log.tail) or ("success", steps)
-    return _outcome(attempt, status, reason, window, _describe(attempt.step_time_s), tflops)
+    return _outcome(attempt, status, reason, window, describe(attempt.step_time_s), tflops)
 
 
 def _window(attempt: LoggedAttempt, last: int) -> tuple[Window | None, str]:
     """The window of a whole run; None with the reason if the rule does not fit the run."""
+    if attempt.window and last == attempt.window_last:
+        return attempt.window, ""
     try:
         return attempt.resolve_window(last), ""
     except UsageError as error:
@@ -112,8 +111,9 @@ def _only_step(attempt: LoggedAttempt, window: Window | None) -> LogOutcome:
     return _outcome(attempt, "too_few_steps", "the only step is the first one, which includes warm-up", window)
 
 
-def _describe(values: "array[float]") -> Statistics:
-    return describe(values)
+def _are_finite(values: "array[float]") -> bool:
+    """Whether they have a finite sum, and so a mean."""
+    return math.isfinite(sum(values))
 
 
 def _outcome(
@@ -172,7 +172,7 @@ def _why_invalid(log: RunLog, window: Window | None) -> str | None:
         return f"loss is {attempt.bad_loss} from step {attempt.bad_loss_step}"
     if attempt.bad_grad_norm_step is not None:
         return f"the gradient norm is not finite from step {attempt.bad_grad_norm_step}"
-    if window and not np.isfinite(attempt.step_time_s).all():
+    if window and not _are_finite(attempt.step_time_s):
         return f"a step time in {_steps_text(window.first, window.last)} is not finite"
     if attempt.skipped_in_window:
         steps = "1 step" if attempt.skipped_in_window == 1 else f"{attempt.skipped_in_window} steps"

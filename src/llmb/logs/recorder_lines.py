@@ -4,6 +4,8 @@
 import re
 from typing import Literal
 
+from llmb.logs.formats.format import has
+
 Slowed = Literal["profiled", "traced"]
 
 _SIGNS: tuple[tuple[Slowed, tuple[bytes, ...], "re.Pattern[bytes]", str], ...] = (
@@ -29,4 +31,4 @@ def find_recorder(head: bytes, tail: bytes) -> tuple[Slowed, str] | None:
 
 
 def _is_in(text: bytes, marks: tuple[bytes, ...], sign: "re.Pattern[bytes]") -> bool:
-    return any(mark in text for mark in marks) and sign.search(text) is not None
+    return any(has(text, mark) for mark in marks) and sign.search(text) is not None

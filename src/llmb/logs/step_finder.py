@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import chain
 
-from llmb.logs.formats.format import Format, Reader
+from llmb.logs.formats.format import Format, Reader, has
 from llmb.logs.formats.known import FORMATS
 from llmb.logs.step_line import StepLine
 
@@ -25,7 +25,7 @@ class _Candidate:
 
     def look(self, text: bytes, start: int, end: int) -> int | None:
         """Where the first step line begins, in ``text[start:end]``."""
-        if not any(text.find(mark, start, end) >= 0 for mark in self.format.marks):
+        if not any(has(text, mark, start, end) for mark in self.format.marks):
             return None
         self.kept.extend(self.reader.find(text, start, end))
         mark = self.format.find_step_mark(text, start, end)

@@ -8,7 +8,8 @@ from typing import NamedTuple
 STEP_LINE_HEAD = b"Training epoch "
 
 INVALID_HEAD = "llmb: the run is invalid: "
-_INVALID = re.compile(rb"^%s([^\r\n]*)" % INVALID_HEAD.encode(), re.MULTILINE)
+_INVALID_HEAD = INVALID_HEAD.encode()
+_INVALID = re.compile(rb"^%s([^\r\n]*)" % _INVALID_HEAD, re.MULTILINE)
 
 
 class StepLine(NamedTuple):
@@ -73,5 +74,5 @@ def format_invalid_line(why: str) -> str:
 
 def find_invalid_line(text: bytes) -> str | None:
     """The reason for which the run that logged ``text`` declared itself invalid, if it did."""
-    match = _INVALID.search(text) if INVALID_HEAD.encode() in text else None  # which is faster
+    match = _INVALID.search(text) if text.rfind(_INVALID_HEAD) >= 0 else None  # which is faster
     return match[1].decode("utf-8", "replace").strip() if match else None

@@ -69,6 +69,11 @@ class Format:
         return max(text.rfind(mark) for mark in self.marks[: self.step_marks])
 
 
+def has(text: bytes, mark: bytes, start: int = 0, end: int = sys.maxsize) -> bool:
+    """Whether ``mark`` is in ``text[start:end]``. CPython searches from the end in less than half of the time."""
+    return text.rfind(mark, start, end) >= 0
+
+
 def rank_before(text: bytes, at: int, start: int = 0) -> int | None:
     """The rank that the prefix of a line names (``3: `` of srun -l, ``[rank3]:`` of torchrun).
 
