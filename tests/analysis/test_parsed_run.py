@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 
-from llmb.analysis.parsed_run import ParsedRun, parsed_run
+from llmb.analysis.parsed_run import ParsedRun, known_run
+from llmb.logs.files import parse_file
 from llmb.runs.short_id import id_of_name, short_id
 
 OLD = Path(__file__).parents[1] / "data" / "version-0.1" / "workloads"
 EXPERIMENT = "pretrain_llama3.1_tiny_fp32_gpus1_tp1_pp1_cp1_vp1_ep1_mbs1_gbs8"
+
+
+def parsed_run(log: Path, rule: str) -> ParsedRun:
+    return known_run(parse_file(log, rule))
 
 
 @pytest.fixture

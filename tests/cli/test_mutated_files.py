@@ -16,13 +16,13 @@ from campaign_files import CampaignFiles
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmb.analysis.parsed_run import parsed_run
+from llmb.analysis.parsed_run import known_run
 from llmb.campaigns.expansion import expand
 from llmb.campaigns.files import read_campaign_file
 from llmb.catalogue.load import Catalogue
 from llmb.errors import LlmbError
 from llmb.jobspec.spec import JobSpec
-from llmb.logs.files import find_logs
+from llmb.logs.files import find_logs, parse_file
 from llmb.logs.step_line import format_step_line
 from llmb.report.nccl_report import nccl_document, nccl_tables
 from llmb.report.output import styled_lines
@@ -93,7 +93,7 @@ def nccl(path: Path) -> None:
 
 
 def logs(path: Path) -> None:
-    parsed = [parsed_run(log, "last") for log in find_logs(path).logs]
+    parsed = [known_run(parse_file(log, "last")) for log in find_logs(path).logs]
     show(parse_document(parse_report([path], "last", parsed, full_names=False)))
 
 

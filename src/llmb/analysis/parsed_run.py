@@ -120,11 +120,6 @@ def layout_text(layout: Mapping[str, int]) -> str:
     return " ".join(f"{name}{value}" for name, value in layout.items() if value > 1 or name in BATCH)
 
 
-def parsed_run(path: Path, rule: str) -> ParsedRun:
-    """The log in ``path`` with the steps of ``rule``, and its run."""
-    return known_run(parse_file(path, rule))
-
-
 def known_run(file: ParsedFile) -> ParsedRun:
     """The run that a file which was parsed is the log of."""
     path = file.path.absolute()

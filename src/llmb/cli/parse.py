@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from llmb.analysis.parsed_run import ParsedRun, known_run, parsed_run
+from llmb.analysis.parsed_run import ParsedRun, known_run
 from llmb.catalogue.load import Catalogue
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
@@ -15,7 +15,7 @@ from llmb.cli.parse_compat import Format, ParseCommand, print_as_reference
 from llmb.cli.parse_progress import reading_progress
 from llmb.cli.root import install_here
 from llmb.errors import RunFailed, UsageError, unknown
-from llmb.logs.files import find_all_logs
+from llmb.logs.files import find_all_logs, parse_file
 from llmb.logs.parallel_reader import read_in_parallel
 from llmb.metrics.window import DEFAULT_RULE, check_rule
 from llmb.report.output import print_json, print_tables, print_text
@@ -119,7 +119,7 @@ def parse(
 
 def _runs(roots: list[Path], rule: str, workers: int, gpu_type: str | None) -> list[ParsedRun]:
     found = find_all_logs(roots)
-    read = read_in_parallel(found, partial(parsed_run, rule=rule), workers)
+    read = read_in_parallel(found, partial(parse_file, rule=rule), known_run, workers)
     runs = [*map(known_run, found.refused), *reading_progress(read, found)]
     for run in runs:
         if run.unread_record:

@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 from llmb.cli.parse_progress import reading_progress
 from llmb.errors import LlmbError, RunFailed, UsageError
 from llmb.logs.files import FoundFiles, find_logs
-from llmb.logs.parallel_reader import read_in_parallel
+from llmb.logs.parallel_reader import read_in_parallel, unchanged
 from llmb.logs.window_samples import read_samples
 from llmb.metrics.window import WINDOW_RULES, check_rule
 from llmb.report.output import print_text
@@ -72,7 +72,8 @@ def _print_as_reference(folders: list[Path], window: str, form: Format, workers:
     if not folder.is_dir():
         raise UsageError(f"directory '{folder}' not found", do="give the folder that holds logs, or call it beside it")
     found = _regular(find_logs(folder))
-    samples = list(reading_progress(read_in_parallel(found, partial(read_samples, rule=window), workers), found))
+    read = read_in_parallel(found, partial(read_samples, rule=window), unchanged, workers)
+    samples = list(reading_progress(read, found))
     report = compat_report(str(folder), window, samples, full_names=full_names)
     print_text(FORMATS[form](report))
     if not report.successes:

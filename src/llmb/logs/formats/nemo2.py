@@ -58,7 +58,7 @@ class Nemo2Reader:
                 continue
             if match.re is _USUAL:
                 self.before = self.before[1], text[match.end(3) + 2 : at - 1]
-                if step := _step_of(*match.groups(), rank_before(text, match.start(), start)):
+                if step := _step_of(rank_before(text, match.start(), start), *match.groups()):
                     yield step
                 continue
             body = match[4]
@@ -144,10 +144,11 @@ def _read(match: "re.Match[bytes]", rank: int | None) -> StepLine | None:
         return None
     others = (pattern.search(body) for pattern in (_GLOBAL_STEP, _LOSS, _TFLOPS))
     global_step, loss, tflops = (found[1] if found else None for found in others)
-    return _step_of(match[1], match[2], match[3], global_step, loss, step_time[1], tflops, rank)
+    return _step_of(rank, match[1], match[2], match[3], global_step, loss, step_time[1], tflops)
 
 
 def _step_of(
+    rank: int | None,
     epoch: bytes,
     printed: bytes,
     total: bytes,
@@ -155,9 +156,8 @@ def _step_of(
     loss: bytes | None,
     step_time: bytes,
     tflops: bytes | None,
-    rank: int | None,
 ) -> StepLine | None:
-    """None for a value that is not a number. Parameters are in the order of the usual line."""
+    """None for a value that is not a number. After the rank, parameters are in the order of the usual line."""
     iteration, declared = int(printed), int(total)
     before = int(epoch) * (declared + 1)  # if ``declared`` is an epoch's last iteration, and not the run's
     step = int(global_step) if global_step else before + iteration
