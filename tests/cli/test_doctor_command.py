@@ -2,7 +2,9 @@
 """``llmb doctor`` as its users call it: on this machine, and on one whose nvidia-smi is a recording."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -62,6 +64,29 @@ def test_all_but_software_on_this_machine(capsys: pytest.CaptureFixture[str], in
     assert found >= {name for area in areas for name in names_of(area)} - {"disk_shared", "disk_files"}
     assert all(item["value"] not in (None, "") for item in document["checks"])
     assert [*install.iterdir()] == []
+
+
+@pytest.mark.slow
+def test_a_long_check_is_named_and_an_interrupt_ends_its_program(install: Path, tmp_path: Path) -> None:
+    """An interpreter that hangs stands for a file server that does."""
+    python, ready = tmp_path / "python", tmp_path / "pid"
+    python.write_text(f"#!/bin/sh\necho $$ > {ready}.new; mv {ready}.new {ready}; exec sleep 1000\n")
+    python.chmod(0o755)
+    (install / "cluster_config.yaml").write_text(f"python: {python}\n")
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\nfrom llmb.cli.main import main\n"
+    )
+    command = [sys.executable, "-c", f"{code}sys.argv[1:] = ['doctor', '--only', 'software']\nmain()"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as doctor:
+        assert doctor.stderr
+        lines = iter(doctor.stderr)
+        assert next(line for line in lines if "checking" in line) == "llmb: checking software\n"
+        pid = int(ready.read_text())
+        doctor.send_signal(signal.SIGINT)
+        assert "llmb: error: interrupted; nothing was changed\n" in [*lines]
+        assert doctor.wait(600) == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_where_no_gpu_is_nothing_of_gpus_passes(program: Program, capsys: pytest.CaptureFixture[str]) -> None:

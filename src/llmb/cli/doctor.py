@@ -12,7 +12,7 @@ from llmb.cli.completion import gpu_types
 from llmb.cli.json_option import Json
 from llmb.cli.progress import PhaseProgress
 from llmb.cli.root import install_here
-from llmb.errors import RunFailed, UsageError, did_you_mean
+from llmb.errors import RunFailed, UsageError, UserInterrupt, did_you_mean
 from llmb.health.node import DISK_BYTES, Request, check_node
 from llmb.health.records import NodeReport
 from llmb.health.rules import AREAS, rules
@@ -94,8 +94,11 @@ def doctor(
         disk_bytes=0 if no_disk else disk_size * MIB,
         only=names,
     )
-    with PhaseProgress("checking") as progress:
-        report = check_node(request, say=progress.phase)
+    try:
+        with PhaseProgress("checking") as progress:
+            report = check_node(request, say=progress.phase)
+    except KeyboardInterrupt as error:
+        raise UserInterrupt("interrupted; nothing was changed") from error
     if json:
         print_json(doctor_document([report]))
     else:

@@ -3,6 +3,7 @@
 
 import sys
 import time
+from threading import Timer
 from types import TracebackType
 from typing import Self
 
@@ -154,11 +155,11 @@ class CaseProgress(_LongWork):
 
 
 class PhaseProgress:
-    """Shows what is done now: beside a spinner in a terminal, elsewhere a line for what follows after some seconds."""
+    """Shows what is done now: beside a spinner in a terminal, elsewhere a line for what takes long."""
 
     def __init__(self, verb: str) -> None:
         self.verb = verb
-        self.spoke_at = time.monotonic()
+        self.timer: Timer | None = None
         self.spinner = Console(stderr=True).status(verb) if sys.stderr.isatty() else None
 
     def __enter__(self) -> Self:
@@ -171,10 +172,15 @@ class PhaseProgress:
     ) -> None:
         if self.spinner:
             self.spinner.stop()
+        if self.timer:
+            self.timer.cancel()
 
     def phase(self, what: str) -> None:
         if self.spinner:
             self.spinner.update(f"{self.verb} {escape(what)}")
-        elif time.monotonic() - self.spoke_at > LINE_EVERY_S:
-            self.spoke_at = time.monotonic()
-            sys.stderr.write(f"llmb: {self.verb} {what}\n")
+            return
+        if self.timer:
+            self.timer.cancel()
+        self.timer = Timer(LINE_EVERY_S, sys.stderr.write, (f"llmb: {self.verb} {what}\n",))
+        self.timer.daemon = True
+        self.timer.start()
