@@ -9,7 +9,6 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Gpu
 from llmb.catalogue.resolve import CPU
 from llmb.errors import unknown
-from llmb.jobspec.options import JobOptions
 from llmb.runs.folder import CLUSTER_CONFIG
 from llmb.schedulers.lookup import QUEUE, find_scheduler
 from llmb.site.site import Site
@@ -38,23 +37,24 @@ class Wanted:
 
 
 def wanted_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpus: int | None = None) -> Wanted:
-    """``gpu_type`` and ``gpus`` are those of the command. Raises UsageError for a GPU type that is not known."""
-    config = site.config
-    name = gpu_type or config.gpu_type
-    if name and name.lower() not in (*catalogue.gpus, CPU):
-        raise unknown("GPU type", name, (*catalogue.gpus, CPU))
+    """``gpu_type`` and ``gpus`` are those of the command. Raises UsageError for a GPU type that is not known,
+    or that the partition of this job does not have."""
+    config, scheduler, known = site.config, find_scheduler(QUEUE), (*catalogue.gpus, CPU)
+    if gpu_type and gpu_type.lower() not in known:
+        raise unknown("GPU type", gpu_type, known)
+    chosen = scheduler.defaults(site, scheduler.options_here(site.shell), gpu_type and gpu_type.lower())
+    name = chosen.gpu_type or config.gpu_type
+    if name and name.lower() not in known:
+        raise unknown("GPU type", name, known)
     gpu = catalogue.gpus.get(name.lower()) if name else None
     name_by = "--gpu-type" if gpu_type else CLUSTER_CONFIG if name else None
     count, count_by = gpus, "--gpus"
+    if count is None and name and not gpu:
+        count, count_by = 0, str(name_by)
     if count is None:
-        count, count_by = (
-            find_scheduler(QUEUE).defaults(site, JobOptions(), gpu.gpu_type if gpu else None).gpus_per_node,
-            CLUSTER_CONFIG,
-        )
+        count, count_by = chosen.gpus_per_node, CLUSTER_CONFIG
     if count is None and gpu:
         count, count_by = gpu.gpus_per_node, f"nodes of {gpu.gpu_type}"
-    if name and not gpu:
-        count, count_by = 0, str(name_by)
     return Wanted(
         catalogue=catalogue.gpus,
         gpu=gpu,
@@ -70,12 +70,18 @@ def wanted_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpu
 
 def named_places(site: Site, environ: Mapping[str, str]) -> dict[str, Path]:
     """The folders that runs write to, by what they are for."""
-    image = site.config.container.image
     checkpoints = environ.get("CHECKPOINT_DIR")
     places = {
         "install": site.install,
-        "images": Path(image).parent if image and image.startswith("/") else site.install / "images",
+        "images": _images(site),
         "checkpoints": Path(checkpoints) if checkpoints else site.install / "workloads",
         "temp": Path(environ.get("TMPDIR") or "/tmp"),  # noqa: S108 (where programs put what is temporary)
     }
     return {name: path.absolute() for name, path in places.items()}
+
+
+def _images(site: Site) -> Path:
+    image = site.config.container.image
+    if image and image.startswith("/"):
+        return Path(image).parent
+    return site.install / (site.config.install.image_folder or "images")

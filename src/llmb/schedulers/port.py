@@ -267,5 +267,8 @@ class Scheduler(Protocol):
     def fault_patterns(self) -> Sequence[FaultPattern]:
         """How its own messages in a log show the cause of a failure."""
 
+    def options_here(self, environ: Mapping[str, str]) -> JobOptions:
+        """Of the job that this process runs in, as far as they tell which nodes it has; none outside of a job."""
+
     def setup(self, node: str, time_out_s: float) -> SchedulerSetup:
         """How it is set up, and in which state it sees ``node``."""

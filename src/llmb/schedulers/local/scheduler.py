@@ -116,6 +116,9 @@ class LocalScheduler(Scheduler):
     def fault_patterns(self) -> Sequence[FaultPattern]:
         return ()
 
+    def options_here(self, environ: Mapping[str, str]) -> JobOptions:  # noqa: ARG002
+        return JobOptions()
+
     def setup(self, node: str, time_out_s: float) -> SchedulerSetup:  # noqa: ARG002
         return SchedulerSetup()
 

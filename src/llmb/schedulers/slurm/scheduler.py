@@ -144,6 +144,10 @@ class SlurmScheduler(Scheduler):
     def fault_patterns(self) -> Sequence[FaultPattern]:
         return read_file(FAULTS, FaultFile).faults
 
+    def options_here(self, environ: Mapping[str, str]) -> JobOptions:
+        partition = environ.get("SLURM_JOB_PARTITION")
+        return JobOptions(flags={"partition": partition} if partition else {})
+
     def setup(self, node: str, time_out_s: float) -> SchedulerSetup:
         return read_setup(node, time_out_s)
 

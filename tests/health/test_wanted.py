@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a node is expected to have, and who expects it."""
+
+from pathlib import Path
+
+import pytest
+
+from llmb.catalogue.load import Catalogue
+from llmb.errors import UsageError
+from llmb.health.wanted import named_places, wanted_of
+from llmb.schedulers.lookup import read_cluster_site
+from llmb.site.site import Site
+
+CATALOGUE = Catalogue()
+PARTITIONS = """gpu_type: h100
+slurm:
+  partition: main
+  gpus_per_node: 8
+  partitions:
+    main: {gpu_type: h100}
+    new: {gpu_type: gb200, gpus_per_node: 4}
+    odd: {gpus_per_node: 6}
+"""
+IN_CONFIG = "cluster_config.yaml"
+
+
+def site(install: Path, config: str = "", **shell: str) -> Site:
+    if config:
+        (install / IN_CONFIG).write_text(config)
+    return read_cluster_site(CATALOGUE, install, shell)
+
+
+@pytest.mark.parametrize(
+    ("config", "gpu_type", "gpus", "expected"),
+    [
+        ("", None, None, (None, None, None, None)),
+        ("", "H100", None, ("h100", "--gpu-type", 8, "nodes of h100")),
+        ("", None, 3, (None, None, 3, "--gpus")),
+        ("", "gb200", 2, ("gb200", "--gpu-type", 2, "--gpus")),
+        ("", "cpu", None, (None, "--gpu-type", 0, "--gpu-type")),
+        ("gpu_type: cpu", None, None, (None, IN_CONFIG, 0, IN_CONFIG)),
+        ("gpu_type: b200", None, None, ("b200", IN_CONFIG, 8, "nodes of b200")),
+        ("gpu_type: b200\nslurm: {gpus_per_node: 4}", None, None, ("b200", IN_CONFIG, 4, IN_CONFIG)),
+        ("gpu_type: b200\nslurm: {gpus_per_node: 4}", None, 1, ("b200", IN_CONFIG, 1, "--gpus")),
+        (PARTITIONS, None, None, ("h100", IN_CONFIG, 8, IN_CONFIG)),
+    ],
+)
+def test_who_expects_which_gpus(
+    tmp_path: Path, config: str, gpu_type: str | None, gpus: int | None, expected: tuple[object, ...]
+) -> None:
+    found = wanted_of(CATALOGUE, site(tmp_path, config), gpu_type, gpus)
+    assert (found.gpu and found.gpu.gpu_type, found.gpu_type_by, found.gpus, found.gpus_by) == expected
+    assert found.needs_gpus == bool(expected[2])
+    assert found.cluster == bool(config)
+
+
+@pytest.mark.parametrize(
+    ("partition", "expected"), [("new", ("gb200", 4)), ("odd", ("h100", 6)), ("main", ("h100", 8))]
+)
+def test_within_a_job_its_partition_says_what_its_nodes_have(
+    tmp_path: Path, partition: str, expected: tuple[str, int]
+) -> None:
+    found = wanted_of(CATALOGUE, site(tmp_path, PARTITIONS, SLURM_JOB_PARTITION=partition))
+    assert found.gpu
+    assert (found.gpu.gpu_type, found.gpus) == expected
+
+
+def test_a_partition_without_the_gpu_type_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="partition new has gb200"):
+        wanted_of(CATALOGUE, site(tmp_path, PARTITIONS, SLURM_JOB_PARTITION="new"), "h100")
+
+
+@pytest.mark.parametrize(
+    ("config", "variables", "place", "folder"),
+    [
+        ("", {}, "images", "{install}/images"),
+        ("install: {image_folder: /shared/images}", {}, "images", "/shared/images"),
+        ("container: {runtime: pyxis, image: /shared/llmb.sqsh}", {}, "images", "/shared"),
+        ("container: {runtime: pyxis, image: nvcr.io#nvidia/nemo}", {}, "images", "{install}/images"),
+        ("", {}, "checkpoints", "{install}/workloads"),
+        ("", {"CHECKPOINT_DIR": "/scratch/ckpt"}, "checkpoints", "/scratch/ckpt"),
+        ("", {}, "temp", "/tmp"),
+        ("", {"TMPDIR": "/local"}, "temp", "/local"),
+    ],
+)
+def test_places_are_those_that_runs_use(
+    tmp_path: Path, config: str, variables: dict[str, str], place: str, folder: str
+) -> None:
+    found = named_places(site(tmp_path, config), variables)
+    assert next(iter(found)) == "install"
+    assert str(found[place]) == folder.format(install=tmp_path)
