@@ -39,7 +39,7 @@ class Measurement(Record):
     bus_bandwidth_gb_per_s: float | None = None
     """Of collectives, as nccl-tests defines it."""
     wrong: int | None = None
-    """Of collectives: elements of all ranks that differ from the expected result; None where there is none."""
+    """Of collectives: elements of all ranks that differ from the expected result; None if it was not checked."""
     device_uuid: str | None = None
     """Of the GPU, where each GPU was measured."""
     sustained: bool = False
