@@ -22,7 +22,7 @@ from llmb.install.detect import Surroundings, look_around
 from llmb.install.installing import Installed, install_all, known_answers, would_install
 from llmb.install.moving import move
 from llmb.install.next_commands import next_commands
-from llmb.install.removal import planned_removal, undo
+from llmb.install.removal import Removal, complete_removal, planned_removal, undo
 from llmb.install.space import free_text
 from llmb.install.state import read_state
 from llmb.report.install_report import (
@@ -180,6 +180,9 @@ def _show(table: Table) -> None:
 
 
 def _remove(root: Path, *, results: bool, dry_run: bool, yes: bool, json: bool) -> None:
+    if not dry_run and complete_removal(root):
+        _print_removal(root, Removal((".",), ()), json=json)
+        return
     paths = planned_removal(root, results=results)
     if dry_run:
         if json:
@@ -188,7 +191,10 @@ def _remove(root: Path, *, results: bool, dry_run: bool, yes: bool, json: bool) 
             print_text("".join(f"{path}\n" for path in paths))
         return
     _confirm(f"Remove {len(paths)} files and folders from {root}{', with all results' if results else ''}?", yes=yes)
-    removal = undo(root, say, results=results)
+    _print_removal(root, undo(root, say, results=results), json=json)
+
+
+def _print_removal(root: Path, removal: Removal, *, json: bool) -> None:
     if json:
         print_json(removal_document(root, removal))
     else:
@@ -196,7 +202,7 @@ def _remove(root: Path, *, results: bool, dry_run: bool, yes: bool, json: bool) 
 
 
 def _confirm(question: str, *, yes: bool) -> None:
-    """Raises UserInterrupt, or UsageError where nobody can be asked."""
+    """Raises UserInterrupt, or UsageError without a terminal."""
     if yes:
         return
     if not can_ask():

@@ -42,8 +42,7 @@ def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
 
 
 def write_answers(path: Path, answers: Answers) -> None:
-    """Writes them so that only their user reads them: names of accounts are nobody else's. Raises
-    EnvironmentProblem."""
+    """Writes them so that only their user can read them. Raises EnvironmentProblem."""
     text = HEAD + yaml.safe_dump(answers.document(), sort_keys=False, allow_unicode=True)
     temporary = path.with_name(f".{path.name}.installing")
     try:

@@ -16,7 +16,7 @@ from llmb.schedulers.lookup import cluster_schema
 from llmb.site.cluster_config import read_cluster_config
 
 HEAD = """\
-# This cluster, as 'llmb install' was told. Change what you like: a changed file is kept.
+# Written by 'llmb install' from its answers. Change what you like: a changed file is kept.
 # All keys: the page "Files, JSON and exit codes" of llmb's documentation.
 """
 COMMENTS = {
@@ -125,7 +125,7 @@ def _differences(there: Section, wanted: Section, above: str = "") -> Iterator[t
 
 
 def write_settings(journal: Journal, found: Section, *, keep: bool) -> str:
-    """Writes the file, or completes one that somebody else wrote; returns what was done, in words.
+    """Writes the file, or completes one that it did not write; returns what was done, in words.
 
     Raises UsageError if such a file says something else; with ``keep`` it is left as it is.
     """

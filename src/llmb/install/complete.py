@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completes answers: asks where somebody answers, assumes what can be known, and names all that is missing."""
+"""Completes answers: asks on a terminal, assumes what can be known, and names all that is missing."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -63,6 +63,8 @@ def _answered(
             question = _told(question, problem)
         value = ask(question, choices, assumed, lambda text: question.problem(text, answers, around))
         return _with(answers, question, value), None
+    if not problem and assumed is not None:
+        problem = question.problem(assumed, answers, around)
     if problem or assumed is None:
         return answers, Lacking(question, choices, problem)
     return _with(answers, question, assumed), None

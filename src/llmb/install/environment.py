@@ -90,7 +90,7 @@ def is_made(answers: Answers, root: Path) -> bool:
 
 
 def make_environment(answers: Answers, journal: Journal) -> str:
-    """Makes it anew; returns what it holds, in words. Raises EnvironmentProblem if a program fails."""
+    """Makes it again from nothing; returns what it holds, in words. Raises EnvironmentProblem if a program fails."""
     record = record_of(answers)
     folder = journal.tree(FOLDER)
     for command in commands(record, folder):

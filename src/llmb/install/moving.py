@@ -55,7 +55,7 @@ def mended_answers(answers: Answers, old: Path, new: Path) -> Answers:
 
 
 def mend(journal: Journal) -> list[str]:
-    """Mends the environment and a file of settings that its user changed; the steps write everything else anew.
+    """Mends the environment and a file of settings that its user changed; the steps write everything else again.
 
     Returns what is left to the user, in words. Raises EnvironmentProblem.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What another Python is told to install, to get the llmb that runs here."""
+"""The requirement by which another Python gets the llmb that runs here."""
 
 import json
 from importlib.metadata import PackageNotFoundError, distribution

@@ -33,15 +33,15 @@ class Question:
     applies: Callable[[Answers, Surroundings], bool] = lambda answers, around: True
     choices: Callable[[Answers, Surroundings], Sequence[Choice]] = lambda answers, around: ()
     assumed: Callable[[Answers, Surroundings], str | None] = lambda answers, around: None
-    """What holds where nobody answers; None if that cannot be known, and the question is not optional."""
+    """What holds without an answer; None if that cannot be known, and an answer is required."""
     closed: bool = True
-    """There is no answer but the choices, where there are any."""
+    """If there are choices, no other answer is valid."""
     several: bool = False
     """Answers are separated by commas."""
     is_asked: bool = True
     """On a terminal; what is assumed is taken otherwise."""
     check: Callable[[str, Answers, Surroundings], str | None] = lambda value, answers, around: None
-    """What is wrong with a value that is among the choices, or where there are none."""
+    """What is wrong with a value that is among the choices, or of a question without choices."""
 
     def problem(self, value: str, answers: Answers, around: Surroundings) -> str | None:
         """What is wrong with an answer."""
@@ -239,7 +239,7 @@ def _builds(answers: Answers, around: Surroundings) -> list[Choice]:
 
 
 def _build(answers: Answers, around: Surroundings) -> str:
-    """The newest build that the driver here runs; that of pip's index where there is none to ask."""
+    """The newest build that the driver here runs; that of pip's index without a driver."""
     if answers.gpu_type == CPU:
         return CPU
     runnable = [build.name for build in torch_builds() if around.driver and (build.least_driver or 0) <= around.driver]

@@ -8,7 +8,17 @@ from pathlib import Path
 
 from llmb.errors import UsageError
 from llmb.install.history import check_no_live_jobs
-from llmb.install.state import FOLDER, LOCK, Made, locked_journal, read_state, remove, state_path
+from llmb.install.state import (
+    FOLDER,
+    LOCK,
+    InstallState,
+    Made,
+    locked_journal,
+    partial_of,
+    read_state,
+    remove,
+    state_path,
+)
 from llmb.jobs.preparation import FOLDER as PREPARATIONS
 from llmb.prepared.folders import PREPARED, WORKLOADS
 from llmb.runs.folder import cannot_write
@@ -51,9 +61,7 @@ def undo(root: Path, say: Callable[[str], None], *, results: bool) -> Removal:
                     gone.append(str(path.relative_to(root)))
                 _remove_history(root)
             removed, kept = remove(root, [item for item in state.made if item.path != FOLDER])
-            _remove_own(root, own_folder=state.made_root or Made(path=FOLDER, kind="folder") in state.made)
-            if state.made_root and not any(root.iterdir()):
-                root.rmdir()
+            _remove_state(root, state)
         except OSError as error:
             raise cannot_write(root, error) from error
     if root.exists() and state.made_root:
@@ -73,8 +81,23 @@ def _remove_history(root: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _remove_own(root: Path, *, own_folder: bool) -> None:
+def _remove_state(root: Path, state: InstallState) -> None:
+    """The state goes last, and together with its folders, so that a removal that is killed can be completed."""
     (root / FOLDER / LOCK).unlink(missing_ok=True)
-    state_path(root).unlink(missing_ok=True)
-    if own_folder and not any((root / FOLDER).iterdir()):
-        (root / FOLDER).rmdir()
+    own_folder = state.made_root or Made(path=FOLDER, kind="folder") in state.made
+    if not own_folder or len([*(root / FOLDER).iterdir()]) > 1:
+        state_path(root).unlink()
+        return
+    is_empty = state.made_root and len([*root.iterdir()]) == 1
+    target = root if is_empty else root / FOLDER
+    shutil.rmtree(target.rename(partial_of(target)))
+
+
+def complete_removal(root: Path) -> bool:
+    """Removes what a removal, or the beginning of an installation, left when it was killed. True if that was all."""
+    if state_path(root).exists():
+        return False
+    left = [partial for target in (root, root / FOLDER) if (partial := partial_of(target)).exists()]
+    for partial in left:
+        shutil.rmtree(partial)
+    return bool(left)

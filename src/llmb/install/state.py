@@ -74,7 +74,7 @@ def put_file(path: Path, text: str, *, mode: int = 0o644) -> None:
 
     Raises EnvironmentProblem.
     """
-    temporary = _temporary(path)
+    temporary = partial_of(path)
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
@@ -147,7 +147,7 @@ class Journal:
 
 @contextmanager
 def opened_journal(root: Path, answers: Answers) -> Iterator[Journal]:
-    """The journal of ``root``, which is made with it where there is none, locked.
+    """The journal of ``root``, which is made with it if it does not exist, locked.
 
     Raises EnvironmentProblem if another installer is at work, or if nothing can be written.
     """
@@ -158,12 +158,12 @@ def opened_journal(root: Path, answers: Answers) -> Iterator[Journal]:
 
 @contextmanager
 def locked_journal(root: Path) -> Iterator[Journal]:
-    """The journal of an installation that exists, locked. Raises UsageError where there is none."""
+    """The journal of an installation that exists, locked. Raises UsageError if there is no installation."""
     if not state_path(root).exists():
         do = "give the folder of an installation with --path, or set LLMB_INSTALL"
         raise UsageError("nothing was installed here", where=str(root), do=do)
     with file_lock(root / FOLDER / LOCK, PATIENCE_S, "installing"):
-        _temporary(state_path(root)).unlink(missing_ok=True)
+        partial_of(state_path(root)).unlink(missing_ok=True)
         state = read_state(root)
         if state is None:
             raise EnvironmentProblem("the installation was just removed", where=str(root), do="try again")
@@ -183,7 +183,7 @@ def _begin(root: Path, answers: Answers) -> None:
         return
     target = root / FOLDER if root.exists() else root
     own = [Made(path=FOLDER, kind="folder")] if root.exists() else []
-    partial = _temporary(target)
+    partial = partial_of(target)
     inner = partial if own else partial / FOLDER
     try:
         inner.mkdir(parents=True, exist_ok=True)
@@ -236,5 +236,6 @@ def _digest_of(path: Path) -> str | None:
         return None
 
 
-def _temporary(path: Path) -> Path:
+def partial_of(path: Path) -> Path:
+    """The name of a file or folder that is not complete."""
     return path.with_name(f".{path.name}.installing")

@@ -23,7 +23,7 @@ _ARCHITECTURE = re.compile(r"\bArch=(\S+)")
 
 
 def slurm_offer() -> Offer:
-    """Raises InfrastructureError where Slurm does not answer, EnvironmentProblem where there is none."""
+    """Raises InfrastructureError where Slurm does not answer, EnvironmentProblem if it is not on this machine."""
     done = call(SINFO)
     if done.returncode:
         raise InfrastructureError(f"sinfo failed: {message(done)}", do="try again, or see 'scontrol ping'")

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Installations that are repeated, extended, moved, undone, and met by files of others."""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from killed_installer import tree
+
+from llmb.errors import EnvironmentProblem, UsageError
+from llmb.install.moving import mended_script
+from llmb.runs.folder import chosen_root
+
+Install = Callable[..., Any]
+LLAMA = ("-w", "pretrain_llama3.1")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+def states(done: Any) -> dict[str, str]:
+    return {item["name"]: item["state"] for item in json.loads(done.stdout)["steps"]}
+
+
+def test_a_repeat_does_nothing_and_needs_no_answer(here: Install, call: Install, root: Path) -> None:
+    assert set(states(here(*LLAMA, "--json")).values()) == {"done"}
+    before = tree(root)
+    again = call(root, "--json")
+    assert set(states(again).values()) == {"kept"}
+    assert tree(root) == before
+
+
+def test_launch_and_settings_lead_to_the_installation(here: Install, root: Path, small_python: Path) -> None:
+    here(*LLAMA)
+    lines = (root / "workloads" / "pretrain_llama3.1" / "launch.sh").read_text().splitlines()
+    assert lines == [
+        "#!/bin/sh",
+        f'exec env LLMB_INSTALL={root} {small_python} -m llmb.cli.main launch pretrain_llama3.1 "$@"',
+    ]
+    assert os.access(root / "workloads" / "pretrain_llama3.1" / "launch.sh", os.X_OK)
+    assert f"python: {small_python}  # on the nodes" in (root / "cluster_config.yaml").read_text()
+    assert chosen_root({"HOME": "/"}, root / "workloads").path == root
+
+
+def test_it_is_extended_with_a_workload(here: Install, call: Install, root: Path) -> None:
+    here(*LLAMA)
+    done = call(root, "--add-workload", "pretrain_nemotron4", "--json")
+    assert states(done) == {"folders": "done", "environment": "kept", "settings": "kept", "scripts": "done"}
+    assert json.loads(done.stdout)["workloads"] == ["pretrain_llama3.1", "pretrain_nemotron4"]
+
+
+def test_a_failed_step_is_named_and_resumed(here: Install, small_python: Path, root: Path) -> None:
+    works = small_python.read_text()
+    small_python.write_text("#!/bin/sh\necho \"No module named 'torch'\" >&2\nexit 1\n")
+    with pytest.raises(EnvironmentProblem) as caught:
+        here(*LLAMA)
+    assert caught.value.what == ("step 2 of 4, environment: this Python cannot be used: No module named 'torch'")
+    assert str(caught.value.do).endswith("the same command resumes here")
+    small_python.write_text(works)
+    assert states(here(*LLAMA, "--json")) == {
+        "folders": "kept",
+        "environment": "done",
+        "settings": "done",
+        "scripts": "done",
+    }
+
+
+def test_undo_leaves_no_trace(here: Install, call: Install, root: Path, tmp_path: Path) -> None:
+    before = tree(tmp_path)
+    here(*LLAMA)
+    call(root, "--remove", "--yes")
+    assert tree(tmp_path) == before
+
+
+def test_undo_keeps_what_others_wrote(here: Install, call: Install, root: Path) -> None:
+    (root / "workloads").mkdir(parents=True)
+    (root / "notes.txt").write_text("mine")
+    here(*LLAMA)
+    run = root / "workloads" / "pretrain_llama3.1" / "experiments" / "run.json"
+    run.parent.mkdir()
+    run.write_text("{}")
+    (root / "cluster_config.yaml").write_text("gpu_type: cpu\n")
+    kept = json.loads(call(root, "--remove", "--yes", "--json").stdout)["kept"]
+    assert kept == ["cluster_config.yaml", "workloads/pretrain_llama3.1"]
+    left = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    assert left == {"notes.txt", "cluster_config.yaml", str(run.relative_to(root))}
+    with pytest.raises(UsageError, match="nothing was installed here"):
+        call(root, "--remove", "--yes")
+
+
+def test_results_are_removed_only_if_asked(here: Install, call: Install, root: Path) -> None:
+    here(*LLAMA)
+    run = root / "workloads" / "pretrain_llama3.1" / "experiments" / "run.json"
+    run.parent.mkdir()
+    run.write_text("{}")
+    (root / ".llmb" / "other").mkdir()
+    call(root, "--remove", "--yes", "--with-results")
+    assert not root.exists()
+
+
+def test_removing_without_a_terminal_needs_yes(here: Install, call: Install, root: Path) -> None:
+    here(*LLAMA)
+    before = tree(root)
+    with pytest.raises(UsageError, match="no terminal"):
+        call(root, "--remove")
+    assert "cluster_config.yaml" in call(root, "--remove", "--dry-run").stdout
+    assert tree(root) == before
+
+
+def test_settings_that_agree_are_completed_and_others_are_refused(here: Install, root: Path) -> None:
+    root.mkdir()
+    (root / "cluster_config.yaml").write_text("gpu_type: cpu  # ours")
+    here(*LLAMA)
+    text = (root / "cluster_config.yaml").read_text()
+    assert text.startswith("gpu_type: cpu  # ours\n")
+    assert "# Added by 'llmb install':\npython: " in text
+    (root / "cluster_config.yaml").write_text("python: /elsewhere/python\n")
+    with pytest.raises(UsageError, match="python is '/elsewhere/python', not") as caught:
+        here(*LLAMA)
+    assert "--keep-settings" in str(caught.value.do)
+    assert (root / "cluster_config.yaml").read_text() == "python: /elsewhere/python\n"
+    here(*LLAMA, "--keep-settings")
+    assert (root / "cluster_config.yaml").read_text() == "python: /elsewhere/python\n"
+
+
+def test_own_settings_that_their_user_changed_are_kept(here: Install, root: Path) -> None:
+    here(*LLAMA)
+    changed = (root / "cluster_config.yaml").read_text().replace("cpu", "h100")
+    (root / "cluster_config.yaml").write_text(changed)
+    here(*LLAMA, "--add-workload", "pretrain_qwen3")
+    assert (root / "cluster_config.yaml").read_text() == changed
+
+
+def test_it_is_moved(here: Install, call: Install, root: Path, tmp_path: Path) -> None:
+    here(*LLAMA)
+    new = tmp_path / "other place"
+    call(root, "--move", new, "--yes")
+    assert not root.exists()
+    script = (new / "workloads" / "pretrain_llama3.1" / "launch.sh").read_text()
+    assert f"'LLMB_INSTALL={new}'" in script
+    assert str(root) not in "".join(path.read_text() for path in new.rglob("*") if path.is_file())
+    new.rename(root)  # by its user, without the installer
+    assert "its paths are mended" in call(root).stderr
+    assert str(new) not in "".join(path.read_text() for path in root.rglob("*") if path.is_file())
+
+
+def test_scripts_run_where_they_were_moved() -> None:
+    old, new = Path("/a/bench"), Path("/data/a/bench")
+    assert mended_script("#!/a/bench/environment/bin/python\nx", old, new) == (
+        "#!/data/a/bench/environment/bin/python\nx"
+    )
+    once = mended_script("home = /a/bench/x\n", old, new)
+    assert mended_script(once, old, new) == once == "home = /data/a/bench/x\n", "killed and repeated"
+    assert mended_script("#!/a/bench2/bin/python\n", old, new) == "#!/a/bench2/bin/python\n"
+
+
+def test_a_script_with_a_space_in_its_path_runs(tmp_path: Path) -> None:
+    new = tmp_path / "a b"
+    (new / "bin").mkdir(parents=True)
+    (new / "bin" / "python").symlink_to(sys.executable)
+    text = mended_script("#!/old/bin/python\nimport sys\nprint('ran', sys.argv[1])\n", Path("/old"), new)
+    (new / "bin" / "tool").write_text(text)
+    (new / "bin" / "tool").chmod(0o755)
+    done = subprocess.run([new / "bin" / "tool", "here"], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "ran here\n", (text, done.stderr)
+
+
+def test_two_installers_do_not_meet(here: Install, root: Path) -> None:
+    here(*LLAMA)
+    with (root / ".llmb" / "install.lock").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(EnvironmentProblem, match="another process has been installing"):
+            here("-w", "pretrain_qwen3")
+
+
+def test_a_path_with_spaces(call: Install, small_python: Path, tmp_path: Path) -> None:
+    fixed = ("--scheduler", "local", "--gpu-type", "cpu", "--environment", "existing", "--python", small_python)
+    call(tmp_path / "a b", *fixed, *LLAMA)
+    small_python.write_text('#!/bin/sh\necho "$LLMB_INSTALL|$*"\n')
+    script = tmp_path / "a b" / "workloads" / "pretrain_llama3.1" / "launch.sh"
+    done = subprocess.run([script, "--dry-run"], capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout == f"{tmp_path / 'a b'}|-m llmb.cli.main launch pretrain_llama3.1 --dry-run\n"
+
+
+def test_a_full_disk_is_an_error_and_what_follows_resumes(
+    small_disk: Callable[[str], list[str]], small_python: Path, tmp_path: Path
+) -> None:
+    command = ["python", "-m", "llmb.cli.main", "install", str(tmp_path / "disk" / "root"), "--scheduler", "local"]
+    command += ["--gpu-type", "cpu", "--environment", "existing", "--python", str(small_python), *LLAMA]
+    command[0] = sys.executable
+    script = (
+        f'head -c 1M /dev/zero > "{tmp_path}/disk/filling"; "$@"; echo "code $?"; rm "{tmp_path}/disk/filling"; "$@"'
+    )
+    done = subprocess.run(
+        [*small_disk("20k"), "sh", "-c", script, "sh", *command], capture_output=True, text=True, check=False
+    )
+    assert "No space left on device" in done.stderr
+    assert "code 3" in done.stdout
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "kept" / "root" / "cluster_config.yaml").exists()
