@@ -15,7 +15,7 @@ from llmb.analysis.compare_runs import compare_runs
 from llmb.analysis.comparison import Comparison
 from llmb.analysis.find_runs import find_ended_runs
 from llmb.analysis.judge_run import Against, judge_runs
-from llmb.analysis.parsed_run import known_run, parsed_run
+from llmb.analysis.parsed_run import known_run
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
@@ -23,7 +23,7 @@ from llmb.catalogue.resolve import resolve as resolve_request
 from llmb.errors import UsageError, unknown
 from llmb.jobs.here import plan_here
 from llmb.jobs.local_run import raise_unless_successful
-from llmb.logs.files import ParsedFile, find_logs
+from llmb.logs.files import ParsedFile, find_logs, parse_file
 from llmb.metrics.window import DEFAULT_RULE, check_rule
 from llmb.options.option import made, options_of
 from llmb.options.text import valid_values
@@ -126,7 +126,7 @@ def parse(path: str | Path, *, window: str = DEFAULT_RULE) -> list[ParsedFile]:
     """The outcome of every log in a folder, or of one file, by path, as ``llmb parse``. Raises UsageError."""
     check_rule(window)
     found = find_logs(Path(path).expanduser())
-    runs = [*map(known_run, found.refused), *(parsed_run(log, window) for log in found.logs)]
+    runs = map(known_run, [*found.refused, *(parse_file(log, window) for log in found.logs)])
     return sorted((run.file for run in runs), key=lambda file: file.path)
 
 
