@@ -9,8 +9,11 @@ import pytest
 from called_here import Run, runner
 
 from llmb.errors import UsageError
+from llmb.install.answers import Answers
+from llmb.install.cluster_file import write_settings
+from llmb.install.state import opened_journal
 from llmb.schedulers.lookup import cluster_schema
-from llmb.site.cluster_config import SettingsFile, read_cluster_file
+from llmb.site.cluster_config import SettingsFile, read_cluster_config, read_cluster_file
 
 SAMPLES = Path(__file__).parents[1] / "data" / "reference_configs"
 TOKEN = "hf_0123456789abcdefghijABCDEFGHIJ0123"
@@ -117,6 +120,17 @@ def test_a_file_is_migrated_once_and_the_old_one_is_kept(llmb: Run, tmp_path: Pa
     assert again.returncode == 0
     assert "nothing to migrate" in again.stderr
     assert (tmp_path / "cluster_config.yaml").read_text() == written
+
+
+def test_an_installer_that_adds_to_the_file_migrates_it_first(tmp_path: Path) -> None:
+    before = (SAMPLES / "version2.yaml").read_text()
+    (tmp_path / "cluster_config.yaml").write_text(before)
+    with opened_journal(tmp_path, Answers()) as journal:
+        write_settings(journal, {"gpu_type": "h100", "python": "/venv/bin/python"}, keep=False)
+    config = read_cluster_config(tmp_path, cluster_schema())
+    assert (config.python, config.gpu_type) == ("/venv/bin/python", "h100")
+    assert config.environment["NCCL_IB_HCA"] == "mlx5"
+    assert (tmp_path / "cluster_config.yaml.reference").read_text() == before
 
 
 @pytest.mark.parametrize(

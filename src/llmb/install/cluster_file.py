@@ -13,7 +13,8 @@ from llmb.install.environment import python_of
 from llmb.install.state import Journal
 from llmb.runs.folder import CLUSTER_CONFIG, cannot_write, write_atomically
 from llmb.schedulers.lookup import cluster_schema
-from llmb.site.cluster_config import read_cluster_config
+from llmb.site.cluster_config import read_cluster_config, read_cluster_file
+from llmb.site.settings_edit import migrate
 
 HEAD = """\
 # Written by 'llmb install' from its answers. Change what you like: a changed file is kept.
@@ -135,6 +136,9 @@ def write_settings(journal: Journal, found: Section, *, keep: bool) -> str:
         return f"{CLUSTER_CONFIG} written"
     if keep:
         return f"{CLUSTER_CONFIG} is kept as it is"
+    file = read_cluster_file(path, cluster_schema())
+    if file.form:  # what llmb adds would make a mixture of it
+        migrate(file)
     try:
         text = path.read_text()
     except OSError as error:

@@ -9,7 +9,7 @@ from llmb.jobspec.arguments import PYTHON, RUN_FOLDER
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.node_setup import Binding
 from llmb.jobspec.options import FrameworkOptions, JobOptions
-from llmb.jobspec.placement import place
+from llmb.jobspec.placement import Placement, place
 from llmb.jobspec.spec import JobSpec
 from llmb.jobspec.variables import Layer, Variable, layered
 from llmb.programs.port import Asked, Program, Work
@@ -42,12 +42,13 @@ def assemble(
     own = (config.environment, config.environment_of(recipe.workload), options.variables)
     known = frozenset(name for names in (site.shell, *own) for name in names)
     work = program.work(plan, Asked(choices=choices, options=asked, site=site, variables=known), folder)
+    placement = place(recipe.scale, given or defaults.gpus_per_node)
     spec = JobSpec(
         scheduler=scheduler.name,
         program=program.name,
         title=f"{recipe.title()}, by llmb{work.title}",
         name=folder.name,
-        placement=place(recipe.scale, given or defaults.gpus_per_node),
+        placement=placement,
         gpus=gpus,
         nvlink_domain_nodes=defaults.nvlink_domain_nodes,
         time_limit_min=defaults.time_limit_min,
@@ -58,7 +59,7 @@ def assemble(
         modules=config.modules,
         profiles=(*([site.fabric.profile] if site.fabric and site.fabric.profile else []), *config.profiles),
         prolog=config.prolog,
-        vboost=(config.vboost if options.vboost is None else options.vboost) or None if gpus else None,
+        vboost=vboost(options, config, placement) if gpus else None,
         binding=binding(options, config),
         python=config.python or options.python,
         container=mounted_folders(work.container, _own_mounts(plan, site)),
@@ -70,6 +71,19 @@ def assemble(
         documented_root=str(site.install) if site.shell.get("STAGE_PATH") else None,
     )
     return scheduler.completed(spec, options, site)
+
+
+def vboost(options: JobOptions, config: ClusterConfig, placement: Placement) -> int | None:
+    """None for no boost. The cluster's is for full nodes alone: the other GPUs of a node are of other jobs.
+
+    Raises UsageError where an option asks for it on a part of a node.
+    """
+    if options.vboost and not placement.whole_nodes:
+        do = "leave --vboost out, or take all GPUs of the node"
+        raise UsageError("vboost is for all GPUs of a node, and this job uses a part of one", do=do)
+    if options.vboost is not None:
+        return options.vboost or None
+    return config.vboost or None if placement.whole_nodes else None
 
 
 def binding(options: JobOptions, config: ClusterConfig) -> Binding:

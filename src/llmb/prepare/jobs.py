@@ -145,7 +145,7 @@ def preparation_orders(
     if not any(wanted.values()):
         raise UsageError("neither the dataset nor the checkpoint is to be prepared", do="leave out one --skip option")
     _check_model(catalogue, workload, size, choices, site)
-    gpu_type = find_scheduler(QUEUE).defaults(site, options, choices.gpu_type).gpu_type
+    gpu_type = choices.gpu_type or find_scheduler(QUEUE).defaults(site, options).gpu_type
     recipe = resolve(catalogue, Request(workload=workload, size=size, gpu_type=gpu_type))
     seq_len = choices.seq_len or (recipe.layout.seq_len if gpu_type else None)
     # The two jobs do not wait for each other: the dataset takes the tokenizer from where the checkpoint comes from.

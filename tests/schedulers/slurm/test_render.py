@@ -4,6 +4,7 @@
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,20 @@ def test_a_part_of_a_node_is_not_taken_whole() -> None:
     flags = job_of(order_of(request)).flags
     assert flags["gpus-per-node"] == "1"
     assert not {"exclusive", "mem"} & set(flags)
+
+
+def test_a_part_of_a_node_is_not_boosted() -> None:
+    """Its other GPUs are of other jobs."""
+    request = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=1)
+    config = {**SITE, "vboost": 1}
+    assert job_of(order_of(request, config=config)).vboost is None
+    whole = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=8)
+    assert job_of(order_of(whole, config=config)).vboost == 1
+    order = order_of(request, config=config)
+    with pytest.raises(UsageError, match="vboost is for all GPUs of a node"):
+        job_of(replace(order, options=replace(order.options, vboost=1)))
+    whole_order = order_of(whole, config=config)
+    assert job_of(replace(whole_order, options=replace(whole_order.options, vboost=0))).vboost is None
 
 
 def test_a_scale_that_does_not_fill_nodes_is_refused_with_what_would() -> None:
