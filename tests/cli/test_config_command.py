@@ -123,7 +123,9 @@ def test_what_is_set_and_unset_leaves_the_rest(llmb: Run, install: Path) -> None
         (("set", "vboost", "9"), "vboost cannot be '9'"),
         (("set", "environment.HF_TOKEN", TOKEN), "looks like a secret"),
         (("set", "environment.X", TOKEN), "looks like a secret"),
-        (("set", "--user", "environment.X", "y"), "unknown key 'environment.X'"),
+        (("set", "--user", "environment.X", "y"), "environment.X is the cluster's"),
+        (("set", "install_root", "/x"), "add --user"),
+        (("set", "slurm.qos", "high"), "any name is possible in slurm.flags.qos"),
         (("unset", "slurm.flags.qos"), "slurm.flags.qos is not set there"),
         (("set", "container.runtime", "pyxis"), "pyxis needs an image"),
     ],
@@ -134,6 +136,20 @@ def test_what_cannot_be_written_is_refused(llmb: Run, install: Path, arguments: 
     assert words in done.stderr
     assert TOKEN not in done.stderr
     assert (install / "cluster_config.yaml").read_text() == SITE
+
+
+def test_a_file_that_is_no_yaml_is_reported_with_its_line(llmb: Run, install: Path) -> None:
+    path = install / "cluster_config.yaml"
+    path.write_text("gpu_type: h100\nslurm: [\n")
+    for command in (("show",), ("set", "gpu_type", "b200"), ("migrate",)):
+        done = llmb("config", *command)
+        assert done.returncode == 2
+        assert f"cluster_config.yaml cannot be used:\n  {path}:3: not valid YAML" in done.stderr
+
+
+def test_a_cpu_has_the_variables_of_what_it_can_run(llmb: Run) -> None:
+    assert llmb("config", "set", "gpu_type", "cpu").returncode == 0
+    assert llmb("config", "show", "-w", "pretrain_llama3.1").returncode == 0
 
 
 def test_a_file_that_cannot_be_edited_is_left_to_the_user(llmb: Run, install: Path) -> None:

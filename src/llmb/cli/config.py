@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import BaseModel
 
 from llmb.catalogue.load import Catalogue
 from llmb.cli import completion
@@ -13,7 +14,7 @@ from llmb.cli.group import Group
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.root import install_here
-from llmb.errors import EnvironmentProblem
+from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs.settings_in_effect import settings_in_effect
 from llmb.report.output import print_json, print_tables, print_text
 from llmb.report.settings_report import settings_document, settings_tables
@@ -22,6 +23,7 @@ from llmb.schedulers.lookup import cluster_schema, user_schema
 from llmb.site.cluster_config import read_cluster_file
 from llmb.site.settings_edit import migrate as migrate_file
 from llmb.site.settings_edit import migrated_text, set_value, unset_value
+from llmb.site.settings_keys import is_key
 
 app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
@@ -94,16 +96,16 @@ def set_(
 
     - `llmb config set slurm.partitions.blackwell '{gpu_type: b200}'`
     """
-    path = _path(user=user)
-    written = set_value(path, user_schema() if user else cluster_schema(), key, value)
+    schema, path = _schema(key, user=user), _path(user=user)
+    written = set_value(path, schema, key, value)
     say(f"{path}: {key} is {written}")
 
 
 @app.command()
 def unset(key: Key, user: User = False) -> None:
     """Remove one value from cluster_config.yaml, or with --user from your own defaults."""
-    path = _path(user=user)
-    unset_value(path, user_schema() if user else cluster_schema(), key)
+    schema, path = _schema(key, user=user), _path(user=user)
+    unset_value(path, schema, key)
     say(f"{path}: {key} is no longer set")
 
 
@@ -127,6 +129,15 @@ def migrate(
         return
     kept = migrate_file(file)
     say(f"{path} is written; the old one is {kept.name}")
+
+
+def _schema(key: str, *, user: bool) -> type[BaseModel]:
+    """Of the file that ``key`` is for. Raises UsageError for an unknown key, and for one of the other file."""
+    own, other = (user_schema(), cluster_schema()) if user else (cluster_schema(), user_schema())
+    if not is_key(own, key) and is_key(other, key):
+        whose, do = ("the cluster's", "leave --user out") if user else ("one of your own defaults", "add --user")
+        raise UsageError(f"{key} is {whose}", do=do)
+    return own
 
 
 def _path(*, user: bool) -> Path:

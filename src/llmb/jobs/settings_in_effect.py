@@ -9,7 +9,7 @@ from typing import Any, Literal
 from llmb.catalogue.data_files import compose_file, line_in
 from llmb.catalogue.job_defaults import find_fabric, job_defaults
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.resolve import Request, find_workload, resolve, sizes_of
+from llmb.catalogue.resolve import CPU, Request, find_workload, resolve, sizes_of
 from llmb.runs.folder import CLUSTER_CONFIG, ROOT_KEY, InstallRoot
 from llmb.schedulers.lookup import QUEUE, cluster_schema, find_scheduler, user_schema
 from llmb.secrets import HIDDEN, holds_secret
@@ -147,7 +147,8 @@ def _variables(
 
 def _of_recipe(catalogue: Catalogue, workload: str, size: str | None, gpu_type: str | None) -> Iterator[Setting]:
     """Of a workload without a size those of its first one."""
-    chosen = size or next(name for name in sizes_of(find_workload(catalogue, workload)) if name != TINY)
+    sizes = sizes_of(find_workload(catalogue, workload))
+    chosen = size or next(name for name in sizes if (name == TINY) == (gpu_type == CPU))
     recipe = resolve(catalogue, Request(workload=workload, size=chosen, gpu_type=gpu_type))
     for item in job_defaults(catalogue, recipe).variables:
         yield Setting(item.name, item.value, CATALOGUE, f"recipe {chosen}: {item.source}")

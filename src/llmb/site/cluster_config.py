@@ -115,15 +115,15 @@ def read_cluster_file(path: Path, schema: type[ClusterConfig]) -> SettingsFile:
             return SettingsFile(path, checked(path, data, schema))
         given = checked_record(path, data, form.shape)
     except ValueError as error:
-        raise _unusable(path, [f"{path}: {error}"]) from error
+        raise unusable(path, [f"{path}: {error}"]) from error
     except CatalogueError as error:
-        raise _unusable(path, error.problems) from error
+        raise unusable(path, error.problems) from error
     found = translated(given)
     try:
         schema.model_validate(found.data)
     except ValidationError as error:
         problems = (f"{path}: {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise _unusable(path, problems) from error
+        raise unusable(path, problems) from error
     return SettingsFile(path, found.data, form, tuple(told(form, found)), tuple(found.notes))
 
 
@@ -140,7 +140,8 @@ def checked_record(path: Path, data: object, schema: type[Shape]) -> Shape:
         raise CatalogueError(schema_problems(path, error)) from error
 
 
-def _unusable(path: Path, problems: Iterable[str]) -> UsageError:
+def unusable(path: Path, problems: Iterable[str]) -> UsageError:
+    """The error for a file of settings with problems."""
     lines = "\n".join(f"  {problem}" for problem in problems)
     return UsageError(f"{path.name} cannot be used:\n{lines}", do=see("describe-a-cluster"))
 
@@ -153,7 +154,7 @@ def read_user_file(environ: Mapping[str, str], schema: type[BaseModel]) -> Setti
     try:
         return SettingsFile(path, checked(path, read_data(path), schema))
     except CatalogueError as error:
-        raise _unusable(path, error.problems) from error
+        raise unusable(path, error.problems) from error
 
 
 def combined(site: SettingsFile, user: SettingsFile | None, schema: type[ClusterConfig]) -> ClusterConfig:
@@ -166,7 +167,7 @@ def combined(site: SettingsFile, user: SettingsFile | None, schema: type[Cluster
     except ValidationError as error:
         files = f"{site.path} and {user.path}" if user else str(site.path)
         problems = [f"{files}: {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
-        raise _unusable(site.path, problems) from error
+        raise unusable(site.path, problems) from error
 
 
 def read_cluster_config(install: Path, schema: type[ClusterConfig]) -> ClusterConfig:

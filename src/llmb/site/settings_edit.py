@@ -15,7 +15,7 @@ from llmb.catalogue.yaml_check import LOADER
 from llmb.errors import UsageError
 from llmb.runs.folder import cannot_write, write_atomically
 from llmb.secrets import holds_secret
-from llmb.site.cluster_config import SettingsFile
+from llmb.site.cluster_config import SettingsFile, unusable
 from llmb.site.edited_text import CannotEdit, with_value, without_value
 from llmb.site.reference_config import form_of
 from llmb.site.settings_keys import split_key
@@ -95,8 +95,10 @@ def _text(path: Path) -> str:
         if form_of(data):
             do = "'llmb config migrate' writes it in llmb's form"
             raise UsageError("it is the reference suite's, and llmb changes only its own", where=str(path), do=do)
-    except (CatalogueError, ValueError) as error:
-        raise UsageError(str(error), where=str(path)) from error
+    except CatalogueError as error:
+        raise unusable(path, error.problems) from error
+    except ValueError as error:
+        raise unusable(path, [f"{path}: {error}"]) from error
     return path.read_text()
 
 

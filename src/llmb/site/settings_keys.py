@@ -16,8 +16,16 @@ def split_key(schema: type[BaseModel], text: str) -> tuple[str, ...]:
     """The keys that ``text`` stands for; names of workloads may have dots. Raises UsageError with what is like it."""
     found = _split(schema, text.split("."))
     if found is None:
-        raise unknown("key", text, [".".join(keys) for keys in known_keys(schema)])
+        known = list(known_keys(schema))
+        *above, name = text.split(".")
+        free = [".".join((*keys[:-1], name)) for keys in known if keys[-1] == NAME and list(keys[:-2]) == above]
+        do = f"any name is possible in {' and '.join(free)}" if free and above else None
+        raise unknown("key", text, [".".join(keys) for keys in known], do=do)
     return found
+
+
+def is_key(schema: type[BaseModel], text: str) -> bool:
+    return _split(schema, text.split(".")) is not None
 
 
 def _split(kind: Any, parts: Sequence[str]) -> tuple[str, ...] | None:  # noqa: ANN401 (any type there is)
