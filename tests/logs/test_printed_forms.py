@@ -132,7 +132,7 @@ def test_a_bar_that_leaps_to_where_the_run_resumes_is_of_one_step():
     )
     log = read(bars + "\n{'train_runtime': 300.2, 'train_steps_per_second': 0.5, 'train_loss': 2.5}\n", "26-50")
     found = judge_log(log)
-    assert (found.status, found.step_times_s) == ("success", (12.0,) * 25), found.reason
+    assert (found.status, tuple(found.step_times_s)) == ("success", (12.0,) * 25), found.reason
 
 
 def test_a_run_of_hugging_face_that_ends_before_the_first_loss_is_logged():
