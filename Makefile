@@ -62,6 +62,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/data_loading.py
 	$(BIN)/python benchmarks/explain_causes.py
 	$(BIN)/python benchmarks/verdict_calibration.py
+	$(BIN)/python benchmarks/resource_sampling.py
 
 # ENGINE_OPTIONS are those of python -m benchmarks.engine, such as "--models 8b --dtypes bf16".
 bench-engine: $(VENV)/.dev
