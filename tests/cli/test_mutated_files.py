@@ -97,6 +97,10 @@ def logs(path: Path) -> None:
     show(parse_document(parse_report([path], "last", parsed, full_names=False)))
 
 
+def reference_config(name: str) -> bytes:
+    return (Path(__file__).parents[1] / "data" / "reference_configs" / f"{name}.yaml").read_bytes()
+
+
 def cluster_config(path: Path) -> None:
     read_cluster_file(path, cluster_schema())
 
@@ -207,6 +211,8 @@ READERS: dict[str, tuple[str, Callable[[Path], bytes], Callable[[Path], object]]
     "training log": ("log.out", lambda _: NEMO, logs),
     "training log of Megatron": ("log.out", lambda _: MEGATRON, logs),
     "cluster configuration": ("cluster_config.yaml", lambda _: CONFIG, cluster_config),
+    "reference configuration": ("cluster_config.yaml", lambda _: reference_config("flat"), cluster_config),
+    "reference configuration 2": ("cluster_config.yaml", lambda _: reference_config("version2"), cluster_config),
     "campaign in YAML": ("jobs.yaml", lambda _: CAMPAIGN, campaign),
     "campaign in text": ("jobs.txt", lambda _: LINES, campaign),
     "record of a run": ("run.json", lambda _: of_a_run("run.json"), record(RunRecord)),
