@@ -65,6 +65,7 @@ def test_every_value_has_its_source(llmb: Run, install: Path, tmp_path: Path) ->
     assert found["slurm.flags.exclusive"] == (True, "shell", "ADDITIONAL_SLURM_PARAMS")
     assert found["slurm.gpus_per_node"] == (8, "catalogue", "GPU type h100")
     assert found["slurm.start"] == ("torchrun", "llmb", "default")
+    assert found["slurm.flags.time"][:2] == ("30 minutes", "catalogue")
     assert found["NCCL_NET"][:2] == ("IB", "catalogue")
     assert found["NCCL_NET"][2].startswith("fabric infiniband: ")
     assert found["NCCL_NVLS_ENABLE"] == ("1", "shell", "NCCL_NVLS_ENABLE")
@@ -77,6 +78,8 @@ def test_a_partition_shows_what_its_jobs_get(llmb: Run) -> None:
     assert found["slurm.partition"] == ("blackwell", "option", "--partition")
     assert found["gpu_type"] == ("b200", "cluster", "cluster_config.yaml:9")
     assert found["slurm.gpu_request"] == ("gres", "cluster", "cluster_config.yaml:9")
+    found = shown(llmb("config", "show", "-w", "pretrain_llama3.1", "--json", TIME_LIMIT="1:00:00"))
+    assert found["slurm.flags.time"] == ("1:00:00", "shell", "TIME_LIMIT")
     found = shown(llmb("config", "show", "--json", SBATCH_PARTITION="blackwell", SBATCH_GPUS_PER_NODE="null"))
     assert found["slurm.gpu_request"] == ("none", "shell", "SBATCH_GPUS_PER_NODE")
     assert found["gpu_type"][0] == "b200"

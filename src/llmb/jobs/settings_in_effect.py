@@ -43,6 +43,14 @@ class SettingsInEffect:
     variables: tuple[Setting, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Jobs:
+    """What a recipe gives its jobs."""
+
+    time_limit: Setting
+    variables: tuple[Setting, ...]
+
+
 def settings_in_effect(
     catalogue: Catalogue,
     root: InstallRoot,
@@ -75,7 +83,10 @@ def settings_in_effect(
         entry = Setting("slurm.gpus_per_node", gpu.gpus_per_node, CATALOGUE, f"GPU type {gpu.gpu_type}")
         settings.setdefault(entry.key, entry)
     gpu_type = str(settings["gpu_type"].value) if "gpu_type" in settings else None
-    used = list(_variables(catalogue, config, variables, environ, workload, size, gpu_type))
+    jobs = _jobs_of(catalogue, workload, size, gpu_type) if workload else None
+    if jobs:
+        settings.setdefault("slurm.flags.time", jobs.time_limit)
+    used = list(_variables(catalogue, config, variables, environ, workload, jobs))
     return SettingsInEffect(
         install_root=_root(root, environ),
         files=files,
@@ -121,8 +132,7 @@ def _variables(
     written: Mapping[str, Setting],
     environ: Mapping[str, str],
     workload: str | None,
-    size: str | None,
-    gpu_type: str | None,
+    jobs: _Jobs | None,
 ) -> Iterator[Setting]:
     """The workers' variables: what the catalogue has, below the shell's, below what the files say."""
     shipped: dict[str, Setting] = {}
@@ -130,8 +140,8 @@ def _variables(
         fabric = find_fabric(catalogue, config.fabric)
         place = f"fabric {fabric.fabric}: {fabric.source}"
         shipped |= {name: Setting(name, value, CATALOGUE, place) for name, value in fabric.variables.items()}
-    if workload:
-        shipped |= {item.key: item for item in _of_recipe(catalogue, workload, size, gpu_type)}
+    if jobs:
+        shipped |= {item.key: item for item in jobs.variables}
     found = dict(shipped)
     own = {name: environ[name] for name in shipped if name in environ and not holds_secret(name, environ[name])}
     found |= {name: Setting(name, value, "shell", name) for name, value in own.items()}
@@ -145,13 +155,16 @@ def _variables(
     yield from found.values()
 
 
-def _of_recipe(catalogue: Catalogue, workload: str, size: str | None, gpu_type: str | None) -> Iterator[Setting]:
+def _jobs_of(catalogue: Catalogue, workload: str, size: str | None, gpu_type: str | None) -> _Jobs:
     """Of a workload without a size those of its first one."""
     sizes = sizes_of(find_workload(catalogue, workload))
     chosen = size or next(name for name in sizes if (name == TINY) == (gpu_type == CPU))
-    recipe = resolve(catalogue, Request(workload=workload, size=chosen, gpu_type=gpu_type))
-    for item in job_defaults(catalogue, recipe).variables:
-        yield Setting(item.name, item.value, CATALOGUE, f"recipe {chosen}: {item.source}")
+    found = job_defaults(catalogue, resolve(catalogue, Request(workload=workload, size=chosen, gpu_type=gpu_type)))
+    place = f"recipe {chosen}: {found.time_limit_source}"
+    return _Jobs(
+        Setting("slurm.flags.time", f"{found.time_limit_min} minutes", CATALOGUE, place),
+        tuple(Setting(item.name, item.value, CATALOGUE, f"recipe {chosen}: {item.source}") for item in found.variables),
+    )
 
 
 def _without_secret(setting: Setting) -> Setting:
