@@ -110,7 +110,20 @@ def test_out_of_memory_names_the_shape_after_what_was_measured(llmb, tmp_path) -
     assert error["where"].startswith("it needs 2e+06 GB")
 
 
-def test_ctrl_c_ends_the_process_that_measures(tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "text"),
+    [
+        (signal.SIGTERM, 130, "interrupted by SIGTERM; nothing was kept"),
+        pytest.param(
+            signal.SIGKILL,
+            4,
+            "while measuring copy of 65,536 bytes, for 600 s, was killed by signal 9",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_an_end_from_outside_leaves_nothing_behind(tmp_path, number, code, text) -> None:
+    """SIGTERM, which Ctrl-C is like, goes to the command; SIGKILL, as the kernel sends it, to the one that measures."""
     environ = {**os.environ, "LLMB_INSTALL": str(tmp_path)}
     command = [sys.executable, "-m", "llmb.cli.main", "bench", "memory", "--device", "cpu", "--size", "64KiB"]
     command += ["--seconds", "600"]
@@ -120,13 +133,12 @@ def test_ctrl_c_ends_the_process_that_measures(tmp_path) -> None:
         line = process.stderr.readline()
         assert line, said
         said.append(line)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert children
-    process.send_signal(signal.SIGTERM)
+    (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(process.pid if number == signal.SIGTERM else int(child), number)
     _, err = process.communicate()
-    assert process.returncode == 130
-    assert "interrupted by SIGTERM; nothing was kept" in err and "Traceback" not in err
-    assert not [child for child in children if Path(f"/proc/{child}").exists()]
+    assert process.returncode == code
+    assert text in err and "Traceback" not in err
+    assert not Path(f"/proc/{child}").exists()
     assert read_measurements(tmp_path) == []
 
 
