@@ -372,6 +372,14 @@ def test_missing_cards_fail_where_the_network_is_infiniband(tmp_path: Path) -> N
     assert isinstance(found["limits_memlock"], NotChecked), "only RDMA needs locked memory"
 
 
+def test_slower_ports_beside_one_full_port_a_gpu_are_of_storage(host: Host) -> None:
+    for name, text in (("link_layer", "InfiniBand"), ("state", "4: ACTIVE"), ("rate", "200 Gb/sec (4X HDR)")):
+        host.node.write_port("mlx5_8", name, text)
+    finding = host.found()["network_rdma_rate"]
+    assert isinstance(finding, Check)
+    assert (finding.status, finding.value) == ("pass", "8 x 400 Gb/s InfiniBand, 1 x 200 Gb/s InfiniBand")
+
+
 def test_the_hardware_may_choose_clocks_by_a_preference(host: Host) -> None:
     host.node.write(f"{CPU}/cpu0/cpufreq/scaling_governor", "powersave")
     host.node.write(f"{CPU}/cpu0/cpufreq/energy_performance_preference", "performance")

@@ -192,7 +192,6 @@ UNFIT: dict[str, tuple[str, Callable[[Site], None], str, str, str]] = {
     "no binding": ("scheduler_binding", trait("binding", "task/none"), "warn", "task/none", "TaskPlugin"),
     "whole nodes": ("scheduler_selection", trait("selection", "select/linear"), "warn", "linear", "cons_tres"),
     "no GRES": ("scheduler_gpus", trait("gpus", "GresTypes=none"), "warn", "none", "gpu_request: none"),
-    "no PMIx": ("scheduler_mpi", trait("mpi", "none, pmi2"), "warn", "pmi2", "llmb needs none"),
     "no Pyxis": (
         "scheduler_containers",
         containers(trait("containers", "srun has no --container-image")),
@@ -408,6 +407,12 @@ def test_enroot_folders_are_those_of_its_configuration(site: Site) -> None:
         "ENROOT_DATA_PATH": "/local/data",
         "ENROOT_TEMP_PATH": "/local",
     }
+
+
+def test_of_an_unknown_fuse_it_is_not_known_whether_it_is_shared(site: Site) -> None:
+    for kind, seen in (("fuse.juicefs", "pass"), ("fuse.other", None)):
+        disk("install", mount=Mount("other", "/scratch", kind))(site)
+        assert getattr(site.found()["disk_shared_install"], "status", None) == seen
 
 
 MOUNTS = r"""/dev/md0 / ext4 rw 0 0

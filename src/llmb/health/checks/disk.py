@@ -65,6 +65,8 @@ def _shared(place: str, mount: Mount | None, wanted: Wanted) -> Finding:
     where = f"{mount.kind} from {mount.device}"
     if is_shared(mount):
         return of.passed(f"shared: {where}", of=place)
+    if mount.kind.startswith("fuse"):
+        return of.skipped(f"whether other nodes see {where} is not known", of=place)
     if wanted.cluster:
         return of.found("warn", f"not shared: {where}", of=place)
     return of.skipped(f"on a local disk ({mount.kind}), and cluster_config.yaml describes no cluster", of=place)

@@ -34,7 +34,7 @@ def network_checks(facts: NetworkFacts, gpus: int, wanted: Wanted) -> Iterator[F
         return
     active = [port for port in facts.ports if port.active]
     yield _ports(facts.ports, active, gpus)
-    yield _rates(active, gpus if len(active) == len(facts.ports) else 0, wanted)
+    yield _rates(active, gpus, wanted if len(active) == len(facts.ports) else Wanted())
     yield _port_errors(active)
     yield _mtus(active)
     yield _gpu_direct(facts, gpus)
@@ -88,7 +88,8 @@ def _ports(ports: Sequence[Port], active: Sequence[Port], gpus: int) -> Finding:
 
 
 def _rates(active: Sequence[Port], gpus: int, wanted: Wanted) -> Finding:
-    """``gpus`` is 0 where a port is down, whose part of the rate is missing."""
+    """Slower ports beside one full port a GPU are those of storage. Nothing is ``wanted`` where a port is down, whose
+    part of the rate is missing."""
     of = rule("network_rdma_rate")
     known = [port for port in active if port.gbit_s]
     if not known:
@@ -96,7 +97,9 @@ def _rates(active: Sequence[Port], gpus: int, wanted: Wanted) -> Finding:
     groups = Counter((port.layer, port.gbit_s) for port in known)
     text = listed(f"{count} x {rate:g} Gb/s {layer}" for (layer, rate), count in groups.items())
     narrow = [f"{port.name} {port.lanes}X" for port in known if port.lanes and port.lanes < FULL_LANES]
-    mixed = len({rate for layer, rate in groups if layer == INFINIBAND}) > 1
+    rates = sorted((port.gbit_s or 0) for port in known if port.layer == INFINIBAND)
+    full = sum(rate == rates[-1] for rate in rates)
+    mixed = full < len(rates) and full < (gpus or len(rates))
     if narrow:
         return of.found("warn", f"{text}; fewer lanes: {listed(narrow)}", "narrow")
     if mixed:

@@ -17,8 +17,6 @@ COUNTERS = (
     "port_rcv_remote_physical_errors",
     "local_link_integrity_errors",
     "excessive_buffer_overrun_errors",
-    "VL15_dropped",
-    "port_xmit_discards",
 )
 
 

@@ -89,7 +89,7 @@ def traits_of(settings: Mapping[str, str]) -> dict[Trait, Plugin]:
 
 
 def mpi_trait(listed: str, default: str) -> dict[Trait, Plugin]:
-    """Of ``srun --mpi=list``."""
+    """Of ``srun --mpi=list``; llmb starts its processes without any of them."""
     lines = (line.removeprefix("srun:").strip() for line in listed.splitlines())
     names = [line for line in lines if re.fullmatch(r"\w+", line)]
     versions = re.findall(r"pmix_v\d+", listed)
@@ -97,7 +97,7 @@ def mpi_trait(listed: str, default: str) -> dict[Trait, Plugin]:
     if not kinds:
         return {}
     known = f", default {default}" if default else ""
-    return {"mpi": Plugin(value=f"{', '.join(kinds)}{known}", fit=any(kind.startswith("pmix") for kind in kinds))}
+    return {"mpi": Plugin(value=f"{', '.join(kinds)}{known}", fit=True)}
 
 
 def container_trait(usage: str) -> dict[Trait, Plugin]:
