@@ -454,8 +454,9 @@ def test_a_folder_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
-def test_the_nearest_folder_stands_in_for_one_that_is_missing(tmp_path: Path) -> None:
-    facts = read_disk(Source(), tmp_path / "a" / "b", 0)
+@pytest.mark.parametrize("name", ["a", "x" * 300], ids=["missing", "not to be looked at"])
+def test_the_nearest_folder_stands_in_for_one_that_is_missing(tmp_path: Path, name: str) -> None:
+    facts = read_disk(Source(), tmp_path / name / "b", 0)
     assert isinstance(facts, DiskFacts)
     assert (facts.exists, facts.path) == (False, str(tmp_path.resolve()))
     assert facts.rates == Missing("not measured: --no-disk")

@@ -21,7 +21,7 @@ BLOCK = 4 * 2**20
 def main(folder: str, size: int, limit_s: float) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the test file is removed
     wanted = Path(folder)
-    place = next(path for path in (wanted, *wanted.parents) if path.is_dir())
+    place = next(path for path in (wanted, *wanted.parents) if _is_dir(path))
     _print("space", _space(place, exists=place == wanted))
     if not size:
         return
@@ -33,6 +33,14 @@ def main(folder: str, size: int, limit_s: float) -> None:
     finally:
         with suppress(OSError):
             path.unlink()
+
+
+def _is_dir(path: Path) -> bool:
+    """False for one that cannot be looked at."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def _space(place: Path, *, exists: bool) -> dict[str, object]:
