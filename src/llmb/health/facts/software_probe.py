@@ -11,22 +11,17 @@ import sys
 from importlib import import_module
 from typing import Any
 
-try:
-    from importlib.metadata import PackageNotFoundError, distributions, version
-except ImportError:
-    sys.stdout.write(json.dumps({"python": platform.python_version()}) + "\n")
-    sys.exit()
 
-
-def installed(name: str) -> "str | None":
+def installed(metadata: Any, name: str) -> "str | None":  # noqa: ANN401 (a module that old interpreters lack)
     try:
-        return version(name)
-    except PackageNotFoundError:
+        version: str = metadata.version(name)
+    except metadata.PackageNotFoundError:
         return None
+    return version
 
 
-def nccl_package() -> "str | None":
-    names = {item.metadata["Name"]: item.version for item in distributions()}
+def nccl_package(metadata: Any) -> "str | None":  # noqa: ANN401
+    names = {item.metadata["Name"]: item.version for item in metadata.distributions()}
     return next((names[name] for name in names if name and name.startswith("nvidia-nccl-cu")), None)
 
 
@@ -67,14 +62,18 @@ def tell(document: "dict[str, Any]") -> None:
     sys.stdout.flush()
 
 
-tell(
-    {
-        "python": platform.python_version(),
-        "llmb": installed("llmb"),
-        "torch": installed("torch"),
-        "nccl_package": nccl_package(),
-        "driver_cuda": driver_cuda(),
-    }
-)
-if installed("torch"):
-    tell(describe_torch())
+def main() -> None:
+    python = {"python": platform.python_version()}
+    try:
+        metadata = import_module("importlib.metadata")
+    except ImportError:
+        tell(python)
+        return
+    packages = {name: installed(metadata, name) for name in ("llmb", "torch")}
+    tell({**python, **packages, "nccl_package": nccl_package(metadata), "driver_cuda": driver_cuda()})
+    if packages["torch"]:
+        tell(describe_torch())
+
+
+if __name__ == "__main__":
+    main()
