@@ -124,7 +124,7 @@ def install(
     _print(answers, root, done, list(next_commands(catalogue, answers, root, jobs=bool(done.jobs))), json=json)
 
 
-def _print(answers: Answers, root: Path, done: Installed, commands: list[str], *, json: bool) -> None:
+def _print(answers: Answers, root: Path, done: Installed, commands: list[tuple[str, str]], *, json: bool) -> None:
     if json:
         print_json(install_document(answers, root, done.results, done.jobs, commands))
         return

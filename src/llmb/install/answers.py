@@ -41,7 +41,7 @@ class Answers(Record):
         tuple[str, ...],
         _place(
             help="Workload to install, or 'all' for those of the GPU type. Repeatable, or with commas.",
-            flags=("-w", "--workloads"),
+            flags=("-w", "--workload", "--workloads"),
             repeatable=True,
         ),
     ] = ()

@@ -20,7 +20,7 @@ def install_document(
     root: Path,
     results: Sequence[StepResult],
     jobs: Sequence[Mapping[str, Any]],
-    commands: Sequence[str],
+    commands: Sequence[tuple[str, str]],
 ) -> dict[str, Any]:
     """The JSON of ``llmb install``; its keys are a contract."""
     return {
@@ -30,7 +30,7 @@ def install_document(
         "workloads": list(answers.workloads),
         "steps": [{"name": item.name, "state": item.state, "text": item.text} for item in results],
         "jobs": [dict(job) for job in jobs],
-        "next": list(commands),
+        "next": [command for _, command in commands],
     }
 
 
@@ -63,9 +63,9 @@ def steps_table(root: Path, results: Sequence[StepResult]) -> Table:
     return table
 
 
-def next_text(commands: Sequence[str]) -> str:
-    """Commands to copy, each on its own line."""
-    return "".join(f"{line}\n" for line in ("", "Next:", *commands))
+def next_text(commands: Sequence[tuple[str, str]]) -> str:
+    """Commands to copy, each below what it is for."""
+    return "\n" + "".join(f"# {purpose}:\n{command}\n" for purpose, command in commands)
 
 
 def removal_table(root: Path, removal: Removal) -> Table:
