@@ -73,7 +73,7 @@ INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 [of `nccl`](#json-of-llmb-nccl), [of `bench`](#json-of-llmb-bench), [of `bench list`](#json-of-llmb-bench-list),
 [samples.json](#samplesjson), [packed datasets](#packed-datasets),
 [of `checkpoint show`](#json-of-llmb-checkpoint-show), [of `prepare dataset`](#json-of-llmb-prepare-dataset),
-[of `prepare verify`](#json-of-llmb-prepare-verify),
+[of `prepare verify`](#json-of-llmb-prepare-verify), [of `install`](#json-of-llmb-install),
 [exit codes](#exit-codes)."""
 
 RUN_FOLDER = """Results are kept below `$LLMB_INSTALL` or `$STAGE_PATH`; without them below the nearest

@@ -16,6 +16,8 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
 from llmb.health.records import Check, NodeReport, NotChecked
+from llmb.install.answers import Answers
+from llmb.install.run_steps import StepResult
 from llmb.jobs.details import JobDetails
 from llmb.jobs.job import Job
 from llmb.jobs.nodes import node_records
@@ -39,6 +41,7 @@ from llmb.report.campaign_report import campaign_document
 from llmb.report.checkpoint_report import checkpoint_document
 from llmb.report.dataset_report import dataset_document
 from llmb.report.doctor_report import doctor_document
+from llmb.report.install_report import install_document
 from llmb.report.jobs_report import job_document, jobs_document, nodes_document, runs_document
 from llmb.report.list_report import list_document
 from llmb.report.nccl_report import nccl_document
@@ -114,6 +117,7 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "config show": settings_document(sample_settings()),
         "checkpoint show": checkpoint_document(sample_checkpoint(plan)),
         "doctor": sample_doctor(),
+        "install": sample_installation(),
         "prepare dataset": dataset_document(sample_dataset()),
         "prepare verify": verification_document(sample_verification()),
     }
@@ -124,6 +128,12 @@ def sample_doctor() -> Mapping[str, Any]:
     left_out = NotChecked(name="gpu_mig", reason="")
     node = NodeReport(node="node1", checked_at="", status="fail", checks=(check,), not_checked=(left_out,))
     return doctor_document([node])
+
+
+def sample_installation() -> Mapping[str, Any]:
+    answers = Answers(environment="venv", workloads=("pretrain_llama3.1",))
+    job = {"job_id": "1", "cluster": None, "run_dir": "", "script": "", "submitted_at": ""}
+    return install_document(answers, Path("/install"), [StepResult("folders", "done", "")], [job], [("", "llmb list")])
 
 
 def sample_settings() -> SettingsInEffect:

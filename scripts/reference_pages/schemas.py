@@ -209,6 +209,11 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "left_out": tuple[LeftOut, ...],
     },
     "doctor": {"": CheckedNodes},
+    "install": {
+        "status": Literal["installed", "planned"],
+        "steps[].state": Literal["done", "kept", "open"],
+        "jobs[].cluster": str | None,
+    },
     "jobs list": {"jobs[]": Job},
     "compare": {"": comparison.Comparison},
     "bisect next": {"": BisectReport},

@@ -12,6 +12,7 @@ from llmb.install.environment import RECORD
 from llmb.install.history import check_no_live_jobs
 from llmb.install.paths import path_problem
 from llmb.install.state import Journal, locked_journal, read_state
+from llmb.jobs.history import database_path
 from llmb.runs.folder import CLUSTER_CONFIG, cannot_write, write_atomically
 
 LARGEST_SCRIPT = 1 << 20
@@ -71,6 +72,8 @@ def mend(journal: Journal) -> list[str]:
                 notes.append(f"{CLUSTER_CONFIG}: {old} became {new}")
     except OSError as error:
         raise cannot_write(new, error) from error
+    if database_path(new).exists():
+        notes.append("call 'llmb jobs rebuild': the history lists run folders by their paths")
     image = journal.state.image
     journal.save(
         root=str(new),

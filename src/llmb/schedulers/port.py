@@ -160,7 +160,7 @@ class Offer:
 
     partitions: tuple[Partition, ...] = ()
     accounts: tuple[str, ...] | None = None
-    """None where it keeps no accounts, or does not answer."""
+    """None if it has no accounting, or does not answer."""
     default_account: str | None = None
 
     def partition(self, name: str | None) -> Partition | None:
