@@ -8,7 +8,7 @@ from pathlib import Path
 from llmb.catalogue.load import Catalogue
 from llmb.install.answers import Answers
 from llmb.install.environment import python_of
-from llmb.install.preparation import prepared_sizes
+from llmb.install.prepared_sizes import prepared_sizes
 
 
 def next_commands(catalogue: Catalogue, answers: Answers, root: Path, *, jobs: bool) -> Iterator[tuple[str, str]]:

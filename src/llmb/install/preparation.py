@@ -4,7 +4,7 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,23 +13,16 @@ from llmb.catalogue.load import Catalogue
 from llmb.errors import EnvironmentProblem
 from llmb.install.answers import Answers
 from llmb.install.environment import run_visibly
+from llmb.install.prepared_sizes import seq_len_of
 from llmb.prepare.verify import verify_prepared
 from llmb.prepared.folders import prepared_folders
 
-TINY = "tiny"
-"""A size that is prepared only if it is asked for."""
 
-
-def prepared_sizes(catalogue: Catalogue, answers: Answers) -> Iterator[tuple[str, str]]:
-    """The models whose data and checkpoints are prepared."""
-    for name in answers.workloads:
-        sizes = list(catalogue.workloads[name].sources)
-        wanted = [answers.size] if answers.size else [size for size in sizes if size != TINY]
-        yield from ((name, size) for size in wanted if size in sizes)
-
-
-def is_prepared(catalogue: Catalogue, root: Path, workload: str, size: str) -> bool:
-    return not verify_prepared(catalogue, workload, size, prepared_folders(root, workload), None).lacking
+def is_prepared(catalogue: Catalogue, root: Path, answers: Answers, workload: str, size: str) -> bool:
+    """Whether everything is there that the GPU type trains on: data that is packed to other lengths is not needed."""
+    found = verify_prepared(catalogue, workload, size, prepared_folders(root, workload), None)
+    own = f"_{seq_len_of(catalogue, answers, workload, size)}"
+    return all("/packed/" in item.name and not item.name.endswith(own) for item in found.lacking)
 
 
 @dataclass

@@ -11,6 +11,7 @@ from llmb.errors import closest
 from llmb.install.answers import ALL, EXISTING, NONE, Answers, absolute
 from llmb.install.detect import Surroundings, torch_builds
 from llmb.install.paths import path_problem
+from llmb.install.prepared_sizes import prepared_sizes
 from llmb.schedulers.port import Partition
 
 GRACE = "aarch64"
@@ -65,12 +66,6 @@ def has_gpus(answers: Answers) -> bool:
 
 def makes_environment(answers: Answers) -> bool:
     return answers.environment not in (None, EXISTING)
-
-
-def prepared_workloads(answers: Answers, around: Surroundings) -> list[str]:
-    """Those of the chosen workloads that start from data and weights."""
-    found = around.catalogue.workloads
-    return [name for name in answers.workloads if name in found and found[name].sources]
 
 
 def workloads_for(gpu_type: str | None, around: Surroundings) -> list[str]:
@@ -281,7 +276,7 @@ def _python_problem(value: str, answers: Answers, around: Surroundings) -> str |
 
 def _size_problem(value: str, answers: Answers, around: Surroundings) -> str | None:
     found = around.catalogue.workloads
-    sizes = {size for name in prepared_workloads(answers, around) for size in found[name].sources}
+    sizes = {size for name in answers.workloads if name in found for size in found[name].sources}
     return None if value in sizes else f"'{value}' is not one of: {', '.join(sorted(sizes))}"
 
 
@@ -380,7 +375,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question(
         name="prepare",
         text="Prepare data and checkpoints of fine-tunings",
-        applies=lambda answers, around: bool(prepared_workloads(answers, around)),
+        applies=lambda answers, around: any(prepared_sizes(around.catalogue, answers)),
         choices=_wheres,
     ),
     Question(

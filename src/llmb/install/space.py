@@ -8,7 +8,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import CPU
 from llmb.install.answers import EXISTING, NONE, Answers
 from llmb.install.environment import FOLDER as ENVIRONMENT
-from llmb.install.preparation import prepared_sizes
+from llmb.install.prepared_sizes import prepared_sizes
 from llmb.prepared.folders import prepared_folders
 from llmb.runs.disk_space import check_room
 

@@ -10,7 +10,8 @@ from llmb.catalogue.load import Catalogue
 from llmb.install.answers import EXISTING, Answers
 from llmb.install.cluster_file import Section, is_settled, settings, write_settings
 from llmb.install.environment import contents_text, is_made, make_environment, proven, python_of
-from llmb.install.preparation import Preparations, is_prepared, prepared_sizes
+from llmb.install.preparation import Preparations, is_prepared
+from llmb.install.prepared_sizes import prepared_sizes
 from llmb.install.state import Journal
 from llmb.prepared.folders import WORKLOADS
 
@@ -172,6 +173,6 @@ def _preparation(what: Installation, workload: str, size: str) -> Step:
     return Step(
         f"prepare {workload}",
         f"prepare data and checkpoint of {workload} {size}, {how}",
-        lambda: is_prepared(what.catalogue, what.root, workload, size),
+        lambda: is_prepared(what.catalogue, what.root, answers, workload, size),
         lambda: what.preparations.do(python_of(answers, what.root), what.root, answers, workload, size),
     )
