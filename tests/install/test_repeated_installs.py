@@ -135,8 +135,18 @@ def test_own_settings_that_their_user_changed_are_kept(here: Install, root: Path
     here(*LLAMA)
     changed = (root / "cluster_config.yaml").read_text().replace("cpu", "h100")
     (root / "cluster_config.yaml").write_text(changed)
-    here(*LLAMA, "--add-workload", "pretrain_qwen3")
+    done = here(*LLAMA, "--add-workload", "pretrain_qwen3")
     assert (root / "cluster_config.yaml").read_text() == changed
+    assert "cluster_config.yaml was changed, and is kept: gpu_type is 'h100', not 'cpu'" in done.stderr
+
+
+def test_a_python_by_its_name_is_kept_by_its_path(
+    call: Install, program: Callable[[str, str], None], small_python: Path, root: Path, tmp_path: Path
+) -> None:
+    program("our-python", f'exec {small_python} "$@"')
+    fixed = ("--scheduler", "local", "--gpu-type", "cpu", "--environment", "existing", "--python", "our-python")
+    assert json.loads(call(root, *fixed, *LLAMA, "--json").stdout)["python"] == str(tmp_path / "bin" / "our-python")
+    assert set(states(call(root, "--json")).values()) == {"kept"}
 
 
 def test_it_is_moved(here: Install, call: Install, root: Path, tmp_path: Path) -> None:

@@ -125,6 +125,25 @@ def _differences(there: Section, wanted: Section, above: str = "") -> Iterator[t
             yield f"{above}{key}", has, value
 
 
+def check_settings(journal: Journal, found: Section) -> None:
+    """Raises UsageError if a file that was there before says something else."""
+    path = journal.root / CLUSTER_CONFIG
+    if not path.exists() or journal.made(CLUSTER_CONFIG):
+        return
+    there = yaml.safe_load(path.read_bytes()) or {}
+    if odd := changes(journal.root, {key: value for key, value in found.items() if key in there}):
+        lines = "\n".join(f"  {line}" for line in odd)
+        do = "change it, give other answers, or add --keep-settings, which keeps it as it is"
+        raise UsageError(f"{CLUSTER_CONFIG} is there, and not from this installer:\n{lines}", where=str(path), do=do)
+
+
+def kept_changes(journal: Journal, found: Section) -> list[str]:
+    """In words, what the user changed in the file that was written."""
+    if not journal.made(CLUSTER_CONFIG) or journal.is_own(CLUSTER_CONFIG):
+        return []
+    return changes(journal.root, found) if (journal.root / CLUSTER_CONFIG).exists() else []
+
+
 def write_settings(journal: Journal, found: Section, *, keep: bool) -> str:
     """Writes the file, or completes one that it did not write; returns what was done, in words.
 
@@ -143,12 +162,9 @@ def write_settings(journal: Journal, found: Section, *, keep: bool) -> str:
         text = path.read_text()
     except OSError as error:
         raise cannot_write(path, error) from error
+    check_settings(journal, found)
     there = yaml.safe_load(text) or {}
     new = {key: value for key, value in found.items() if key not in there}
-    if odd := changes(journal.root, {key: value for key, value in found.items() if key in there}):
-        lines = "\n".join(f"  {line}" for line in odd)
-        do = "change it, give other answers, or add --keep-settings, which keeps it as it is"
-        raise UsageError(f"{CLUSTER_CONFIG} is there, and not from this installer:\n{lines}", where=str(path), do=do)
     added = file_text(new).removeprefix(HEAD)
     start = text if text.endswith("\n") or not text else f"{text}\n"
     try:

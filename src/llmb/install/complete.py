@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Completes answers: asks on a terminal, assumes what can be known, and names all that is missing."""
 
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from llmb.errors import UsageError
-from llmb.install.answers import ALL, Answers, flag_of, given_answers
+from llmb.install.answers import ALL, Answers, absolute, flag_of, given_answers
 from llmb.install.detect import Surroundings
 from llmb.install.questions import PATH, QUESTIONS, Choice, Question, workloads_for
 
@@ -85,6 +86,8 @@ def answer_text(answers: Answers, name: str) -> str | None:
 
 
 def _with(answers: Answers, question: Question, value: str) -> Answers:
+    if question.name == "python":
+        value = shutil.which(str(absolute(value)) if "/" in value else value) or value  # or a version
     given = given_answers({question.name: [value] if question.name == "workloads" else value})
     return answers.model_copy(update={question.name: getattr(given, question.name)})
 

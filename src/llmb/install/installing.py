@@ -8,13 +8,14 @@ from typing import Any
 
 from llmb.catalogue.load import Catalogue
 from llmb.install.answers import Answers
-from llmb.install.cluster_file import answers_in
+from llmb.install.cluster_file import answers_in, check_settings, kept_changes, settings
 from llmb.install.moving import is_elsewhere, mend, mended_answers
 from llmb.install.preparation import Preparations
 from llmb.install.run_steps import StepResult, planned, run_steps
 from llmb.install.space import check_space
 from llmb.install.state import InstallState, Journal, opened_journal, read_state
 from llmb.install.steps import ImportImage, Installation, steps
+from llmb.runs.folder import CLUSTER_CONFIG
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,12 @@ def install_all(
             say(f"this installation was at {journal.state.root}: its paths are mended")
             for note in mend(journal):
                 say(note)
+        # Not after an environment was made, which takes minutes. What an image is named is known later.
+        wanted = {key: value for key, value in settings(answers, root, None).items() if key != "container"}
+        if not keep_settings:
+            check_settings(journal, wanted)
+        for line in kept_changes(journal, wanted):
+            say(f"note: {CLUSTER_CONFIG} was changed, and is kept: {line}")
         journal.save(answers=answers)
         preparations = Preparations()
         what = Installation(
