@@ -15,13 +15,18 @@ from llmb.programs.engine.worker_variables import shipped_variables
 OnProgress = Callable[[Progress], None]
 
 
-def run_measurements(job: Job, on_progress: OnProgress) -> Timings:
-    """Raises EnvironmentProblem without torch, RunFailed if the program died, with what it was measuring, or
-    UserInterrupt."""
+def need_torch() -> None:
+    """Raises EnvironmentProblem."""
     if find_spec("torch") is None:
         raise EnvironmentProblem(
             "measuring needs torch, which this Python does not have", do="pip install 'llmb[engine]'"
         )
+
+
+def run_measurements(job: Job, on_progress: OnProgress) -> Timings:
+    """Raises EnvironmentProblem without torch, RunFailed if the program died, with what it was measuring, or
+    UserInterrupt."""
+    need_torch()
     last: Progress | None = None
 
     def follow(line: bytes) -> None:

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from llmb.microbenchmarks.history import Change, changes
-from llmb.microbenchmarks.records import Measurement, MeasurementFile
+from llmb.microbenchmarks.records import Measurement, MeasurementFile, NotMeasured
 from llmb.report.numbers import number
 from llmb.report.output import printable
 from llmb.report.table import Column, Table
@@ -54,11 +54,15 @@ def measurement_tables(measured: MeasurementFile, title: str) -> Iterator[Table]
         tables[-1].caption = _notes(rows)
     yield from tables
     if measured.not_measured:
-        table = Table("Not measured", [Column("case"), Column("shape"), Column("dtype"), Column("reason")])
-        for missing in measured.not_measured:
-            what = missing.shape or _whole(missing.size_bytes) or ""
-            table.add_row(missing.case, what, missing.dtype or "", printable(missing.reason))
-        yield table
+        yield not_measured_table(measured.not_measured)
+
+
+def not_measured_table(rows: Sequence[NotMeasured]) -> Table:
+    table = Table("Not measured", [Column("case"), Column("shape"), Column("dtype"), Column("reason")])
+    for missing in rows:
+        what = missing.shape or _whole(missing.size_bytes) or ""
+        table.add_row(missing.case, what, missing.dtype or "", printable(missing.reason))
+    return table
 
 
 def measurement_table(rows: Sequence[Measurement], title: str) -> Table:

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program that measures a file system: ``python -m llmb.health.disk_worker JOB_FILE RESULT_FILE``."""
+
+import sys
+from pathlib import Path
+
+from llmb.health.disk_files import run
+from llmb.microbenchmarks.disk import DiskJob
+from llmb.microbenchmarks.jobs import Progress
+
+
+def main() -> None:
+    job = DiskJob.model_validate_json(Path(sys.argv[1]).read_text())
+
+    def say(progress: Progress) -> None:
+        sys.stdout.write(progress.model_dump_json() + "\n")
+        sys.stdout.flush()
+
+    try:
+        timing = run(job, say)
+    except RuntimeError as error:
+        sys.exit(str(error))
+    Path(sys.argv[2]).write_text(timing.model_dump_json())
+
+
+if __name__ == "__main__":
+    main()
