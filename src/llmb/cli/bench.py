@@ -11,6 +11,9 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
+from llmb.cli.bench_collectives import collectives
+from llmb.cli.bench_disk import disk
+from llmb.cli.bench_gpus import gpus
 from llmb.cli.group import Group
 from llmb.cli.json_option import Json
 from llmb.cli.messages import print_unspecified, say
@@ -184,6 +187,11 @@ def launch(device: DeviceOption = "auto", repeat: Repeat = None, json: Json = Fa
     """
     measured = _Measurement(device, repeat, json=json)
     measured.run(list(launch_cases(measured.device)), "Starting work")
+
+
+app.command("collectives")(collectives)
+app.command("disk")(disk)
+app.command("gpus")(gpus)
 
 
 @app.command("list")

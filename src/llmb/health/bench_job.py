@@ -7,14 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from llmb.catalogue.fabric import Fabric
+from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Record
+from llmb.catalogue.resolve import CPU
 from llmb.errors import InfrastructureError, RunFailed, UsageError, UserInterrupt
-from llmb.jobs.assemble import mounted_folders
+from llmb.health.bench import DeviceChoice
+from llmb.jobs.assemble import binding, mounted_folders
 from llmb.jobspec.arguments import PYTHON, RUN_FOLDER
 from llmb.jobspec.options import JobOptions, StartMode
 from llmb.jobspec.placement import Placement
 from llmb.jobspec.spec import JobSpec, write_spec
 from llmb.jobspec.variables import Layer, Variable, layered
+from llmb.microbenchmarks.cases import Device
 from llmb.microbenchmarks.records import MeasurementFile
 from llmb.processes.signals import Interrupted, signals_as_exceptions
 from llmb.runs.claim import stamped_folder
@@ -29,7 +34,7 @@ FINISH = "llmb.health.finish_bench"
 TASK = "bench_task.json"
 TIME_LIMIT_MIN = 30
 ASK_EVERY_S, ASK_S, PATIENCE_S = 2.0, 30.0, 600.0
-SETTLE_S = 30.0
+SETTLE_S = 10.0
 """How long the files of a job that has ended may take to show here."""
 Kind = Literal["collectives", "gpus"]
 
@@ -58,6 +63,15 @@ class BenchEnd(Record):
 END = "bench_end.json"
 
 
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """What the processes of a job run on; ``gpu_type`` is None for GPUs of an unknown type."""
+
+    placement: Placement
+    device: Device
+    gpu_type: str | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOrder:
     """A job that can be queued. ``files`` are those that its program reads, by name."""
@@ -65,8 +79,7 @@ class BenchOrder:
     task: BenchTask
     title: str
     files: Mapping[str, str]
-    placement: Placement
-    on_gpus: bool
+    nodes: Nodes
     start: StartMode
     program: str
     options: JobOptions
@@ -82,19 +95,23 @@ class BenchOrder:
 
     def spec(self, folder: RunFolder) -> JobSpec:
         """Raises UsageError if the job is not possible."""
-        config, fabric = self.site.config, self.site.fabric if self.on_gpus else None
+        config, fabric, on_gpus = self.site.config, self._fabric, self.nodes.device == "cuda"
         spec = JobSpec(
             scheduler=self.scheduler.name,
             program=PROGRAM,
             title=self.title,
             name=folder.name,
-            placement=self.placement,
-            gpus=self.on_gpus,
+            placement=self.nodes.placement,
+            gpus=on_gpus,
+            gpu_type=self.nodes.gpu_type,
             time_limit_min=TIME_LIMIT_MIN,
             start=self.start,
             variables=self._variables(),
             modules=config.modules,
             profiles=(*([fabric.profile] if fabric and fabric.profile else []), *config.profiles),
+            prolog=config.prolog,
+            vboost=config.vboost or None if on_gpus else None,
+            binding=binding(self.options, config),
             python=config.python or self.options.python,
             container=mounted_folders(config.container, [str(self.site.install)]),
             work=(PYTHON, "-m", self.program, RUN_FOLDER),
@@ -103,9 +120,13 @@ class BenchOrder:
         )
         return self.scheduler.completed(spec, self.options, self.site)
 
+    @property
+    def _fabric(self) -> Fabric | None:
+        return self.site.fabric if self.nodes.device == "cuda" else None
+
     def _variables(self) -> tuple[Variable, ...]:
         """Those of a run, without the ones of a recipe."""
-        site, fabric = self.site, self.site.fabric if self.on_gpus else None
+        site, fabric = self.site, self._fabric
         given = [
             Layer("cluster_config.yaml", site.config.environment),
             Layer("--env", self.options.variables),
@@ -195,9 +216,13 @@ def _end_of(job: BenchJob, state: JobState) -> BenchEnd:
     return BenchEnd.model_validate_json(path.read_text())
 
 
-def bench_placement(options: JobOptions, site: Site, *, on_gpus: bool, ranks: int | None) -> Placement:
-    """Processes on each of the job's nodes. Raises UsageError if their number is not specified."""
-    per_node = ranks or options.gpus_per_node or find_scheduler(QUEUE).defaults(site, options).gpus_per_node
+def job_nodes(catalogue: Catalogue, site: Site, options: JobOptions, device: DeviceChoice, ranks: int | None) -> Nodes:
+    """``ranks`` are those of a node. Raises UsageError if their number is not specified."""
+    chosen = find_scheduler(QUEUE).defaults(site, options)
+    on_gpus = device == "cuda" if device != "auto" else chosen.gpu_type not in (None, CPU)
+    gpu = catalogue.gpus.get(chosen.gpu_type or "") if on_gpus else None
+    per_node = ranks or options.gpus_per_node or chosen.gpus_per_node or (gpu.gpus_per_node if gpu else None)
     if per_node is None:
         raise UsageError("the number of processes per node is not specified", do="add --ranks or --gpus-per-node")
-    return Placement(options.nodes or 1, per_node, whole_nodes=on_gpus)
+    placement = Placement(options.nodes or 1, per_node, whole_nodes=on_gpus)
+    return Nodes(placement, "cuda" if on_gpus else "cpu", chosen.gpu_type if on_gpus else CPU)

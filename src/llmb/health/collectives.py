@@ -8,7 +8,7 @@ from pathlib import Path
 
 import llmb
 from llmb.errors import RunFailed, UsageError
-from llmb.health.measure import OnProgress
+from llmb.health.measure import OnProgress, need_torch
 from llmb.microbenchmarks.cases import Device
 from llmb.microbenchmarks.collective_records import (
     JOB,
@@ -23,6 +23,7 @@ from llmb.microbenchmarks.collectives import COLLECTIVES, Collective, algorithm_
 from llmb.microbenchmarks.jobs import Progress
 from llmb.microbenchmarks.records import Measurement, MeasurementFile, NotMeasured
 from llmb.processes.talking import run_talking
+from llmb.programs.engine.worker_variables import shipped_variables
 
 LEAST_BYTES = 8
 MOST_BYTES: dict[Device, int] = {"cpu": 16 * 2**20, "cuda": 16 * 2**30}
@@ -74,10 +75,7 @@ def measure_here(job: CollectiveJob, ranks: int, on_progress: OnProgress) -> Col
 
     Raises EnvironmentProblem without torch, RunFailed if a process failed, or UserInterrupt.
     """
-    if find_spec("torch") is None:
-        raise EnvironmentProblem(
-            "measuring needs torch, which this Python does not have", do="pip install llmb[engine]"
-        )
+    need_torch()
     last: Progress | None = None
 
     def follow(line: bytes) -> None:
@@ -89,7 +87,12 @@ def measure_here(job: CollectiveJob, ranks: int, on_progress: OnProgress) -> Col
     with tempfile.TemporaryDirectory(prefix="llmb-bench-") as folder:
         (Path(folder) / JOB).write_text(job.model_dump_json())
         program = (*torchrun_here(ranks), "-m", PROGRAM, folder)
-        ended = run_talking(program, {"OMP_NUM_THREADS": "1", **os.environ}, follow, "nothing was kept")
+        ended = run_talking(
+            program,
+            {**shipped_variables(job.device, os.environ), "OMP_NUM_THREADS": "1", **os.environ},
+            follow,
+            "nothing was kept",
+        )
         if ended.code:
             where = f", while measuring {last.name}," if last else ""
             raise ended.failure(f"the program that measures collectives{where}")

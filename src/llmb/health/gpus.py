@@ -11,13 +11,14 @@ from statistics import median
 
 import llmb
 from llmb.health.collectives import torchrun_here
-from llmb.health.measure import OnProgress
+from llmb.health.measure import OnProgress, need_torch
 from llmb.microbenchmarks.cases import SQUARE, Device
 from llmb.microbenchmarks.gpu_records import JOB, PARTS, PROGRAM, PartReport
 from llmb.microbenchmarks.jobs import PASSES, Case, Job, ProductCase, ProductDtype, Progress
 from llmb.microbenchmarks.outliers import OutlierRule, below_median_pct, slow_ones
 from llmb.microbenchmarks.records import Measurement, MeasurementFile, NotMeasured
 from llmb.processes.talking import run_talking
+from llmb.programs.engine.worker_variables import shipped_variables
 
 DTYPE: dict[Device, ProductDtype] = {"cpu": "fp32", "cuda": "bf16"}
 
@@ -63,10 +64,7 @@ def measure_parts(job: Job, ranks: int, on_progress: OnProgress) -> list[PartRep
 
     Raises EnvironmentProblem without torch, RunFailed if the program failed, or UserInterrupt.
     """
-    if find_spec("torch") is None:
-        raise EnvironmentProblem(
-            "measuring needs torch, which this Python does not have", do="pip install llmb[engine]"
-        )
+    need_torch()
 
     def follow(line: bytes) -> None:
         if line.startswith(b"{"):
@@ -75,7 +73,12 @@ def measure_parts(job: Job, ranks: int, on_progress: OnProgress) -> list[PartRep
     with tempfile.TemporaryDirectory(prefix="llmb-bench-") as folder:
         (Path(folder) / JOB).write_text(job.model_dump_json())
         program = (*torchrun_here(ranks), "-m", PROGRAM, folder)
-        ended = run_talking(program, {"OMP_NUM_THREADS": "1", **os.environ}, follow, "nothing was kept")
+        ended = run_talking(
+            program,
+            {**shipped_variables(job.device, os.environ), "OMP_NUM_THREADS": "1", **os.environ},
+            follow,
+            "nothing was kept",
+        )
         if ended.code:
             raise ended.failure("the program that measures GPUs")
         return read_parts(Path(folder))

@@ -44,7 +44,7 @@ class CollectiveRow(Record):
 
 
 class NotTimed(Record):
-    """A size and all larger ones, or where it is None a whole collective, that could not be measured."""
+    """A size and all larger ones, or without a size a whole collective, that could not be measured."""
 
     collective: Collective
     size_bytes: int | None

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared by the commands of ``llmb bench`` that can be jobs: options, order, and what is shown of the job."""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from llmb.catalogue.load import Catalogue
+from llmb.cli.messages import say
+from llmb.cli.options import value_options
+from llmb.cli.root import install_here
+from llmb.errors import RunFailed, UsageError
+from llmb.health.bench import DeviceChoice
+from llmb.health.bench_job import (
+    TIME_LIMIT_MIN,
+    BenchEnd,
+    BenchJob,
+    BenchOrder,
+    BenchTask,
+    Kind,
+    job_nodes,
+    submit_bench,
+    wait_for_bench,
+)
+from llmb.jobspec.options import StartMode
+from llmb.microbenchmarks.cases import Device
+from llmb.options.option import Option, options_of
+from llmb.report.output import print_json, print_line, print_text
+from llmb.report.submit_report import flags_text
+from llmb.runs.folder import RunFolder
+from llmb.schedulers.lookup import QUEUE, find_scheduler, read_cluster_site
+from llmb.schedulers.port import JobState
+
+OF_RUNS = frozenset(("array", "retries", "requeue", "start", "segment", "signal_before"))
+"""Options of the scheduler that measurements have no use for."""
+SAID_HERE: Mapping[str, Mapping[str, Any]] = {
+    "nodes": {"help": "Nodes of the job. Default: 1.", "basic": True},
+    "time_limit": {"help": f"Minutes, hh:mm:ss or d-hh:mm:ss. Default: {TIME_LIMIT_MIN} minutes."},
+    "gpus_per_node": {"help": "GPUs, or processes on a CPU. Default: cluster_config.yaml, else the GPU type's."},
+    "exclude": {"basic": True},
+}
+"""What options of the scheduler mean for measurements."""
+SLURM: dict[str, Option] = {
+    name: replace(item, **SAID_HERE.get(name, {}))
+    for name, item in options_of(find_scheduler(QUEUE).choices).items()
+    if name not in OF_RUNS
+}
+JOB = value_options(SLURM.values(), envvar=False)
+Ranks = Annotated[
+    int | None,
+    typer.Option("--ranks", min=1, help="Processes, on each node of a job. Default: one a GPU; without GPUs, a core."),
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Of a job: wait for its end and print the result.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Of a job: print the batch script, queue nothing.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a job runs: how it is started, and the files that it reads."""
+
+    kind: Kind
+    module: str
+    start: StartMode
+    file: str
+
+
+def check_is_job(given: Mapping[str, Any], *, wait: bool, dry_run: bool) -> bool:
+    """Any option of the scheduler makes a measurement a job. Raises UsageError for options of a job without one."""
+    for flag, asked in {"--wait": wait, "--dry-run": dry_run}.items():
+        if asked and not given:
+            raise UsageError(f"{flag} is of a job, and this measures here", do="add --nodes, such as --nodes 2")
+    return bool(given)
+
+
+class JobRequest:
+    """A job that a command asks for."""
+
+    def __init__(self, values: Mapping[str, Any], device: DeviceChoice, ranks: int | None) -> None:
+        """Raises UsageError."""
+        catalogue, self.install = Catalogue(), install_here()
+        self.site = read_cluster_site(catalogue, self.install, os.environ)
+        self.options = find_scheduler(QUEUE).asked({name: values[name] for name in SLURM}, os.environ, sys.executable)
+        self.nodes = job_nodes(catalogue, self.site, self.options, device, ranks)
+        self.device: Device = self.nodes.device
+
+    def order(self, program: Program, title: str, document: str) -> BenchOrder:
+        task = BenchTask(
+            kind=program.kind,
+            install=str(self.install),
+            command=("llmb", *sys.argv[1:]),
+            measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        return BenchOrder(
+            task=task,
+            title=title,
+            files={program.file: document},
+            nodes=self.nodes,
+            start=program.start,
+            program=program.module,
+            options=self.options,
+            site=self.site,
+        )
+
+
+def queue(order: BenchOrder, *, dry_run: bool, wait: bool, json: bool) -> tuple[BenchEnd, RunFolder] | None:
+    """What the job measured and its folder, if it was waited for; else the job is shown. Raises RunFailed."""
+    if dry_run:
+        script = order.script()
+        if json:
+            print_json({"script": script})
+        else:
+            print_text(script)
+        return None
+    say(f"the job asks for {flags_text(order.spec(order.sample_folder()).flags)}")
+    job = submit_bench(order, os.environ)
+    if not wait:
+        _show(job, json=json)
+        return None
+    say(f"job {job.job_id}: {job.folder.path}")
+    end = wait_for_bench(job, _States())
+    if end.problem and not any(file.measurements for file in end.measured):
+        raise RunFailed(end.problem, where=str(job.folder.log))
+    if end.problem:
+        say(f"warning: {end.problem}")
+    return end, job.folder
+
+
+def _show(job: BenchJob, *, json: bool) -> None:
+    if json:
+        print_json({"job_id": job.job_id, "run_dir": str(job.folder.path)})
+    else:
+        print_line(f"queued as job {job.job_id} in {job.folder.path}; 'llmb bench list' shows its result")
+
+
+class _States:
+    """Says each state of a job once."""
+
+    def __init__(self) -> None:
+        self.last = ""
+
+    def __call__(self, state: JobState) -> None:
+        waits = f" ({state.meaning})" if state.meaning and state.phase == "queued" else ""
+        text = f"job {state.job_id} {state.state}{waits}{f' on {state.nodes}' if state.nodes else ''}"
+        if text != self.last:
+            self.last = text
+            say(text)

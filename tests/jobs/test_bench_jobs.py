@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``llmb bench`` between the nodes of a real Slurm."""
+
+from pathlib import Path
+
+import pytest
+from slurm_client import wait_until
+
+from llmb.health.kept_measurements import read_measurements
+from llmb.traces.nccl_tests import read_test_tables
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+NODES = ("--nodes", "2", "--ranks", "1")
+SIZES = ("--max-size", "1KiB", "--factor", "128", "--iterations", "2", "--warmup", "1")
+
+
+def test_collectives_between_two_nodes(client, tmp_path) -> None:
+    done = client.run("bench", "collectives", "all_reduce", "alltoall", *NODES, *SIZES, "--wait")
+    path = tmp_path / "table.txt"
+    path.write_text(done.stdout)
+    tables = read_test_tables(path)
+    assert [(table.name, table.ranks) for table in tables] == [("all_reduce", 2), ("alltoall", 2)]
+    assert " on      node1 device" in done.stdout and " on      node2 device" in done.stdout
+    assert "asks for nodes 2" in done.stderr
+    (kept,) = read_measurements(client.install)
+    assert kept.node == "node1" and {row.shape for row in kept.measurements} == {
+        "in place, 2 nodes",
+        "out of place, 2 nodes",
+    }
+    assert {row.wrong for row in kept.measurements} == {0, None}
+
+
+def test_a_job_that_nobody_waits_for_keeps_its_result(client) -> None:
+    queued = client.json("bench", "collectives", "sendrecv", *NODES, *SIZES)
+    run_dir = Path(queued["run_dir"])
+    wait_until((run_dir / "bench_end.json").exists, "the end of the job")
+    (kept,) = read_measurements(client.install)
+    assert {row.case for row in kept.measurements} == {"sendrecv"}
+    (table,) = read_test_tables(run_dir / "collectives.txt")
+    assert table.name == "sendrecv"
+
+
+def test_every_node_reports_by_itself(client) -> None:
+    document = client.json("bench", "gpus", "--nodes", "2", "--ranks", "2", "--seconds", "0.2", "--wait", code=None)
+    found = [(one["node"], one["local_rank"]) for one in document["devices"]]
+    assert sorted(found) == [("node1", 0), ("node1", 1), ("node2", 0), ("node2", 1)]
+    assert document["missing_nodes"] == [] and document["failed"] == []
+    assert {kept.node for kept in read_measurements(client.install)} == {"node1", "node2"}
+
+
+def test_workers_that_cannot_start_are_an_error(client) -> None:
+    (client.install / "cluster_config.yaml").write_text(
+        "gpu_type: cpu\npython: /bin/false\nslurm: {partition: gpu, gpus_per_node: 2}\n"
+    )
+    done = client.run("bench", "gpus", "--nodes", "2", "--wait", code=4)
+    assert "without a result" in done.stderr
