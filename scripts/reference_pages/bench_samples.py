@@ -3,8 +3,13 @@
 
 from typing import Any
 
+from llmb.health.gpus import compare_parts
+from llmb.microbenchmarks.disk import prediction
+from llmb.microbenchmarks.outliers import outlier_rule
 from llmb.microbenchmarks.records import Measurement, MeasurementFile, NotMeasured
 from llmb.report.bench_report import history_document, measurement_document
+from llmb.report.disk_report import disk_document
+from llmb.report.gpus_report import gpus_document
 
 ROW = Measurement(benchmark="gemm", case="qkv_forward", node="node1", device="", time_s=0.1, repetitions=3)
 
@@ -27,3 +32,13 @@ def sample_measurements() -> dict[str, Any]:
 
 def sample_history() -> dict[str, Any]:
     return history_document([sample_file(), sample_file()], None)
+
+
+def sample_disk() -> dict[str, Any]:
+    return disk_document(sample_file(), prediction(10**9, 1, 1.0, 1.0))
+
+
+def sample_gpus() -> dict[str, Any]:
+    row = ROW.model_copy(update={"rank": 0, "tflops": 1.0})
+    file = sample_file().model_copy(update={"measurements": (row,)})
+    return gpus_document(compare_parts([file], ["node2"], outlier_rule()), outlier_rule())

@@ -17,6 +17,7 @@ from llmb.jobs.job import Job
 from llmb.jobs.settings_in_effect import Setting
 from llmb.logs.outcome import Status
 from llmb.metrics.anomalies import Anomalies
+from llmb.microbenchmarks.disk import Prediction
 from llmb.microbenchmarks.records import Measurement, MeasurementFile
 from llmb.runs.origin import DataOrigin, WeightsOrigin
 from llmb.runs.result import Result
@@ -142,6 +143,16 @@ class MeasuredChange(TypedDict):
     times_measured: int
 
 
+class MeasuredDevice(TypedDict):
+    node: str
+    local_rank: int
+    uuid: str | None
+    device: str
+    tflops: float
+    below_median_pct: float
+    slow: bool
+
+
 DECLARED: Mapping[str, Mapping[str, Any]] = {
     "run": {
         "": Result,
@@ -219,6 +230,18 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
     "bisect next": {"": BisectReport},
     "bench": {"": MeasurementFile, "measurements[].peak_pct": float | None},
     "bench list": {"changes[]": MeasuredChange},
+    "bench disk": {
+        "measured": MeasurementFile,
+        "measured.measurements[].peak_pct": float | None,
+        "checkpoint": Prediction | None,
+    },
+    "bench gpus": {
+        "median_tflops": float | None,
+        "devices[]": MeasuredDevice,
+        "failed": tuple[dict[str, str], ...],
+        "missing_nodes": tuple[str, ...],
+        "exclude": str | None,
+    },
     "config show": {
         "install_root": Setting,
         "settings[]": Setting,
