@@ -53,7 +53,7 @@ SLURM: dict[str, Option] = {
 JOB = value_options(SLURM.values(), envvar=False)
 Ranks = Annotated[
     int | None,
-    typer.Option("--ranks", min=1, help="Processes, on each node of a job. Default: one a GPU; without GPUs, a core."),
+    typer.Option("--ranks", min=1, help="Processes; of a job, on each node. Default: one a GPU."),
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Of a job: wait for its end and print the result.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Of a job: print the batch script, queue nothing.")]

@@ -25,6 +25,8 @@ def measure(job: Job, local_rank: int, rank: int) -> PartReport:
 
     device, uuid = None, None
     try:
+        if job.device == "cuda" and local_rank >= torch.cuda.device_count():
+            raise RuntimeError(f"torch {torch.__version__} sees {torch.cuda.device_count()} GPUs")
         timings = run_job(job, say, local_rank)
         device, (timing,) = timings.device, timings.timings
         uuid = _uuid(local_rank) if job.device == "cuda" else None
