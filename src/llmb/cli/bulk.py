@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """``llmb bulk``."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from llmb.campaigns.entry import Entry
 from llmb.campaigns.files import read_campaign_file
 from llmb.campaigns.job_request import job_options
 from llmb.campaigns.keys import campaign_keys
@@ -14,8 +17,10 @@ from llmb.campaigns.selection import selection_of
 from llmb.catalogue.model_name import split_model
 from llmb.cli.campaign_options import JOB, SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
 from llmb.cli.json_option import Json
+from llmb.cli.messages import say
 from llmb.cli.options import given_of, takes
 from llmb.cli.root import context_here
+from llmb.health.exclusion import OPTION, excluded_nodes, with_excluded
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -49,15 +54,31 @@ def bulk(
     """
     context = context_here(dry_run=dry_run)
     catalogue, selection, given = context.catalogue, selection_of(selecting), given_of(ctx, values)
+    values = with_excluded(values, context.install, say)
+    given = {name: values[name] for name in given}
     keys = campaign_keys(job_options().values(), catalogue.variables)
     found = read_campaign_file(file, keys, lambda name: split_model(catalogue, name))
     profile = bool(given.pop("profile", False))
     wanted = Wanted(
         source=str(file.absolute()),
-        entries=from_command_line(found.entries, selection, selecting["repeats"], profile=profile),
+        entries=_avoiding(
+            from_command_line(found.entries, selection, selecting["repeats"], profile=profile), context.install
+        ),
         problems=found.problems,
         values={**values, "profile": False},
         given=given,
         within=selection,
     )
     run_campaign(context, wanted, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new)
+
+
+def _avoiding(entries: Sequence[Entry], install: Path) -> list[Entry]:
+    """The entries, with the nodes that their ``exclude`` stands for; each text is looked up once."""
+    texts = {text for entry in entries for text in entry.options.get(OPTION, ())}
+    nodes = {text: excluded_nodes(text, install, say) for text in sorted(texts)}
+    return [
+        replace(entry, options={**entry.options, OPTION: tuple(nodes[text] for text in entry.options[OPTION])})
+        if OPTION in entry.options
+        else entry
+        for entry in entries
+    ]

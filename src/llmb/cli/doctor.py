@@ -3,24 +3,36 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from llmb.catalogue.load import Catalogue
 from llmb.cli.completion import gpu_types
+from llmb.cli.doctor_nodes import (
+    MAX_WAIT_MIN,
+    TIME_LIMIT_MIN,
+    Chosen,
+    Limits,
+    doctor_nodes,
+    raise_unless_fit,
+    show_last,
+)
 from llmb.cli.json_option import Json
 from llmb.cli.progress import PhaseProgress
 from llmb.cli.root import install_here
-from llmb.errors import RunFailed, UsageError, UserInterrupt, did_you_mean
+from llmb.errors import UsageError, UserInterrupt, did_you_mean
+from llmb.health.check_nodes import utc_now
+from llmb.health.kept_checks import NodesRequest
 from llmb.health.node import DISK_BYTES, Request, check_node
-from llmb.health.records import NodeReport
 from llmb.health.rules import AREAS, rules
 from llmb.health.wanted import named_places, wanted_of
 from llmb.report.doctor_report import doctor_document, node_tables
 from llmb.report.output import print_json, print_tables
 from llmb.schedulers.lookup import read_cluster_site
 
+SEVERAL = "Several nodes"
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 MIB = 2**20
 
@@ -55,13 +67,74 @@ def doctor(
         int, typer.Option(metavar="MIB", min=4, help="Size of the file that is written and read on each file system.")
     ] = DISK_BYTES // MIB,
     no_disk: Annotated[bool, typer.Option("--no-disk", help="Write no file: no rates of file systems.")] = False,
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Check these nodes of a Slurm cluster in place of this one, such as node[1-4,7].",
+            rich_help_panel=SEVERAL,
+            show_default=False,
+        ),
+    ] = None,
+    nodelist_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The nodes that a file lists.", rich_help_panel=SEVERAL, show_default=False),
+    ] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            "-p",
+            "--partition",
+            help="All usable nodes of this partition; with --nodes, the partition of the jobs.",
+            rich_help_panel=SEVERAL,
+            show_default=False,
+        ),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="All usable nodes of the cluster.", rich_help_panel=SEVERAL)
+    ] = False,
+    account: Annotated[
+        str | None,
+        typer.Option(
+            "-A",
+            "--account",
+            help="Slurm account. Default: SBATCH_ACCOUNT, or cluster_config.yaml.",
+            rich_help_panel=SEVERAL,
+            show_default=False,
+        ),
+    ] = None,
+    slurm_arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY[=VALUE]",
+            help="Any other flag of sbatch, such as reservation=maint; 'KEY=' leaves one out. Repeatable.",
+            rich_help_panel=SEVERAL,
+            show_default=False,
+        ),
+    ] = None,
+    time_limit: Annotated[
+        int,
+        typer.Option(metavar="MINUTES", min=1, help="Of the check of one node.", rich_help_panel=SEVERAL),
+    ] = TIME_LIMIT_MIN,
+    max_wait: Annotated[
+        float,
+        typer.Option(metavar="MINUTES", min=0, help="How long to wait for busy nodes.", rich_help_panel=SEVERAL),
+    ] = MAX_WAIT_MIN,
+    last: Annotated[
+        bool,
+        typer.Option("--last", help="Show the last check of several nodes again.", rich_help_panel=SEVERAL),
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Check whether this node is fit to train, with advice on what is not.
+    """Check whether this node, or a list of nodes, is fit to train, with advice on what is not.
 
     GPUs, CPUs, memory, kernel, limits, network, Slurm, containers, file systems, whether Python, torch, CUDA, driver
     and NCCL fit together, and the clock. Each check passes, warns or fails; what does not exist here is listed as not
     checked, with the reason. Nothing is changed; on each file system, a file is written and removed.
+
+    A list of nodes is checked through Slurm, by a job for each that waits for no other. A node that is down, does not
+    answer or dies is unfit, with the reason; so the others are reported all the same. Nodes unlike most are named. The
+    result is kept, and `llmb submit --exclude unfit` leaves its unfit nodes out.
 
     Exit codes: 0 every check passes or warns, 4 one fails.
 
@@ -75,6 +148,12 @@ def doctor(
 
     - `llmb doctor --only disk --disk-size 4096 --json`
 
+    - `llmb doctor --nodes node[1-64] --only gpu,network`
+
+    - `llmb doctor --partition batch --max-wait 5`
+
+    - `llmb doctor --last --nodes node7`
+
     `llmb docs checks` lists every check with its thresholds.
     """
     names = tuple(name.strip() for text in only or () for name in text.split(",") if name.strip())
@@ -86,6 +165,22 @@ def doctor(
     if no_disk and disk_size != DISK_BYTES // MIB:
         raise UsageError("--no-disk and --disk-size exclude each other", do="give one of them")
     install, catalogue = install_here(), Catalogue()
+    chosen = Chosen(nodes=nodes, file=nodelist_file, partition=partition, every=every)
+    if last:
+        show_last(install, chosen, json=json)
+        return
+    if chosen.any:
+        asked = NodesRequest(
+            started_at=utc_now(),
+            nodes=(),
+            gpu_type=gpu_type,
+            gpus=gpus,
+            disk_bytes=0 if no_disk else disk_size * MIB,
+            only=names,
+        )
+        flags = {"account": account, "partition": partition, "slurm_arg": tuple(slurm_arg or ())}
+        doctor_nodes(install, chosen, asked, flags, Limits(time_limit, max_wait), json=json)
+        return
     site = read_cluster_site(catalogue, install, os.environ)
     request = Request(
         wanted=wanted_of(catalogue, site, gpu_type, gpus),
@@ -104,12 +199,3 @@ def doctor(
     else:
         print_tables(node_tables(report))
     raise_unless_fit([report])
-
-
-def raise_unless_fit(reports: list[NodeReport]) -> None:
-    """Raises RunFailed if a check of a node fails."""
-    for report in reports:
-        failed = [check.name for check in report.checks if check.status == "fail"]
-        if failed:
-            count = "1 check fails" if len(failed) == 1 else f"{len(failed)} checks fail"
-            raise RunFailed(f"{report.node} is not fit: {count}: {', '.join(failed)}")

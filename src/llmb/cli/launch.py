@@ -13,8 +13,11 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.variables import near_misses
 from llmb.cli.campaign_options import DryRun, Yes
 from llmb.cli.json_option import Json
+from llmb.cli.messages import say
 from llmb.cli.options import given_of, takes, value_options
+from llmb.cli.root import install_here
 from llmb.cli.submit import submit_one
+from llmb.health.exclusion import with_excluded
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -53,7 +56,8 @@ def launch(
     catalogue = Catalogue()
     for warning in near_misses(catalogue.variables, os.environ):
         sys.stderr.write(f"llmb: warning: {warning}\n")
-    given = {**given_of(ctx, values), **({"size": size} if size else {})}
+    given = with_excluded(given_of(ctx, values), install_here(), say)
+    given |= {"size": size} if size else {}
     wanted = read_launch(catalogue, os.environ, workload, values, given)
     for note in wanted.notes:
         sys.stderr.write(f"llmb: note: {note}\n")

@@ -18,6 +18,7 @@ from llmb.cli.messages import can_ask, say
 from llmb.cli.options import given_of, given_once, takes, value_options
 from llmb.cli.root import install_here
 from llmb.errors import InfrastructureError, UsageError, UserInterrupt
+from llmb.health.exclusion import with_excluded
 from llmb.jobs.history import open_history
 from llmb.jobs.order import Queued
 from llmb.options.option import made, options_of
@@ -76,7 +77,8 @@ def submit(
     name = given_once("workload", workload_argument, workload)
     if name is None:
         raise UsageError("the workload is not specified", do="give it with --workload; see 'llmb list'")
-    given = {**given_of(ctx, values), **({"size": size} if size else {})}
+    given = with_excluded(given_of(ctx, values), install_here(), say)
+    given |= {"size": size} if size else {}
     orders = _orders(catalogue, name.lower(), values, given, environ)
     scripts = [order.script() for order in orders]
     if dry_run:

@@ -154,6 +154,16 @@ class CaseProgress(_LongWork):
         self._show(done, total, name, f"measuring {done + 1} of {total}: {name}")
 
 
+class NodeProgress(_LongWork):
+    """Shows how many nodes were checked."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__("asking Slurm", total, MofNCompleteColumn(), TimeElapsedColumn())
+
+    def nodes(self, what: str, done: int, total: int) -> None:
+        self._show(done, total, f"nodes {what}", f"nodes {what}: {done} of {total}")
+
+
 class PhaseProgress:
     """Shows what is done now: beside a spinner in a terminal, elsewhere a line for what takes long."""
 

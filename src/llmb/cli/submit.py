@@ -21,8 +21,9 @@ from llmb.cli.messages import can_ask, say
 from llmb.cli.options import given_of, takes
 from llmb.cli.progress import JobProgress
 from llmb.cli.result import print_run
-from llmb.cli.root import context_here
+from llmb.cli.root import context_here, install_here
 from llmb.errors import UsageError, UserInterrupt
+from llmb.health.exclusion import with_excluded
 from llmb.jobs.order import Order, Queued
 from llmb.jobs.wait import Watch
 from llmb.report.output import print_json, print_text
@@ -70,9 +71,13 @@ def submit(
 
     - `llmb submit -w pretrain_llama3.1 -s 8b --scale 16 --wait --slurm-arg comment=weekly --env NCCL_DEBUG=INFO`
 
+    - `llmb submit -w pretrain_llama3.1 -s 405b --scale 576 --exclude unfit`
+
     - `llmb submit -w pretrain_llama3.1,pretrain_nemotron4 --dtype bf16,fp8 --max-scale 512 --repeats 3`
     """
     selection = selection_of(selecting)
+    given = given_of(ctx, values)
+    values = with_excluded(values, install_here(), say)
     repeats = 1 if selecting["repeats"] is None else selecting["repeats"]
     model = single_model(Catalogue(), selection, repeats)
     if model:
@@ -89,7 +94,7 @@ def submit(
         source=COMMAND_LINE,
         entries=[entry],
         values={**values, "profile": False},
-        given={name: value for name, value in given_of(ctx, values).items() if name != "profile"},
+        given={name: values[name] for name in given if name != "profile"},
     )
     context = context_here(dry_run=dry_run)
     run_campaign(context, campaign, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new)

@@ -47,6 +47,7 @@ TITLES: dict[Area, str] = {
     "disk": "file systems",
     "software": "software",
     "clock": "clock",
+    "nodes": "nodes beside each other",
 }
 
 

@@ -9,6 +9,9 @@ from llmb.catalogue.records import Record
 Status = Literal["pass", "warn", "fail"]
 SEVERITY: tuple[Status, ...] = ("pass", "warn", "fail")
 
+ANSWER = "nodes_answer"
+"""The only check of a node that could not be looked at."""
+
 
 class Check(Record):
     """One thing that was looked at."""
@@ -38,6 +41,16 @@ class NodeReport(Record):
     status: Status
     checks: tuple[Check, ...]
     not_checked: tuple[NotChecked, ...] = ()
+    clock_ahead_s: float | None = None
+    """Of its clock before the one that dates files in the root of installation; None if several nodes were not
+    checked together."""
+    clock_uncertainty_s: float | None = None
+    """By how much that may be wrong, to both sides."""
+
+    @property
+    def answered(self) -> bool:
+        """The node itself has been looked at."""
+        return not any(check.name == ANSWER for check in self.checks)
 
 
 def worst(statuses: Iterable[Status]) -> Status:

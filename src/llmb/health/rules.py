@@ -12,9 +12,21 @@ from llmb.catalogue.data_files import read_file
 from llmb.catalogue.records import Record
 from llmb.health.records import Check, NotChecked, Status
 
+SAME_PCT = 2.0
 DATA = Path(__file__).with_name("rules.yaml")
 Area = Literal[
-    "gpu", "cpu", "memory", "kernel", "limits", "network", "scheduler", "container", "disk", "software", "clock"
+    "gpu",
+    "cpu",
+    "memory",
+    "kernel",
+    "limits",
+    "network",
+    "scheduler",
+    "container",
+    "disk",
+    "software",
+    "clock",
+    "nodes",
 ]
 AREAS: tuple[Area, ...] = (
     "gpu",
@@ -29,6 +41,9 @@ AREAS: tuple[Area, ...] = (
     "software",
     "clock",
 )
+"""Of one node."""
+BETWEEN: Area = "nodes"
+"""What is only seen from outside a node, or beside others."""
 Finding = Check | NotChecked
 
 
@@ -64,6 +79,8 @@ class Rule(Record):
     thresholds: Thresholds = Field(default_factory=Thresholds)
     limits: dict[str, float] = Field(default_factory=dict)
     """Thresholds of several figures by their names: above them it warns."""
+    same: bool = False
+    """Equal nodes have an equal value, which is compared; numbers are equal within ``SAME_PCT``."""
     kinds: frozenset[str] = frozenset()
     """Of what it looks for, where there are many."""
     fails_if: str | None = None
@@ -108,8 +125,11 @@ def rule(name: str) -> Rule:
 
 
 def rule_of(check: str) -> Rule:
-    """The rule of a check, whose name may end in the place that it looked at."""
-    return rules().get(check) or rules()[check.rpartition("_")[0]]
+    """The rule of a check, whose name may end in the place that it looked at. Raises KeyError."""
+    name = check
+    while name not in rules() and "_" in name:
+        name = name.rpartition("_")[0]
+    return rules()[name]
 
 
 def skipped(names: Iterable[str], reason: str) -> list[Finding]:

@@ -35,6 +35,8 @@ class JobSpec(Record):
     """Each process has a GPU; else it computes on a CPU."""
     nvlink_domain_nodes: int = 1
     """Nodes whose GPUs NVLink connects."""
+    node: str | None = None
+    """The one node that the job is for, all of it; None where any will do."""
     time_limit_min: float | None
     retries: int = 0
     start: StartMode | Literal["once"]

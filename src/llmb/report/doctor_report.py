@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from llmb.health.records import SEVERITY, Check, NodeReport, worst
-from llmb.health.rules import AREAS, Area, names_of, rule_of
+from llmb.health.rules import AREAS, BETWEEN, Area, names_of, rule_of
 from llmb.report.output import printable, result_table
 from llmb.report.table import Table
 
@@ -69,7 +69,7 @@ def _not_checked(report: NodeReport) -> Table:
     """Checks with the same reason together; all of an area in one word."""
     table = result_table("Not checked", "area", "checks", "why")
     checked = Counter(rule_of(check.name).area for check in report.checks)
-    for area in AREAS:
+    for area in (*AREAS, BETWEEN):
         reasons: dict[str, list[str]] = {}
         for item in report.not_checked:
             if rule_of(item.name).area == area:

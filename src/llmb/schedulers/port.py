@@ -2,7 +2,7 @@
 """The interface of schedulers, in terms that apply to each of them."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -121,13 +121,19 @@ class Plugin(Record):
 
 
 class NodeState(Record):
-    """This node, as the scheduler sees it."""
+    """A node, as the scheduler sees it."""
 
     state: str
     usable: bool
     reason: str | None = None
     gpus: int | None = None
     """That it may allocate here; None if it counts none."""
+    partitions: tuple[str, ...] = ()
+
+    @property
+    def problem(self) -> str | None:
+        """Why it gets no jobs; None if it does."""
+        return None if self.usable else f"{self.state}{f': {self.reason}' if self.reason else ''}"
 
 
 class SchedulerSetup(Record):
@@ -257,6 +263,15 @@ class Scheduler(Protocol):
 
     def host_names(self, nodes: str | None) -> list[str]:
         """Every name of a list of nodes."""
+
+    def host_list(self, names: Iterable[str]) -> str:
+        """The names as a list that its commands take; empty for none."""
+
+    def nodes(self, listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
+        """The nodes of a list in its own syntax, or else all nodes of a partition, or of the cluster, by name.
+
+        Raises UsageError for a node or a partition that does not exist.
+        """
 
     def cause(self, signal: str) -> str:
         """Who ended a job by this signal."""

@@ -4,7 +4,7 @@
 import re
 from collections.abc import Iterator
 
-from llmb.health.checks.words import counted, gib, listed
+from llmb.health.checks.words import GIB, counted, gib, listed
 from llmb.health.facts.system import CpuFacts, KernelFacts, LimitFacts, MemoryFacts
 from llmb.health.records import Status
 from llmb.health.rules import Finding, rule
@@ -69,6 +69,8 @@ def _cores(facts: CpuFacts, wanted: Wanted) -> Finding:
 
 
 def memory_checks(facts: MemoryFacts) -> Iterator[Finding]:
+    of = rule("memory_size_gib")
+    yield of.passed(round(facts.total / GIB)) if facts.total else of.skipped(UNSEEN)
     of = rule("memory_available")
     if facts.total and facts.available is not None:
         yield of.measured(

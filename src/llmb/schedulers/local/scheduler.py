@@ -5,7 +5,7 @@ import os
 import secrets
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -25,6 +25,7 @@ from llmb.schedulers.port import (
     Defaults,
     FaultPattern,
     JobState,
+    NodeState,
     Offer,
     Overlay,
     Phase,
@@ -106,6 +107,12 @@ class LocalScheduler(Scheduler):
 
     def host_names(self, nodes: str | None) -> list[str]:
         return [nodes] if nodes else []
+
+    def host_list(self, names: Iterable[str]) -> str:
+        return ",".join(names)
+
+    def nodes(self, listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:  # noqa: ARG002
+        return {}
 
     def cause(self, signal: str) -> str:
         return signal

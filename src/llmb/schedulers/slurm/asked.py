@@ -89,7 +89,14 @@ class SlurmChoices(Record):
     nodelist: Annotated[
         str | None, _option(help="Nodes that have to be among the job's.", set_by=("SBATCH_NODELIST",))
     ] = None
-    exclude: Annotated[str | None, _option(help="Nodes that must not be.", set_by=("SBATCH_EXCLUDE",))] = None
+    exclude: Annotated[
+        str | None,
+        _option(
+            help="Nodes that must not be, such as node[1-4]; @FILE: those of a file; unfit: those of the last check of "
+            "nodes.",
+            set_by=("SBATCH_EXCLUDE",),
+        ),
+    ] = None
     constraint: Annotated[str | None, _option(help="Features that the nodes need.", set_by=("SBATCH_CONSTRAINT",))] = (
         None
     )

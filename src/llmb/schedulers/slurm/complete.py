@@ -52,7 +52,11 @@ def _defaults(spec: JobSpec) -> Iterator[tuple[str, str | None]]:
     yield "job-name", spec.name
     if spec.time_limit_min is not None:
         yield "time", duration(round(spec.time_limit_min))
-    if spec.cpus:
+    if spec.node:
+        yield "nodelist", spec.node
+        yield "exclusive", None
+        yield "mem", "0"
+    elif spec.cpus:
         yield "cpus-per-task", str(spec.cpus)
     elif not spec.gpus:
         yield "cpus-per-task", str(placement.processes_per_node // tasks_of(spec))

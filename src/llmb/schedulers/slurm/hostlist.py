@@ -2,17 +2,37 @@
 """Slurm's lists of hosts, such as ``node[1-2,07],login``. Pure."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 
 from llmb.options.ranges import parse_ranges
 
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
 _BRACKET = re.compile(r"\[([^\]]*)\]")
+_NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
 
 
 def expand(hosts: str | None) -> list[str]:
     """Every name of the list; empty for none."""
     return [name for part in _PART.findall(hosts or "") for name in _names(part)]
+
+
+def compress(names: Iterable[str]) -> str:
+    """The names as one list, sorted, each of them once; ``node1``, ``node2`` as ``node[1-2]``."""
+    families: dict[tuple[str, int, str], set[int]] = {}
+    for name in names:
+        found = _NUMBERED.fullmatch(name)
+        head, digits, tail = found.groups() if found else (name, "", "")
+        families.setdefault((head, len(digits) if digits.startswith("0") else 0, tail), set()).add(int(digits or -1))
+    return ",".join(_family(*key, sorted(numbers)) for key, numbers in sorted(families.items()))
+
+
+def _family(head: str, width: int, tail: str, numbers: list[int]) -> str:
+    if numbers == [-1]:
+        return head
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda item: item[1] - item[0])]
+    spans = [f"{run[0]:0{width}d}" + (f"-{run[-1]:0{width}d}" if len(run) > 1 else "") for run in runs]
+    return f"{head}{spans[0]}{tail}" if len(numbers) == 1 else f"{head}[{','.join(spans)}]{tail}"
 
 
 def _names(part: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slurm as a scheduler."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from llmb.schedulers.port import (
     Defaults,
     FaultPattern,
     JobState,
+    NodeState,
     Offer,
     Overlay,
     Scheduler,
@@ -28,9 +29,10 @@ from llmb.schedulers.port import (
 from llmb.schedulers.slurm import client, queries
 from llmb.schedulers.slurm.asked import SlurmChoices, slurm_options
 from llmb.schedulers.slurm.complete import completed_spec
-from llmb.schedulers.slurm.hostlist import expand
+from llmb.schedulers.slurm.hostlist import compress, expand
 from llmb.schedulers.slurm.job_state import SlurmJob
 from llmb.schedulers.slurm.meaning import WORDS, told
+from llmb.schedulers.slurm.nodes import read_nodes
 from llmb.schedulers.slurm.offer import slurm_offer
 from llmb.schedulers.slurm.overlays import overlays
 from llmb.schedulers.slurm.partitions import gpu_type_within, site_partition
@@ -134,6 +136,12 @@ class SlurmScheduler(Scheduler):
 
     def host_names(self, nodes: str | None) -> list[str]:
         return expand(nodes)
+
+    def host_list(self, names: Iterable[str]) -> str:
+        return compress(names)
+
+    def nodes(self, listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
+        return read_nodes(listed, partition, time_out_s)
 
     def cause(self, signal: str) -> str:
         return CAUSES.get(signal, signal)

@@ -123,4 +123,5 @@ def parse_node(line: str) -> NodeState | None:
         usable=not silent and not parts & UNUSABLE,
         reason=reason[1].strip() if reason else None,
         gpus=sum(gpus) if gpus else None,
+        partitions=tuple(filter(None, fields.get("Partitions", "").split(","))),
     )

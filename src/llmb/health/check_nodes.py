@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks several nodes, and collects what each of them reports; none keeps the others from being reported."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from llmb.errors import InfrastructureError, LlmbError
+from llmb.health.compare_nodes import compared
+from llmb.health.kept_checks import CheckFolder, NodesResult, write_result
+from llmb.health.node_jobs import CheckOrder, cancel_all, submit_checks
+from llmb.health.records import ANSWER, NodeReport, Status
+from llmb.health.rules import rule
+from llmb.runs.record_file import BrokenRecord, read_record_file
+from llmb.schedulers.port import AskedJob, JobState, NodeState
+
+ASK_S = 20.0
+SHORTEST_S, LONGEST_S = 1.0, 15.0
+"""Between two queries of the scheduler; it grows with the time waited."""
+NODES_EVERY_S = 30.0
+"""The states of nodes whose jobs wait are asked again."""
+PATIENCE_S = 600.0
+"""How long a scheduler may fail to answer."""
+LATE_S = 60.0
+"""After which a file that another node has written is seen by every client of the file system."""
+GRACE_S = 120.0
+"""Beyond the time limit, for the scheduler to end a job."""
+LAST_WORDS = 200
+"""Characters of a log's last line that are shown."""
+Say = Callable[[str], None]
+OnProgress = Callable[[str, int, int], None]
+"""``submitted`` or ``checked``, how many nodes, and of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a node has no report; ``case`` picks the advice."""
+
+    status: Status
+    reason: str
+    case: str = ""
+
+    def report(self, node: str) -> NodeReport:
+        check = rule(ANSWER).found(self.status, self.reason, self.case)
+        return NodeReport(node=node, checked_at=utc_now(), status=self.status, checks=(check,))
+
+
+def utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def no_jobs(state: NodeState) -> Problem:
+    return Problem("fail", f"Slurm gives it no jobs: {state.problem}", "state")
+
+
+def unchecked(reason: str) -> Problem:
+    return Problem("warn", f"not checked: {reason}", "unchecked")
+
+
+@dataclass
+class NodesCheck:
+    """One check while it goes on. ``reports`` has every node that has a result."""
+
+    order: CheckOrder
+    folder: CheckFolder
+    states: Mapping[str, NodeState]
+    max_wait_s: float
+    environ: Mapping[str, str]
+    on_progress: OnProgress
+    say: Say
+    reports: dict[str, NodeReport] = field(default_factory=dict)
+    jobs: dict[str, AskedJob] = field(default_factory=dict)
+    ended_s: dict[str, float] = field(default_factory=dict)
+    """When jobs without a report were first seen to have ended."""
+
+    def run(self) -> bool:
+        """Submits a job per usable node and waits for all; False if it was interrupted.
+
+        Raises UsageError if no job is accepted. What is not reported by the end is cancelled.
+        """
+        self.reports = {node: no_jobs(state).report(node) for node, state in self.states.items() if not state.usable}
+        try:
+            self._submit({node: state for node, state in self.states.items() if state.usable})
+            self._wait()
+        except KeyboardInterrupt:
+            self._give_up("it was interrupted")
+            return False
+        except InfrastructureError as error:
+            self.say(f"warning: {error.what}")
+            self._give_up(error.what)
+        except LlmbError:
+            self._cancel(self._open())
+            raise
+        return True
+
+    def _submit(self, usable: Mapping[str, NodeState]) -> None:
+        def on_node(number: int) -> None:
+            self.on_progress("submitted", number, len(usable))
+
+        for node, reason in submit_checks(self.order, self.folder, usable, self.environ, self.jobs, on_node).items():
+            self._found(node, unchecked(reason))
+
+    def result(self, started_at: str) -> NodesResult:
+        """Also written to the folder. Raises NotWritable."""
+        ordered = [self.reports[node] for node in self.states]
+        result = NodesResult(started_at=started_at, reports=tuple(compared(ordered)))
+        write_result(self.folder, result)
+        return result
+
+    def _open(self) -> list[str]:
+        return [node for node in self.jobs if node not in self.reports]
+
+    def _found(self, node: str, problem: Problem) -> None:
+        self.reports[node] = problem.report(node)
+
+    def _wait(self) -> None:
+        began = heard = time.monotonic()
+        nodes_at = began + NODES_EVERY_S
+        while True:
+            self._collect()
+            left = self._open()
+            self.on_progress("checked", len(self.states) - len(left), len(self.states))
+            if not left:
+                return
+            now = time.monotonic()
+            try:
+                waiting = self._judge(now - began)
+                if waiting and now >= nodes_at:
+                    self._drop_unusable(waiting)
+                    nodes_at = now + NODES_EVERY_S
+                heard = now
+            except InfrastructureError:
+                if now - heard > PATIENCE_S:
+                    raise
+            if self._open():
+                time.sleep(min(max((now - began) / 20, SHORTEST_S), LONGEST_S))
+
+    def _collect(self) -> None:
+        for node in self._open():
+            try:
+                self.reports[node] = self.folder.read_report(node)
+            except BrokenRecord as error:
+                self._found(node, Problem("fail", f"its report {error.what}"))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._found(node, Problem("fail", f"its report cannot be read: {error.strerror}"))
+
+    def _judge(self, waited_s: float) -> list[str]:
+        """Settles jobs that will bring no report; returns the nodes whose jobs are queued."""
+        left = {node: self.jobs[node] for node in self._open()}
+        answers = self.order.scheduler.states(list(left.values()), ASK_S)
+        waiting = []
+        for node, state in answers.states.items():
+            if state.phase == "queued":
+                waiting.append(node)
+            self._settle(node, self._problem(node, state, waited_s), cancels=not state.ended)
+        self._drop([node for node in waiting if node in self._open() and waited_s > self.max_wait_s], answers.states)
+        return [node for node in waiting if node in self._open()]
+
+    def _settle(self, node: str, problem: Problem | None, *, cancels: bool) -> None:
+        if problem is None:
+            return
+        self._collect()  # it may have been written since
+        if node in self._open():
+            self._found(node, problem)
+            if cancels:
+                self._cancel([node])
+
+    def _problem(self, node: str, state: JobState, waited_s: float) -> Problem | None:
+        limit_s = self.order.time_limit_min * 60
+        if state.phase == "running":
+            late = state.started_s is not None and time.time() - state.started_s > limit_s + GRACE_S
+            return self._silent() if late else None
+        gone = state.phase == "unknown" and waited_s > limit_s + GRACE_S
+        if not state.ended and not gone:
+            return None
+        since = self.ended_s.setdefault(node, waited_s)
+        if state.phase in ("completed", "unknown") and waited_s - since < LATE_S:
+            return None
+        if state.phase == "timed_out":
+            return self._silent()
+        if state.phase in ("cancelled", "preempted"):
+            return unchecked(f"its job was {state.meaning or state.phase}")
+        words = self._last_words(node)
+        return Problem("fail", f"its task wrote no report: {state.meaning or 'it ended'}{words and f': {words}'}")
+
+    def _silent(self) -> Problem:
+        return Problem("fail", f"it did not answer within {self.order.time_limit_min} min", "time")
+
+    def _drop(self, nodes: list[str], states: Mapping[str, JobState]) -> None:
+        """Nodes that were busy for too long."""
+        for node in nodes:
+            why = states[node].meaning
+            minutes = f"{self.max_wait_s / 60:g} min"
+            self._found(node, unchecked(f"its job was queued for {minutes}{f': {why}' if why else ''}"))
+        self._cancel(nodes)
+
+    def _drop_unusable(self, waiting: list[str]) -> None:
+        """Nodes that went down or were drained before their jobs began."""
+        scheduler = self.order.scheduler
+        states = scheduler.nodes(scheduler.host_list(waiting), None, ASK_S)
+        lost = {node: state for node, state in states.items() if not state.usable}
+        for node, state in lost.items():
+            self._found(node, no_jobs(state))
+        self._cancel(list(lost))
+
+    def _give_up(self, why: str) -> None:
+        """Keeps what has been reported, and cancels the rest."""
+        with contextlib.suppress(KeyboardInterrupt):
+            self._collect()
+            self._cancel(self._open())
+        for node in self.states:
+            if node not in self.reports:
+                self._found(node, unchecked(why))
+
+    def _cancel(self, nodes: list[str]) -> None:
+        try:
+            cancel_all(self.order.scheduler, [self.jobs[node] for node in nodes])
+        except LlmbError as error:
+            ids = ",".join(str(self.jobs[node].job_id) for node in nodes)
+            self.say(f"warning: jobs {ids} could not be cancelled: {error.what}")
+
+    def _last_words(self, node: str) -> str:
+        base = self.folder.job(node)
+        lines = (line for path in (base.log, base.batch_output) for line in reversed(_lines(path)))
+        return next(lines, "")[:LAST_WORDS]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return []
+
+
+def stored(folder: CheckFolder) -> NodesResult:
+    """The result of a check; of one whose client was killed, of the nodes that have reported.
+
+    Raises OSError and BrokenRecord.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return read_record_file(folder.result, NodesResult)
+    request = folder.read_request()
+    return NodesResult(started_at=request.started_at, reports=tuple(compared([*_reported(folder, request.nodes)])))
+
+
+def _reported(folder: CheckFolder, nodes: tuple[str, ...]) -> Iterator[NodeReport]:
+    for node in nodes:
+        try:
+            yield folder.read_report(node)
+        except (OSError, BrokenRecord):
+            yield unchecked("the check ended before it reported").report(node)

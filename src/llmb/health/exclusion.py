@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes that jobs are to avoid: a list, which may name a file, or the unfit nodes of the last check."""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from llmb.errors import UsageError
+from llmb.health.check_nodes import stored
+from llmb.health.kept_checks import HOW_TO_CHECK, age_s, last_check
+from llmb.runs.record_file import BrokenRecord
+from llmb.schedulers.lookup import QUEUE, find_scheduler
+
+OPTION = "exclude"
+UNFIT, FILE = "unfit", "@"
+OLD_S = 24 * 3600
+_PART = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
+_COMMENT = re.compile(r"#.*")
+Say = Callable[[str], None]
+
+
+def with_excluded(values: Mapping[str, Any], install: Path, say: Say) -> dict[str, Any]:
+    """The values of options, with the nodes that ``exclude`` stands for. Raises UsageError."""
+    text = values.get(OPTION)
+    return {**values, OPTION: excluded_nodes(text, install, say)} if text else {**values}
+
+
+def excluded_nodes(text: str, install: Path, say: Say) -> str:
+    """The list as the scheduler takes it, empty for none: ``unfit`` and ``@FILE`` in it are replaced by nodes.
+
+    ``say`` is told which check they are of. Raises UsageError where there is none, or no such file.
+    """
+    parts = [part.strip() for part in _PART.findall(text)]
+    if not any(part.lower() == UNFIT or part.startswith(FILE) for part in parts):
+        return text
+    scheduler = find_scheduler(QUEUE)
+    names: list[str] = []
+    for part in parts:
+        if part.lower() == UNFIT:
+            names += _unfit(install, say)
+        else:
+            listed = listed_in(Path(part[1:])) if part.startswith(FILE) else part
+            names += _names(listed, part)
+    return scheduler.host_list(names)
+
+
+def listed_in(path: Path) -> str:
+    """The nodes of a file, one or a list per line, as one list; ``#`` begins a comment. Raises UsageError."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"the list of nodes cannot be read: {what}", where=str(path)) from error
+    return ",".join(filter(None, (",".join(_COMMENT.sub("", line).split()).strip(",") for line in lines)))
+
+
+def _names(listed: str, part: str) -> list[str]:
+    try:
+        return find_scheduler(QUEUE).host_names(listed)
+    except ValueError as error:
+        raise UsageError(f"{part} is no list of nodes: {error}", do="give a list such as node[1-4,7]") from error
+
+
+def _unfit(install: Path, say: Say) -> list[str]:
+    folder = last_check(install)
+    try:
+        result = stored(folder)
+    except BrokenRecord:
+        raise
+    except OSError as error:
+        raise UsageError(f"the last check cannot be read: {error.strerror}", where=str(folder.path)) from error
+    unfit, count = result.unfit, len(result.reports)
+    what = f"{len(unfit)} of {count} nodes" if count != 1 else f"{len(unfit)} of 1 node"
+    names = find_scheduler(QUEUE).host_list(unfit)
+    say(f"{UNFIT}: {what} in the check of {result.started_at}{f': {names}' if names else ''}")
+    age = age_s(result.started_at)
+    if age > OLD_S:
+        say(f"warning: that check is {age / 3600:.0f} hours old; {HOW_TO_CHECK}")
+    return unfit

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of several nodes, kept below the root of installation: a folder per check, with a report per node."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from llmb.catalogue.records import Record
+from llmb.errors import UsageError
+from llmb.health.records import NodeReport
+from llmb.runs.folder import RunFolder, cannot_write, write_atomically
+from llmb.runs.record_file import read_record_file
+
+HEALTH = Path(".llmb") / "health"
+HOW_TO_CHECK = "check nodes with 'llmb doctor --nodes LIST' or 'llmb doctor --partition NAME'"
+
+
+class NodesRequest(Record):
+    """What every node of a check is asked."""
+
+    started_at: str
+    """ISO 8601 in UTC."""
+    nodes: tuple[str, ...]
+    gpu_type: str | None = None
+    gpus: int | None = None
+    disk_bytes: int
+    only: tuple[str, ...] = ()
+
+
+class NodesResult(Record):
+    """A check of several nodes."""
+
+    started_at: str
+    reports: tuple[NodeReport, ...]
+    """In the order in which the nodes were asked for."""
+
+    @property
+    def unfit(self) -> list[str]:
+        return [report.node for report in self.reports if report.status == "fail"]
+
+    @property
+    def unchecked(self) -> list[str]:
+        """Neither fit nor unfit."""
+        return [report.node for report in self.reports if report.status != "fail" and not report.answered]
+
+    @property
+    def fit(self) -> list[str]:
+        return [report.node for report in self.reports if report.status != "fail" and report.answered]
+
+
+class CheckFolder:
+    """The files of one check. Those of llmb itself begin with a dot, as no node's name does."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.request = path / ".request.json"
+        self.result = path / ".result.json"
+
+    def report(self, node: str) -> Path:
+        return self.path / f"{node}.json"
+
+    def job(self, node: str) -> RunFolder:
+        """Batch script and output of a node's job."""
+        return RunFolder(self.path / ".jobs" / node / "doctor")
+
+    def read_report(self, node: str) -> NodeReport:
+        """Raises OSError and BrokenRecord."""
+        return read_record_file(self.report(node), NodeReport)
+
+    def read_request(self) -> NodesRequest:
+        """Raises OSError and BrokenRecord."""
+        return read_record_file(self.request, NodesRequest)
+
+
+def new_check(install: Path, request: NodesRequest) -> CheckFolder:
+    """Raises NotWritable. The second check of a second gets a number."""
+    parent = install / HEALTH
+    stamp = datetime.fromisoformat(request.started_at).strftime("%Y%m%dT%H%M%SZ")
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = CheckFolder(_claimed(parent, stamp))
+        write_atomically(folder.request, request.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise cannot_write(parent, error) from error
+    return folder
+
+
+def _claimed(parent: Path, stamp: str) -> Path:
+    number = 1
+    while True:
+        path = parent / (stamp if number == 1 else f"{stamp}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+            continue
+        return path
+
+
+def write_result(folder: CheckFolder, result: NodesResult) -> None:
+    """Raises NotWritable."""
+    try:
+        write_atomically(folder.result, result.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise cannot_write(folder.path, error) from error
+
+
+def last_check(install: Path) -> CheckFolder:
+    """Raises UsageError if none is kept."""
+    folders = [CheckFolder(path) for path in sorted((install / HEALTH).glob("*")) if (path / ".request.json").is_file()]
+    if not folders:
+        raise UsageError("no check of nodes is kept", where=str(install / HEALTH), do=HOW_TO_CHECK)
+    return max(folders, key=lambda folder: (_stamp(folder.path), folder.path.name))
+
+
+def _stamp(path: Path) -> tuple[str, int]:
+    stamp, _, number = path.name.partition("-")
+    return stamp, int(number) if number.isdecimal() else 1
+
+
+def age_s(started_at: str, now: datetime | None = None) -> float:
+    return ((now or datetime.now(UTC)) - datetime.fromisoformat(started_at)).total_seconds()
