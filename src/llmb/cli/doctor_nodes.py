@@ -133,7 +133,7 @@ def _print(result: NodesResult, folder: CheckFolder, scheduler: Scheduler, *, js
     if json:
         print_json(nodes_document(result, str(folder.path), scheduler.host_list))
     else:
-        print_tables(nodes_tables(result, scheduler.host_list))
+        print_tables(nodes_tables(result, str(folder.path), scheduler.host_list))
 
 
 def raise_unless_fit(reports: Sequence[NodeReport]) -> None:

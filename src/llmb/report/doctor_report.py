@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from llmb.health.records import SEVERITY, Check, NodeReport, worst
-from llmb.health.rules import AREAS, BETWEEN, Area, names_of, rule_of
+from llmb.health.rules import AREAS, BETWEEN, Area, names_of, rule_of, rules
 from llmb.report.output import printable, result_table
 from llmb.report.table import Table
 
@@ -37,9 +37,10 @@ def node_tables(report: NodeReport) -> Iterator[Table]:
 
 
 def title_of(name: str) -> str:
-    """What a check looks at, with the place if there are several."""
+    """What a check looks at, with the place, or the check that it compares, if there are several."""
     rule = rule_of(name)
     place = name.removeprefix(rule.name).removeprefix("_")
+    place = rules()[place].title if place in rules() else place
     return f"{rule.title} ({place})" if place else rule.title
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from llmb.health.kept_checks import NodesResult
-from llmb.health.records import SEVERITY, Check, NodeReport
+from llmb.health.records import ANSWER, SEVERITY, Check, NodeReport
 from llmb.report.doctor_report import doctor_document, node_tables, summary, title_of
 from llmb.report.output import printable, result_table
 from llmb.report.table import Table
@@ -29,34 +29,36 @@ def nodes_document(result: NodesResult, folder: str, host_list: HostList) -> dic
     }
 
 
-def nodes_tables(result: NodesResult, host_list: HostList) -> Iterator[Table]:
+def nodes_tables(result: NodesResult, folder: str, host_list: HostList) -> Iterator[Table]:
     """A row per node, the worst first; then the lists. Of a single node everything."""
     if len(result.reports) == 1:
         yield from node_tables(result.reports[0])
     else:
         yield _rows(result)
-    yield _lists(result, host_list)
+    yield _lists(result, folder, host_list)
 
 
 def _rows(result: NodesResult) -> Table:
     reports = result.reports
     table = result_table(f"Check of {len(reports)} nodes, {result.started_at}", "node", "", "found, and what to do")
     common = _common(reports)
+    told = set[str]()
     shared = {_key(check): check for report in reports for check in report.checks if _key(check) in common}
     if shared:
-        table.add_row(EVERYWHERE, "", _text(_problems([*shared.values()])))
+        table.add_row(EVERYWHERE, "", _text(_problems([*shared.values()]), told))
     for report in sorted(reports, key=_severity):
         own = [check for check in _problems(report.checks) if _key(check) not in common]
-        table.add_row(printable(report.node), _status(report), _text(own) if own else _rest(report, common))
+        table.add_row(printable(report.node), _status(report), _text(own, told) if own else summary(report))
     return table
 
 
-def _lists(result: NodesResult, host_list: HostList) -> Table:
-    table = result_table("Nodes", "", "number", "list")
+def _lists(result: NodesResult, folder: str, host_list: HostList) -> Table:
+    table = result_table("Nodes", "", "number", "list", right=("number",))
+    table.caption = printable(f"The reports, and what the jobs printed (.jobs), are in {folder}")
     lists = {"fit": result.fit, "unfit": result.unfit, "not checked": result.unchecked}
     for name, nodes in lists.items():
         if nodes or name != "not checked":
-            table.add_row(name, str(len(nodes)), printable(host_list(nodes)))
+            table.add_row(name, str(len(nodes)), printable(host_list(nodes)) or "none")
     return table
 
 
@@ -84,14 +86,13 @@ def _status(report: NodeReport) -> str:
     return "-" if report.status != "fail" and not report.answered else report.status.upper()
 
 
-def _text(checks: Collection[Check]) -> str:
+def _text(checks: Collection[Check], told: set[str]) -> str:
+    """Each advice is given once in a table, and then is among ``told``."""
     lines = []
     for check in checks:
-        mark = "" if check.name == "nodes_answer" else f"{title_of(check.name)}: "
+        mark = "" if check.name == ANSWER else f"{title_of(check.name)}: "
         lines.append(f"{mark}{printable(check.value)}")
-        lines += [f"-> {check.advice}"] if check.advice else []
+        if check.advice and check.advice not in told:
+            lines.append(f"-> {check.advice}")
+            told.add(check.advice)
     return "\n".join(lines)
-
-
-def _rest(report: NodeReport, common: Collection[Finding]) -> str:
-    return f"{summary(report)}{' (see above)' if common else ''}"
