@@ -15,6 +15,7 @@ from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
+from llmb.health.kept_checks import NodesResult
 from llmb.health.records import Check, NodeReport, NotChecked
 from llmb.install.answers import Answers
 from llmb.install.run_steps import StepResult
@@ -45,6 +46,7 @@ from llmb.report.install_report import install_document
 from llmb.report.jobs_report import job_document, jobs_document, nodes_document, runs_document
 from llmb.report.list_report import list_document
 from llmb.report.nccl_report import nccl_document
+from llmb.report.nodes_report import nodes_document as checked_nodes_document
 from llmb.report.parse_report import parse_document, parse_report
 from llmb.report.prepared_report import verification_document
 from llmb.report.recipe_report import metrics_document, recipe_document
@@ -63,6 +65,7 @@ from llmb.runs.record import SubmittedJob
 from llmb.runs.result import conclude
 from llmb.runs.step_follower import StepNews
 from llmb.runs.steps import ExpertLoad, Step
+from llmb.schedulers.lookup import QUEUE, find_scheduler
 from llmb.site.cluster_config import SettingsFile
 from llmb.site.site import Site
 from llmb.traces.classify import Activity, Label
@@ -129,7 +132,8 @@ def sample_doctor() -> Mapping[str, Any]:
     check = Check(name="gpu_count", status="fail", value="7 of 8", advice="")
     left_out = NotChecked(name="gpu_mig", reason="")
     node = NodeReport(node="node1", checked_at="", status="fail", checks=(check,), not_checked=(left_out,))
-    return doctor_document([node])
+    result = NodesResult(started_at="", reports=(node,))
+    return checked_nodes_document(result, "", find_scheduler(QUEUE).host_list)
 
 
 def sample_installation() -> Mapping[str, Any]:

@@ -132,6 +132,13 @@ class CheckedNodes(TypedDict):
     checked_at: NotRequired[str]
     checks: NotRequired[tuple[health.Check, ...]]
     not_checked: NotRequired[tuple[health.NotChecked, ...]]
+    clock_ahead_s: NotRequired[float | None]
+    clock_uncertainty_s: NotRequired[float | None]
+    started_at: NotRequired[str]
+    folder: NotRequired[str]
+    fit_nodes: NotRequired[str]
+    unfit_nodes: NotRequired[str]
+    unchecked_nodes: NotRequired[str]
 
 
 class MeasuredChange(TypedDict):

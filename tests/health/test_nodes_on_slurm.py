@@ -20,6 +20,7 @@ gpu_type: cpu
 profiles: [{profile}]
 slurm: {{partition: gpu, gpus_per_node: 1}}
 """
+MODELS = ("pretrain_llama3.1", "pretrain_nemotron4")
 ONLY = ("--only", "disk,kernel", "--no-disk")
 
 
@@ -37,6 +38,12 @@ class Client:
 
     def per_node(self, node: str, commands: str) -> None:
         self.profile.write_text(f'if [ "$SLURMD_NODENAME" = {node} ]; then\n{commands}\nfi\n')
+
+    def resume(self) -> None:
+        """Takes node2 back; right after that, Slurm waits for its answer."""
+        self.slurm.run("scontrol", "update", "nodename=node2", "state=resume")
+        asked = ("sinfo", "-h", "-N", "-p", "gpu", "-o", "%T")
+        self.slurm.wait_for("idle nodes", lambda: self.slurm.run(*asked).stdout.split() == ["idle", "idle"])
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -65,10 +72,10 @@ class Client:
 
 @pytest.fixture
 def client(slurm: SlurmCluster, tmp_path: Path) -> Iterator[Client]:
-    yield Client(slurm, tmp_path)
+    made = Client(slurm, tmp_path)
+    yield made
     slurm.run("scancel", "--me")
-    slurm.run("scontrol", "update", "nodename=node2", "state=resume")
-    slurm.wait_for("idle nodes", lambda: not slurm.run("squeue", "-h").stdout.strip(), fails=False)
+    made.resume()
 
 
 def answer(document: dict[str, Any], node: str) -> dict[str, Any]:
@@ -91,12 +98,13 @@ def test_the_unfit_node_is_named_and_the_next_campaign_avoids_it(client: Client)
         assert kept["node"] == node["node"]
     code, again, _ = client.doctor("--last")
     assert (code, again) == (4, document)
-    campaign = ["-w", "pretrain_llama3.1,pretrain_nemotron4", "-s", "tiny", "--scale", "1", "--exclude", "unfit"]
-    code, out, err = client.call("submit", *campaign, "--yes", "--json", "--steps", "2")
+    file = client.folder / "weekly.txt"
+    file.write_text("".join(f"{name} tiny fp32 1 steps=2 exclude=unfit repeats=2\n" for name in MODELS))
+    code, out, err = client.call("bulk", str(file), "--yes", "--json")
     assert code == 0, err
     assert f"unfit: 1 of 2 nodes in the check of {document['started_at']}: node2" in err
     ids = [job["job_id"] for job in json.loads(out)["jobs"]]
-    assert len(ids) > 1
+    assert len(ids) == 4
     client.slurm.wait_for("the jobs to start", lambda: not set(states(client, ids)) & {"PENDING"})
     assert {places(client, item) for item in ids} == {"node1"}
 
@@ -123,7 +131,7 @@ def test_a_drained_node_and_one_whose_task_dies_do_not_hide_the_other(client: Cl
     code, document, err = client.doctor("--partition", "gpu")
     assert (code, [item["node"] for item in document["nodes"]]) == (0, ["node1"]), err
     assert "note: node2 is left out: IDLE+DRAIN: bad DIMM" in err
-    client.slurm.run("scontrol", "update", "nodename=node2", "state=resume")
+    client.resume()
     client.per_node("node2", "srun() { echo 'the interpreter is gone' >&2; return 127; }")
     code, document, err = client.doctor("--nodes", "node[1-2]")
     assert (code, document["unfit_nodes"], document["fit_nodes"]) == (4, "node2", "node1"), err

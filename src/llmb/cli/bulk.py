@@ -16,11 +16,11 @@ from llmb.campaigns.queueing import Wanted, from_command_line
 from llmb.campaigns.selection import selection_of
 from llmb.catalogue.model_name import split_model
 from llmb.cli.campaign_options import JOB, SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
+from llmb.cli.excluded import excluded_here, with_excluded
 from llmb.cli.json_option import Json
-from llmb.cli.messages import say
 from llmb.cli.options import given_of, takes
 from llmb.cli.root import context_here
-from llmb.health.exclusion import OPTION, excluded_nodes, with_excluded
+from llmb.health.exclusion import OPTION
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -54,16 +54,14 @@ def bulk(
     """
     context = context_here(dry_run=dry_run)
     catalogue, selection, given = context.catalogue, selection_of(selecting), given_of(ctx, values)
-    values = with_excluded(values, context.install, say)
+    values = with_excluded(values)
     given = {name: values[name] for name in given}
     keys = campaign_keys(job_options().values(), catalogue.variables)
     found = read_campaign_file(file, keys, lambda name: split_model(catalogue, name))
     profile = bool(given.pop("profile", False))
     wanted = Wanted(
         source=str(file.absolute()),
-        entries=_avoiding(
-            from_command_line(found.entries, selection, selecting["repeats"], profile=profile), context.install
-        ),
+        entries=_avoiding(from_command_line(found.entries, selection, selecting["repeats"], profile=profile)),
         problems=found.problems,
         values={**values, "profile": False},
         given=given,
@@ -72,13 +70,13 @@ def bulk(
     run_campaign(context, wanted, dry_run=dry_run, yes=yes, json=json, resume=resume, start_new=start_new)
 
 
-def _avoiding(entries: Sequence[Entry], install: Path) -> list[Entry]:
+def _avoiding(entries: Sequence[Entry]) -> list[Entry]:
     """The entries, with the nodes that their ``exclude`` stands for; each text is looked up once."""
     texts = {text for entry in entries for text in entry.options.get(OPTION, ())}
-    nodes = {text: excluded_nodes(text, install, say) for text in sorted(texts)}
-    return [
-        replace(entry, options={**entry.options, OPTION: tuple(nodes[text] for text in entry.options[OPTION])})
-        if OPTION in entry.options
-        else entry
-        for entry in entries
-    ]
+    nodes = {text: excluded_here(text) for text in sorted(texts)}
+    found = []
+    for entry in entries:
+        lists = tuple(nodes[text] for text in entry.options.get(OPTION, ()) if nodes[text])
+        others = {name: values for name, values in entry.options.items() if name != OPTION}
+        found.append(replace(entry, options={**others, **({OPTION: lists} if lists else {})}))
+    return found

@@ -17,7 +17,7 @@ from llmb.health.exclusion import listed_in
 from llmb.health.kept_checks import CheckFolder, NodesRequest, NodesResult, last_check, new_check
 from llmb.health.node_jobs import CheckOrder
 from llmb.health.records import NodeReport
-from llmb.health.wanted import wanted_of
+from llmb.health.wanted import check_gpu_type
 from llmb.report.nodes_report import nodes_document, nodes_tables
 from llmb.report.output import print_json, print_tables
 from llmb.runs.record_file import BrokenRecord
@@ -65,7 +65,7 @@ def doctor_nodes(
     """
     scheduler, catalogue = find_scheduler(QUEUE), Catalogue()
     site = read_cluster_site(catalogue, install, os.environ)
-    wanted_of(catalogue, site, request.gpu_type, request.gpus)  # so that a mistake is told before jobs are queued
+    check_gpu_type(catalogue, request.gpu_type)
     options = scheduler.asked({**asked, "time_limit": str(limits.time_limit)}, os.environ, sys.executable)
     states = _states(scheduler, chosen)
     folder = new_check(install, request.model_copy(update={"nodes": tuple(states)}))

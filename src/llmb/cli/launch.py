@@ -12,12 +12,10 @@ from llmb.campaigns.launching import read_launch
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.variables import near_misses
 from llmb.cli.campaign_options import DryRun, Yes
+from llmb.cli.excluded import with_excluded
 from llmb.cli.json_option import Json
-from llmb.cli.messages import say
 from llmb.cli.options import given_of, takes, value_options
-from llmb.cli.root import install_here
 from llmb.cli.submit import submit_one
-from llmb.health.exclusion import with_excluded
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -56,7 +54,7 @@ def launch(
     catalogue = Catalogue()
     for warning in near_misses(catalogue.variables, os.environ):
         sys.stderr.write(f"llmb: warning: {warning}\n")
-    given = with_excluded(given_of(ctx, values), install_here(), say)
+    given = with_excluded(given_of(ctx, values))
     given |= {"size": size} if size else {}
     wanted = read_launch(catalogue, os.environ, workload, values, given)
     for note in wanted.notes:

@@ -13,12 +13,12 @@ from llmb.catalogue.model_name import model_of, split_model
 from llmb.catalogue.resolve import find_workload
 from llmb.catalogue.variables import near_misses, read_preparation_variables
 from llmb.cli.campaign_options import DryRun, Yes
+from llmb.cli.excluded import with_excluded
 from llmb.cli.json_option import Json
 from llmb.cli.messages import can_ask, say
 from llmb.cli.options import given_of, given_once, takes, value_options
 from llmb.cli.root import install_here
 from llmb.errors import InfrastructureError, UsageError, UserInterrupt
-from llmb.health.exclusion import with_excluded
 from llmb.jobs.history import open_history
 from llmb.jobs.order import Queued
 from llmb.options.option import made, options_of
@@ -77,7 +77,7 @@ def submit(
     name = given_once("workload", workload_argument, workload)
     if name is None:
         raise UsageError("the workload is not specified", do="give it with --workload; see 'llmb list'")
-    given = with_excluded(given_of(ctx, values), install_here(), say)
+    given = with_excluded(given_of(ctx, values))
     given |= {"size": size} if size else {}
     orders = _orders(catalogue, name.lower(), values, given, environ)
     scripts = [order.script() for order in orders]

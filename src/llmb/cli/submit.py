@@ -16,14 +16,14 @@ from llmb.campaigns.selection import selection_of, single_model
 from llmb.campaigns.single import plan_one, queue_one, wait_for_one
 from llmb.catalogue.load import Catalogue
 from llmb.cli.campaign_options import JOB, NAMED_SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
+from llmb.cli.excluded import with_excluded
 from llmb.cli.json_option import Json
 from llmb.cli.messages import can_ask, say
 from llmb.cli.options import given_of, takes
 from llmb.cli.progress import JobProgress
 from llmb.cli.result import print_run
-from llmb.cli.root import context_here, install_here
+from llmb.cli.root import context_here
 from llmb.errors import UsageError, UserInterrupt
-from llmb.health.exclusion import with_excluded
 from llmb.jobs.order import Order, Queued
 from llmb.jobs.wait import Watch
 from llmb.report.output import print_json, print_text
@@ -77,7 +77,7 @@ def submit(
     """
     selection = selection_of(selecting)
     given = given_of(ctx, values)
-    values = with_excluded(values, install_here(), say)
+    values = with_excluded(values)
     repeats = 1 if selecting["repeats"] is None else selecting["repeats"]
     model = single_model(Catalogue(), selection, repeats)
     if model:

@@ -2,9 +2,8 @@
 """Nodes that jobs are to avoid: a list, which may name a file, or the unfit nodes of the last check."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from llmb.errors import UsageError
 from llmb.health.check_nodes import stored
@@ -18,12 +17,6 @@ OLD_S = 24 * 3600
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
 _COMMENT = re.compile(r"#.*")
 Say = Callable[[str], None]
-
-
-def with_excluded(values: Mapping[str, Any], install: Path, say: Say) -> dict[str, Any]:
-    """The values of options, with the nodes that ``exclude`` stands for. Raises UsageError."""
-    text = values.get(OPTION)
-    return {**values, OPTION: excluded_nodes(text, install, say)} if text else {**values}
 
 
 def excluded_nodes(text: str, install: Path, say: Say) -> str:

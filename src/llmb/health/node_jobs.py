@@ -49,6 +49,7 @@ class CheckOrder:
             variables=layered((), site.shell, given),
             modules=config.modules,
             profiles=config.profiles,
+            prolog=config.prolog,
             python=config.python or self.options.python,
             work=(PYTHON, "-m", "llmb.health.node_task", str(folder.path), node),
             log=own.log.name,

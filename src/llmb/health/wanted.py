@@ -39,13 +39,11 @@ class Wanted:
 def wanted_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpus: int | None = None) -> Wanted:
     """``gpu_type`` and ``gpus`` are those of the command. Raises UsageError for a GPU type that is not known,
     or that the partition of this job does not have."""
-    config, scheduler, known = site.config, find_scheduler(QUEUE), (*catalogue.gpus, CPU)
-    if gpu_type and gpu_type.lower() not in known:
-        raise unknown("GPU type", gpu_type, known)
+    config, scheduler = site.config, find_scheduler(QUEUE)
+    check_gpu_type(catalogue, gpu_type)
     chosen = scheduler.defaults(site, scheduler.options_here(site.shell), gpu_type and gpu_type.lower())
     name = chosen.gpu_type or config.gpu_type
-    if name and name.lower() not in known:
-        raise unknown("GPU type", name, known)
+    check_gpu_type(catalogue, name)
     gpu = catalogue.gpus.get(name.lower()) if name else None
     name_by = "--gpu-type" if gpu_type else CLUSTER_CONFIG if name else None
     count, count_by = gpus, "--gpus"
@@ -66,6 +64,12 @@ def wanted_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpu
         cluster=(site.install / CLUSTER_CONFIG).exists(),
         python=config.python,
     )
+
+
+def check_gpu_type(catalogue: Catalogue, name: str | None) -> None:
+    """Raises UsageError for one that is not known."""
+    if name and name.lower() not in (*catalogue.gpus, CPU):
+        raise unknown("GPU type", name, (*catalogue.gpus, CPU))
 
 
 def named_places(site: Site, environ: Mapping[str, str]) -> dict[str, Path]:

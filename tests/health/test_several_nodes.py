@@ -1,0 +1,465 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes beside each other, what is kept of their check, and the lists that jobs avoid; with no Slurm."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmb.cli.main import app, exit_code_of
+from llmb.errors import InfrastructureError, UsageError
+from llmb.health import check_nodes
+from llmb.health.check_nodes import NodesCheck, Problem, stored
+from llmb.health.compare_nodes import compared
+from llmb.health.exclusion import excluded_nodes
+from llmb.health.facts.shared_clock import TICK_S, read_shared_clock, reading
+from llmb.health.kept_checks import CheckFolder, NodesRequest, NodesResult, last_check, new_check, write_result
+from llmb.health.node_jobs import CheckOrder
+from llmb.health.records import ANSWER, Check, NodeReport, worst
+from llmb.health.rules import BETWEEN, rule, rules
+from llmb.jobspec.options import JobOptions
+from llmb.report.nodes_report import nodes_document, nodes_tables
+from llmb.report.table import table_lines
+from llmb.schedulers.local.scheduler import LocalScheduler
+from llmb.schedulers.lookup import cluster_schema, find_scheduler
+from llmb.schedulers.port import Answers, AskedJob, JobState, NodeState, Submitted
+from llmb.site.site import Site
+
+WHEN = "2026-11-22T11:00:00+00:00"
+SLURM = find_scheduler("slurm")
+
+
+def report(node: str, *checks: Check, ahead_s: float | None = None, unsure_s: float = 0.005) -> NodeReport:
+    return NodeReport(
+        node=node,
+        checked_at=WHEN,
+        status=worst(check.status for check in checks),
+        checks=checks,
+        clock_ahead_s=ahead_s,
+        clock_uncertainty_s=None if ahead_s is None else unsure_s,
+    )
+
+
+def added(reports: Sequence[NodeReport]) -> dict[str, list[tuple[str, str, Any]]]:
+    """What the comparison adds to each node and does not pass."""
+    names = [item.name for item in rules().values() if item.area == BETWEEN]
+    return {
+        item.node: [
+            (check.name, check.status, check.value)
+            for check in item.checks
+            if check.name.startswith(tuple(names)) and check.status != "pass"
+        ]
+        for item in compared(reports)
+    }
+
+
+def test_the_node_unlike_most_is_named_with_both_values() -> None:
+    drivers = ["550.54", "550.54", "535.18", "550.54"]
+    found = added([report(f"node{n}", rule("gpu_driver").passed(text)) for n, text in enumerate(drivers)])
+    assert found == {
+        "node0": [],
+        "node1": [],
+        "node2": [("nodes_same_gpu_driver", "warn", "535.18; 550.54 on 3 other nodes")],
+        "node3": [],
+    }
+
+
+def test_without_a_majority_every_node_is_told_of_the_others() -> None:
+    found = added([report(f"node{n}", rule("software_torch").passed(f"2.{n}")) for n in range(2)])
+    assert found["node0"] == [("nodes_same_software_torch", "warn", "2.0; 2.1 on 1 other node")]
+    assert found["node1"] == [("nodes_same_software_torch", "warn", "2.1; 2.0 on 1 other node")]
+
+
+@pytest.mark.parametrize(("sizes", "odd"), [((2015, 2014, 2016), []), ((2015, 1511, 2016), ["node1"])])
+def test_sizes_of_memory_differ_by_more_than_firmware_takes(sizes: tuple[int, ...], odd: list[str]) -> None:
+    found = added([report(f"node{n}", rule("memory_size_gib").passed(size)) for n, size in enumerate(sizes)])
+    assert [node for node, items in found.items() if items] == odd
+
+
+def test_what_a_check_found_bad_and_what_may_differ_is_not_compared() -> None:
+    few = rule("gpu_count").found("fail", "7 of 8")
+    reports = [report("node0", few, rule("gpu_temperature").passed("at most 40 °C (GPU 1)"))]
+    reports += [report(f"node{n}", rule("gpu_count").passed("8 of 8")) for n in (1, 2)]
+    assert not any(added(reports).values())
+
+
+def test_a_clock_is_off_by_more_than_its_uncertainty() -> None:
+    ahead = {"node0": 0.02, "node1": 0.0, "node2": 3.5}
+    reports = [report(node, ahead_s=seconds) for node, seconds in ahead.items()]
+    assert added(reports)["node2"] == [
+        ("nodes_clock", "warn", "3.480 s ahead of the median of 3 nodes (± 0.005 s)"),
+    ]
+    assert not added(reports)["node0"]
+    vague = [*reports[:2], report("node2", ahead_s=3.5, unsure_s=3.0)]
+    assert not any(added(vague).values())
+    assert not any(added([report("node0", ahead_s=9.0)]).values()), "one clock alone is not off"
+
+
+def test_a_reading_of_the_clock_has_the_truth_within_its_uncertainty(tmp_path: Path) -> None:
+    found = reading(before=100.0, dated=98.0, after=100.2)
+    assert found.ahead_s == pytest.approx(2.1, abs=TICK_S)
+    assert found.ahead_s - found.uncertainty_s <= 2.0 - TICK_S + 1e-9
+    assert found.ahead_s + found.uncertainty_s >= 2.2 - 1e-9
+    here = read_shared_clock(tmp_path, ".clock")
+    assert abs(here.ahead_s) <= here.uncertainty_s + TICK_S
+    assert [*tmp_path.iterdir()] == []
+
+
+class Scripted(LocalScheduler):
+    """Answers what a test has decided, and keeps what it is asked for."""
+
+    def __init__(self, **phases: Sequence[JobState]) -> None:
+        self.phases = {node: list(states) for node, states in phases.items()}
+        self.cancelled: list[str] = []
+        self.rejects: Mapping[str, str] = {}
+        self.unusable: dict[str, NodeState] = {}
+        self.calls = {"states": 0, "nodes": 0, "cancel": 0}
+
+    def submit(self, spec: Any, base: Any, environ: Any, held: Sequence[int] = (), *, again: bool) -> Submitted:
+        if spec.node in self.rejects:
+            raise UsageError(self.rejects[spec.node])
+        return Submitted({None: f"job-{spec.node}"})
+
+    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> Answers:
+        self.calls["states"] += 1
+        return Answers({job.key: self._next(job.key) for job in jobs})
+
+    def _next(self, node: str) -> JobState:
+        left = self.phases[node]
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    def cancel(self, jobs: Sequence[AskedJob]) -> None:
+        self.calls["cancel"] += 1
+        self.cancelled += [job.key for job in jobs]
+
+    def nodes(self, listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
+        self.calls["nodes"] += 1
+        return {name: self.unusable.get(name, UP) for name in (listed or "").split(",")}
+
+    def host_list(self, names: Iterable[str]) -> str:
+        return ",".join(names)
+
+
+UP = NodeState(state="IDLE", usable=True)
+
+
+def state(phase: str, **values: Any) -> JobState:
+    return JobState(job_id="1", phase=phase, **values)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Time that passes only while something sleeps."""
+    now = [1000.0]
+
+    class Clock:
+        monotonic = staticmethod(lambda: now[0])
+        time = staticmethod(lambda: now[0])
+
+        @staticmethod
+        def sleep(seconds: float) -> None:
+            now[0] += seconds
+
+    monkeypatch.setattr(check_nodes, "time", Clock)
+    return now
+
+
+def run(
+    scheduler: Scripted, install: Path, nodes: Mapping[str, NodeState], max_wait_s: float = 900.0
+) -> tuple[NodesCheck, bool]:
+    folder = new_check(install, NodesRequest(started_at=WHEN, nodes=tuple(nodes), disk_bytes=0))
+    site = Site(install=install, config=cluster_schema()())
+    check = NodesCheck(
+        order=CheckOrder(scheduler=scheduler, site=site, options=JobOptions(), time_limit_min=10),
+        folder=folder,
+        states=nodes,
+        max_wait_s=max_wait_s,
+        environ=os.environ,
+        on_progress=lambda *_: None,
+        say=lambda _: None,
+    )
+    return check, check.run()
+
+
+def answers(check: NodesCheck) -> dict[str, tuple[str, Any]]:
+    return {node: (item.status, item.checks[0].value) for node, item in check.reports.items()}
+
+
+def test_every_end_of_a_node_is_a_result(tmp_path: Path, clock: list[float]) -> None:
+    ended = {
+        "died": state("failed", meaning="the batch script ended with exit code 127"),
+        "silent": state("completed"),
+        "slow": state("timed_out"),
+        "hung": state("running", started_s=clock[0]),
+        "lost": state("node_fail", meaning="a node failed (lost)"),
+        "mine": state("cancelled", meaning="cancelled by user 7"),
+        "busy": state("queued", meaning="the nodes are busy (Resources)"),
+        "forgotten": state("unknown"),
+    }
+    scheduler = Scripted(**{node: [item] for node, item in ended.items()})
+    nodes = dict.fromkeys(ended, UP) | {"down": NodeState(state="DOWN*", usable=False, reason="Not responding")}
+    check, complete = run(scheduler, tmp_path, nodes)
+    assert complete
+    assert answers(check) == {
+        "down": ("fail", "Slurm gives it no jobs: DOWN*: Not responding"),
+        "died": ("fail", "its task wrote no report: the batch script ended with exit code 127"),
+        "silent": ("fail", "its task wrote no report: it ended"),
+        "slow": ("fail", "it did not answer within 10 min"),
+        "hung": ("fail", "it did not answer within 10 min"),
+        "lost": ("fail", "its task wrote no report: a node failed (lost)"),
+        "mine": ("warn", "not checked: its job was cancelled by user 7"),
+        "busy": ("warn", "not checked: its job was queued for 15 min: the nodes are busy (Resources)"),
+        "forgotten": ("fail", "its task wrote no report: it ended"),
+    }
+    assert set(scheduler.cancelled) == {"hung", "busy", "forgotten"}
+    result = check.result(WHEN)
+    assert [item.node for item in result.reports] == [*nodes]
+    assert (result.fit, set(result.unchecked)) == ([], {"mine", "busy"})
+
+
+def test_a_node_that_is_drained_while_its_job_waits_fails_before_the_wait_is_over(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    scheduler = Scripted(node1=[state("queued")])
+    scheduler.unusable["node1"] = NodeState(state="IDLE+DRAIN", usable=False, reason="Prolog error")
+    began = clock[0]
+    check, _ = run(scheduler, tmp_path, {"node1": UP})
+    assert answers(check) == {"node1": ("fail", "Slurm gives it no jobs: IDLE+DRAIN: Prolog error")}
+    assert scheduler.cancelled == ["node1"]
+    assert clock[0] - began < 60
+
+
+def test_256_nodes_are_asked_for_with_few_calls(tmp_path: Path, clock: list[float]) -> None:
+    names = [f"node{number}" for number in range(256)]
+    scheduler = Scripted(**{name: [state("queued")] * 3 + [state("failed", meaning="failed")] for name in names})
+    check, _ = run(scheduler, tmp_path, dict.fromkeys(names, UP))
+    assert len(check.reports) == 256
+    assert scheduler.calls == {"states": 4, "nodes": 0, "cancel": 0}
+
+
+def test_one_rejected_job_is_no_result_of_its_node_and_a_rejection_of_all_is_an_error(
+    tmp_path: Path,
+    clock: list[float],
+) -> None:
+    scheduler = Scripted(node1=[state("timed_out")], node2=[state("timed_out")])
+    scheduler.rejects = {"node1": "Slurm rejected the job: Requested node configuration is not available"}
+    check, _ = run(scheduler, tmp_path, dict.fromkeys(["node1", "node2"], UP))
+    assert answers(check)["node1"] == ("warn", f"not checked: {scheduler.rejects['node1']}")
+    scheduler.rejects = dict.fromkeys(["a", "b", "c", "d"], "Slurm rejected the job: Invalid account")
+    with pytest.raises(UsageError, match="Invalid account"):
+        run(scheduler, tmp_path, dict.fromkeys(scheduler.rejects, UP))
+
+
+class Silent(Scripted):
+    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> Answers:
+        raise InfrastructureError("Slurm does not answer")
+
+
+def test_a_scheduler_that_never_answers_again_leaves_nodes_unchecked(tmp_path: Path, clock: list[float]) -> None:
+    began = clock[0]
+    check, complete = run(Silent(), tmp_path, {"node1": UP})
+    assert complete
+    assert answers(check) == {"node1": ("warn", "not checked: Slurm does not answer")}
+    assert clock[0] - began > check_nodes.PATIENCE_S
+
+
+class Interrupted(Scripted):
+    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> Answers:
+        raise KeyboardInterrupt
+
+
+def test_an_interruption_cancels_all_that_is_left_in_one_call(tmp_path: Path, clock: list[float]) -> None:
+    scheduler = Interrupted()
+    check, complete = run(scheduler, tmp_path, dict.fromkeys(["node1", "node2"], UP))
+    assert not complete
+    assert set(answers(check).values()) == {("warn", "not checked: it was interrupted")}
+    assert (scheduler.cancelled, scheduler.calls["cancel"]) == (["node1", "node2"], 1)
+
+
+def test_a_damaged_report_is_a_failure(tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CheckFolder, "report", lambda folder, node: folder.path / ".request.json")
+    check, _ = run(Scripted(node1=[state("queued")]), tmp_path, {"node1": UP})
+    status, value = answers(check)["node1"]
+    assert (status, "its report it is damaged" in value) == ("fail", True)
+
+
+def order(flags: Mapping[str, str | None], **config: Any) -> CheckOrder:
+    site = Site(install=Path("/lustre/bench"), config=cluster_schema().model_validate(config))
+    return CheckOrder(scheduler=SLURM, site=site, options=JobOptions(flags=flags, python="py"), time_limit_min=7)
+
+
+def directives(script: str) -> list[str]:
+    return [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH --")]
+
+
+def test_a_job_asks_for_the_whole_node_that_it_is_for() -> None:
+    node = NodeState(state="IDLE", usable=True, gpus=8, partitions=("gpu", "debug"))
+    training = {"exclude": "node7", "array": "0-3", "nodelist": "node1", "time": "00:07:00", "qos": "high"}
+    made = order(training, slurm={"partition": "debug", "gres_type": "h100"}, profiles=["/etc/site.sh"])
+    script = made.script(CheckFolder(Path("/lustre/bench/.llmb/health/T")), "node7", node)
+    found = directives(script)
+    wanted = {"nodes=1", "nodelist=node7", "exclusive", "mem=0", "gpus-per-node=h100:8", "time=00:07:00", "qos=high"}
+    assert wanted <= {*found}
+    assert "partition=debug" in found
+    assert not [line for line in found if line.startswith(("exclude", "array", "cpus-per-task"))]
+    assert "output=/lustre/bench/.llmb/health/T/.jobs/node7/doctor/sbatch_doctor.out" in found
+    assert "-m llmb.health.node_task /lustre/bench/.llmb/health/T node7" in script.replace(" \\\n    ", " ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "config", "partition"),
+    [
+        ({}, {"slurm": {"partition": "other"}}, "partition=gpu"),
+        ({}, {}, "partition=gpu"),
+        ({"partition": "mine"}, {}, "partition=mine"),
+    ],
+)
+def test_a_node_is_asked_for_in_a_partition_that_has_it(
+    flags: dict[str, str], config: dict[str, Any], partition: str
+) -> None:
+    node = NodeState(state="IDLE", usable=True, partitions=("gpu",))
+    found = directives(order(flags, **config).script(CheckFolder(Path("/x")), "node1", node))
+    assert partition in found
+    assert not [line for line in found if "gpu" in line and line != "partition=gpu"]
+
+
+def kept(install: Path, started_at: str = WHEN, **statuses: str) -> CheckFolder:
+    folder = new_check(install, NodesRequest(started_at=started_at, nodes=tuple(statuses), disk_bytes=0))
+    reports = [
+        Problem("warn", "not checked: x").report(node)
+        if status == "unchecked"
+        else report(node, rule("gpu_ecc_errors").found(status, "x"))  # type: ignore[arg-type]
+        for node, status in statuses.items()
+    ]
+    write_result(folder, NodesResult(started_at=started_at, reports=tuple(reports)))
+    return folder
+
+
+def test_unfit_stands_for_the_bad_nodes_of_the_last_check(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(UsageError, match="no check of nodes is kept"):
+        excluded_nodes("unfit", tmp_path, said.append)
+    kept(tmp_path, "2026-11-20T00:00:00+00:00", node9="fail")
+    kept(tmp_path, WHEN, node8="fail")
+    kept(tmp_path, WHEN, node1="pass", node2="fail", node3="fail", node4="warn", node5="unchecked")
+    listed = tmp_path / "bad"
+    listed.write_text("# since Monday\nnode7 # DIMM\nnode[10-11],login1\n\n")
+    assert excluded_nodes(f"node12,unfit,@{listed}", tmp_path, said.append) == "login1,node[2-3,7,10-12]"
+    assert said[0] == f"unfit: 2 of 5 nodes in the check of {WHEN}: node[2-3]"
+    assert excluded_nodes("node[1-2],Node3", tmp_path, said.append) == "node[1-2],Node3"
+
+
+def test_an_old_check_is_used_with_a_warning(tmp_path: Path) -> None:
+    said: list[str] = []
+    now = datetime.now(UTC)
+    kept(tmp_path, (now - timedelta(hours=30)).isoformat(timespec="seconds"), node1="fail")
+    assert excluded_nodes("unfit", tmp_path, said.append) == "node1"
+    assert said[1].startswith("warning: that check is 30 hours old")
+    kept(tmp_path, now.isoformat(timespec="seconds"), node1="pass")
+    said.clear()
+    assert excluded_nodes("unfit", tmp_path, said.append) == ""
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(("text", "what"), [("@/none", "cannot be read"), ("unfit,node[1-x]", "no list of nodes")])
+def test_a_list_that_cannot_be_read_is_an_error(tmp_path: Path, text: str, what: str) -> None:
+    kept(tmp_path, node1="fail")
+    with pytest.raises(UsageError, match=what):
+        excluded_nodes(text, tmp_path, lambda _: None)
+
+
+@pytest.mark.parametrize("command", ["submit", "bulk", "launch"])
+def test_the_script_of_a_job_excludes_the_unfit_nodes(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept(tmp_path, node1="pass", node2="fail", node3="fail")
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    (tmp_path / "cluster_config.yaml").write_text("gpu_type: h100\n")
+    file = tmp_path / "weekly.txt"
+    file.write_text("pretrain_llama3.1 405b bf16,fp8 512 exclude=unfit\n")
+    asked = {
+        "submit": ["pretrain_llama3.1", "405b", "--scale", "512", "--exclude", "unfit"],
+        "bulk": [str(file), "--json"],
+        "launch": ["pretrain_llama3.1", "--size", "405b", "--exclude", "unfit", "--dtype", "bf16"],
+    }[command]
+    monkeypatch.setenv("JOB_TOTAL_GPUS", "512") if command == "launch" else None
+    code = exit_code_of(app, [command, *asked, "--dry-run"])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert err.count(f"unfit: 2 of 3 nodes in the check of {WHEN}: node[2-3]") == 1
+    if command != "bulk":
+        assert "#SBATCH --exclude=node[2-3]" in out
+
+
+def test_the_last_check_is_shown_again_and_one_node_of_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    assert exit_code_of(app, ["doctor", "--last"]) == 2
+    folder = kept(tmp_path, node1="pass", node2="fail", node3="unchecked")
+    capsys.readouterr()
+    assert exit_code_of(app, ["doctor", "--last", "--json"]) == 4
+    document = json.loads(capsys.readouterr().out)
+    assert (document["fit_nodes"], document["unfit_nodes"], document["unchecked_nodes"]) == ("node1", "node2", "node3")
+    assert document == nodes_document(stored(folder), str(folder.path), SLURM.host_list)
+    assert exit_code_of(app, ["doctor", "--last", "--nodes", "node1"]) == 0
+    assert "node1: PASS" in capsys.readouterr().out
+    assert exit_code_of(app, ["doctor", "--last", "--nodes", "node4"]) == 2
+
+
+def test_a_check_whose_client_was_killed_shows_what_has_been_reported(tmp_path: Path) -> None:
+    folder = new_check(tmp_path, NodesRequest(started_at=WHEN, nodes=("node1", "node2"), disk_bytes=0))
+    folder.report("node1").write_text(report("node1", rule("gpu_driver").passed("550")).model_dump_json())
+    result = stored(last_check(tmp_path))
+    assert (result.fit, result.unchecked) == (["node1"], ["node2"])
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (("--nodes", "node1", "--all"), "exclude each other"),
+        (("--nodelist-file", "/none"), "the list of nodes cannot be read"),
+        (("--last", "--partition", "gpu"), "takes --nodes alone"),
+        (("--nodes", "node1", "--gpu-type", "h1000"), "unknown GPU type 'h1000'"),
+    ],
+)
+def test_mistakes_are_explained_before_anything_is_queued(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    what: str,
+) -> None:
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    assert exit_code_of(app, ["doctor", *options]) == 2
+    assert what in capsys.readouterr().err
+    assert not (tmp_path / ".llmb").exists()
+
+
+def test_the_table_has_a_row_per_node_and_fits_80_columns() -> None:
+    everywhere = rule("kernel_transparent_hugepage").found("warn", "never")
+    reports = [report(f"node{n:03d}", everywhere, rule("gpu_driver").passed("550")) for n in range(5)]
+    reports[3] = report("node003", everywhere, rule("gpu_ecc_errors").found("fail", "uncorrected: 2 on GPU 5"))
+    reports[4] = Problem("fail", "Slurm gives it no jobs: DOWN*: Not responding", "state").report("node004")
+    reports.append(Problem("warn", "not checked: its job was queued for 15 min").report("node005"))
+    result = NodesResult(started_at=WHEN, reports=tuple(compared(reports)))
+    rows, lists = nodes_tables(result, "/lustre/x", SLURM.host_list)
+    assert [(row[0], row[1]) for row in rows.rows] == [
+        ("(all)", ""),
+        ("node004", "FAIL"),
+        ("node003", "FAIL"),
+        ("node005", "-"),
+        ("node000", "WARN"),
+        ("node001", "WARN"),
+        ("node002", "WARN"),
+    ]
+    text = "\n".join(line.text for table in (rows, lists) for line in table_lines(table, 80))
+    assert text.count("never") == 1, "what all nodes have in common is told once"
+    assert text.count("transparent_hugepage/enabled") == 1
+    assert max(map(len, text.splitlines())) <= 80
+    assert [row[1:] for row in lists.rows] == [("3", "node[000-002]"), ("2", "node[003-004]"), ("1", "node005")]
+    assert reports[4].checks[0].name == ANSWER
