@@ -41,7 +41,6 @@ from llmb.prepared.packed_dataset import SPLITS, PackedDataset, Split, Tokenizer
 from llmb.report.campaign_report import campaign_document
 from llmb.report.checkpoint_report import checkpoint_document
 from llmb.report.dataset_report import dataset_document
-from llmb.report.doctor_report import doctor_document
 from llmb.report.install_report import install_document
 from llmb.report.jobs_report import job_document, jobs_document, nodes_document, runs_document
 from llmb.report.list_report import list_document

@@ -101,14 +101,3 @@ def test_the_image_has_llmb_with_its_commit_and_pages(buildah: Buildah, image: s
 def test_the_image_trains_in_two_processes(buildah: Buildah, image: str) -> None:
     line = "run -w pretrain_llama3.1 -s tiny --gpu-type cpu --scale 2 --steps 3 --window 1-2 --seq-len 32"
     assert "step time" in buildah("run", "--env", "LLMB_INSTALL=/tmp/root", image, "--", "llmb", *line.split())
-
-
-def test_a_torch_of_the_base_is_kept(buildah: Buildah, image: str, wheels: Path) -> None:
-    """The built image is the base of another one, as NVIDIA's would be: pip is offered no torch there."""
-    given = ("--build-arg", "BASE=localhost/llmb", "--build-arg", "DEBIAN_PACKAGES=", "--build-arg", "TORCH=nothing")
-    options = ("--build-arg", "PIP_OPTIONS=--no-index --find-links /wheels", "-v", f"{wheels}:/wheels:ro")
-    buildah("bud", "-q", "-f", "Containerfile", "-t", "localhost/again", *given, *options, str(ROOT))
-    again = buildah("from", "localhost/again")
-    assert buildah("run", again, "--", "python3", "-c", "import torch, llmb; print(torch.__version__)").startswith(
-        "2.13"
-    )
