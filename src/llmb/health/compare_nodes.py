@@ -29,7 +29,7 @@ def with_checks(report: NodeReport, checks: Sequence[Check]) -> NodeReport:
 
 
 def _different(reports: Sequence[NodeReport]) -> dict[str, list[Check]]:
-    """By node. A value that a check has found bad is reported by that check, and is not compared."""
+    """By node. A value that a check has found bad is not compared: that check reports it."""
     found: dict[str, list[Check]] = {report.node: [] for report in reports}
     for name in (item.name for item in rules().values() if item.same):
         values = {report.node: value for report in reports if (value := _value(report, name)) is not None}

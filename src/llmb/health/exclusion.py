@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 def excluded_nodes(text: str, install: Path, say: Say) -> str:
     """The list as the scheduler takes it, empty for none: ``unfit`` and ``@FILE`` in it are replaced by nodes.
 
-    ``say`` gets which check they are of. Raises UsageError if there is none, or no such file.
+    ``say`` is called with the check that they are of. Raises UsageError if no check is kept, or a file is missing.
     """
     parts = [part.strip() for part in _PART.findall(text)]
     if not any(part.lower() == UNFIT or part.startswith(FILE) for part in parts):

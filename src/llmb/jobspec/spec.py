@@ -36,7 +36,7 @@ class JobSpec(Record):
     nvlink_domain_nodes: int = 1
     """Nodes whose GPUs NVLink connects."""
     node: str | None = None
-    """The one node that the job is for, all of it; None where any will do."""
+    """The one node that the job is for, all of it; None for a job on any nodes."""
     time_limit_min: float | None
     retries: int = 0
     start: StartMode | Literal["once"]

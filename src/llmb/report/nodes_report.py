@@ -63,7 +63,7 @@ def _lists(result: NodesResult, folder: str, host_list: HostList) -> Table:
 
 
 def _common(reports: Sequence[NodeReport]) -> Collection[Finding]:
-    """What is wrong with every node that was looked at: it is reported once."""
+    """What is wrong with every node that was looked at, which is reported once."""
     answered = [report for report in reports if report.answered]
     count = Counter(_key(check) for report in answered for check in report.checks if check.status != "pass")
     return {key for key, number in count.items() if number == len(answered) and number > 1}

@@ -2,12 +2,15 @@
 """How Slurm is set up, in the formats of its commands, and on the test cluster."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from slurm_cluster import GPUS, NODES, SlurmCluster
 
-from llmb.errors import EnvironmentProblem, InfrastructureError
+from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
 from llmb.schedulers.port import NodeState
+from llmb.schedulers.slurm.hostlist import compress, expand
+from llmb.schedulers.slurm.nodes import read_nodes
 from llmb.schedulers.slurm.setup import (
     container_trait,
     mpi_trait,
@@ -124,7 +127,7 @@ def test_pyxis_is_seen_in_the_help_of_srun() -> None:
 )
 def test_states_of_nodes(state: str, usable: bool) -> None:
     found = parse_node(NODE.format(state=state))
-    assert found == NodeState(state=state, usable=usable, gpus=8)
+    assert found == NodeState(state=state, usable=usable, gpus=8, partitions=("gpu",))
 
 
 def test_the_reason_is_without_who_gave_it() -> None:
@@ -175,7 +178,7 @@ def test_a_short_name_is_tried_too(program: Callable[[str, str], None]) -> None:
     program("scontrol", f"NODE='{node}'\n{script}")
     program("srun", f"MPI='{MPI}'\n" + 'case "$1" in --help) echo usage;; *) echo "$MPI";; esac')
     setup = read_setup("node7.example.org", 60)
-    assert setup.node == NodeState(state="IDLE", usable=True, gpus=8)
+    assert setup.node == NodeState(state="IDLE", usable=True, gpus=8, partitions=("gpu",))
     assert setup.traits["mpi"].fit
 
 
@@ -199,3 +202,46 @@ def test_the_test_cluster_is_read(slurm: SlurmCluster, monkeypatch: pytest.Monke
     assert setup.node
     assert (setup.node.usable, setup.node.gpus) == (True, GPUS)
     assert read_setup("no-such-node", 60).node is None
+
+
+@pytest.mark.parametrize(
+    ("names", "listed"),
+    [
+        ([], ""),
+        (["login"], "login"),
+        (["node2", "node1", "node2"], "node[1-2]"),
+        (["node1", "node3", "node4", "node5", "node9"], "node[1,3-5,9]"),
+        (["gpu-08", "gpu-09", "gpu-10"], "gpu-[08-10]"),
+        (["r1n1-ib", "r1n2-ib", "r2n1-ib", "a"], "a,r1n[1-2]-ib,r2n1-ib"),
+        (["n007", "n7"], "n7,n007"),
+    ],
+)
+def test_names_of_nodes_become_a_list_and_names_again(names: list[str], listed: str) -> None:
+    assert compress(names) == listed
+    assert sorted(expand(listed)) == sorted(set(names))
+
+
+@pytest.mark.slurm
+def test_a_list_is_as_slurm_itself_writes_it(slurm: SlurmCluster) -> None:
+    names = [f"node{number:03d}" for number in (1, 2, 3, 7, 8, 99, 100, 101)]
+    shown = slurm.run("scontrol", "show", "hostlist", ",".join(names)).stdout.strip()
+    assert compress(names) == shown
+    assert slurm.run("scontrol", "show", "hostnames", compress(names)).stdout.split() == names
+
+
+def test_the_states_of_many_nodes_take_one_call(program: Callable[[str, str], None], tmp_path: Path) -> None:
+    lines = [NODE.replace("node7", f"node{n}").format(state="IDLE") for n in range(1, 5)]
+    (tmp_path / "nodes").write_text("\n".join(lines) + "\n")
+    program("scontrol", f'echo "$@" >> {tmp_path}/asked; cat {tmp_path}/nodes')
+    program("sinfo", "printf 'gpu|node[1-2]\\ncpu|node3\\ngpu|node4\\n'")
+    assert [*read_nodes("node[1-4]", None, 60)] == ["node1", "node2", "node3", "node4"]
+    assert [*read_nodes(None, "gpu", 60)] == ["node1", "node2", "node4"]
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked == ["--oneliner show node node[1-4]", "--oneliner show node node[1-2,4]"]
+    with pytest.raises(UsageError, match="no node node5"):
+        read_nodes("node[4-5]", None, 60)
+    with pytest.raises(UsageError, match="unknown partition 'gpus'"):
+        read_nodes(None, "gpus", 60)
+    for text in ("node[1-", "--help", "node[2-1]", "", "node1;rm"):
+        with pytest.raises(UsageError):
+            read_nodes(text, None, 60)

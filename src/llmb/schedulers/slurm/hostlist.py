@@ -19,17 +19,26 @@ def expand(hosts: str | None) -> list[str]:
 
 def compress(names: Iterable[str]) -> str:
     """The names as one list, sorted, each of them once; ``node1``, ``node2`` as ``node[1-2]``."""
-    families: dict[tuple[str, int, str], set[int]] = {}
+    numbers: dict[tuple[str, str], set[str]] = {}
     for name in names:
         found = _NUMBERED.fullmatch(name)
         head, digits, tail = found.groups() if found else (name, "", "")
-        families.setdefault((head, len(digits) if digits.startswith("0") else 0, tail), set()).add(int(digits or -1))
-    return ",".join(_family(*key, sorted(numbers)) for key, numbers in sorted(families.items()))
+        numbers.setdefault((head, tail), set()).add(digits)
+    return ",".join(part for (head, tail), found in sorted(numbers.items()) for part in _families(head, tail, found))
+
+
+def _families(head: str, tail: str, numbers: set[str]) -> Iterator[str]:
+    """Numbers of as many digits as one with leading zeros have leading zeros, too."""
+    padded = {len(digits) for digits in numbers if len(digits) > 1 and digits.startswith("0")}
+    for width in (0, *sorted(padded)):
+        own = {int(digits) for digits in numbers if digits and (len(digits) if len(digits) in padded else 0) == width}
+        if own:
+            yield _family(head, width, tail, sorted(own))
+    if "" in numbers:
+        yield head + tail
 
 
 def _family(head: str, width: int, tail: str, numbers: list[int]) -> str:
-    if numbers == [-1]:
-        return head
     runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda item: item[1] - item[0])]
     spans = [f"{run[0]:0{width}d}" + (f"-{run[-1]:0{width}d}" if len(run) > 1 else "") for run in runs]
     return f"{head}{spans[0]}{tail}" if len(numbers) == 1 else f"{head}[{','.join(spans)}]{tail}"

@@ -14,8 +14,8 @@ ABSENT = "not found"
 
 
 def read_nodes(listed: str | None, partition: str | None, time_out_s: float) -> dict[str, NodeState]:
-    """In the order of the list. Raises UsageError for a list that is none, and for nodes or partitions that are not
-    of this cluster; InfrastructureError if Slurm does not answer, EnvironmentProblem without Slurm."""
+    """In the order of the list. Raises UsageError for text that is not a list, and for nodes or partitions that are
+    not of this cluster; InfrastructureError if Slurm does not answer, EnvironmentProblem on a machine without Slurm."""
     wanted = _listed(listed) if listed is not None else _of_partition(partition, time_out_s)
     names = list(dict.fromkeys(wanted))
     done = call(["scontrol", "--oneliner", "show", "node", compress(names)], time_out_s=time_out_s)
