@@ -14,6 +14,7 @@ from llmb.install.answer_files import read_answers
 from llmb.install.answers import Answers
 from llmb.install.complete import completed
 from llmb.install.detect import Surroundings
+from llmb.install.questions import all_questions
 from llmb.schedulers.port import Offer, Partition
 
 Install = Callable[..., Any]
@@ -192,3 +193,16 @@ def test_what_the_reference_suite_refuses_is_refused(change: dict[str, Any], why
 def test_whole_nodes_of_the_reference_file_are_asked_for_without_a_flag(tmp_path: Path) -> None:
     (tmp_path / "play.yaml").write_text(REFERENCE.replace("gpu_partition_gres: 8", "gpu_partition_gres: null"))
     assert read_answers(tmp_path / "play.yaml", lambda text: None).gpu_request == "none"
+
+
+def test_commands_of_slurm_without_its_configuration_are_no_slurm(
+    program: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a workstation with Debian's packages: this machine alone is assumed, and Slurm is refused with the reason."""
+    program("sinfo", "echo 'sinfo: fatal: Could not establish a configuration source' >&2; exit 1")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    around = Surroundings(catalogue=Catalogue(), programs=frozenset(["sinfo"]))
+    (question,) = (item for item in all_questions() if item.name == "scheduler")
+    assert question.assumed(Answers(), around) == "local"
+    assert "no configuration" in str(question.problem("slurm", Answers(), around))
+    assert question.problem("local", Answers(), around) is None

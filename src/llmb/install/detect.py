@@ -15,6 +15,7 @@ from pydantic import Field
 from llmb.catalogue.data_files import read_file
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Record
+from llmb.errors import EnvironmentProblem, InfrastructureError
 from llmb.schedulers.lookup import QUEUE, find_scheduler
 from llmb.schedulers.port import Offer
 from llmb.site.machine import gpu_type_of, this_machine
@@ -67,6 +68,19 @@ class Surroundings:
         """What Slurm offers. Raises InfrastructureError where it does not answer, EnvironmentProblem where there is
         none."""
         return find_scheduler(QUEUE).offer()
+
+    @cached_property
+    def no_slurm(self) -> str | None:
+        """Why no job can be queued from here; None where Slurm is configured, even if it does not answer now."""
+        if "sinfo" not in self.programs:
+            return "Slurm's commands are not on this machine; call this on a login node"
+        try:
+            _ = self.queue
+        except EnvironmentProblem as error:
+            return f"{error.what}; call this on a login node"
+        except InfrastructureError:
+            pass
+        return None
 
 
 def look_around(catalogue: Catalogue) -> Surroundings:

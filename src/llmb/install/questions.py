@@ -83,9 +83,7 @@ def _schedulers(answers: Answers, around: Surroundings) -> list[Choice]:
 
 
 def _scheduler_problem(value: str, answers: Answers, around: Surroundings) -> str | None:
-    if value == "slurm" and "sinfo" not in around.programs:
-        return "Slurm's commands are not on this machine; call this on a login node"
-    return None
+    return around.no_slurm if value == "slurm" else None
 
 
 def _accounts(answers: Answers, around: Surroundings) -> list[Choice]:
@@ -290,7 +288,7 @@ QUESTIONS: tuple[Question, ...] = (
         name="scheduler",
         text="What starts jobs",
         choices=_schedulers,
-        assumed=lambda answers, around: "slurm" if "sinfo" in around.programs else "local",
+        assumed=lambda answers, around: "local" if around.no_slurm else "slurm",
         check=_scheduler_problem,
     ),
     Question(name="account", text="Slurm account", applies=uses_slurm, choices=_accounts, assumed=_account),
