@@ -198,7 +198,7 @@ def test_whole_nodes_of_the_reference_file_are_asked_for_without_a_flag(tmp_path
 def test_commands_of_slurm_without_its_configuration_are_no_slurm(
     program: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a workstation with Debian's packages: this machine alone is assumed, and Slurm is refused with the reason."""
+    """As with the packages of a workstation: this machine alone is assumed, and Slurm is refused with the reason."""
     program("sinfo", "echo 'sinfo: fatal: Could not establish a configuration source' >&2; exit 1")
     monkeypatch.delenv("SLURM_CONF", raising=False)
     around = Surroundings(catalogue=Catalogue(), programs=frozenset(["sinfo"]))
