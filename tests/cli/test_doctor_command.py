@@ -16,7 +16,7 @@ from recorded_node import RecordedNode
 
 from llmb.cli.main import app, exit_code_of
 from llmb.health.records import Check, NodeReport, NotChecked
-from llmb.health.rules import AREAS, names_of, rule_of, rules
+from llmb.health.rules import AREAS, BETWEEN, names_of, rule_of, rules
 from llmb.report.doctor_report import doctor_document, node_tables
 from llmb.report.table import plain_lines, table_lines
 
@@ -47,7 +47,7 @@ def test_the_whole_doctor_on_this_machine(install: Path) -> None:
     assert "Traceback" not in done.stderr
     found = [item["name"] for item in (*document["checks"], *document["not_checked"])]
     assert len({*found}) == len(found)
-    assert {rule_of(name).name for name in found} >= {*rules()} - {"disk_shared", "disk_files"}
+    assert {rule_of(name).name for name in found} >= {*rules()} - {"disk_shared", "disk_files", *names_of(BETWEEN)}
     assert all(item["value"] not in (None, "") for item in document["checks"])
     assert all((item["advice"] is None) == (item["status"] == "pass") for item in document["checks"])
     assert all(item["reason"] for item in document["not_checked"])
@@ -183,6 +183,7 @@ def test_without_a_test_file_space_is_checked_all_the_same(capsys: pytest.Captur
     ("options", "what"),
     [
         (("--only", "gpus"), "unknown area or check 'gpus'; did you mean 'gpu'?"),
+        (("--only", "nodes_clock"), "unknown area or check 'nodes_clock'"),
         (("--only", "disk_space_install"), "unknown area or check 'disk_space_install'; did you mean 'disk_space'?"),
         (("--gpu-type", "h1000"), "unknown GPU type 'h1000'; did you mean 'h100'?"),
         (("--no-disk", "--disk-size", "8"), "--no-disk and --disk-size exclude each other"),

@@ -157,9 +157,10 @@ def doctor(
     `llmb docs checks` lists every check with its thresholds.
     """
     names = tuple(name.strip() for text in only or () for name in text.split(",") if name.strip())
+    known = (*AREAS, *(rule.name for rule in rules().values() if rule.area in AREAS))
     for name in names:
-        if name not in (*AREAS, *rules()):
-            hint = did_you_mean(name, (*AREAS, *rules()))
+        if name not in known:
+            hint = did_you_mean(name, known)
             do = "give an area, or a check by its name; 'llmb docs checks' lists all"
             raise UsageError(f"unknown area or check '{name}'{hint}", choices=AREAS, do=do)
     if no_disk and disk_size != DISK_BYTES // MIB:
