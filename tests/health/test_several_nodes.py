@@ -372,7 +372,7 @@ def test_a_list_that_cannot_be_read_is_an_error(tmp_path: Path, text: str, what:
         excluded_nodes(text, tmp_path, lambda _: None)
 
 
-@pytest.mark.parametrize("command", ["submit", "bulk", "launch"])
+@pytest.mark.parametrize("command", ["submit", "bulk", "launch", "bench"])
 def test_the_script_of_a_job_excludes_the_unfit_nodes(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -383,6 +383,7 @@ def test_the_script_of_a_job_excludes_the_unfit_nodes(
     file.write_text("pretrain_llama3.1 405b bf16,fp8 512 exclude=unfit\n")
     asked = {
         "submit": ["pretrain_llama3.1", "405b", "--scale", "512", "--exclude", "unfit"],
+        "bench": ["gpus", "--nodes", "2", "--exclude", "unfit"],
         "bulk": [str(file), "--json"],
         "launch": ["pretrain_llama3.1", "--size", "405b", "--exclude", "unfit", "--dtype", "bf16"],
     }[command]

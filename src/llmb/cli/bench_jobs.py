@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from llmb.catalogue.load import Catalogue
+from llmb.cli.excluded import with_excluded
 from llmb.cli.messages import say
 from llmb.cli.options import value_options
 from llmb.cli.root import install_here
@@ -84,7 +85,8 @@ class JobRequest:
         """Raises UsageError."""
         catalogue, self.install = Catalogue(), install_here()
         self.site = read_cluster_site(catalogue, self.install, os.environ)
-        self.options = find_scheduler(QUEUE).asked({name: values[name] for name in SLURM}, os.environ, sys.executable)
+        chosen = with_excluded({name: values[name] for name in SLURM})
+        self.options = find_scheduler(QUEUE).asked(chosen, os.environ, sys.executable)
         self.nodes = job_nodes(catalogue, self.site, self.options, device, ranks)
         self.device: Device = self.nodes.device
 
