@@ -3,13 +3,12 @@
 
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from llmb.catalogue.load import Catalogue
-from llmb.cli.completion import gpu_types
 from llmb.cli.doctor_nodes import (
     MAX_WAIT_MIN,
     TIME_LIMIT_MIN,
@@ -18,6 +17,22 @@ from llmb.cli.doctor_nodes import (
     doctor_nodes,
     raise_unless_fit,
     show_last,
+)
+from llmb.cli.doctor_options import (
+    Account,
+    DiskSize,
+    Every,
+    Gpus,
+    GpuType,
+    Last,
+    MaxWait,
+    NodelistFile,
+    Nodes,
+    NoDisk,
+    Only,
+    Partition,
+    SlurmArg,
+    TimeLimit,
 )
 from llmb.cli.json_option import Json
 from llmb.cli.progress import PhaseProgress
@@ -32,98 +47,26 @@ from llmb.report.doctor_report import doctor_document, node_tables
 from llmb.report.output import print_json, print_tables
 from llmb.schedulers.lookup import read_cluster_site
 
-SEVERAL = "Several nodes"
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 MIB = 2**20
 
 
 @app.command()
 def doctor(
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAMES",
-            help=f"Only these areas or checks, separated by commas; may be repeated. Areas: {', '.join(AREAS)}.",
-            show_default=False,
-        ),
-    ] = None,
-    gpu_type: Annotated[
-        str | None,
-        typer.Option(
-            help="GPU type that the node should have. Default: that of cluster_config.yaml.",
-            autocompletion=gpu_types,
-            show_default=False,
-        ),
-    ] = None,
-    gpus: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="GPUs that the node should have. Default: those of cluster_config.yaml, or of the GPU type.",
-            show_default=False,
-        ),
-    ] = None,
-    disk_size: Annotated[
-        int, typer.Option(metavar="MIB", min=4, help="Size of the file that is written and read on each file system.")
-    ] = DISK_BYTES // MIB,
-    no_disk: Annotated[bool, typer.Option("--no-disk", help="Write no file: no rates of file systems.")] = False,
-    nodes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Check these nodes of a Slurm cluster in place of this one, such as node[1-4,7].",
-            rich_help_panel=SEVERAL,
-            show_default=False,
-        ),
-    ] = None,
-    nodelist_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The nodes that a file lists.", rich_help_panel=SEVERAL, show_default=False),
-    ] = None,
-    partition: Annotated[
-        str | None,
-        typer.Option(
-            "-p",
-            "--partition",
-            help="All usable nodes of this partition; with --nodes, the partition of the jobs.",
-            rich_help_panel=SEVERAL,
-            show_default=False,
-        ),
-    ] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="All usable nodes of the cluster.", rich_help_panel=SEVERAL)
-    ] = False,
-    account: Annotated[
-        str | None,
-        typer.Option(
-            "-A",
-            "--account",
-            help="Slurm account. Default: SBATCH_ACCOUNT, or cluster_config.yaml.",
-            rich_help_panel=SEVERAL,
-            show_default=False,
-        ),
-    ] = None,
-    slurm_arg: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY[=VALUE]",
-            help="Any other flag of sbatch, such as reservation=maint; 'KEY=' leaves one out. Repeatable.",
-            rich_help_panel=SEVERAL,
-            show_default=False,
-        ),
-    ] = None,
-    time_limit: Annotated[
-        int,
-        typer.Option(metavar="MINUTES", min=1, help="Of the check of one node.", rich_help_panel=SEVERAL),
-    ] = TIME_LIMIT_MIN,
-    max_wait: Annotated[
-        float,
-        typer.Option(metavar="MINUTES", min=0, help="How long to wait for busy nodes.", rich_help_panel=SEVERAL),
-    ] = MAX_WAIT_MIN,
-    last: Annotated[
-        bool,
-        typer.Option("--last", help="Show the last check of several nodes again.", rich_help_panel=SEVERAL),
-    ] = False,
+    only: Only = None,
+    gpu_type: GpuType = None,
+    gpus: Gpus = None,
+    disk_size: DiskSize = DISK_BYTES // MIB,
+    no_disk: NoDisk = False,
+    nodes: Nodes = None,
+    nodelist_file: NodelistFile = None,
+    partition: Partition = None,
+    every: Every = False,
+    account: Account = None,
+    slurm_arg: SlurmArg = None,
+    time_limit: TimeLimit = TIME_LIMIT_MIN,
+    max_wait: MaxWait = MAX_WAIT_MIN,
+    last: Last = False,
     json: Json = False,
 ) -> None:
     """Check whether this node, or a list of nodes, is fit to train, with advice on what is not.
@@ -136,15 +79,13 @@ def doctor(
     answer or dies is unfit, with the reason; so the others are reported all the same. Nodes unlike most are named. The
     result is kept, and `llmb submit --exclude unfit` leaves its unfit nodes out.
 
-    Exit codes: 0 every check passes or warns, 4 one fails.
+    Exit codes: 0 every check passes or warns, 4 one fails. `llmb docs checks` lists every check with its thresholds.
 
     Examples:
 
     - `llmb doctor`
 
     - `llmb doctor --gpu-type h100 --gpus 8`
-
-    - `llmb doctor --only gpu,network`
 
     - `llmb doctor --only disk --disk-size 4096 --json`
 
@@ -153,41 +94,44 @@ def doctor(
     - `llmb doctor --partition batch --max-wait 5`
 
     - `llmb doctor --last --nodes node7`
-
-    `llmb docs checks` lists every check with its thresholds.
     """
-    names = tuple(name.strip() for text in only or () for name in text.split(",") if name.strip())
-    known = (*AREAS, *(rule.name for rule in rules().values() if rule.area in AREAS))
-    for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            do = "give an area, or a check by its name; 'llmb docs checks' lists all"
-            raise UsageError(f"unknown area or check '{name}'{hint}", choices=AREAS, do=do)
+    names = tuple(_known_names(only or ()))
     if no_disk and disk_size != DISK_BYTES // MIB:
         raise UsageError("--no-disk and --disk-size exclude each other", do="give one of them")
-    install, catalogue = install_here(), Catalogue()
+    disk_bytes = 0 if no_disk else disk_size * MIB
+    install = install_here()
     chosen = Chosen(nodes=nodes, file=nodelist_file, partition=partition, every=every)
     if last:
         show_last(install, chosen, json=json)
-        return
-    if chosen.any:
-        asked = NodesRequest(
-            started_at=utc_now(),
-            nodes=(),
-            gpu_type=gpu_type,
-            gpus=gpus,
-            disk_bytes=0 if no_disk else disk_size * MIB,
-            only=names,
-        )
+    elif chosen.any:
+        what = {"gpu_type": gpu_type, "gpus": gpus, "disk_bytes": disk_bytes, "only": names}
+        asked = NodesRequest(started_at=utc_now(), nodes=(), **what)
         flags = {"account": account, "partition": partition, "slurm_arg": tuple(slurm_arg or ())}
         doctor_nodes(install, chosen, asked, flags, Limits(time_limit, max_wait), json=json)
-        return
+    else:
+        _check_here(install, gpu_type, gpus, disk_bytes, names, json=json)
+
+
+def _known_names(texts: Iterable[str]) -> Iterator[str]:
+    """Areas and checks. Raises UsageError for one that is unknown."""
+    known = (*AREAS, *(rule.name for rule in rules().values() if rule.area in AREAS))
+    for name in (name.strip() for text in texts for name in text.split(",") if name.strip()):
+        if name not in known:
+            do = "give an area, or a check by its name; 'llmb docs checks' lists all"
+            raise UsageError(f"unknown area or check '{name}'{did_you_mean(name, known)}", choices=AREAS, do=do)
+        yield name
+
+
+def _check_here(
+    install: Path, gpu_type: str | None, gpus: int | None, disk_bytes: int, names: tuple[str, ...], *, json: bool
+) -> None:
+    catalogue = Catalogue()
     site = read_cluster_site(catalogue, install, os.environ)
     request = Request(
         wanted=wanted_of(catalogue, site, gpu_type, gpus),
         places=named_places(site, os.environ),
         python=site.config.python or sys.executable,
-        disk_bytes=0 if no_disk else disk_size * MIB,
+        disk_bytes=disk_bytes,
         only=names,
     )
     try:
