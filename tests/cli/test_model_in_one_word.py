@@ -26,6 +26,8 @@ CALLS = {
     "checkpoint import": ("checkpoint", "import", "missing", "new", "-w", MODEL),
     "bench gemm": ("bench", "gemm", "-w", TINY, "--gpu-type", "cpu", "--mbs", "3"),
     "bench attention": ("bench", "attention", "-w", TINY, "--gpu-type", "cpu", "--mbs", "3"),
+    "bench disk": ("bench", "disk", "-w", TINY, "--gpu-type", "cpu"),
+    "config show": ("config", "show", "-w", MODEL, "--json"),
     "bisect start": ("bisect", "start", "--candidates", "a,b,c", "-w", MODEL, "--json"),
     "bisect run": ("bisect", "run", "--candidates", "a,b", "-w", MODEL, "--", "missing", "{candidate}"),
     "prepare sample": ("prepare", "sample", "small", "-w", FINE_TUNING),
@@ -49,7 +51,7 @@ CAMPAIGN = "pretrain_llama3.1_8b:\n(bf16, [8], 1)\n\npretrain_llama3.1_70b:\n(bf
 
 
 def commands_with_a_workload() -> Iterator[str]:
-    for name in COMMANDS:
+    for name in set(COMMANDS) - {"install"}:  # which installs workloads, in all sizes
         command = load_command(name)
         parts = getattr(command, "commands", {})
         for path, part in ((f"{name} {key}", part) for key, part in parts.items()) if parts else ((name, command),):

@@ -28,7 +28,7 @@ from llmb.logs.step_line import format_step_line
 SLURM = {"SBATCH_ACCOUNT": "account_name", "SBATCH_PARTITION": "batch"}
 EVERY_JOB = {"ntasks-per-node", "output", "open-mode", "chdir", "exclusive", "mem", "no-requeue"}
 """Flags that do not depend on the command line."""
-COMMANDS = {"setup.sh": "install", "parse_train_timing.sh": "parse"}
+COMMANDS = {"parse_train_timing.sh": "parse"}
 
 
 @dataclass(frozen=True)
@@ -172,11 +172,12 @@ LORA_LINES = (
     (274, "ENABLE_PROFILE=true JOB_TOTAL_GPUS=8 DTYPE=bf16 GPU_TYPE=b200 ./launch.sh",
      "lora_llama3_70b_bf16_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_b200_nsys", f"gpus-per-node=8 nodes=1 {QUARTER}"),
 )  # fmt: skip
-NO_INSTALL = "unknown command 'install'"
+INSTALLED = (
+    (OLD, 102, "bash ./setup.sh"),
+    (LLAMA, 131, "sbatch -A ${SBATCH_ACCOUNT} -p ${SBATCH_PARTITION} -N 1 ./setup.sh"),
+    (NEMOTRON, 176, "sbatch -A ${SBATCH_ACCOUNT} -p ${SBATCH_PARTITION} -N 1 ./setup.sh"),
+)
 REFUSED = (
-    (OLD, 102, "bash ./setup.sh", NO_INSTALL),
-    (LLAMA, 131, "sbatch -A ${SBATCH_ACCOUNT} -p ${SBATCH_PARTITION} -N 1 ./setup.sh", NO_INSTALL),
-    (NEMOTRON, 176, "sbatch -A ${SBATCH_ACCOUNT} -p ${SBATCH_PARTITION} -N 1 ./setup.sh", NO_INSTALL),
     (LLAMA, 207, "LOAD_CHECKPOINT_PATH=${STAGE_PATH}/experiments/x JOB_TOTAL_GPUS=256 MODEL_SIZE=70b ./launch.sh",
      "there is no such checkpoint"),
     (NEMOTRON, 306, "LOAD_CHECKPOINT_PATH=/none DTYPE=fp8 MODEL_SIZE=15b JOB_TOTAL_GPUS=64 GPUS_PER_NODE=8 ./launch.sh",
@@ -229,6 +230,8 @@ def words_of(document: str, words: list[str]) -> list[str]:
         return ["prepare", "submit", DOCUMENTS[document].workload, *options]
     if script == "./launch.sh":
         return ["launch", DOCUMENTS[document].workload, *options]
+    if script == "./setup.sh":  # the options are those of sbatch, which it is not submitted with
+        return ["install"]
     return [COMMANDS[Path(script).name], *options]
 
 
@@ -275,6 +278,19 @@ def test_what_llmb_does_not_have_is_an_error_that_says_so(
     error = call(document, command, tmp_path, monkeypatch).exception
     assert isinstance(error, LlmbError), error
     assert words in str(error)
+
+
+@pytest.mark.parametrize(("document", "line", "command"), INSTALLED)
+def test_the_setup_script_is_the_installer(
+    document: str, line: int, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below STAGE_PATH, where ``call`` has put the cluster's settings."""
+    more = ("-w", DOCUMENTS[document].workload, "--gpu-type", "h100", "--gpus-per-node", "8", "--dry-run", "--json")
+    result = call(document, command, tmp_path, monkeypatch, *more, "--keep-settings")
+    assert result.exception is None, result.exception
+    planned = json.loads(result.stdout)
+    assert (planned["status"], planned["workloads"]) == ("planned", [DOCUMENTS[document].workload])
+    assert planned["path"] == str(tmp_path)
 
 
 @pytest.mark.parametrize(("document", "line", "command", "jobs"), PREPARED)

@@ -11,7 +11,7 @@ import yaml
 from llmb.catalogue.load import Catalogue
 from llmb.errors import UsageError
 from llmb.install.answer_files import read_answers
-from llmb.install.answers import Answers
+from llmb.install.answers import Answers, answers_of_shell
 from llmb.install.complete import completed
 from llmb.install.detect import Surroundings
 from llmb.install.questions import all_questions
@@ -206,3 +206,13 @@ def test_commands_of_slurm_without_its_configuration_are_no_slurm(
     assert question.assumed(Answers(), around) == "local"
     assert "no configuration" in str(question.problem("slurm", Answers(), around))
     assert question.problem("local", Answers(), around) is None
+
+
+def test_the_variables_of_the_documents_are_answers() -> None:
+    shell = {"GPU_TYPE": "H100", "SBATCH_ACCOUNT": "bench", "SBATCH_PARTITION": "batch", "HOME": "/root"}
+    expected = Answers(gpu_type="h100", account="bench", gpu_partition="batch")
+    assert answers_of_shell(shell, queues=True) == expected
+    assert answers_of_shell(shell, queues=False) == Answers(gpu_type="h100")
+    given = Answers(account="other").above(answers_of_shell(shell, queues=True))
+    assert (given.account, given.gpu_partition) == ("other", "batch")
+    assert answers_of_shell({"SBATCH_ACCOUNT": " "}, queues=True) == Answers()

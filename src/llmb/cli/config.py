@@ -9,6 +9,7 @@ import typer
 from pydantic import BaseModel
 
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.model_name import split_model
 from llmb.cli import completion
 from llmb.cli.group import Group
 from llmb.cli.json_option import Json
@@ -70,7 +71,11 @@ def show(
     - `llmb config show -w pretrain_llama3.1 -s 405b --partition batch --json`
     """
     root = chosen_root(os.environ, Path.cwd())
-    found = settings_in_effect(Catalogue(), root, os.environ, workload, size, partition)
+    catalogue = Catalogue()
+    if workload:
+        workload, own_size = split_model(catalogue, workload)
+        size = size or own_size
+    found = settings_in_effect(catalogue, root, os.environ, workload, size, partition)
     if json:
         print_json(settings_document(found))
         return

@@ -16,7 +16,7 @@ from llmb.cli.messages import can_ask, say
 from llmb.cli.options import takes, value_options
 from llmb.errors import UsageError, UserInterrupt
 from llmb.install.answer_files import read_answers, write_answers
-from llmb.install.answers import OPTIONS, Answers, absolute, given_answers
+from llmb.install.answers import OPTIONS, Answers, absolute, answers_of_shell, given_answers
 from llmb.install.complete import completed, completed_path
 from llmb.install.detect import Surroundings, look_around
 from llmb.install.installing import Installed, install_all, known_answers, would_install
@@ -81,7 +81,8 @@ def install(
     option and the valid values.
 
     It can be repeated: only what is missing is done, and an installation that was interrupted is resumed. The file of
-    --config is also the headless file of the reference suite's installer.
+    --config is also the headless file of the reference suite's installer. GPU_TYPE, SBATCH_ACCOUNT and SBATCH_PARTITION
+    are answers, too, where options and file give none.
 
     Examples:
 
@@ -97,6 +98,7 @@ def install(
     """
     given = _given(values, path_argument, config, add_workload)
     around = look_around(Catalogue())
+    given = given.above(answers_of_shell(os.environ, queues=around.no_slurm is None))
     asks = can_ask() and not yes
     given = completed_path(given, around, _default_path(), ask if asks else None)
     root = _normal(str(given.path))

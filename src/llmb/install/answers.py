@@ -30,6 +30,11 @@ _software = partial(Option, panel="Software")
 _data = partial(Option, panel="Data and checkpoints")
 
 
+SHELL = {"gpu_type": "GPU_TYPE"}
+QUEUE_SHELL = {"account": "SBATCH_ACCOUNT", "gpu_partition": "SBATCH_PARTITION"}
+"""The reference suite's variables, by the answer that they give."""
+
+
 class Answers(Record):
     """Everything is optional here: ``questions`` tells which answers an installation cannot do without.
 
@@ -147,6 +152,13 @@ class Answers(Record):
 
 
 OPTIONS = options_of(Answers)
+
+
+def answers_of_shell(environ: Mapping[str, str], *, queues: bool) -> Answers:
+    """What the variables of the reference documents answer; account and partition only where jobs can be queued."""
+    names = {**SHELL, **(QUEUE_SHELL if queues else {})}
+    values = {answer: environ.get(name, "").strip() for answer, name in names.items()}
+    return Answers.model_validate({answer: value for answer, value in values.items() if value})
 
 
 def flag_of(name: str) -> str:
