@@ -18,6 +18,8 @@ from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.runs.choices import Choices
 from llmb.runs.plan import Plan, make_plan
 
+pytest_plugins = ["marked_secrets"]
+
 hypothesis.settings.register_profile("any machine", deadline=None)  # how long an example takes depends on the machine
 hypothesis.settings.load_profile("any machine")
 
