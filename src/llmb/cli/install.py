@@ -19,6 +19,7 @@ from llmb.install.answer_files import read_answers, write_answers
 from llmb.install.answers import OPTIONS, Answers, absolute, answers_of_shell, given_answers
 from llmb.install.complete import completed, completed_path
 from llmb.install.detect import Surroundings, look_around
+from llmb.install.images import ImageRequest, import_image
 from llmb.install.installing import Installed, install_all, known_answers, would_install
 from llmb.install.moving import move
 from llmb.install.next_commands import next_commands
@@ -119,11 +120,16 @@ def install(
         write_answers(record, answers)
     catalogue = around.catalogue
     done = (
-        would_install(root, answers, catalogue, None)
+        would_install(root, answers, catalogue, _import_image)
         if dry_run
-        else install_all(root, answers, catalogue, None, say, keep_settings=keep_settings)
+        else install_all(root, answers, catalogue, _import_image, say, keep_settings=keep_settings)
     )
     _print(answers, root, done, list(next_commands(catalogue, answers, root, jobs=bool(done.jobs))), json=json)
+
+
+def _import_image(source: str, folder: Path, runtime: str, architecture: str | None) -> Path:
+    request = ImageRequest(source=source, folder=folder, runtime=runtime, architecture=architecture)
+    return import_image(request, say).path
 
 
 def _print(answers: Answers, root: Path, done: Installed, commands: list[tuple[str, str]], *, json: bool) -> None:

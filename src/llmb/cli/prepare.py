@@ -14,6 +14,7 @@ from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.options import model_options, takes
 from llmb.cli.prepare_checkpoint import checkpoint
+from llmb.cli.prepare_image import image
 from llmb.cli.prepare_options import Size, Workload
 from llmb.cli.prepare_verify import verify
 from llmb.cli.progress import CountProgress
@@ -31,7 +32,7 @@ app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="markdown", 
 
 @app.callback()
 def prepare() -> None:
-    """Data and weights that fine-tuning starts from.
+    """Data and weights that fine-tuning starts from, and container images.
 
     Examples, first with small files that llmb makes:
 
@@ -44,6 +45,8 @@ def prepare() -> None:
     - `llmb prepare verify finetune_llama3 70b`: what is there, and the commands for the rest
 
     - `llmb prepare submit finetune_llama3`: the same as Slurm jobs
+
+    - `llmb prepare image nvcr.io/nvidia/nemo:26.04.01`: a file that jobs start
     """
 
 
@@ -151,5 +154,5 @@ def _split(name: str) -> Split:
     raise unknown("split", name, SPLITS)
 
 
-for command in (sample, checkpoint, dataset, verify, prepare_submit.submit):  # in the order of their use
+for command in (sample, checkpoint, dataset, verify, image, prepare_submit.submit):  # in the order of their use
     app.command()(command)

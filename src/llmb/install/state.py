@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from llmb.catalogue.records import Record
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.install.answers import Answers
+from llmb.install.image_files import remove_image
 from llmb.jobs.locks import file_lock
 from llmb.runs.folder import cannot_write
 
@@ -29,8 +30,9 @@ class Made(Record):
 
     path: str
     """Relative to the root."""
-    kind: Literal["folder", "file", "tree"]
-    """A folder is removed only if it is empty, a tree with all that is in it, a file if it is as it was written."""
+    kind: Literal["folder", "file", "tree", "image"]
+    """A folder is removed only if it is empty, a tree with all that is in it, a file if it is as it was written, an
+    image with what lies beside it."""
     sha256: tuple[str, ...] = ()
     """Of a file: of each content that was written, the last one last."""
 
@@ -128,6 +130,11 @@ class Journal:
         shutil.rmtree(self.root / path, ignore_errors=True)
         return self.root / path
 
+    def image(self, path: str) -> None:
+        """A file that an import makes; one that was there before is not the installer's."""
+        if not (self.root / path).exists():
+            self._intend(Made(path=path, kind="image"))
+
     def made(self, path: str) -> Made | None:
         return next((item for item in self.state.made if item.path == path), None)
 
@@ -208,7 +215,7 @@ def remove(root: Path, made: Sequence[Made]) -> tuple[list[str], list[str]]:
     gone, kept = list[str](), list[str]()
     for item in reversed(made):
         path = root / item.path
-        if not path.exists() and not path.is_symlink():
+        if not path.exists() and not path.is_symlink() and item.kind != "image":
             continue
         (gone if _removed(path, item) else kept).append(item.path)
     return gone, kept
@@ -217,6 +224,8 @@ def remove(root: Path, made: Sequence[Made]) -> tuple[list[str], list[str]]:
 def _removed(path: Path, item: Made) -> bool:
     if item.kind == "tree":
         shutil.rmtree(path)
+    elif item.kind == "image":
+        remove_image(path)  # what a killed import left, though the image itself be missing
     elif item.kind == "file":
         if _digest_of(path) not in item.sha256:
             return False

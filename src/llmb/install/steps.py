@@ -10,6 +10,8 @@ from llmb.catalogue.load import Catalogue
 from llmb.install.answers import EXISTING, Answers
 from llmb.install.cluster_file import Section, is_settled, settings, write_settings
 from llmb.install.environment import contents_text, is_made, make_environment, proven, python_of
+from llmb.install.image_files import is_whole
+from llmb.install.image_sources import image_path
 from llmb.install.preparation import Preparations, is_prepared
 from llmb.install.prepared_sizes import prepared_sizes
 from llmb.install.state import Journal
@@ -19,8 +21,9 @@ DATASETS, IMAGES = "datasets", "images"
 LAUNCH = "launch.sh"
 EXECUTABLE = 0o755
 
-ImportImage = Callable[[str, Path, str], Path]
-"""Gets an image's name, the folder for its file and the runtime; returns the file, which exists when it is complete."""
+ImportImage = Callable[[str, Path, str, str | None], Path]
+"""Gets an image's name, the folder for its file, the runtime and the nodes' architecture; returns the file, which
+exists when it is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +99,18 @@ def _image(what: Installation) -> Iterator[Step]:
     wanted = _registry_image(what)
     if wanted is None or what.import_image is None:
         return
-    importer = what.import_image
+    importer, runtime = what.import_image, str(what.answers.container_runtime)
+    target = image_path(wanted, what.image_folder, runtime)
 
     def do() -> str:
-        found = importer(wanted, what.image_folder, str(what.answers.container_runtime))
+        if target.is_relative_to(what.root):
+            what.journal.image(str(target.relative_to(what.root)))
+        found = importer(wanted, what.image_folder, runtime, what.answers.node_architecture)
         what.journal.save(image=str(found))
         return str(found)
 
     def is_done() -> bool:
-        known = what.journal.state.image
-        return known is not None and Path(known).parent == what.image_folder and Path(known).exists()
+        return what.journal.state.image == str(target) and is_whole(target)
 
     yield Step("image", f"import the image {wanted}", is_done, do)
 

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+import io
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import small_images
+
+from llmb.errors import LlmbError, UsageError
+from llmb.install.image_files import checksum_file, image_kind, image_problem, read_checksum, sha256_of, write_checksum
+from llmb.install.image_sources import RegistryImage, image_name, image_source
+from llmb.install.image_tools import explained
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "enroot", "apptainer"),
+    [
+        (
+            "nvcr.io/nvidia/nemo:26.04.01",
+            "nvidia+nemo+26.04.01",
+            "docker://nvcr.io#nvidia/nemo:26.04.01",
+            "docker://nvcr.io/nvidia/nemo:26.04.01",
+        ),
+        (
+            "docker://nvcr.io#nvidia/nemo:26.04.01",
+            "nvidia+nemo+26.04.01",
+            "docker://nvcr.io#nvidia/nemo:26.04.01",
+            "docker://nvcr.io/nvidia/nemo:26.04.01",
+        ),
+        (
+            "docker://$oauthtoken@nvcr.io#nvidia/nemo:25.09",
+            "nvidia+nemo+25.09",
+            "docker://$oauthtoken@nvcr.io#nvidia/nemo:25.09",
+            "docker://nvcr.io/nvidia/nemo:25.09",
+        ),
+        ("docker://python", "python+latest", "docker://python:latest", "docker://python:latest"),
+        ("nvidia/cuda:13", "nvidia+cuda+13", "docker://nvidia/cuda:13", "docker://nvidia/cuda:13"),
+        ("localhost:5000/a/b:1", "a+b+1", "docker://localhost:5000#a/b:1", "docker://localhost:5000/a/b:1"),
+        ("dockerd://llmb:0.1", "llmb+0.1", "dockerd://llmb:0.1", "docker-daemon://llmb:0.1"),
+        (
+            "dockerd://nvcr.io/nvidia/nemo:1",
+            "nvcr.io+nvidia+nemo+1",
+            "dockerd://nvcr.io/nvidia/nemo:1",
+            "docker-daemon://nvcr.io/nvidia/nemo:1",
+        ),
+        (
+            f"ghcr.io/a/b@sha256:{'0' * 64}",
+            f"a+b+sha256-{'0' * 64}",
+            f"docker://ghcr.io#a/b:sha256:{'0' * 64}",
+            f"docker://ghcr.io/a/b@sha256:{'0' * 64}",
+        ),
+    ],
+)
+def test_names_of_an_image(text: str, name: str, enroot: str, apptainer: str) -> None:
+    source = image_source(text)
+    assert isinstance(source, RegistryImage)
+    assert image_name(source, "pyxis") == f"{name}.sqsh"
+    assert image_name(source, "apptainer") == f"{name}.sif"
+    assert (source.for_enroot, source.for_apptainer) == (enroot, apptainer)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("docker://me:geheim@nvcr.io#nvidia/nemo:1", "password"),
+        ("oras://ghcr.io/a/b:1", "unknown source of images 'oras://'"),
+        ("docker://nvcr.io/nvidia/nemo:", "names no image"),
+        ("a b", "names no image"),
+        ("", "names no image"),
+        ("x:1 --output /etc/passwd", "names no image"),
+    ],
+)
+def test_what_names_no_image(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        image_source(text)
+    assert "geheim" not in caught.value.text()
+
+
+def test_a_path_is_a_file() -> None:
+    assert image_source("/shared/a.sqsh") == Path("/shared/a.sqsh")
+    assert image_source("a.tar") == Path.cwd() / "a.tar"
+    assert image_name(Path("/shared/llmb.tar"), "apptainer") == "llmb.sif"
+
+
+@pytest.fixture
+def real_squashfs(tmp_path: Path, needs: Callable[..., None]) -> Path:
+    needs("squashfs", small_images.has_squashfs(), small_images.HOW_TO_GET)
+    return small_images.make_squashfs(tmp_path / "real.sqsh")
+
+
+def test_a_real_squashfs_is_whole_and_no_part_of_it_is(real_squashfs: Path, tmp_path: Path) -> None:
+    content, part = real_squashfs.read_bytes(), tmp_path / "part"
+    assert image_kind(real_squashfs) == "squashfs"
+    assert image_problem(real_squashfs) is None
+    used = int.from_bytes(content[40:48], "little")
+    for size in (0, 3, 4, 50, 95, 96, used // 2, used - 1):
+        part.write_bytes(content[:size])
+        assert image_problem(part), size
+    part.write_bytes(content[:used])  # without the padding to a page
+    assert image_problem(part) is None
+    part.write_bytes(bytes(96) + content[96:])  # mksquashfs was killed: the superblock comes last
+    assert image_problem(part)
+
+
+def test_the_small_images_of_tests_begin_as_real_ones(real_squashfs: Path) -> None:
+    mine, real = small_images.squashfs_bytes(), real_squashfs.read_bytes()
+    assert (mine[:4], mine[28:32]) == (real[:4], real[28:32])
+
+
+@pytest.mark.parametrize("content", [small_images.squashfs_bytes(), small_images.sif_bytes()])
+def test_an_image_that_was_cut_is_not_whole(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "image"
+    path.write_bytes(content)
+    assert image_problem(path) is None
+    for size in (0, 40, 100, len(content) - 1):
+        path.write_bytes(content[:size])
+        assert image_problem(path), size
+
+
+def test_kinds_of_archives(tmp_path: Path) -> None:
+    for member, kind in (("./oci-layout", "OCI archive"), ("manifest.json", "Docker archive"), ("other", None)):
+        with tarfile.open(tmp_path / "a.tar", "w") as archive:
+            archive.addfile(tarfile.TarInfo(member), io.BytesIO())
+        assert image_kind(tmp_path / "a.tar") == kind
+    (tmp_path / "text").write_text("no image")
+    assert image_kind(tmp_path / "text") is None
+
+
+def test_sha256sum_reads_the_checksum_beside_an_image(tmp_path: Path) -> None:
+    image = tmp_path / "nvidia+nemo+1.sqsh"
+    image.write_bytes(small_images.squashfs_bytes())
+    write_checksum(image, sha256_of(image))
+    assert read_checksum(image) == sha256_of(image)
+    subprocess.run(["sha256sum", "--check", checksum_file(image).name], cwd=tmp_path, check=True, capture_output=True)
+    for damaged in ("", "0" * 64, f"{'0' * 64}  other.sqsh\n"):
+        checksum_file(image).write_text(damaged)
+        assert read_checksum(image) is None
+
+
+@pytest.mark.parametrize(
+    ("program", "text", "words", "exit_code"),
+    [
+        ("enroot", "[ERROR] URL https://nvcr.io/v2/x returned error code: 401 Unauthorized", ".credentials", 3),
+        ("apptainer", "FATAL: While making image: unauthorized: authentication required", "registry login", 3),
+        ("enroot", "zstd: error 70 : Write error : No space left on device", "ENROOT_CACHE_PATH and ENROOT_TEMP", 3),
+        ("enroot", "[ERROR] URL https://nvcr.io/v2/x returned error code: 404 Not Found", "the tag", 3),
+        ("enroot", "curl: (6) Could not resolve host: nvcr.io", "login node", 7),
+        ("enroot", "[ERROR] Command not found: jq", "that program", 3),
+        ("apptainer", "toomanyrequests: You have reached your pull rate limit", "retry later", 7),
+        ("enroot", "Cannot connect to the Docker daemon at unix:///var/run/docker.sock", "docker", 3),
+    ],
+)
+def test_what_tools_say_is_explained(program: str, text: str, words: str, exit_code: int) -> None:
+    error = explained(program, 1, f"[INFO] Querying\r\n\x1b[31m{text}\x1b[0m\n")
+    assert error.exit_code == exit_code
+    assert words in (error.do or "")
+    assert text in error.what
+    assert "\x1b" not in error.text()
+
+
+def test_what_is_not_known_is_shown_as_it_is() -> None:
+    error: LlmbError = explained("enroot", -9, "odd\n" * 30)
+    assert error.exit_code == 4
+    assert error.what == "enroot was killed by signal 9" + "\n  | odd" * 8
