@@ -14,6 +14,10 @@ from llmb.schedulers.lookup import QUEUE, find_scheduler
 from llmb.site.site import Site
 
 
+OF_CLUSTERS = frozenset((QUEUE, "cluster_name", "fabric"))
+"""Settings that a single machine does not have, whose file 'llmb install' writes, too."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """What is expected; None is not known. ``gpus_by`` and ``gpu_type_by`` say who expects it."""
@@ -61,7 +65,7 @@ def wanted_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpu
         gpus_by=None if count is None else count_by,
         fabric=config.fabric,
         runtime=config.container.runtime,
-        cluster=(site.install / CLUSTER_CONFIG).exists(),
+        cluster=not OF_CLUSTERS.isdisjoint(config.model_fields_set),
         python=config.python,
     )
 
