@@ -73,8 +73,9 @@ INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 [of `nccl`](#json-of-llmb-nccl), [of `bench`](#json-of-llmb-bench), [of `bench list`](#json-of-llmb-bench-list),
 [of `bench disk`](#json-of-llmb-bench-disk), [of `bench gpus`](#json-of-llmb-bench-gpus),
 [samples.json](#samplesjson), [packed datasets](#packed-datasets),
-[of `checkpoint show`](#json-of-llmb-checkpoint-show), [of `prepare dataset`](#json-of-llmb-prepare-dataset),
-[of `prepare verify`](#json-of-llmb-prepare-verify), [of `install`](#json-of-llmb-install),
+[of `checkpoint show`](#json-of-llmb-checkpoint-show), [of `prepare access`](#json-of-llmb-prepare-access),
+[of `prepare dataset`](#json-of-llmb-prepare-dataset), [of `prepare verify`](#json-of-llmb-prepare-verify),
+[of `install`](#json-of-llmb-install),
 [exit codes](#exit-codes)."""
 
 RUN_FOLDER = """Results are kept below `$LLMB_INSTALL` or `$STAGE_PATH`; without them below the nearest

@@ -33,11 +33,13 @@ from llmb.logs.step_line import format_step_line
 from llmb.metrics.statistics import describe
 from llmb.metrics.throughput import throughput
 from llmb.prepare.dataset import PackedFolder, PreparedDataset
+from llmb.prepare.hub_access import NeededRepository, RepositoryAccess
 from llmb.prepare.sample_files import SampleFiles
 from llmb.prepare.samples import TEMPLATE
 from llmb.prepare.verify import Item, Verification
 from llmb.prepared.folders import prepared_folders
 from llmb.prepared.packed_dataset import SPLITS, PackedDataset, Split, TokenizerRecord
+from llmb.report.access_report import access_document
 from llmb.report.campaign_report import campaign_document
 from llmb.report.checkpoint_report import checkpoint_document
 from llmb.report.dataset_report import dataset_document
@@ -122,6 +124,7 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "checkpoint show": checkpoint_document(sample_checkpoint(plan)),
         "doctor": sample_doctor(),
         "install": sample_installation(),
+        "prepare access": access_document([sample_access()], "environment"),
         "prepare dataset": dataset_document(sample_dataset()),
         "prepare verify": verification_document(sample_verification()),
     }
@@ -171,6 +174,11 @@ def sample_dataset() -> PreparedDataset:
     kinds: dict[str, Any] = {"name": "squad", "split": "training", "tokenizer": tokenizer, "seq_len": 1, "files": {}}
     record = PackedDataset(**common, **kinds, **numbers, sum_of_squares=1)
     return PreparedDataset(Path("squad"), samples, True, (PackedFolder(Path("packed"), record, True),))
+
+
+def sample_access() -> RepositoryAccess:
+    repository = NeededRepository("meta-llama/Meta-Llama-3-70B", "model", "", ("",))
+    return RepositoryAccess(repository, "granted")
 
 
 def sample_verification() -> Verification:

@@ -19,6 +19,9 @@ from llmb.logs.outcome import Status
 from llmb.metrics.anomalies import Anomalies
 from llmb.microbenchmarks.disk import Prediction
 from llmb.microbenchmarks.records import Measurement, MeasurementFile
+from llmb.prepare.hub_access import NeededRepository
+from llmb.prepare.hub_errors import AccessState
+from llmb.prepare.hub_token import TokenSource
 from llmb.runs.origin import DataOrigin, WeightsOrigin
 from llmb.runs.result import Result
 from llmb.verdict.acceptance import AcceptanceSet
@@ -255,6 +258,12 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "variables[]": Setting,
         "files[].reference_form": str | None,
         "files[].not_taken": tuple[str, ...],
+    },
+    "prepare access": {
+        "token": TokenSource | None,
+        "repositories[]": NeededRepository,
+        "repositories[].state": AccessState,
+        "repositories[].reason": str | None,
     },
 }
 """Types that a sample does not show, by document and path. These documents have a frozen schema."""

@@ -37,15 +37,19 @@ class FakeHub:
                 return *answers.pop(0), b""
         if token is not None and token not in self.tokens:
             return 401, {"X-Error-Message": "Invalid credentials in Authorization header"}, b""
+        is_check = path.endswith("/auth-check")
+        path = path.removesuffix("/auth-check")
         is_listing = path.startswith("/api/")
         name = path.removeprefix("/api/").removeprefix("models/") if is_listing else path[1:].partition("/resolve/")[0]
         name, _, _ = name.partition("/revision/")
         if name not in self.repositories:
             return 401 if token is None else 404, {"X-Error-Code": "RepoNotFound"}, b""
-        if is_listing:
+        if is_listing and not is_check:
             return 200, {"Content-Type": "application/json"}, self._listing(name)
         if name in self.gated and token not in self.members:
             return 401 if token is None else 403, {"X-Error-Code": "GatedRepo"}, b""
+        if is_check:
+            return 200, {}, b""
         _, _, file = path.partition("/resolve/")[2].partition("/")
         if file not in self.repositories[name]:
             return 404, {"X-Error-Code": "EntryNotFound"}, b""

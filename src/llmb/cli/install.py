@@ -14,11 +14,13 @@ from llmb.cli.ask import ask, ask_line
 from llmb.cli.json_option import Json
 from llmb.cli.messages import can_ask, say
 from llmb.cli.options import takes, value_options
+from llmb.cli.prepare_access import checked_access
 from llmb.errors import UsageError, UserInterrupt
 from llmb.install.answer_files import read_answers, write_answers
 from llmb.install.answers import OPTIONS, Answers, absolute, answers_of_shell, given_answers
 from llmb.install.complete import completed, completed_path
 from llmb.install.detect import Surroundings, look_around
+from llmb.install.hub_check import hub_repositories
 from llmb.install.images import ImageRequest, import_image
 from llmb.install.installing import Installed, install_all, known_answers, would_install
 from llmb.install.moving import move
@@ -26,6 +28,7 @@ from llmb.install.next_commands import next_commands
 from llmb.install.removal import Removal, complete_removal, planned_removal, undo
 from llmb.install.space import free_text
 from llmb.install.state import read_state
+from llmb.prepare.hub_access import can_check
 from llmb.report.install_report import (
     answers_table,
     install_document,
@@ -119,6 +122,8 @@ def install(
     if record:
         write_answers(record, answers)
     catalogue = around.catalogue
+    if asks and not dry_run and can_check():
+        checked_access(hub_repositories(catalogue, answers))  # a token that is missing is asked for before all else
     done = (
         would_install(root, answers, catalogue, _import_image)
         if dry_run

@@ -13,6 +13,7 @@ from llmb.cli.group import Group
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.options import model_options, takes
+from llmb.cli.prepare_access import access
 from llmb.cli.prepare_checkpoint import checkpoint
 from llmb.cli.prepare_image import image
 from llmb.cli.prepare_options import Size, Workload
@@ -154,5 +155,5 @@ def _split(name: str) -> Split:
     raise unknown("split", name, SPLITS)
 
 
-for command in (sample, checkpoint, dataset, verify, image, prepare_submit.submit):  # in the order of their use
+for command in (sample, access, checkpoint, dataset, verify, image, prepare_submit.submit):  # in the order of their use
     app.command()(command)

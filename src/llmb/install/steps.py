@@ -10,6 +10,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.install.answers import EXISTING, Answers
 from llmb.install.cluster_file import Section, is_settled, settings, write_settings
 from llmb.install.environment import contents_text, is_made, make_environment, proven, python_of
+from llmb.install.hub_check import PREPARED_HOW, check_hub, hub_repositories
 from llmb.install.image_files import is_whole
 from llmb.install.image_sources import image_path
 from llmb.install.preparation import Preparations, is_prepared
@@ -166,10 +167,17 @@ def _has(path: Path, text: str) -> bool:
 
 def _preparations(what: Installation) -> Iterator[Step]:
     answers = what.answers
-    if answers.prepare not in ("here", "job"):
+    if answers.prepare not in PREPARED_HOW:
         return
-    for workload, size in prepared_sizes(what.catalogue, answers):
-        yield _preparation(what, workload, size)
+    preparations = [_preparation(what, *model) for model in prepared_sizes(what.catalogue, answers)]
+    if repositories := hub_repositories(what.catalogue, answers):
+        yield Step(
+            "access",
+            "check access to the repositories on the Hugging Face hub",
+            lambda: all(step.is_done() for step in preparations),
+            lambda: check_hub(repositories),
+        )
+    yield from preparations
 
 
 def _preparation(what: Installation, workload: str, size: str) -> Step:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.prepare.hub_errors import Refusal, explained, is_local, retry_after_s
@@ -36,6 +36,8 @@ CACHE_VARIABLES = ("HF_HUB_CACHE", "HF_HOME")
 TRIES = 6
 LONGEST_WAIT_S = 300.0
 """A hub that asks for more than that is not waited for."""
+ANSWER_S = 20.0
+"""A hub that does not say in that time who may read what is not waited for."""
 THREADS = 4
 POLL_S = 0.5
 ABANDONED_S = 3600.0
@@ -82,6 +84,30 @@ def fetch_dataset(name: str, folders: PreparedFolders, on_bytes: OnBytes, say: S
     """The files of a dataset of ``DATASETS``. Raises the same errors."""
     dataset = DATASETS[name]
     return Hub(folders.hub, say).fetch(dataset.repository, "dataset", dataset.files, dataset.files, on_bytes)
+
+
+def access_refusal(name: str, kind: Kind, page: str, endpoint: str | None) -> Refusal | None:
+    """Why this user may not read a repository, by one request; None if it may be read. ``endpoint`` as of ``Hub``."""
+    check_installed("checking access", "huggingface_hub")
+    from huggingface_hub import constants, utils
+
+    library: Any = utils  # it does not declare what it exports
+    url = f"{endpoint or constants.ENDPOINT}/api/{kind}s/{name}/auth-check"
+    try:
+        library.hf_raise_for_status(
+            library.get_session().get(url, headers=library.build_hf_headers(), timeout=ANSWER_S)
+        )
+    except _failures() as error:
+        return explained(error, name, page)
+    return None
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What the library raises where the hub refuses, fails or is not reached."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    # Its base is the class of all errors of the HTTP library, which is another one in other versions.
+    return (HfHubHTTPError.__bases__[0], OSError, RuntimeError, UnicodeEncodeError)
 
 
 def _page(name: str, page: str | None) -> str:
@@ -190,14 +216,10 @@ class Hub:
         """Tries again while the hub limits requests or fails, longer apart each time; with ``reconnects`` also after
         a broken connection. Raises Refusal, or OSError for what this machine's disk refuses.
         """
-        from huggingface_hub.errors import HfHubHTTPError
-
-        # Its base is the class of all errors of the HTTP library, which is another one in other versions.
-        failures: tuple[type[Exception], ...] = (HfHubHTTPError.__bases__[0], OSError, RuntimeError, UnicodeEncodeError)
         for attempt in range(1, TRIES + 1):
             try:
                 return action()
-            except failures as error:
+            except _failures() as error:
                 if is_local(error):
                     raise
                 refusal = explained(error, name, self.page or f"https://huggingface.co/{name}")

@@ -5,7 +5,7 @@ import re
 import socket
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, Literal
 
 from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError, UsageError
 
@@ -13,6 +13,8 @@ RATE_LIMITED = 429
 UNAUTHORIZED = 401
 FORBIDDEN = 403
 ELSEWHERE = "run it on a machine with a network, or give local files with --source or --tokenizer"
+AccessState = Literal["granted", "not granted", "no token", "token rejected", "not found", "not checked"]
+"""Of a repository for this user; ``not found`` also where it is not shown to them."""
 LOG_IN = "set HF_TOKEN, or run 'hf auth login', with a token of https://huggingface.co/settings/tokens"
 
 
@@ -20,17 +22,24 @@ class Refusal(Exception):
     """The hub gave no answer, or a negative one.
 
     ``unreachable``: files of an earlier download may be used instead. ``passes``: a retry may have another outcome;
-    ``broke``: only if there was a connection before.
+    ``broke``: only if there was a connection before. ``access``: what is known of the repository.
     """
 
     def __init__(
-        self, error: LlmbError, *, unreachable: bool = False, passes: bool = False, broke: bool = False
+        self,
+        error: LlmbError,
+        *,
+        unreachable: bool = False,
+        passes: bool = False,
+        broke: bool = False,
+        access: AccessState = "not checked",
     ) -> None:
         super().__init__(str(error))
         self.error = error
         self.unreachable = unreachable
         self.passes = passes
         self.broke = broke
+        self.access: AccessState = access
 
 
 def explained(error: Exception, name: str, page: str) -> Refusal:
@@ -47,15 +56,18 @@ def explained(error: Exception, name: str, page: str) -> Refusal:
     if isinstance(error, OfflineModeIsEnabled):
         return Refusal(EnvironmentProblem("HF_HUB_OFFLINE is set", do=f"unset it, {ELSEWHERE}"), unreachable=True)
     if isinstance(error, UnicodeEncodeError):  # of the header with the token
-        return Refusal(EnvironmentProblem("the token has characters that no token has", do=LOG_IN))
+        return Refusal(
+            EnvironmentProblem("the token has characters that no token has", do=LOG_IN), access="token rejected"
+        )
     if isinstance(error, GatedRepoError):
-        return Refusal(_gated(name, page))
+        return _gated(name, page)
     status = _status(error)
     if isinstance(error, RepositoryNotFoundError):
         do = "check the name; if the repository is private, " + LOG_IN
-        return Refusal(UsageError(f"the hub has no {name}, or does not show it to you", do=do))
+        return Refusal(UsageError(f"the hub has no {name}, or does not show it to you", do=do), access="not found")
     if status in (UNAUTHORIZED, FORBIDDEN):
-        return Refusal(EnvironmentProblem(f"the hub rejects the token that was sent for {name}", do=LOG_IN))
+        what = f"the hub rejects the token that was sent for {name}"
+        return Refusal(EnvironmentProblem(what, do=LOG_IN), access="token rejected")
     if status == RATE_LIMITED:
         do = "retry later; with a token the limit is higher: " + LOG_IN
         return Refusal(InfrastructureError("the hub limits the rate of requests", do=do), passes=True)
@@ -90,15 +102,15 @@ def is_local(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno is not None and not isinstance(error, network)
 
 
-def _gated(name: str, page: str) -> EnvironmentProblem:
+def _gated(name: str, page: str) -> Refusal:
     from huggingface_hub import get_token
 
     if get_token() is None:
-        return EnvironmentProblem(
-            f"{name} is gated, and there is no token", do=f"request access at {page}, then {LOG_IN}"
-        )
+        what, do = f"{name} is gated, and there is no token", f"request access at {page}, then {LOG_IN}"
+        return Refusal(EnvironmentProblem(what, do=do), access="no token")
+    what = f"{name} is gated, and the account of the token has no access"
     do = f"request access at {page}, with the account of the token, and wait until it is granted"
-    return EnvironmentProblem(f"{name} is gated, and the account of the token has no access", do=do)
+    return Refusal(EnvironmentProblem(what, do=do), access="not granted")
 
 
 def _status(error: Exception) -> int | None:
