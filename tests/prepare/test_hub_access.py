@@ -126,10 +126,16 @@ def test_the_command_names_the_page_and_its_document_says_who_needs_what(
     assert "granted" in done.stdout and PAGE in done.stdout
 
 
+def test_a_workload_that_downloads_nothing_is_named() -> None:
+    done = CliRunner().invoke(app, ["access", "-w", "pretrain_llama3.1"])
+    assert isinstance(done.exception, UsageError)
+    assert "starts from nothing prepared: it is not fine-tuning" in done.exception.what
+
+
 def test_nobody_is_asked_without_a_terminal(hub: FakeHub) -> None:
     done = call("-s", "70b")
     assert isinstance(done.exception, EnvironmentProblem)
-    assert "there is no token" in done.exception.what
+    assert done.exception.what == f"{MODEL} is gated, and there is no token"
     assert "hf auth login" in str(done.exception.do)
 
 

@@ -7,7 +7,7 @@ from getpass import getpass
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of, split_model
-from llmb.catalogue.resolve import find_workload
+from llmb.catalogue.resolve import find_workload, sizes_of
 from llmb.cli.json_option import Json
 from llmb.cli.messages import can_ask, say
 from llmb.cli.prepare_options import Size, Workload
@@ -59,18 +59,17 @@ def _models(catalogue: Catalogue, name: str, size: str | None) -> list[tuple[str
     workload, own_size = split_model(catalogue, name)
     if size or own_size:
         return [model_of(catalogue, name, size)]
-    sizes = [size for size in find_workload(catalogue, workload).sources if size != TINY]
-    return [(workload, size) for size in sizes] or [model_of(catalogue, name, size)]
+    found = find_workload(catalogue, workload)
+    return [(workload, size) for size in found.sources if size != TINY] or [(workload, sizes_of(found)[0])]
 
 
 def checked_access(repositories: Sequence[NeededRepository]) -> Sequence[RepositoryAccess]:
     """Asks a terminal for a token where the one that is there does not do, and checks once more."""
     found = check_access(repositories)
-    if not (lacks_token(found) and can_ask()):
+    problem = access_problem(found)
+    if problem is None or not lacks_token(found) or not can_ask():
         return found
-    for item in found:
-        if item.reason and item.state != "granted":
-            say(f"{item.reason}; page: {item.repository.page}")
+    say(problem.what)
     sys.stderr.flush()
     token = _typed_token()
     if not token:

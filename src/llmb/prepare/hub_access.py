@@ -85,12 +85,12 @@ def access_problem(found: Sequence[RepositoryAccess]) -> EnvironmentProblem | No
     wanting = refused(found)
     if not wanting:
         return None
-    names = ", ".join(item.repository.name for item in wanting)
-    steps = [
-        f"request access at {item.repository.page}" for item in wanting if item.state in ("no token", "not granted")
-    ]
+    first = wanting[0].reason
+    what = f"{len(wanting)} of {len(found)} repositories cannot be read: {first}" if len(wanting) > 1 else str(first)
+    gated = [item.repository.page for item in wanting if item.state in ("no token", "not granted")]
+    steps = [f"request access at {page}, with the account of the token, and wait until it is granted" for page in gated]
     if lacks_token(wanting):
         steps.append(LOG_IN)
     if any(item.state == "not found" for item in wanting):
         steps.append("if a repository is private, use a token of an account that may read it")
-    return EnvironmentProblem(f"no access to {names}: {wanting[0].reason}", do="; ".join(steps))
+    return EnvironmentProblem(what, do="; ".join(steps))

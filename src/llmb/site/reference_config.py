@@ -43,7 +43,7 @@ class _Lenient(BaseModel):
 
 class _Install(_Lenient):
     venv_type: Literal["uv", "venv", "conda"] | None = None
-    method: Literal["local", "slurm"] | None = None
+    method: Literal["slurm", "local"] | None = None
     node_architecture: str | None = None
     image_folder: str | None = None
 
