@@ -74,7 +74,8 @@ INTRO = """Names of numbers carry the unit. What is not known is null, never 0.
 [of `bench disk`](#json-of-llmb-bench-disk), [of `bench gpus`](#json-of-llmb-bench-gpus),
 [samples.json](#samplesjson), [packed datasets](#packed-datasets),
 [of `checkpoint show`](#json-of-llmb-checkpoint-show), [of `prepare access`](#json-of-llmb-prepare-access),
-[of `prepare dataset`](#json-of-llmb-prepare-dataset), [of `prepare verify`](#json-of-llmb-prepare-verify),
+[of `prepare dataset`](#json-of-llmb-prepare-dataset), [of `prepare image`](#json-of-llmb-prepare-image),
+[of `prepare verify`](#json-of-llmb-prepare-verify),
 [of `install`](#json-of-llmb-install),
 [exit codes](#exit-codes)."""
 

@@ -18,6 +18,7 @@ from llmb.catalogue.resolve import Request, resolve
 from llmb.health.kept_checks import NodesResult
 from llmb.health.records import Check, NodeReport, NotChecked
 from llmb.install.answers import Answers
+from llmb.install.images import ImportedImage
 from llmb.install.run_steps import StepResult
 from llmb.jobs.details import JobDetails
 from llmb.jobs.job import Job
@@ -43,6 +44,7 @@ from llmb.report.access_report import access_document
 from llmb.report.campaign_report import campaign_document
 from llmb.report.checkpoint_report import checkpoint_document
 from llmb.report.dataset_report import dataset_document
+from llmb.report.image_report import image_document
 from llmb.report.install_report import install_document
 from llmb.report.jobs_report import job_document, jobs_document, nodes_document, runs_document
 from llmb.report.list_report import list_document
@@ -126,6 +128,7 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "install": sample_installation(),
         "prepare access": access_document([sample_access()], "environment"),
         "prepare dataset": dataset_document(sample_dataset()),
+        "prepare image": image_document(sample_image(), "pyxis"),
         "prepare verify": verification_document(sample_verification()),
     }
 
@@ -142,6 +145,10 @@ def sample_installation() -> Mapping[str, Any]:
     answers = Answers(environment="venv", workloads=("pretrain_llama3.1",))
     job = {"job_id": "1", "cluster": None, "run_dir": "", "script": "", "submitted_at": ""}
     return install_document(answers, Path("/install"), [StepResult("folders", "done", "")], [job], [("", "llmb list")])
+
+
+def sample_image() -> ImportedImage:
+    return ImportedImage(path=Path("nvidia+nemo+26.04.01.sqsh"), bytes=1, sha256="", made=True)
 
 
 def sample_settings() -> SettingsInEffect:

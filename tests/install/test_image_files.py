@@ -163,4 +163,4 @@ def test_what_tools_say_is_explained(program: str, text: str, words: str, exit_c
 def test_what_is_not_known_is_shown_as_it_is() -> None:
     error: LlmbError = explained("enroot", -9, "odd\n" * 30)
     assert error.exit_code == 4
-    assert error.what == "enroot was killed by signal 9" + "\n  | odd" * 8
+    assert error.what == "enroot was killed by signal 9" + "\n  | odd" * 4

@@ -28,7 +28,7 @@ from llmb.secrets import redacted
 
 ERRORS = Path(__file__).with_name("image_errors.yaml")
 TAIL_BYTES = 16384
-SHOWN_LINES = 8
+SHOWN_LINES = 4
 SILENT_S = 30.0
 """A tool that prints nothing for so long is reported to be at work."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -39,6 +39,7 @@ class ToolError(Record):
 
     pattern: str
     kind: Literal["environment", "infrastructure"]
+    program: str | None = None
     what: str
     do: str
 
@@ -124,15 +125,18 @@ def _read(reading: int) -> bytes:
 
 def explained(program: str, code: int, text: str) -> LlmbError:
     """The error for a tool that ended with ``code`` and printed ``text``, the end of its output."""
-    lines = [line for line in re.split(r"[\r\n]+", _ESCAPES.sub("", text)) if line.strip()]
-    said = "".join(f"\n  | {redacted(line.strip())}" for line in lines[-SHOWN_LINES:])
+    lines = [line.strip() for line in re.split(r"[\r\n]+", _ESCAPES.sub("", text)) if line.strip()]
     how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
-    known = read_file(ERRORS, ToolErrors).errors
-    found = next((item for item in known if re.search(item.pattern, "\n".join(lines), re.IGNORECASE)), None)
-    if found is None:
-        return RunFailed(f"{program} {how}{said}")
-    kind = InfrastructureError if found.kind == "infrastructure" else EnvironmentProblem
-    return kind(f"{found.what}: {program} {how}{said}", do=found.do)
+    for error in read_file(ERRORS, ToolErrors).errors:
+        said = [line for line in lines if re.search(error.pattern, line, re.IGNORECASE)]
+        if said and error.program in (None, program):
+            kind = InfrastructureError if error.kind == "infrastructure" else EnvironmentProblem
+            return kind(f"{error.what}: {program} {how}{_quoted(said[-1:])}", do=error.do)
+    return RunFailed(f"{program} {how}{_quoted(lines[-SHOWN_LINES:])}")
+
+
+def _quoted(lines: Sequence[str]) -> str:
+    return "".join(f"\n  | {redacted(line)}" for line in lines)
 
 
 def has_tool(program: str) -> bool:

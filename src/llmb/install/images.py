@@ -85,6 +85,8 @@ def import_image(request: ImageRequest, say: Say) -> ImportedImage:
         _check_file(source, request.runtime)
     if not request.force and (known := _known(target, request, source, say)):
         return known
+    if not target.exists():
+        _check_possible(source, request)  # before anything is made
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
