@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs stand for Enroot and Apptainer; the images are real where it counts."""
 
+import fcntl
 import json
 import os
+import pty
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +21,10 @@ import pytest
 import small_images
 
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError
-from llmb.install import image_claim
+from llmb.install import image_claim, image_tools
 from llmb.install.image_files import checksum_file, lock_file, partial_prefix, read_checksum, sha256_of
 from llmb.install.images import ImageRequest, ImportedImage, import_image
+from llmb.runs.parent_death import has_ended
 
 NAME = "nvcr.io/nvidia/nemo:26.04.01"
 Import = Callable[..., ImportedImage]
@@ -193,7 +198,7 @@ def test_without_the_tool_it_says_where_to_go(
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     with pytest.raises(EnvironmentProblem, match="there is no enroot on this machine") as caught:
         imported()
-    assert f"srun --ntasks=1 --time=60 llmb prepare image '{NAME}' --runtime pyxis" in str(caught.value.do)
+    assert f"srun --ntasks=1 --time=60 llmb prepare image {NAME} --runtime pyxis" in str(caught.value.do)
 
 
 def test_too_little_space_is_found_before(
@@ -227,7 +232,8 @@ def test_a_disk_that_fills_leaves_nothing(
     assert left_in(tmp_path / "kept" / "images") == []
 
 
-@pytest.mark.parametrize("case", ["new", pytest.param("force", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["new", "force"])
 def test_killed_before_any_change_and_repeated_it_ends_the_same(
     case: str, enroot: Callable[..., None], tmp_path: Path
 ) -> None:
@@ -254,7 +260,7 @@ def test_killed_while_mksquashfs_writes(
     command = [sys.executable, "-c", CALL, "a:1", str(tmp_path / "images")]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     pattern = f"{partial_prefix(Path('a+1.sqsh'))}*/a+1.sqsh"
-    while not (parts := [*(tmp_path / "images").glob(pattern)]) or parts[0].stat().st_size < 2**20:
+    while not (parts := [*(tmp_path / "images").glob(pattern)]) or parts[0].stat().st_size < 2**17:
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
@@ -263,6 +269,52 @@ def test_killed_while_mksquashfs_writes(
     program("enroot", f"{script} -comp gzip")
     found = imported("a:1")
     assert left_in(found.path.parent) == ["a+1.sqsh", "a+1.sqsh.sha256"]
+
+
+def test_the_tool_draws_its_progress_on_a_terminal_as_wide_as_the_users(
+    enroot: Callable[..., None], tmp_path: Path
+) -> None:
+    enroot(end='test -t 2 && echo "on a terminal of $(stty size <&2)" >&2')
+    reading, writing = pty.openpty()
+    fcntl.ioctl(writing, termios.TIOCSWINSZ, struct.pack("4H", 24, 71, 0, 0))
+    command = [sys.executable, "-c", CALL, NAME, str(tmp_path / "images")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=writing)
+    assert process.wait() == 0
+    assert b"on a terminal of 24 71\r\n" in os.read(reading, 4096)
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_silent_tool_is_reported_to_be_at_work(
+    enroot: Callable[..., None], imported: Import, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_tools, "SILENT_S", 0.0)
+    enroot(end="sleep 1.5")
+    imported()
+    assert any(text.startswith("still importing: 0.0 GB") for text in said)
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_an_interrupt_ends_the_tool_and_leaves_nothing(
+    enroot: Callable[..., None], calls: Path, tmp_path: Path
+) -> None:
+    enroot(end=f"echo $$ > {tmp_path}/pid; exec sleep 600")
+    command = [sys.executable, "-c", CALL, NAME, str(tmp_path / "images")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "pid").exists() or not (pid := (tmp_path / "pid").read_text().strip()):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert "interrupted by SIGINT; the same command imports the image again" in process.communicate()[1]
+    assert left_in(tmp_path / "images") == []
+    assert has_ended(int(pid))
+
+
+def test_a_file_is_known_by_its_content(imported: Import, small: Path, tmp_path: Path) -> None:
+    other = small.rename(tmp_path / "llmb.squashfs")
+    assert imported(other).path.name == "llmb.sqsh"
+    (tmp_path / "a.sqsh").write_bytes(bytes(5000))
+    with pytest.raises(UsageError, match="half-written"):
+        imported(tmp_path / "a.sqsh")
 
 
 def test_two_at_once_make_one_import(

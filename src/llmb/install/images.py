@@ -3,6 +3,7 @@
 
 import os
 import platform
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -108,7 +109,7 @@ def _known(target: Path, request: ImageRequest, source: RegistryImage | Path, sa
     checksum = read_checksum(target)
     if checksum is None and os.access(target.parent, os.W_OK):
         return None
-    _check_same(target, source, say)
+    _check_same(target, request, source, say)
     return ImportedImage(path=target, bytes=target.stat().st_size, sha256=checksum, made=False)
 
 
@@ -119,7 +120,7 @@ def _kept(target: Path, request: ImageRequest, source: RegistryImage | Path, say
     if problem := _problem(target, request.runtime):
         say(f"{target}: {problem}; it is imported again")
         return None
-    _check_same(target, source, say)
+    _check_same(target, request, source, say)
     known = read_checksum(target)
     found = known if known and not request.verify else _checksum(target, say)
     if known and found != known:
@@ -138,9 +139,14 @@ def _problem(image: Path, runtime: str) -> str | None:
     return problem or (None if kind == KINDS[runtime] else f"it is {kind}, not {KINDS[runtime]}")
 
 
-def _check_same(target: Path, source: RegistryImage | Path, say: Say) -> None:
+def _is_copied(source: RegistryImage | Path, runtime: str) -> bool:
+    """Whether the image is a file that the runtime starts as it is."""
+    return isinstance(source, Path) and image_kind(source) == KINDS[runtime]
+
+
+def _check_same(target: Path, request: ImageRequest, source: RegistryImage | Path, say: Say) -> None:
     """Raises UsageError if ``target`` is not the copy of a file."""
-    if not isinstance(source, Path) or source.suffix != target.suffix:
+    if not isinstance(source, Path) or not _is_copied(source, request.runtime):
         return
     known = None if source.samefile(target) else read_checksum(target)
     if source.stat().st_size != target.stat().st_size or (known and _checksum(source, say) != known):
@@ -169,9 +175,10 @@ def _check_file(source: Path, runtime: str) -> None:
 def _check_possible(source: RegistryImage | Path, request: ImageRequest) -> None:
     """Raises EnvironmentProblem where the tool is not, or does not import for the nodes."""
     program, here = PROGRAMS[request.runtime], platform.machine()
-    if isinstance(source, Path) and source.suffix == SUFFIXES[request.runtime]:
+    if _is_copied(source, request.runtime):
         return
-    again = f"llmb prepare image '{request.source}' --runtime {request.runtime} --folder {request.folder.absolute()}"
+    words = [request.source, "--runtime", request.runtime, "--folder", str(request.folder.absolute())]
+    again = f"llmb prepare image {shlex.join(words)}"
     if not has_tool(program):
         if needs_daemon(source):
             do = f"install {program} beside Docker, or push the image to a registry"
@@ -190,16 +197,23 @@ def _check_space(source: RegistryImage | Path, request: ImageRequest, folder: Pa
     check_room("the image needs", source.stat().st_size if isinstance(source, Path) else LEAST_BYTES, folder, advice)
     if isinstance(source, Path):
         return
-    named = [(name, os.environ.get(name) or default) for name, default in CACHES[request.runtime]]
+    named = [(name, os.environ.get(name) or _default(default)) for name, default in CACHES[request.runtime]]
     places = [("the folder", folder), *((name, Path(text).expanduser()) for name, text in named)]
+    disks = set()
     for name, place in places:
         existing = next(path for path in (place, *place.parents) if path.exists())
-        if (free := shutil.disk_usage(existing).free) < USUAL_BYTES:
+        free, disk = shutil.disk_usage(existing).free, existing.stat().st_dev
+        if free < USUAL_BYTES and disk not in disks:
             say(f"warning: {free / GB:.1f} GB free for {name} ({place}); an image with PyTorch may need 40 GB")
+        disks.add(disk)
+
+
+def _default(folder: str) -> str:
+    return os.environ.get("TMPDIR") or folder if folder == "/tmp" else folder  # noqa: S108 (compared, not used)
 
 
 def _make(source: RegistryImage | Path, partial: Path, request: ImageRequest, say: Say) -> None:
-    if isinstance(source, Path) and source.suffix == partial.suffix:
+    if isinstance(source, Path) and _is_copied(source, request.runtime):
         _copy(source, partial, say)
         return
     say(f"importing {request.source} into {request.folder}")
@@ -240,7 +254,7 @@ def _published(partial: Path, target: Path, runtime: str, say: Say) -> ImportedI
     checksum_file(target).unlink(missing_ok=True)  # of what is replaced: a checksum is never beside another file
     partial.replace(target)
     _sync_folder(target.parent)
-    shutil.rmtree(partial.parent, ignore_errors=True)  # before the checksum, behind which nobody looks again
+    shutil.rmtree(partial.parent, ignore_errors=True)  # before the checksum, beside which no import looks for leftovers
     write_checksum(target, checksum)
     return ImportedImage(path=target, bytes=size, sha256=checksum, made=True)
 

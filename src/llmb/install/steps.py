@@ -12,7 +12,7 @@ from llmb.install.cluster_file import Section, is_settled, settings, write_setti
 from llmb.install.environment import contents_text, is_made, make_environment, proven, python_of
 from llmb.install.hub_check import PREPARED_HOW, check_hub, hub_repositories
 from llmb.install.image_files import is_whole
-from llmb.install.image_sources import image_path
+from llmb.install.image_sources import SUFFIXES, image_path
 from llmb.install.preparation import Preparations, is_prepared
 from llmb.install.prepared_sizes import prepared_sizes
 from llmb.install.state import Journal
@@ -98,9 +98,9 @@ def _environment(what: Installation) -> Iterator[Step]:
 
 def _image(what: Installation) -> Iterator[Step]:
     wanted = _registry_image(what)
-    if wanted is None or what.import_image is None:
-        return
     importer, runtime = what.import_image, str(what.answers.container_runtime)
+    if wanted is None or importer is None or runtime not in SUFFIXES:
+        return
     target = image_path(wanted, what.image_folder, runtime)
 
     def do() -> str:
