@@ -13,7 +13,6 @@ from llmb.runs.folder import CLUSTER_CONFIG
 from llmb.schedulers.lookup import QUEUE, find_scheduler
 from llmb.site.site import Site
 
-
 OF_CLUSTERS = frozenset((QUEUE, "cluster_name", "fabric"))
 """Settings that a single machine does not have, whose file 'llmb install' writes, too."""
 
