@@ -10,7 +10,7 @@ import small_images
 
 from llmb.errors import LlmbError, UsageError
 from llmb.install.image_files import checksum_file, image_kind, image_problem, read_checksum, sha256_of, write_checksum
-from llmb.install.image_sources import RegistryImage, image_name, image_source
+from llmb.install.image_sources import RegistryImage, image_name, image_source, source_problem
 from llmb.install.image_tools import explained
 
 
@@ -76,6 +76,14 @@ def test_what_names_no_image(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
         image_source(text)
     assert "geheim" not in caught.value.text()
+
+
+def test_a_wrong_image_is_a_wrong_answer(tmp_path: Path) -> None:
+    (tmp_path / "a.sqsh").touch()
+    assert source_problem(str(tmp_path / "a.sqsh")) is None
+    assert source_problem("nvcr.io/nvidia/nemo:1") is None
+    assert source_problem("/nonexistent/a.sqsh") == "there is no file /nonexistent/a.sqsh"
+    assert "password" in str(source_problem("docker://me:geheim@nvcr.io#a:1"))
 
 
 def test_a_path_is_a_file() -> None:

@@ -72,6 +72,15 @@ def image_source(text: str) -> RegistryImage | Path:
     return RegistryImage(scheme, user, registry, path, found["digest"] or found["tag"] or "latest")
 
 
+def source_problem(text: str) -> str | None:
+    """What is wrong with an answer that names an image."""
+    try:
+        source = image_source(text)
+    except UsageError as error:
+        return f"{error.what}: {error.do}"
+    return f"there is no file {source}" if isinstance(source, Path) and not source.exists() else None
+
+
 def _split(text: str) -> tuple[Scheme, str]:
     found = _SCHEME.fullmatch(text)
     scheme, rest = (found["scheme"], found["rest"]) if found else ("docker", text)

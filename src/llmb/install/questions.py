@@ -10,6 +10,7 @@ from llmb.catalogue.schema import WorkloadFile
 from llmb.errors import closest
 from llmb.install.answers import ALL, EXISTING, NONE, Answers, absolute
 from llmb.install.detect import Surroundings, torch_builds
+from llmb.install.image_sources import source_problem
 from llmb.install.paths import path_problem
 from llmb.install.prepared_sizes import prepared_sizes
 from llmb.schedulers.port import Partition
@@ -347,7 +348,12 @@ QUESTIONS: tuple[Question, ...] = (
         choices=_runtimes,
         assumed=lambda answers, around: NONE,
     ),
-    Question(name="image", text="Image: a file, or a name in a registry", applies=_has_container),
+    Question(
+        name="image",
+        text="Image: a file, or a name in a registry",
+        applies=_has_container,
+        check=lambda value, answers, around: source_problem(value),
+    ),
     Question(
         name="environment",
         text="Python environment",
