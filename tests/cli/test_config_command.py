@@ -186,3 +186,16 @@ def test_an_invalid_default_of_the_user_is_reported_with_its_line(llmb: Run, tmp
     done = llmb("config", "show")
     assert done.returncode == 2
     assert f"{path}:2: slurm.acount: unknown key" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["10:00:00", "1:30", "3.10", "010", "1_000", "2026-01-01"])
+def test_a_value_stays_as_it_is_written(llmb: Run, install: Path, text: str) -> None:
+    """YAML 1.1 reads 10:00:00 as 36000, which Slurm takes for minutes."""
+    flag = "time" if ":" in text else "comment"
+    assert llmb("config", "set", f"slurm.flags.{flag}", text).returncode == 0
+    with (install / "cluster_config.yaml").open("a") as stream:
+        stream.write(f"vboost: 1\nbinding: {{cpu: 4}}\ncluster_name: {text}\n")
+    done = llmb("config", "show", "--json")
+    found = shown(done)
+    assert (found[f"slurm.flags.{flag}"][0], found["cluster_name"][0]) == (text, text)
+    assert (found["vboost"][0], found["binding.cpu"][0]) == (1, 4)

@@ -70,12 +70,12 @@ def _parse(path: Path, text: bytes, *, foreign: bool = False) -> object:
     """Raises CatalogueError with the place of what is not YAML."""
     import yaml  # most commands find the files of this package in the cache
 
-    from llmb.catalogue.yaml_check import LOADER, check_yaml
+    from llmb.catalogue.yaml_check import FOREIGN_LOADER, LOADER, check_yaml
 
     try:
         if foreign:
             check_yaml(text)
-        return yaml.load(text, Loader=LOADER)  # noqa: S506 (a safe loader)
+        return yaml.load(text, Loader=FOREIGN_LOADER if foreign else LOADER)  # noqa: S506 (a safe loader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise CatalogueError([f"{path}:{line}: not valid YAML: {error.problem}"]) from error

@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from llmb.catalogue.data_files import CatalogueError, read_file, schema_problems
-from llmb.catalogue.yaml_check import LOADER
+from llmb.catalogue.yaml_check import FOREIGN_LOADER
 from llmb.doc_pages import see
 from llmb.errors import UsageError
 from llmb.input_files import read_text_file
@@ -56,7 +56,7 @@ def write_answers(path: Path, answers: Answers) -> None:
 
 def _parsed(path: Path) -> Mapping[str, Any]:
     try:
-        found = yaml.load(read_text_file(path), Loader=LOADER)  # noqa: S506 (a safe loader)
+        found = yaml.load(read_text_file(path), Loader=FOREIGN_LOADER)  # noqa: S506 (a safe loader)
     except (yaml.YAMLError, ValueError):
         return {}  # whoever reads it next says where it is wrong
     return found if isinstance(found, dict) else {}

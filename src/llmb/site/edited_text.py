@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from llmb.catalogue.yaml_check import LOADER
+from llmb.catalogue.yaml_check import FOREIGN_LOADER
 
 Keys = Sequence[str]
 INDENT = 2
@@ -42,7 +42,7 @@ def without_value(text: str, keys: Keys) -> str:
 
 
 def _data(text: str) -> dict[str, Any]:
-    data = yaml.load(text, Loader=LOADER)  # noqa: S506 (a safe loader)
+    data = yaml.load(text, Loader=FOREIGN_LOADER)  # noqa: S506 (a safe loader)
     return _unshared(data) if isinstance(data, dict) else {}
 
 
@@ -80,7 +80,7 @@ def _checked(edited: str, wanted: Mapping[str, Any], before: str, keys: Keys) ->
 
 def _nearest(text: str, keys: Keys) -> tuple[Any, list[str]]:
     """The node that the longest part of ``keys`` leads to, and the rest of them."""
-    node, rest = yaml.compose(text, Loader=LOADER), list(keys)
+    node, rest = yaml.compose(text, Loader=FOREIGN_LOADER), list(keys)
     while rest and isinstance(node, yaml.MappingNode):
         child = next((value for name, value in node.value if name.value == rest[0]), None)
         if child is None:

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from llmb.catalogue.data_files import CatalogueError, read_data
-from llmb.catalogue.yaml_check import LOADER
+from llmb.catalogue.yaml_check import FOREIGN_LOADER
 from llmb.errors import UsageError
 from llmb.runs.folder import cannot_write, write_atomically
 from llmb.secrets import holds_secret
@@ -39,7 +39,7 @@ def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
     for value in _values(text):
         edited = _edited(path, lambda value=value: with_value(before, keys, value))  # type: ignore[misc]
         try:
-            schema.model_validate(yaml.load(edited, Loader=LOADER))  # noqa: S506 (a safe loader)
+            schema.model_validate(yaml.load(edited, Loader=FOREIGN_LOADER))  # noqa: S506 (a safe loader)
         except ValidationError as error:
             problems = problems or [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
             continue
@@ -105,7 +105,7 @@ def _text(path: Path) -> str:
 def _values(text: str) -> list[Any]:
     """What the text may mean: a value of YAML, else itself."""
     try:
-        value = yaml.load(text, Loader=LOADER)  # noqa: S506 (a safe loader)
+        value = yaml.load(text, Loader=FOREIGN_LOADER)  # noqa: S506 (a safe loader)
     except yaml.YAMLError:
         return [text]
     return [value] if value == text else [value, text]
