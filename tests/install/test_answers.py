@@ -128,6 +128,9 @@ def test_every_mistake_in_a_file_of_answers_has_its_line(call: Install, tmp_path
         call("--config", tmp_path / "a.yaml")
     assert "a.yaml:2: scheduler" in caught.value.what
     assert "a.yaml:3: gpus_per_nod: unknown key" in caught.value.what
+    (tmp_path / "a.yaml").write_text("path: /x\nworkloads: [pretrain_llama3.1]\nworkloads: all\n")
+    with pytest.raises(UsageError, match=r"a\.yaml:3: duplicate key 'workloads'"):
+        call("--config", tmp_path / "a.yaml")
 
 
 REFERENCE = f"""

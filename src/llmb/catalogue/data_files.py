@@ -58,12 +58,15 @@ def read_file(path: Path, shape: type[Shape], wrap: str | None = None, *, foreig
 
 
 def read_data(path: Path) -> object:
-    """What a YAML file that did not come with this package holds. Raises CatalogueError."""
+    """What a YAML file that did not come with this package holds. Raises CatalogueError, also for duplicate keys."""
     try:
         text = read_text_file(path)
     except UsageError as error:
         raise CatalogueError([f"{path}: {error.what}"]) from error
-    return _parse(path, text, foreign=True)
+    data = _parse(path, text, foreign=True)
+    if doubled := [f"{path}:{line}: duplicate key '{key}'" for line, key in duplicate_keys(compose_file(path))]:
+        raise CatalogueError(doubled)
+    return data
 
 
 def _parse(path: Path, text: bytes, *, foreign: bool = False) -> object:

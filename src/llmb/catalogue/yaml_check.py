@@ -16,7 +16,6 @@ _AS_WRITTEN = {
     ),
 }
 """Numbers that are still what was written when they are text again."""
-_TIMESTAMP = "tag:yaml.org,2002:timestamp"
 MOST_LEVELS = 50
 """The loaders recurse: 30,000 levels end the process, and time grows with the square of the levels."""
 MOST_VALUES = 200_000
@@ -26,9 +25,8 @@ _STRING_TAG = "tag:yaml.org,2002:str"
 
 def _foreign_loader() -> Any:  # noqa: ANN401 (of either loader)
     loader = type("ForeignLoader", (LOADER,), {})
-    left_out = {*_AS_WRITTEN, _TIMESTAMP}
     loader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag not in left_out]
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in _AS_WRITTEN]
         for first, resolvers in LOADER.yaml_implicit_resolvers.items()
     }
     for tag, pattern in _AS_WRITTEN.items():
@@ -37,7 +35,7 @@ def _foreign_loader() -> Any:  # noqa: ANN401 (of either loader)
 
 
 FOREIGN_LOADER: Any = _foreign_loader()
-"""For files of users: 10:00:00, 010, 1_000, 3.10 and 2026-01-01 are text; YAML 1.1 would make other values of them."""
+"""For files of users: 10:00:00, 010, 1_000 and 3.10 are text, for YAML 1.1 would make other values of them."""
 
 
 @dataclass(slots=True)

@@ -9,11 +9,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from llmb.catalogue.data_files import CatalogueError, read_file, schema_problems
-from llmb.catalogue.yaml_check import FOREIGN_LOADER
+from llmb.catalogue.data_files import CatalogueError, read_data, read_file, schema_problems
 from llmb.doc_pages import see
 from llmb.errors import UsageError
-from llmb.input_files import read_text_file
 from llmb.install.answers import NONE, Answers
 from llmb.runs.folder import cannot_write
 from llmb.secrets import holds_secret
@@ -31,8 +29,9 @@ HEAD = "# Answers for 'llmb install --config FILE'; no secrets.\n"
 
 def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
     """The answers of a file of either form. Raises UsageError with all that is wrong in it."""
-    data = _parsed(path)
     try:
+        found = read_data(path)
+        data = found if isinstance(found, dict) else {}  # what is no mapping is for the schema to report
         if OF_REFERENCE & {*data} or {*OLD_NAMES} & {*data}:
             return _of_reference(path, data, say)
         return read_file(path, Answers, foreign=True)
@@ -52,14 +51,6 @@ def write_answers(path: Path, answers: Answers) -> None:
         temporary.replace(path)
     except OSError as error:
         raise cannot_write(path, error) from error
-
-
-def _parsed(path: Path) -> Mapping[str, Any]:
-    try:
-        found = yaml.load(read_text_file(path), Loader=FOREIGN_LOADER)  # noqa: S506 (a safe loader)
-    except (yaml.YAMLError, ValueError):
-        return {}  # whoever reads it next says where it is wrong
-    return found if isinstance(found, dict) else {}
 
 
 def _of_reference(path: Path, data: Mapping[str, Any], say: Callable[[str], None]) -> Answers:
