@@ -254,6 +254,17 @@ def test_one_rejected_job_is_no_result_of_its_node_and_a_rejection_of_all_is_an_
         run(scheduler, tmp_path, dict.fromkeys(scheduler.rejects, UP))
 
 
+def test_a_check_that_no_job_was_accepted_for_does_not_hide_the_one_before(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    before = kept(tmp_path, "2026-01-01T00:00:00+00:00", node1="fail")
+    scheduler = Scripted()
+    scheduler.rejects = {"node1": "Slurm rejected the job: Invalid account"}
+    with pytest.raises(UsageError, match="Invalid account"):
+        run(scheduler, tmp_path, {"node1": UP})
+    assert last_check(tmp_path).path == before.path
+
+
 class Silent(Scripted):
     def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> Answers:
         raise InfrastructureError("Slurm does not answer")
@@ -284,7 +295,13 @@ def test_a_damaged_report_is_a_failure(tmp_path: Path, clock: list[float], monke
     monkeypatch.setattr(CheckFolder, "report", lambda folder, node: folder.path / ".request.json")
     check, _ = run(Scripted(node1=[state("queued")]), tmp_path, {"node1": UP})
     status, value = answers(check)["node1"]
-    assert (status, "its report it is damaged" in value) == ("fail", True)
+    assert (status, "its report: it is damaged" in value) == ("fail", True)
+
+
+def test_a_damaged_report_is_a_failure_also_if_the_client_was_killed(tmp_path: Path) -> None:
+    folder = new_check(tmp_path, NodesRequest(started_at=WHEN, nodes=("node1",), disk_bytes=0))
+    folder.report("node1").write_text('{"node"')
+    assert stored(folder).unfit == ["node1"]
 
 
 def order(flags: Mapping[str, str | None], **config: Any) -> CheckOrder:
@@ -350,6 +367,7 @@ def test_unfit_stands_for_the_bad_nodes_of_the_last_check(tmp_path: Path) -> Non
     listed.write_text("# since Monday\nnode7 # DIMM\nnode[10-11],login1\n\n")
     assert excluded_nodes(f"node12,unfit,@{listed}", tmp_path, said.append) == "login1,node[2-3,7,10-12]"
     assert said[0] == f"unfit: 2 of 5 nodes in the check of {WHEN}: node[2-3]"
+    assert said[1] == "warning: node5 had no result in that check, and may be unfit"
     assert excluded_nodes("node[1-2],Node3", tmp_path, said.append) == "node[1-2],Node3"
 
 

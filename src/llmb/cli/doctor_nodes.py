@@ -69,7 +69,7 @@ def doctor_nodes(
     options = scheduler.asked({**asked, "time_limit": str(limits.time_limit)}, os.environ, sys.executable)
     states = _states(scheduler, chosen)
     folder = new_check(install, request.model_copy(update={"nodes": tuple(states)}))
-    say(f"checking {len(states)} nodes ({folder.path}); Ctrl-C keeps what is reported, and cancels the rest")
+    say(f"checking {'1 node' if len(states) == 1 else f'{len(states)} nodes'} ({folder.path}); Ctrl-C keeps what is reported, and cancels the rest")
     with NodeProgress(len(states)) as progress:
         check = NodesCheck(
             order=CheckOrder(scheduler=scheduler, site=site, options=options, time_limit_min=limits.time_limit),

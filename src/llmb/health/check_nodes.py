@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llmb.errors import InfrastructureError, LlmbError
 from llmb.health.compare_nodes import compared
-from llmb.health.kept_checks import CheckFolder, NodesResult, write_result
+from llmb.health.kept_checks import CheckFolder, NodesResult, discard, write_result
 from llmb.health.node_jobs import CheckOrder, cancel_all, submit_checks
 from llmb.health.records import ANSWER, NodeReport, Status
 from llmb.health.rules import rule
@@ -56,6 +56,10 @@ def no_jobs(state: NodeState) -> Problem:
     return Problem("fail", f"Slurm gives it no jobs: {state.problem}", "state")
 
 
+def _broken(error: BrokenRecord) -> Problem:
+    return Problem("fail", f"its report: {error.what}")
+
+
 def unchecked(reason: str) -> Problem:
     return Problem("warn", f"not checked: {reason}", "unchecked")
 
@@ -93,6 +97,8 @@ class NodesCheck:
             self._give_up(error.what)
         except LlmbError:
             self._cancel(self._open())
+            if not self.jobs:
+                discard(self.folder)  # no node was asked, so the check before is still the last one
             raise
         return True
 
@@ -143,7 +149,7 @@ class NodesCheck:
             try:
                 self.reports[node] = self.folder.read_report(node)
             except BrokenRecord as error:
-                self._found(node, Problem("fail", f"its report {error.what}"))
+                self._found(node, _broken(error))
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -252,5 +258,7 @@ def _reported(folder: CheckFolder, nodes: tuple[str, ...]) -> Iterator[NodeRepor
     for node in nodes:
         try:
             yield folder.read_report(node)
-        except (OSError, BrokenRecord):
+        except BrokenRecord as error:
+            yield _broken(error).report(node)
+        except OSError:
             yield unchecked("the check ended before it reported").report(node)

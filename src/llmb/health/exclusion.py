@@ -67,6 +67,9 @@ def _unfit(install: Path, say: Say) -> list[str]:
     what = f"{len(unfit)} of {count} nodes" if count != 1 else f"{len(unfit)} of 1 node"
     names = find_scheduler(QUEUE).host_list(unfit)
     say(f"{UNFIT}: {what} in the check of {result.started_at}{f': {names}' if names else ''}")
+    if result.unchecked:
+        listed = find_scheduler(QUEUE).host_list(result.unchecked)
+        say(f"warning: {listed} had no result in that check, and may be unfit")
     age = age_s(result.started_at)
     if age > OLD_S:
         say(f"warning: that check is {age / 3600:.0f} hours old; {HOW_TO_CHECK}")

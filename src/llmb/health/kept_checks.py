@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of several nodes, kept below the root of installation: a folder per check, with a report per node."""
 
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -102,6 +103,11 @@ def write_result(folder: CheckFolder, result: NodesResult) -> None:
         write_atomically(folder.result, result.model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise cannot_write(folder.path, error) from error
+
+
+def discard(folder: CheckFolder) -> None:
+    """Removes a check that asked no node."""
+    shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def last_check(install: Path) -> CheckFolder:
