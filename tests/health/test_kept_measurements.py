@@ -49,5 +49,19 @@ def test_a_file_of_something_else_is_named(tmp_path) -> None:
     assert error.value.where == str(path)
 
 
+def test_a_file_that_is_damaged_or_cannot_be_read_is_named(tmp_path) -> None:
+    path = write_measurements(tmp_path, file())
+    untimed = [file(at=at).model_dump_json().encode() for at in ("yesterday", "2026-11-22T10:00:00")]
+    for content in (b"\xff\xfe", *untimed):
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match="not a file of measurements"):
+            read_measurements(tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UsageError, match="cannot be read") as error:
+        read_measurements(tmp_path)
+    assert error.value.where == str(path)
+
+
 def test_no_folder_is_no_measurement(tmp_path) -> None:
     assert read_measurements(tmp_path / "none") == []

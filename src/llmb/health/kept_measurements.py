@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from llmb.errors import UsageError
+from llmb.input_files import open_file
 from llmb.microbenchmarks.records import MeasurementFile
 from llmb.runs.folder import cannot_write, write_atomically
 
@@ -49,21 +48,33 @@ def _unused(folder: Path, name: str) -> Path:
 
 
 def read_measurements(install: Path, node: str | None = None) -> list[MeasurementFile]:
-    """All that are kept, or those of ``node``, the oldest first. Raises UsageError for a file that is damaged.
+    """All that are kept, or those of ``node``, the oldest first. Raises UsageError for a file that is damaged
+    or cannot be read.
 
     An empty file is one that is being written.
     """
     found = [file for file in _read_all(bench_folder(install)) if node in (None, file.node)]
-    return sorted(found, key=lambda file: datetime.fromisoformat(file.measured_at))
+    return sorted(found, key=_moment)
 
 
 def _read_all(folder: Path) -> Iterator[MeasurementFile]:
     for path in sorted(folder.glob("*/*.json")):
-        text = path.read_text()
+        with open_file(path) as stream:
+            text = stream.read()
         if not text:
             continue
         try:
-            yield MeasurementFile.model_validate_json(text)
-        except ValidationError as error:
+            found = MeasurementFile.model_validate_json(text)
+            _moment(found)
+        except ValueError as error:  # pydantic's is one
             do = "remove it, or read it with the version of llmb that wrote it"
             raise UsageError("not a file of measurements of llmb bench", where=str(path), do=do) from error
+        yield found
+
+
+def _moment(measured: MeasurementFile) -> datetime:
+    """Raises ValueError for a time that is none, or has no time zone."""
+    moment = datetime.fromisoformat(measured.measured_at)
+    if moment.tzinfo is None:
+        raise ValueError(f"{measured.measured_at} has no time zone")
+    return moment
