@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from llmb.resources.read import read_samples
+from llmb.resources.sample import HostSample, Sample, SamplerStart, to_line
 from llmb.resources.sampler import LONGEST_INTERVAL_S, SAMPLES_PER_INTERVAL, interval_after
 from llmb.resources.start import Sampler, start_sampler
 
@@ -138,6 +139,15 @@ def test_a_later_sampler_goes_on_after_a_torn_line(tmp_path: Path) -> None:
     one, two = read_samples(tmp_path)
     assert len(one.samples) == whole - 1
     assert two.samples[0].time_s > one.samples[-1].time_s
+
+
+@pytest.mark.parametrize("damage", ['"time_s":NaN', '"time_s":1.0,"host":{"load":1e400}', '"time_s":Infinity'])
+def test_a_sample_with_a_number_that_is_none_is_left_out(tmp_path: Path, damage: str) -> None:
+    lines = [to_line(SamplerStart(node="n", cores=2, interval_s=1.0)), to_line(Sample(time_s=1.0, host=HostSample()))]
+    host = "" if "host" in damage else ',"host":{}'
+    (tmp_path / "n.jsonl").write_bytes(b"".join(lines) + f"{{{damage}{host}}}\n".encode())
+    (found,) = read_samples(tmp_path)
+    assert [sample.time_s for sample in found.samples] == [1.0]
 
 
 def test_the_file_of_a_long_run_stays_small() -> None:

@@ -4,6 +4,9 @@
 import json
 from dataclasses import asdict, dataclass, field
 
+FINITE = {"allow_inf_nan": False}
+"""How pydantic reads a line: numbers that no sampler writes are damage."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledGpu:
@@ -17,6 +20,7 @@ class SampledGpu:
 class SamplerStart:
     """The first line of a sampler. ``missing`` has the reason by name of what it cannot read."""
 
+    __pydantic_config__ = FINITE
     node: str
     cores: int | None
     interval_s: float
@@ -28,6 +32,7 @@ class SamplerStart:
 class HostSample:
     """A node at one moment; None is unknown. Seconds of all cores since the boot, energy since the sampler began."""
 
+    __pydantic_config__ = FINITE
     cpu_busy_s: float | None = None
     cpu_iowait_s: float | None = None
     cpu_steal_s: float | None = None
@@ -45,6 +50,7 @@ class HostSample:
 class GpuSamples:
     """The GPUs of a node at one moment, in the order of ``SamplerStart.gpus``; None is unknown."""
 
+    __pydantic_config__ = FINITE
     power_w: tuple[float | None, ...] = ()
     energy_j: tuple[float | None, ...] = ()
     """Since the driver was loaded."""
@@ -58,6 +64,7 @@ class GpuSamples:
 class Sample:
     """``time_s`` is Unix time by the node's clock; ``gpus`` is None if none are sampled."""
 
+    __pydantic_config__ = FINITE
     time_s: float
     host: HostSample
     gpus: GpuSamples | None = None
