@@ -254,9 +254,7 @@ def test_one_rejected_job_is_no_result_of_its_node_and_a_rejection_of_all_is_an_
         run(scheduler, tmp_path, dict.fromkeys(scheduler.rejects, UP))
 
 
-def test_a_check_that_no_job_was_accepted_for_does_not_hide_the_one_before(
-    tmp_path: Path, clock: list[float]
-) -> None:
+def test_a_check_that_no_job_was_accepted_for_does_not_hide_the_one_before(tmp_path: Path, clock: list[float]) -> None:
     before = kept(tmp_path, "2026-01-01T00:00:00+00:00", node1="fail")
     scheduler = Scripted()
     scheduler.rejects = {"node1": "Slurm rejected the job: Invalid account"}
@@ -383,7 +381,10 @@ def test_an_old_check_is_used_with_a_warning(tmp_path: Path) -> None:
     assert len(said) == 1
 
 
-@pytest.mark.parametrize(("text", "what"), [("@/none", "cannot be read"), ("unfit,node[1-x]", "no list of nodes")])
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [("@/none", "cannot be read"), ("unfit,node[1-x]", "no list of nodes"), ("unfit,node[1-", "no list of nodes")],
+)
 def test_a_list_that_cannot_be_read_is_an_error(tmp_path: Path, text: str, what: str) -> None:
     kept(tmp_path, node1="fail")
     with pytest.raises(UsageError, match=what):
@@ -428,6 +429,8 @@ def test_the_last_check_is_shown_again_and_one_node_of_it_alone(
     assert exit_code_of(app, ["doctor", "--last", "--nodes", "node1"]) == 0
     assert "node1: PASS" in capsys.readouterr().out
     assert exit_code_of(app, ["doctor", "--last", "--nodes", "node4"]) == 2
+    for damaged in ("node[1-x]", "node[1-"):
+        assert exit_code_of(app, ["doctor", "--last", "--nodes", damaged]) == 2
 
 
 def test_a_check_whose_client_was_killed_shows_what_has_been_reported(tmp_path: Path) -> None:

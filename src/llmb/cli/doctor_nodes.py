@@ -13,7 +13,7 @@ from llmb.cli.messages import say
 from llmb.cli.progress import NodeProgress
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError, UserInterrupt
 from llmb.health.check_nodes import NodesCheck, stored
-from llmb.health.exclusion import listed_in
+from llmb.health.exclusion import listed_in, listed_names
 from llmb.health.kept_checks import CheckFolder, NodesRequest, NodesResult, last_check, new_check
 from llmb.health.node_jobs import CheckOrder
 from llmb.health.records import NodeReport
@@ -69,7 +69,8 @@ def doctor_nodes(
     options = scheduler.asked({**asked, "time_limit": str(limits.time_limit)}, os.environ, sys.executable)
     states = _states(scheduler, chosen)
     folder = new_check(install, request.model_copy(update={"nodes": tuple(states)}))
-    say(f"checking {'1 node' if len(states) == 1 else f'{len(states)} nodes'} ({folder.path}); Ctrl-C keeps what is reported, and cancels the rest")
+    count = "1 node" if len(states) == 1 else f"{len(states)} nodes"
+    say(f"checking {count} ({folder.path}); Ctrl-C keeps what is reported, and cancels the rest")
     with NodeProgress(len(states)) as progress:
         check = NodesCheck(
             order=CheckOrder(scheduler=scheduler, site=site, options=options, time_limit_min=limits.time_limit),
@@ -102,7 +103,7 @@ def show_last(install: Path, chosen: Chosen, *, json: bool) -> None:
     except OSError as error:
         raise EnvironmentProblem(f"it cannot be read: {error.strerror}", where=str(folder.path)) from error
     if (listed := chosen.listed) is not None:
-        result = _only(result, scheduler.host_names(listed))
+        result = _only(result, listed_names(listed, listed))
     _print(result, folder, scheduler, json=json)
     raise_unless_fit(result.reports)
 

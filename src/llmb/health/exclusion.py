@@ -14,7 +14,7 @@ from llmb.schedulers.lookup import QUEUE, find_scheduler
 OPTION = "exclude"
 UNFIT, FILE = "unfit", "@"
 OLD_S = 24 * 3600
-_PART = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
+_PART = re.compile(r"(?:[^,\[\]]|\[[^\]]*\]|[\[\]])+")
 _COMMENT = re.compile(r"#.*")
 Say = Callable[[str], None]
 
@@ -34,7 +34,7 @@ def excluded_nodes(text: str, install: Path, say: Say) -> str:
             names += _unfit(install, say)
         else:
             listed = listed_in(Path(part[1:])) if part.startswith(FILE) else part
-            names += _names(listed, part)
+            names += listed_names(listed, part)
     return scheduler.host_list(names)
 
 
@@ -48,7 +48,8 @@ def listed_in(path: Path) -> str:
     return ",".join(filter(None, (",".join(_COMMENT.sub("", line).split()).strip(",") for line in lines)))
 
 
-def _names(listed: str, part: str) -> list[str]:
+def listed_names(listed: str, part: str) -> list[str]:
+    """The nodes of a list, which ``part`` is or names. Raises UsageError."""
     try:
         return find_scheduler(QUEUE).host_names(listed)
     except ValueError as error:

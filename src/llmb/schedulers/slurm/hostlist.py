@@ -13,7 +13,9 @@ _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
 
 
 def expand(hosts: str | None) -> list[str]:
-    """Every name of the list; empty for none."""
+    """Every name of the list; empty for none. Raises ValueError."""
+    if re.search(r"[\[\]]", _BRACKET.sub("", hosts or "")):
+        raise ValueError("a bracket lacks its other one")
     return [name for part in _PART.findall(hosts or "") for name in _names(part)]
 
 
