@@ -208,3 +208,28 @@ def test_a_duplicate_key_is_reported_with_its_line(llmb: Run, install: Path) -> 
         done = llmb("config", *arguments)
         assert done.returncode == 2
         assert "cluster_config.yaml:3: duplicate key 'slurm'" in done.stderr
+
+
+def test_the_ends_of_lines_stay(llmb: Run, install: Path) -> None:
+    file = install / "cluster_config.yaml"
+    file.write_bytes(b"gpu_type: h100\r\nslurm:\r\n  account: a # x\r\n")
+    assert llmb("config", "set", "slurm.partition", "batch").returncode == 0
+    assert file.read_bytes() == b"gpu_type: h100\r\nslurm:\r\n  account: a # x\r\n  partition: batch\r\n"
+    assert llmb("config", "unset", "slurm.account").returncode == 0
+    assert file.read_bytes() == b"gpu_type: h100\r\nslurm:\r\n  partition: batch\r\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("gpu_type: h100\n".encode("utf-16"), "it is not UTF-8"),
+        (b"vboost: 99\n", "cluster_config.yaml cannot be used:"),  # and not: the account cannot be 'a'
+    ],
+)
+def test_a_file_that_was_wrong_before_is_what_is_reported(llmb: Run, install: Path, content: bytes, what: str) -> None:
+    file = install / "cluster_config.yaml"
+    file.write_bytes(content)
+    done = llmb("config", "set", "slurm.account", "a")
+    assert (done.returncode, file.read_bytes()) == (2, content)
+    assert what in done.stderr
+    assert "slurm.account" not in done.stderr

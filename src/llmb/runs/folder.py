@@ -279,7 +279,7 @@ def write_atomically(path: Path, text: str, *, errors: str = "strict") -> None:
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        with os.fdopen(handle, "w", errors=errors) as stream:
+        with os.fdopen(handle, "w", encoding="utf-8", errors=errors) as stream:
             if path.exists():
                 os.fchmod(stream.fileno(), path.stat().st_mode & 0o777)
             stream.write(text)

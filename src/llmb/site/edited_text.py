@@ -22,9 +22,10 @@ class CannotEdit(Exception):
 
 def with_value(text: str, keys: Keys, value: object) -> str:
     """``text`` with ``value`` at ``keys``. Raises CannotEdit."""
+    text, ends = _lines_of(text)
     wanted = _data(text)
     _place(wanted, keys[:-1])[keys[-1]] = value
-    return _checked(_set(text, keys, value), wanted, text, keys)
+    return _checked(_set(text, keys, value), wanted, text, keys).replace("\n", ends)
 
 
 def without_value(text: str, keys: Keys) -> str:
@@ -32,13 +33,19 @@ def without_value(text: str, keys: Keys) -> str:
 
     Raises KeyError if they are not there, CannotEdit.
     """
+    text, ends = _lines_of(text)
     wanted = _data(text)
     keys = list(keys)
     while len(keys) > 1 and list(_found(wanted, keys[:-1])) == [keys[-1]]:
         keys.pop()
     _found(wanted, keys)
     del _found(wanted, keys[:-1])[keys[-1]]
-    return _checked(_removed(text, keys), wanted, text, keys)
+    return _checked(_removed(text, keys), wanted, text, keys).replace("\n", ends)
+
+
+def _lines_of(text: str) -> tuple[str, str]:
+    """With plain ends of lines, and what they end in: that of Windows, where there is one."""
+    return text.replace("\r\n", "\n"), "\r\n" if "\r\n" in text else "\n"
 
 
 def _data(text: str) -> dict[str, Any]:

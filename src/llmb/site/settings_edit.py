@@ -38,13 +38,13 @@ def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
     problems: list[str] = []
     for value in _values(text):
         edited = _edited(path, lambda value=value: with_value(before, keys, value))  # type: ignore[misc]
-        try:
-            schema.model_validate(yaml.load(edited, Loader=FOREIGN_LOADER))  # noqa: S506 (a safe loader)
-        except ValidationError as error:
-            problems = problems or [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+        if found := _problems(schema, edited):
+            problems = problems or found
             continue
         _write(path, edited if before else NEW_FILE + edited)
         return str(value)
+    if _problems(schema, before) == problems:
+        raise unusable(path, [f"{path}: {problem}" for problem in problems])
     raise UsageError(f"{key} cannot be '{text}':\n" + "\n".join(f"  - {problem}" for problem in problems))
 
 
@@ -99,7 +99,19 @@ def _text(path: Path) -> str:
         raise unusable(path, error.problems) from error
     except ValueError as error:
         raise unusable(path, [f"{path}: {error}"]) from error
-    return path.read_text()
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as error:  # YAML may be UTF-16, too
+        raise unusable(path, [f"{path}: it is not UTF-8"]) from error
+
+
+def _problems(schema: type[BaseModel], text: str) -> list[str]:
+    try:
+        schema.model_validate(yaml.load(text, Loader=FOREIGN_LOADER) or {})  # noqa: S506 (a safe loader)
+    except ValidationError as error:
+        named = ((".".join(map(str, item["loc"])), item["msg"]) for item in error.errors())
+        return [f"{name}: {what}" if name else what for name, what in named]
+    return []
 
 
 def _values(text: str) -> list[Any]:
