@@ -233,3 +233,27 @@ def test_a_file_that_was_wrong_before_is_what_is_reported(llmb: Run, install: Pa
     assert (done.returncode, file.read_bytes()) == (2, content)
     assert what in done.stderr
     assert "slurm.account" not in done.stderr
+
+
+@pytest.mark.parametrize("key", ["gpu_type", "slurm.partitions.blackwell.gpu_type"])
+def test_a_misspelled_gpu_type_is_named_with_its_key(llmb: Run, key: str) -> None:
+    """Jobs for b200 went to the default partition where the other one was said to have b20."""
+    assert llmb("config", "set", key, "b20").returncode == 0
+    done = llmb("submit", "-w", "pretrain_llama3.1", "-s", "405b", "--scale", "512", "--gpu-type", "h100", "--dry-run")
+    assert done.returncode == 2
+    assert "unknown GPU type 'b20'; did you mean 'b200'?" in done.stderr
+    assert f"see '{key}' in 'llmb config show'" in done.stderr
+
+
+def test_variables_of_an_unknown_workload_are_reported(llmb: Run) -> None:
+    assert llmb("config", "set", "workloads.pretrain_lama3.1.environment.A", "1").returncode == 0
+    done = llmb("submit", "-w", "pretrain_llama3.1", "-s", "405b", "--scale", "512", "--dry-run")
+    what = "workloads.pretrain_lama3.1: there is no such workload; did you mean 'pretrain_llama3.1'?"
+    assert (done.returncode, what in done.stderr) == (0, True)
+
+
+def test_a_root_that_depends_on_the_folder_is_refused(llmb: Run, tmp_path: Path) -> None:
+    assert llmb("config", "set", "--user", "install_root", "bench").returncode == 2
+    assert llmb("config", "set", "--user", "install_root", "~/bench").returncode == 0
+    (tmp_path / ".config" / "llmb" / "config.yaml").write_text("install_root: bench\n")
+    assert llmb("config", "show", LLMB_INSTALL="").returncode == 2

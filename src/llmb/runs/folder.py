@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ADMINISTRATOR = 0
 CLUSTER_CONFIG = "cluster_config.yaml"
 ROOT_KEY = "install_root"
+ABSOLUTE = "begin it with / or ~"
 """Of the user's own defaults."""
 ROOT_VARIABLES = ("LLMB_INSTALL", "STAGE_PATH")
 """Those of the reference documents that name the root of installation; the second one is that of the oldest."""
@@ -196,7 +197,13 @@ def user_root(path: Path) -> Path | None:
 
     data = read_data(path)
     root = data.get(ROOT_KEY) if isinstance(data, dict) else None
-    return Path(root).expanduser().absolute() if isinstance(root, str) and root else None
+    if not isinstance(root, str) or not root:
+        return None
+    if not root.startswith(("/", "~")):
+        raise UsageError(
+            f"{ROOT_KEY} is '{root}', which is another folder in each folder", where=str(path), do=ABSOLUTE
+        )
+    return Path(root).expanduser().absolute()
 
 
 def install_root(environ: Mapping[str, str], start: Path) -> Path:

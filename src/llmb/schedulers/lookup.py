@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import AfterValidator, BaseModel, Field, create_model
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.record import Record
 from llmb.errors import unknown
-from llmb.runs.folder import ROOT_KEY
+from llmb.runs.folder import ABSOLUTE, ROOT_KEY
 from llmb.schedulers.port import Scheduler
 from llmb.site.cluster_config import ClusterConfig
 from llmb.site.site import Site, read_site
@@ -54,8 +54,14 @@ def user_schema() -> type[BaseModel]:
     """The user's own defaults, which are above those of the cluster."""
     fields = {name: field for name, field in cluster_schema().model_fields.items() if name in USER_KEYS}
     kinds: dict[str, Any] = {name: (field.annotation, field) for name, field in fields.items()}
-    kinds[ROOT_KEY] = (str | None, Field(default=None))
+    kinds[ROOT_KEY] = (Annotated[str, AfterValidator(_absolute)] | None, Field(default=None))
     return create_model("UserConfigFile", __base__=Record, **kinds)
+
+
+def _absolute(root: str) -> str:
+    if not root.startswith(("/", "~")):
+        raise ValueError(f"it is another folder in each folder: {ABSOLUTE}")
+    return root
 
 
 def read_cluster_site(catalogue: Catalogue, install: Path, environ: Mapping[str, str]) -> Site:

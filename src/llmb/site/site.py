@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where jobs run: a cluster's settings, its network, and the shell of whoever submits."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,8 +10,11 @@ from pydantic import BaseModel
 from llmb.catalogue.fabric import Fabric
 from llmb.catalogue.job_defaults import find_fabric
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.resolve import CPU
+from llmb.errors import did_you_mean, unknown
 from llmb.runs.folder import CLUSTER_CONFIG
 from llmb.site.cluster_config import ClusterConfig, combined, read_cluster_file, read_user_file
+from llmb.site.settings_keys import leaves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,4 +40,22 @@ def read_site(
     file = read_cluster_file(install / CLUSTER_CONFIG, schema)
     config = combined(file, read_user_file(environ, user_schema), schema)
     fabric = find_fabric(catalogue, config.fabric) if config.fabric else None
-    return Site(install=install, config=config, fabric=fabric, shell=environ, notes=file.notes)
+    if file.form is None:  # the reference suite has GPU types and workloads that llmb lacks
+        _check_gpu_types(catalogue, config)
+    notes = file.notes if file.form else (*file.notes, *_unknown_workloads(catalogue, config))
+    return Site(install=install, config=config, fabric=fabric, shell=environ, notes=notes)
+
+
+def _check_gpu_types(catalogue: Catalogue, config: ClusterConfig) -> None:
+    """A partition of a misspelled type would silently get no jobs. Raises UsageError."""
+    known = (*catalogue.gpus, CPU)
+    for keys, value in leaves(config):
+        if keys[-1] == "gpu_type" and "environment" not in keys and value not in known:
+            raise unknown("GPU type", value, known, do=f"see '{'.'.join(keys)}' in 'llmb config show'")
+
+
+def _unknown_workloads(catalogue: Catalogue, config: ClusterConfig) -> Iterator[str]:
+    for name in config.workloads:
+        if name not in catalogue.workloads:
+            near = did_you_mean(name, catalogue.workloads)
+            yield f"warning: {CLUSTER_CONFIG}: workloads.{name}: there is no such workload{near}"
