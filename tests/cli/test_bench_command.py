@@ -12,12 +12,14 @@ import pytest
 from typer.testing import CliRunner
 
 from llmb.cli.bench import app
+from llmb.cli.bench_keep import save_and_show
 from llmb.errors import EnvironmentProblem, LlmbError, RunFailed, UsageError
 from llmb.health.bench import raise_if_missing
 from llmb.health.kept_measurements import read_measurements, write_measurements
 from llmb.microbenchmarks.records import Measurement, MeasurementFile, NotMeasured
 from llmb.report.bench_report import history_tables, measurement_tables
 from llmb.report.table import table_lines
+from llmb.runs.folder import NotWritable
 
 QUICK = ("gemm", "--device", "cpu", "--repeat", "3", "--seconds", "0", "--json")
 
@@ -212,6 +214,27 @@ def test_what_a_device_cannot_compute_is_listed_and_is_no_error() -> None:
     with pytest.raises(RunFailed, match="nothing could be measured") as error:
         raise_if_missing(file.model_copy(update={"measurements": ()}))
     assert error.value.where == "no FP8 here"
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "advice"), [("gemm", "--mbs"), ("memory", "--size"), ("collectives", "--max-size")]
+)
+def test_without_memory_the_advice_names_an_option_of_that_command(benchmark, advice) -> None:
+    missing = NotMeasured(benchmark=benchmark, case="x", reason="too large", out_of_memory=True)
+    with pytest.raises(RunFailed, match="out of memory: x") as error:
+        raise_if_missing(gpu_file(not_measured=(missing,)))
+    assert error.value.do and advice in error.value.do
+
+
+def test_a_result_that_cannot_be_saved_is_shown(tmp_path) -> None:
+    kept, shown = tmp_path / ".llmb", []
+    kept.write_text("a file where the folder should be")
+    with pytest.raises(NotWritable):
+        save_and_show(tmp_path, [gpu_file()], lambda: shown.append(True))
+    assert shown
+    kept.unlink()
+    (path,) = save_and_show(tmp_path, [gpu_file()], lambda: shown.append(True))
+    assert Path(path).is_file() and len(shown) == 2
 
 
 def test_a_busy_machine_is_told() -> None:

@@ -14,6 +14,7 @@ from llmb.catalogue.resolve import Request
 from llmb.cli.bench_collectives import collectives
 from llmb.cli.bench_disk import disk
 from llmb.cli.bench_gpus import gpus
+from llmb.cli.bench_keep import save_and_show
 from llmb.cli.group import Group
 from llmb.cli.json_option import Json
 from llmb.cli.messages import print_unspecified, say
@@ -27,7 +28,7 @@ from llmb.health.bench import (
     Settings,
     device_here,
     dtypes_asked,
-    measure_and_keep,
+    measure,
     raise_if_missing,
     recipe_of,
     recipe_text,
@@ -249,13 +250,17 @@ class _Measurement:
             def show(case: Progress) -> None:
                 progress.case(case.name, case.number, case.total, case.seconds)
 
-            kept = measure_and_keep(self.catalogue, install, cases, self.settings, show, recipe)
-        if self.json:
-            print_json(measurement_document(kept.measured))
-        else:
-            print_tables(measurement_tables(kept.measured, title))
-        say(f"saved to {kept.path}")
-        raise_if_missing(kept.measured)
+            measured = measure(self.catalogue, cases, self.settings, show, recipe)
+
+        def show_result() -> None:
+            if self.json:
+                print_json(measurement_document(measured))
+            else:
+                print_tables(measurement_tables(measured, title))
+
+        (path,) = save_and_show(install, [measured], show_result)
+        say(f"saved to {path}")
+        raise_if_missing(measured)
 
 
 def _model(catalogue: Catalogue, name: str, own_size: str | None) -> dict[str, str]:

@@ -9,6 +9,7 @@ import typer
 
 import llmb
 from llmb.cli.bench_jobs import JOB, DryRun, JobRequest, Program, Ranks, Wait, check_is_job, queue
+from llmb.cli.bench_keep import save_and_show
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.options import given_of, takes
@@ -26,7 +27,6 @@ from llmb.health.collectives import (
     named_collectives,
     raise_if_wrong,
 )
-from llmb.health.kept_measurements import write_measurements
 from llmb.microbenchmarks.collective_records import JOB as FILE
 from llmb.microbenchmarks.collective_records import PROGRAM
 from llmb.microbenchmarks.jobs import Progress
@@ -117,8 +117,9 @@ def _here(asked: Asked, choice: DeviceChoice, ranks: int | None, *, json: bool) 
 
         result = measure_here(job, ranks, show)
     measured = measurement_file(job, result, ("llmb", *sys.argv[1:]), measured_at)
-    kept = write_measurements(install, measured)
-    _print(measured, "\n".join(collective_texts(job, result, llmb.__version__)), (str(kept),), json=json)
+    table = "\n".join(collective_texts(job, result, llmb.__version__))
+    kept = save_and_show(install, [measured], lambda: _show(measured, table, json=json))
+    _conclude(measured, kept)
 
 
 def _in_a_job(request: JobRequest, asked: Asked, *, wait: bool, dry_run: bool, json: bool) -> None:
@@ -131,17 +132,21 @@ def _in_a_job(request: JobRequest, asked: Asked, *, wait: bool, dry_run: bool, j
     done = queue(order, dry_run=dry_run, wait=wait, json=json)
     if done:
         end, folder = done
-        _print(end.measured[0], (folder.path / TABLE).read_text(), end.kept, json=json)
+        _show(end.measured[0], (folder.path / TABLE).read_text(), json=json)
+        _conclude(end.measured[0], end.kept)
 
 
-def _print(measured: MeasurementFile, table: str, kept: tuple[str, ...], *, json: bool) -> None:
-    """Raises RunFailed after the result for one that is wrong, or that memory ran out for."""
+def _show(measured: MeasurementFile, table: str, *, json: bool) -> None:
     if json:
         print_json(measurement_document(measured))
     else:
         print_text(table)
         if measured.not_measured:
             print_tables([not_measured_table(measured.not_measured)])
+
+
+def _conclude(measured: MeasurementFile, kept: tuple[str, ...]) -> None:
+    """Raises RunFailed for a result that is wrong, or that memory ran out for."""
     say(f"saved to {', '.join(kept)}")
     raise_if_wrong(measured)
     raise_if_missing(measured)

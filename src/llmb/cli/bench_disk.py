@@ -11,6 +11,7 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
+from llmb.cli.bench_keep import save_and_show
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.options import selection_options, takes
@@ -25,7 +26,6 @@ from llmb.health.disk_bench import (
     ranks_of_a_node,
     recipe_checkpoint_bytes,
 )
-from llmb.health.kept_measurements import write_measurements
 from llmb.microbenchmarks.disk import DiskJob, Prediction, prediction, rate
 from llmb.microbenchmarks.jobs import Progress
 from llmb.microbenchmarks.sizes import bytes_of
@@ -93,16 +93,19 @@ def disk(
 
         timing = measure_disk(job, show)
     measured = disk_file(job, timing, ("llmb", *sys.argv[1:]), measured_at, recipe_text(recipe) if recipe else None)
-    kept = write_measurements(install, measured)
     rows = measured.measurements
     predicted: Prediction | None = None
     if recipe:
         nodes = -(-recipe.layout.gpus // ranks_of_a_node(recipe, gpu.gpus_per_node if gpu else None))
         predicted = prediction(recipe_checkpoint_bytes(recipe), nodes, rate(rows, "write"), rate(rows, "read"))
-    if json:
-        print_json(disk_document(measured, predicted))
-    else:
-        print_tables(disk_tables(measured, predicted, folder))
+
+    def show_result() -> None:
+        if json:
+            print_json(disk_document(measured, predicted))
+        else:
+            print_tables(disk_tables(measured, predicted, folder))
+
+    (kept,) = save_and_show(install, [measured], show_result)
     say(f"saved to {kept}")
 
 

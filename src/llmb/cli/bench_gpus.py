@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from llmb.cli.bench_jobs import JOB, DryRun, JobRequest, Program, Ranks, Wait, check_is_job, queue
+from llmb.cli.bench_keep import save_and_show
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.options import given_of, takes
@@ -16,8 +17,7 @@ from llmb.cli.progress import CaseProgress
 from llmb.cli.root import install_here
 from llmb.errors import EnvironmentProblem, RunFailed
 from llmb.health.bench import DeviceChoice, device_here
-from llmb.health.gpus import compare_parts, gpu_files, gpus_job, measure_parts
-from llmb.health.kept_measurements import write_measurements
+from llmb.health.gpus import Parts, compare_parts, gpu_files, gpus_job, measure_parts
 from llmb.microbenchmarks.gpu_records import JOB as FILE
 from llmb.microbenchmarks.gpu_records import PROGRAM
 from llmb.microbenchmarks.jobs import Progress
@@ -67,11 +67,14 @@ def gpus(
         document = gpus_job(request.device, seconds).model_dump_json()
         done = queue(request.order(program, title, document), dry_run=dry_run, wait=wait, json=json)
         if done:
-            _print(done[0].measured, done[0].missing_nodes, done[0].kept, json=json)
+            parts = compare_parts(done[0].measured, done[0].missing_nodes, outlier_rule())
+            _show(parts, json=json)
+            _conclude(parts, done[0].kept)
     else:
+        install = install_here()
         files = _measured_here(device, ranks, seconds)
-        kept = tuple(str(write_measurements(install_here(), file)) for file in files)
-        _print(files, (), kept, json=json)
+        parts = compare_parts(files, (), outlier_rule())
+        _conclude(parts, save_and_show(install, files, lambda: _show(parts, json=json)))
 
 
 def _measured_here(choice: DeviceChoice, ranks: int | None, seconds: float) -> list[MeasurementFile]:
@@ -90,14 +93,15 @@ def _measured_here(choice: DeviceChoice, ranks: int | None, seconds: float) -> l
     return list(gpu_files(reports, ("llmb", *sys.argv[1:]), measured_at))
 
 
-def _print(files: Sequence[MeasurementFile], missing: Sequence[str], kept: Sequence[str], *, json: bool) -> None:
-    """Raises RunFailed, after the result, if a node is unfit."""
-    rule = outlier_rule()
-    parts = compare_parts(files, missing, rule)
+def _show(parts: Parts, *, json: bool) -> None:
     if json:
-        print_json(gpus_document(parts, rule))
+        print_json(gpus_document(parts, outlier_rule()))
     else:
-        print_tables(gpus_tables(parts, rule))
+        print_tables(gpus_tables(parts, outlier_rule()))
+
+
+def _conclude(parts: Parts, kept: Sequence[str]) -> None:
+    """Raises RunFailed if a node is unfit."""
     if kept:
         say(f"saved to {kept[0]}{f' and {len(kept) - 1} more' if kept[1:] else ''}")
     slow = [f"{part.row.node} rank {part.row.rank}" for part in parts.slow]

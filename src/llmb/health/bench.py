@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call of ``llmb bench``: whose shapes, on what device, measured and kept."""
+"""One call of ``llmb bench``: whose shapes, on what device, and what was measured."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Literal, get_args
 
 import llmb
@@ -12,7 +11,6 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Recipe
 from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, resolve
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError, unknown
-from llmb.health.kept_measurements import write_measurements
 from llmb.health.measure import OnProgress, run_measurements
 from llmb.microbenchmarks.cases import Asked, Device, meaning
 from llmb.microbenchmarks.jobs import Job, ProductDtype
@@ -28,6 +26,13 @@ DEFAULT_MODEL: dict[Device, tuple[str, str]] = {
 BURST_S, MOST_REPEATS = 0.25, 200
 """A burst of one case ends after this time or so many repetitions, but not before the minimum number of them."""
 
+SMALLER_SHAPE = "choose a smaller shape, such as with --mbs, --seq-len or a larger --tp"
+SMALLER = {
+    **dict.fromkeys(("memory", "transfer"), "choose a smaller --size"),
+    "collectives": "choose a smaller --max-size, or fewer --ranks",
+}
+"""What to do if memory ran out, where sizes are not those of a recipe."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -36,14 +41,6 @@ class Settings:
     device: Device
     repeats: int | None
     command: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What was measured, and where it was saved."""
-
-    measured: MeasurementFile
-    path: Path
 
 
 def device_here(choice: DeviceChoice, machine: Machine) -> Device:
@@ -86,15 +83,14 @@ def recipe_of(
     return resolve(catalogue, replace(request, gpu_type=gpu_type, dtype=dtype), found)
 
 
-def measure_and_keep(
+def measure(
     catalogue: Catalogue,
-    install: Path,
     asked: Sequence[Asked],
     settings: Settings,
     on_progress: OnProgress,
     recipe: Recipe | None = None,
-) -> Kept:
-    """Raises what ``run_measurements`` and ``write_measurements`` raise."""
+) -> MeasurementFile:
+    """Raises what ``run_measurements`` raises."""
     measured_at = datetime.now(UTC).isoformat(timespec="seconds")
     timings = run_measurements(_job(asked, settings), on_progress)
     device, on_gpu = timings.device, settings.device == "cuda"
@@ -105,7 +101,7 @@ def measure_and_keep(
         for one, timing in zip(asked, timings.timings, strict=True)
     ]
     versions = device.model_dump(include={"python", "torch", "cuda", "cudnn", "nccl", "driver"})
-    measured = MeasurementFile(
+    return MeasurementFile(
         node=node,
         measured_at=measured_at,
         command=settings.command,
@@ -114,7 +110,6 @@ def measure_and_keep(
         not_measured=tuple(row for row in rows if isinstance(row, NotMeasured)),
         recipe=recipe and recipe_text(recipe),
     )
-    return Kept(measured, write_measurements(install, measured))
 
 
 def _job(asked: Sequence[Asked], settings: Settings) -> Job:
@@ -139,7 +134,9 @@ def raise_if_missing(measured: MeasurementFile) -> None:
         raise RunFailed(
             f"out of memory: {'; '.join(map(_named, memory))}",
             where=memory[0].reason,
-            do="choose a smaller shape, such as with --mbs, --seq-len, a larger --tp, or --size",
+            do=SMALLER.get(
+                memory[0].benchmark, "choose a smaller shape, such as with --mbs, --seq-len or a larger --tp"
+            ),
         )
     if not measured.measurements:
         reasons = dict.fromkeys(row.reason for row in measured.not_measured)
