@@ -118,6 +118,13 @@ def test_energy_of_a_part_of_the_run_is_not_given() -> None:
     assert [host.node for host in both.hosts] == ["n1", "n2"]
 
 
+def test_without_nvml_the_reason_for_no_energy_is_that() -> None:
+    work = replace(WORK, gpus={"n1": {"GPU-a"}})
+    blind = sampled(gpus="nvidia-ml-py is not installed")
+    found = use(work, replace(blind, start=replace(blind.start, gpus=())))
+    assert found.reasons["energy_j"] == found.reasons["power_w_mean"] == "nvidia-ml-py is not installed"
+
+
 def test_a_window_that_the_samples_do_not_cover() -> None:
     found = use(replace(WORK, spans=(Span(5, 12),)))
     assert found.energy_j is None and found.hosts[0].cpu_pct_mean is None

@@ -154,9 +154,12 @@ def _reasons(
 ) -> Iterator[tuple[str, str]]:
     """For every figure that is None, by its name; those of nodes and GPUs as ``hosts.name`` and ``gpus.name``."""
     missing = [node.sampled.start.missing for node in nodes]
-    no_gpus = next((each["gpus"] for each in missing if "gpus" in each), NOT_TOLD)
+    unread = next((each["gpus"] for each in missing if "gpus" in each), None)
+    no_gpus = unread or NOT_TOLD
     no_cpu_energy = next((each["cpu_energy"] for each in missing if "cpu_energy" in each), NOT_COVERED)
     lacking = f"not all GPUs and nodes were sampled: {', '.join(silent)}" if silent else None
+    if device == "cuda" and unread and not values["gpus"]:
+        lacking = unread  # it says more, and what to do
     no_energy = no_cpu_energy if device == "cpu" else NOT_COVERED if values["gpus"] else no_gpus
     for name in OF_GPUS:
         if values[name] is None:
