@@ -24,7 +24,7 @@ _STRING_TAG = "tag:yaml.org,2002:str"
 
 
 def _foreign_loader() -> Any:  # noqa: ANN401 (of either loader)
-    loader = type("ForeignLoader", (LOADER,), {})
+    loader: Any = type("ForeignLoader", (LOADER,), {})
     loader.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag not in _AS_WRITTEN]
         for first, resolvers in LOADER.yaml_implicit_resolvers.items()

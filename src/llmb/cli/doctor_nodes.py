@@ -85,9 +85,9 @@ def doctor_nodes(
     result = check.result(request.started_at)
     _print(result, folder, scheduler, json=json)
     if not complete:
-        count = len(result.unchecked)
+        left = len(result.unchecked)
         do = "'llmb doctor --last' shows the result again"
-        raise UserInterrupt(f"interrupted; {count} of {len(states)} nodes were not checked", do=do)
+        raise UserInterrupt(f"interrupted; {left} of {len(states)} nodes were not checked", do=do)
     raise_unless_fit(result.reports)
 
 
