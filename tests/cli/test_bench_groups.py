@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -199,3 +200,26 @@ def test_nothing_is_left_however_it_ends(forked_python, tmp_path, end) -> None:
     assert files == []
     if end != signal.SIGKILL:
         assert list(folder.iterdir()) == []
+
+
+def test_a_process_that_is_killed_ends_the_measurement_of_a_disk(tmp_path) -> None:
+    """Before, the others waited for it at the next barrier, for an hour."""
+    program = """
+import multiprocessing, sys
+from llmb.health.disk_files import run
+from llmb.microbenchmarks.disk import DiskJob
+
+def say(progress):
+    multiprocessing.active_children()[-1].kill()
+
+if __name__ == "__main__":
+    job = DiskJob(folder=sys.argv[1], size_bytes=4096, ranks=2, repeats=1_000_000, cache="through")
+    try:
+        run(job, say)
+    except RuntimeError as error:
+        sys.exit(str(error))
+"""
+    file = tmp_path / "program.py"
+    file.write_text(program)
+    done = subprocess.run([sys.executable, file, tmp_path], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.strip()) == (1, "a process was killed")

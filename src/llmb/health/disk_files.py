@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -125,7 +125,7 @@ def run(job: DiskJob, say: Callable[[Progress], None]) -> DiskTiming:
         theirs.close()
         answers.append(ours)
         processes.append(process)
-    ends = [_end_of(answer, job, say if rank == 0 else None) for rank, answer in enumerate(answers)]
+    ends = _ends_of(answers, processes, job, say)
     for process in processes:
         process.join()
     done = [end for end in ends if isinstance(end, Done)]
@@ -136,17 +136,26 @@ def run(job: DiskJob, say: Callable[[Progress], None]) -> DiskTiming:
     return DiskTiming(write_s=write_s, read_s=read_s, direct=all(end.direct for end in done))
 
 
-def _end_of(answer: Connection, job: DiskJob, say: Callable[[Progress], None] | None) -> "Done | str | None":
-    while True:
+def _ends_of(
+    answers: list[Connection], processes: list[SpawnProcess], job: DiskJob, say: Callable[[Progress], None]
+) -> "list[Done | str | None]":
+    """What each process sent last; None if it was killed, or if another one failed."""
+    ends: list[Done | str | None] = [None] * job.ranks
+    left = {answer: rank for rank, answer in enumerate(answers)}
+    while left:
+        answer = wait(list(left))[0]
+        assert isinstance(answer, Connection)
         try:
             told = answer.recv()
         except EOFError:
-            return None
+            for process in processes:
+                process.kill()  # the others would wait for it
+            told = None
         if not isinstance(told, int):
-            end: Done | str | None = told
-            return end
-        if say:
+            ends[left.pop(answer)] = told
+        elif left[answer] == 0:
             say(Progress(name=f"{job.ranks} x {job.size_bytes:,} bytes", number=told, total=job.repeats))
+    return ends
 
 
 def _length(spans: list[Span]) -> float:
