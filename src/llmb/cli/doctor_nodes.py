@@ -69,8 +69,8 @@ def doctor_nodes(
     options = scheduler.asked({**asked, "time_limit": str(limits.time_limit)}, os.environ, sys.executable)
     states = _states(scheduler, chosen)
     folder = new_check(install, request.model_copy(update={"nodes": tuple(states)}))
-    count = "1 node" if len(states) == 1 else f"{len(states)} nodes"
-    say(f"checking {count} ({folder.path}); Ctrl-C keeps what is reported, and cancels the rest")
+    nodes = "1 node" if len(states) == 1 else f"{len(states)} nodes"
+    say(f"checking {nodes} ({folder.path}); Ctrl-C keeps what is reported, and cancels the rest")
     with NodeProgress(len(states)) as progress:
         check = NodesCheck(
             order=CheckOrder(scheduler=scheduler, site=site, options=options, time_limit_min=limits.time_limit),
