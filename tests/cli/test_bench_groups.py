@@ -14,7 +14,7 @@ from llmb.errors import EnvironmentProblem
 from llmb.health.disk_bench import measure_disk
 from llmb.health.disk_files import open_unnamed
 from llmb.health.kept_measurements import read_measurements
-from llmb.microbenchmarks.disk import DiskJob, prediction
+from llmb.microbenchmarks.disk import DiskJob, prediction, whole_blocks
 from llmb.traces.nccl_tests import read_test_tables
 
 FACTORS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "alltoall": 1}
@@ -106,6 +106,7 @@ def test_a_size_that_memory_has_no_place_for_is_named(llmb) -> None:
         (("collectives", "--min-size", "8"), "'8' is not a size"),
         (("gpus", "--dry-run"), "--dry-run is of a job"),
         (("disk", "--scale", "8"), "--scale needs --workload"),
+        (("list", "--benchmark", "gem"), "did you mean 'gemm'?"),
     ],
 )
 def test_mistakes_are_named(llmb, arguments, message) -> None:
@@ -223,3 +224,11 @@ if __name__ == "__main__":
     file.write_text(program)
     done = subprocess.run([sys.executable, file, tmp_path], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr.strip()) == (1, "a process was killed")
+
+
+def test_a_rate_is_of_what_was_written_which_is_whole_blocks(llmb, tmp_path) -> None:
+    assert [whole_blocks(size) for size in (1, 4096, 4097)] == [4096, 4096, 8192]
+    done = llmb("bench", "disk", "--path", str(tmp_path), "--file-size", "1B", "--repeat", "1", "--json")
+    for row in json.loads(done.stdout)["measurements"]:
+        assert row["size_bytes"] == 4096
+        assert row["bandwidth_gb_per_s"] == pytest.approx(4096 / row["time_s"] / 1e9)

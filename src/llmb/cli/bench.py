@@ -21,7 +21,7 @@ from llmb.cli.messages import print_unspecified, say
 from llmb.cli.options import selection_options, takes
 from llmb.cli.progress import CaseProgress
 from llmb.cli.root import install_here
-from llmb.errors import EnvironmentProblem, UsageError
+from llmb.errors import EnvironmentProblem, UsageError, unknown
 from llmb.health.bench import (
     DEFAULT_MODEL,
     DeviceChoice,
@@ -44,6 +44,7 @@ from llmb.microbenchmarks.cases import (
     transfer_cases,
 )
 from llmb.microbenchmarks.jobs import ProductDtype, Progress
+from llmb.microbenchmarks.records import BENCHMARKS
 from llmb.microbenchmarks.sizes import bytes_of
 from llmb.options.option import made, options_of
 from llmb.report.bench_report import history_document, history_tables, measurement_document, measurement_tables
@@ -211,6 +212,8 @@ def list_(
 
     - `llmb bench list --node node-17 --benchmark gemm`
     """
+    if benchmark and benchmark not in BENCHMARKS:
+        raise unknown("benchmark", benchmark, BENCHMARKS)
     install = install_here()
     kept = read_measurements(install, node)
     if json:

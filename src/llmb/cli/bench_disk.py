@@ -26,7 +26,7 @@ from llmb.health.disk_bench import (
     ranks_of_a_node,
     recipe_checkpoint_bytes,
 )
-from llmb.microbenchmarks.disk import DiskJob, Prediction, prediction, rate
+from llmb.microbenchmarks.disk import DiskJob, Prediction, prediction, rate, whole_blocks
 from llmb.microbenchmarks.jobs import Progress
 from llmb.microbenchmarks.sizes import bytes_of
 from llmb.options.option import made, options_of
@@ -80,7 +80,7 @@ def disk(
     folder = (path or install).expanduser().absolute()
     job = DiskJob(
         folder=str(folder),
-        size_bytes=size if file_size is None else bytes_of(file_size),
+        size_bytes=whole_blocks(size if file_size is None else bytes_of(file_size)),
         ranks=here,
         repeats=repeat,
         cache=cache,

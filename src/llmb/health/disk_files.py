@@ -21,8 +21,6 @@ from llmb.microbenchmarks.jobs import Progress
 from llmb.runs.parent_death import end_with_parent
 
 BLOCK = 8 * 2**20
-ALIGNED = 4096
-"""Bytes of which direct reads and writes are multiples on every usual file system."""
 PATIENCE_S = 3600.0
 Span = tuple[float, float]
 """Start and end on the clock that all processes of a machine share."""
@@ -48,7 +46,7 @@ class DiskFile:
     """The file of one process, and a block of data that does not compress."""
 
     def __init__(self, job: DiskJob, rank: int) -> None:
-        self.size = -(-job.size_bytes // ALIGNED) * ALIGNED
+        self.size = job.size_bytes
         self.past = job.cache == "past"
         self.handle, self.direct = open_unnamed(Path(job.folder), rank, direct=self.past)
         self.block = mmap.mmap(-1, BLOCK)  # its address is aligned, as direct access needs

@@ -17,7 +17,7 @@ class DiskJob(Record):
 
     folder: str
     size_bytes: int
-    """Of each file."""
+    """Of each file, as it is written: whole blocks."""
     ranks: int
     repeats: int
     cache: Cache
@@ -30,6 +30,15 @@ class DiskTiming(Record):
     read_s: tuple[float, ...]
     direct: bool
     """The file system took O_DIRECT."""
+
+
+BLOCK_BYTES = 4096
+"""Of which direct reads and writes are multiples on every usual file system."""
+
+
+def whole_blocks(size_bytes: int) -> int:
+    """What is written of a file that is to have so many bytes."""
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 
 from llmb.catalogue.records import Record
 
+BENCHMARKS = ("gemm", "attention", "memory", "transfer", "launch", "collectives", "disk", "gpus")
+
 
 class Measurement(Record):
     """One row: a kind of work at one size, measured on one device or over a group of them."""
