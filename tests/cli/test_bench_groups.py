@@ -229,6 +229,6 @@ if __name__ == "__main__":
 def test_a_rate_is_of_what_was_written_which_is_whole_blocks(llmb, tmp_path) -> None:
     assert [whole_blocks(size) for size in (1, 4096, 4097)] == [4096, 4096, 8192]
     done = llmb("bench", "disk", "--path", str(tmp_path), "--file-size", "1B", "--repeat", "1", "--json")
-    for row in json.loads(done.stdout)["measurements"]:
+    for row in json.loads(done.stdout)["measured"]["measurements"]:
         assert row["size_bytes"] == 4096
         assert row["bandwidth_gb_per_s"] == pytest.approx(4096 / row["time_s"] / 1e9)
