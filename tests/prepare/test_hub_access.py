@@ -103,6 +103,12 @@ def test_a_hub_that_fails_or_is_not_reached_is_a_warning(hub: FakeHub, monkeypat
     assert json.loads(done.stdout)["granted"] is False
 
 
+def test_one_word_is_workload_and_size(hub: FakeHub) -> None:
+    done = CliRunner().invoke(app, ["access", "-w", "finetune_llama3_tiny", "--json"])
+    (data,) = json.loads(done.stdout)["repositories"]
+    assert (data["name"], data["needed_for"]) == (SQUAD, ["data of finetune_llama3 tiny"])
+
+
 def test_the_command_names_the_page_and_its_document_says_who_needs_what(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
