@@ -28,6 +28,7 @@ from llmb.health.disk_bench import (
 )
 from llmb.microbenchmarks.disk import DiskJob, Prediction, prediction, rate, whole_blocks
 from llmb.microbenchmarks.jobs import Progress
+from llmb.microbenchmarks.records import MeasurementFile
 from llmb.microbenchmarks.sizes import bytes_of
 from llmb.options.option import made, options_of
 from llmb.report.disk_report import disk_document, disk_tables
@@ -77,22 +78,16 @@ def disk(
     gpu = catalogue.gpus.get(recipe.gpu_type) if recipe else None
     here = ranks or (ranks_of_a_node(recipe, gpu.gpus_per_node if gpu else None) if recipe else 1)
     size = DEFAULT_BYTES if recipe is None else -(-recipe_checkpoint_bytes(recipe) // recipe.layout.gpus)
+    size = size if file_size is None else bytes_of(file_size)
     folder = (path or install).expanduser().absolute()
     job = DiskJob(
         folder=str(folder),
-        size_bytes=whole_blocks(size if file_size is None else bytes_of(file_size)),
+        size_bytes=whole_blocks(size) if cache == "past" else size,
         ranks=here,
         repeats=repeat,
         cache=cache,
     )
-    measured_at = datetime.now(UTC).isoformat(timespec="seconds")
-    with CaseProgress() as progress:
-
-        def show(case: Progress) -> None:
-            progress.case(case.name, case.number, case.total, case.seconds)
-
-        timing = measure_disk(job, show)
-    measured = disk_file(job, timing, ("llmb", *sys.argv[1:]), measured_at, recipe_text(recipe) if recipe else None)
+    measured = _measured(job, recipe)
     rows = measured.measurements
     predicted: Prediction | None = None
     if recipe:
@@ -107,6 +102,18 @@ def disk(
 
     (kept,) = save_and_show(install, [measured], show_result)
     say(f"saved to {kept}")
+
+
+def _measured(job: DiskJob, recipe: Recipe | None) -> MeasurementFile:
+    """With progress; what is kept."""
+    measured_at = datetime.now(UTC).isoformat(timespec="seconds")
+    with CaseProgress() as progress:
+
+        def show(case: Progress) -> None:
+            progress.case(case.name, case.number, case.total, case.seconds)
+
+        timing = measure_disk(job, show)
+    return disk_file(job, timing, ("llmb", *sys.argv[1:]), measured_at, recipe_text(recipe) if recipe else None)
 
 
 def _recipe(catalogue: Catalogue, wanted: dict[str, Any]) -> Recipe | None:

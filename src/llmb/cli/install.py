@@ -116,20 +116,26 @@ def install(
         _confirm(f"Move {root} to {new}?", yes=yes)
         move(root, new, say)
         root, given = new, given.model_copy(update={"path": str(new)})
-    answers = completed(_known(given, root), around, ask if asks else None)
-    if asks and not dry_run:
-        answers = _confirmed(answers, around)
+    answers = _answers(_known(given, root), around, asks=asks, confirm=asks and not dry_run)
     if record:
         write_answers(record, answers)
-    catalogue = around.catalogue
-    if asks and not dry_run and can_check():
-        checked_access(hub_repositories(catalogue, answers))  # a token that is missing is asked for before all else
-    done = (
-        would_install(root, answers, catalogue, _import_image)
-        if dry_run
-        else install_all(root, answers, catalogue, _import_image, say, keep_settings=keep_settings)
-    )
+    catalogue, images = around.catalogue, _import_image
+    if dry_run:
+        done = would_install(root, answers, catalogue, images)
+    else:
+        done = install_all(root, answers, catalogue, images, say, keep_settings=keep_settings)
     _print(answers, root, done, list(next_commands(catalogue, answers, root, jobs=bool(done.jobs))), json=json)
+
+
+def _answers(given: Answers, around: Surroundings, *, asks: bool, confirm: bool) -> Answers:
+    """All answers, after whoever is asked has seen them."""
+    answers = completed(given, around, ask if asks else None)
+    if not confirm:
+        return answers
+    answers = _confirmed(answers, around)
+    if can_check():
+        checked_access(hub_repositories(around.catalogue, answers))  # a token that is missing is asked for first
+    return answers
 
 
 def _import_image(source: str, folder: Path, runtime: str, architecture: str | None) -> Path:

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives over the ranks of this machine: started, and their result as measurements."""
 
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import llmb
 from llmb.errors import RunFailed, UsageError
-from llmb.health.measure import OnProgress, need_torch
+from llmb.health.measure import OnProgress, run_ranks
 from llmb.microbenchmarks.cases import Device
 from llmb.microbenchmarks.collective_records import (
     JOB,
@@ -20,10 +19,7 @@ from llmb.microbenchmarks.collective_records import (
     Way,
 )
 from llmb.microbenchmarks.collectives import COLLECTIVES, Collective, algorithm_gb_per_s, bus_factor, sizes_between
-from llmb.microbenchmarks.jobs import Progress
 from llmb.microbenchmarks.records import Measurement, MeasurementFile, NotMeasured
-from llmb.processes.talking import run_talking
-from llmb.programs.engine.worker_variables import shipped_variables
 
 LEAST_BYTES = 8
 MOST_BYTES: dict[Device, int] = {"cpu": 16 * 2**20, "cuda": 16 * 2**30}
@@ -75,35 +71,10 @@ def measure_here(job: CollectiveJob, ranks: int, on_progress: OnProgress) -> Col
 
     Raises EnvironmentProblem without torch, RunFailed if a process failed, or UserInterrupt.
     """
-    need_torch()
-    last: Progress | None = None
-
-    def follow(line: bytes) -> None:
-        nonlocal last
-        if line.startswith(b"{"):  # libraries print to standard output, too
-            last = Progress.model_validate_json(line)
-            on_progress(last)
-
     with tempfile.TemporaryDirectory(prefix="llmb-bench-") as folder:
         (Path(folder) / JOB).write_text(job.model_dump_json())
-        program = (*torchrun_here(ranks), "-m", PROGRAM, folder)
-        ended = run_talking(
-            program,
-            {**shipped_variables(job.device, os.environ), "OMP_NUM_THREADS": "1", **os.environ},
-            follow,
-            "nothing was kept",
-        )
-        if ended.code:
-            where = f", while measuring {last.name}," if last else ""
-            raise ended.failure(f"the program that measures collectives{where}")
+        run_ranks(PROGRAM, Path(folder), ranks, job.device, "collectives", on_progress)
         return read_result(Path(folder))
-
-
-def torchrun_here(ranks: int) -> tuple[str, ...]:
-    """Words after the interpreter that start ``ranks`` processes of this machine."""
-    # A name of this machine need not be known to it.
-    own = ("--standalone", "--local-addr=localhost", f"--nproc-per-node={ranks}")
-    return ("-m", "torch.distributed.run", *own)
 
 
 def read_result(folder: Path) -> CollectiveResult:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same product on every GPU at once, and which of them are slow."""
 
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,15 +9,12 @@ from pathlib import Path
 from statistics import median
 
 import llmb
-from llmb.health.collectives import torchrun_here
-from llmb.health.measure import OnProgress, need_torch
+from llmb.health.measure import OnProgress, run_ranks
 from llmb.microbenchmarks.cases import SQUARE, Device
 from llmb.microbenchmarks.gpu_records import JOB, PARTS, PROGRAM, PartReport
-from llmb.microbenchmarks.jobs import PASSES, Case, Job, ProductCase, ProductDtype, Progress
+from llmb.microbenchmarks.jobs import PASSES, Case, Job, ProductCase, ProductDtype
 from llmb.microbenchmarks.outliers import OutlierRule, below_median_pct, slow_ones
 from llmb.microbenchmarks.records import Measurement, MeasurementFile, NotMeasured
-from llmb.processes.talking import run_talking
-from llmb.programs.engine.worker_variables import shipped_variables
 
 DTYPE: dict[Device, ProductDtype] = {"cpu": "fp32", "cuda": "bf16"}
 
@@ -64,23 +60,9 @@ def measure_parts(job: Job, ranks: int, on_progress: OnProgress) -> list[PartRep
 
     Raises EnvironmentProblem without torch, RunFailed if the program failed, or UserInterrupt.
     """
-    need_torch()
-
-    def follow(line: bytes) -> None:
-        if line.startswith(b"{"):
-            on_progress(Progress.model_validate_json(line))
-
     with tempfile.TemporaryDirectory(prefix="llmb-bench-") as folder:
         (Path(folder) / JOB).write_text(job.model_dump_json())
-        program = (*torchrun_here(ranks), "-m", PROGRAM, folder)
-        ended = run_talking(
-            program,
-            {**shipped_variables(job.device, os.environ), "OMP_NUM_THREADS": "1", **os.environ},
-            follow,
-            "nothing was kept",
-        )
-        if ended.code:
-            raise ended.failure("the program that measures GPUs")
+        run_ranks(PROGRAM, Path(folder), ranks, job.device, "GPUs", on_progress)
         return read_parts(Path(folder))
 
 

@@ -3,13 +3,16 @@
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 
 from llmb.errors import EnvironmentProblem
+from llmb.microbenchmarks.cases import Device
 from llmb.microbenchmarks.jobs import PROGRAM, Job, Progress, Timings
 from llmb.processes.talking import run_talking
+from llmb.processes.torchrun import torchrun_here
 from llmb.programs.engine.worker_variables import shipped_variables
 
 OnProgress = Callable[[Progress], None]
@@ -24,23 +27,44 @@ def need_torch() -> None:
 
 
 def run_measurements(job: Job, on_progress: OnProgress) -> Timings:
-    """Raises EnvironmentProblem without torch, RunFailed if the program died, with what it was measuring, or
-    UserInterrupt."""
+    """Raises as ``run_program``."""
+    with tempfile.TemporaryDirectory(prefix="llmb-bench-") as folder:
+        asked, answered = Path(folder) / "job.json", Path(folder) / "timings.json"
+        asked.write_text(job.model_dump_json())
+        run_program(("-m", PROGRAM, str(asked), str(answered)), job.device, "", on_progress)
+        return Timings.model_validate_json(answered.read_text())
+
+
+def run_ranks(program: str, folder: Path, ranks: int, device: Device, what: str, on_progress: OnProgress) -> None:
+    """Ranks of this machine that find their job in ``folder``, and write their results there. Raises as run_program."""
+    words = (*torchrun_here(ranks), "-m", program, str(folder))
+    run_program(words, device, f" {what}", on_progress, {"OMP_NUM_THREADS": "1"})
+
+
+def run_program(
+    words: Sequence[str],
+    device: Device,
+    what: str,
+    on_progress: OnProgress,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """``words`` follow the interpreter; the caller's own variables come before those of a run and ``variables``.
+
+    Raises EnvironmentProblem without torch, RunFailed if the program died, with what it was measuring, or
+    UserInterrupt.
+    """
     need_torch()
     last: Progress | None = None
 
     def follow(line: bytes) -> None:
         nonlocal last
-        last = Progress.model_validate_json(line)
-        on_progress(last)
+        if line.startswith(b"{"):  # libraries print to standard output, too
+            last = Progress.model_validate_json(line)
+            on_progress(last)
 
-    with tempfile.TemporaryDirectory(prefix="llmb-bench-") as folder:
-        asked, answered = Path(folder) / "job.json", Path(folder) / "timings.json"
-        asked.write_text(job.model_dump_json())
-        # As a run's workers have them, so that figures can be compared with those of runs.
-        variables = {**shipped_variables(job.device, os.environ), **os.environ}
-        ended = run_talking(("-m", PROGRAM, str(asked), str(answered)), variables, follow, "nothing was kept")
-        if ended.code:
-            where = f", while measuring {last.name}" if last else ""
-            raise ended.failure(f"the program that measures{where},")
-        return Timings.model_validate_json(answered.read_text())
+    # As a run's workers have them, so that figures can be compared with those of runs.
+    own = {**shipped_variables(device, os.environ), **variables, **os.environ}
+    ended = run_talking(tuple(words), own, follow, "nothing was kept")
+    if ended.code:
+        where = f", while measuring {last.name}," if last else ""
+        raise ended.failure(f"the program that measures{what}{where}")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from llmb.jobspec.arguments import filled
 from llmb.jobspec.spec import JobSpec
+from llmb.processes.torchrun import torchrun_here
 from llmb.runs.folder import RunFolder
 
 THREADS = "OMP_NUM_THREADS"
@@ -15,15 +16,7 @@ THREADS = "OMP_NUM_THREADS"
 def local_command(spec: JobSpec, folder: RunFolder) -> tuple[str, ...]:
     """One process per GPU (or as many on a CPU), started and watched by torch.distributed.run."""
     python, *rest = (filled(word, str(folder.path), sys.executable) for word in spec.work)
-    return (
-        python,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--local-addr=localhost",  # else it looks up this machine's name, which containers and laptops may not know
-        f"--nproc-per-node={spec.placement.processes}",
-        *rest,
-    )
+    return (python, *torchrun_here(spec.placement.processes), *rest)
 
 
 def local_variables(spec: JobSpec, cores: int, environ: Mapping[str, str]) -> dict[str, str]:
