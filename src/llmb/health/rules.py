@@ -4,7 +4,7 @@
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
@@ -28,22 +28,10 @@ Area = Literal[
     "clock",
     "nodes",
 ]
-AREAS: tuple[Area, ...] = (
-    "gpu",
-    "cpu",
-    "memory",
-    "kernel",
-    "limits",
-    "network",
-    "scheduler",
-    "container",
-    "disk",
-    "software",
-    "clock",
-)
-"""Of one node."""
 BETWEEN: Area = "nodes"
 """What is only seen from outside a node, or beside others."""
+AREAS: tuple[Area, ...] = tuple(area for area in get_args(Area) if area != BETWEEN)
+"""Of one node."""
 Finding = Check | NotChecked
 
 
