@@ -64,7 +64,14 @@ INJECTIONS = (
         options=("--recompute", "full", *(DEEP := ("--layers", "8", "--gbs", "4", "--seq-len", "512"))),
         baseline=DEEP,
     ),
-    Injection("a small batch", "layout", options=("--gbs", "2", "--mbs", "1"), baseline=("--gbs", "32"), alone=False),
+    Injection(
+        "a small batch",
+        "layout",
+        # Short sequences: what a step costs whatever its batch is then several times the batch itself.
+        options=("--gbs", "2", "--mbs", "1", *(SHORT := ("--seq-len", "16"))),
+        baseline=("--gbs", "32", *SHORT),
+        alone=False,
+    ),
     Injection("a slow link", "exposed_communication", (("what", "link"), ("bytes_per_s", 15_000_000))),
 )
 
