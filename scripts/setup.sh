@@ -21,6 +21,19 @@ sys.exit(tuple(map(int, version[:2])) < (2, 11))
 PY
 }
 
+# A constraint for pip: the triton that is installed, or the one that torch requires, or, as builds of torch for CPUs
+# require none, the one that the build of this version for GPUs requires. Tests need it; runs get none from here.
+triton_constraint() {
+    "$1" - <<'PY'
+from importlib.metadata import distribution, distributions
+GPU_BUILDS_REQUIRE = {"2.11": "triton==3.6.0", "2.13": "triton==3.7.1"}
+torch = distribution("torch")
+required = [need.split(";")[0] for need in torch.requires or () if need.startswith("triton==")]
+installed = [f"triton=={one.version}" for one in distributions(name="triton")]
+print(*(installed or required or [GPU_BUILDS_REQUIRE.get(".".join(torch.version.split(".")[:2]), "")])[:1])
+PY
+}
+
 say() {
     echo "setup: $*" >&2
 }
@@ -39,7 +52,7 @@ if ! has_torch "$venv/bin/python"; then
     "$venv/bin/pip" install numpy "${LLMB_TORCH:-$default}"
 fi
 say "3/3 llmb and what it needs"
-"$venv/bin/pip" install -q -e ".[weights${extras:+,$extras}]"
+"$venv/bin/pip" install -q -c <(triton_constraint "$venv/bin/python") -e ".[weights${extras:+,$extras}]"
 if command -v nvidia-smi >/dev/null; then
     "$venv/bin/pip" install -q -e ".[resources]" || say "runs go without samples of the GPUs: no nvidia-ml-py"
 fi
