@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Casts to FP8 that read a tensor once, for both memory layouts that FP8 products need.
+
+Every function has a Triton kernel for GPUs, in ``fp8_cast_triton``, and torch code, which is its reference. Results are
+row-major values, the same transposed, both contiguous, and the largest absolute value before scaling: 0-d fp32, NaN if
+any value is NaN. ``scale`` is 0-d fp32; scaled values beyond the range of ``dtype`` are clamped.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Activation = Literal["swiglu", "squared-relu"]
+"""``swiglu`` has two inputs of the same size, gate and up, side by side in one tensor."""
+BothWays = tuple[Tensor, Tensor, Tensor]
+
+
+CAPABILITY = (8, 9)
+"""Compute capability of the first GPUs with casts to FP8."""
+
+
+def has_kernel(tensor: Tensor) -> bool:
+    return tensor.is_cuda and _casts(tensor.device.index)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _casts(device: int) -> bool:
+    return torch.cuda.get_device_capability(device) >= CAPABILITY
+
+
+def largest_value(values: Tensor) -> Tensor:
+    """Largest absolute value; 0-d fp32, NaN if any value is NaN."""
+    return values.abs().amax().float() if values.numel() else values.new_zeros((), dtype=torch.float32)
+
+
+def cast(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """``values`` times ``scale``. Values beyond the range of ``dtype`` are clamped."""
+    largest = torch.finfo(dtype).max
+    # Casts of larger values differ between versions and devices of torch.
+    return (values.float() * scale).clamp(-largest, largest).to(dtype)
+
+
+def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> BothWays:
+    """Of [rows, columns], or of each of several stacked matrices, which share the largest value."""
+    if has_kernel(values):
+        from llmb.engine.kernels import fp8_cast_triton
+
+        found: BothWays = fp8_cast_triton.cast_both_ways(values, scale, dtype)
+        return found
+    scaled = cast(values, scale, dtype)
+    return scaled, scaled.mT.contiguous(), largest_value(values)
+
+
+def cast_into(source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor, amax: Tensor) -> None:
+    """``cast_both_ways`` into given memory, whose rows may be part of longer ones; ``amax`` is overwritten."""
+    if has_kernel(source):
+        from llmb.engine.kernels import fp8_cast_triton
+
+        fp8_cast_triton.cast_into(source, scale, values, transposed, amax.zero_())
+        return
+    scaled = cast(source, scale, values.dtype)
+    values.copy_(scaled)
+    transposed.copy_(scaled.mT)
+    amax.copy_(largest_value(source))
+
+
+def activate(inputs: Tensor, activation: Activation) -> Tensor:
+    """[rows, features], or [rows, 2 * features] with gate and up, to [rows, features]."""
+    if activation == "squared-relu":
+        return functional.relu(inputs).square()
+    gate, up = inputs.chunk(2, -1)
+    return functional.silu(gate) * up
+
+
+def activate_backward(inputs: Tensor, gradient: Tensor, activation: Activation) -> Tensor:
+    """The gradient of the inputs of ``activate``, from that of its result; rounded as by torch."""
+    if activation == "squared-relu":
+        positive = functional.relu(inputs)
+        to_input: Tensor = torch.ops.aten.threshold_backward(gradient * (2.0 * positive), positive, 0)
+        return to_input
+    gate, up = inputs.chunk(2, -1)
+    return torch.cat((torch.ops.aten.silu_backward(gradient * up, gate), gradient * functional.silu(gate)), -1)
+
+
+def cast_activated(inputs: Tensor, scale: Tensor, activation: Activation, dtype: torch.dtype) -> BothWays:
+    """``cast_both_ways`` of ``activate(inputs)``, which is not stored."""
+    if has_kernel(inputs):
+        from llmb.engine.kernels import fp8_cast_triton
+
+        found: BothWays = fp8_cast_triton.cast_activated(inputs, scale, activation, dtype)
+        return found
+    return cast_both_ways(activate(inputs, activation), scale, dtype)
+
+
+def cast_activation_gradient(
+    inputs: Tensor, gradient: Tensor, scale: Tensor, activation: Activation, dtype: torch.dtype
+) -> BothWays:
+    """``cast_both_ways`` of ``activate_backward(inputs, gradient)``, which is not stored."""
+    if has_kernel(inputs):
+        from llmb.engine.kernels import fp8_cast_triton
+
+        found: BothWays = fp8_cast_triton.cast_activation_gradient(inputs, gradient, scale, activation, dtype)
+        return found
+    return cast_both_ways(activate_backward(inputs, gradient, activation), scale, dtype)

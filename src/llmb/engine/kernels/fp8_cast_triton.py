@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Triton kernels of ``fp8_cast``.
+
+A program takes one tile, which is transposed in registers and shared memory, so that reads and both writes are of whole
+rows of the tile. The largest value is the largest of the bit patterns without sign, which have the order of their
+values, with NaN above infinity; so an atomic maximum of integers keeps NaN.
+
+Intermediate values are rounded to bf16 where torch does.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+ROWS, COLUMNS = 128, 64
+"""Of a tile. The rows of both outputs have at least 64 bytes of it, two sectors."""
+WARPS = 8
+
+
+@triton.jit
+def _largest_bits(values):
+    return tl.max(values.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _round(values):
+    return values.to(tl.bfloat16).to(tl.float32)
+
+
+@triton.jit
+def _silu(values):
+    return values / (1 + tl.exp(-values))
+
+
+@triton.jit
+def _place(columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Row and column numbers of this program's tile; 64 bits, as a tensor may have more than 2**31 elements."""
+    across = tl.cdiv(columns, COLUMNS)
+    program = tl.program_id(0)
+    row = (program // across).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = (program % across).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    return row, column
+
+
+@triton.jit
+def _load(matrix, row, column, stride, inside):
+    return tl.load(matrix + row[:, None] * stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store(tile, scale, values, transposed, row, column, values_stride, transposed_stride, rows, columns, LARGEST):
+    inside = (row[:, None] < rows) & (column[None, :] < columns)
+    scaled = tl.clamp(tile * scale, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    scaled = scaled.to(values.dtype.element_ty)
+    tl.store(values + row[:, None] * values_stride + column[None, :], scaled, mask=inside)
+    turned = (column[:, None] < columns) & (row[None, :] < rows)
+    tl.store(transposed + column[:, None] * transposed_stride + row[None, :], tl.trans(scaled), mask=turned)
+
+
+@triton.jit
+def cast_kernel(
+    source,
+    scale,
+    values,
+    transposed,
+    amax,
+    rows,
+    columns,
+    source_matrix,
+    source_row,
+    values_matrix,
+    values_row,
+    transposed_matrix,
+    transposed_row,
+    ACTIVATION: tl.constexpr,
+    LARGEST: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Of ``columns`` results a row; with "swiglu" the source has twice as many, gate and up."""
+    row, column = _place(columns, ROWS, COLUMNS)
+    matrix = tl.program_id(1).to(tl.int64)
+    inside = (row[:, None] < rows) & (column[None, :] < columns)
+    tile = _load(source + matrix * source_matrix, row, column, source_row, inside)
+    if ACTIVATION == "squared-relu":
+        # Written so that NaN stays.
+        tile = tl.where(tile <= 0, 0.0, tile)
+        tile = _round(tile * tile)
+    if ACTIVATION == "swiglu":
+        up = _load(source + matrix * source_matrix + columns, row, column, source_row, inside)
+        tile = _round(_round(_silu(tile)) * up)
+    tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), _largest_bits(tile), sem="relaxed")
+    _store(
+        tile,
+        tl.load(scale),
+        values + matrix * values_matrix,
+        transposed + matrix * transposed_matrix,
+        row,
+        column,
+        values_row,
+        transposed_row,
+        rows,
+        columns,
+        LARGEST,
+    )
+
+
+@triton.jit
+def activation_gradient_kernel(
+    source,
+    gradient,
+    scale,
+    values,
+    transposed,
+    amax,
+    rows,
+    columns,
+    source_row,
+    gradient_row,
+    values_row,
+    transposed_row,
+    ACTIVATION: tl.constexpr,
+    LARGEST: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """``columns``: of the gradient; with "swiglu" the source and the results have twice as many, gate and up."""
+    row, column = _place(columns, ROWS, COLUMNS)
+    inside = (row[:, None] < rows) & (column[None, :] < columns)
+    factor = tl.load(scale)
+    given = _load(gradient, row, column, gradient_row, inside)
+    tile = _load(source, row, column, source_row, inside)
+    if ACTIVATION == "squared-relu":
+        tile = tl.where(tile <= 0, 0.0, _round(given * 2 * tile))
+        found = _largest_bits(tile)
+    else:
+        up = _load(source + columns, row, column, source_row, inside)
+        sigmoid = 1 / (1 + tl.exp(-tile))
+        to_up = _round(given * _round(_silu(tile)))
+        tile = _round(_round(given * up) * sigmoid * (1 + tile * (1 - sigmoid)))
+        found = tl.maximum(_largest_bits(tile), _largest_bits(to_up))
+        _store(
+            to_up,
+            factor,
+            values + columns,
+            transposed + columns.to(tl.int64) * transposed_row,
+            row,
+            column,
+            values_row,
+            transposed_row,
+            rows,
+            columns,
+            LARGEST,
+        )
+    _store(tile, factor, values, transposed, row, column, values_row, transposed_row, rows, columns, LARGEST)
+    tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), found, sem="relaxed")
+
+
+def _launch_cast(
+    source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor, amax: Tensor, activation: str
+) -> None:
+    rows, columns = values.shape[-2:]
+    if not values.numel():
+        return
+    grid = (triton.cdiv(rows, ROWS) * triton.cdiv(columns, COLUMNS), values.shape[0] if values.ndim == 3 else 1)
+    strides = [each.stride(0) if each.ndim == 3 else 0 for each in (source, values, transposed)]
+    wrap_triton(cast_kernel)[grid](
+        source,
+        scale,
+        values,
+        transposed,
+        amax,
+        rows,
+        columns,
+        strides[0],
+        source.stride(-2),
+        strides[1],
+        values.stride(-2),
+        strides[2],
+        transposed.stride(-2),
+        ACTIVATION=activation,
+        LARGEST=torch.finfo(values.dtype).max,
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+        num_warps=WARPS,
+    )
+
+
+def _empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    *stack, rows, columns = shape
+    return (
+        like.new_empty(shape, dtype=dtype),
+        like.new_empty((*stack, columns, rows), dtype=dtype),
+        like.new_zeros((), dtype=torch.float32),
+    )
+
+
+def _rows_contiguous(matrix: Tensor) -> Tensor:
+    return matrix if matrix.stride(-1) == 1 else matrix.contiguous()
+
+
+@triton_op("llmb::cast_both_ways", mutates_args={})
+def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    source = _rows_contiguous(values)
+    found = _empty(source, tuple(source.shape), dtype)
+    _launch_cast(source, scale, *found, "none")
+    return found
+
+
+def cast_into(source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor, amax: Tensor) -> None:
+    """``amax`` must hold 0. Not for compiled code."""
+    _launch_cast(_rows_contiguous(source), scale, values, transposed, amax, "none")
+
+
+@triton_op("llmb::cast_activated", mutates_args={})
+def cast_activated(inputs: Tensor, scale: Tensor, activation: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    source = _rows_contiguous(inputs)
+    rows, columns = source.shape
+    found = _empty(source, (rows, columns // 2 if activation == "swiglu" else columns), dtype)
+    _launch_cast(source, scale, *found, activation)
+    return found
+
+
+@triton_op("llmb::cast_activation_gradient", mutates_args={})
+def cast_activation_gradient(
+    inputs: Tensor, gradient: Tensor, scale: Tensor, activation: str, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    source, given = _rows_contiguous(inputs), _rows_contiguous(gradient)
+    values, transposed, amax = _empty(source, tuple(source.shape), dtype)
+    rows, columns = given.shape
+    if given.numel():
+        wrap_triton(activation_gradient_kernel)[(triton.cdiv(rows, ROWS) * triton.cdiv(columns, COLUMNS),)](
+            source,
+            given,
+            scale,
+            values,
+            transposed,
+            amax,
+            rows,
+            columns,
+            source.stride(0),
+            given.stride(0),
+            values.stride(0),
+            transposed.stride(0),
+            ACTIVATION=activation,
+            LARGEST=torch.finfo(dtype).max,
+            ROWS=ROWS,
+            COLUMNS=COLUMNS,
+            num_warps=WARPS,
+        )
+    return values, transposed, amax

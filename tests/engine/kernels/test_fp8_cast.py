@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Casts that write both layouts at once: the torch code here, the kernels in Triton's interpreter and on a GPU."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+from triton_interpreter import run_interpreted
+
+from llmb.engine.kernels.fp8_cast import (
+    Activation,
+    activate,
+    activate_backward,
+    cast,
+    cast_activated,
+    cast_activation_gradient,
+    cast_both_ways,
+    cast_into,
+    largest_value,
+)
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+ACTIVATIONS: list[Activation] = ["swiglu", "squared-relu"]
+
+
+def test_kernels_in_the_interpreter() -> None:
+    run_interpreted(Path(__file__).with_name("interpreted_fp8_cast.py"))
+
+
+def module_output(inputs: torch.Tensor, activation: Activation) -> torch.Tensor:
+    if activation == "squared-relu":
+        return functional.relu(inputs).square()
+    gate, up = inputs.chunk(2, -1)
+    return functional.silu(gate) * up
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gradients_of_activations_are_those_of_autograd(activation: Activation) -> None:
+    torch.manual_seed(2)
+    inputs = (torch.randn(40, 96) * 3).bfloat16().requires_grad_()
+    output = module_output(inputs, activation)
+    gradient = torch.randn_like(output)
+    output.backward(gradient)
+    assert torch.equal(activate(inputs.detach(), activation), output.detach())
+    assert torch.equal(activate_backward(inputs.detach(), gradient, activation), inputs.grad)
+
+
+def test_the_parts_of_a_joined_matrix_are_cast_in_place() -> None:
+    torch.manual_seed(2)
+    scale, amax = torch.tensor(20.0), torch.tensor(5.0)
+    parts = [torch.randn(rows, 24).bfloat16() for rows in (16, 8)]
+    values, transposed = torch.empty(24, 24, dtype=E4M3), torch.empty(24, 24, dtype=E4M3)
+    for part, rows in zip(parts, (slice(0, 16), slice(16, 24)), strict=True):
+        cast_into(part, scale, values[rows], transposed[:, rows], amax)
+        assert amax == part.abs().max()
+    whole = cast(torch.cat(parts), scale, E4M3)
+    assert torch.equal(values.float(), whole.float())
+    assert torch.equal(transposed.float(), whole.t().float())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("shape", [(129, 65), (512, 1024), (3, 130, 70)])
+def test_a_gpu_casts_as_the_cpu_does(
+    needs: Callable[[str, bool, str], None], shape: tuple[int, ...], compiled: bool
+) -> None:
+    needs_fp8(needs)
+    torch.manual_seed(2)
+    source, scale = torch.randn(shape).bfloat16() * 100, torch.tensor(3.7)
+    source.view(-1)[7] = torch.nan
+    for dtype in (E4M3, E5M2):
+        cast_on_gpu = torch.compile(cast_both_ways) if compiled else cast_both_ways
+        found = cast_on_gpu(source.cuda(), scale.cuda(), dtype)
+        for ours, theirs in zip(found, cast_both_ways(source, scale, dtype), strict=True):
+            torch.testing.assert_close(ours.cpu().float(), theirs.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_gpu_activates_as_the_cpu_does(
+    needs: Callable[[str, bool, str], None], activation: Activation, compiled: bool
+) -> None:
+    needs_fp8(needs)
+    torch.manual_seed(2)
+    inputs, scale = torch.randn(300, 512).bfloat16(), torch.tensor(3.7)
+    gradient = torch.randn_like(activate(inputs, activation))
+    forward, backward = (
+        (torch.compile(each) if compiled else each) for each in (cast_activated, cast_activation_gradient)
+    )
+    cases = [
+        (forward(inputs.cuda(), scale.cuda(), activation, E4M3), cast_activated(inputs, scale, activation, E4M3)),
+        (
+            backward(inputs.cuda(), gradient.cuda(), scale.cuda(), activation, E5M2),
+            cast_activation_gradient(inputs, gradient, scale, activation, E5M2),
+        ),
+    ]
+    for found, expected in cases:
+        for ours, theirs in zip(found, expected, strict=True):
+            differing = (ours.cpu().float() != theirs.float()).float().mean()
+            assert differing <= 0.002
+        torch.testing.assert_close(found[0].cpu().float(), expected[0].float(), rtol=2**-2, atol=2**-9)
+
+
+@pytest.mark.gpu
+def test_more_elements_than_32_bits_count(needs: Callable[[str, bool, str], None]) -> None:
+    needs_fp8(needs)
+    memory = torch.cuda.get_device_properties(0).total_memory
+    needs("gpu", memory > 20e9, "20 GB of GPU memory")
+    source = torch.ones(2**17 + 1, 2**14, dtype=torch.bfloat16, device="cuda")
+    source[-1, -1] = 3
+    values, transposed, amax = cast_both_ways(source, torch.ones((), device="cuda"), E4M3)
+    assert largest_value(source[-1]) == amax == 3
+    assert values[-1, -1].float() == transposed[-1, -1].float() == 3
+    assert values[-1, 0].float() == transposed[0, -1].float() == 1
+
+
+def needs_fp8(needs: Callable[[str, bool, str], None]) -> None:
+    needs("gpu", torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9), "a GPU with FP8")
