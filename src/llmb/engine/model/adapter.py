@@ -45,9 +45,9 @@ class FusedAdapter(nn.Module):
         self.dropout: nn.Module = nn.Identity()
 
     def forward(self, hidden: Tensor, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The outputs of the layers, in order, with what the adapter adds to each."""
+        """The outputs of the layers, in order, with what the adapter adds to each; they may be split into heads."""
         low = self.a(self.dropout(hidden)) * self.scale
-        return tuple(output + part(low) for output, part in zip(outputs, self.b.values(), strict=True))
+        return tuple(output + part(low).view_as(output) for output, part in zip(outputs, self.b.values(), strict=True))
 
 
 def is_of_adapter(name: str) -> bool:

@@ -12,6 +12,7 @@ from torch.nn.attention.varlen import varlen_attn
 from llmb.catalogue.records import Model
 from llmb.engine.model.adapter import FusedAdapter
 from llmb.engine.model.documents import DocumentSegments, Segments
+from llmb.engine.model.joined import Joined
 from llmb.engine.model.local_shard import Linear
 from llmb.engine.model.norms import RMSNorm
 from llmb.engine.model.rotary import Rotary, apply_rotary
@@ -191,6 +192,7 @@ class Attention(nn.Module):
         self.q_proj = Linear(model.hidden_size, queries)
         self.k_proj = Linear(model.hidden_size, keys)
         self.v_proj = Linear(model.hidden_size, keys)
+        self.qkv = Joined(self, "q_proj", "k_proj", "v_proj")
         self.o_proj = Linear(queries, model.hidden_size)
         self.qkv_adapter: FusedAdapter | None = None
         self.head_dim = model.head_dim
@@ -204,10 +206,11 @@ class Attention(nn.Module):
             self.core = ChunkedCausalAttention(chunked.chunk_size)
 
     def forward(self, hidden: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
-        projected: tuple[Tensor, ...] = (self.q_proj(hidden), self.k_proj(hidden), self.v_proj(hidden))
+        projected = self.qkv(hidden, self.head_dim)
         if self.qkv_adapter is not None:
             projected = self.qkv_adapter(hidden, projected)
-        query, key, value = (torch.unflatten(heads, -1, (-1, self.head_dim)) for heads in projected)
+        query, key, value = projected
+        value = value.contiguous()  # a view would keep queries and keys for the backward pass, from before the rotation
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = self.position(query, key, rotary)

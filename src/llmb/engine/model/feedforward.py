@@ -4,6 +4,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
+from llmb.engine.model.joined import Joined
 from llmb.engine.model.local_shard import Linear
 
 
@@ -14,10 +15,12 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.gate_proj = Linear(hidden_size, ffn_hidden_size)
         self.up_proj = Linear(hidden_size, ffn_hidden_size)
+        self.gate_up = Joined(self, "gate_proj", "up_proj")
         self.down_proj = Linear(ffn_hidden_size, hidden_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        output: Tensor = self.down_proj(functional.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        gate, up = self.gate_up(hidden)
+        output: Tensor = self.down_proj(functional.silu(gate) * up)
         return output
 
 

@@ -17,6 +17,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
 from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.joined import joined_layers
 from llmb.engine.model.local_shard import Linear, local_shard
 from llmb.engine.model.loss import Head
 from llmb.engine.model.moe import Experts, grouped_matmul, grouped_outer
@@ -71,6 +72,8 @@ def delay_weight_gradients(stage: Decoder) -> Callable[[], Callable[[], None]]:
             module.forward = partial(delayed.multiply, LINEAR, partial(_matrix, module))  # type: ignore[method-assign]
         elif isinstance(module, Experts):
             module.multiply = partial(_multiply_grouped, delayed, module)  # type: ignore[method-assign]
+    for joined in joined_layers(stage):
+        joined.multiply = partial(delayed.multiply, LINEAR, joined.matrix)  # type: ignore[method-assign]
 
     def left() -> Callable[[], None]:
         add_all = delayed.take()

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers whose weights are side by side are multiplied as one, with the results and gradients of each by itself."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from llmb.catalogue.records import Lora, LoraTargets, Model
+from llmb.engine.adapters.apply import apply_lora
+from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.joined import Joined, join_products, joined_layers
+from llmb.engine.model.local_shard import Linear
+from llmb.engine.parallel.delayed_gradients import delay_weight_gradients
+from llmb.engine.recompute import apply_recompute
+
+Randomised = Callable[[Model], Decoder]
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 0.03}
+
+
+class Side:
+    """Puts the weights of layers side by side, as the buffers of a run do."""
+
+    def joined(self, layers: Sequence[Linear]) -> Tensor:
+        whole = torch.cat([layer.weight.detach() for layer in layers])
+        parts = whole.split([len(layer.weight) for layer in layers])
+        for layer, part in zip(layers, parts, strict=True):
+            layer.weight.data = part
+        return whole
+
+
+def as_one(stage: Decoder) -> set[int]:
+    """The numbers of layers that are multiplied as one."""
+    return {len(joined.names) for joined in joined_layers(stage) if joined.weight is not None}
+
+
+def gradients(model: Decoder) -> dict[str, Tensor]:
+    tokens = torch.randint(512, (2, 65), generator=torch.Generator().manual_seed(3))
+    model.zero_grad()
+    model(tokens[:, :-1], tokens[:, 1:]).backward()
+    return {name: part.grad for name, part in model.named_parameters() if part.grad is not None}
+
+
+def assert_equal_gradients(found: Decoder, expected: Decoder, bound: float) -> None:
+    others = gradients(expected)
+    own = gradients(found)
+    assert own.keys() == others.keys()
+    for name, gradient in own.items():
+        assert (gradient - others[name]).norm() <= bound * others[name].norm(), name
+
+
+def pair(model: Model, randomised: Randomised, dtype: torch.dtype) -> tuple[Decoder, Decoder]:
+    """Two equal models; the products of the first are joined."""
+    joined, apart = (randomised(model).to(dtype) for _ in range(2))
+    join_products([joined], Side())
+    return joined, apart
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "nemotron4", "llama4", "qwen3-tied", "mixtral"])
+def test_gradients_are_those_of_each_layer_by_itself(
+    name: str, dtype: torch.dtype, models: dict[str, Model], randomised: Randomised
+) -> None:
+    joined, apart = pair(models[name], randomised, dtype)
+    assert 3 in as_one(joined)
+    assert list(joined.state_dict()) == list(apart.state_dict())
+    assert_equal_gradients(joined, apart, BOUNDS[dtype])
+
+
+def test_gradients_of_the_parts_are_views_of_one_product(models: dict[str, Model], randomised: Randomised) -> None:
+    joined, _ = pair(models["llama"], randomised, torch.bfloat16)
+    found = gradients(joined)
+    names = [f"layers.0.self_attn.{name}.weight" for name in ("q_proj", "k_proj", "v_proj")]
+    assert len({found[name].untyped_storage().data_ptr() for name in names}) == 1
+    assert all(found[name].is_contiguous() for name in names)
+
+
+def test_a_change_of_a_parameter_changes_the_product(models: dict[str, Model], randomised: Randomised) -> None:
+    joined, apart = pair(models["llama"], randomised, torch.float32)
+    with torch.no_grad():
+        for model in (joined, apart):
+            model.get_parameter("layers.0.mlp.up_proj.weight").mul_(2)
+    assert_equal_gradients(joined, apart, BOUNDS[torch.float32])
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, when it compiles
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_blocks_compile_once_for_all_layers(recompute: str, models: dict[str, Model], randomised: Randomised) -> None:
+    model = models["llama"].model_copy(update={"layers": 10})  # more than torch compiles again before it gives up
+    joined, apart = pair(model, randomised, torch.bfloat16)
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    if recompute == "selective":
+        apply_recompute(joined, recompute)
+    for block in joined.layers.values():
+        block.forward = torch.compile(block.forward, dynamic=False, backend=counter, fullgraph=True)
+    if recompute == "full":
+        apply_recompute(joined, recompute)
+    assert_equal_gradients(joined, apart, BOUNDS[torch.bfloat16])
+    gradients(joined)
+    assert counter.frame_count == 1
+
+
+def test_delayed_weight_gradients_of_a_joined_product(models: dict[str, Model], randomised: Randomised) -> None:
+    joined, apart = pair(models["llama"], randomised, torch.bfloat16)
+    left = delay_weight_gradients(joined)
+    found = gradients(joined)
+    assert not any("proj" in name for name in found)
+    left()()
+    for name, gradient in gradients(apart).items():
+        own = joined.get_parameter(name).grad
+        assert own is not None, name
+        assert (own - gradient).norm() <= BOUNDS[torch.bfloat16] * gradient.norm(), name
+
+
+def lora(targets: LoraTargets) -> Lora:
+    return Lora(rank=4, alpha=8, dropout=0, targets=targets)
+
+
+def test_layers_with_adapters_of_their_own_stay_apart(models: dict[str, Model], randomised: Randomised) -> None:
+    model = randomised(models["llama"])
+    apply_lora(model, lora("attention"), torch.bfloat16)
+    join_products([model], Side())
+    assert as_one(model) == {2}
+
+
+def test_a_fused_adapter_gets_the_parts_of_a_joined_product(models: dict[str, Model], randomised: Randomised) -> None:
+    joined, apart = (randomised(models["llama"]) for _ in range(2))
+    for model in (joined, apart):
+        apply_lora(model, lora("qkv"), torch.float32)
+        generator = torch.Generator().manual_seed(7)
+        for name, part in model.named_parameters():
+            if "qkv_adapter" in name:
+                nn.init.normal_(part, std=0.1, generator=generator)
+    join_products([joined], Side())
+    assert as_one(joined) == {2, 3}
+    assert_equal_gradients(joined, apart, BOUNDS[torch.float32])
+
+
+def test_hooks_of_layers_that_stay_apart_are_honored() -> None:
+    owner = nn.Module()
+    owner.first, owner.second = Linear(4, 8), Linear(4, 8)
+    seen: list[nn.Module] = []
+    owner.second.register_forward_hook(lambda layer, _inputs, _output: seen.append(layer))
+    joined = owner.both = Joined(owner, "first", "second")
+    join_products([owner], Side())
+    outputs = joined(torch.ones(2, 4))
+    assert joined.weight is None
+    assert seen == [owner.second]
+    assert [output.shape for output in outputs] == [(2, 8), (2, 8)]
