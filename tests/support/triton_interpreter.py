@@ -1,6 +1,7 @@
-"""Runs kernels written in Triton on a CPU, in Triton's interpreter, with the numbers of a GPU.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs tests of kernels written in Triton: on a CPU in Triton's interpreter, or on a GPU.
 
-The interpreter must be chosen before Triton is imported, so tests that use it run in a process of their own.
+The interpreter must be chosen before Triton is imported, so these tests run in a process of their own.
 """
 
 import os
@@ -8,50 +9,57 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+INTERPRETED = "TRITON_INTERPRET"
 
-def run_interpreted(tests: Path) -> None:
-    """Runs a file of tests in which kernels are interpreted; fails with its output."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=0", str(tests)],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-    )
+
+def run_cases(tests: Path, *, interpreted: bool) -> None:
+    """Runs a file of tests, which have the fixture ``device``; fails with its output."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", Path(__file__).stem, str(tests)]
+    environment = {name: value for name, value in os.environ.items() if name not in {INTERPRETED, "PYTEST_ADDOPTS"}}
+    environment["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
+    if interpreted:
+        environment[INTERPRETED] = "1"
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Of the tensors given to kernels."""
+    return torch.device("cpu" if os.environ.get(INTERPRETED) else "cuda")
+
+
 @pytest.fixture(autouse=True)
-def numbers_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Casts between floating-point formats to the nearest value; the interpreter's own truncate. No warnings of NaN.
+def as_on_a_gpu(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Rounds casts between floating-point formats to the nearest value; the interpreter itself truncates them."""
+    if device.type == "cpu":
+        from triton.runtime import interpreter
 
-    To be imported by a file of tests that are run by ``run_interpreted``.
-    """
-    from triton.runtime import interpreter
-
-    monkeypatch.setattr(interpreter, "_convert_float", convert)
+        monkeypatch.setattr(interpreter, "_convert_float", convert)
     with np.errstate(all="ignore"):
         yield
 
 
-def convert(values, source, target, rounding_mode):
-    """``values`` hold the bits of ``source``'s format; returns those of ``target``'s."""
-    bits = torch.from_numpy(values.copy()).view(torch_dtype(source)).to(torch_dtype(target))
-    unsigned = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}[bits.element_size()]
-    return bits.view(unsigned).numpy()
+def convert(values: Any, source: Any, target: Any, _rounding: object) -> Any:
+    """``values`` hold the bits of numbers in the format ``source``; returns those of ``target``."""
+    found = torch.from_numpy(values.copy()).view(FORMATS[source.name]).to(FORMATS[target.name])
+    return found.view(UNSIGNED[found.element_size()]).numpy()
 
 
-def torch_dtype(dtype) -> torch.dtype:
-    names = {
-        "bf16": torch.bfloat16,
-        "fp8e4nv": torch.float8_e4m3fn,
-        "fp8e5": torch.float8_e5m2,
-        "fp16": torch.float16,
-        "fp32": torch.float32,
-        "fp64": torch.float64,
-    }
-    return names[dtype.name]
+FORMATS = {
+    "bf16": torch.bfloat16,
+    "fp8e4nv": torch.float8_e4m3fn,
+    "fp8e5": torch.float8_e5m2,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
+"""By Triton's name."""
+UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
+"""By the size in bytes."""

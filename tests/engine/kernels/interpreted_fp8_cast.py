@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from triton_interpreter import numbers_of_a_gpu  # noqa: F401
 
 from llmb.engine.kernels import fp8_cast, fp8_cast_triton
 from llmb.engine.kernels.fp8_cast import activate, activate_backward, cast

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional
-from triton_interpreter import run_interpreted
+from triton_interpreter import run_cases
 
 from llmb.engine.kernels.fp8_cast import (
     Activation,
@@ -26,7 +26,7 @@ ACTIVATIONS: list[Activation] = ["swiglu", "squared-relu"]
 
 
 def test_kernels_in_the_interpreter() -> None:
-    run_interpreted(Path(__file__).with_name("interpreted_fp8_cast.py"))
+    run_cases(Path(__file__).with_name("interpreted_fp8_cast.py"), interpreted=True)
 
 
 def module_output(inputs: torch.Tensor, activation: Activation) -> torch.Tensor:

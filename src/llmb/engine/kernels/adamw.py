@@ -9,6 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+FP8_CAPABILITY = (8, 9)
+"""Compute capability of the first GPUs that convert to FP8."""
+
 
 class AdamWNumbers(NamedTuple):
     """The numbers of one step, on the host. ``step`` is 1 for the first."""
@@ -35,6 +38,11 @@ def update(
     ``weight``, bf16, gets the rounded master; None if the master itself is the weight. divisor: 0-d fp32 on the device.
     An fp32 gradient may be overwritten.
     """
+    if master.is_cuda:
+        from llmb.engine.kernels import adamw_triton  # Not at the top: a machine without a GPU has no Triton.
+
+        adamw_triton.update(master, first, second, gradient, weight, divisor, numbers)
+        return
     torch._fused_adamw_(
         [master],
         [gradient.float()],
@@ -75,9 +83,16 @@ def update_and_cast(
     weight; both may be slices of larger buffers, with contiguous last dimensions. ``amax``, 0-d fp32, gets the rounded
     master's largest absolute value, NaN if any is NaN.
     """
+    if master.is_cuda and torch.cuda.get_device_capability(master.device) >= FP8_CAPABILITY:
+        from llmb.engine.kernels import adamw_triton
+
+        adamw_triton.update_and_cast(
+            master, first, second, gradient, weight, divisor, numbers, scale, values, transposed, amax
+        )
+        return
     update(master, first, second, gradient, weight, divisor, numbers)
     largest = torch.finfo(values.dtype).max
     # Casts of larger values differ between versions and devices of torch.
     values.copy_((weight.float() * scale).clamp(-largest, largest))
     transposed.copy_(values.mT)
-    amax.copy_(weight.abs().amax())
+    amax.copy_(weight.abs().amax() if weight.numel() else weight.new_zeros(()))

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AdamW's update for CUDA: every value is read once and written once.
+
+Plain launches, not operators of torch: the optimizer calls them outside compiled code. Every intermediate value is
+rounded to fp32 (no fused multiply-add), so that the interpreter on a CPU gives the same bits. torch computes some
+of them in fp64, which the newest GPUs have little of. Block sizes are fixed, so that no step waits for a choice.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from llmb.engine.kernels.adamw import AdamWNumbers
+
+BLOCK, BLOCK_WARPS = 1024, 8
+"""Elements of a program: four per thread, so that fp32 values move 16 bytes at a time, and no value changes threads."""
+TILE, TILE_WARPS = 32, 8
+"""Rows and columns of a program: again four elements per thread, of which only FP8 values change threads."""
+GROUP = 4
+"""Consecutive programs make squares of so many tiles: FP8 rows of 128 bytes are then complete before they leave the
+cache, in both layouts."""
+LARGEST = torch.finfo(torch.float8_e4m3fn).max
+
+
+class Factors(NamedTuple):
+    """Host numbers of one step, computed in fp64."""
+
+    decay: float
+    """What a master weight is multiplied by and reduced by: learning rate times weight decay."""
+    beta1: float
+    rest1: float
+    """1 - beta1."""
+    beta2: float
+    rest2: float
+    eps: float
+    step_size: float
+    """Learning rate over the bias correction of the first moment."""
+    correction: float
+    """Square root of the bias correction of the second moment."""
+
+
+@triton.jit
+def _adamw(master, first, second, gradient, decay, beta1, rest1, beta2, rest2, eps, step_size, correction):
+    """One step of all values, in the order of operations of ``torch.optim.AdamW(fused=True)``."""
+    master -= decay * master
+    first = beta1 * first + rest1 * gradient
+    second = beta2 * second + rest2 * gradient * gradient
+    denominator = tl.div_rn(tl.sqrt_rn(second), correction) + eps
+    return master - tl.div_rn(step_size * first, denominator), first, second
+
+
+@triton.jit
+def update_kernel(
+    master,
+    first,
+    second,
+    gradient,
+    weight,
+    divisor,
+    size,
+    decay,
+    beta1,
+    rest1,
+    beta2,
+    rest2,
+    eps,
+    step_size,
+    correction,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    given = tl.div_rn(tl.load(gradient + place, inside, 0.0).to(tl.float32), tl.load(divisor))
+    new, mean, square = _adamw(
+        tl.load(master + place, inside, 0.0),
+        tl.load(first + place, inside, 0.0),
+        tl.load(second + place, inside, 0.0),
+        given,
+        decay,
+        beta1,
+        rest1,
+        beta2,
+        rest2,
+        eps,
+        step_size,
+        correction,
+    )
+    tl.store(master + place, new, inside)
+    tl.store(first + place, mean, inside)
+    tl.store(second + place, square, inside)
+    if weight is not None:
+        tl.store(weight + place, new.to(tl.bfloat16), inside)
+
+
+@triton.jit
+def update_and_cast_kernel(
+    master,
+    first,
+    second,
+    gradient,
+    weight,
+    divisor,
+    scale,
+    values,
+    transposed,
+    amax,
+    rows,
+    columns,
+    values_matrix,
+    values_row,
+    transposed_matrix,
+    transposed_row,
+    decay,
+    beta1,
+    rest1,
+    beta2,
+    rest2,
+    eps,
+    step_size,
+    correction,
+    LARGEST: tl.constexpr,
+    TILE: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    matrix = tl.program_id(1).to(tl.int64)
+    group, member = tl.program_id(0) // (GROUP * GROUP), tl.program_id(0) % (GROUP * GROUP)
+    groups = tl.cdiv(columns, TILE * GROUP)
+    row_tile = (group // groups * GROUP + member // GROUP).to(tl.int64)
+    column_tile = (group % groups * GROUP + member % GROUP).to(tl.int64)
+    row = (row_tile * TILE + tl.arange(0, TILE))[:, None]
+    column = (column_tile * TILE + tl.arange(0, TILE))[None, :]
+    inside = (row < rows) & (column < columns)
+    place = (matrix * rows + row) * columns + column
+    given = tl.div_rn(tl.load(gradient + place, inside, 0.0).to(tl.float32), tl.load(divisor))
+    new, mean, square = _adamw(
+        tl.load(master + place, inside, 0.0),
+        tl.load(first + place, inside, 0.0),
+        tl.load(second + place, inside, 0.0),
+        given,
+        decay,
+        beta1,
+        rest1,
+        beta2,
+        rest2,
+        eps,
+        step_size,
+        correction,
+    )
+    tl.store(master + place, new, inside)
+    tl.store(first + place, mean, inside)
+    tl.store(second + place, square, inside)
+    rounded = new.to(tl.bfloat16)
+    tl.store(weight + place, rounded, inside)
+    kept = tl.where(inside, rounded.to(tl.float32), 0.0)
+    # Without a sign, fp32 numbers are ordered as integers, with NaN above infinity.
+    tl.atomic_max(amax, tl.max(tl.max(kept.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1), 0), sem="relaxed")
+    scaled = tl.clamp(kept * tl.load(scale), -LARGEST, LARGEST, tl.PropagateNan.ALL)
+    cast = scaled.to(tl.float8e4nv)
+    tl.store(values + matrix * values_matrix + row * values_row + column, cast, inside)
+    turned = transposed + matrix * transposed_matrix + tl.trans(column) * transposed_row + tl.trans(row)
+    tl.store(turned, tl.trans(cast), tl.trans(inside))
+
+
+def factors(numbers: AdamWNumbers) -> Factors:
+    """In fp64, as torch; a kernel gets them rounded to fp32."""
+    lr, beta1, beta2, eps, weight_decay, step = numbers
+    correction1, correction2 = 1 - beta1**step, 1 - beta2**step
+    return Factors(lr * weight_decay, beta1, 1 - beta1, beta2, 1 - beta2, eps, lr / correction1, math.sqrt(correction2))
+
+
+def update(
+    master: Tensor,
+    first: Tensor,
+    second: Tensor,
+    gradient: Tensor,
+    weight: Tensor | None,
+    divisor: Tensor,
+    numbers: AdamWNumbers,
+) -> None:
+    """See ``adamw.update``."""
+    size = master.numel()
+    if size:
+        update_kernel[(triton.cdiv(size, BLOCK),)](
+            master,
+            first,
+            second,
+            gradient,
+            weight,
+            divisor,
+            size,
+            *factors(numbers),
+            BLOCK=BLOCK,
+            num_warps=BLOCK_WARPS,
+            enable_fp_fusion=False,
+        )
+
+
+def update_and_cast(
+    master: Tensor,
+    first: Tensor,
+    second: Tensor,
+    gradient: Tensor,
+    weight: Tensor,
+    divisor: Tensor,
+    numbers: AdamWNumbers,
+    scale: Tensor,
+    values: Tensor,
+    transposed: Tensor,
+    amax: Tensor,
+) -> None:
+    """See ``adamw.update_and_cast``."""
+    amax.zero_()
+    size = master.numel()
+    if not size:
+        return
+    rows, columns = master.shape[-2:]
+    matrices = size // (rows * columns)
+    groups = triton.cdiv(rows, TILE * GROUP) * triton.cdiv(columns, TILE * GROUP)
+    update_and_cast_kernel[(groups * GROUP * GROUP, matrices)](
+        master,
+        first,
+        second,
+        gradient,
+        weight,
+        divisor,
+        scale,
+        values,
+        transposed,
+        amax.view(torch.int32),
+        rows,
+        columns,
+        values.stride(0) if matrices > 1 else 0,
+        values.stride(-2),
+        transposed.stride(0) if matrices > 1 else 0,
+        transposed.stride(-2),
+        *factors(numbers),
+        LARGEST=LARGEST,
+        TILE=TILE,
+        GROUP=GROUP,
+        num_warps=TILE_WARPS,
+        enable_fp_fusion=False,
+    )

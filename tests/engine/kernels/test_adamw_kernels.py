@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of AdamW: their results, and what they need on a GPU."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from triton_compiler import compiling, resources
+from triton_interpreter import run_cases
+
+from llmb.engine.kernels.adamw import AdamWNumbers
+
+CASES = Path(__file__).with_name("adamw_cases.py")
+CAPABILITIES = [90, 100]
+"""Of Hopper and Blackwell."""
+NUMBERS = AdamWNumbers(lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=3)
+E4M3 = torch.float8_e4m3fn
+
+
+@pytest.fixture
+def triton(needs: Callable[..., None]) -> None:
+    needs("triton", importlib.util.find_spec("triton") is not None, "Triton is not installed")
+
+
+def test_cases_in_the_interpreter(triton: None) -> None:
+    run_cases(CASES, interpreted=True)
+
+
+@pytest.mark.gpu
+def test_cases_on_a_gpu(needs: Callable[..., None]) -> None:
+    needs("gpu", torch.cuda.is_available(), "no CUDA device is visible to torch")
+    run_cases(CASES, interpreted=False)
+
+
+def tensors(rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, AdamWNumbers]:
+    master, first, second = (torch.zeros(rows, columns) for _ in range(3))
+    weight = torch.zeros(rows, columns, dtype=torch.bfloat16)
+    return master, first, second, weight.clone(), weight, torch.ones(()), NUMBERS
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_an_update_moves_16_bytes_at_a_time_and_exchanges_nothing(
+    triton: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capability: int
+) -> None:
+    from llmb.engine.kernels import adamw_triton
+
+    with compiling(monkeypatch, tmp_path, capability) as kernels:
+        adamw_triton.update(*tensors(64, 64))
+    (kernel,) = kernels
+    needed = resources(kernel, tmp_path)
+    assert needed.spilled == needed.shared == needed.conversions == 0
+    assert needed.registers <= 64  # Then a multiprocessor holds four programs or more.
+    # The divisor; four values of bf16, and of fp32.
+    assert sorted(needed.loads) == [4, 8, 16, 16, 16]
+    assert sorted(needed.stores) == [8, 16, 16, 16]
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_an_update_with_casts_exchanges_the_fp8_values_alone(
+    triton: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capability: int
+) -> None:
+    from llmb.engine.kernels import adamw_triton
+
+    values, transposed = (torch.zeros(size).to(E4M3) for size in ((64, 96), (96, 64)))
+    with compiling(monkeypatch, tmp_path, capability) as kernels:
+        adamw_triton.update_and_cast(*tensors(64, 96), torch.ones(()), values, transposed, torch.zeros(()))
+    (kernel,) = kernels
+    needed = resources(kernel, tmp_path)
+    assert needed.spilled == 0
+    assert needed.conversions == 1
+    assert needed.shared <= 2 * 32 * 32  # A byte for each value of a tile, or two, as the version of Triton has it.
+    assert needed.registers <= 64
+    assert sorted(needed.loads) == [4, 4, 8, 16, 16, 16]
+    assert sorted(needed.stores) == [4, 4, 8, 16, 16, 16]
