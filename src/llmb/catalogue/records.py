@@ -308,6 +308,8 @@ class Recipe(Record):
     notes: tuple[str, ...]
     full_layers: int | None = None
     """Layers of the model that a proxy stands for; None in a record of version 0.1."""
+    gpu_memory_gb: float | None = None
+    """Of one GPU, in 10^9 bytes; None if unknown, and in records of earlier versions."""
     unspecified: tuple[Unspecified, ...] = ()
     overridden: tuple[str, ...] = ()
     """Fields of ``layout`` that options changed; empty in a record of version 0.1."""

@@ -349,6 +349,7 @@ def _recipe(
         expectations_reason=reason,
         checkpoint=checkpoint.record(catalogue.documents[checkpoint.document].source) if checkpoint else None,
         peak_tflops=gpu.peak_tflops.get(dtype) if gpu else None,
+        gpu_memory_gb=gpu.memory_gb if gpu else None,
         notes=tuple(table.notes),
         overridden=tuple(changed),
         decisions=_decisions(pick, gpu_type, changed, published),

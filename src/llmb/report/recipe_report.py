@@ -16,6 +16,7 @@ from llmb.report.lora_text import trained_text
 from llmb.report.numbers import number, unknown
 from llmb.report.output import result_table
 from llmb.report.table import Table
+from llmb.runs.logits import keeps_logits, logits_gb, logits_text
 from llmb.runs.origin import Origin, OriginHere
 
 BILLION = 1e9
@@ -47,6 +48,7 @@ def recipe_document(recipe: Recipe, job: JobDefaults, here: OriginHere) -> dict[
         "published_flops": recipe.published_flops and recipe.published_flops.model_dump(mode="json"),
         "packing": recipe.packing and recipe.packing.model_dump(mode="json"),
         "peak_tflops": recipe.peak_tflops,
+        "logits": {"size_gb": logits_gb(recipe), "kept": keeps_logits(recipe)},
         "checkpoint_size_gb": checkpoint_size_gb(recipe),
         "checkpoint": recipe.checkpoint and recipe.checkpoint.model_dump(mode="json"),
         "expectations": [expectation.model_dump(mode="json") for expectation in recipe.expectations],
@@ -116,6 +118,7 @@ def _summary(recipe: Recipe, here: OriginHere) -> Table:
     table.add_row(
         "peak", f"{number(recipe.peak_tflops)} TFLOPS" if recipe.peak_tflops else unknown("not in the catalogue")
     )
+    table.add_row("logits", logits_text(recipe, kept=keeps_logits(recipe)))
     for name, text in (*_checkpoint_rows(recipe), *_origin_rows(here)):
         table.add_row(name, text)
     return table

@@ -22,6 +22,7 @@ from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.checkpoint_scales import scale_warnings
 from llmb.runs.folder import RunFolder
 from llmb.runs.fp8_product import fp8_product
+from llmb.runs.logits import logits_text
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.profiling import Profile
 from llmb.runs.result import Result, no_measurement
@@ -109,7 +110,7 @@ def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, 
         table.add_row("trained", trained_text(plan.recipe.model, plan.lora))
     table.add_row("seed", str(plan.seed))
     table.add_row("recompute", plan.recompute)
-    table.add_row("logits", "kept" if plan.keep_logits else "chunked, recomputed unless small")
+    table.add_row("logits", logits_text(plan.recipe, kept=plan.keep_logits))
     table.add_row("compiled", "block by block" if plan.compiled else "no")
     table.add_row("attention backend", plan.attention_backend)
     _add_saving(table, plan)

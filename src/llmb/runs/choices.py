@@ -11,6 +11,7 @@ from llmb.options.forms import LABEL
 from llmb.options.option import Option, limit_problems
 from llmb.runs.attention import AttentionChoice, choice_problem
 from llmb.runs.device import Device
+from llmb.runs.logits import keeps_logits
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.profiling import Profiling
 from llmb.secrets import has_secret
@@ -81,12 +82,14 @@ class Choices(Record):
     ] = None
     """None for what is fastest on the device."""
     keep_logits: Annotated[
-        bool,
+        bool | None,
         _training(
+            flags=("--keep-logits/--no-keep-logits",),
             help="Keep a micro-batch's logits for the backward pass, which otherwise recomputes them in chunks: less"
-            " computation for more memory."
+            " computation for more memory. Default: if they take at most 1/32 of the GPU's memory.",
         ),
-    ] = False
+    ] = None
+    """None for what fits, see ``keeps_logits``."""
     attention_backend: Annotated[
         AttentionChoice,
         _training(
@@ -207,6 +210,12 @@ class Choices(Record):
         if self.compiled is not None:
             return self.compiled
         return device == "cuda" and not self.parallelism.delays_weight_gradients
+
+    def keeps_logits_of(self, recipe: Recipe) -> bool:
+        """By default True where they fit."""
+        if self.keep_logits is not None:
+            return self.keep_logits
+        return keeps_logits(recipe, delays_weight_gradients=self.parallelism.delays_weight_gradients)
 
     def fp8_recipe_of(self, recipe: Recipe) -> Fp8Recipe | None:
         """None for a run without FP8."""

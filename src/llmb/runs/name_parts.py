@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from llmb.catalogue.records import Dtype, Recipe
+from llmb.runs.logits import keeps_logits
 from llmb.runs.parallelism import Parallelism
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def _engine_parts(plan: "Plan") -> Iterator[str]:
     if not isinstance(plan, EnginePlan):
         return
     recipe, training = plan.recipe, plan.recipe.training
+    kept = keeps_logits(recipe, delays_weight_gradients=plan.parallelism.delays_weight_gradients)
     named = {
         "current": plan.fp8_recipe == "current",
         "emulated": plan.emulate_fp8,
@@ -73,7 +75,8 @@ def _engine_parts(plan: "Plan") -> Iterator[str]:
         "compiled": plan.compiled and plan.device == "cpu",
         "eager": not plan.compiled and plan.device == "cuda",
         f"attention-{plan.attention_backend}": plan.attention_backend != "auto",
-        "logits": plan.keep_logits,
+        "logits": plan.keep_logits and not kept,
+        "chunked-logits": kept and not plan.keep_logits,
         "balanced": plan.force_load_balancing,
         f"reduce-{training.grad_reduce_dtype}": training.grad_reduce_dtype == "fp32" and recipe.dtype is not Dtype.FP32,
         f"documents{training.document_tokens}": training.document_tokens is not None

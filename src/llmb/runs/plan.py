@@ -203,7 +203,7 @@ def make_plan(
         recompute=choices.recompute,
         compiled=choices.compiles_on(device),
         attention_backend=choices.attention_backend,
-        keep_logits=choices.keep_logits,
+        keep_logits=choices.keeps_logits_of(recipe),
         force_load_balancing=choices.force_load_balancing,
         parallelism=choices.parallelism.settled(recipe.layout, experts=recipe.model.moe is not None),
         save_checkpoint=choices.saves,

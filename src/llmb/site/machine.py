@@ -82,7 +82,8 @@ def recipe_for(catalogue: Catalogue, request: Request, machine: Machine) -> Reci
     recipe = resolve(catalogue, asked, found)
     if machine.gpu_names and recipe.gpu_type not in (CPU, here):
         note = f"this machine's {machine.gpu_names[0]} is no {recipe.gpu_type} of the catalogue: its peak is unknown"
-        return recipe.model_copy(update={"peak_tflops": None, "decisions": (*recipe.decisions, note)})
+        unknown = {"peak_tflops": None, "gpu_memory_gb": None}
+        return recipe.model_copy(update={**unknown, "decisions": (*recipe.decisions, note)})
     return recipe
 
 
