@@ -8,7 +8,7 @@ import statistics
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from inspect import signature
 from itertools import pairwise
@@ -24,6 +24,7 @@ from torch.nn.attention.varlen import varlen_attn
 from llmb.engine.data.batches import moved
 from llmb.engine.data.build import build_data
 from llmb.engine.device import Moment, synchronize
+from llmb.engine.flash_attention_4 import FAILURES, check_flash_attention_4, flash_attention_4
 from llmb.engine.model.attention import CausalAttention, Documents, document_masks
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.documents import document_segments
@@ -37,6 +38,7 @@ KERNELS: Mapping[AttentionBackend, SDPBackend] = MappingProxyType(
     {
         "varlen": SDPBackend.FLASH_ATTENTION,
         "flash": SDPBackend.FLASH_ATTENTION,
+        "flash4": SDPBackend.FLASH_ATTENTION,
         "cudnn": SDPBackend.CUDNN_ATTENTION,
         "efficient": SDPBackend.EFFICIENT_ATTENTION,
         "math": SDPBackend.MATH,
@@ -44,20 +46,34 @@ KERNELS: Mapping[AttentionBackend, SDPBackend] = MappingProxyType(
 )
 WARM_UPS, TIMED = 3, 10
 
-Pass = Callable[[], object]
+Pass = Callable[[], Sequence[Tensor]]
 """A forward and backward pass of one attention layer."""
 
 
 @contextmanager
 def attention_kernel(backend: AttentionBackend) -> Iterator[None]:
-    """Computes all attention in this context with ``backend``, or raises.
+    """Computes all attention in this context with ``backend``, or raises one of ``FAILURES``.
 
     torch caches compiled code on disk without regard to the attention backend: without the tag, a block that was
     compiled for another backend would be used.
     """
     tag = f"{torch.compiler.config.cache_key_tag}attention={backend}"
-    with sdpa_kernel(KERNELS[backend]), torch.compiler.config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
+    with (
+        flash_attention_4() if backend == "flash4" else nullcontext(),
+        sdpa_kernel(KERNELS[backend]),
+        torch.compiler.config.patch(cache_key_tag=tag),  # type: ignore[attr-defined]
+    ):
         yield
+
+
+def check_results(backend: AttentionBackend, once: Callable[[], Any]) -> None:
+    """Raises one of ``FAILURES`` for a backend that is not torch's own and computes something else.
+
+    once: returns a sequence of tensors.
+    """
+    if backend == "flash4":
+        with attention_kernel("flash"):
+            check_flash_attention_4(once)
 
 
 def choose_attention(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> AttentionReport:
@@ -111,12 +127,13 @@ def attempt_heads(
         try:
             for kind, core in kinds.items():
                 core.repeats_heads = repeats_heads
+                once = passes(core, *inputs(plan, ranks, varlen=backend == "varlen"))
+                check_results(backend, once)
                 with attention_kernel(backend):
-                    once = passes(core, *inputs(plan, ranks, varlen=backend == "varlen"))
                     once()
                     milliseconds += layers[kind] * (pass_milliseconds(once, ranks.device) if timed else 0.0)
             synchronize(ranks.device)
-        except RuntimeError as error:
+        except FAILURES as error:
             problem = problem_text(str(error), [str(warning.message) for warning in told])
             return Trial(backend=backend, repeats_heads=repeats_heads, problem=problem)
     return Trial(backend=backend, repeats_heads=repeats_heads, milliseconds=milliseconds if timed else None)

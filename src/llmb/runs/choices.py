@@ -94,7 +94,8 @@ class Choices(Record):
         AttentionChoice,
         _training(
             help="torch's attention kernel. 'auto': on a GPU the fastest at this run's shapes, timed before the first "
-            "step; on a CPU flash, and varlen for packed sequences. 'cudnn' and 'efficient' need a GPU."
+            "step; on a CPU flash, and varlen for packed sequences. 'flash4', 'cudnn' and 'efficient' need a GPU, and "
+            "'flash4' (FlashAttention-4) the package flash-attn-4."
         ),
     ] = "auto"
     force_load_balancing: Annotated[

@@ -8,7 +8,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from llmb.engine.attention_backend import KERNELS, attention_kernel
+from llmb.engine.attention_backend import KERNELS, attention_kernel, check_results
+from llmb.engine.flash_attention_4 import FAILURES
 from llmb.engine.microbenchmarks.products import DTYPES
 from llmb.engine.microbenchmarks.timing import Call, Prepared, burst
 from llmb.engine.model.attention import attend
@@ -70,13 +71,14 @@ class Choices:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             try:
+                call = _call(case, self.device, repeats_heads=repeats_heads, backend=backend)
+                check_results(backend, call)
                 with attention_kernel(backend):
-                    call = _call(case, self.device, repeats_heads=repeats_heads, backend=backend)
                     call()
                     times = burst(Prepared(call), self.device, self.job) if timed else []
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError as error:
+            except FAILURES as error:
                 problem = problem_text(str(error), [str(warning.message) for warning in told])
                 return Trial(backend=backend, repeats_heads=repeats_heads, problem=problem)
         milliseconds = 1e3 * median(times) if times else None
