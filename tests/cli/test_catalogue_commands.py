@@ -144,7 +144,7 @@ def test_a_dry_run_prints_the_plan_and_makes_nothing(tmp_path: Path) -> None:
     planned = json.loads(done.stdout)
     assert planned["plan"]["recipe"]["layout"]["gpus"] == 4
     assert planned["command"][1:4] == ["-m", "torch.distributed.run", "--standalone"]
-    assert "--nproc-per-node=4" in planned["command"]
+    assert {"--local-addr=127.0.0.1", "--nproc-per-node=4"} <= set(planned["command"])
     assert {"OMP_NUM_THREADS", "PYTHONUNBUFFERED"} <= planned["variables"].keys() | os.environ.keys()
     assert "torch.distributed.run" in llmb(*options, LLMB_INSTALL=str(tmp_path)).stdout
     assert list(tmp_path.iterdir()) == []

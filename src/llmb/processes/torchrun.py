@@ -3,5 +3,8 @@
 
 
 def torchrun_here(ranks: int) -> tuple[str, ...]:
-    """Words after the interpreter. It would look this machine's name up, which containers and laptops may not know."""
-    return ("-m", "torch.distributed.run", "--standalone", "--local-addr=localhost", f"--nproc-per-node={ranks}")
+    """Words after the interpreter.
+
+    Without an address it would look up the name of this machine, which can take seconds where no server knows it.
+    """
+    return ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}")
