@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Tests of ``programs/engine`` share only the finished runs, which all processes find; any process takes any of them.
     """
-    if config.getoption("dist") == "no" and "PYTEST_XDIST_WORKER" not in os.environ:
+    if config.getoption("dist", "no") == "no" and "PYTEST_XDIST_WORKER" not in os.environ:
         return
     for item in items:
         file = item.nodeid.partition("::")[0]
