@@ -15,12 +15,14 @@ from llmb.catalogue.records import Dtype
 from llmb.huggingface.config import config_of
 
 WHOLE = "huggingface-whole"
+FP32 = "huggingface-fp32"
+"""fp32 weights, gradients and moments, computing under bf16 autocast: the precisions of llmb and torchtitan."""
 
 
 def build(job: Job) -> PlainTrainee:
     """Random weights, with the configuration that llmb exports for its own model."""
     transformers: Any = import_module("transformers")
-    fp32 = job.dtype is Dtype.FP32
+    fp32 = job.dtype is Dtype.FP32 or job.engine == FP32
     config = transformers.AutoConfig.for_model(**config_of(job.model, "fp32" if fp32 else "bf16"))
     with torch.device(job.device):
         model = transformers.AutoModelForCausalLM.from_config(
@@ -32,7 +34,8 @@ def build(job: Job) -> PlainTrainee:
         versions["torchao"] = use_fp8(model)
     kept = "fp32" if fp32 else "bf16"
     conventions = (
-        f"weights, gradients and Adam's moments in {kept}, no master copy",
+        f"weights, gradients and Adam's moments in {kept}"
+        + (", computed under bf16 autocast" if autocasts(job) else ", no master copy"),
         "SDPA attention, backend chosen by torch",
         "gradients clipped by torch, AdamW fused, weight decay on all parameters",
         *(
@@ -46,12 +49,24 @@ def build(job: Job) -> PlainTrainee:
         conventions += ("transformers multiplies every expert with every token",)
     return PlainTrainee(
         model=model,
-        loss=loss_function(model, job),
+        loss=under_autocast(loss_function(model, job), job),
         optimizer=adamw(list(model.parameters()), job),
         clip_grad=job.training.clip_grad,
         conventions=conventions,
         versions=versions,
     )
+
+
+def autocasts(job: Job) -> bool:
+    return job.engine == FP32 and job.dtype is not Dtype.FP32
+
+
+def under_autocast(loss: Callable[[Tensor, Tensor], Tensor], job: Job) -> Callable[[Tensor, Tensor], Tensor]:
+    def computed(tokens: Tensor, labels: Tensor) -> Tensor:
+        with torch.autocast(job.device, dtype=torch.bfloat16):
+            return loss(tokens, labels)
+
+    return computed if autocasts(job) else loss
 
 
 def compiled_how(job: Job) -> str:

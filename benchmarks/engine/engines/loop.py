@@ -3,7 +3,6 @@
 
 import resource
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.engine.engines.job import Job, Measured
+from llmb.engine.device import Moment
 
 
 class Trainee(Protocol):
@@ -68,22 +68,28 @@ def adamw(parameters: Sequence[nn.Parameter], job: Job) -> torch.optim.Optimizer
 
 
 def measure(trainee: Trainee, job: Job) -> Measured:
-    """Trains ``job``. A step ends when its loss is on the host, and so with everything before it."""
-    generator = torch.Generator(job.device).manual_seed(job.seed)
-    times, losses = [], []
-    for number in range(job.warmup_steps + job.timed_steps):
-        shape = (job.ga, job.mbs, job.seq_len + 1)
-        batches = torch.randint(job.model.vocab_size, shape, generator=generator, device=job.device)
-        finish(job.device)
-        began = time.perf_counter()
-        total = torch.zeros((), device=job.device)
-        for tokens in batches:
-            total += trainee.add_gradients(tokens, 1 / job.ga).float()
-        trainee.update()
-        losses.append(total.item() / job.ga)
-        finish(job.device)
-        times.append(time.perf_counter() - began)
-        sys.stderr.write(f"step {number}: {times[-1]:.4f} s, loss {losses[-1]:.4f}\n")
+    """Trains ``job`` and times its steps as llmb does: between two moments on the device's own clock.
+
+    A step begins where the one before ended, and its loss is read when the next is queued. The data of all steps exists
+    beforehand.
+    """
+    device = torch.device(job.device)
+    generator = torch.Generator(device).manual_seed(job.seed)
+    shape = (job.warmup_steps + job.timed_steps, job.ga, job.mbs, job.seq_len + 1)
+    steps = torch.randint(job.model.vocab_size, shape, generator=generator, device=device)
+    moments = [Moment(device)]
+    pending: list[Tensor] = []
+    times: list[float] = []
+    losses: list[float] = []
+    for batches in steps:
+        pending.append(do_step(trainee, batches, device))
+        moments.append(Moment(device))
+        while len(pending) > (device.type == "cuda" and len(moments) <= len(steps)):
+            number = len(times)
+            moments[number + 1].wait()
+            times.append(moments[number + 1].seconds_since(moments[number]))
+            losses.append(pending.pop(0).item() / job.ga)
+            sys.stderr.write(f"step {number}: {times[-1]:.4f} s, loss {losses[-1]:.4f}\n")
     return Measured(
         parameters=trainee.parameters,
         step_times_s=tuple(times[job.warmup_steps :]),
@@ -94,9 +100,16 @@ def measure(trainee: Trainee, job: Job) -> Measured:
     )
 
 
-def finish(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
+def do_step(trainee: Trainee, batches: Tensor, device: torch.device) -> Tensor:
+    """The sum of the losses of [ga, mbs, seq_len + 1] tokens, 0-d, on the host once the device is done with the step.
+
+    Copied within the device's queue: reading it from there later would wait for the next step, too.
+    """
+    total = torch.zeros((), device=device)
+    for tokens in batches:
+        total += trainee.add_gradients(tokens, 1 / len(batches)).float()
+    trainee.update()
+    return total.to("cpu", non_blocking=True)
 
 
 def peak_memory(device: str) -> int:

@@ -2,7 +2,7 @@
 """The engines, what each can train, and whether it is installed here."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
@@ -13,6 +13,16 @@ from llmb.catalogue.records import Dtype, Model
 LLMB = "llmb"
 DENSE: Parts = {"moe": None, "chunked_attention": None, "qk_norm": None, "tied_embeddings": False}
 LLAMA: Parts = {**DENSE, "norm": "rmsnorm", "mlp": "swiglu", "rotary_pairs": "halves", "rotary_fraction": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that an engine keeps: of weights with gradients, moments and copies, and of each logit of a micro-batch."""
+
+    bytes_per_parameter: float
+    bytes_per_logit: float
+    more_in_fp8: float = 0.0
+    """Per parameter, of weights cast to FP8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,26 +38,38 @@ class Engine:
     """What its adapter can build; without any, all models."""
     fp8_modules: tuple[str, ...] = ()
     needs_gpu: bool = False
+    memory: Memory
 
 
+FP32_MASTERS = Memory(bytes_per_parameter=18, bytes_per_logit=12, more_in_fp8=1)
+"""fp32 weights, gradients and moments, and the bf16 weights that autocast makes."""
 HUGGING_FACE = Engine(
     program="benchmarks.engine.engines.huggingface",
     distribution="transformers",
     modules=("transformers",),
     install="pip install transformers",
     fp8_modules=("torchao.float8",),
+    memory=Memory(bytes_per_parameter=8, bytes_per_logit=12, more_in_fp8=1),
 )
 ENGINES: dict[str, Engine] = {
-    LLMB: Engine(program=None, distribution="llmb", modules=("torch",), install="install torch 2.11 or newer"),
+    LLMB: Engine(
+        program=None,
+        distribution="llmb",
+        modules=("torch",),
+        install="install torch 2.11 or newer",
+        memory=Memory(bytes_per_parameter=16, bytes_per_logit=4, more_in_fp8=2),
+    ),
     "huggingface": HUGGING_FACE,
+    "huggingface-fp32": replace(HUGGING_FACE, memory=FP32_MASTERS),
     "huggingface-whole": HUGGING_FACE,
     "torchtitan": Engine(
         program="benchmarks.engine.engines.torchtitan",
         distribution="torchtitan",
-        modules=("torchtitan",),
+        modules=("torchtitan", "torchdata", "datasets", "tyro"),
         install="pip install torchtitan==0.2.2",
         parts=LLAMA,
         fp8_modules=("torchao.float8",),
+        memory=FP32_MASTERS,
     ),
     "megatron-core": Engine(
         program="benchmarks.engine.engines.megatron",
@@ -56,9 +78,10 @@ ENGINES: dict[str, Engine] = {
         install='pip install "megatron-core[dev]"',
         parts=DENSE,
         needs_gpu=True,
+        memory=Memory(bytes_per_parameter=18, bytes_per_logit=8, more_in_fp8=2),
     ),
 }
-DEFAULT_ENGINES = (LLMB, "huggingface", "torchtitan", "megatron-core")
+DEFAULT_ENGINES = (LLMB, "huggingface", "huggingface-fp32", "torchtitan", "megatron-core")
 
 
 def obstacle(name: str, model: Model, dtype: Dtype, *, has_gpu: bool) -> str | None:
