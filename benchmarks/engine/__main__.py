@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m benchmarks.engine``: checks that requirements are installed before importing any of them."""
+"""``python -m benchmarks.engine``: finds the packages that it needs before importing any of them."""
 
 import argparse
 import sys
@@ -13,10 +13,17 @@ MISSING = 3
 def main() -> None:
     early = argparse.ArgumentParser(add_help=False)
     early.add_argument("--wheels", type=Path)
-    missing = prepare(early.parse_known_args()[0].wheels)
-    if missing:
-        sys.stderr.write(missing)
+    early.add_argument("--check", action="store_true")
+    given = early.parse_known_args()[0]
+    if given.wheels and not given.wheels.is_dir():
+        sys.exit(f"--wheels {given.wheels}: no such folder")
+    found = prepare(given.wheels)
+    sys.stderr.write(found.lines())
+    if problem := found.problem():
+        sys.stderr.write(problem)
         sys.exit(MISSING)
+    if given.check:
+        sys.exit(0)
     from benchmarks.engine.compare import main as compare  # only now are its imports known to be installed
 
     sys.exit(compare(sys.argv[1:]))

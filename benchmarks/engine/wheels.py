@@ -1,41 +1,132 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unpacks llmb's requirements from a folder of wheels if they cannot be installed. Standard library only."""
+"""The packages that the comparison needs: which are missing, and wheels of them where nothing can be installed.
+
+Standard library only: it runs before any of them is known to be there.
+"""
 
 import hashlib
 import os
 import sys
 import tempfile
 import zipfile
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
-NEEDED = ("typer", "rich", "pydantic", "yaml", "scipy")
+
+class Package(NamedTuple):
+    """``module`` is imported from ``distribution``; ``needed_by`` is None if nothing runs without it."""
+
+    distribution: str
+    module: str
+    needed_by: str | None = None
+
+
+PACKAGES = (
+    Package("torch", "torch"),
+    Package("numpy", "numpy"),
+    Package("typer", "typer"),
+    Package("rich", "rich"),
+    Package("pydantic", "pydantic"),
+    Package("PyYAML", "yaml"),
+    Package("scipy", "scipy"),
+    Package("transformers", "transformers", "huggingface"),
+    Package("torchao", "torchao", "other engines in fp8"),
+    Package("torchtitan", "torchtitan", "torchtitan"),
+    Package("torchdata", "torchdata", "torchtitan"),
+    Package("datasets", "datasets", "torchtitan"),
+    Package("tyro", "tyro", "torchtitan"),
+    Package("megatron-core", "megatron.core", "megatron-core"),
+    Package("transformer-engine", "transformer_engine", "megatron-core"),
+)
 ROOT = Path(__file__).parents[2]
-ADVICE = """the benchmark needs these Python packages, which are not installed: {missing}
-  do:    pip install typer rich pydantic PyYAML scipy
-  or:    without network access, fill a folder on another machine, copy it and add --wheels FOLDER:
-         pip download --only-binary :all: --python-version {version} --platform manylinux_2_28_x86_64 -d FOLDER \\
-             typer rich pydantic PyYAML scipy
+ADVICE = """these Python packages are needed and not installed: {missing}
+  do:    pip install {missing}
+  or:    without network access, prepare a folder of wheels on another machine, copy it and add --wheels FOLDER:
+         python -m benchmarks.engine.wheel_folder FOLDER --python {version} {missing}
 """
 
 
-def prepare(wheels: Path | None) -> str | None:
-    """Makes llmb and its requirements importable, here and in child processes. Returns what is missing."""
-    if wheels is not None:
-        add_to_path(unpack(wheels))
+class Found(NamedTuple):
+    """What is installed: version by distribution, and what is not."""
+
+    versions: dict[str, str]
+    carried: frozenset[str]
+    """Distributions that come from wheels."""
+    missing: tuple[Package, ...]
+    folder: Path | None
+    """Where wheels are unpacked."""
+
+    def lines(self) -> str:
+        """What is there and what is not, and what is not measured for that reason."""
+        there = [f"{name} {known}{' (wheel)' if name in self.carried else ''}" for name, known in self.versions.items()]
+        text = f"packages: {', '.join(there)}\n"
+        if self.folder:
+            text += f"wheels are unpacked in {self.folder}\n"
+        for reason in dict.fromkeys(package.needed_by for package in self.missing if package.needed_by):
+            names = ", ".join(package.distribution for package in self.missing if package.needed_by == reason)
+            text += f"not measured: {reason}, for want of {names}\n"
+        return text
+
+    def problem(self) -> str | None:
+        """Why nothing can run; None if it can."""
+        names = " ".join(package.distribution for package in self.missing if package.needed_by is None)
+        python = ".".join(map(str, sys.version_info[:2]))
+        return ADVICE.format(missing=names, version=python) if names else None
+
+
+def prepare(wheels: Path | None) -> Found:
+    """Makes llmb and what it needs importable, here and in child processes."""
+    own = {name for name in distributions_of(wheels) if installed(name)} if wheels else set()
+    folder = unpack(wheels, own) if wheels else None
+    if folder:
+        add_to_path(folder)
     if find_spec("llmb") is None:
         add_to_path(ROOT / "src")
     add_to_path(ROOT)
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    version = ".".join(map(str, sys.version_info[:2]))
-    return ADVICE.format(missing=", ".join(missing), version=version) if missing else None
+    there = [package for package in PACKAGES if importable(package.module)]
+    versions = {package.distribution: installed(package.distribution) or "?" for package in there}
+    unpacked = frozenset(
+        package.distribution
+        for package in there
+        if wheels and normal(package.distribution) in distributions_of(wheels) - own
+    )
+    return Found(versions, unpacked, tuple(package for package in PACKAGES if package not in there), folder)
 
 
-def unpack(wheels: Path) -> Path:
-    """Unpacks all wheels of a folder once: a wheel is an archive of files in site-packages."""
-    files = sorted(wheels.glob("*.whl"))
-    names = " ".join(file.name for file in files)
+def distributions_of(wheels: Path) -> set[str]:
+    return {normal(file.name.split("-")[0]) for file in wheels.glob("*.whl")}
+
+
+def normal(name: str) -> str:
+    """The name by which a package is known, however it is spelled."""
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
+def installed(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def importable(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of its parent package
+        return False
+
+
+def unpack(wheels: Path, own: set[str]) -> Path:
+    """Unpacks the wheels of a folder once, but for packages that the machine has: a wheel is an archive of files.
+
+    The folder is on PYTHONPATH, which comes before the machine's own packages: what is in it replaces them.
+    """
+    files = [file for file in sorted(wheels.glob("*.whl")) if normal(file.name.split("-")[0]) not in own]
+    names = " ".join([sys.executable, *(file.name for file in files)])
     target = Path(tempfile.gettempdir()) / f"llmb-wheels-{hashlib.sha256(names.encode()).hexdigest()[:12]}"
+    target.mkdir(parents=True, exist_ok=True)
     for file in files:
         if not (target / file.name).exists():
             with zipfile.ZipFile(file) as archive:
@@ -45,7 +136,6 @@ def unpack(wheels: Path) -> Path:
 
 
 def add_to_path(folder: Path) -> None:
-    """Appended to the path, so that the machine's own packages take precedence."""
     sys.path.append(str(folder))
     known = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (known, str(folder)) if part)
