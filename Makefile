@@ -15,7 +15,7 @@ help:
 	@echo "make test-all   set up and run all tests (half an hour on 2 cores)"
 	@echo "make lint       ruff, mypy --strict, import-linter"
 	@echo "make bench      the benchmarks of the tool itself"
-	@echo "make bench-engine  compare engines on one GPU, in under 10 minutes"
+	@echo "make bench-engine  compare engines on one GPU, 9 minutes of it; rerun it for the rest"
 	@echo "make layouts    measure docs/reference/layouts.md again (half an hour on 2 cores)"
 	@echo "make numerics   measure docs/reference/numerics.md again (a quarter of an hour on 2 cores)"
 	@echo "make golden     rewrite the batch scripts that tests compare with"

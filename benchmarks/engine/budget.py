@@ -3,15 +3,24 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
-from benchmarks.engine.cases import Case
+from benchmarks.engine.cases import Case, Subject
 from benchmarks.engine.records import CaseResult, Settings
+from llmb.catalogue.records import Dtype
 from llmb.metrics.flops import model_flops
 
-START_UP_S = {True: 20.0, False: 5.0}
-"""Estimate of a case's time without its steps, with a GPU and without, until an engine's first case is measured."""
+START_UP_S = {True: 90.0, False: 8.0}
+"""Estimate of a case's time without its steps, with a GPU and without: starting Python and torch, and compilation.
+Replaced by an engine's own once it has run."""
+KERNELS_S = {True: 15.0, False: 8.0}
+"""Likewise of measuring the kernels of a model in one dtype."""
 EXPECTED_MFU = 0.4
+"""Likewise of the speed of steps, as a fraction of the peak (``full``)."""
+SLACK_S, SLACK = 60.0, 2.0
+"""A case is stopped after ``SLACK`` times its expected duration and ``SLACK_S``: one that hangs costs no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +32,7 @@ class Clock:
 
     @property
     def left_s(self) -> float:
-        return self.budget_s - (time.monotonic() - self.began)
+        return max(0.0, self.budget_s - (time.monotonic() - self.began))
 
     def say(self, text: str) -> None:
         sys.stderr.write(f"[{time.monotonic() - self.began:5.0f} s] {text}\n")
@@ -31,29 +40,62 @@ class Clock:
 
 
 @dataclass(slots=True)
-class Budget:
-    """Prevents cases from starting that are not expected to end in time."""
+class Estimates:
+    """Expected durations, from what was measured so far. Start-up is an engine's, the speed of steps also a dtype's."""
 
-    clock: Clock
     settings: Settings
-    start_up_s: dict[str, float] = field(default_factory=dict)
-    """The time of an engine's last case without its timed steps."""
+    start_up_s: dict[tuple[str, Dtype], float] = field(default_factory=dict)
+    """The longest yet: a model's first case compiles, and a later one finds its kernels compiled."""
+    slowdown: dict[tuple[str, Dtype], float] = field(default_factory=dict)
+    """The time of a step divided by that at the expected MFU, the largest yet."""
+    kernels_s: float | None = None
 
-    def obstacle(self, case: Case) -> str | None:
-        needed, left = self.expected_s(case), max(self.clock.left_s, 0.0)
-        return f"budget: {left:.0f} s left, about {needed:.0f} s needed" if needed > left else None
+    @property
+    def has_gpu(self) -> bool:
+        return self.settings.gpu_type != "cpu"
 
-    def expected_s(self, case: Case) -> float:
-        """Start-up, and the steps at a modest MFU."""
-        recipe = case.subject.recipe
-        start_up = self.start_up_s.get(case.engine, START_UP_S[recipe.gpu_type != "cpu"])
-        if recipe.peak_tflops is None:
-            return start_up
-        flops = recipe.layout.gbs * model_flops(recipe.model, recipe.layout.seq_len, causal=False)
-        steps = self.settings.warmup_steps + self.settings.steps
-        return start_up + steps * flops / (EXPECTED_MFU * recipe.peak_tflops * 1e12)
+    def case_s(self, case: Case) -> float:
+        """Start-up, and all steps."""
+        dtype = case.subject.recipe.dtype
+        own = [value for (name, _), value in self.start_up_s.items() if name == case.engine]
+        start_up = self.start_up_s.get((case.engine, dtype), max(own, default=START_UP_S[self.has_gpu]))
+        slowdown = self.slowdown.get((case.engine, dtype), 1.0)
+        return start_up + steps_of(case, self.settings) * slowdown * step_s(case.subject)
 
-    def learn(self, result: CaseResult) -> None:
-        if result.status == "done" and result.wall_s is not None and result.step_time_s is not None:
-            steps = self.settings.warmup_steps + self.settings.steps
-            self.start_up_s[result.engine] = max(1.0, result.wall_s - steps * result.step_time_s["median"])
+    def ceilings_s(self, subjects: Sequence[Subject]) -> float:
+        return len(subjects) * (self.kernels_s or KERNELS_S[self.has_gpu])
+
+    def limit_s(self, case: Case, left_s: float) -> float:
+        return min(left_s, SLACK * self.case_s(case) + SLACK_S)
+
+    def learn(self, case: Case, result: CaseResult) -> None:
+        if result.status != "done" or result.wall_s is None:
+            return
+        key, guessed = (case.engine, case.subject.recipe.dtype), step_s(case.subject)
+        start_up = result.wall_s
+        if guessed:
+            measured = median(result.step_times_s)
+            start_up = max(1.0, result.wall_s - steps_of(case, self.settings) * measured)
+            self.slowdown[key] = max(self.slowdown.get(key, 0.0), measured / guessed)
+        self.start_up_s[key] = max(self.start_up_s.get(key, 0.0), start_up)
+
+    def learn_kernels(self, subjects: Sequence[Subject], wall_s: float) -> None:
+        self.kernels_s = max(self.kernels_s or 0.0, wall_s / len(subjects))
+
+
+def steps_of(case: Case, settings: Settings) -> int:
+    return settings.warmup_steps + settings.steps + case.settings.profiled_steps
+
+
+def step_s(subject: Subject) -> float:
+    """At the expected MFU; 0 where the device's peak is unknown."""
+    recipe = subject.recipe
+    if recipe.peak_tflops is None:
+        return 0.0
+    flops = recipe.layout.gbs * model_flops(recipe.model, recipe.layout.seq_len, causal=False)
+    return flops / (EXPECTED_MFU * recipe.peak_tflops * 1e12)
+
+
+def over_budget(needed_s: float, left_s: float) -> str | None:
+    """Why something that takes so long is not started; None if it is expected to end in time."""
+    return f"budget: {left_s:.0f} s left, about {needed_s:.0f} s needed" if needed_s > left_s else None

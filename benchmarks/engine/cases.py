@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is compared: an engine, a one-GPU proxy from the catalogue, a dtype. Pure."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
+from benchmarks.engine.groups import Group, Variant
 from benchmarks.engine.published import Target, as_published, find_target
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Recipe
@@ -18,7 +19,6 @@ GPU_MODELS = {
     "340b": ("pretrain_nemotron4", "340b"),
     "maverick": ("finetune_llama4-maverick", "400b"),
 }
-"""In order of importance, in which they are run."""
 TINY_MODELS = {
     "llama3.1": ("pretrain_llama3.1", "tiny"),
     "nemotron4": ("pretrain_nemotron4", "tiny"),
@@ -45,7 +45,24 @@ class Case:
 
     engine: str
     subject: Subject
-    round: int
+    round: int = 0
+    group: str = ""
+    variant: str | None = None
+    settings: Variant = field(default_factory=Variant)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Two groups with the same case run it once."""
+        return self.engine, self.variant, self.subject.label, self.subject.recipe.layout.ga, self.round
+
+    @property
+    def name(self) -> str:
+        return f"{self.engine} {self.variant}" if self.variant else self.engine
+
+    @property
+    def label(self) -> str:
+        number = f", round {self.round + 1}" if self.round else ""
+        return f"{self.name} {self.subject.label}, {self.subject.recipe.layout.ga} micro-batches{number}"
 
 
 def find_subject(
@@ -58,7 +75,10 @@ def find_subject(
     tiny: bool,
     micro_batches: int | None,
 ) -> Subject:
-    """Raises UsageError if the catalogue has no proxy of that name for the GPU type."""
+    """``micro_batches`` per step, None for the recipe's number.
+
+    Raises UsageError if the catalogue has no proxy of that name for the GPU type.
+    """
     workload, size = (TINY_MODELS if tiny else GPU_MODELS)[name]
     request = Request(workload=workload, size=size, dtype=dtype, gpu_type=gpu_type, scale=1)
     # Sequences are one document each: not every engine packs.
@@ -70,9 +90,14 @@ def find_subject(
     return Subject(name, as_published(recipe, target), target)
 
 
-def plan_cases(subjects: Sequence[Subject], engines: tuple[str, ...], rounds: int) -> Iterator[Case]:
-    """Engines alternate on each subject, so that drift over time affects all of them equally."""
-    for number in range(rounds):
-        for subject in subjects:
-            for engine in engines:
-                yield Case(engine, subject, number)
+def plan_cases(
+    groups: Sequence[Group], variants: dict[str, Variant], subject_of: Callable[[str, Dtype, int], Subject]
+) -> Iterator[Case]:
+    """In the order of ``groups``. ``subject_of`` gets a model's name, a dtype and the micro-batches per step."""
+    for group in groups:
+        settings = variants[group.variant] if group.variant else Variant()
+        for model in group.models:
+            for dtype in group.dtypes:
+                subject = subject_of(model, dtype, group.micro_batches)
+                for engine in group.engines:
+                    yield Case(engine, subject, group.round, group.name, group.variant, settings)

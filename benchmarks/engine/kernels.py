@@ -8,30 +8,30 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.engine.budget import Clock
 from benchmarks.engine.cases import Subject
 from benchmarks.engine.processes import failure_reason, run_limited
 from benchmarks.engine.records import CaseResult, Ceilings, Document
-from benchmarks.engine.shapes import floor_of, job_of, measured_of, request_of
+from benchmarks.engine.shapes import LISTS, floor_of, job_of, measured_of, request_of
 from llmb.microbenchmarks.jobs import PROGRAM, Timings
 
 LIMIT_S = 150
 GPU_COPY_BYTES, CPU_COPY_BYTES = 2**31, 2**25
-LISTS = ("products", "attention")
 
 
-def with_kernels(document: Document, subjects: Sequence[Subject], folder: Path, clock: Clock) -> Document:
-    """Measures what the subjects need, except those whose floor is in the document."""
+def without_floor(document: Document, subjects: Sequence[Subject]) -> list[Subject]:
+    """Those whose kernels are not in the document yet, each dtype once."""
     known = document.ceilings or Ceilings(measured=None)
-    new = [subject for subject in subjects if not known.floor(subject.name, subject.recipe.dtype)]
-    if not new:
-        clock.say("kernels: reused")
-        return document
-    clock.say("kernels: matrix products, attention, memory copy")
-    measured, reason = measure(new, folder, min(clock.left_s, LIMIT_S))
+    new = {subject.label: subject for subject in subjects if not known.floor(subject.name, subject.recipe.dtype)}
+    return list(new.values())
+
+
+def with_kernels(document: Document, subjects: Sequence[Subject], folder: Path, limit_s: float) -> Document:
+    """Measures the kernels that the subjects need."""
+    known = document.ceilings or Ceilings(measured=None)
+    measured, reason = measure(subjects, folder, min(limit_s, LIMIT_S))
     if measured is None:
         return document.model_copy(update={"ceilings": known.model_copy(update={"reason": reason})})
-    floors = (*known.floors, *(floor_of(subject.name, subject.recipe, measured) for subject in new))
+    floors = (*known.floors, *(floor_of(subject.name, subject.recipe, measured) for subject in subjects))
     together = {**measured, **{name: (known.measured or {}).get(name, []) + measured[name] for name in LISTS}}
     return document.model_copy(update={"ceilings": Ceilings(measured=together, floors=floors)})
 
@@ -45,6 +45,7 @@ def measure(subjects: Sequence[Subject], folder: Path, limit_s: float) -> tuple[
     job = job_of(request_of(recipes, "cpu" if on_cpu else "cuda", copied))
     asked, answered = folder / "ceilings-request.json", folder / "ceilings.json"
     asked.write_text(job.model_dump_json())
+    answered.unlink(missing_ok=True)
     command = [sys.executable, "-m", PROGRAM, str(asked), str(answered)]
     ended = run_limited(command, os.environ, folder / "ceilings.log", limit_s)
     if ended.exit_code == 0:
@@ -55,7 +56,8 @@ def measure(subjects: Sequence[Subject], folder: Path, limit_s: float) -> tuple[
 def with_shares(case: CaseResult, ceilings: Ceilings | None) -> CaseResult:
     """``product_share_pct``: the necessary FLOPs (causal) per second divided by the rate of the model's products alone.
 
-    ``kernel_share_pct``: the time that products and attention alone would take, divided by the step's time.
+    ``kernel_share_pct``: the time that products and attention alone would take, divided by the step's time, and
+    ``sustained_share_pct`` the same with products at the rate that is sustained.
     """
     floor = ceilings.floor(case.model, case.dtype) if ceilings else None
     if case.status != "done" or floor is None or floor.products_s is None or floor.products_tflops is None:
@@ -65,6 +67,9 @@ def with_shares(case: CaseResult, ceilings: Ceilings | None) -> CaseResult:
     if tflops is not None:
         shares["product_share_pct"] = 100 * tflops / floor.products_tflops
     if floor.attention_s is not None:
-        alone = case.ga * (floor.products_s + floor.attention_s)
-        shares["kernel_share_pct"] = 100 * alone / median(case.step_times_s)
+        step_s = median(case.step_times_s) / case.ga
+        shares["kernel_share_pct"] = 100 * (floor.products_s + floor.attention_s) / step_s
+        if floor.sustained:
+            kept = floor.products_s / floor.sustained + floor.attention_s
+            shares["sustained_share_pct"] = 100 * kept / step_s
     return case.model_copy(update=shares)

@@ -33,5 +33,11 @@ def gpu_state() -> dict[str, str] | None:
     return dict(zip(FIELDS, map(str.strip, lines[0].split(",")), strict=False)) if lines else None
 
 
+def memory_bytes(state: dict[str, str] | None) -> float | None:
+    """The memory of a GPU, which the driver prints in MiB."""
+    words = (state or {}).get("memory.total", "").split()
+    return float(words[0]) * 2**20 if len(words) == 2 and words[1] == "MiB" else None
+
+
 def describe_machine() -> dict[str, Any]:
     return {"python": platform.python_version(), "system": platform.platform(), "gpu_before": gpu_state()}

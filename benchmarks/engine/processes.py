@@ -5,10 +5,14 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from llmb.runs.parent_death import PARENT_DEATH
 
 GRACE_S = 20
 """An interrupted ``llmb run`` ends its workers itself within 8 s."""
@@ -27,7 +31,11 @@ class Ended:
 
 
 def run_limited(command: Sequence[str], environ: Mapping[str, str], log: Path, limit_s: float) -> Ended:
-    """The output of the process goes to ``log``; its result is written to the same folder."""
+    """The output of the process goes to ``log``; its result is written to the same folder.
+
+    The process ends with this one, also if this one is killed: it would keep the GPU's memory from the next call.
+    """
+    command = [sys.executable, "-m", PARENT_DEATH, str(os.getpid()), *command]
     began = time.monotonic()
     results = log.with_suffix(".out")
     with results.open("w") as out, log.open("w") as err:
@@ -43,14 +51,14 @@ def run_limited(command: Sequence[str], environ: Mapping[str, str], log: Path, l
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """Terminates the process, then kills it with everything that it started in its session."""
+    """Terminates the process, then kills everything that is left of its process group."""
     if process.poll() is None:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def failure_reason(ended: Ended) -> str:

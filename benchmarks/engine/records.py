@@ -7,13 +7,15 @@ from benchmarks.engine.published import Target
 from benchmarks.engine.shapes import Floor
 from llmb.catalogue.records import Dtype, Record
 
-Status = Literal["done", "failed", "not_run"]
+Status = Literal["done", "failed", "not_run", "stopped"]
+"""``stopped``: at its time limit; never in a document."""
 
 
 class CaseResult(Record):
     """One case as flat values. Figures are None if the case has none; ``reason`` then has the reason."""
 
     engine: str
+    variant: str | None = None
     engine_version: str | None
     model: str
     workload: str
@@ -32,6 +34,7 @@ class CaseResult(Record):
     round: int
     status: Status
     reason: str | None = None
+    outdated: str | None = None
     log_tail: str | None = None
     code: str
     conventions: tuple[str, ...] = ()
@@ -46,12 +49,27 @@ class CaseResult(Record):
     published_mfu_pct: float | None = None
     product_share_pct: float | None = None
     kernel_share_pct: float | None = None
+    sustained_share_pct: float | None = None
     peak_memory_gib: float | None = None
     loss: dict[str, float] | None = None
+    breakdown: dict[str, Any] | None = None
 
     @property
-    def key(self) -> tuple[str, str, Dtype, int]:
-        return self.engine, self.model, self.dtype, self.round
+    def key(self) -> tuple[object, ...]:
+        return *self.setup, self.round
+
+    @property
+    def setup(self) -> tuple[str, str | None, str, Dtype, int]:
+        """What rounds repeat."""
+        return self.engine, self.variant, self.model, self.dtype, self.ga
+
+    @property
+    def name(self) -> str:
+        return f"{self.engine} {self.variant}" if self.variant else self.engine
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.model} {self.dtype}, {self.ga} micro-batches"
 
 
 class Published(Target):
@@ -73,16 +91,21 @@ class Ceilings(Record):
 
 
 class Verdict(Record):
-    """One target of one model and dtype. ``margin_pct`` is how far llmb is above ``target``."""
+    """One target of one model and dtype. ``margin_pct`` is how far llmb is above ``target``.
+
+    ``rounds_differ_pct``: the difference of an engine's rounds, of the engine where it is largest.
+    """
 
     model: str
     dtype: Dtype
     shows: Literal["published_mfu", "other_engine"]
     against: str
+    micro_batches: int
     verdict: Literal["reached", "not_reached", "not_measured"]
     measured: float | None
     target: float | None
     margin_pct: float | None
+    rounds_differ_pct: float | None = None
     reason: str | None
 
 
@@ -94,16 +117,16 @@ class Settings(Record):
     tiny: bool
     warmup_steps: int
     steps: int
-    micro_batches: int | None
     seed: int
     compiled: bool
     llmb_options: str
+    expandable_segments: bool
 
 
 class Document(Record):
     """The full result of a comparison."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     kind: Literal["engine-comparison"] = "engine-comparison"
     settings: Settings
     environment: dict[str, Any]

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.engine.cases import Case
 from benchmarks.engine.engines.job import Job, Measured
-from benchmarks.engine.engines.registry import ENGINES, LLMB, engine_version, obstacle
+from benchmarks.engine.engines.registry import ENGINES, LLMB, engine_version
 from benchmarks.engine.processes import Ended, failure_reason, run_limited, tail
 from benchmarks.engine.records import CaseResult, Settings
 from benchmarks.engine.store import code_of
@@ -24,6 +24,7 @@ from llmb.runs.steps import read_steps
 GIB = 2**30
 REFUSED = (2, 3)
 """Exit codes with which llmb reports that it cannot train this, or not on this machine."""
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 LLMB_CONVENTIONS = (
     "fp32 master weights and moments, blocks in bf16 or fp8",
     "run by llmb run, step times as it logs them",
@@ -36,6 +37,7 @@ def blank(case: Case) -> CaseResult:
     layout, model = recipe.layout, recipe.model
     return CaseResult(
         engine=engine,
+        variant=case.variant,
         engine_version=engine_version(engine),
         model=case.subject.name,
         workload=recipe.workload,
@@ -62,33 +64,41 @@ def blank(case: Case) -> CaseResult:
 def run_case(case: Case, settings: Settings, folder: Path, limit_s: float) -> CaseResult:
     """``folder`` is where the process writes its files; its time limit is ``limit_s`` seconds."""
     known = blank(case)
-    has_gpu = settings.gpu_type != "cpu"
-    if reason := obstacle(case.engine, case.subject.recipe.model, known.dtype, has_gpu=has_gpu):
-        return known.model_copy(update={"reason": reason})
     folder.mkdir(parents=True, exist_ok=True)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     command = llmb_command(case, settings) if case.engine == LLMB else adapter_command(case, settings, folder)
-    environ = {**os.environ, "LLMB_INSTALL": str(folder / "install")}
+    environ = {**os.environ, **variables(case, settings), "LLMB_INSTALL": str(folder / "install")}
     ended = run_limited(command, environ, folder / "log.txt", limit_s)
     known = known.model_copy(update={"started_at": started, "wall_s": ended.wall_s})
     if ended.exit_code is None:
-        return known.model_copy(update={"reason": f"budget: stopped after {ended.wall_s:.0f} s"})
+        stopped = {"status": "stopped", "reason": f"stopped after {ended.wall_s:.0f} s", "log_tail": tail(ended)}
+        return known.model_copy(update=stopped)
     read = read_llmb if case.engine == LLMB else read_adapter
     return read(case, known, ended, folder)
 
 
+def variables(case: Case, settings: Settings) -> dict[str, str]:
+    """All engines get the same allocator, whichever each would choose; what the user has set stays."""
+    if any(name in os.environ for name in ALLOCATOR):
+        return case.settings.environ
+    return {ALLOCATOR[0]: f"expandable_segments:{settings.expandable_segments}", **case.settings.environ}
+
+
 def llmb_command(case: Case, settings: Settings) -> list[str]:
     """The command that a user would call, with the window over the timed steps."""
-    recipe = case.subject.recipe
+    recipe, profiled = case.subject.recipe, case.settings.profiled_steps
     steps = settings.warmup_steps + settings.steps
     command = [sys.executable, "-m", "llmb.cli.main", "run", "--json"]
     command += ["-w", recipe.workload, "-s", recipe.size, "--dtype", recipe.dtype, "--gpu-type", recipe.gpu_type]
     command += ["--scale", "1", "--gbs", str(recipe.layout.gbs), "--seed", str(settings.seed)]
-    command += ["--steps", str(steps), "--window", f"{settings.warmup_steps}-{steps - 1}"]
+    command += ["--steps", str(steps + profiled), "--window", f"{settings.warmup_steps}-{steps - 1}"]
     command += ["--compile" if settings.compiled else "--no-compile"]
     if recipe.task != "pretrain":
         command += ["--synthetic", "--document-tokens", "0"]
-    return [*command, *shlex.split(settings.llmb_options)]
+    if profiled:
+        command += ["--profile", "--profiler", "torch"]
+        command += ["--profile-start-step", str(steps), "--profile-stop-step", str(steps + profiled)]
+    return [*command, *case.settings.options, *shlex.split(settings.llmb_options)]
 
 
 def adapter_command(case: Case, settings: Settings, folder: Path) -> list[str]:
@@ -128,9 +138,16 @@ def read_llmb(case: Case, known: CaseResult, ended: Ended, folder: Path) -> Case
         losses=tuple(step.loss for step in steps),
         peak_memory_bytes=max(step.peak_memory_bytes for step in steps),
         versions={},
-        conventions=LLMB_CONVENTIONS,
+        conventions=(*LLMB_CONVENTIONS, *used(document)),
     )
-    return with_figures(case, known, measured)
+    profile = document.get("profile") or {}
+    return with_figures(case, known.model_copy(update={"breakdown": profile.get("breakdown")}), measured)
+
+
+def used(document: dict[str, Any]) -> tuple[str, ...]:
+    """What the run chose by itself."""
+    backend = document.get("attention_backend")
+    return (f"attention by {backend}",) if backend else ()
 
 
 def _json(text: str) -> dict[str, Any] | None:

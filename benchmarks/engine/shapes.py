@@ -18,21 +18,28 @@ from llmb.microbenchmarks.jobs import (
     Timings,
 )
 from llmb.microbenchmarks.shapes import Weights, attention_dtype, product_case, weights_of
+from llmb.runs.attention import BACKENDS as GPU_BACKENDS
 
-BACKENDS = ("cudnn", "flash")
-"""Of attention on a GPU; a CPU has the engine's choice."""
+BACKENDS = tuple(name for name in GPU_BACKENDS["cuda"] if name not in ("varlen", "efficient", "math"))
+"""Of attention of whole sequences on a GPU; a CPU has the engine's choice."""
+LISTS = ("products", "attention", "sustained")
+"""What is measured of many shapes."""
+SUSTAINED_S = {"cuda": 2.0, "cpu": 0.1}
+"""A GPU under load lowers its clock after about a second, when it reaches its power limit."""
 
 
 class Floor(Record):
     """The minimum time of one micro-batch at the measured speed of kernels: only matrix products and attention.
 
-    ``products_tflops`` is the rate of all matrix products together. None if a kernel could not be measured.
+    ``products_tflops`` is the rate of all matrix products together, and ``sustained`` the fraction of its rate that the
+    largest one keeps for seconds. None if a kernel could not be measured.
     """
 
     name: str
     dtype: Dtype
     products_s: float | None
     products_tflops: float | None
+    sustained: float | None = None
     attention_s: float | None
     attention_backend: str | None
     reason: str | None
@@ -42,9 +49,11 @@ def request_of(recipes: Sequence[Recipe], device: str, copy_bytes: int) -> dict[
     """What has to be measured for these recipes, each shape once."""
     products = {tuple(item.items()): item for recipe in recipes for _, item in products_of(recipe)}
     attention = {tuple(item.items()): item for item in map(attention_of, recipes)}
+    sustained = {tuple(item.items()): item for item in map(largest_product, recipes)}
     return {
         "device": device,
         "products": list(products.values()),
+        "sustained": list(sustained.values()),
         "attention": list(attention.values()),
         "copy_bytes": copy_bytes,
     }
@@ -56,6 +65,12 @@ def products_of(recipe: Recipe) -> Iterator[tuple[Weights, dict[str, Any]]]:
     for weights in weights_of(recipe.model, recipe.layout):
         for training_pass in PASSES:
             yield weights, product_case(weights, dtype, training_pass).model_dump(exclude={"kind"})
+
+
+def largest_product(recipe: Recipe) -> dict[str, Any]:
+    """Of those in the recipe's own dtype: with FP8 the head stays in bf16."""
+    own = [item for _, item in products_of(recipe) if item["dtype"] == recipe.dtype]
+    return max(own, key=lambda item: ProductCase(**item).flops)
 
 
 def attention_of(recipe: Recipe) -> dict[str, Any]:
@@ -72,12 +87,17 @@ def attention_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def job_of(request: Mapping[str, Any]) -> Job:
-    """A copy, then all products, then attention with every backend, forward and both passes."""
+    """A copy, all products, attention with every backend, forward and both passes, then what is sustained."""
     works: list[CopyCase | ProductCase | AttentionCase] = [CopyCase(size_bytes=request["copy_bytes"])]
     works += [ProductCase(**shape) for shape in request["products"]]
     works += [AttentionCase(**shape, **way) for shape in request["attention"] for way in _ways(request["device"])]
-    cases = tuple(Case(name=f"{work.kind} {number}", work=work) for number, work in enumerate(works))
-    return Job(device=request["device"], cases=cases)
+    cases = [Case(name=f"{work.kind} {number}", work=work) for number, work in enumerate(works)]
+    seconds = SUSTAINED_S[request["device"]]
+    cases += [
+        Case(name=f"sustained {number}", work=ProductCase(**shape), sustained_s=seconds)
+        for number, shape in enumerate(request["sustained"])
+    ]
+    return Job(device=request["device"], cases=tuple(cases))
 
 
 def _ways(device: str) -> Iterator[dict[str, Any]]:
@@ -88,7 +108,7 @@ def _ways(device: str) -> Iterator[dict[str, Any]]:
 
 def measured_of(job: Job, timings: Timings) -> dict[str, Any]:
     """What was measured, in the form of the comparison's document."""
-    rows: dict[str, Any] = {"environment": _environment(timings.device), "products": [], "attention": []}
+    rows: dict[str, Any] = {"environment": _environment(timings.device), **{name: [] for name in LISTS}}
     for case, timing in zip(job.cases, timings.timings, strict=True):
         work = case.work
         if isinstance(work, CopyCase):
@@ -96,7 +116,8 @@ def measured_of(job: Job, timings: Timings) -> dict[str, Any]:
             rate = None if seconds is None else 2 * work.size_bytes / seconds / 1e9
             rows["copy"] = {"bytes": work.size_bytes, "gb_s": rate, **_figures(timing)}
         elif isinstance(work, ProductCase):
-            rows["products"].append({**work.model_dump(exclude={"kind"}), **_rated(timing, work.flops)})
+            kind = "products" if case.sustained_s is None else "sustained"
+            rows[kind].append({**work.model_dump(exclude={"kind"}), **_rated(timing, work.flops)})
         elif isinstance(work, AttentionCase):
             shape = work.model_dump(exclude={"kind", "direction", "backend"})
             way = {"backend": timing.backend or work.backend, "backward": work.direction == "both"}
@@ -122,7 +143,7 @@ def floor_of(name: str, recipe: Recipe, measured: Mapping[str, Any]) -> Floor:
     """The time of one micro-batch of ``recipe``, from what was measured."""
     seconds, flops, reason = 0.0, 0.0, None
     for weights, wanted in products_of(recipe):
-        found = next((row for row in measured["products"] if wanted.items() <= row.items()), None)
+        found = _row(measured["products"], wanted)
         if found is None or found["seconds"] is None:
             reason = f"{weights.name}: {found['reason'] if found else 'not measured'}"
             break
@@ -140,7 +161,21 @@ def floor_of(name: str, recipe: Recipe, measured: Mapping[str, Any]) -> Floor:
         dtype=recipe.dtype,
         products_s=None if reason else seconds,
         products_tflops=None if reason else flops / seconds / 1e12,
+        sustained=_sustained(recipe, measured),
         attention_s=best["seconds"] * recipe.model.layers if best else None,
         attention_backend=best["backend"] if best else None,
         reason=reason or (None if best else "attention could not be measured"),
     )
+
+
+def _sustained(recipe: Recipe, measured: Mapping[str, Any]) -> float | None:
+    """At most 1: a burst has its operands read from memory, and those of a loop may lie in the cache."""
+    wanted = largest_product(recipe)
+    burst, loop = _row(measured["products"], wanted), _row(measured["sustained"], wanted)
+    if burst is None or loop is None or burst["seconds"] is None or loop["seconds"] is None:
+        return None
+    return min(1.0, float(burst["seconds"]) / float(loop["seconds"]))
+
+
+def _row(rows: Sequence[dict[str, Any]], wanted: Mapping[str, Any]) -> dict[str, Any] | None:
+    return next((row for row in rows if wanted.items() <= row.items()), None)

@@ -3,24 +3,32 @@
 
 import hashlib
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from benchmarks.engine.engines.registry import ENGINES
-from benchmarks.engine.records import CaseResult, Document, Settings
+from benchmarks.engine.records import CaseResult, Document, Settings, Status
 from llmb.errors import UsageError
 from llmb.runs.folder import write_atomically
 
 ROOT = Path(__file__).parents[2]
 
 
-def open_document(path: Path | None, settings: Settings, *, fresh: bool) -> Document:
-    """The document to continue. Raises UsageError if ``path`` has results of other settings, or is not a document."""
+def open_document(path: Path | None, settings: Settings, *, fresh: bool, earlier: Path | None = None) -> Document:
+    """The document to resume: ``path``, or ``earlier`` where that does not exist yet.
+
+    Raises UsageError if it has results of other settings, or is not a document.
+    """
     new = Document(settings=settings, environment={})
-    if path is None or fresh or not path.exists():
+    if earlier is not None and not earlier.exists():
+        raise UsageError("this file does not exist", where=str(earlier), do="specify the --out of an earlier call")
+    if path is None or not path.exists():
+        path = earlier
+    if path is None or fresh:
         return new
-    advice = "give another --out, or add --fresh to overwrite it"
+    advice = "specify another --out, or add --fresh to overwrite it"
     try:
         known = Document.model_validate_json(path.read_text())
     except ValidationError as error:
@@ -44,20 +52,30 @@ def save(document: Document, path: Path | None) -> None:
 
 
 def with_case(document: Document, result: CaseResult) -> Document:
-    """Replaces an earlier result of the same case."""
+    """Replaces an earlier result of the same case, but no measurement by the reason why there is no newer one."""
+    known = known_result(document, result)
+    if known and result.status == "not_run":
+        changed = f"{difference(known, result)}; not measured again: {result.reason}"
+        result = known.model_copy(update={"outdated": changed})
     others = [case for case in document.cases if case.key != result.key]
     return document.model_copy(update={"cases": (*others, result)})
 
 
-def is_done(document: Document, case: CaseResult) -> bool:
-    """Only results of the same code, the same engine version and the same shape are reused."""
-    same = {"key", "engine_version", "code", "layers", "vocab_size", "gbs", "seq_len"}
-    return any(
-        known.status == "done" and all(getattr(known, name) == getattr(case, name) for name in same)
-        for known in document.cases
-    )
+COMPARED = ("engine_version", "code", "layers", "vocab_size", "gbs", "seq_len")
 
 
+def known_result(document: Document, case: CaseResult, settled: tuple[Status, ...] = ("done",)) -> CaseResult | None:
+    """The result of the same case in an earlier call, whatever the code was."""
+    return next((known for known in document.cases if known.key == case.key and known.status in settled), None)
+
+
+def difference(known: CaseResult, case: CaseResult) -> str | None:
+    """What has changed since a result was measured; None if it can be reused."""
+    changed = [name for name in COMPARED if getattr(known, name) != getattr(case, name)]
+    return ", ".join(f"{name} {getattr(known, name)} -> {getattr(case, name)}" for name in changed) or None
+
+
+@cache
 def code_of(engine: str) -> str:
     """A digest of the code that determines an engine's results, so that a changed engine is measured again."""
     digest = hashlib.sha256()
@@ -73,4 +91,5 @@ def code_files(program: str | None) -> list[Path]:
         sources = ROOT / "src" / "llmb"
         return sorted([*sources.rglob("*.py"), *sources.rglob("*.yaml")])
     adapter = ROOT / Path(*program.split(".")).with_suffix(".py")
-    return [adapter, adapter.with_name("loop.py"), adapter.with_name("job.py")]
+    clock = ROOT / "src" / "llmb" / "engine" / "device.py"
+    return [adapter, adapter.with_name("loop.py"), adapter.with_name("job.py"), clock]

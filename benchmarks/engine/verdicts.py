@@ -8,13 +8,19 @@ from benchmarks.engine.engines.registry import LLMB
 from benchmarks.engine.records import CaseResult, Published, Verdict
 from llmb.catalogue.records import Dtype
 
+Setup = tuple[str, str | None, str, Dtype, int]
+
 
 def merged(cases: Sequence[CaseResult]) -> list[CaseResult]:
-    """One result per engine, model and dtype: of several rounds the one with the median step time in the middle."""
-    groups: dict[tuple[str, str, Dtype], list[CaseResult]] = {}
+    """One result per setup: of several rounds the one with the median step time in the middle."""
+    return [_middle(group) for group in rounds_of(cases).values()]
+
+
+def rounds_of(cases: Sequence[CaseResult]) -> dict[Setup, list[CaseResult]]:
+    groups: dict[Setup, list[CaseResult]] = {}
     for case in cases:
-        groups.setdefault((case.engine, case.model, case.dtype), []).append(case)
-    return [_middle(group) for group in groups.values()]
+        groups.setdefault(case.setup, []).append(case)
+    return groups
 
 
 def _middle(group: list[CaseResult]) -> CaseResult:
@@ -27,17 +33,30 @@ def _step_time(case: CaseResult) -> float:
 
 
 def judge(cases: Sequence[CaseResult], published: Sequence[Published]) -> Iterator[Verdict]:
-    """Two targets per model and dtype: the published MFU, and each other engine's tokens/s."""
-    results = {(case.engine, case.model, case.dtype): case for case in merged(cases)}
+    """Two targets per model and dtype: the published MFU, and each other engine's tokens/s.
+
+    The published runs have many micro-batches per step: of llmb's results the one with the most is compared with them.
+    """
+    results, rounds = merged(cases), rounds_of(cases)
     targets = {(target.model, target.dtype): target for target in published}
-    for (engine, model, dtype), own in results.items():
-        if engine != LLMB:
-            continue
-        yield against_published(own, targets.get((model, dtype)))
-        others = [
-            case for case in results.values() if case.engine != LLMB and (case.model, case.dtype) == (model, dtype)
-        ]
-        yield from (against_engine(own, other) for other in others)
+    own = [case for case in results if case.engine == LLMB and case.variant is None]
+    for model, dtype in dict.fromkeys((case.model, case.dtype) for case in own):
+        same = [case for case in own if (case.model, case.dtype) == (model, dtype)]
+        best = max(same, key=lambda case: (case.status == "done", case.ga))
+        yield against_published(best, targets.get((model, dtype)))
+        for other in results:
+            if other.engine == LLMB or (other.model, other.dtype) != (model, dtype):
+                continue
+            mine = next((case for case in same if case.ga == other.ga), None)
+            if mine:
+                apart = max(filter(None, (differ_pct(rounds[case.setup]) for case in (mine, other))), default=None)
+                yield against_engine(mine, other).model_copy(update={"rounds_differ_pct": apart})
+
+
+def differ_pct(rounds: Sequence[CaseResult]) -> float | None:
+    """How far the slowest round is from the fastest; None with fewer than two."""
+    times = [_step_time(case) for case in rounds if case.status == "done"]
+    return 100 * (max(times) / min(times) - 1) if len(times) > 1 else None
 
 
 def against_published(own: CaseResult, target: Published | None) -> Verdict:
@@ -45,27 +64,31 @@ def against_published(own: CaseResult, target: Published | None) -> Verdict:
     name = f"published MFU on {target.scale} {target.gpu_type}" if target else "published MFU"
     if target is None:
         reason: str | None = f"no MFU is published for {own.dtype}"
-    elif own.status != "done":
-        reason = _why(own)
     else:
-        reason = None if measured is not None else f"the catalogue has no {own.dtype} peak for this device"
+        reason = _why(own)
+        if reason is None and measured is None:
+            reason = f"the catalogue has no {own.dtype} peak for this device"
     return _verdict(own, "published_mfu", name, measured, target.mfu_pct if target else None, reason)
 
 
 def against_engine(own: CaseResult, other: CaseResult) -> Verdict:
-    reason = next((_why(case) for case in (own, other) if case.status != "done"), None)
+    reason = _why(own) or _why(other)
     return _verdict(own, "other_engine", f"tokens/s of {other.engine}", own.tokens_per_s, other.tokens_per_s, reason)
 
 
-def _why(case: CaseResult) -> str:
-    return f"{case.engine} {case.status.replace('_', ' ')}: {case.reason}"
+def _why(case: CaseResult) -> str | None:
+    """Why a result cannot be judged; None if it can."""
+    if case.outdated:
+        return f"{case.engine} outdated: {case.outdated}"
+    return None if case.status == "done" else f"{case.engine} {case.status.replace('_', ' ')}: {case.reason}"
 
 
 def _verdict(
     own: CaseResult, shows: str, against: str, measured: float | None, target: float | None, reason: str | None
 ) -> Verdict:
     """Reached if llmb is at least as good; a tie with another engine counts as not reached."""
-    values = {"model": own.model, "dtype": own.dtype, "shows": shows, "against": against, "reason": reason}
+    of = {"model": own.model, "dtype": own.dtype, "micro_batches": own.ga}
+    values = {**of, "shows": shows, "against": against, "reason": reason}
     if reason or measured is None or target is None:
         return Verdict(**values, verdict="not_measured", measured=measured, target=target, margin_pct=None)
     good = measured >= target if shows == "published_mfu" else measured > target

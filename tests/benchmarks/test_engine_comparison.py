@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,21 @@ from llmb.metrics.parameters import parameter_count
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ("llama3.1", "nemotron4")
-SETTINGS = ("--tiny", "--no-compile", "--steps", "2", "--warmup", "1", "--micro-batches", "2", "--json")
+SETTINGS = ("--tiny", "--no-compile", "--steps", "2", "--warmup", "1", "--minutes", "20", "--json")
 BROKEN = 'raise RuntimeError("a broken install")\n'
 
 
-def compare(*options, python_path=()):
+def started(*options, python_path=(), **streams):
     paths = os.pathsep.join(map(str, (*python_path, ROOT / "src")))
     environ = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "benchmarks.engine", *SETTINGS, "--budget-s", "500", *options]
-    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    command = [sys.executable, "-m", "benchmarks.engine", *SETTINGS, *options]
+    return subprocess.Popen(command, cwd=ROOT, env=environ, text=True, **streams)
+
+
+def compare(*options, python_path=()):
+    with started(*options, python_path=python_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        stdout, stderr = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 def by_case(document):
@@ -44,7 +51,7 @@ def first(tmp_path_factory):
 def test_every_engine_trained_the_catalogues_models(first) -> None:
     cases, catalogue = by_case(first[0]), Catalogue()
     for model in MODELS:
-        for engine in ("llmb", "huggingface"):
+        for engine in ("llmb", "huggingface", "huggingface-fp32"):
             case = cases[engine, model, "bf16"]
             assert case["status"] == "done", case
             assert case["parameters"] == parameter_count(catalogue.models[model, "tiny"])[0]
@@ -55,7 +62,7 @@ def test_every_engine_trained_the_catalogues_models(first) -> None:
             no_peak = {"published": None, "full": None, "causal": None, "packed": None}
             assert case["mfu_pct"] == no_peak, "a CPU has no known peak"
             assert case["peak_memory_gib"] > 0
-            assert case["kernel_share_pct"] > 0 and case["product_share_pct"] > 0
+            assert case["sustained_share_pct"] >= case["kernel_share_pct"] > 0 and case["product_share_pct"] > 0
 
 
 def test_engines_that_are_not_there_are_not_run_with_a_reason(first) -> None:
@@ -72,6 +79,8 @@ def test_kernels_are_measured_in_the_same_call(first) -> None:
     assert {row["training_pass"] for row in products} == {"forward", "input_gradient", "weight_gradient"}
     assert all(row["fastest"] <= row["seconds"] <= row["slowest"] for row in products)
     assert ceilings["measured"]["copy"]["gb_s"] > 0
+    assert all(row["seconds"] > 0 and row["dtype"] == "bf16" for row in ceilings["measured"]["sustained"])
+    assert all(0 < floor["sustained"] <= 1 for floor in ceilings["floors"])
 
 
 def test_verdicts_name_what_was_not_measured(first) -> None:
@@ -92,7 +101,7 @@ def test_a_second_call_keeps_what_is_done_and_records_a_crash(first, tmp_path) -
         python_path=(tmp_path,),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "huggingface llama3.1 bf16: reused" in done.stderr
+    assert "huggingface llama3.1 bf16, 2 micro-batches: reused" in done.stderr
     before, after = by_case(document), by_case(json.loads(done.stdout))
     for key, case in before.items():
         if case["status"] == "done":
@@ -109,8 +118,39 @@ def test_a_second_call_keeps_what_is_done_and_records_a_crash(first, tmp_path) -
         assert 6 < case["loss"]["first"] < 8
 
 
+def test_a_call_that_is_killed_is_resumed(tmp_path) -> None:
+    """Results are kept in a file of their own; the document is written anew, and complete after each case."""
+    options = ("--models", "llama3.1", "--engines", "huggingface,llmb", "--no-ceilings")
+    out = tmp_path / "first.json"
+    process = started(*options, "--out", str(out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (out.exists() and json.loads(out.read_text())["cases"]):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    (kept,) = json.loads(out.read_text())["cases"]
+    assert kept["status"] == "done"
+    refused = compare(*options, "--steps", "3", "--resume", str(out))
+    assert refused.returncode == 2 and "steps 2 -> 3" in refused.stderr
+    again = tmp_path / "second.json"
+    done = compare(*options, "--resume", str(out), "--out", str(again))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("reused") == 1
+    cases = json.loads(again.read_text())["cases"]
+    assert kept in cases and [case["status"] for case in cases] == ["done", "done"]
+    assert json.loads(again.read_text())["verdicts"]
+
+
+def test_a_profile_breaks_a_step_down(tmp_path) -> None:
+    done = compare("--groups", "profile", "--dtypes", "bf16", "--no-ceilings")
+    assert done.returncode == 0, done.stderr
+    (case,) = json.loads(done.stdout)["cases"]
+    assert (case["variant"], len(case["step_times_s"])) == ("profile", 2)
+    assert case["breakdown"]["matrix_product_s"] > 0
+
+
 def test_what_does_not_fit_is_listed(tmp_path) -> None:
-    done = compare("--models", "llama3.1", "--no-ceilings", "--engines", "huggingface", "--budget-s", "1")
+    done = compare("--models", "llama3.1", "--no-ceilings", "--engines", "huggingface", "--minutes", "0.01")
     (case,) = json.loads(done.stdout)["cases"]
     assert done.returncode == 4
     assert case["status"] == "not_run" and case["reason"].startswith("budget: ")
@@ -121,8 +161,8 @@ def test_one_proxy_on_a_gpu(needs, tmp_path) -> None:
     import torch
 
     needs("gpu", torch.cuda.is_available(), "no CUDA device")
-    command = [sys.executable, "-m", "benchmarks.engine", "--models", "8b", "--dtypes", "bf16", "--engines", "llmb",
-               "--steps", "2", "--json"]  # fmt: skip
+    command = [sys.executable, "-m", "benchmarks.engine", "--groups", "first", "--dtypes", "bf16", "--engines",
+               "llmb", "--steps", "2", "--json"]  # fmt: skip
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     document = json.loads(subprocess.check_output(command, cwd=ROOT, env=environ, text=True))
     (case,) = document["cases"]

@@ -10,62 +10,28 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from benchmarks.engine.cases import GPU_MODELS, find_subject, plan_cases
+from benchmarks.engine.cases import GPU_MODELS, Case
 from benchmarks.engine.compare import targets
 from benchmarks.engine.engines.registry import obstacle
 from benchmarks.engine.kernels import with_shares
 from benchmarks.engine.options import read_options
 from benchmarks.engine.processes import failure_reason, run_limited
 from benchmarks.engine.published import find_target
-from benchmarks.engine.records import CaseResult, Ceilings, Document, Published, Settings, Verdict
+from benchmarks.engine.records import CaseResult, Ceilings, Document, Settings, Verdict
 from benchmarks.engine.run_case import llmb_command
-from benchmarks.engine.shapes import Floor, floor_of, request_of
+from benchmarks.engine.shapes import Floor, floor_of, job_of, request_of
 from benchmarks.engine.store import open_document
-from benchmarks.engine.verdicts import judge, merged
-from benchmarks.engine.wheels import unpack
+from benchmarks.engine.wheel_folder import closure, listed
+from benchmarks.engine.wheels import distributions_of, unpack
+from engine_comparison import CATALOGUE, SETTINGS, case_result, subject
 
-from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype
 from llmb.errors import UsageError
 from llmb.metrics.flops import model_flops
 from llmb.microbenchmarks.shapes import weights_of
-from llmb.site.machine import Machine
+from llmb.runs.parent_death import has_ended
 
 ROOT = Path(__file__).resolve().parents[2]
-CATALOGUE = Catalogue()
-H200 = Machine(("NVIDIA H200",), 16)
-SETTINGS = Settings(
-    gpu_type="h200",
-    device="NVIDIA H200",
-    tiny=False,
-    warmup_steps=2,
-    steps=4,
-    micro_batches=4,
-    seed=1,
-    compiled=True,
-    llmb_options="",
-)
-
-
-def subject(name, dtype=Dtype.BF16, machine=H200, micro_batches=4):
-    return find_subject(
-        CATALOGUE, name, dtype, machine, gpu_type=None, tiny=False, micro_batches=micro_batches
-    )  # fmt: skip
-
-
-def result(engine="llmb", *, status="done", times=(1.0,), tokens_per_s=100.0, mfu=50.0, number=0, dtype="bf16"):
-    return CaseResult(
-        engine=engine, engine_version="1", model="8b", workload="pretrain_llama3.1", size="8b", dtype=dtype,
-        gpu_type="h200", proxy=True, layers=20, vocab_size=80128, experts=None, parameters=1, mbs=1, ga=4, gbs=4,
-        seq_len=8192, round=number, status=status, reason=None if status == "done" else "boom", code="c",
-        step_times_s=times if status == "done" else (), tokens_per_s=tokens_per_s if status == "done" else None,
-        mfu_pct={"published": mfu} if status == "done" else None,
-    )  # fmt: skip
-
-
-def target_of(mfu_pct):
-    found = find_target(CATALOGUE, "pretrain_llama3.1", "8b", Dtype.BF16)
-    return Published(model="8b", dtype=Dtype.BF16, **{**found.model_dump(), "mfu_pct": mfu_pct})
 
 
 @pytest.mark.parametrize(
@@ -103,17 +69,10 @@ def test_a_proxys_flops_are_counted_with_the_slip_of_the_document() -> None:
     assert recipe.published_flops.printed_flops is None
 
 
-def test_engines_take_turns() -> None:
-    cases = list(plan_cases([subject("8b"), subject("15b")], ("a", "b"), 2))
-    order = [(case.round, case.subject.name, case.engine) for case in cases]
-    assert order[:4] == [(0, "8b", "a"), (0, "8b", "b"), (0, "15b", "a"), (0, "15b", "b")]
-    assert [number for number, *_ in order] == [0] * 4 + [1] * 4
-
-
 @pytest.mark.parametrize(("compiled", "option"), [(True, "--compile"), (False, "--no-compile")])
 def test_llmb_compiles_only_where_the_others_do(compiled, option) -> None:
     """On a GPU it would without being asked."""
-    (case,) = plan_cases([subject("8b")], ("llmb",), 1)
+    case = Case("llmb", subject("8b"))
     command = llmb_command(case, SETTINGS.model_copy(update={"compiled": compiled}))
     assert [word for word in command if word.endswith("compile")] == [option]
 
@@ -137,6 +96,7 @@ def test_the_floor_is_what_the_products_and_attention_take() -> None:
             {**shape, "seconds": 2.0 if shape["dtype"] == "bf16" else 1.0, "reason": None}
             for shape in request["products"]
         ],
+        "sustained": [{**shape, "seconds": 1.25, "reason": None} for shape in request["sustained"]],
         "attention": [
             {**shape, "backend": backend, "backward": True, "seconds": seconds}
             for shape in request["attention"]
@@ -147,52 +107,34 @@ def test_the_floor_is_what_the_products_and_attention_take() -> None:
     layers = recipe.layout.layers
     assert floor.products_s == 3 * (4 * layers * 1.0 + 2.0), "three passes; the head alone stays in bf16"
     assert (floor.attention_s, floor.attention_backend) == (0.25 * layers, "cudnn")
+    assert floor.sustained == 0.8, "the largest product in FP8 takes 1.25 s in a loop, 1 s alone"
+
+
+def test_what_is_sustained_is_measured_for_seconds() -> None:
+    recipes = [subject("8b", dtype).recipe for dtype in (Dtype.BF16, Dtype.FP8)]
+    job = job_of(request_of(recipes, "cuda", 1))
+    loops = [case for case in job.cases if case.sustained_s is not None]
+    assert [(case.work.dtype, case.sustained_s) for case in loops] == [("bf16", 2.0), ("fp8", 2.0)]
+    assert {case.work.backend for case in job.cases if case.work.kind == "attention"} >= {"cudnn", "flash"}
 
 
 def test_a_product_that_cannot_be_measured_leaves_the_floor_unknown() -> None:
     recipe = subject("8b").recipe
     request = request_of([recipe], "cuda", 1)
     products = [{**shape, "seconds": None, "reason": "no such kernel"} for shape in request["products"]]
-    floor = floor_of("8b", recipe, {"products": products, "attention": []})
+    floor = floor_of("8b", recipe, {"products": products, "attention": [], "sustained": []})
     assert floor.products_s is None and "no such kernel" in floor.reason
-    assert with_shares(result(), Ceilings(measured=None, floors=(floor,))).kernel_share_pct is None
+    assert with_shares(case_result(), Ceilings(measured=None, floors=(floor,))).kernel_share_pct is None
 
 
 def test_shares_set_a_step_against_the_kernels() -> None:
-    floor = Floor(name="8b", dtype=Dtype.BF16, products_s=0.15, products_tflops=800.0, attention_s=0.05,
-                  attention_backend="cudnn", reason=None)  # fmt: skip
-    case = result(times=(0.9, 1.0, 1.1)).model_copy(update={"tflops": {"causal": 600.0}})
+    floor = Floor(name="8b", dtype=Dtype.BF16, products_s=0.15, products_tflops=800.0, sustained=0.75,
+                  attention_s=0.05, attention_backend="cudnn", reason=None)  # fmt: skip
+    case = case_result(times=(0.9, 1.0, 1.1)).model_copy(update={"tflops": {"causal": 600.0}})
     found = with_shares(case, Ceilings(measured=None, floors=(floor,)))
     assert found.kernel_share_pct == pytest.approx(80), "4 micro-batches of 0.2 s in a step of 1 s"
     assert found.product_share_pct == pytest.approx(75)
-
-
-def test_published_figure_is_reached_from_its_value_on() -> None:
-    for mfu, verdict in ((50.1, "not_reached"), (50.0, "reached"), (49.0, "reached")):
-        (own,) = judge([result(mfu=50.0)], [target_of(mfu)])
-        assert (own.verdict, own.measured, own.target) == (verdict, 50.0, mfu)
-
-
-def test_another_engine_has_to_be_beaten() -> None:
-    for tokens_per_s, verdict in ((99.0, "reached"), (100.0, "not_reached"), (200.0, "not_reached")):
-        cases = [result(), result("huggingface", tokens_per_s=tokens_per_s)]
-        (_, other) = judge(cases, [target_of(60)])
-        assert (other.against, other.verdict) == ("tokens/s of huggingface", verdict)
-        assert other.margin_pct == pytest.approx(100 * (100.0 / tokens_per_s - 1))
-
-
-def test_what_did_not_run_is_not_judged() -> None:
-    cases = [result(), result("huggingface", status="not_run"), result(dtype="fp8", status="failed")]
-    found = {(verdict.dtype, verdict.shows): verdict for verdict in judge(cases, [target_of(40)])}
-    assert found["bf16", "other_engine"].reason == "huggingface not run: boom"
-    assert found["fp8", "published_mfu"].verdict == "not_measured"
-    assert found["bf16", "published_mfu"].verdict == "reached"
-
-
-def test_the_middle_round_counts() -> None:
-    rounds = [result(times=(time_s,), number=number) for number, time_s in enumerate((3.0, 1.0, 2.0))]
-    failed = result(status="failed", number=3)
-    assert [case.step_times_s for case in merged([*rounds, failed])] == [(2.0,)]
+    assert found.sustained_share_pct == pytest.approx(100), "products take 0.2 s at three quarters of their rate"
 
 
 def test_an_engine_that_is_not_there_says_how_to_get_it() -> None:
@@ -205,7 +147,13 @@ def test_results_of_other_settings_are_not_mixed(tmp_path) -> None:
     path = tmp_path / "out.json"
     path.write_text(open_document(None, SETTINGS, fresh=False).model_dump_json())
     assert open_document(path, SETTINGS, fresh=False).settings == SETTINGS
+    earlier, new = path, tmp_path / "new.json"
+    assert open_document(new, SETTINGS, fresh=False, earlier=earlier).settings == SETTINGS
+    with pytest.raises(UsageError, match="does not exist"):
+        open_document(new, SETTINGS, fresh=False, earlier=tmp_path / "missing.json")
     other = SETTINGS.model_copy(update={"steps": 9})
+    with pytest.raises(UsageError, match="steps 4 -> 9"):
+        open_document(new, other, fresh=False, earlier=earlier)
     with pytest.raises(UsageError, match="steps 4 -> 9"):
         open_document(path, other, fresh=False)
     assert open_document(path, other, fresh=True).settings == other
@@ -223,7 +171,7 @@ def test_a_second_call_for_other_models_keeps_the_targets_of_the_first() -> None
 def test_without_a_gpu_models_are_tiny(capsys) -> None:
     options = read_options([], has_gpu=False)
     assert (options.tiny, options.gpu_type, options.compiled) == (True, "cpu", False)
-    assert read_options([], has_gpu=True).models == tuple(GPU_MODELS)
+    assert read_options([], has_gpu=True).groups[0].models == ("8b",)
     with pytest.raises(SystemExit):
         read_options(["--models", "9b"], has_gpu=True)
     assert "unknown 9b; valid: 8b" in capsys.readouterr().err
@@ -238,6 +186,27 @@ def test_a_process_over_its_limit_is_ended(tmp_path) -> None:
     assert time.monotonic() - began < 15
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_process_ends_with_a_comparison_that_is_killed(tmp_path) -> None:
+    """It would keep the GPU's memory from the next one."""
+    child = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(600)"
+    parent = (
+        "import os, pathlib, sys; from benchmarks.engine.processes import run_limited;"
+        f"run_limited([sys.executable, '-c', {child!r}], os.environ, pathlib.Path('log.txt'), 600)"
+    )
+    paths = os.pathsep.join((str(ROOT), str(ROOT / "src")))
+    process = subprocess.Popen([sys.executable, "-c", parent], cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths})
+    written = tmp_path / "pid"
+    while not (written.exists() and written.read_text()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 60
+    while not has_ended(int(written.read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_the_reason_of_a_failure_is_the_error_that_was_named(tmp_path) -> None:
@@ -257,8 +226,12 @@ def test_wheels_are_unpacked_where_nothing_can_be_installed(tmp_path, monkeypatc
     wheels.mkdir()
     with zipfile.ZipFile(wheels / "thing-1-py3-none-any.whl", "w") as archive:
         archive.writestr("thing/__init__.py", "answer = 42\n")
-    folder = unpack(wheels)
-    assert unpack(wheels) == folder
+    with zipfile.ZipFile(wheels / "own_thing-2-py3-none-any.whl", "w") as archive:
+        archive.writestr("own_thing/__init__.py", "")
+    folder = unpack(wheels, {"own-thing"})
+    assert unpack(wheels, {"own-thing"}) == folder
+    assert not (folder / "own_thing").exists(), "it would come before the machine's own"
+    assert distributions_of(wheels) == {"thing", "own-thing"}
     printed = subprocess.check_output([sys.executable, "-c", "import thing; print(thing.answer)"], text=True,
                                       env={**os.environ, "PYTHONPATH": str(folder)})  # fmt: skip
     assert printed == "42\n"
@@ -269,7 +242,21 @@ def test_what_is_missing_is_said_before_anything_is_imported() -> None:
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(bare, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert done.returncode == 3
+    first, *rest = done.stderr.splitlines()
+    assert first.startswith("packages: ")
+    assert any(line.startswith("not measured: megatron-core, for want of ") for line in rest)
     assert "pydantic" in done.stderr and "--wheels FOLDER" in done.stderr
+    assert "wheel_folder FOLDER" in done.stderr
+
+
+def test_a_folder_of_wheels_has_only_what_the_machine_lacks() -> None:
+    needs = {"a": ["b>=1", "torch"], "b": ["c; python_version < '3.13'", "windows-only"], "c": [], "torch": ["cuda"],
+             "cuda": []}  # fmt: skip
+    known = [{"name": name, "version": "1", "requires_dist": found} for name, found in needs.items()]
+    assert set(closure(["a==1"], known, {"torch"})) == {"a", "b", "c"}
+    assert set(closure(["a"], known, {"torch", "b"})) == {"a"}
+    printed = "Package Version\n------- -------\npydantic_core 2.1\ntyper==1\n"
+    assert {"pydantic_core", "typer"} <= set(listed(printed))
 
 
 def test_the_page_lists_the_targets() -> None:
