@@ -61,8 +61,7 @@ class MoEBlock(nn.Module):
         return hidden, self.mlp.dispatch(self.post_attention_layernorm(hidden))
 
     def run_experts(self, routed: Routed) -> Tensor:
-        outputs: Tensor = self.mlp.experts(routed.rows, routed.counts)
-        return outputs
+        return self.mlp.run_experts(routed)
 
     def after_experts(self, hidden: Tensor, routed: Routed, outputs: Tensor) -> Tensor:
         return hidden + self.mlp.combine(routed, outputs)

@@ -58,16 +58,23 @@ class Experts(nn.Module):
     Gate and up are one matrix, for one product, with a separate dimension, so that both can be sharded by features.
     """
 
+    needs_known_counts = False
+    """Whether the host has to know how many rows each expert has, and waits for that if it does not."""
+
     def __init__(self, hidden_size: int, ffn_hidden_size: int, experts: int) -> None:
         super().__init__()
         self.gate_up_proj = nn.Parameter(torch.empty(experts, hidden_size, 2, ffn_hidden_size))
         self.down_proj = nn.Parameter(torch.empty(experts, ffn_hidden_size, hidden_size))
         self.activate = swiglu
 
-    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        return self.multiply("down_proj", self.activate(self.multiply("gate_up_proj", rows, counts)), counts)
+    def forward(self, rows: Tensor, counts: Tensor, known: list[int] | None = None) -> Tensor:
+        """counts: rows for each expert, on the device. known: the same on the host, unless it would have to wait."""
+        if known is None and self.needs_known_counts:
+            known = counts.tolist()
+        inner = self.activate(self.multiply("gate_up_proj", rows, counts, known))
+        return self.multiply("down_proj", inner, counts, known)
 
-    def multiply(self, name: str, rows: Tensor, counts: Tensor) -> Tensor:
+    def multiply(self, name: str, rows: Tensor, counts: Tensor, known: list[int] | None) -> Tensor:  # noqa: ARG002
         return grouped_matmul(rows, self.matrices(name), counts)
 
     def matrices(self, name: str) -> Tensor:
@@ -105,7 +112,12 @@ class MoELayer(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         routed = self.dispatch(hidden)
-        return self.combine(routed, self.experts(routed.rows, routed.counts))
+        return self.combine(routed, self.run_experts(routed))
+
+    def run_experts(self, routed: Routed) -> Tensor:
+        known = self.router.known_counts(len(routed.rows))
+        outputs: Tensor = self.experts(routed.rows, routed.counts, known)
+        return outputs
 
     def dispatch(self, hidden: Tensor) -> Routed:
         tokens = hidden.flatten(0, -2)

@@ -37,6 +37,10 @@ class Router(nn.Module):
         """Expert numbers, [n, top_k], from [n, experts]."""
         return logits.topk(self.top_k, dim=-1).indices
 
+    def known_counts(self, choices: int) -> list[int] | None:  # noqa: ARG002
+        """How many of that many choices are of each expert, if it does not depend on tokens."""
+        return None
+
 
 class BalancedRouter(Router):
     """Chooses experts round-robin, independent of the logits, so that all get the same number of tokens.
@@ -49,10 +53,14 @@ class BalancedRouter(Router):
         self.weight = router.weight
         self.top_k, self.score = router.top_k, router.score
         self.place = place
+        self.experts = len(router.weight)
 
     def choose(self, logits: Tensor) -> Tensor:
         tokens, experts = logits.shape
         return turns(self.place, tokens * self.top_k, experts, logits.device).view(tokens, self.top_k)
+
+    def known_counts(self, choices: int) -> list[int]:
+        return balanced_counts(self.place, choices, self.experts)
 
 
 def turns(place: int, choices: int, experts: int, device: torch.device) -> Tensor:
@@ -61,6 +69,8 @@ def turns(place: int, choices: int, experts: int, device: torch.device) -> Tenso
     return torch.arange(first, first + choices, device=device) % experts
 
 
-def balanced_counts(place: int, choices: int, experts: int) -> Tensor:
-    """How often the rank at ``place`` chooses each expert, on the host: [experts]."""
-    return turns(place, choices, experts, torch.device("cpu")).bincount(minlength=experts)
+def balanced_counts(place: int, choices: int, experts: int) -> list[int]:
+    """How often the rank at ``place`` chooses each expert."""
+    rounds, more = divmod(choices, experts)
+    first = place * choices
+    return [rounds + ((expert - first) % experts < more) for expert in range(experts)]

@@ -98,7 +98,14 @@ def _linear_weight_gradient(rows: Tensor, gradient: Tensor, _weight: Tensor) -> 
 LINEAR = Product(functional.linear, torch.matmul, _linear_weight_gradient)
 
 
-def _multiply_grouped(delayed: DelayedGradients, experts: Experts, name: str, rows: Tensor, counts: Tensor) -> Tensor:
+def _multiply_grouped(
+    delayed: DelayedGradients,
+    experts: Experts,
+    name: str,
+    rows: Tensor,
+    counts: Tensor,
+    known: list[int] | None,  # noqa: ARG001
+) -> Tensor:
     product = Product(
         multiply=partial(grouped_matmul, counts=counts),
         input_gradient=lambda gradient, weights: grouped_matmul(gradient, weights.transpose(1, 2), counts),

@@ -5,6 +5,7 @@ A token is sent to the rank of its expert and back (EP; Lepikhin et al., 2021). 
 ranks (ETP), each of them gets the tokens of all and computes a partial sum of the result, as in Megatron-LM.
 """
 
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -52,6 +53,8 @@ class Traffic(NamedTuple):
     """The inverse permutation."""
     counts: Tensor
     """Number of gathered rows for each expert of this rank."""
+    known: list[int]
+    """The same on the host."""
 
 
 class ParallelExperts(Experts):
@@ -75,11 +78,11 @@ class ParallelExperts(Experts):
         self.places = places
         self.known: dict[tuple[int, torch.device], Traffic] = {}
 
-    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+    def forward(self, rows: Tensor, counts: Tensor, known: list[int] | None = None) -> Tensor:  # noqa: ARG002
         traffic = self.traffic(counts) if self.places is None else self.known_traffic(self.places, rows)
         arrived = all_to_all(rows, traffic.sent, traffic.received, self.ep)
         gathered = self._gather(arrived, traffic)
-        outputs = super().forward(gathered.index_select(0, traffic.order), traffic.counts)
+        outputs = super().forward(gathered.index_select(0, traffic.order), traffic.counts, traffic.known)
         summed = self._reduce(outputs.index_select(0, traffic.back), traffic)
         return all_to_all(summed, traffic.received, traffic.sent, self.ep)
 
@@ -92,7 +95,7 @@ class ParallelExperts(Experts):
         key = len(rows), rows.device
         if key not in self.known:
             by_place = [balanced_counts(place, len(rows), self.experts) for place in places.T.flatten().tolist()]
-            traffic = plan_traffic(torch.stack(by_place), self.ep, self.etp)
+            traffic = plan_traffic(torch.tensor(by_place), self.ep, self.etp)
             tensors = (traffic.order, traffic.back, traffic.counts)
             order, back, counts = (tensor.to(rows.device) for tensor in tensors)
             self.known[key] = traffic._replace(order=order, back=back, counts=counts)
@@ -119,13 +122,16 @@ def plan_traffic(by_etp: Tensor, ep: Group, etp: Group) -> Traffic:
     # [etp, ep, experts of all] -> [etp, ep, owner, experts of the owner]
     blocks = by_etp.view(etp.size, ep.size, ep.size, -1)
     mine = blocks[:, :, ep.rank]
-    numbers = torch.cat((blocks[etp.rank, ep.rank].sum(-1), mine[etp.rank].sum(-1), mine.sum((1, 2))))
-    sent, received, gathered = _split(numbers.tolist(), ep.size, ep.size)
+    counts = mine.sum((0, 1))
+    numbers = torch.cat((blocks[etp.rank, ep.rank].sum(-1), mine[etp.rank].sum(-1), mine.sum((1, 2)), counts))
+    sent, received, gathered, known = _split(numbers.tolist(), ep.size, ep.size, etp.size)
     expert = torch.arange(mine.shape[-1], device=by_etp.device).expand_as(mine)
     by_rank = torch.repeat_interleave(expert.flatten(), mine.flatten(), output_size=sum(gathered))
     order = by_rank.argsort(stable=True)
-    return Traffic(sent, received, gathered, order, order.argsort(), mine.sum((0, 1)))
+    return Traffic(sent, received, gathered, order, order.argsort(), counts, known)
 
 
-def _split(numbers: list[int], first: int, second: int) -> tuple[list[int], list[int], list[int]]:
-    return numbers[:first], numbers[first : first + second], numbers[first + second :]
+def _split(numbers: list[int], *sizes: int) -> list[list[int]]:
+    """Parts of these sizes, and the rest."""
+    ends = [0, *accumulate(sizes), len(numbers)]
+    return [numbers[start:end] for start, end in pairwise(ends)]

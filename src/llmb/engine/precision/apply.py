@@ -91,12 +91,13 @@ def _replace_linear(
 def _replace_stack(experts: Experts, name: str, layer_scales: LayerScales, product_dtype: ProductDtype) -> Fp8Stack:
     stack = Fp8Stack(experts, name, layer_scales, product_dtype=product_dtype)
     experts.add_module(f"{name}_product", stack)
+    experts.needs_known_counts = True
     experts.multiply = partial(_multiply, experts)  # type: ignore[method-assign]
     return stack
 
 
-def _multiply(experts: Experts, name: str, rows: Tensor, counts: Tensor) -> Tensor:
-    product: Tensor = experts.get_submodule(f"{name}_product")(rows, counts)
+def _multiply(experts: Experts, name: str, rows: Tensor, _counts: Tensor, known: list[int] | None) -> Tensor:
+    product: Tensor = experts.get_submodule(f"{name}_product")(rows, known)
     return product
 
 

@@ -34,15 +34,15 @@ class Fp8Stack(nn.Module):
     def weight(self) -> Tensor:
         return self.parameter()
 
-    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """[n, inputs] of all experts, in order, to [n, outputs]."""
+    def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """[n, inputs] of all experts, in order, to [n, outputs]; counts: rows of each."""
         product: Tensor = _Fp8GroupedProduct.apply(  # type: ignore[no-untyped-call]
             rows,
             self.matrices(),
             self.kept,
             self.layer_scales,
             self.layer_scales.probe,
-            counts.tolist(),
+            counts,
             self.product_dtype,
         )
         return product
