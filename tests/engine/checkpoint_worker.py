@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Model
 from llmb.engine.checkpoint.load import load_checkpoint
-from llmb.engine.checkpoint.state import RANDOM, allocate_optimizer_state, training_state
+from llmb.engine.checkpoint.state import RANDOM, training_state
 from llmb.engine.checkpoint.writer import Writer
 from llmb.engine.model.decoder import build_model
 from llmb.engine.optimizer import build_optimizer
@@ -62,7 +62,6 @@ def main(action: str, folder: Path, dp: int, tp: int, rank: int) -> None:
             fully_shard(block, mesh=mesh["dp"])
         optimizer = build_optimizer(decoder, training)
         if action != "load":
-            allocate_optimizer_state(optimizer)
             state = training_state([decoder], [optimizer], ranks.device)
             for name, tensor in state.items():
                 if not name.startswith(RANDOM):

@@ -2,15 +2,49 @@
 """The forward and backward passes of a step, with gradient accumulation over micro-batches."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from llmb.catalogue.records import Layout
 from llmb.engine.data.batches import MicroBatch
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.data_parallel import accumulate
+
+
+def accumulate_in_fp32(stages: Iterable[nn.Module]) -> None:
+    """Sums gradients of micro-batches in fp32 though they are computed in bf16, as FSDP does for sharded parameters."""
+    for parameter in trained_parameters(stages):
+        parameter.grad_dtype = None  # any
+        parameter.register_hook(partial(_rounded, parameter.dtype))  # type: ignore[no-untyped-call]
+        parameter.register_post_accumulate_grad_hook(_to_fp32)  # type: ignore[no-untyped-call]
+
+
+def _rounded(dtype: torch.dtype, gradient: Tensor) -> Tensor:
+    """Some kernels give the gradient of a norm in fp32."""
+    return gradient if gradient.dtype is dtype else gradient.to(dtype).to(gradient.dtype)
+
+
+def _to_fp32(parameter: Tensor) -> None:
+    """After the first micro-batch; the others are added in place."""
+    assert parameter.grad is not None
+    if parameter.grad.dtype is not torch.float32:
+        parameter.grad = parameter.grad.float()
+
+
+def reduce_partial_gradients(stages: Iterable[nn.Module]) -> None:
+    """Reduces gradients of which tensor-parallel ranks have partial sums, which FSDP does for sharded parameters."""
+    for parameter in trained_parameters(stages):
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+            parameter.grad = gradient.redistribute(placements=parameter.placements)
+
+
+def trained_parameters(stages: Iterable[nn.Module]) -> list[nn.Parameter]:
+    return [parameter for stage in stages for parameter in stage.parameters() if parameter.requires_grad]
 
 
 class Passes(Protocol):

@@ -25,12 +25,13 @@ from llmb.engine.data.steps import Loader, StepData, StepSource, rank_data
 from llmb.engine.device import Memory, exact_fp32
 from llmb.engine.environment import describe_environment, gpus_after
 from llmb.engine.expert_load import ExpertLoadCounter
-from llmb.engine.gradient_accumulation import Accumulation, Passes
+from llmb.engine.flat_parameters import FlatParameters
+from llmb.engine.gradient_accumulation import Accumulation, Passes, accumulate_in_fp32, reduce_partial_gradients
 from llmb.engine.layer_times import LayerTimes
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.initialize import initialize
 from llmb.engine.optimizer import (
-    FusedAdamW,
+    AdamW,
     build_optimizer,
     clip_gradients,
     learning_rate,
@@ -38,7 +39,7 @@ from llmb.engine.optimizer import (
     set_learning_rate,
 )
 from llmb.engine.parallel.context_parallel import rank_positions
-from llmb.engine.parallel.data_parallel import compute_dtype
+from llmb.engine.parallel.data_parallel import compute_dtype, is_sharded
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.pipeline import Pipeline, build_stages
 from llmb.engine.precision.step import fp8_counts, fp8_step
@@ -110,7 +111,7 @@ def load_start(
     plan: EnginePlan,
     folder: RunFolder,
     stages: Sequence[Decoder],
-    optimizers: Sequence[FusedAdamW],
+    optimizers: Sequence[AdamW],
     ranks: Ranks,
     progress: Progress,
 ) -> None:
@@ -129,7 +130,7 @@ def load_start(
         load(weights, lambda: load_weights(weights, stages, ranks))
     if plan.start:
         path, complete = Path(plan.start.path), plan.start.optimizer_state
-        load(path, lambda: load_checkpoint(path, stages, optimizers, ranks, optimizer_state=complete))
+        load(path, lambda: load_checkpoint(path, stages, optimizers, ranks, with_optimizer=complete))
 
 
 def pauses_after(plan: EnginePlan, number: int) -> bool:
@@ -152,8 +153,14 @@ def prepare_stages(plan: EnginePlan, ranks: Ranks) -> list[Decoder]:
     with torch.device("meta"):
         stages = build_stages(model, layout, ranks.pp_rank, v_shaped=plan.parallelism.v_shaped)
     transform(stages, plan, ranks)
+    if is_sharded(model, ranks):
+        for stage in stages:
+            stage.to_empty(device=ranks.device)
+    else:
+        FlatParameters(stages, compute_dtype(plan.recipe.dtype), ranks.device)
+        if layout.ga > 1 and plan.recipe.training.grad_reduce_dtype == "fp32":
+            accumulate_in_fp32(stages)
     for stage in stages:
-        stage.to_empty(device=ranks.device)
         initialize(stage, model, plan.seed)
     return stages
 
@@ -187,7 +194,9 @@ def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int,
     with fp8_step(passes.stages, number):
         if plan.compiled:
             batches = with_varying_segments(batches)
-        return passes.add_gradients(with_token_keys(batches, passes.stages, plan, number, ranks), count)
+        loss = passes.add_gradients(with_token_keys(batches, passes.stages, plan, number, ranks), count)
+    reduce_partial_gradients(passes.stages)
+    return loss
 
 
 def with_token_keys(
@@ -204,7 +213,7 @@ def with_token_keys(
         yield batch
 
 
-def update(stages: Sequence[Decoder], optimizers: Sequence[FusedAdamW], training: Training, number: int) -> Tensor:
+def update(stages: Sequence[Decoder], optimizers: Sequence[AdamW], training: Training, number: int) -> Tensor:
     """Clips gradients, updates parameters and frees gradients; returns the gradient norm before clipping."""
     parameters = [parameter for stage in stages for parameter in stage.own_parameters()]
     norm = clip_gradients(parameters, optimizers, training.clip_grad)
@@ -216,7 +225,7 @@ def update(stages: Sequence[Decoder], optimizers: Sequence[FusedAdamW], training
 
 
 def do_step(
-    number: int, plan: EnginePlan, passes: Passes, optimizers: Sequence[FusedAdamW], source: StepSource, ranks: Ranks
+    number: int, plan: EnginePlan, passes: Passes, optimizers: Sequence[AdamW], source: StepSource, ranks: Ranks
 ) -> tuple[Tensor | None, Tensor, StepData]:
     """This rank's loss, if it has one, the gradient norm, and the data. Does not wait for the device."""
     data = source.step(number)

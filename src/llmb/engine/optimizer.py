@@ -3,45 +3,128 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.optim import AdamW
 
 from llmb.catalogue.records import Training
+from llmb.engine.kernels.adamw import AdamWNumbers, update, update_and_cast
+from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.local_shard import local_tensor
+from llmb.engine.precision.apply import fp8_layers
+from llmb.engine.precision.experts import Fp8Stack
+from llmb.engine.precision.linear import Fp8Linear
+from llmb.engine.precision.scaling import WEIGHT
 
 SMALLEST_NORM = 1e-6
 """Added to a norm before dividing by it, as in torch."""
 
 
-class FusedAdamW(AdamW):
-    """AdamW in one pass over memory, which divides gradients by ``grad_scale``, 0-d fp32, if that is set."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """A parameter and what its update writes; all tensors but ``steps`` are sharded alike.
 
-    grad_scale: Tensor | None = None
+    master: fp32 values, the parameter's own or what it is rounded from. steps: the number of updates, 0-d, on the host,
+    so that reading it does not wait for the device. fp8: the layer whose cast of the parameter the update renews.
+    """
+
+    parameter: nn.Parameter
+    master: Tensor
+    first: Tensor
+    second: Tensor
+    steps: Tensor
+    weight_decay: float
+    fp8: Fp8Linear | Fp8Stack | None
+
+    def update(self, divisor: Tensor, numbers: AdamWNumbers) -> None:
+        if self.parameter.grad is None:
+            return
+        self.steps.add_(1)
+        numbers = numbers._replace(weight_decay=self.weight_decay, step=int(self.steps))
+        # FSDP may replace a parameter's local shard, so it is not kept here.
+        master, first, second, gradient, weight = map(
+            local_tensor, (self.master, self.first, self.second, self.parameter.grad, self.parameter)
+        )
+        if self.master is self.parameter:
+            update(master, first, second, gradient, None, divisor, numbers)
+        elif self.fp8 is None:
+            update(master, first, second, gradient, weight, divisor, numbers)
+        else:
+            _update_and_cast(self.fp8, (master, first, second, gradient, weight), divisor, numbers)
 
 
-def build_optimizer(model: nn.Module, training: Training) -> FusedAdamW:
+def _update_and_cast(
+    layer: Fp8Linear | Fp8Stack,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    divisor: Tensor,
+    numbers: AdamWNumbers,
+) -> None:
+    """tensors: master, both moments, gradient and weight."""
+    assert layer.kept is not None, "every layer was used in the step"
+    values, transposed = layer.kept
+    master, first, second, gradient, weight = (tensor.view(values.shape) for tensor in tensors)
+    of_layer = layer.layer_scales
+    update_and_cast(
+        master,
+        first,
+        second,
+        gradient,
+        weight,
+        divisor,
+        numbers,
+        of_layer.scale[WEIGHT],
+        values,
+        transposed,
+        of_layer.weight_amax,
+    )
+    of_layer.scales.weights_measured = True
+
+
+class AdamW:
+    """AdamW in one pass over the memory of each parameter. ``divisor``, 0-d fp32 on the device, divides gradients.
+
+    ``state`` has what torch's AdamW has, under the same names.
+    """
+
+    def __init__(self, trained: Sequence[Trained], training: Training, device: torch.device) -> None:
+        self.trained = trained
+        self.numbers = AdamWNumbers(training.peak_lr, training.beta1, training.beta2, training.eps, 0.0, 0)
+        self.divisor = torch.ones((), device=device)
+        self.state = {
+            each.parameter: {"step": each.steps, "exp_avg": each.first, "exp_avg_sq": each.second} for each in trained
+        }
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for trained in self.trained:
+            trained.update(self.divisor, self.numbers)
+
+    def zero_grad(self) -> None:
+        for trained in self.trained:
+            trained.parameter.grad = None
+
+
+def build_optimizer(model: nn.Module, training: Training) -> AdamW:
     """For all parameters that are not frozen. Applies weight decay only to matrices, not to norm weights and biases."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": list(group), "weight_decay": training.weight_decay if group[0].ndim > 1 else 0.0}
-        for group in alike(parameters)
+    masters = model.masters if isinstance(model, Decoder) else {}
+    layers = {layer.weight: layer for layer in fp8_layers([model]) if layer.layer_scales.scales.cast_by_update}
+    trained = [
+        Trained(
+            parameter,
+            master := masters.get(parameter, parameter),
+            torch.zeros_like(master),
+            torch.zeros_like(master),
+            torch.zeros(()),
+            training.weight_decay if parameter.ndim > 1 else 0.0,
+            layers.get(parameter),
+        )
+        for parameter in model.parameters()
+        if parameter.requires_grad
     ]
-    betas = (training.beta1, training.beta2)
-    return FusedAdamW(groups, lr=training.peak_lr, betas=betas, eps=training.eps, fused=True)
-
-
-def alike(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Separates matrices from vectors, and meshes: torch cannot update parameters of several meshes together."""
-    groups: dict[tuple[bool, DeviceMesh | None], list[nn.Parameter]] = {}
-    for parameter in parameters:
-        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        groups.setdefault((parameter.ndim > 1, mesh), []).append(parameter)
-    return list(groups.values())
+    return AdamW(trained, training, next(model.parameters()).device)
 
 
 def learning_rate(training: Training, step: int) -> float:
@@ -54,11 +137,10 @@ def learning_rate(training: Training, step: int) -> float:
 
 
 def set_learning_rate(optimizer: AdamW, lr: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = lr
+    optimizer.numbers = optimizer.numbers._replace(lr=lr)
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], optimizers: Iterable[FusedAdamW], largest_norm: float) -> Tensor:
+def clip_gradients(parameters: Iterable[nn.Parameter], optimizers: Iterable[AdamW], largest_norm: float) -> Tensor:
     """Clips gradients of ``parameters`` to ``largest_norm`` over all ranks, by scaling in the next step. A collective.
 
     Returns the norm before clipping, 0-d fp64.
@@ -66,7 +148,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], optimizers: Iterable[Fuse
     norm = gradient_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     scale = ((norm + SMALLEST_NORM) / largest_norm).clamp(min=1.0).float()
     for optimizer in optimizers:
-        optimizer.grad_scale = scale
+        optimizer.divisor = scale
     return norm
 
 

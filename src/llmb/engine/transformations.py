@@ -13,7 +13,7 @@ from llmb.engine.compile import apply_compile
 from llmb.engine.expert_load import force_load_balancing
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.context_parallel import apply_context_parallel
-from llmb.engine.parallel.data_parallel import compute_dtype, precision_policy, shard
+from llmb.engine.parallel.data_parallel import compute_dtype, is_sharded, precision_policy, shard
 from llmb.engine.parallel.expert_parallel import apply_expert_parallel
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.tensor_parallel import apply_tensor_parallel
@@ -40,9 +40,10 @@ def transform(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None
         step.apply(stages, plan, ranks)
 
 
-def keeps_parameters(plan: EnginePlan) -> bool:
+def keeps_parameters(plan: EnginePlan, ranks: Ranks) -> bool:
     """True if parameters stay gathered between a step's micro-batches."""
-    return plan.parallelism.keeps_parameters or plan.recipe.layout.pp > 1
+    whole = not is_sharded(plan.recipe.model, ranks)
+    return whole or plan.parallelism.keeps_parameters or plan.recipe.layout.pp > 1
 
 
 def _selective_recompute(stages: Sequence[Decoder], plan: EnginePlan, _ranks: Ranks) -> None:
@@ -75,7 +76,7 @@ def _expert_parallel(stages: Sequence[Decoder], _plan: EnginePlan, ranks: Ranks)
 
 
 def _fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
-    apply_fp8(stages, plan, ranks, keep_weights=keeps_parameters(plan))
+    apply_fp8(stages, plan, ranks, keep_weights=keeps_parameters(plan, ranks))
 
 
 def _adapters(stages: Sequence[Decoder], plan: EnginePlan, _ranks: Ranks) -> None:
@@ -98,10 +99,8 @@ def _context_parallel(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks)
 
 def _data_parallel(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
     policy = precision_policy(plan.recipe.dtype, plan.recipe.training.grad_reduce_dtype)
-    if ranks.world_size == 1 and not policy.param_dtype:  # Nothing to shard or cast; FSDP would only cost time.
-        return
-    for stage in stages:
-        shard(stage, ranks.fsdp, ranks.expert_fsdp, policy, keep_whole=keeps_parameters(plan))
+    for stage in stages if is_sharded(plan.recipe.model, ranks) else ():
+        shard(stage, ranks.fsdp, ranks.expert_fsdp, policy, keep_whole=keeps_parameters(plan, ranks))
 
 
 def _hidden_gathering(stages: Sequence[Decoder], plan: EnginePlan, _ranks: Ranks) -> None:

@@ -32,8 +32,7 @@ class Parallelism(Record):
         ),
     ] = None
     """What the ranks of DP x CP shard: parameters, gradients and optimizer state; only gradients and optimizer state;
-    or nothing. None means ``full`` or, if there is only one rank, ``optimizer``, which then differs only in that bf16
-    or FP8 copies of parameters are made once per step instead of twice per micro-batch."""
+    or nothing. None means ``full`` or, if there is only one rank, ``optimizer``; there is nothing to shard then."""
     dp_shard_size: Annotated[
         int | None,
         _option(help="Shard within groups of N ranks of DP x CP, each group with a replica. Default: one group."),

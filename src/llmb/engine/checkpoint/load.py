@@ -11,15 +11,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.optim import AdamW
 
-from llmb.engine.checkpoint.state import RANDOM, allocate_optimizer_state, restore_random, saved_name, training_state
+from llmb.engine.checkpoint.state import (
+    RANDOM,
+    optimizer_state,
+    random_state,
+    restore_random,
+    saved_name,
+    trained_state,
+)
 from llmb.engine.checkpoint.torch_errors import torch_message
+from llmb.engine.model.decoder import Decoder
+from llmb.engine.optimizer import AdamW
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.state import FP8
 from llmb.errors import UsageError
@@ -52,25 +60,26 @@ METADATA_TYPES = frozenset(
 
 def load_checkpoint(
     path: Path,
-    stages: Sequence[nn.Module],
+    stages: Sequence[Decoder],
     optimizers: Sequence[AdamW],
     ranks: Ranks,
     *,
-    optimizer_state: bool = True,
+    with_optimizer: bool = True,
 ) -> CheckpointTime:
     """Restores trained weights, optimizer state and random states; returns the duration.
 
-    ``path`` is the folder above ``weights``. Without ``optimizer_state``, which imported weights lack, the optimizer
-    state is initialized. A collective: all ranks have to call it. Raises ValueError if the metadata names a type that
-    no checkpoint of llmb contains, and UsageError if a tensor is missing or cannot be read.
+    ``path`` is the folder above ``weights``. Without ``with_optimizer``, for imported weights, which lack it, the
+    optimizer keeps its initial state. A collective: all ranks have to call it. Raises ValueError if the metadata names
+    a type that no checkpoint of llmb contains, and UsageError if a tensor is missing or cannot be read.
     """
     start, began = time.time(), time.perf_counter()
-    for optimizer in optimizers if optimizer_state else ():
-        allocate_optimizer_state(optimizer)
     each = [
-        training_state([stage], [optimizer], ranks.device) for stage, optimizer in zip(stages, optimizers, strict=True)
+        trained_state(stage) | (optimizer_state(stage, optimizer) if with_optimizer else {})
+        for stage, optimizer in zip(stages, optimizers, strict=True)
     ]
-    restore_random(read_state(path, each), ranks.device)
+    restore_random(read_state(path, [random_state(ranks.device), *each]), ranks.device)
+    for stage in stages:
+        stage.round_masters()
     dist.barrier()
     return log_load(start, time.perf_counter() - began, ranks)
 

@@ -10,15 +10,16 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.optim import AdamW
 
 from llmb.engine.checkpoint.finalize import discard, finalize
 from llmb.engine.checkpoint.shared_folder import check_shared_folder
 from llmb.engine.checkpoint.state import training_state
 from llmb.engine.checkpoint.writer import Writer, cannot_save
+from llmb.engine.model.decoder import Decoder
+from llmb.engine.optimizer import AdamW
 from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.watchdog.flight_recorder import CHECKPOINT_GROUP
@@ -51,7 +52,7 @@ class Saver:
     """
 
     def __init__(
-        self, plan: Plan, folder: RunFolder, ranks: Ranks, stages: Sequence[nn.Module], optimizers: Sequence[AdamW]
+        self, plan: Plan, folder: RunFolder, ranks: Ranks, stages: Sequence[Decoder], optimizers: Sequence[AdamW]
     ) -> None:
         self.plan = plan
         self.base = base_weights(plan) if plan.save_checkpoint else None

@@ -8,9 +8,10 @@ There are only tensors, because reading other objects means unpickling, which ca
 from collections.abc import Container, Sequence
 
 import torch
-from torch import Tensor, nn
-from torch.optim import AdamW
+from torch import Tensor
 
+from llmb.engine.model.decoder import Decoder
+from llmb.engine.optimizer import AdamW
 from llmb.engine.precision.state import scale_state
 
 MODEL = "model."
@@ -19,20 +20,36 @@ DENSE_0_1, DENSE = ".feed_forward.", ".mlp."
 RANDOM = "random."
 
 
-def training_state(stages: Sequence[nn.Module], optimizers: Sequence[AdamW], device: torch.device) -> dict[str, Tensor]:
+def training_state(stages: Sequence[Decoder], optimizers: Sequence[AdamW], device: torch.device) -> dict[str, Tensor]:
     """This rank's shard of what is trained: fp32 weights, AdamW's moments and step counts; FP8 scales, random states.
 
     Weights, optimizer state and scales are the live tensors, so that reading into them restores them.
     """
-    state = {}
+    state = random_state(device)
     for stage, optimizer in zip(stages, optimizers, strict=True):
-        trained = [(name, item) for name, item in stage.named_parameters() if item.requires_grad]
-        for name, parameter in trained:
-            state[f"{MODEL}{name}"] = parameter.detach()
-            for kind, value in optimizer.state[parameter].items():
-                state[f"optimizer.{name}.{kind}"] = value
-        state |= scale_state(stage)
-    state[f"{RANDOM}cpu"] = torch.get_rng_state()
+        state |= trained_state(stage) | optimizer_state(stage, optimizer)
+    return state
+
+
+def trained_state(stage: Decoder) -> dict[str, Tensor]:
+    """Trained weights in fp32, and FP8 scales; not copied."""
+    values = dict(stage.named_values())
+    names = [name for name, parameter in stage.named_parameters() if parameter.requires_grad]
+    return {f"{MODEL}{name}": values[name] for name in names} | scale_state(stage)
+
+
+def optimizer_state(stage: Decoder, optimizer: AdamW) -> dict[str, Tensor]:
+    """AdamW's moments and step counts, not copied."""
+    return {
+        f"optimizer.{name}.{kind}": value
+        for name, parameter in stage.named_parameters()
+        if parameter.requires_grad
+        for kind, value in optimizer.state[parameter].items()
+    }
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    state = {f"{RANDOM}cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state[f"{RANDOM}cuda"] = torch.cuda.get_rng_state(device)
     return state
@@ -42,17 +59,6 @@ def saved_name(name: str, saved: Container[str]) -> str:
     """What ``name`` is called in a checkpoint that holds ``saved``: one of version 0.1 may call it otherwise."""
     before = name.replace(DENSE, DENSE_0_1)
     return before if name not in saved and before in saved else name
-
-
-def allocate_optimizer_state(optimizer: AdamW) -> None:
-    """AdamW creates its state in its first step; to be read from a file, it has to exist before."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device if group["fused"] else "cpu"),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
 
 
 def restore_random(state: dict[str, Tensor], device: torch.device) -> None:

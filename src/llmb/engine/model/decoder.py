@@ -12,6 +12,7 @@ from llmb.catalogue.records import Norm as NormName
 from llmb.engine.model.attention import Attention, Documents, document_masks
 from llmb.engine.model.documents import DocumentSegments
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
+from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.model.loss import Head
 from llmb.engine.model.moe import MoELayer, Routed
 from llmb.engine.model.norms import LayerNorm1P, Norm, RMSNorm
@@ -72,12 +73,15 @@ class Decoder(nn.Module):
 
     ``embeds``: it begins with the embedding. Tied embedding and head are one parameter, with the name of the embedding;
     a last stage that is not the first has a replica of it, see ``parallel.tied_embedding``.
+
+    ``masters``: the fp32 values of parameters that are rounded from them, and sharded like them.
     """
 
     def __init__(self, model: Model, layers: Iterable[int], *, embedding: bool, head: bool) -> None:
         super().__init__()
         self.model = model
         self.embeds = embedding
+        self.masters: dict[nn.Parameter, Tensor] = {}
         has_embedding = embedding or (head and model.tied_embeddings)
         self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size) if has_embedding else None
         self.layers = nn.ModuleDict({str(layer): build_block(model, layer) for layer in layers})
@@ -94,6 +98,17 @@ class Decoder(nn.Module):
         """All parameters except the replica of another stage's embedding."""
         copied = self.embed_tokens is not None and not self.embeds
         return (item for name, item in self.named_parameters() if not (copied and name == EMBEDDING))
+
+    def named_values(self) -> Iterator[tuple[str, Tensor]]:
+        """Names of all parameters and what holds their values in full: the master, or else the parameter itself."""
+        for name, parameter in self.named_parameters():
+            yield name, self.masters.get(parameter, parameter.detach())
+
+    @torch.no_grad()
+    def round_masters(self) -> None:
+        """Sets the parameters from their masters, after these were written."""
+        for parameter, master in self.masters.items():
+            local_tensor(parameter).copy_(local_tensor(master))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # Moving parameters to a device, such as by ``to_empty``, makes a new parameter for every module.

@@ -5,11 +5,13 @@ import hashlib
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_tensor
 
 from llmb.catalogue.records import Model
 from llmb.engine.model.adapter import adapter_deviation, is_of_adapter
+from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.model.norms import RMSNorm
 
 BLOCK_ELEMENTS = 2**24
@@ -17,20 +19,21 @@ BLOCK_ELEMENTS = 2**24
 
 
 @torch.no_grad()
-def initialize(module: nn.Module, model: Model, seed: int) -> None:
+def initialize(module: Decoder, model: Model, seed: int) -> None:
     """Set every parameter: matrices from a normal distribution, norms to the identity.
 
     A value depends on the seed, the parameter's full name and its global shape, and on the type of the device.
     A sharded parameter (DTensor) gets its shard of the same values, without communication.
     """
-    for name, parameter in module.named_parameters():
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        if parameter.ndim == 1:
+    for name, values in module.named_values():
+        local = local_tensor(values)
+        if values.ndim == 1:
             owner = module.get_submodule(name.rpartition(".")[0])
             local.fill_(1.0 if isinstance(owner, RMSNorm) else 0.0)
         else:
-            deviation = standard_deviation(name, parameter.shape, model)
-            local.copy_(_normal_shard(parameter, name, seed).mul_(deviation))
+            deviation = standard_deviation(name, values.shape, model)
+            local.copy_(_normal_shard(values, name, seed).mul_(deviation))
+    module.round_masters()
 
 
 def standard_deviation(name: str, shape: tuple[int, ...], model: Model) -> float:

@@ -15,9 +15,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
-from llmb.catalogue.records import Dtype, GradReduceDtype
+from llmb.catalogue.records import Dtype, GradReduceDtype, Model
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.moe import Experts, MoELayer
+from llmb.engine.parallel.mesh import Ranks
+
+
+def is_sharded(model: Model, ranks: Ranks) -> bool:
+    """Whether other ranks have the same parameters: else there is nothing to shard, and FSDP would only cost time."""
+    return ranks.fsdp.size() > 1 or (model.moe is not None and ranks.expert_fsdp.size() > 1)
 
 
 def shard(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.local_shard import Linear
 from llmb.engine.model.moe import Experts
+from llmb.engine.parallel.data_parallel import is_sharded
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.experts import Fp8Stack
 from llmb.engine.precision.layer_scales import LayerScales
@@ -38,6 +39,8 @@ def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, *, keep
     group = ranks.mesh["dp", "cp", "tp"]._flatten("stage").get_group()
     found = [layer for stage in stages for block in fp8_blocks(stage, plan) for layer in layers_of(block)]
     scales = Scales(len(found), ranks.device, group, delayed=plan.fp8_recipe == "delayed")
+    # With current scaling, the scale of an updated weight is known only when all ranks have updated theirs.
+    scales.cast_by_update = scales.delayed and not is_sharded(plan.recipe.model, ranks)
     for number, layer in enumerate(found):
         replaced = layer.replace(LayerScales(scales, number), product_dtype)
         if keep_weights:

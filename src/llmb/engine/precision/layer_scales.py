@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from llmb.engine.precision.scaling import GRADIENT, INPUT, Scales
+from llmb.engine.precision.scaling import GRADIENT, INPUT, WEIGHT, Scales
 
 
 class LayerScales:
@@ -21,6 +21,7 @@ class LayerScales:
         self.scales = scales
         self.scale = scales.scale[number]
         self.history = scales.history[number]
+        self.weight_amax = scales.amax[number, WEIGHT]
         self.probe = torch.zeros(2, device=scales.amax.device, requires_grad=True)
         found = scales.amax[number, INPUT : GRADIENT + 1 : GRADIENT - INPUT]
         self.probe.register_post_accumulate_grad_hook(partial(_record, found))  # type: ignore[no-untyped-call]

@@ -21,7 +21,7 @@ from llmb.runs.plan import Plan
 def fp8_step(stages: Sequence[nn.Module], number: int) -> Iterator[None]:
     """Around the passes of a step: largest values of weights before, scales of all tensors after.
 
-    Frozen weights are measured once, and what is cast of them is kept.
+    Frozen weights are measured once, and what is cast of them is kept. So is what the optimizer casts again.
     """
     layers = fp8_layers(stages)
     if not layers:
@@ -35,10 +35,11 @@ def fp8_step(stages: Sequence[nn.Module], number: int) -> Iterator[None]:
         scales.freeze_weights(amax)
     if scales.frozen_weights is not None:
         scales.amax[:, WEIGHT] = scales.frozen_weights
-    else:
+    elif not scales.weights_measured:
         measure_weights(scales, layers)
+    scales.weights_measured = False
     yield
-    for layer in layers if not frozen else ():
+    for layer in layers if not (frozen or scales.cast_by_update) else ():
         layer.kept = None
     reduce_largest(scales.amax, scales.group)
     scales.finish(number)

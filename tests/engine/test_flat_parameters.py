@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where no other rank has the same parameters, a training without FSDP is bit for bit the one with it, in less memory.
+
+FSDP over one rank, which the engine does not use, is the reference.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from llmb.engine import loop, transformations
+from llmb.engine.attention_backend import attention_kernel
+from llmb.engine.checkpoint.load import load_checkpoint
+from llmb.engine.checkpoint.load_weights import load_weights
+from llmb.engine.checkpoint.state import RANDOM, training_state
+from llmb.engine.checkpoint.writer import Writer
+from llmb.engine.data.build import build_data
+from llmb.engine.data.steps import rank_data
+from llmb.engine.flat_parameters import FlatParameters
+from llmb.engine.loop import add_gradients, build_passes, prepare_stages, update
+from llmb.engine.model.attention import Attention
+from llmb.engine.model.decoder import Decoder, build_model
+from llmb.engine.model.feedforward import GatedMLP
+from llmb.engine.model.initialize import initialize
+from llmb.engine.model.local_shard import local_tensor
+from llmb.engine.optimizer import AdamW, build_optimizer
+from llmb.engine.parallel.mesh import Ranks, arrange
+from llmb.engine.precision import apply
+from llmb.engine.precision.apply import fp8_layers
+from llmb.engine.precision.experts import cast_both_ways
+from llmb.runs.plan import Plan
+
+CPU = torch.device("cpu")
+LLAMA, NEMOTRON, MAVERICK = "pretrain_llama3.1", "pretrain_nemotron4", "finetune_llama4-maverick"
+QWEN, LORA = "pretrain_qwen3", "finetune_llama3"
+SIZES = {"gbs": 3, "mbs": 1, "seq_len": 32}
+MakePlan = Callable[..., Plan]
+WithFsdp = Callable[[], AbstractContextManager[None]]
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """This process as the only rank."""
+    dist.init_process_group("gloo", rank=0, world_size=1, init_method=f"file://{tmp_path}/store")
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def with_fsdp(monkeypatch: pytest.MonkeyPatch) -> WithFsdp:
+    @contextmanager
+    def use() -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            for module in (loop, transformations, apply):
+                patch.setattr(module, "is_sharded", lambda _model, _ranks: True)
+            yield
+
+    return use
+
+
+class Trainee(NamedTuple):
+    ranks: Ranks
+    stage: Decoder
+    optimizer: AdamW
+    step: Callable[[int], tuple[float, float]]
+    """Does a step; returns loss and gradient norm."""
+
+    def steps(self, *numbers: int) -> list[tuple[float, float]]:
+        return [self.step(number) for number in numbers]
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint would hold of weights, optimizer and scales, as full tensors."""
+        state = training_state([self.stage], [self.optimizer], CPU)
+        return {name: whole(tensor).clone() for name, tensor in state.items() if not name.startswith(RANDOM)}
+
+    def save(self, folder: Path) -> Path:
+        save(training_state([self.stage], [self.optimizer], CPU), storage_writer=Writer(folder / "weights"))
+        return folder
+
+    def load(self, folder: Path) -> "Trainee":
+        load_checkpoint(folder, [self.stage], [self.optimizer], self.ranks)
+        return self
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def ranks_of(plan: Plan) -> Ranks:
+    layout = plan.recipe.layout
+    return arrange(0, CPU, layout, plan.parallelism.replicas(layout))
+
+
+def prepare(plan: Plan) -> Trainee:
+    ranks = ranks_of(plan)
+    stages = prepare_stages(plan, ranks)
+    passes, source = build_passes(stages, plan, ranks), rank_data(build_data(plan), plan, ranks, varlen=False)
+    optimizer = build_optimizer(stages[0], plan.recipe.training)
+
+    def step(number: int) -> tuple[float, float]:
+        # The fused kernel of a CPU gives the last bit of a bf16 gradient by where its memory happens to be.
+        with attention_kernel("math"):
+            loss = add_gradients(passes, plan, source.step(number), number, ranks)
+        assert loss is not None
+        return loss.item(), update(stages, [optimizer], plan.recipe.training, number).item()
+
+    return Trainee(ranks, stages[0], optimizer, step)
+
+
+def uses_fsdp(trainee: Trainee) -> bool:
+    return any(isinstance(module, FSDPModule) for module in trainee.stage.modules())
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Bit by bit."""
+    assert {name: tensor.dtype for name, tensor in found.items()} == {n: each.dtype for n, each in expected.items()}
+    assert [name for name, tensor in found.items() if not torch.equal(tensor, expected[name])] == []
+
+
+CASES = {
+    "fp32": (LLAMA, {}),
+    "bf16": (LLAMA, {"dtype": "bf16"}),
+    "bf16, reduced in bf16": (QWEN, {"dtype": "bf16", "grad_reduce_dtype": "bf16"}),
+    "fp8": (NEMOTRON, {"dtype": "fp8"}),
+    "fp8, current scaling": (LLAMA, {"dtype": "fp8", "fp8_recipe": "current", "recompute": "full"}),
+    "fp8 experts": (MAVERICK, {"dtype": "fp8"}),
+    "adapters": (LORA, {"dtype": "bf16", "lora_dropout": 0.1}),
+    "adapters beside fp8": (LORA, {"dtype": "fp8", "lora_targets": "all-linear"}),
+}
+
+
+QUICK = ("bf16", "fp8")
+
+
+def plan_of(name: str, tiny_plan: MakePlan) -> Plan:
+    workload, options = CASES[name]
+    layers = 3 if name == "fp8, current scaling" else 2  # its first and last ones stay in bf16
+    return tiny_plan(workload, scale=1, overrides={**SIZES, "layers": layers}, **options)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+def test_it_trains_as_with_fsdp_and_either_resumes_the_other(
+    name: str, tiny_plan: MakePlan, with_fsdp: WithFsdp, tmp_path: Path
+) -> None:
+    plan = plan_of(name, tiny_plan)
+    flat = prepare(plan)
+    with with_fsdp():
+        sharded = prepare(plan)
+    assert (uses_fsdp(flat), uses_fsdp(sharded)) == (False, True)
+    assert_equal(flat.state(), sharded.state())
+    assert flat.steps(0, 1) == sharded.steps(0, 1)
+    assert_equal(flat.state(), sharded.state())
+    of_flat, of_sharded = flat.save(tmp_path / "flat"), sharded.save(tmp_path / "sharded")
+    expected = flat.steps(2, 3)
+    for folder in (of_flat, of_sharded):
+        resumed = prepare(plan).load(folder)
+        assert resumed.steps(2, 3) == expected
+        assert_equal(resumed.state(), flat.state())
+    with with_fsdp():
+        resumed = prepare(plan).load(of_flat)
+    assert resumed.steps(2, 3) == expected
+    assert_equal(resumed.state(), flat.state())
+
+
+def storage_bytes(tensors: Iterator[Tensor]) -> int:
+    """Each storage counts once."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+def held(trainee: Trainee) -> Iterator[Tensor]:
+    """All tensors that live from step to step, but for step counts and scales."""
+    yield from trainee.stage.parameters()
+    yield from trainee.stage.masters.values()
+    for each in trainee.optimizer.trained:
+        yield from (each.first, each.second)
+    for layer in fp8_layers([trainee.stage]):
+        yield from layer.kept or ()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("name", "trained_bytes", "frozen_bytes"),
+    [("fp32", 12, 0), ("bf16", 14, 0), ("fp8 experts", 14, 0), ("adapters", 14, 2)],
+)
+def test_each_parameter_takes_as_many_bytes_as_its_update_needs(
+    name: str, trained_bytes: int, frozen_bytes: int, tiny_plan: MakePlan
+) -> None:
+    """And two more for both casts of a matrix that is multiplied in FP8."""
+    trainee = prepare(plan_of(name, tiny_plan))
+    trainee.steps(0)
+    assert not any(parameter.grad is not None for parameter in trainee.stage.parameters())
+    parameters = list(trainee.stage.parameters())
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    frozen = sum(parameter.numel() for parameter in parameters) - trained
+    cast = sum(layer.weight.numel() for layer in fp8_layers([trainee.stage]))
+    assert (cast > 0) == (name == "fp8 experts")
+    assert storage_bytes(held(trainee)) == trained_bytes * trained + frozen_bytes * frozen + 2 * cast
+
+
+@pytest.mark.usefixtures("alone")
+def test_initial_values_are_those_of_fp32_and_parameters_are_rounded_from_them(tiny_plan: MakePlan) -> None:
+    exact, rounded = (prepare(plan_of(name, tiny_plan)) for name in ("fp32", "bf16"))
+    assert not exact.stage.masters
+    assert_equal(dict(rounded.stage.named_values()), dict(exact.stage.named_values()))
+    for parameter, master in rounded.stage.masters.items():
+        assert torch.equal(parameter, master.bfloat16())
+    assert set(rounded.stage.masters) == set(rounded.stage.parameters())
+
+
+@pytest.mark.usefixtures("alone")
+def test_weights_to_start_with_are_not_rounded(tiny_plan: MakePlan, tmp_path: Path) -> None:
+    plan = plan_of("bf16", tiny_plan)
+    other, started = prepare(plan), prepare(plan)
+    initialize(other.stage, plan.recipe.model, seed=99)
+    folder = other.save(tmp_path / "other")
+    load_weights(folder, [started.stage], started.ranks)
+    assert_equal(dict(started.stage.named_values()), dict(other.stage.named_values()))
+    assert started.steps(0) == other.steps(0)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("name", ["fp8", "fp8 experts"])
+def test_updates_leave_the_casts_that_would_be_made_of_the_weights(name: str, tiny_plan: MakePlan) -> None:
+    """With the scales of the next step; and their largest values."""
+    trainee = prepare(plan_of(name, tiny_plan))
+    layers = fp8_layers([trainee.stage])
+    made: list[object] = []
+    for number in range(3):
+        trainee.step(number)
+        made.append([id(part) for layer in layers for part in layer.kept or ()])
+        for layer in layers:
+            assert layer.kept is not None
+            matrices = layer.weight.detach().view(layer.kept[0].shape)
+            for ours, afresh in zip(layer.kept, cast_both_ways(matrices, layer.layer_scales.scale), strict=True):
+                assert torch.equal(ours.view(torch.uint8), afresh.view(torch.uint8))
+            assert layer.layer_scales.weight_amax == matrices.abs().max()
+    assert made[0] == made[1] == made[2]  # in the same memory
+
+
+@pytest.mark.usefixtures("alone")
+def test_micro_batches_are_summed_in_fp32_if_the_recipe_says_so(tiny_plan: MakePlan) -> None:
+    """And in place: by the second micro-batch, no other tensor is made for the sum."""
+    plan = plan_of("bf16", tiny_plan)
+    trainee = prepare(plan)
+    stage, data = trainee.stage, build_data(plan)
+    sums = {name: torch.zeros(parameter.shape) for name, parameter in stage.named_parameters()}
+    places = []
+    for sample in range(3):
+        batch = data.micro_batch(range(sample, sample + 1))
+        alone = build_model(plan.recipe.model).to(torch.bfloat16)
+        initialize(alone, plan.recipe.model, plan.seed)
+        for model in (stage, alone):
+            model(batch.tokens, batch.labels).backward()
+        for name, parameter in alone.named_parameters():
+            sums[name] += parameter.grad
+        places.append({name: parameter.grad.data_ptr() for name, parameter in stage.named_parameters()})
+    assert {name: parameter.grad.dtype for name, parameter in stage.named_parameters()} == dict.fromkeys(
+        sums, torch.float32
+    )
+    assert_equal({name: parameter.grad for name, parameter in stage.named_parameters()}, sums)
+    assert places[0] == places[1] == places[2]
+
+
+def adjacent(stage: nn.Module) -> Iterator[list[nn.Linear]]:
+    for module in stage.modules():
+        if isinstance(module, Attention):
+            yield [module.q_proj, module.k_proj, module.v_proj]
+        elif isinstance(module, GatedMLP):
+            yield [module.gate_proj, module.up_proj]
+
+
+def assert_joined(flat: FlatParameters, stage: Decoder) -> None:
+    layers = list(adjacent(stage))
+    assert {len(each) for each in layers} == {2, 3}
+    for each in layers:
+        for number, layer in enumerate(each):
+            local_tensor(layer.weight.detach()).fill_(number)
+        joined = flat.joined(each)
+        assert torch.equal(joined, torch.cat([local_tensor(layer.weight.detach()) for layer in each]))
+        joined.fill_(7)
+        assert all((local_tensor(layer.weight.detach()) == 7).all() for layer in each)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_with_the_same_input_are_one_matrix(dtype: torch.dtype, tiny_plan: MakePlan) -> None:
+    model = tiny_plan(MAVERICK, scale=1).recipe.model
+    with torch.device("meta"):
+        stages = [build_model(model) for _ in range(2)]
+    flat = FlatParameters(stages, dtype, CPU)
+    for stage in stages:
+        assert_joined(flat, stage)
+        block = stage.layers["0"]
+        with pytest.raises(ValueError, match="not adjacent"):
+            flat.joined([block.self_attn.q_proj, block.self_attn.v_proj])
+
+
+def test_tensor_parallel_shards_are_views_too(tiny_plan: MakePlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And their masters have the shape of the full parameter in checkpoints. No other rank answers."""
+    made: list[FlatParameters] = []
+    monkeypatch.setattr(loop, "FlatParameters", lambda *given: made.append(FlatParameters(*given)))
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        plan = tiny_plan(LLAMA, scale=2, dtype="bf16", overrides={"tp": 2})
+        (stage,) = prepare_stages(plan, ranks_of(plan))
+        optimizer = build_optimizer(stage, plan.recipe.training)
+        shapes = {name: parameter.shape for name, parameter in build_model(plan.recipe.model).named_parameters()}
+        state = training_state([stage], [optimizer], CPU)
+        for name, shape in shapes.items():
+            assert state[f"model.{name}"].shape == state[f"optimizer.{name}.exp_avg"].shape == shape
+            assert state[f"model.{name}"].dtype == torch.float32
+            assert stage.get_parameter(name).dtype == torch.bfloat16
+        assert len({local_tensor(part.detach()).untyped_storage().data_ptr() for part in stage.parameters()}) == 1
+        assert_joined(*made, stage)
+    finally:
+        dist.destroy_process_group()
