@@ -75,3 +75,21 @@ def test_an_update_with_casts_exchanges_the_fp8_values_alone(
     assert needed.registers <= 64
     assert sorted(needed.loads) == [4, 4, 8, 16, 16, 16]
     assert sorted(needed.stores) == [4, 4, 8, 16, 16, 16]
+
+
+def test_all_steps_and_layers_share_a_compiled_kernel(
+    triton: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A step would otherwise wait for a compiler, perhaps on one rank alone."""
+    from llmb.engine.kernels import adamw_triton
+
+    values, numbers = torch.zeros(2, 64 * 96, dtype=torch.uint8).view(E4M3), torch.zeros(8)
+    with compiling(monkeypatch, tmp_path, 90) as kernels:
+        for step, (rows, columns) in enumerate([(64, 96), (96, 64), (32, 192)], 1):
+            *state, _, _ = tensors(rows, columns)
+            casts = values[0].view(rows, columns), values[1].view(columns, rows)
+            of_step = NUMBERS._replace(step=step, lr=1.0 / step)
+            adamw_triton.update_and_cast(*state, numbers[step], of_step, numbers[step + 1], *casts, numbers[step + 2])
+            adamw_triton.update(*state, numbers[step], of_step)
+    assert len(kernels) == 6
+    assert len({id(kernel) for kernel in kernels}) == 2

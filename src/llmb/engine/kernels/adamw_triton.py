@@ -55,7 +55,8 @@ def _adamw(master, first, second, gradient, decay, beta1, rest1, beta2, rest2, e
     return master - tl.div_rn(step_size * first, denominator), first, second
 
 
-@triton.jit
+# Numbers of the device may be anywhere, without another compilation.
+@triton.jit(do_not_specialize_on_alignment=["divisor"])
 def update_kernel(
     master,
     first,
@@ -98,7 +99,7 @@ def update_kernel(
         tl.store(weight + place, new.to(tl.bfloat16), inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["divisor", "scale", "amax"])
 def update_and_cast_kernel(
     master,
     first,
