@@ -32,6 +32,7 @@ from llmb.engine.model.attention import Attention
 from llmb.engine.model.decoder import Decoder, build_model
 from llmb.engine.model.feedforward import GatedMLP
 from llmb.engine.model.initialize import initialize
+from llmb.engine.model.joined import joined_layers
 from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.optimizer import AdamW, build_optimizer
 from llmb.engine.parallel.mesh import Ranks, arrange
@@ -66,6 +67,12 @@ def with_fsdp(monkeypatch: pytest.MonkeyPatch) -> WithFsdp:
             yield
 
     return use
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layer multiplies by itself: one product in place of two or three sums in another order."""
+    monkeypatch.setattr(loop, "join_products", lambda _stages, _flat: None)
 
 
 class Trainee(NamedTuple):
@@ -148,7 +155,7 @@ def plan_of(name: str, tiny_plan: MakePlan) -> Plan:
     return tiny_plan(workload, scale=1, overrides={**SIZES, "layers": layers}, **options)
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("alone", "apart")
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
@@ -251,7 +258,7 @@ def test_updates_leave_the_casts_that_would_be_made_of_the_weights(name: str, ti
     assert made[0] == made[1] == made[2]  # in the same memory
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("alone", "apart")
 def test_micro_batches_are_summed_in_fp32_if_the_recipe_says_so(tiny_plan: MakePlan) -> None:
     """And in place: by the second micro-batch, no other tensor is made for the sum."""
     plan = plan_of("bf16", tiny_plan)
@@ -273,6 +280,23 @@ def test_micro_batches_are_summed_in_fp32_if_the_recipe_says_so(tiny_plan: MakeP
     )
     assert_equal({name: parameter.grad for name, parameter in stage.named_parameters()}, sums)
     assert places[0] == places[1] == places[2]
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_layers_with_the_same_input_are_multiplied_as_one(
+    name: str, tiny_plan: MakePlan, request: pytest.FixtureRequest
+) -> None:
+    """What an update makes of the layers' weights is what they multiply by."""
+    joined = prepare(plan_of(name, tiny_plan))
+    assert all(layers.weight is not None for layers in joined_layers(joined.stage))
+    request.getfixturevalue("apart")
+    apart = prepare(plan_of(name, tiny_plan))
+    for ours, theirs in zip(joined.steps(0, 1, 2), apart.steps(0, 1, 2), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5 if name == "fp32" else 2e-3)
+    for layers in joined_layers(joined.stage):
+        assert layers.weight is not None
+        assert torch.equal(layers.weight, torch.cat([layer.weight for layer in layers.layers]))
 
 
 def adjacent(stage: nn.Module) -> Iterator[list[nn.Linear]]:
@@ -311,7 +335,7 @@ def test_layers_with_the_same_input_are_one_matrix(dtype: torch.dtype, tiny_plan
 def test_tensor_parallel_shards_are_views_too(tiny_plan: MakePlan, monkeypatch: pytest.MonkeyPatch) -> None:
     """And their masters have the shape of the full parameter in checkpoints. No other rank answers."""
     made: list[FlatParameters] = []
-    monkeypatch.setattr(loop, "FlatParameters", lambda *given: made.append(FlatParameters(*given)))
+    monkeypatch.setattr(loop, "join_products", lambda _stages, flat: made.append(flat))
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
         plan = tiny_plan(LLAMA, scale=2, dtype="bf16", overrides={"tp": 2})

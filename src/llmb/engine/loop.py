@@ -30,6 +30,7 @@ from llmb.engine.gradient_accumulation import Accumulation, Passes, accumulate_i
 from llmb.engine.layer_times import LayerTimes
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.initialize import initialize
+from llmb.engine.model.joined import join_products
 from llmb.engine.optimizer import (
     AdamW,
     build_optimizer,
@@ -157,7 +158,7 @@ def prepare_stages(plan: EnginePlan, ranks: Ranks) -> list[Decoder]:
         for stage in stages:
             stage.to_empty(device=ranks.device)
     else:
-        FlatParameters(stages, compute_dtype(plan.recipe.dtype), ranks.device)
+        join_products(stages, FlatParameters(stages, compute_dtype(plan.recipe.dtype), ranks.device))
         if layout.ga > 1 and plan.recipe.training.grad_reduce_dtype == "fp32":
             accumulate_in_fp32(stages)
     for stage in stages:
