@@ -22,23 +22,23 @@ CHANGED = "measured again: "
 def plan_table(
     cases: Sequence[Case], document: Document, gpu_memory: float | None, *, here: bool, ceilings: bool, budget_s: float
 ) -> Group:
-    """``sum`` is the time up to and with a row. A plan for another machine (not ``here``) has all engines installed."""
-    table = Table(title="Cases in their order", box=None, title_justify="left")
-    for column in ("group", "case", "micro-b", "round", "GB", "s", "sum min", "remark"):
+    """A plan for another machine (not ``here``) has all engines installed."""
+    table = Table(title="Cases in their order", box=None, title_justify="left", pad_edge=False)
+    for column in ("group", "case", "mb", "round", "GB", "s", "min", "remark"):
         justify: Literal["left", "right"] = "left" if column in ("group", "case", "remark") else "right"
         table.add_column(column, justify=justify, no_wrap=column != "remark")
-    estimates, total, models = learned(document, cases), 0.0, set[str]()
+    estimates, total, models, last = learned(document, cases), 0.0, set[str](), None
     for case in cases:
         note, seconds, name = remark(case, document, gpu_memory, here=here), 0.0, case.subject.name
         if not note or note.startswith(CHANGED):
             same = [other.subject for other in cases if other.subject.name == name]
             subjects = without_floor(document, same) if ceilings and name not in models else []
             models.add(name)
-            note = "; ".join(part for part in (note, "with its kernels" if subjects else None) if part)
+            note = "; ".join(part for part in (note, "kernels" if subjects else None) if part)
             seconds = estimates.case_s(case) + estimates.ceilings_s(subjects)
             total += seconds
         table.add_row(
-            case.group,
+            case.group if case.group != last else "",
             f"{case.name} {case.subject.label}",
             str(case.subject.recipe.layout.ga),
             str(case.round + 1),
@@ -47,8 +47,12 @@ def plan_table(
             f"{total / 60:.0f}",
             Text(note),
         )
-    budget = f"{total / budget_s:.1f} times the budget of {budget_s / 60:g} minutes"
-    return Group(table, Text(f"about {total / 60:.0f} minutes in all, {budget}"))
+        last = case.group
+    notes = (
+        "mb: micro-batches per step; min: the sum up to here; kernels: with the device's own kernels",
+        f"about {total / 60:.0f} minutes in all, {total / budget_s:.1f} times the budget of {budget_s / 60:g} minutes",
+    )
+    return Group(table, *map(Text, notes))
 
 
 def remark(case: Case, document: Document, gpu_memory: float | None, *, here: bool) -> str:
