@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 import zipfile
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,6 +50,11 @@ ADVICE = """these Python packages are needed and not installed: {missing}
 """
 
 
+QUICK = ("typer", "rich", "pydantic", "yaml")
+"""Imported in a moment."""
+OTHER_VERSION = "prepare a wheel of another version: one that works with the packages of this machine"
+
+
 class Found(NamedTuple):
     """What is installed: version by distribution, and what is not."""
 
@@ -71,10 +77,21 @@ class Found(NamedTuple):
         return text
 
     def problem(self) -> str | None:
-        """Why nothing can run; None if it can."""
+        """Why nothing can run; None if it can, as far as can be seen without importing torch."""
         names = " ".join(package.distribution for package in self.missing if package.needed_by is None)
         python = ".".join(map(str, sys.version_info[:2]))
-        return ADVICE.format(missing=names, version=python) if names else None
+        return ADVICE.format(missing=names, version=python) if names else broken()
+
+
+def broken() -> str | None:
+    """What is there and cannot be imported, such as a wheel that needs a newer version of a package of the machine."""
+    for package in PACKAGES:
+        if package.module in QUICK:
+            try:
+                import_module(package.module)
+            except ImportError as error:
+                return f"{package.distribution} cannot be imported: {error}\n  do:    {OTHER_VERSION}\n"
+    return None
 
 
 def prepare(wheels: Path | None) -> Found:

@@ -249,6 +249,22 @@ def test_what_is_missing_is_said_before_anything_is_imported() -> None:
     assert "wheel_folder FOLDER" in done.stderr
 
 
+def test_a_wheel_that_does_not_work_here_is_named(tmp_path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "pydantic-9-py3-none-any.whl", "w") as archive:
+        archive.writestr("pydantic/__init__.py", "from typing import not_there_yet\n")
+    for name in ("torch", "numpy", "typer", "rich", "yaml", "scipy"):
+        (tmp_path / "own" / name).mkdir(parents=True)
+        (tmp_path / "own" / name / "__init__.py").touch()
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path / "own"), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-S", "-m", "benchmarks.engine", "--wheels", str(wheels)]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert done.returncode == 3
+    assert "pydantic cannot be imported: cannot import name 'not_there_yet'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_folder_of_wheels_has_only_what_the_machine_lacks() -> None:
     needs = {"a": ["b>=1", "torch"], "b": ["c; python_version < '3.13'", "windows-only"], "c": [], "torch": ["cuda"],
              "cuda": []}  # fmt: skip
