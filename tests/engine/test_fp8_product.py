@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from llmb.engine.kernels.fp8_cast import cast
 from llmb.engine.model.local_shard import Linear
 from llmb.engine.model.moe import Experts
 from llmb.engine.precision.apply import check_device
 from llmb.engine.precision.experts import Fp8Stack
 from llmb.engine.precision.layer_scales import LayerScales
 from llmb.engine.precision.linear import Fp8Linear
-from llmb.engine.precision.product import Scaled, cast, multiply
+from llmb.engine.precision.product import Scaled, multiply
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, LARGEST, WEIGHT, Scales, scale_from
 from llmb.errors import EnvironmentProblem
 from llmb.runs.fp8_product import ProductDtype
@@ -27,6 +28,11 @@ ROUNDED = 2**-8
 def place(*, delayed: bool) -> LayerScales:
     torch.manual_seed(3)
     return LayerScales(Scales(1, torch.device("cpu"), None, delayed=delayed), 0)
+
+
+def set_scales(where: LayerScales, *values: float) -> None:
+    where.scale.copy_(torch.tensor(values))
+    where.scales.use()
 
 
 def stands_for(values: Tensor, which: int, scales: Tensor, *, delayed: bool = True) -> Tensor:
@@ -50,7 +56,7 @@ def test_a_linear_layer_and_its_gradients(
     delayed: bool, keeps: bool, product_dtype: ProductDtype, rows: int, inputs: int, outputs: int
 ) -> None:
     where = place(delayed=delayed)
-    where.scale.copy_(torch.tensor([100.0, 400.0, 3000.0]))
+    set_scales(where, 100.0, 400.0, 3000.0)
     layer = Fp8Linear(Linear(inputs, outputs).bfloat16(), where, product_dtype=product_dtype)
     if keeps:
         layer.keep_weight()
@@ -77,10 +83,10 @@ def test_the_product_of_a_cpu_rounds_once(formats: tuple[int, int]) -> None:
     torch.manual_seed(11)
     scales = torch.tensor(0.37), torch.tensor(1.91)
     left, right = (
-        Scaled(cast(torch.randn(size) * 50, torch.ones(()), FORMATS[which]), scale)
+        Scaled(cast(torch.randn(size) * 50, torch.ones(()), FORMATS[which]), 1 / scale)
         for size, which, scale in zip(((96, 256), (192, 256)), formats, scales, strict=True)
     )
-    exact = left.values.double() / left.scale.double() @ (right.values.double() / right.scale.double()).T
+    exact = left.values.double() * left.inverse.double() @ (right.values.double() * right.inverse.double()).T
     missed = {
         dtype: (multiply(left, right.mT, fast=False, product_dtype=dtype) != exact.bfloat16()).double().mean().item()
         for dtype in get_args(ProductDtype)
@@ -107,7 +113,7 @@ def test_a_cast_rounds_to_nearest_and_keeps_the_largest(which: int, error: float
 @pytest.mark.parametrize("counts", [[5, 0, 11], [0, 0, 0]])
 def test_experts_and_their_gradients(keeps: bool, product_dtype: ProductDtype, counts: list[int]) -> None:
     where = place(delayed=True)
-    where.scale.copy_(torch.tensor([100.0, 400.0, 3000.0]))
+    set_scales(where, 100.0, 400.0, 3000.0)
     experts = Experts(32, 24, len(counts)).bfloat16()
     torch.nn.init.normal_(experts.down_proj)
     stack = Fp8Stack(experts, "down_proj", where, product_dtype=product_dtype)

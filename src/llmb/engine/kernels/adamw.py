@@ -77,7 +77,7 @@ def update_and_cast(
     transposed: Tensor,
     amax: Tensor,
 ) -> None:
-    """``update``, and casts the rounded master, [..., rows, columns], to FP8 e4m3 as ``precision.product.cast`` does.
+    """``update``, and casts the rounded master, [..., rows, columns], to FP8 e4m3 as ``fp8_cast.cast`` does.
 
     scale: the factor before the cast, 0-d fp32. ``values`` and ``transposed``, [..., columns, rows], get the cast
     weight; both may be slices of larger buffers, with contiguous last dimensions. ``amax``, 0-d fp32, gets the rounded

@@ -52,13 +52,12 @@ def _load(matrix, row, column, stride, inside):
 
 
 @triton.jit
-def _store(tile, scale, values, transposed, row, column, values_stride, transposed_stride, rows, columns, LARGEST):
-    inside = (row[:, None] < rows) & (column[None, :] < columns)
+def _store(tile, scale, values, transposed, row, column, values_stride, transposed_stride, inside, LARGEST):
     scaled = tl.clamp(tile * scale, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
     scaled = scaled.to(values.dtype.element_ty)
     tl.store(values + row[:, None] * values_stride + column[None, :], scaled, mask=inside)
-    turned = (column[:, None] < columns) & (row[None, :] < rows)
-    tl.store(transposed + column[:, None] * transposed_stride + row[None, :], tl.trans(scaled), mask=turned)
+    turned = transposed + column[:, None] * transposed_stride + row[None, :]
+    tl.store(turned, tl.trans(scaled), mask=tl.trans(inside))
 
 
 @triton.jit
@@ -103,8 +102,7 @@ def cast_kernel(
         column,
         values_row,
         transposed_row,
-        rows,
-        columns,
+        inside,
         LARGEST,
     )
 
@@ -143,20 +141,9 @@ def activation_gradient_kernel(
         to_up = _round(given * _round(_silu(tile)))
         tile = _round(_round(given * up) * sigmoid * (1 + tile * (1 - sigmoid)))
         found = tl.maximum(_largest_bits(tile), _largest_bits(to_up))
-        _store(
-            to_up,
-            factor,
-            values + columns,
-            transposed + columns.to(tl.int64) * transposed_row,
-            row,
-            column,
-            values_row,
-            transposed_row,
-            rows,
-            columns,
-            LARGEST,
-        )
-    _store(tile, factor, values, transposed, row, column, values_row, transposed_row, rows, columns, LARGEST)
+        beside = column + columns
+        _store(to_up, factor, values, transposed, row, beside, values_row, transposed_row, inside, LARGEST)
+    _store(tile, factor, values, transposed, row, column, values_row, transposed_row, inside, LARGEST)
     tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), found, sem="relaxed")
 
 

@@ -41,11 +41,14 @@ class Joined:
         """
         if self.weight is None:
             return tuple(as_heads(layer(hidden), head_dim) for layer in self.layers)
+        return self.split(self.multiply(hidden), head_dim)
+
+    def split(self, product: Tensor, head_dim: int | None) -> tuple[Tensor, ...]:
+        """The outputs of the layers, from those of one product."""
         sizes = [len(local_shard(layer.weight)) for layer in self.layers]
-        product = as_heads(self.multiply(hidden), head_dim)
         if head_dim is None:
             return torch.split(product, sizes, -1)
-        return torch.split(product, [size // head_dim for size in sizes], -2)
+        return torch.split(as_heads(product, head_dim), [size // head_dim for size in sizes], -2)
 
     def multiply(self, hidden: Tensor) -> Tensor:
         """``hidden`` times the joined weight: [..., sum of outputs]."""

@@ -8,14 +8,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from llmb.engine.kernels.fp8_cast import Activation
 from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
+from llmb.engine.model.joined import Joined, joined_layers
 from llmb.engine.model.local_shard import Linear
 from llmb.engine.model.moe import Experts
 from llmb.engine.parallel.data_parallel import is_sharded
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.experts import Fp8Stack
 from llmb.engine.precision.layer_scales import LayerScales
-from llmb.engine.precision.linear import Fp8Linear
+from llmb.engine.precision.linear import CastActivation, Fp8Joined, Fp8Linear
 from llmb.engine.precision.scaling import Scales
 from llmb.errors import EnvironmentProblem
 from llmb.runs.fp8_product import ProductDtype, fp8_product
@@ -37,14 +40,24 @@ def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, *, keep
     if product_dtype == "fp8":
         check_device(ranks.device)
     group = ranks.mesh["dp", "cp", "tp"]._flatten("stage").get_group()
-    found = [layer for stage in stages for block in fp8_blocks(stage, plan) for layer in layers_of(block)]
-    scales = Scales(len(found), ranks.device, group, delayed=plan.fp8_recipe == "delayed")
+    blocks = [block for stage in stages for block in fp8_blocks(stage, plan)]
+    found = [layer for block in blocks for layer in layers_of(block)]
+    keys = [layer.shares for layer in found]
+    scales = Scales(
+        len(found),
+        ranks.device,
+        group,
+        delayed=plan.fp8_recipe == "delayed",
+        leaders=[keys.index(key) for key in keys],
+    )
     # With current scaling, the scale of an updated weight is known only when all ranks have updated theirs.
     scales.cast_by_update = scales.delayed and not is_sharded(plan.recipe.model, ranks)
     for number, layer in enumerate(found):
-        replaced = layer.replace(LayerScales(scales, number), product_dtype)
+        layer.replace(LayerScales(scales, number), product_dtype)
+    for block in blocks:
+        join_casts(block, plan)
         if keep_weights:
-            layer.gathered.register_forward_pre_hook(partial(_keep_weight, replaced))
+            keep_from_forward_on(block)
 
 
 def check_device(device: torch.device) -> None:
@@ -67,36 +80,85 @@ def fp8_blocks(stage: Decoder, plan: EnginePlan) -> list[nn.Module]:
 class Layer(NamedTuple):
     """One matrix, or one stack of matrices, to be computed in FP8."""
 
-    gathered: nn.Module
-    """A layer before whose forward pass the matrix is gathered."""
-    replace: Callable[[LayerScales, ProductDtype], Fp8Linear | Fp8Stack]
+    shares: tuple[int, str]
+    """Equal for layers that share their scales."""
+    replace: Callable[[LayerScales, ProductDtype], None]
 
 
 def layers_of(block: nn.Module) -> Iterator[Layer]:
     for module in block.modules():
         if isinstance(module, Experts):
             for name, _ in module.named_parameters(recurse=False):
-                yield Layer(module, partial(_replace_stack, module, name))
+                yield Layer((id(module), name), partial(_replace_stack, module, name))
         else:
+            joined = {name: each.names[0] for each in own_joined(module).values() for name in each.names}
             for name, child in module.named_children():
                 if isinstance(child, Linear):
-                    yield Layer(block, partial(_replace_linear, module, name, child))
+                    key = id(module), joined.get(name, name)
+                    yield Layer(key, partial(_replace_linear, module, name, child))
+
+
+def own_joined(module: nn.Module) -> dict[str, Joined]:
+    """The joined layers that a module itself has, by attribute."""
+    return {name: value for name, value in vars(module).items() if isinstance(value, Joined)}
+
+
+def join_casts(block: nn.Module, plan: EnginePlan) -> None:
+    """Casts once what several layers take, and with their activation what feed-forward layers compute.
+
+    Not where layers have adapters of their own, which take their inputs in bf16. With current scaling an activation
+    has to be stored before its scale is known.
+    """
+    if plan.lora is not None and not plan.lora.fused:
+        return
+    for module in block.modules():
+        for name, joined in own_joined(module).items():
+            setattr(module, name, Fp8Joined(module, *joined.names))
+        if isinstance(module, GatedMLP | SquaredReluMLP) and plan.fp8_recipe == "delayed" and plan.lora is None:
+            first, activation = FIRST[type(module)]
+            module.activated = CastActivation(getattr(module, first), module.down_proj, activation)  # type: ignore[method-assign, assignment, arg-type]
+
+
+FIRST: dict[type[nn.Module], tuple[str, Activation]] = {
+    GatedMLP: ("gate_up", "swiglu"),
+    SquaredReluMLP: ("up_proj", "squared-relu"),
+}
+"""The first product of each feed-forward layer, and its activation."""
+
+
+def keep_from_forward_on(block: nn.Module) -> None:
+    """Casts weights once they are gathered, before the forward pass of ``block``, and of experts before theirs."""
+    linear = [layer for layer in kept_in(block) if not isinstance(layer, Fp8Stack)]
+    block.register_forward_pre_hook(partial(_keep_weights, linear))
+    for module in block.modules():
+        if isinstance(module, Experts):
+            module.register_forward_pre_hook(partial(_keep_weights, fp8_layers([module])))
+
+
+def kept_in(block: nn.Module) -> list[Fp8Linear | Fp8Joined | Fp8Stack]:
+    """Whatever of a block or a stage keeps cast weights: joined layers together."""
+    joined = [each for each in joined_layers(block) if isinstance(each, Fp8Joined)]
+    together = {id(layer) for each in joined for layer in each.layers}
+    return [*joined, *(layer for layer in fp8_layers([block]) if id(layer) not in together)]
+
+
+def drop_kept(stages: Iterable[nn.Module]) -> None:
+    """After the passes of a step: weights change."""
+    for stage in stages:
+        for layer in (*fp8_layers([stage]), *kept_in(stage)):
+            layer.kept = None
 
 
 def _replace_linear(
     owner: nn.Module, name: str, whole: Linear, layer_scales: LayerScales, product_dtype: ProductDtype
-) -> Fp8Linear:
-    layer = Fp8Linear(whole, layer_scales, product_dtype=product_dtype)
-    owner.add_module(name, layer)
-    return layer
+) -> None:
+    owner.add_module(name, Fp8Linear(whole, layer_scales, product_dtype=product_dtype))
 
 
-def _replace_stack(experts: Experts, name: str, layer_scales: LayerScales, product_dtype: ProductDtype) -> Fp8Stack:
-    stack = Fp8Stack(experts, name, layer_scales, product_dtype=product_dtype)
-    experts.add_module(f"{name}_product", stack)
+def _replace_stack(experts: Experts, name: str, layer_scales: LayerScales, product_dtype: ProductDtype) -> None:
+    experts.add_module(f"{name}_product", Fp8Stack(experts, name, layer_scales, product_dtype=product_dtype))
     experts.needs_known_counts = True
     experts.multiply = partial(_multiply, experts)  # type: ignore[method-assign]
-    return stack
 
 
 def _multiply(experts: Experts, name: str, rows: Tensor, _counts: Tensor, known: list[int] | None) -> Tensor:
@@ -104,9 +166,10 @@ def _multiply(experts: Experts, name: str, rows: Tensor, _counts: Tensor, known:
     return product
 
 
-def _keep_weight(layer: Fp8Linear | Fp8Stack, _module: nn.Module, _inputs: object) -> None:
+def _keep_weights(layers: Iterable[Fp8Linear | Fp8Joined | Fp8Stack], _module: nn.Module, _inputs: object) -> None:
     """Outside compiled code."""
-    layer.keep_weight()
+    for layer in layers:
+        layer.keep_weight()
 
 
 def fp8_layers(modules: Iterable[nn.Module]) -> list[Fp8Linear | Fp8Stack]:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from llmb.engine.kernels.fp8_cast import cast
 from llmb.engine.model.moe import Experts
 from llmb.engine.precision.layer_scales import LayerScales
-from llmb.engine.precision.product import Scaled, cast, cast_with_amax, multiply
+from llmb.engine.precision.product import Scaled, cast_tensor, multiply
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
 from llmb.runs.fp8_product import ProductDtype
 
@@ -51,12 +52,12 @@ class Fp8Stack(nn.Module):
     def keep_weight(self) -> None:
         """Casts the matrices, which must be gathered, once for many products."""
         if self.kept is None:
-            self.kept = cast_both_ways(self.matrices(), self.layer_scales.scale)
+            self.kept = cast_both_ways(self.matrices(), self.layer_scales.factors[WEIGHT].scale)
 
 
 def cast_both_ways(weights: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Stacked matrices in FP8, and each of them transposed."""
-    values = cast(weights, scale[WEIGHT], FORMATS[WEIGHT])
+    values = cast(weights, scale, FORMATS[WEIGHT])
     return values, values.mT.contiguous()
 
 
@@ -83,38 +84,45 @@ class _Fp8GroupedProduct(torch.autograd.Function):
         counts: list[int],
         product_dtype: ProductDtype,
     ) -> Tensor:
-        taken, amax = cast_with_amax(rows, INPUT, layer_scales.scale, delayed=layer_scales.scales.delayed)
-        _, transposed = kept or cast_both_ways(weights, layer_scales.scale)
+        taken, amax = cast_rows(rows, INPUT, layer_scales)
+        _, transposed = kept or cast_both_ways(weights, layer_scales.factors[WEIGHT].scale)
         ctx.kept, ctx.layer_scales, ctx.counts, ctx.product_dtype = kept, layer_scales, counts, product_dtype
-        ctx.save_for_backward(taken.values, weights, taken.scale, amax)
-        columns = [Scaled(matrix, layer_scales.scale[WEIGHT]).mT for matrix in transposed]
+        ctx.save_for_backward(taken.values, weights, taken.inverse, amax)
+        columns = [Scaled(matrix, layer_scales.factors[WEIGHT].inverse).mT for matrix in transposed]
         return torch.cat(each_product(parts(taken, counts), columns, fast=True, product_dtype=product_dtype))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None, Tensor, None, None]:
-        rows, weights, rows_scale, rows_amax = ctx.saved_tensors
-        scale, delayed = ctx.layer_scales.scale, ctx.layer_scales.scales.delayed
-        given, amax = cast_with_amax(gradient, GRADIENT, scale, delayed=delayed)
-        values, _ = ctx.kept or cast_both_ways(weights, scale)
+        rows, weights, rows_inverse, rows_amax = ctx.saved_tensors
+        given, amax = cast_rows(gradient, GRADIENT, ctx.layer_scales)
+        values, _ = ctx.kept or cast_both_ways(weights, ctx.layer_scales.factors[WEIGHT].scale)
+        inverse = ctx.layer_scales.factors[WEIGHT].inverse
         product = partial(each_product, fast=False, product_dtype=ctx.product_dtype)
         gradients = parts(given, ctx.counts)
-        to_rows = product(gradients, [Scaled(matrix, scale[WEIGHT]).mT for matrix in values])
+        to_rows = product(gradients, [Scaled(matrix, inverse).mT for matrix in values])
         to_weights = None
         if ctx.needs_input_grad[1]:
-            columns = [turned(part).mT for part in parts(Scaled(rows, rows_scale), ctx.counts)]
+            columns = [turned(part).mT for part in parts(Scaled(rows, rows_inverse), ctx.counts)]
             to_weights = torch.stack(product(columns, [turned(part) for part in gradients]))
         return torch.cat(to_rows), to_weights, None, None, torch.stack((rows_amax, amax)), None, None
 
 
+def cast_rows(rows: Tensor, which: int, layer_scales: LayerScales) -> tuple[Scaled, Tensor]:
+    """Rows of all experts in their format, and their largest absolute value."""
+    delayed = layer_scales.scales.delayed
+    found = cast_tensor(rows, which, layer_scales.factors[which], delayed=delayed, transposes=False)
+    return Scaled(found.values, found.inverse), found.amax
+
+
 def parts(rows: Scaled, counts: list[int]) -> list[Scaled]:
     """The rows of each expert."""
-    return [Scaled(part, rows.scale) for part in torch.split(rows.values, counts)]
+    return [Scaled(part, rows.inverse) for part in torch.split(rows.values, counts)]
 
 
 def turned(matrix: Scaled) -> Scaled:
     """The same matrix in column-major memory."""
-    return Scaled(matrix.values.t().contiguous().t(), matrix.scale)
+    return Scaled(matrix.values.t().contiguous().t(), matrix.inverse)
 
 
 def each_product(

@@ -20,6 +20,7 @@ class LayerScales:
     def __init__(self, scales: Scales, number: int) -> None:
         self.scales = scales
         self.scale = scales.scale[number]
+        self.factors = scales.of_layer(number)
         self.history = scales.history[number]
         self.weight_amax = scales.amax[number, WEIGHT]
         self.probe = torch.zeros(2, device=scales.amax.device, requires_grad=True)

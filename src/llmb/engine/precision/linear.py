@@ -1,24 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A linear layer whose three products are in FP8."""
+"""Linear layers whose three products are in FP8, alone or joined."""
 
-from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
 
+from llmb.engine.kernels.fp8_cast import Activation, cast_activated, cast_both_ways, cast_into
+from llmb.engine.model.joined import Joined
 from llmb.engine.model.local_shard import Linear, local_shard
+from llmb.engine.precision.autograd import Fp8Activated, Fp8Product, Operands
 from llmb.engine.precision.layer_scales import LayerScales
-from llmb.engine.precision.product import Scaled, cast, cast_with_amax, multiply
+from llmb.engine.precision.product import Cast, cast_tensor
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
 from llmb.runs.fp8_product import ProductDtype
+
+Kept = tuple[Tensor, Tensor]
+"""A weight in FP8 and its transpose, [outputs, inputs] and [inputs, outputs]."""
+
+
+class CastInput(NamedTuple):
+    """A layer's input that is already cast.
+
+    hidden: stands for it in the graph of gradients, [..., inputs]; its values are not read.
+    """
+
+    hidden: Tensor
+    cast: Cast
 
 
 class Fp8Linear(Linear):
     """A matrix without bias; computes in FP8 what ``whole`` computes, [..., inputs] to [..., outputs], bf16.
 
-    kept: the weight in FP8 and its transpose, if kept for the micro-batches of a step; else the weight is cast at every
-    use.
+    kept: the cast weight, if kept for the micro-batches of a step; else the weight is cast at every use.
     """
 
     def __init__(self, whole: Linear, layer_scales: LayerScales, *, product_dtype: ProductDtype) -> None:
@@ -27,70 +41,105 @@ class Fp8Linear(Linear):
         self.weight = whole.weight
         self.register_parameter("bias", None)
         self.layer_scales = layer_scales
-        self.scale, self.probe = layer_scales.scale, layer_scales.probe
+        self.factors, self.probe = layer_scales.factors, layer_scales.probe
         self.delayed, self.product_dtype = layer_scales.scales.delayed, product_dtype
-        self.kept: tuple[Tensor, Tensor] | None = None
+        self.kept: Kept | None = None
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        weight = local_shard(self.weight)
-        kept = self.kept or (None, None)
-        product: Tensor = _Fp8Product.apply(  # type: ignore[no-untyped-call]
-            hidden.flatten(0, -2), weight, *kept, self.scale, self.probe, self.delayed, self.product_dtype
-        )
-        return product.view(*hidden.shape[:-1], product.shape[-1])
+    @property
+    def layers(self) -> tuple["Fp8Linear", ...]:
+        return (self,)
+
+    def forward(self, hidden: Tensor | CastInput) -> Tensor:
+        return product_of(self, hidden)
 
     @torch.no_grad()
     def keep_weight(self) -> None:
         """Casts the weight, which must be gathered, once for many products."""
         if self.kept is None:
-            weight = cast(local_shard(self.weight), self.scale[WEIGHT], FORMATS[WEIGHT])
-            self.kept = weight, weight.t().contiguous()
+            values, transposed, _ = cast_both_ways(
+                local_shard(self.weight), self.factors[WEIGHT].scale, FORMATS[WEIGHT]
+            )
+            self.kept = values, transposed
 
 
-class _Context(FunctionCtx):
-    saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-    needs_input_grad: tuple[bool, ...]
-    keeps: bool
-    delayed: bool
-    product_dtype: ProductDtype
+class Fp8Joined(Joined):
+    """Layers with the same input, which is cast once, for one product. They share their scales.
+
+    kept: as of one layer; each layer has its part of it.
+    """
+
+    kept: Kept | None = None
+
+    @property
+    def layers(self) -> tuple[Fp8Linear, ...]:
+        return tuple(getattr(self.owner, name) for name in self.names)
+
+    def __call__(self, hidden: Tensor, head_dim: int | None = None) -> tuple[Tensor, ...]:
+        return self.split(product_of(self, hidden), head_dim)
+
+    @torch.no_grad()
+    def keep_weight(self) -> None:
+        """See ``Fp8Linear``."""
+        if self.kept is not None:
+            return
+        weights = [local_shard(layer.weight) for layer in self.layers]
+        rows, columns = sum(map(len, weights)), weights[0].shape[1]
+        values = weights[0].new_empty((rows, columns), dtype=FORMATS[WEIGHT])
+        transposed = weights[0].new_empty((columns, rows), dtype=FORMATS[WEIGHT])
+        amax = weights[0].new_empty((), dtype=torch.float32)
+        first = 0
+        for layer, weight in zip(self.layers, weights, strict=True):
+            part = slice(first, first + len(weight))
+            layer.kept = values[part], transposed[:, part]
+            cast_into(weight, layer.factors[WEIGHT].scale, *layer.kept, amax)
+            first += len(weight)
+        self.kept = values, transposed
 
 
-class _Fp8Product(torch.autograd.Function):
-    """y = x w^T, dx = dy w, dw = dy^T x; each FP8 matrix is stored for both sides of a product (see ``multiply``)."""
+class CastActivation:
+    """What a feed-forward layer does before its last matrix, with the cast of the result, in one pass over memory.
 
-    @staticmethod
-    def forward(
-        ctx: _Context,
-        rows: Tensor,
-        weight: Tensor,
-        kept: Tensor | None,
-        kept_transposed: Tensor | None,
-        scale: Tensor,
-        probe: Tensor,  # noqa: ARG004 (used only for its gradient)
-        delayed: bool,
-        product_dtype: ProductDtype,
-    ) -> Tensor:
-        taken, amax = cast_with_amax(rows, INPUT, scale, delayed=delayed)
-        values = cast(weight, scale[WEIGHT], FORMATS[WEIGHT]) if kept is None else kept
-        ctx.keeps, ctx.delayed, ctx.product_dtype = kept is not None, delayed, product_dtype
-        held = weight if kept_transposed is None else kept_transposed
-        # A frozen weight has no gradient, and nothing else needs the rows.
-        kept_rows = taken.values.t().contiguous() if ctx.needs_input_grad[1] else None
-        ctx.save_for_backward(kept_rows, held, scale, taken.scale, amax)  # type: ignore[arg-type]
-        return multiply(taken, Scaled(values, scale[WEIGHT]).mT, fast=True, product_dtype=product_dtype)
+    For trained weights and delayed scaling: then the scales are known before.
+    """
 
-    @staticmethod
-    @once_differentiable
-    def backward(
-        ctx: _Context, gradient: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None, Tensor, None, None]:
-        rows, held, scale, rows_scale, rows_amax = ctx.saved_tensors
-        given, amax = cast_with_amax(gradient, GRADIENT, scale, delayed=ctx.delayed)
-        product = partial(multiply, fast=False, product_dtype=ctx.product_dtype)
-        to_rows, to_weight = None, None
-        if ctx.needs_input_grad[0]:
-            weight = held if ctx.keeps else cast(held, scale[WEIGHT], FORMATS[WEIGHT]).t().contiguous()
-            to_rows = product(given, Scaled(weight, scale[WEIGHT]).mT)
-        if ctx.needs_input_grad[1]:
-            to_weight = product(Scaled(given.values.t().contiguous(), given.scale), Scaled(rows, rows_scale).mT)
-        return to_rows, to_weight, None, None, None, torch.stack((rows_amax, amax)), None, None
+    def __init__(self, first: Fp8Linear | Fp8Joined, last: Fp8Linear, activation: Activation) -> None:
+        self.first, self.last, self.activation = first, last, activation
+
+    def __call__(self, hidden: Tensor) -> CastInput:
+        product, activated = Fp8Activated.apply(*operands(self.first, hidden, self.activation))  # type: ignore[no-untyped-call]
+        scale, inverse = self.last.factors[INPUT]
+        values, transposed, amax = cast_activated(product, scale, self.activation, FORMATS[INPUT])
+        return CastInput(activated.unflatten(0, hidden.shape[:-1]), Cast(values, transposed, inverse, amax))
+
+
+def product_of(layer: Fp8Linear | Fp8Joined, hidden: Tensor | CastInput) -> Tensor:
+    """[..., sum of outputs]."""
+    product: Tensor = Fp8Product.apply(*operands(layer, hidden))  # type: ignore[no-untyped-call]
+    shape = hidden.hidden.shape if isinstance(hidden, CastInput) else hidden.shape
+    return product.unflatten(0, shape[:-1])
+
+
+def operands(
+    layer: Fp8Linear | Fp8Joined, hidden: Tensor | CastInput, activation: Activation | None = None
+) -> tuple[object, ...]:
+    """For the functions of ``autograd``."""
+    first, *_ = layer.layers
+    weights = [local_shard(each.weight) for each in layer.layers]
+    if not isinstance(hidden, CastInput):
+        # Only gradients of weights need the input's transpose.
+        trained = any(weight.requires_grad for weight in weights)
+        rows = hidden.detach().flatten(0, -2)
+        taken = cast_tensor(rows, INPUT, first.factors[INPUT], delayed=first.delayed, transposes=trained)
+        hidden = CastInput(hidden, taken)
+    found = Operands(
+        hidden.hidden.flatten(0, -2),
+        *hidden.cast,
+        *(layer.kept or (None, None)),
+        *first.factors[WEIGHT],
+        *first.factors[GRADIENT],
+        first.probe,
+        first.delayed,
+        first.product_dtype,
+        activation,
+    )
+    return *found, *weights

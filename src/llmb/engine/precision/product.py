@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from llmb.engine.precision.scaling import FORMATS, LARGEST, scale_from
+from llmb.engine.kernels.fp8_cast import cast, cast_both_ways, largest_value
+from llmb.engine.precision.scaling import FORMATS, LARGEST, Factor, scale_from
 from llmb.runs.fp8_product import ProductDtype
 
 ALIGNED = 16
@@ -15,36 +16,41 @@ ALIGNED = 16
 
 
 class Scaled(NamedTuple):
-    """An FP8 matrix, and the scale that it was multiplied by before the cast, 0-d fp32."""
+    """An FP8 matrix, and 1 over the scale that it was multiplied by before the cast, 0-d fp32."""
 
     values: Tensor
-    scale: Tensor
+    inverse: Tensor
 
     @property
     def mT(self) -> "Scaled":  # noqa: N802 (torch's name)
-        return Scaled(self.values.mT, self.scale)
+        return Scaled(self.values.mT, self.inverse)
 
 
-def largest_value(values: Tensor) -> Tensor:
-    """Largest absolute value; 0-d fp32, NaN if any value is NaN."""
-    return values.abs().amax().float() if values.numel() else values.new_zeros((), dtype=torch.float32)
+class Cast(NamedTuple):
+    """A layer's input or gradient, [rows, columns], in FP8.
 
-
-def cast(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """``values`` times ``scale``. Values beyond the range of ``dtype`` are clamped."""
-    largest = torch.finfo(dtype).max
-    # Casts of larger values differ between versions and devices of torch.
-    return (values.float() * scale).clamp(-largest, largest).to(dtype)
-
-
-def cast_with_amax(values: Tensor, which: int, scale: Tensor, *, delayed: bool) -> tuple[Scaled, Tensor]:
-    """A layer's input or gradient in its format, and its largest absolute value.
-
-    scale: of the layer's tensors, [3]; with current scaling it is computed from the tensor.
+    transposed: None where no product needs it. amax: the largest absolute value before the cast, 0-d fp32.
     """
-    amax = largest_value(values)
-    own = scale[which] if delayed else scale_from(amax, LARGEST[which], 1.0)
-    return Scaled(cast(values, own, FORMATS[which]), own), amax
+
+    values: Tensor
+    transposed: Tensor | None
+    inverse: Tensor
+    amax: Tensor
+
+
+def cast_tensor(values: Tensor, which: int, factor: Factor, *, delayed: bool, transposes: bool = True) -> Cast:
+    """A layer's input or gradient in its format.
+
+    factor: by the scale of the layer's tensor; with current scaling it is computed from the tensor.
+    """
+    dtype, (scale, inverse) = FORMATS[which], factor
+    if not delayed:
+        scale = scale_from(largest_value(values), LARGEST[which], 1.0)
+        inverse = scale.reciprocal()
+    if not transposes:
+        return Cast(cast(values, scale, dtype), None, inverse, largest_value(values))
+    scaled, transposed, amax = cast_both_ways(values, scale, dtype)
+    return Cast(scaled, transposed, inverse, amax)
 
 
 def multiply(left: Scaled, right: Scaled, *, fast: bool, product_dtype: ProductDtype) -> Tensor:
@@ -60,12 +66,12 @@ def multiply(left: Scaled, right: Scaled, *, fast: bool, product_dtype: ProductD
     if product_dtype != "fp8":
         dtype = torch.float32 if product_dtype == "fp32" else torch.bfloat16
         product = left.values.to(dtype) @ right.values.to(dtype)
-        return (product.float() / left.scale / right.scale).bfloat16()
+        return (product.float() * left.inverse * right.inverse).bfloat16()
     product = torch._scaled_mm(
         _padded(left.values),
         _padded(right.values.t(), rows=columns).t(),
-        scale_a=left.scale.reciprocal(),
-        scale_b=right.scale.reciprocal(),
+        scale_a=left.inverse,
+        scale_b=right.inverse,
         out_dtype=torch.bfloat16,
         use_fast_accum=fast,
     )

@@ -5,6 +5,9 @@ Delayed scaling takes them from the largest values of earlier steps (Micikeviciu
 has it), current scaling from the tensor itself.
 """
 
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -30,6 +33,13 @@ def scale_from(amax: Tensor, largest: Tensor | float, otherwise: Tensor | float)
     return torch.where((amax > 0) & amax.isfinite(), scale, otherwise)
 
 
+class Factor(NamedTuple):
+    """What a tensor is multiplied by before its cast, and after it; each 0-d fp32."""
+
+    scale: Tensor
+    inverse: Tensor
+
+
 class Scales:
     """Scales and largest absolute values of the tensors of some layers, as [layers, 3]; all fp32.
 
@@ -38,6 +48,7 @@ class Scales:
     cast_by_update: the optimizer casts weights for the next step, and measures them, which ``weights_measured`` says.
     frozen_weights: the largest absolute values of weights that do not change, [layers]; None until they are known.
     group: the ranks whose parts of these tensors share a scale.
+    leaders: for each layer, the first of the layers with which it shares scales; each its own if not specified.
     """
 
     def __init__(
@@ -48,31 +59,67 @@ class Scales:
         *,
         delayed: bool,
         length: int = HISTORY_LENGTH,
+        leaders: Sequence[int] = (),
     ) -> None:
         self.group, self.delayed = group, delayed
         self.scale = torch.ones(layers, 3, device=device)
+        # Each at a multiple of 16 bytes: compiled code would first copy others.
+        self.factors = torch.ones(layers, 3, 2, 4, device=device)
         self.amax = torch.zeros(layers, 3, device=device)
         self.history = torch.zeros(layers, 3, length if delayed else 0, device=device)
         self.cast_by_update = self.weights_measured = False
         self.frozen_weights: Tensor | None = None
         self.counts = torch.zeros(2, dtype=torch.int64, device=device)
         self.largest, self.overflow = (torch.tensor(values, device=device) for values in (LARGEST, OVERFLOW))
+        self.leaders = torch.tensor(leaders or range(layers), dtype=torch.int64, device=device)
+        self.leads = self.leaders == torch.arange(layers, device=device)
+        self.shared = False
+
+    def share(self) -> None:
+        """Before the first step: a checkpoint of version 0.1 has other scales for each layer; the safest are taken."""
+        if not self.shared:
+            self.scale.copy_(self.of_all(self.scale, "amin"))
+            self.history.copy_(self.of_all(self.history))
+            self.shared = True
+
+    def of_all(self, values: Tensor, which: Literal["amax", "amin"] = "amax") -> Tensor:
+        """The largest or smallest values of the layers that share scales, for each of them: [layers, ...]."""
+        leaders = self.leaders.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
+        found = torch.scatter_reduce(values, 0, leaders, values, which)
+        return found.index_select(0, self.leaders)
+
+    def use(self) -> None:
+        """Sets the factors by which layers cast, and their inverses, from the scales."""
+        self.factors[:, :, 0, 0] = self.scale
+        torch.reciprocal(self.scale, out=self.factors[:, :, 1, 0])
+
+    def of_layer(self, number: int) -> tuple[Factor, Factor, Factor]:
+        """Of input, weight and gradient."""
+        each = self.factors[number, :, :, 0]
+        first, second, third = (Factor(each[which, 0], each[which, 1]) for which in (INPUT, WEIGHT, GRADIENT))
+        return first, second, third
 
     def freeze_weights(self, amax: Tensor) -> None:
         """Sets the scales of weights for good: every earlier step, if there were any, would have the same ``amax``."""
-        self.frozen_weights = amax
+        self.frozen_weights = amax = self.of_all(amax)
         self.scale[:, WEIGHT] = scale_from(amax, LARGEST[WEIGHT], 1.0)
         self.history[:, WEIGHT] = amax.unsqueeze(-1)
+
+    def set_weights(self, amax: Tensor) -> None:
+        """Sets the scales of weights for one step, from their largest values in all ranks."""
+        self.scale[:, WEIGHT] = scale_from(self.of_all(amax), LARGEST[WEIGHT], 1.0)
 
     def finish(self, step: int) -> None:
         """After a step, with ``amax`` of all ranks: updates counts and, if delayed, the scales of the next step.
 
-        The scale follows from the largest value of the history, a ring buffer.
+        The scale follows from the largest value of the history, a ring buffer. Tensors of layers that share scales
+        count as one.
         """
-        finite = self.amax.isfinite()
-        self.counts[1] = (~finite).sum()
+        amax = self.of_all(self.amax)
+        finite, leads = amax.isfinite(), self.leads.unsqueeze(-1)
+        self.counts[1] = (~finite & leads).sum()
         if self.delayed:
-            self.counts[0] = (finite & (self.amax * self.scale > self.overflow)).sum()
-            self.history[:, :, step % self.history.shape[-1]] = self.amax
+            self.counts[0] = (finite & leads & (amax * self.scale > self.overflow)).sum()
+            self.history[:, :, step % self.history.shape[-1]] = amax
             self.scale.copy_(scale_from(self.history.amax(-1), self.largest, self.scale))
         self.amax.zero_()

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from llmb.engine.parallel.mesh import Ranks
-from llmb.engine.precision.apply import fp8_layers
+from llmb.engine.precision.apply import drop_kept, fp8_layers
 from llmb.engine.precision.experts import Fp8Stack
 from llmb.engine.precision.linear import Fp8Linear
-from llmb.engine.precision.scaling import LARGEST, WEIGHT, Scales, scale_from
+from llmb.engine.precision.scaling import WEIGHT, Scales
 from llmb.runs.plan import Plan
 
 
@@ -28,6 +28,7 @@ def fp8_step(stages: Sequence[nn.Module], number: int) -> Iterator[None]:
         yield
         return
     scales = layers[0].layer_scales.scales
+    scales.share()
     frozen = not any(layer.weight.requires_grad for layer in layers)
     if frozen and scales.frozen_weights is None:
         amax = weight_amax([layer.weight for layer in layers])
@@ -38,9 +39,10 @@ def fp8_step(stages: Sequence[nn.Module], number: int) -> Iterator[None]:
     elif not scales.weights_measured:
         measure_weights(scales, layers)
     scales.weights_measured = False
+    scales.use()
     yield
-    for layer in layers if not (frozen or scales.cast_by_update) else ():
-        layer.kept = None
+    if not (frozen or scales.cast_by_update):
+        drop_kept(stages)
     reduce_largest(scales.amax, scales.group)
     scales.finish(number)
 
@@ -51,7 +53,7 @@ def measure_weights(scales: Scales, layers: Sequence[Fp8Linear | Fp8Stack]) -> N
     if not scales.delayed:
         amax = scales.amax[:, WEIGHT].contiguous()
         reduce_largest(amax, scales.group)
-        scales.scale[:, WEIGHT] = scale_from(amax, LARGEST[WEIGHT], 1.0)
+        scales.set_weights(amax)
 
 
 @torch.no_grad()

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products in FP8 as functions of torch's autograd, for one weight or for several below each other."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from llmb.engine.kernels.fp8_cast import Activation, cast, cast_activation_gradient
+from llmb.engine.precision.product import Cast, Scaled, cast_tensor, multiply
+from llmb.engine.precision.scaling import FORMATS, GRADIENT, WEIGHT, Factor
+from llmb.runs.fp8_product import ProductDtype
+
+
+class Operands(NamedTuple):
+    """Arguments of the functions below; weights follow, [outputs, inputs] each.
+
+    hidden: [rows, inputs], of which only the gradient is used; the input's values are the cast, ``Cast``.
+    kept: the weights in FP8 as one matrix, [sum of outputs, inputs], and its transpose; None casts them at every use.
+    probe: see ``LayerScales``.
+    """
+
+    hidden: Tensor
+    values: Tensor
+    transposed: Tensor | None
+    input_inverse: Tensor
+    input_amax: Tensor
+    kept: Tensor | None
+    kept_transposed: Tensor | None
+    weight_scale: Tensor
+    weight_inverse: Tensor
+    gradient_scale: Tensor
+    gradient_inverse: Tensor
+    probe: Tensor
+    delayed: bool
+    product_dtype: ProductDtype
+    activation: Activation | None
+
+
+HIDDEN, PROBE = Operands._fields.index("hidden"), Operands._fields.index("probe")
+WEIGHTS = len(Operands._fields)
+
+
+class Saved(NamedTuple):
+    """For the backward pass; the kept transposed weights follow, or else the weights.
+
+    rows: the input's transpose. product: only for its activation.
+    """
+
+    rows: Tensor | None
+    input_inverse: Tensor
+    input_amax: Tensor
+    weight_scale: Tensor
+    weight_inverse: Tensor
+    gradient: Factor
+    product: Tensor | None
+    held: Sequence[Tensor]
+
+
+class Context(FunctionCtx):
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    keeps: bool
+    delayed: bool
+    product_dtype: ProductDtype
+    activation: Activation
+    outputs: list[int]
+
+
+Gradients = tuple[Tensor | None, ...]
+
+
+def forward(ctx: Context, operands: Operands, weights: Sequence[Tensor], *, keeps_product: bool = False) -> Tensor:
+    """y = x w^T."""
+    kept = operands.kept
+    matrix = cast_weights(weights, operands.weight_scale) if kept is None else kept
+    ctx.keeps, ctx.delayed, ctx.product_dtype = kept is not None, operands.delayed, operands.product_dtype
+    ctx.outputs = [len(weight) for weight in weights]
+    taken, turned = Scaled(operands.values, operands.input_inverse), Scaled(matrix, operands.weight_inverse).mT
+    product = multiply(taken, turned, fast=True, product_dtype=operands.product_dtype)
+    held = weights if operands.kept_transposed is None else [operands.kept_transposed]
+    ctx.save_for_backward(
+        operands.transposed,  # type: ignore[arg-type]
+        operands.input_inverse,
+        operands.input_amax,
+        operands.weight_scale,
+        operands.weight_inverse,
+        operands.gradient_scale,
+        operands.gradient_inverse,
+        product if keeps_product else None,  # type: ignore[arg-type]
+        *held,
+    )
+    return product
+
+
+def saved(ctx: Context) -> Saved:
+    """To be called once in a backward pass: recomputation permits no more."""
+    rows, input_inverse, input_amax, scale, inverse, own_scale, own_inverse, product, *held = ctx.saved_tensors
+    return Saved(rows, input_inverse, input_amax, scale, inverse, Factor(own_scale, own_inverse), product, held)
+
+
+def backward(ctx: Context, kept: Saved, given: Cast) -> Gradients:
+    """dx = dy w, dw = dy^T x; each FP8 matrix is stored for both sides of a product (see ``multiply``)."""
+    product = partial(multiply, fast=False, product_dtype=ctx.product_dtype)
+    found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+    found[PROBE] = torch.stack((kept.input_amax, given.amax))
+    if ctx.needs_input_grad[HIDDEN]:
+        weight = kept.held[0] if ctx.keeps else cast_weights(kept.held, kept.weight_scale).t().contiguous()
+        found[HIDDEN] = product(Scaled(given.values, given.inverse), Scaled(weight, kept.weight_inverse).mT)
+    if given.transposed is not None and kept.rows is not None:
+        columns = Scaled(kept.rows, kept.input_inverse).mT
+        to_weights = product(Scaled(given.transposed, given.inverse), columns)
+        found[WEIGHTS:] = torch.split(to_weights, ctx.outputs)
+    return tuple(found)
+
+
+def cast_weights(weights: Sequence[Tensor], scale: Tensor) -> Tensor:
+    casts = [cast(weight, scale, FORMATS[WEIGHT]) for weight in weights]
+    return torch.cat(casts) if len(casts) > 1 else casts[0]
+
+
+class Fp8Product(torch.autograd.Function):
+    """[rows, sum of outputs]."""
+
+    @staticmethod
+    def forward(ctx: Context, *arguments: Tensor) -> Tensor:
+        return forward(ctx, Operands(*arguments[:WEIGHTS]), arguments[WEIGHTS:])  # type: ignore[arg-type]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Context, gradient: Tensor) -> Gradients:
+        kept = saved(ctx)
+        trained = any(ctx.needs_input_grad[WEIGHTS:])
+        given = cast_tensor(gradient, GRADIENT, kept.gradient, delayed=ctx.delayed, transposes=trained)
+        return backward(ctx, kept, given)
+
+
+class Fp8Activated(torch.autograd.Function):
+    """The product, and what stands for its activation: only the latter has a gradient, and no values.
+
+    So the gradient of the product is never stored in bf16. For trained weights and delayed scaling.
+    """
+
+    @staticmethod
+    def forward(ctx: Context, *arguments: Tensor) -> tuple[Tensor, Tensor]:
+        operands = Operands(*arguments[:WEIGHTS])  # type: ignore[arg-type]
+        assert operands.activation is not None
+        ctx.activation = operands.activation
+        product = forward(ctx, operands, arguments[WEIGHTS:], keeps_product=True)
+        ctx.mark_non_differentiable(product)
+        if not torch.compiler.is_compiling():  # The compiler does not know this; it drops unused zeros by itself.
+            ctx.set_materialize_grads(False)
+        rows, columns = product.shape
+        features = columns // 2 if operands.activation == "swiglu" else columns
+        return product, product.new_zeros(()).expand(rows, features)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Context, _product: None, gradient: Tensor) -> Gradients:
+        kept = saved(ctx)
+        assert kept.product is not None
+        scaled, transposed, amax = cast_activation_gradient(
+            kept.product, gradient, kept.gradient.scale, ctx.activation, FORMATS[GRADIENT]
+        )
+        return backward(ctx, kept, Cast(scaled, transposed, kept.gradient.inverse, amax))
