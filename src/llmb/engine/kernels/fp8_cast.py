@@ -6,7 +6,7 @@ row-major values, the same transposed, both contiguous, and the largest absolute
 any value is NaN. ``scale`` is 0-d fp32; scaled values beyond the range of ``dtype`` are clamped.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,15 @@ from torch.nn import functional
 Activation = Literal["swiglu", "squared-relu"]
 """``swiglu`` has two inputs of the same size, gate and up, side by side in one tensor."""
 BothWays = tuple[Tensor, Tensor, Tensor]
+
+
+class Statistics(NamedTuple):
+    """What rows are normalized with: mean and 1 / deviation of each, [..., 1] fp32, weight and bias, [columns]."""
+
+    mean: Tensor | None
+    factor: Tensor
+    weight: Tensor
+    bias: Tensor | None
 
 
 CAPABILITY = (8, 9)
@@ -92,6 +101,27 @@ def cast_activated(inputs: Tensor, scale: Tensor, activation: Activation, dtype:
         found: BothWays = fp8_cast_triton.cast_activated(inputs, scale, activation, dtype)
         return found
     return cast_both_ways(activate(inputs, activation), scale, dtype)
+
+
+def normalize(inputs: Tensor, statistics: Statistics) -> Tensor:
+    """[..., columns], rounded once."""
+    mean, factor, weight, bias = statistics
+    centered = inputs.float() if mean is None else inputs.float() - mean
+    scaled = centered * factor * weight.float()
+    return (scaled if bias is None else scaled + bias.float()).to(inputs.dtype)
+
+
+def cast_normalized(inputs: Tensor, statistics: Statistics, scale: Tensor, dtype: torch.dtype) -> BothWays:
+    """``cast_both_ways`` of the rows of ``normalize(inputs, statistics)``, which are not stored.
+
+    inputs: [..., columns]; not flattened, as the compiler would store them once more.
+    """
+    if has_kernel(inputs):
+        from llmb.engine.kernels import fp8_cast_triton
+
+        found: BothWays = fp8_cast_triton.cast_normalized(inputs, *statistics, scale, dtype)
+        return found
+    return cast_both_ways(normalize(inputs, statistics).flatten(0, -2), scale, dtype)
 
 
 def cast_activation_gradient(

@@ -108,6 +108,41 @@ def cast_kernel(
 
 
 @triton.jit
+def cast_normalized_kernel(
+    source,
+    mean,
+    factor,
+    weight,
+    bias,
+    scale,
+    values,
+    transposed,
+    amax,
+    rows,
+    columns,
+    source_row,
+    values_row,
+    transposed_row,
+    CENTERED: tl.constexpr,
+    LARGEST: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row, column = _place(columns, ROWS, COLUMNS)
+    inside = (row[:, None] < rows) & (column[None, :] < columns)
+    tile = _load(source, row, column, source_row, inside)
+    if CENTERED:
+        tile -= tl.load(mean + row, mask=row < rows, other=0.0)[:, None]
+    tile *= tl.load(factor + row, mask=row < rows, other=0.0)[:, None]
+    tile *= tl.load(weight + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
+    if CENTERED:
+        tile += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
+    tile = _round(tl.where(inside, tile, 0.0))
+    tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), _largest_bits(tile), sem="relaxed")
+    _store(tile, tl.load(scale), values, transposed, row, column, values_row, transposed_row, inside, LARGEST)
+
+
+@triton.jit
 def activation_gradient_kernel(
     source,
     gradient,
@@ -147,13 +182,17 @@ def activation_gradient_kernel(
     tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), found, sem="relaxed")
 
 
+def _grid(rows: int, columns: int, matrices: int = 1) -> tuple[int, int]:
+    return triton.cdiv(rows, ROWS) * triton.cdiv(columns, COLUMNS), matrices
+
+
 def _launch_cast(
     source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor, amax: Tensor, activation: str
 ) -> None:
     rows, columns = values.shape[-2:]
     if not values.numel():
         return
-    grid = (triton.cdiv(rows, ROWS) * triton.cdiv(columns, COLUMNS), values.shape[0] if values.ndim == 3 else 1)
+    grid = _grid(rows, columns, values.shape[0] if values.ndim == 3 else 1)
     strides = [each.stride(0) if each.ndim == 3 else 0 for each in (source, values, transposed)]
     wrap_triton(cast_kernel)[grid](
         source,
@@ -212,6 +251,46 @@ def cast_activated(inputs: Tensor, scale: Tensor, activation: str, dtype: torch.
     return found
 
 
+@triton_op("llmb::cast_normalized", mutates_args={})
+def cast_normalized(
+    inputs: Tensor,
+    mean: Tensor | None,
+    factor: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """With a mean there is a bias."""
+    source = inputs.contiguous()
+    columns = source.shape[-1]
+    rows = source.numel() // columns
+    values, transposed, amax = _empty(source, (rows, columns), dtype)
+    if source.numel():
+        wrap_triton(cast_normalized_kernel)[_grid(rows, columns)](
+            source,
+            factor if mean is None else mean,
+            factor,
+            weight,
+            weight if bias is None else bias,
+            scale,
+            values,
+            transposed,
+            amax,
+            rows,
+            columns,
+            columns,
+            values.stride(0),
+            transposed.stride(0),
+            CENTERED=mean is not None,
+            LARGEST=torch.finfo(dtype).max,
+            ROWS=ROWS,
+            COLUMNS=COLUMNS,
+            num_warps=WARPS,
+        )
+    return values, transposed, amax
+
+
 @triton_op("llmb::cast_activation_gradient", mutates_args={})
 def cast_activation_gradient(
     inputs: Tensor, gradient: Tensor, scale: Tensor, activation: str, dtype: torch.dtype
@@ -220,7 +299,7 @@ def cast_activation_gradient(
     values, transposed, amax = _empty(source, tuple(source.shape), dtype)
     rows, columns = given.shape
     if given.numel():
-        wrap_triton(activation_gradient_kernel)[(triton.cdiv(rows, ROWS) * triton.cdiv(columns, COLUMNS),)](
+        wrap_triton(activation_gradient_kernel)[_grid(rows, columns)](
             source,
             given,
             scale,

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from llmb.engine.kernels.fp8_cast import Statistics, normalize
 from llmb.engine.model.local_shard import local_shard
 
 
@@ -12,6 +13,10 @@ class Norm(nn.Module):
     """A norm; ``same_tokens``: the tensor-parallel ranks, which all hold it, process the same tokens."""
 
     same_tokens: bool = False
+
+    def with_statistics(self, hidden: Tensor) -> tuple[Tensor, Statistics]:
+        """What ``forward`` computes, for compiled code that needs both."""
+        raise NotImplementedError
 
     def local_shard(self, parameter: Tensor) -> Tensor:
         return local_shard(parameter, same_tokens=self.same_tokens)
@@ -28,6 +33,11 @@ class RMSNorm(Norm):
     def forward(self, hidden: Tensor) -> Tensor:
         return functional.rms_norm(hidden, self.weight.shape, self.local_shard(self.weight), self.eps)
 
+    def with_statistics(self, hidden: Tensor) -> tuple[Tensor, Statistics]:
+        factor = torch.rsqrt(hidden.float().pow(2).mean(-1, keepdim=True) + self.eps)
+        statistics = Statistics(None, factor, self.local_shard(self.weight), None)
+        return normalize(hidden, statistics), statistics
+
 
 class LayerNorm1P(Norm):
     """Layer normalization whose weight is stored minus one, so that weight decay pulls it to one."""
@@ -42,3 +52,8 @@ class LayerNorm1P(Norm):
         # In bf16, 1 + weight would lose every weight below 2**-9.
         weight, bias = 1 + self.local_shard(self.weight).float(), self.local_shard(self.bias).float()
         return functional.layer_norm(hidden.float(), weight.shape, weight, bias, self.eps).to(hidden.dtype)
+
+    def with_statistics(self, hidden: Tensor) -> tuple[Tensor, Statistics]:
+        weight, bias = 1 + self.local_shard(self.weight).float(), self.local_shard(self.bias).float()
+        normalized, mean, factor = torch.native_layer_norm(hidden.float(), weight.shape, weight, bias, self.eps)
+        return normalized.to(hidden.dtype), Statistics(mean, factor, weight, bias)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from llmb.engine.kernels.fp8_cast import Activation
-from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.attention import Attention
+from llmb.engine.model.decoder import Block, Decoder
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.joined import Joined, joined_layers
 from llmb.engine.model.local_shard import Linear
@@ -18,7 +19,7 @@ from llmb.engine.parallel.data_parallel import is_sharded
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.experts import Fp8Stack
 from llmb.engine.precision.layer_scales import LayerScales
-from llmb.engine.precision.linear import CastActivation, Fp8Joined, Fp8Linear
+from llmb.engine.precision.linear import CastActivation, CastNorm, Fp8Joined, Fp8Linear
 from llmb.engine.precision.scaling import Scales
 from llmb.errors import EnvironmentProblem
 from llmb.runs.fp8_product import ProductDtype, fp8_product
@@ -104,26 +105,45 @@ def own_joined(module: nn.Module) -> dict[str, Joined]:
 
 
 def join_casts(block: nn.Module, plan: EnginePlan) -> None:
-    """Casts once what several layers take, and with their activation what feed-forward layers compute.
+    """Casts once what several layers take, and what norms and activations compute without storing it before.
 
-    Not where layers have adapters of their own, which take their inputs in bf16. With current scaling an activation
-    has to be stored before its scale is known.
+    Not where layers have adapters of their own, which take their inputs in bf16.
     """
     if plan.lora is not None and not plan.lora.fused:
         return
     for module in block.modules():
         for name, joined in own_joined(module).items():
             setattr(module, name, Fp8Joined(module, *joined.names))
-        if isinstance(module, GatedMLP | SquaredReluMLP) and plan.fp8_recipe == "delayed" and plan.lora is None:
-            first, activation = FIRST[type(module)]
-            module.activated = CastActivation(getattr(module, first), module.down_proj, activation)  # type: ignore[method-assign, assignment, arg-type]
+    # With current scaling, a scale is not known before all of a tensor is.
+    if plan.fp8_recipe == "current" or plan.lora is not None:
+        return
+    for module in block.modules():
+        if isinstance(module, GatedMLP | SquaredReluMLP):
+            _, activation = FIRST[type(module)]
+            module.activated = CastActivation(first_product(module), module.down_proj, activation)  # type: ignore[method-assign, assignment, arg-type]
+    # Tensor parallelism gathers what a norm computes.
+    if plan.compiled and plan.recipe.layout.tp == 1:
+        cast_norm(block.input_layernorm, block.self_attn)
+        if isinstance(block, Block):
+            cast_norm(block.post_attention_layernorm, block.mlp)
 
 
-FIRST: dict[type[nn.Module], tuple[str, Activation]] = {
+FIRST: dict[type[nn.Module], tuple[str, Activation | None]] = {
+    Attention: ("qkv", None),
     GatedMLP: ("gate_up", "swiglu"),
     SquaredReluMLP: ("up_proj", "squared-relu"),
 }
-"""The first product of each feed-forward layer, and its activation."""
+"""What the input of each kind of layer is multiplied by, and the activation of the product."""
+
+
+def first_product(layer: nn.Module) -> Fp8Linear | Fp8Joined:
+    name, _ = FIRST[type(layer)]
+    product: Fp8Linear | Fp8Joined = getattr(layer, name)
+    return product
+
+
+def cast_norm(norm: nn.Module, following: nn.Module) -> None:
+    norm.forward = CastNorm(norm, first_product(following))  # type: ignore[method-assign, arg-type]
 
 
 def keep_from_forward_on(block: nn.Module) -> None:

@@ -6,9 +6,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from llmb.engine.kernels.fp8_cast import Activation, cast_activated, cast_both_ways, cast_into
+from llmb.engine.kernels.fp8_cast import (
+    Activation,
+    cast_activated,
+    cast_both_ways,
+    cast_into,
+    cast_normalized,
+    has_kernel,
+)
 from llmb.engine.model.joined import Joined
 from llmb.engine.model.local_shard import Linear, local_shard
+from llmb.engine.model.norms import Norm
 from llmb.engine.precision.autograd import Fp8Activated, Fp8Product, Operands
 from llmb.engine.precision.layer_scales import LayerScales
 from llmb.engine.precision.product import Cast, cast_tensor
@@ -74,7 +82,7 @@ class Fp8Joined(Joined):
     def layers(self) -> tuple[Fp8Linear, ...]:
         return tuple(getattr(self.owner, name) for name in self.names)
 
-    def __call__(self, hidden: Tensor, head_dim: int | None = None) -> tuple[Tensor, ...]:
+    def __call__(self, hidden: Tensor | CastInput, head_dim: int | None = None) -> tuple[Tensor, ...]:
         return self.split(product_of(self, hidden), head_dim)
 
     @torch.no_grad()
@@ -105,18 +113,43 @@ class CastActivation:
     def __init__(self, first: Fp8Linear | Fp8Joined, last: Fp8Linear, activation: Activation) -> None:
         self.first, self.last, self.activation = first, last, activation
 
-    def __call__(self, hidden: Tensor) -> CastInput:
+    def __call__(self, hidden: Tensor | CastInput) -> CastInput:
         product, activated = Fp8Activated.apply(*operands(self.first, hidden, self.activation))  # type: ignore[no-untyped-call]
         scale, inverse = self.last.factors[INPUT]
         values, transposed, amax = cast_activated(product, scale, self.activation, FORMATS[INPUT])
-        return CastInput(activated.unflatten(0, hidden.shape[:-1]), Cast(values, transposed, inverse, amax))
+        return CastInput(torch.unflatten(activated, 0, shape_of(hidden)[:-1]), Cast(values, transposed, inverse, amax))
+
+
+class CastNorm:
+    """A norm with the cast of its result for the next layer, as the norm's ``forward`` in compiled code.
+
+    Also returns what the norm itself does, for its gradient; the compiler does not store it. For delayed scaling.
+    """
+
+    def __init__(self, norm: Norm, layer: Fp8Linear | Fp8Joined) -> None:
+        self.forward, self.with_statistics, self.layer = norm.forward, norm.with_statistics, layer
+
+    def __call__(self, hidden: Tensor) -> CastInput:
+        scale, inverse = self.layer.layers[0].factors[INPUT]
+        if has_kernel(hidden):
+            normalized, statistics = self.with_statistics(hidden)
+            with torch.no_grad():
+                found = cast_normalized(hidden, statistics, scale, FORMATS[INPUT])
+        else:
+            normalized = self.forward(hidden)
+            found = cast_both_ways(normalized.detach().flatten(0, -2), scale, FORMATS[INPUT])
+        values, transposed, amax = found
+        return CastInput(normalized, Cast(values, transposed, inverse, amax))
 
 
 def product_of(layer: Fp8Linear | Fp8Joined, hidden: Tensor | CastInput) -> Tensor:
     """[..., sum of outputs]."""
     product: Tensor = Fp8Product.apply(*operands(layer, hidden))  # type: ignore[no-untyped-call]
-    shape = hidden.hidden.shape if isinstance(hidden, CastInput) else hidden.shape
-    return product.unflatten(0, shape[:-1])
+    return torch.unflatten(product, 0, shape_of(hidden)[:-1])
+
+
+def shape_of(hidden: Tensor | CastInput) -> torch.Size:
+    return hidden.hidden.shape if isinstance(hidden, CastInput) else hidden.shape
 
 
 def operands(
@@ -131,15 +164,22 @@ def operands(
         rows = hidden.detach().flatten(0, -2)
         taken = cast_tensor(rows, INPUT, first.factors[INPUT], delayed=first.delayed, transposes=trained)
         hidden = CastInput(hidden, taken)
+    kept, kept_transposed = layer.kept or (None, None)
     found = Operands(
-        hidden.hidden.flatten(0, -2),
-        *hidden.cast,
-        *(layer.kept or (None, None)),
-        *first.factors[WEIGHT],
-        *first.factors[GRADIENT],
-        first.probe,
-        first.delayed,
-        first.product_dtype,
-        activation,
+        hidden=hidden.hidden.flatten(0, -2),
+        values=hidden.cast.values,
+        transposed=hidden.cast.transposed,
+        input_inverse=hidden.cast.inverse,
+        input_amax=hidden.cast.amax,
+        kept=kept,
+        kept_transposed=kept_transposed,
+        weight_scale=first.factors[WEIGHT].scale,
+        weight_inverse=first.factors[WEIGHT].inverse,
+        gradient_scale=first.factors[GRADIENT].scale,
+        gradient_inverse=first.factors[GRADIENT].inverse,
+        probe=first.probe,
+        delayed=first.delayed,
+        product_dtype=first.product_dtype,
+        activation=activation,
     )
     return *found, *weights
