@@ -92,3 +92,45 @@ def test_scales_of_frozen_weights_are_final_from_the_first_step(delayed: bool) -
         scales.amax[:, INPUT] = 7.0
         scales.finish(number)
     assert scales.scale[0, INPUT].item() == (64.0 if delayed else 1.0)
+
+
+def test_layers_that_share_scales_have_those_of_their_largest_values() -> None:
+    scales = Scales(4, torch.device("cpu"), None, delayed=True, length=2, leaders=[0, 1, 0, 0])
+    scales.amax.copy_(torch.tensor([[4.0, 1, 0], [2, 2, 2], [0, 7, 3], [0, 5, math.inf]]))
+    scales.finish(0)
+    assert scales.scale[[0, 2, 3]].tolist() == [[112.0, 64.0, 1.0]] * 3
+    assert scales.scale[1].tolist() == [224.0, 224.0, 28672.0]
+    assert scales.counts.tolist() == [0, 1]
+    scales.amax.fill_(1e4)
+    scales.finish(1)
+    assert scales.counts.tolist() == [5, 0]  # all but one gradient
+
+
+def test_scales_that_a_checkpoint_has_for_each_layer_become_the_safest() -> None:
+    scales = Scales(3, torch.device("cpu"), None, delayed=True, length=2, leaders=[0, 0, 2])
+    scales.scale.copy_(torch.tensor([[8.0, 2, 4], [4, 3, 5], [9, 9, 9]]))
+    scales.history.copy_(torch.arange(18.0).view(3, 3, 2))
+    scales.share()
+    assert scales.scale.tolist() == [[4.0, 2, 4], [4, 2, 4], [9, 9, 9]]
+    assert torch.equal(scales.history[0], scales.history[1])
+    assert scales.history[1:].flatten().tolist() == list(range(6, 18))
+
+
+def test_current_and_frozen_scales_of_weights_are_shared_too() -> None:
+    for freezes in (False, True):
+        scales = Scales(2, torch.device("cpu"), None, delayed=freezes, length=2, leaders=[0, 0])
+        (scales.freeze_weights if freezes else scales.set_weights)(torch.tensor([2.0, 7.0]))
+        assert scales.scale[:, WEIGHT].tolist() == [64.0, 64.0]
+
+
+def test_factors_are_those_of_the_scales_at_aligned_addresses() -> None:
+    scales = make_scales(4)
+    scales.scale.copy_(torch.tensor([[4.0, 0.5, 10.0]]))
+    factors = scales.of_layer(0)
+    scales.use()
+    assert [(own.scale.item(), own.inverse.item()) for own in factors] == [
+        (4.0, 0.25),
+        (0.5, 2.0),
+        (10.0, 1 / np.float32(10)),
+    ]
+    assert all(part.data_ptr() % 16 == scales.factors.data_ptr() % 16 for own in factors for part in own)

@@ -10,17 +10,18 @@ from torch import Tensor, nn
 
 from llmb.engine.kernels.fp8_cast import Activation
 from llmb.engine.model.attention import Attention
-from llmb.engine.model.decoder import Block, Decoder
+from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.joined import Joined, joined_layers
 from llmb.engine.model.local_shard import Linear
 from llmb.engine.model.moe import Experts
+from llmb.engine.model.norms import Norm
 from llmb.engine.parallel.data_parallel import is_sharded
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.experts import Fp8Stack
 from llmb.engine.precision.layer_scales import LayerScales
-from llmb.engine.precision.linear import CastActivation, CastNorm, Fp8Joined, Fp8Linear
-from llmb.engine.precision.scaling import Scales
+from llmb.engine.precision.linear import CAST_NORMS, CastActivation, CastNorm, Fp8Joined, Fp8Linear
+from llmb.engine.precision.scaling import INPUT, Scales
 from llmb.errors import EnvironmentProblem
 from llmb.runs.fp8_product import ProductDtype, fp8_product
 from llmb.runs.plan import EnginePlan
@@ -55,8 +56,18 @@ def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, *, keep
     scales.cast_by_update = scales.delayed and not is_sharded(plan.recipe.model, ranks)
     for number, layer in enumerate(found):
         layer.replace(LayerScales(scales, number), product_dtype)
+    # Adapters of single layers take their inputs in bf16.
+    joins = plan.lora is None or plan.lora.fused
+    # With current scaling, a scale is not known before all of a tensor is.
+    fuses = plan.lora is None and scales.delayed
     for block in blocks:
-        join_casts(block, plan)
+        if joins:
+            join_casts(block)
+        if fuses:
+            fuse_activations(block)
+        # Tensor parallelism gathers what a norm computes.
+        if fuses and plan.compiled and plan.recipe.layout.tp == 1:
+            fuse_norms(block)
         if keep_weights:
             keep_from_forward_on(block)
 
@@ -104,46 +115,45 @@ def own_joined(module: nn.Module) -> dict[str, Joined]:
     return {name: value for name, value in vars(module).items() if isinstance(value, Joined)}
 
 
-def join_casts(block: nn.Module, plan: EnginePlan) -> None:
-    """Casts once what several layers take, and what norms and activations compute without storing it before.
-
-    Not where layers have adapters of their own, which take their inputs in bf16.
-    """
-    if plan.lora is not None and not plan.lora.fused:
-        return
+def join_casts(block: nn.Module) -> None:
+    """Casts and multiplies once what several layers take."""
     for module in block.modules():
         for name, joined in own_joined(module).items():
             setattr(module, name, Fp8Joined(module, *joined.names))
-    # With current scaling, a scale is not known before all of a tensor is.
-    if plan.fp8_recipe == "current" or plan.lora is not None:
-        return
+
+
+def fuse_activations(block: nn.Module) -> None:
+    """Casts what activations of feed-forward layers compute without storing it before; after ``join_casts``."""
     for module in block.modules():
         if isinstance(module, GatedMLP | SquaredReluMLP):
-            _, activation = FIRST[type(module)]
-            module.activated = CastActivation(first_product(module), module.down_proj, activation)  # type: ignore[method-assign, assignment, arg-type]
-    # Tensor parallelism gathers what a norm computes.
-    if plan.compiled and plan.recipe.layout.tp == 1:
-        cast_norm(block.input_layernorm, block.self_attn)
-        if isinstance(block, Block):
-            cast_norm(block.post_attention_layernorm, block.mlp)
+            last = module.get_submodule("down_proj")
+            assert isinstance(last, Fp8Linear)
+            activated = CastActivation(first_product(module), last, ACTIVATIONS[type(module)])
+            module.activated = activated  # type: ignore[method-assign, assignment]
 
 
-FIRST: dict[type[nn.Module], tuple[str, Activation | None]] = {
-    Attention: ("qkv", None),
-    GatedMLP: ("gate_up", "swiglu"),
-    SquaredReluMLP: ("up_proj", "squared-relu"),
-}
-"""What the input of each kind of layer is multiplied by, and the activation of the product."""
+def fuse_norms(block: nn.Module) -> None:
+    """Casts what norms compute for a product without storing it before, if compiled; after ``join_casts``."""
+    for name, following in NORMS.items():
+        layer, norm = block.get_submodule(following), block.get_submodule(name)
+        if type(layer) in FIRST:
+            assert isinstance(norm, Norm)
+            # Another class, as blocks with a method of their own would each be compiled.
+            norm.__class__ = CAST_NORMS[type(norm)]
+            assert isinstance(norm, CastNorm)
+            norm.factor = first_product(layer).layers[0].factors[INPUT]
+
+
+NORMS = {"input_layernorm": "self_attn", "post_attention_layernorm": "mlp"}
+"""The norms of a block, and what takes their results."""
+FIRST: dict[type[nn.Module], str] = {Attention: "qkv", GatedMLP: "gate_up", SquaredReluMLP: "up_proj"}
+"""What the input of each kind of layer is multiplied by."""
+ACTIVATIONS: dict[type[nn.Module], Activation] = {GatedMLP: "swiglu", SquaredReluMLP: "squared-relu"}
 
 
 def first_product(layer: nn.Module) -> Fp8Linear | Fp8Joined:
-    name, _ = FIRST[type(layer)]
-    product: Fp8Linear | Fp8Joined = getattr(layer, name)
+    product: Fp8Linear | Fp8Joined = getattr(layer, FIRST[type(layer)])
     return product
-
-
-def cast_norm(norm: nn.Module, following: nn.Module) -> None:
-    norm.forward = CastNorm(norm, first_product(following))  # type: ignore[method-assign, arg-type]
 
 
 def keep_from_forward_on(block: nn.Module) -> None:
