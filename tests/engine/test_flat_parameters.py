@@ -27,6 +27,7 @@ from llmb.engine.checkpoint.writer import Writer
 from llmb.engine.data.build import build_data
 from llmb.engine.data.steps import rank_data
 from llmb.engine.flat_parameters import FlatParameters
+from llmb.engine.kernels.fp8_cast import cast_both_ways
 from llmb.engine.loop import add_gradients, build_passes, prepare_stages, update
 from llmb.engine.model.attention import Attention
 from llmb.engine.model.decoder import Decoder, build_model
@@ -38,7 +39,7 @@ from llmb.engine.optimizer import AdamW, build_optimizer
 from llmb.engine.parallel.mesh import Ranks, arrange
 from llmb.engine.precision import apply
 from llmb.engine.precision.apply import fp8_layers
-from llmb.engine.precision.experts import cast_both_ways
+from llmb.engine.precision.scaling import FORMATS, WEIGHT
 from llmb.runs.plan import Plan
 
 CPU = torch.device("cpu")
@@ -252,7 +253,8 @@ def test_updates_leave_the_casts_that_would_be_made_of_the_weights(name: str, ti
         for layer in layers:
             assert layer.kept is not None
             matrices = layer.weight.detach().view(layer.kept[0].shape)
-            for ours, afresh in zip(layer.kept, cast_both_ways(matrices, layer.layer_scales.scale), strict=True):
+            *casts, _ = cast_both_ways(matrices, layer.layer_scales.scale[WEIGHT], FORMATS[WEIGHT])
+            for ours, afresh in zip(layer.kept, casts, strict=True):
                 assert torch.equal(ours.view(torch.uint8), afresh.view(torch.uint8))
             assert layer.layer_scales.weight_amax == matrices.abs().max()
     assert made[0] == made[1] == made[2]  # in the same memory

@@ -14,8 +14,10 @@ from torch.utils._pytree import tree_leaves
 from llmb.catalogue.records import Model
 from llmb.engine.expert_load import ExpertLoadCounter, force_load_balancing
 from llmb.engine.model.decoder import Decoder, build_model
+from llmb.engine.model.moe import Experts
 from llmb.engine.optimizer import gradient_norm
-from llmb.engine.precision.apply import layers_of
+from llmb.engine.precision.apply import fp8_stacks, layers_of
+from llmb.engine.precision.experts import Fp8Experts
 from llmb.engine.precision.layer_scales import LayerScales
 from llmb.engine.precision.scaling import Scales
 from llmb.engine.precision.step import fp8_step
@@ -50,6 +52,10 @@ def in_fp8(model: Decoder, *, delayed: bool) -> None:
     scales = Scales(len(layers), DEVICE, None, delayed=delayed)  # type: ignore[arg-type]
     for number, layer in enumerate(layers):
         layer.replace(LayerScales(scales, number), "fp8")
+    if delayed:
+        for module in model.modules():
+            if isinstance(module, Experts):
+                module.compute = Fp8Experts(*fp8_stacks(module))  # type: ignore[method-assign, assignment]
 
 
 def step(model: Decoder) -> Waits:

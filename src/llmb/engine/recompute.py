@@ -18,6 +18,7 @@ from torch.utils.checkpoint import (
 )
 
 from llmb.engine.model.decoder import Decoder, MoEBlock
+from llmb.engine.precision.expert_products import expert_products
 
 aten = torch.ops.aten
 KEPT = frozenset(
@@ -31,6 +32,7 @@ KEPT = frozenset(
         aten._scaled_dot_product_cudnn_attention.default,
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         torch.ops.torch_attn._varlen_attn.default,
+        expert_products._opoverload,
     }
 )
 """What ``selective`` keeps: the results that are most expensive to compute for their size."""

@@ -71,6 +71,9 @@ class Experts(nn.Module):
         """counts: rows for each expert, on the device. known: the same on the host, unless it would have to wait."""
         if known is None and self.needs_known_counts:
             known = counts.tolist()
+        return self.compute(rows, counts, known)
+
+    def compute(self, rows: Tensor, counts: Tensor, known: list[int] | None) -> Tensor:
         inner = self.activate(self.multiply("gate_up_proj", rows, counts, known))
         return self.multiply("down_proj", inner, counts, known)
 

@@ -18,7 +18,7 @@ from llmb.engine.model.moe import Experts
 from llmb.engine.model.norms import Norm
 from llmb.engine.parallel.data_parallel import is_sharded
 from llmb.engine.parallel.mesh import Ranks
-from llmb.engine.precision.experts import Fp8Stack
+from llmb.engine.precision.experts import Fp8Experts, Fp8Stack
 from llmb.engine.precision.layer_scales import LayerScales
 from llmb.engine.precision.linear import CAST_NORMS, CastActivation, CastNorm, Fp8Joined, Fp8Linear
 from llmb.engine.precision.scaling import INPUT, Scales
@@ -123,13 +123,15 @@ def join_casts(block: nn.Module) -> None:
 
 
 def fuse_activations(block: nn.Module) -> None:
-    """Casts what activations of feed-forward layers compute without storing it before; after ``join_casts``."""
+    """Casts what activations of feed-forward layers and experts compute without storing it before; after ``join_casts``."""
     for module in block.modules():
         if isinstance(module, GatedMLP | SquaredReluMLP):
             last = module.get_submodule("down_proj")
             assert isinstance(last, Fp8Linear)
             activated = CastActivation(first_product(module), last, ACTIVATIONS[type(module)])
             module.activated = activated  # type: ignore[method-assign, assignment]
+        elif isinstance(module, Experts):
+            module.compute = Fp8Experts(*fp8_stacks(module))  # type: ignore[method-assign, assignment]
 
 
 def fuse_norms(block: nn.Module) -> None:
@@ -189,6 +191,13 @@ def _replace_stack(experts: Experts, name: str, layer_scales: LayerScales, produ
     experts.add_module(f"{name}_product", Fp8Stack(experts, name, layer_scales, product_dtype=product_dtype))
     experts.needs_known_counts = True
     experts.multiply = partial(_multiply, experts)  # type: ignore[method-assign]
+
+
+def fp8_stacks(experts: Experts) -> tuple[Fp8Stack, Fp8Stack]:
+    first, last = (experts.get_submodule(f"{name}_product") for name in ("gate_up_proj", "down_proj"))
+    assert isinstance(first, Fp8Stack)
+    assert isinstance(last, Fp8Stack)
+    return first, last
 
 
 def _multiply(experts: Experts, name: str, rows: Tensor, _counts: Tensor, known: list[int] | None) -> Tensor:

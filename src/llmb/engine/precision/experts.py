@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routed experts whose products are in FP8: one product per expert, with one scale for all matrices of a layer."""
+"""Routed experts whose products are in FP8, with one scale for all matrices of a layer."""
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from llmb.engine.kernels.fp8_cast import cast
+from llmb.engine.kernels.fp8_cast import cast_activated, cast_activation_gradient, cast_both_ways
 from llmb.engine.model.moe import Experts
+from llmb.engine.precision.expert_products import expert_products, expert_weight_gradients
 from llmb.engine.precision.layer_scales import LayerScales
-from llmb.engine.precision.product import Scaled, cast_tensor, multiply
+from llmb.engine.precision.product import Cast, cast_tensor
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
 from llmb.runs.fp8_product import ProductDtype
 
@@ -19,8 +19,7 @@ from llmb.runs.fp8_product import ProductDtype
 class Fp8Stack(nn.Module):
     """Computes in FP8 the products of one of the stacked matrices of ``experts``; see ``Fp8Linear``.
 
-    torch's grouped FP8 product does not support e5m2 gradients, so experts are multiplied one after the other; the host
-    must know their numbers of rows.
+    Experts are multiplied one after the other; the host must know their numbers of rows.
     """
 
     def __init__(self, experts: Experts, name: str, layer_scales: LayerScales, *, product_dtype: ProductDtype) -> None:
@@ -38,13 +37,7 @@ class Fp8Stack(nn.Module):
     def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
         """[n, inputs] of all experts, in order, to [n, outputs]; counts: rows of each."""
         product: Tensor = _Fp8GroupedProduct.apply(  # type: ignore[no-untyped-call]
-            rows,
-            self.matrices(),
-            self.kept,
-            self.layer_scales,
-            self.layer_scales.probe,
-            counts,
-            self.product_dtype,
+            rows, self.matrices(), self.layer_scales.probe, self, self.kept, counts
         )
         return product
 
@@ -52,22 +45,38 @@ class Fp8Stack(nn.Module):
     def keep_weight(self) -> None:
         """Casts the matrices, which must be gathered, once for many products."""
         if self.kept is None:
-            self.kept = cast_both_ways(self.matrices(), self.layer_scales.factors[WEIGHT].scale)
+            self.kept = self.cast_weights(self.matrices())
 
+    def cast_weights(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Matrices in FP8, and each of them transposed."""
+        values, transposed, _ = cast_both_ways(weights, self.layer_scales.factors[WEIGHT].scale, FORMATS[WEIGHT])
+        return values, transposed
 
-def cast_both_ways(weights: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Stacked matrices in FP8, and each of them transposed."""
-    values = cast(weights, scale, FORMATS[WEIGHT])
-    return values, values.mT.contiguous()
+    def cast(self, rows: Tensor, which: int, *, transposes: bool) -> Cast:
+        """An input or a gradient, rows of all experts."""
+        scales = self.layer_scales
+        return cast_tensor(rows, which, scales.factors[which], delayed=scales.scales.delayed, transposes=transposes)
+
+    def product(self, rows: Cast, matrices: Tensor, counts: list[int], *, fast: bool) -> Tensor:
+        inverse = self.layer_scales.factors[WEIGHT].inverse
+        result: Tensor = expert_products(rows.values, rows.inverse, matrices, inverse, counts, fast, self.product_dtype)
+        return result
+
+    def weight_gradient(self, rows: Tensor, inverse: Tensor, given: Cast, counts: list[int]) -> Tensor:
+        """rows: the input in FP8, transposed, with 1 over its scale."""
+        assert given.transposed is not None
+        result: Tensor = expert_weight_gradients(
+            rows, inverse, given.transposed, given.inverse, counts, self.product_dtype
+        )
+        return result
 
 
 class _Context(FunctionCtx):
-    saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor]
+    saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
+    stack: Fp8Stack
     kept: tuple[Tensor, Tensor] | None
-    layer_scales: LayerScales
     counts: list[int]
-    product_dtype: ProductDtype
 
 
 class _Fp8GroupedProduct(torch.autograd.Function):
@@ -78,56 +87,99 @@ class _Fp8GroupedProduct(torch.autograd.Function):
         ctx: _Context,
         rows: Tensor,
         weights: Tensor,
-        kept: tuple[Tensor, Tensor] | None,
-        layer_scales: LayerScales,
         probe: Tensor,  # noqa: ARG004 (used only for its gradient)
+        stack: Fp8Stack,
+        kept: tuple[Tensor, Tensor] | None,
         counts: list[int],
-        product_dtype: ProductDtype,
     ) -> Tensor:
-        taken, amax = cast_rows(rows, INPUT, layer_scales)
-        _, transposed = kept or cast_both_ways(weights, layer_scales.factors[WEIGHT].scale)
-        ctx.kept, ctx.layer_scales, ctx.counts, ctx.product_dtype = kept, layer_scales, counts, product_dtype
-        ctx.save_for_backward(taken.values, weights, taken.inverse, amax)
-        columns = [Scaled(matrix, layer_scales.factors[WEIGHT].inverse).mT for matrix in transposed]
-        return torch.cat(each_product(parts(taken, counts), columns, fast=True, product_dtype=product_dtype))
+        taken = stack.cast(rows, INPUT, transposes=ctx.needs_input_grad[1])
+        _, transposed = kept or stack.cast_weights(weights)
+        ctx.stack, ctx.kept, ctx.counts = stack, kept, counts
+        ctx.save_for_backward(taken.transposed, weights, taken.inverse, taken.amax)  # type: ignore[arg-type]
+        return stack.product(taken, transposed, counts, fast=True)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None, Tensor, None, None]:
-        rows, weights, rows_inverse, rows_amax = ctx.saved_tensors
-        given, amax = cast_rows(gradient, GRADIENT, ctx.layer_scales)
-        values, _ = ctx.kept or cast_both_ways(weights, ctx.layer_scales.factors[WEIGHT].scale)
-        inverse = ctx.layer_scales.factors[WEIGHT].inverse
-        product = partial(each_product, fast=False, product_dtype=ctx.product_dtype)
-        gradients = parts(given, ctx.counts)
-        to_rows = product(gradients, [Scaled(matrix, inverse).mT for matrix in values])
-        to_weights = None
-        if ctx.needs_input_grad[1]:
-            columns = [turned(part).mT for part in parts(Scaled(rows, rows_inverse), ctx.counts)]
-            to_weights = torch.stack(product(columns, [turned(part) for part in gradients]))
-        return torch.cat(to_rows), to_weights, None, None, torch.stack((rows_amax, amax)), None, None
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, Tensor | None, Tensor, None, None, None]:
+        rows, weights, inverse, amax = ctx.saved_tensors
+        trained = ctx.needs_input_grad[1]
+        given = ctx.stack.cast(gradient, GRADIENT, transposes=trained)
+        values, _ = ctx.kept or ctx.stack.cast_weights(weights)
+        to_rows = ctx.stack.product(given, values, ctx.counts, fast=False)
+        to_weights = ctx.stack.weight_gradient(rows, inverse, given, ctx.counts) if trained else None
+        return to_rows, to_weights, torch.stack((amax, given.amax)), None, None, None
 
 
-def cast_rows(rows: Tensor, which: int, layer_scales: LayerScales) -> tuple[Scaled, Tensor]:
-    """Rows of all experts in their format, and their largest absolute value."""
-    delayed = layer_scales.scales.delayed
-    found = cast_tensor(rows, which, layer_scales.factors[which], delayed=delayed, transposes=False)
-    return Scaled(found.values, found.inverse), found.amax
+class Fp8Experts:
+    """All that ``experts`` compute, with activations and their gradients cast as they are computed.
+
+    For trained matrices and delayed scaling: then the scales are known before.
+    """
+
+    def __init__(self, first: Fp8Stack, last: Fp8Stack) -> None:
+        self.first, self.last = first, last
+
+    def __call__(self, rows: Tensor, _counts: Tensor, known: list[int]) -> Tensor:
+        stacks = self.first, self.last
+        outputs: Tensor = _Fp8Experts.apply(  # type: ignore[no-untyped-call]
+            rows,
+            *(stack.matrices() for stack in stacks),
+            *(stack.layer_scales.probe for stack in stacks),
+            stacks,
+            [stack.kept for stack in stacks],
+            known,
+        )
+        return outputs
 
 
-def parts(rows: Scaled, counts: list[int]) -> list[Scaled]:
-    """The rows of each expert."""
-    return [Scaled(part, rows.inverse) for part in torch.split(rows.values, counts)]
+class _ExpertsContext(FunctionCtx):
+    saved_tensors: tuple[Tensor, ...]
+    stacks: tuple[Fp8Stack, Fp8Stack]
+    kept: list[tuple[Tensor, Tensor] | None]
+    counts: list[int]
 
 
-def turned(matrix: Scaled) -> Scaled:
-    """The same matrix in column-major memory."""
-    return Scaled(matrix.values.t().contiguous().t(), matrix.inverse)
+class _Fp8Experts(torch.autograd.Function):
+    """Two ``_Fp8GroupedProduct`` with SwiGLU between them."""
 
+    @staticmethod
+    def forward(
+        ctx: _ExpertsContext,
+        rows: Tensor,
+        first_weights: Tensor,
+        last_weights: Tensor,
+        first_probe: Tensor,  # noqa: ARG004 (used only for its gradient)
+        last_probe: Tensor,  # noqa: ARG004
+        stacks: tuple[Fp8Stack, Fp8Stack],
+        kept: list[tuple[Tensor, Tensor] | None],
+        counts: list[int],
+    ) -> Tensor:
+        first, last = stacks
+        ctx.stacks, ctx.kept, ctx.counts = stacks, kept, counts
+        taken = first.cast(rows, INPUT, transposes=True)
+        gate_up = first.product(taken, (kept[0] or first.cast_weights(first_weights))[1], counts, fast=True)
+        scale, inverse = last.layer_scales.factors[INPUT]
+        values, transposed, amax = cast_activated(gate_up, scale, "swiglu", FORMATS[INPUT])
+        inner = Cast(values, transposed, inverse, amax)
+        ctx.save_for_backward(taken.transposed, taken.amax, gate_up, transposed, amax, first_weights, last_weights)  # type: ignore[arg-type]
+        return last.product(inner, (kept[1] or last.cast_weights(last_weights))[1], counts, fast=True)
 
-def each_product(
-    lefts: Sequence[Scaled], rights: Sequence[Scaled], *, fast: bool, product_dtype: ProductDtype
-) -> list[Tensor]:
-    return [
-        multiply(left, right, fast=fast, product_dtype=product_dtype) for left, right in zip(lefts, rights, strict=True)
-    ]
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _ExpertsContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, amax, gate_up, inner, inner_amax, *weights = ctx.saved_tensors
+        (first, last), counts = ctx.stacks, ctx.counts
+        matrices = [
+            (kept or stack.cast_weights(weight))[0]
+            for kept, stack, weight in zip(ctx.kept, ctx.stacks, weights, strict=True)
+        ]
+        given = last.cast(gradient, GRADIENT, transposes=True)
+        to_inner = last.product(given, matrices[1], counts, fast=False)
+        to_last = last.weight_gradient(inner, last.layer_scales.factors[INPUT].inverse, given, counts)
+        scale, inverse = first.layer_scales.factors[GRADIENT]
+        values, transposed, largest = cast_activation_gradient(gate_up, to_inner, scale, "swiglu", FORMATS[GRADIENT])
+        back = Cast(values, transposed, inverse, largest)
+        to_rows = first.product(back, matrices[0], counts, fast=False)
+        to_first = first.weight_gradient(rows, first.layer_scales.factors[INPUT].inverse, back, counts)
+        probes = torch.stack((amax, largest)), torch.stack((inner_amax, given.amax))
+        return to_rows, to_first, to_last, *probes, None, None, None

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Routed experts in FP8: what is copied, computed again, and computed at once; see also ``test_fp8_product.py``."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from llmb.engine.model.moe import Experts
+from llmb.engine.precision import expert_products
+from llmb.engine.precision.apply import fp8_stacks, layers_of
+from llmb.engine.precision.experts import Fp8Experts
+from llmb.engine.precision.layer_scales import LayerScales
+from llmb.engine.precision.scaling import Scales
+from llmb.engine.recompute import _policy
+from llmb.runs.fp8_product import ProductDtype
+
+COUNTS = [[16, 0, 32], [5, 0, 11], [7, 8, 9]]
+
+
+def experts_of(counts: list[int], dtype: ProductDtype = "fp32") -> tuple[Experts, Scales]:
+    torch.manual_seed(0)
+    experts = Experts(32, 48, len(counts)).bfloat16()
+    for parameter in experts.parameters():
+        torch.nn.init.normal_(parameter)
+    block = torch.nn.ModuleList([experts])
+    scales = Scales(2, torch.device("cpu"), None, delayed=True)  # type: ignore[arg-type]
+    scales.scale.copy_(torch.tensor([[100.0, 200.0, 3000.0], [30.0, 150.0, 900.0]]))
+    scales.use()
+    for number, layer in enumerate(layers_of(block)):
+        layer.replace(LayerScales(scales, number), dtype)
+    return experts, scales
+
+
+def passes(experts: Experts, scales: Scales, counts: list[int], run: Any = None) -> list[Tensor]:
+    """The output, all gradients, and the largest values."""
+    generator = torch.Generator().manual_seed(1)
+    rows, gradient = (torch.randn(sum(counts), 32, generator=generator).bfloat16() for _ in range(2))
+    rows.requires_grad_()
+    output = (run or experts)(rows, torch.tensor(counts))
+    output.backward(gradient)
+    assert rows.grad is not None
+    return [output, rows.grad, *(parameter.grad for parameter in experts.parameters()), scales.amax]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("keeps", [True, False])
+def test_casts_with_activations_give_the_same_bits_as_casts_after_them(counts: list[int], keeps: bool) -> None:
+    found = []
+    for fused in (True, False):
+        experts, scales = experts_of(counts)
+        if fused:
+            experts.compute = Fp8Experts(*fp8_stacks(experts))  # type: ignore[method-assign, assignment]
+        for stack in fp8_stacks(experts) if keeps else ():
+            stack.keep_weight()
+        found.append(passes(experts, scales, counts))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+    assert (found[0][-1][:, [0, 2]] > 0).all()
+
+
+class Calls(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def in_fp8(*shape: int) -> Tensor:
+    return torch.randn(shape).to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+def test_gradients_of_weights_copy_rows_only_where_they_are_not_aligned(counts: list[int]) -> None:
+    """The transposed rows of an expert are columns of a larger matrix."""
+    torch.manual_seed(0)
+    rows, gradients, one = in_fp8(32, sum(counts)), in_fp8(48, sum(counts)), torch.ones(())
+    with Calls() as calls:
+        found = expert_products.expert_weight_gradients._init_fn(rows, one, gradients, one, counts, "fp8")
+    parts = zip(rows.float().split(counts, 1), gradients.float().split(counts, 1), strict=True)
+    expected = torch.stack([left @ right.T for left, right in parts])
+    torch.testing.assert_close(found, expected.bfloat16(), rtol=1e-2, atol=1e-2)
+    aligned = sum(count > 0 for count in counts) if counts == COUNTS[0] else 0
+    assert calls.names.count("aten._scaled_mm.out") == aligned
+    assert ("aten.clone.default" in calls.names) == (aligned == 0)
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A word for each product of an expert."""
+    made: list[str] = []
+    multiply = expert_products._multiply_into
+
+    def counted(*arguments: Any, **options: Any) -> None:
+        made.append("product")
+        multiply(*arguments, **options)
+
+    monkeypatch.setattr(expert_products, "_multiply_into", counted)
+    return made
+
+
+def test_selective_recomputation_keeps_products_of_experts(products: list[str]) -> None:
+    counts = COUNTS[1]
+    plain = passes(*experts_of(counts), counts)
+    once = len(products)
+    assert once == 3 * 3 * 2  # experts x products of a layer x layers
+    experts, scales = experts_of(counts)
+    contexts = partial(create_selective_checkpoint_contexts, _policy)
+    run = partial(checkpoint, experts, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+    again = passes(experts, scales, counts, run)
+    assert len(products) == 2 * once
+    assert all(torch.equal(one, other) for one, other in zip(plain, again, strict=True))
