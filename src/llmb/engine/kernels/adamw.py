@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-FP8_CAPABILITY = (8, 9)
-"""Compute capability of the first GPUs that convert to FP8."""
+from llmb.engine.kernels.fp8_cast import has_kernel
 
 
 class AdamWNumbers(NamedTuple):
@@ -83,7 +82,7 @@ def update_and_cast(
     weight; both may be slices of larger buffers, with contiguous last dimensions. ``amax``, 0-d fp32, gets the rounded
     master's largest absolute value, NaN if any is NaN.
     """
-    if master.is_cuda and torch.cuda.get_device_capability(master.device) >= FP8_CAPABILITY:
+    if has_kernel(master):
         from llmb.engine.kernels import adamw_triton
 
         adamw_triton.update_and_cast(

@@ -123,7 +123,7 @@ def join_casts(block: nn.Module) -> None:
 
 
 def fuse_activations(block: nn.Module) -> None:
-    """Casts what activations of feed-forward layers and experts compute without storing it before; after ``join_casts``."""
+    """Casts what activations compute, also of experts, without storing it before; after ``join_casts``."""
     for module in block.modules():
         if isinstance(module, GatedMLP | SquaredReluMLP):
             last = module.get_submodule("down_proj")
