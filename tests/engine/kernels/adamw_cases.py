@@ -177,6 +177,14 @@ def test_special_values_spread_as_in_those_operations(special, device):
     casts.check(weight, 2.0)
 
 
+def test_what_is_beyond_the_edge_is_no_largest_value(device):
+    """There 0 is divided by 0."""
+    state, casts = started((33, 1), device), Casts((33, 1), device, strided=False)
+    weight = update_and_cast(state, random((33, 1), 3, device), casts, 2.0, NUMBERS._replace(eps=0.0))
+    casts.check(weight, 2.0)
+    assert casts.amax.isfinite()
+
+
 def test_zeros_stay_zeros(device):
     state = [torch.zeros(5, 33, device=device) for _ in range(3)]
     casts = Casts((5, 33), device, strided=False)

@@ -69,6 +69,9 @@ def test_an_update_with_casts_exchanges_the_fp8_values_alone(
         adamw_triton.update_and_cast(*tensors(64, 96), torch.ones(()), values, transposed, torch.zeros(()))
     (kernel,) = kernels
     needed = resources(kernel, tmp_path)
+    # What the interpreter does in any case: values are clamped with NaN kept, and rounded between two operations.
+    assert "min.NaN" in kernel.asm["ptx"]
+    assert "fma" not in kernel.asm["ptx"]
     assert needed.spilled == 0
     assert needed.conversions == 1
     assert needed.shared <= 2 * 32 * 32  # A byte for each value of a tile, or two, as the version of Triton has it.
