@@ -130,10 +130,13 @@ def installed(distribution: str) -> str | None:
 
 
 def importable(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # of its parent package
+    """Found without importing the package that it is in: that may import torch, which takes seconds."""
+    top, *parts = module.split(".")
+    spec = find_spec(top)
+    if spec is None:
         return False
+    folders = [Path(folder, *parts) for folder in spec.submodule_search_locations or ()]
+    return not parts or any(path.is_dir() or path.with_suffix(".py").is_file() for path in folders)
 
 
 def unpack(wheels: Path, own: set[str]) -> Path:

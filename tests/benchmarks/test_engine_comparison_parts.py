@@ -22,7 +22,7 @@ from benchmarks.engine.run_case import llmb_command
 from benchmarks.engine.shapes import Floor, floor_of, job_of, request_of
 from benchmarks.engine.store import open_document
 from benchmarks.engine.wheel_folder import closure, listed
-from benchmarks.engine.wheels import distributions_of, unpack
+from benchmarks.engine.wheels import distributions_of, importable, unpack
 from engine_comparison import CATALOGUE, SETTINGS, case_result, subject
 
 from llmb.catalogue.records import Dtype
@@ -247,6 +247,16 @@ def test_what_is_missing_is_said_before_anything_is_imported() -> None:
     assert any(line.startswith("not measured: megatron-core, for want of ") for line in rest)
     assert "pydantic" in done.stderr and "--wheels FOLDER" in done.stderr
     assert "wheel_folder FOLDER" in done.stderr
+
+
+def test_a_module_is_found_without_importing_its_package(tmp_path, monkeypatch) -> None:
+    package = tmp_path / "slow_package"
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (package / "module.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = ("slow_package", "slow_package.inner", "slow_package.module", "slow_package.other", "no_package.module")
+    assert [importable(name) for name in names] == [True, True, True, False, False]
 
 
 def test_a_wheel_that_does_not_work_here_is_named(tmp_path) -> None:

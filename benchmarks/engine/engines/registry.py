@@ -4,8 +4,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 
+from benchmarks.engine.wheels import importable
 from llmb import __version__
 from llmb.catalogue.parts import Parts, part_differences
 from llmb.catalogue.records import Dtype, Model
@@ -99,14 +99,7 @@ def obstacle(name: str, model: Model, dtype: Dtype, *, has_gpu: bool) -> str | N
 
 
 def _missing(modules: Iterable[str]) -> str | None:
-    return next((name for name in modules if not _importable(name)), None)
-
-
-def _importable(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError:  # of its parent package
-        return False
+    return next((name for name in modules if not importable(name)), None)
 
 
 def engine_version(name: str) -> str | None:
