@@ -94,6 +94,12 @@ def test_scales_of_frozen_weights_are_final_from_the_first_step(delayed: bool) -
     assert scales.scale[0, INPUT].item() == (64.0 if delayed else 1.0)
 
 
+def test_a_scale_is_the_same_from_one_largest_value_and_from_a_history() -> None:
+    """So frozen weights have one scale before and after the first step, and in resumed runs."""
+    amax = torch.rand(4096, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(scale_from(amax, LARGEST[WEIGHT], 1.0), scale_from(amax, torch.tensor(LARGEST[WEIGHT]), 1.0))
+
+
 def test_layers_that_share_scales_have_those_of_their_largest_values() -> None:
     scales = Scales(4, torch.device("cpu"), None, delayed=True, length=2, leaders=[0, 1, 0, 0])
     scales.amax.copy_(torch.tensor([[4.0, 1, 0], [2, 2, 2], [0, 7, 3], [0, 5, math.inf]]))

@@ -29,7 +29,9 @@ def scale_from(amax: Tensor, largest: Tensor | float, otherwise: Tensor | float)
 
     A tensor of zeros or with non-finite values has no such scale; the result is then ``otherwise``.
     """
-    scale = (largest / amax).clamp(max=LARGEST_SCALE)
+    # torch divides a number by a tensor by multiplying with the reciprocal, which rounds twice.
+    dividend = largest if isinstance(largest, Tensor) else torch.full_like(amax, largest)
+    scale = (dividend / amax).clamp(max=LARGEST_SCALE)
     return torch.where((amax > 0) & amax.isfinite(), scale, otherwise)
 
 
