@@ -16,19 +16,19 @@ from benchmarks.engine.engines.registry import ENGINES, LLMB, engine_version
 from benchmarks.engine.processes import Ended, failure_reason, run_limited, tail
 from benchmarks.engine.records import CaseResult, Settings
 from benchmarks.engine.store import code_of
+from llmb.catalogue.records import Dtype
 from llmb.metrics.parameters import parameter_count
 from llmb.metrics.statistics import describe
 from llmb.metrics.throughput import throughput
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import EnginePlan
+from llmb.runs.record import engine_plan, read_record
 from llmb.runs.steps import read_steps
 
 GIB = 2**30
 REFUSED = (2, 3)
 """Exit codes with which llmb reports that it cannot train this, or not on this machine."""
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-LLMB_CONVENTIONS = (
-    "fp32 master weights and moments, blocks in bf16 or fp8",
-    "run by llmb run, step times as it logs them",
-)
 
 
 def blank(case: Case) -> CaseResult:
@@ -123,7 +123,7 @@ def adapter_command(case: Case, settings: Settings, folder: Path) -> list[str]:
     return [sys.executable, "-m", program, str(folder / "job.json"), str(folder / "result.json")]
 
 
-def read_llmb(case: Case, known: CaseResult, ended: Ended, folder: Path) -> CaseResult:  # noqa: ARG001
+def read_llmb(case: Case, known: CaseResult, ended: Ended, _: Path) -> CaseResult:
     document = _json(ended.stdout)
     if ended.exit_code in REFUSED and document is None:
         return known.model_copy(update={"reason": " ".join(ended.stderr.split())[:500]})
@@ -131,23 +131,34 @@ def read_llmb(case: Case, known: CaseResult, ended: Ended, folder: Path) -> Case
         reason = document["reason"] if document else failure_reason(ended)
         return known.model_copy(update={"status": "failed", "reason": reason, "log_tail": tail(ended)})
     window = range(document["window"]["first"], document["window"]["last"] + 1)
-    steps = read_steps(Path(document["run_dir"]) / "metrics.jsonl")
+    folder = RunFolder(Path(document["run_dir"]))
+    steps = read_steps(folder.steps)
     measured = Measured(
         parameters=known.parameters,
         step_times_s=tuple(step.step_time_s for step in steps if step.step in window),
         losses=tuple(step.loss for step in steps),
         peak_memory_bytes=max(step.peak_memory_bytes for step in steps),
         versions={},
-        conventions=(*LLMB_CONVENTIONS, *used(document)),
+        conventions=llmb_conventions(engine_plan(read_record(folder)), document["attention_backend"]),
     )
     profile = document.get("profile") or {}
     return with_figures(case, known.model_copy(update={"breakdown": profile.get("breakdown")}), measured)
 
 
-def used(document: dict[str, Any]) -> tuple[str, ...]:
-    """What the run chose by itself."""
-    backend = document.get("attention_backend")
-    return (f"attention by {backend}",) if backend else ()
+def llmb_conventions(plan: EnginePlan, attention: str | None) -> tuple[str, ...]:
+    """What llmb stores and computes in, as its run decided; ``attention`` is the backend that it chose."""
+    fp32 = plan.recipe.dtype is Dtype.FP32
+    weights = "weights and moments in fp32" if fp32 else "weights in bf16, fp32 master weights and moments"
+    fp8 = (f"linear layers but the head in fp8, {plan.fp8_recipe} scaling",) if plan.fp8_recipe else ()
+    return (
+        f"{weights}, gradients accumulated in {plan.recipe.training.grad_reduce_dtype}",
+        *fp8,
+        *((f"attention by {attention}",) if attention else ()),
+        f"logits {'kept' if plan.keep_logits else 'recomputed in chunks'}",
+        "compiled block by block, and the loss between its products" if plan.compiled else "not compiled",
+        "gradients clipped by their norm in fp64, AdamW in one pass, no weight decay of norms",
+        "run by llmb run, step times as it logs them",
+    )
 
 
 def _json(text: str) -> dict[str, Any] | None:

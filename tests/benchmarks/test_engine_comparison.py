@@ -62,6 +62,8 @@ def test_every_engine_trained_the_catalogues_models(first) -> None:
             no_peak = {"published": None, "full": None, "causal": None, "packed": None}
             assert case["mfu_pct"] == no_peak, "a CPU has no known peak"
             assert case["peak_memory_gib"] > 0
+            assert {"not compiled", "logits recomputed in chunks"} <= set(case["conventions"]) or engine != "llmb"
+            assert any("moments in" in line or "and moments" in line for line in case["conventions"])
             assert case["sustained_share_pct"] >= case["kernel_share_pct"] > 0 and case["product_share_pct"] > 0
 
 
