@@ -70,12 +70,6 @@ def with_fsdp(monkeypatch: pytest.MonkeyPatch) -> WithFsdp:
     return use
 
 
-@pytest.fixture
-def apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each layer multiplies by itself: one product in place of two or three sums in another order."""
-    monkeypatch.setattr(loop, "join_products", lambda _stages, _flat: None)
-
-
 class Trainee(NamedTuple):
     ranks: Ranks
     stage: Decoder
@@ -156,7 +150,7 @@ def plan_of(name: str, tiny_plan: MakePlan) -> Plan:
     return tiny_plan(workload, scale=1, overrides={**SIZES, "layers": layers}, **options)
 
 
-@pytest.mark.usefixtures("alone", "apart")
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
@@ -260,7 +254,7 @@ def test_updates_leave_the_casts_that_would_be_made_of_the_weights(name: str, ti
     assert made[0] == made[1] == made[2]  # in the same memory
 
 
-@pytest.mark.usefixtures("alone", "apart")
+@pytest.mark.usefixtures("alone")
 def test_micro_batches_are_summed_in_fp32_if_the_recipe_says_so(tiny_plan: MakePlan) -> None:
     """And in place: by the second micro-batch, no other tensor is made for the sum."""
     plan = plan_of("bf16", tiny_plan)
@@ -286,14 +280,15 @@ def test_micro_batches_are_summed_in_fp32_if_the_recipe_says_so(tiny_plan: MakeP
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("name", ["fp32", "bf16"])
-def test_layers_with_the_same_input_are_multiplied_as_one(
-    name: str, tiny_plan: MakePlan, request: pytest.FixtureRequest
+def test_layers_with_the_same_input_are_multiplied_as_one_if_compiled(
+    name: str, tiny_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What an update makes of the layers' weights is what they multiply by."""
-    joined = prepare(plan_of(name, tiny_plan))
+    plan = plan_of(name, tiny_plan)
+    monkeypatch.setattr(transformations, "apply_compile", lambda _stage: None)  # takes long
+    apart, joined = prepare(plan), prepare(plan.model_copy(update={"compiled": True}))
+    assert all(layers.weight is None for layers in joined_layers(apart.stage))
     assert all(layers.weight is not None for layers in joined_layers(joined.stage))
-    request.getfixturevalue("apart")
-    apart = prepare(plan_of(name, tiny_plan))
     for ours, theirs in zip(joined.steps(0, 1, 2), apart.steps(0, 1, 2), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5 if name == "fp32" else 2e-3)
     for layers in joined_layers(joined.stage):
@@ -338,9 +333,10 @@ def test_tensor_parallel_shards_are_views_too(tiny_plan: MakePlan, monkeypatch: 
     """And their masters have the shape of the full parameter in checkpoints. No other rank answers."""
     made: list[FlatParameters] = []
     monkeypatch.setattr(loop, "join_products", lambda _stages, flat: made.append(flat))
+    monkeypatch.setattr(transformations, "apply_compile", lambda _stage: None)
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
-        plan = tiny_plan(LLAMA, scale=2, dtype="bf16", overrides={"tp": 2})
+        plan = tiny_plan(LLAMA, scale=2, dtype="bf16", compiled=True, overrides={"tp": 2})
         (stage,) = prepare_stages(plan, ranks_of(plan))
         optimizer = build_optimizer(stage, plan.recipe.training)
         shapes = {name: parameter.shape for name, parameter in build_model(plan.recipe.model).named_parameters()}

@@ -158,7 +158,9 @@ def prepare_stages(plan: EnginePlan, ranks: Ranks) -> list[Decoder]:
         for stage in stages:
             stage.to_empty(device=ranks.device)
     else:
-        join_products(stages, FlatParameters(stages, compute_dtype(plan.recipe.dtype), ranks.device))
+        flat = FlatParameters(stages, compute_dtype(plan.recipe.dtype), ranks.device)
+        if plan.compiled:  # Otherwise the results and gradients of joined layers are copied to be taken apart.
+            join_products(stages, flat)
         if layout.ga > 1 and plan.recipe.training.grad_reduce_dtype == "fp32":
             accumulate_in_fp32(stages)
     for stage in stages:
