@@ -89,6 +89,14 @@ def test_steps_are_those_of_torch_but_for_some_roundings(numbers, device):
         torch.testing.assert_close(found, expected, rtol=5e-7, atol=5e-8)
 
 
+def test_a_gradient_in_another_order_is_refused(device):
+    state, gradient = started((6, 4), device), random((4, 6), 3, device).T
+    with pytest.raises(AssertionError):
+        adamw_triton.update(*state, gradient, None, torch.ones((), device=device), NUMBERS)
+    with pytest.raises(AssertionError):
+        update_and_cast(state, gradient, Casts((6, 4), device, strided=False), 1.0)
+
+
 def test_nothing_beyond_the_end_is_written(device):
     whole = [torch.full((2048,), float(number), device=device) for number in range(3)]
     gradient = random((1025,), 0, device).bfloat16()

@@ -175,6 +175,11 @@ def factors(numbers: AdamWNumbers) -> Factors:
     return Factors(lr * weight_decay, beta1, 1 - beta1, beta2, 1 - beta2, eps, lr / correction1, math.sqrt(correction2))
 
 
+def check_contiguous(*tensors: Tensor) -> None:
+    """Kernels take one place for all of them: others would be updated with values of their neighbors."""
+    assert all(tensor.is_contiguous() and tensor.shape == tensors[0].shape for tensor in tensors)
+
+
 def update(
     master: Tensor,
     first: Tensor,
@@ -185,6 +190,7 @@ def update(
     numbers: AdamWNumbers,
 ) -> None:
     """See ``adamw.update``."""
+    check_contiguous(master, first, second, gradient, *([] if weight is None else [weight]))
     size = master.numel()
     if size:
         update_kernel[(triton.cdiv(size, BLOCK),)](
@@ -216,6 +222,8 @@ def update_and_cast(
     amax: Tensor,
 ) -> None:
     """See ``adamw.update_and_cast``."""
+    check_contiguous(master, first, second, gradient, weight)
+    assert values.stride(-1) == transposed.stride(-1) == 1 or not master.numel()
     amax.zero_()
     size = master.numel()
     if not size:
