@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Casts that write both layouts at once: the torch code here, the kernels in Triton's interpreter and on a GPU."""
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional
+from triton_compiler import compiling, resources
 from triton_interpreter import run_cases
 
 from llmb.engine.kernels.fp8_cast import (
@@ -25,8 +27,41 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 ACTIVATIONS: list[Activation] = ["swiglu", "squared-relu"]
 
 
-def test_kernels_in_the_interpreter() -> None:
+@pytest.fixture
+def triton(needs: Callable[..., None]) -> None:
+    needs("triton", importlib.util.find_spec("triton") is not None, "Triton is not installed")
+
+
+def test_kernels_in_the_interpreter(triton: None) -> None:
     run_cases(Path(__file__).with_name("interpreted_fp8_cast.py"), interpreted=True)
+
+
+@pytest.mark.parametrize("capability", [90, 100])
+@pytest.mark.parametrize(
+    ("operation", "inputs"), [("cast_both_ways", 1), ("cast_activated", 2), ("cast_activation_gradient", 3)]
+)
+def test_compiled_for_a_gpu_kernels_read_and_write_16_bytes_at_a_time(
+    triton: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, operation: str, inputs: int, capability: int
+) -> None:
+    """In both layouts; with one more read, of the scale, and nothing in memory beside a tile in transposition."""
+    from llmb.engine.kernels import fp8_cast_triton
+
+    monkeypatch.setattr(fp8_cast_triton, "wrap_triton", lambda kernel: kernel)
+    gate_up, scale = torch.zeros(256, 512).bfloat16(), torch.ones(())
+    arguments = {
+        "cast_both_ways": (gate_up, scale, E4M3),
+        "cast_activated": (gate_up, scale, "swiglu", E4M3),
+        "cast_activation_gradient": (gate_up, gate_up[:, :256].contiguous(), scale, "swiglu", E5M2),
+    }
+    with compiling(monkeypatch, tmp_path, capability) as kernels:
+        getattr(fp8_cast_triton, operation)._init_fn(*arguments[operation])
+    (kernel,) = kernels
+    needed = resources(kernel, tmp_path)
+    assert "NaN" in kernel.asm["ptx"]
+    assert needed.spilled == 0
+    assert needed.registers <= 128  # Then a multiprocessor holds two programs or more.
+    assert sorted(needed.loads) == [4, *[16] * (4 * inputs)]
+    assert set(needed.stores) == {16}
 
 
 def module_output(inputs: torch.Tensor, activation: Activation) -> torch.Tensor:
