@@ -70,6 +70,12 @@ def with_fsdp(monkeypatch: pytest.MonkeyPatch) -> WithFsdp:
     return use
 
 
+@pytest.fixture
+def summed_by_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product that adds to a gradient rounds once, and not twice."""
+    monkeypatch.setattr(loop, "sum_in_products", lambda _stages: None)
+
+
 class Trainee(NamedTuple):
     ranks: Ranks
     stage: Decoder
@@ -150,7 +156,7 @@ def plan_of(name: str, tiny_plan: MakePlan) -> Plan:
     return tiny_plan(workload, scale=1, overrides={**SIZES, "layers": layers}, **options)
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("alone", "summed_by_autograd")
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
@@ -294,6 +300,20 @@ def test_layers_with_the_same_input_are_multiplied_as_one_if_compiled(
     for layers in joined_layers(joined.stage):
         assert layers.weight is not None
         assert torch.equal(layers.weight, torch.cat([layer.weight for layer in layers.layers]))
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("gbs", [1, 3])
+def test_micro_batches_in_bf16_are_summed_by_products(
+    gbs: int, tiny_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If there are several."""
+    plan = tiny_plan(LLAMA, scale=1, overrides={**SIZES, "gbs": gbs, "layers": 2}, **CASES["bf16, reduced in bf16"][1])
+    ours = prepare(plan)
+    assert sum(len(each.parameters) for each in ours.stage.gradient_sums) == (2 * 7 if gbs > 1 else 0)
+    monkeypatch.setattr(loop, "sum_in_products", lambda _stages: None)
+    for one, other in zip(ours.steps(0, 1, 2), prepare(plan).steps(0, 1, 2), strict=True):
+        assert one == pytest.approx(other, rel=2e-3)
 
 
 def adjacent(stage: nn.Module) -> Iterator[list[nn.Linear]]:

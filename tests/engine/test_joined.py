@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers whose weights are side by side are multiplied as one, with the results and gradients of each by itself."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 import torch
+from side_by_side import SideBySide
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -18,17 +19,6 @@ from llmb.engine.recompute import apply_recompute
 
 Randomised = Callable[[Model], Decoder]
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 0.03}
-
-
-class Side:
-    """Puts the weights of layers side by side, as the buffers of a run do."""
-
-    def joined(self, layers: Sequence[Linear]) -> Tensor:
-        whole = torch.cat([layer.weight.detach() for layer in layers])
-        parts = whole.split([len(layer.weight) for layer in layers])
-        for layer, part in zip(layers, parts, strict=True):
-            layer.weight.data = part
-        return whole
 
 
 def as_one(stage: Decoder) -> set[int]:
@@ -54,7 +44,7 @@ def assert_equal_gradients(found: Decoder, expected: Decoder, bound: float) -> N
 def pair(model: Model, randomised: Randomised, dtype: torch.dtype) -> tuple[Decoder, Decoder]:
     """Two equal models; the products of the first are joined."""
     joined, apart = (randomised(model).to(dtype) for _ in range(2))
-    join_products([joined], Side())
+    join_products([joined], SideBySide())
     return joined, apart
 
 
@@ -123,7 +113,7 @@ def lora(targets: LoraTargets) -> Lora:
 def test_layers_with_adapters_of_their_own_stay_apart(models: dict[str, Model], randomised: Randomised) -> None:
     model = randomised(models["llama"])
     apply_lora(model, lora("attention"), torch.bfloat16)
-    join_products([model], Side())
+    join_products([model], SideBySide())
     assert as_one(model) == {2}
 
 
@@ -135,7 +125,7 @@ def test_a_fused_adapter_gets_the_parts_of_a_joined_product(models: dict[str, Mo
         for name, part in model.named_parameters():
             if "qkv_adapter" in name:
                 nn.init.normal_(part, std=0.1, generator=generator)
-    join_products([joined], Side())
+    join_products([joined], SideBySide())
     assert as_one(joined) == {2, 3}
     assert_equal_gradients(joined, apart, BOUNDS[torch.float32])
 
@@ -146,7 +136,7 @@ def test_hooks_of_layers_that_stay_apart_are_honored() -> None:
     seen: list[nn.Module] = []
     owner.second.register_forward_hook(lambda layer, _inputs, _output: seen.append(layer))
     joined = owner.both = Joined(owner, "first", "second")
-    join_products([owner], Side())
+    join_products([owner], SideBySide())
     outputs = joined(torch.ones(2, 4))
     assert joined.weight is None
     assert seen == [owner.second]

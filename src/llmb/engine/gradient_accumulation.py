@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forward and backward passes of a step, with gradient accumulation over micro-batches."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -11,7 +11,11 @@ from torch.distributed.tensor import DTensor
 
 from llmb.catalogue.records import Layout
 from llmb.engine.data.batches import MicroBatch
+from llmb.engine.flat_parameters import sharded_like
 from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.gradient_sum import GradientSum
+from llmb.engine.model.joined import Joined, is_plain, joined_layers
+from llmb.engine.model.local_shard import Linear, local_tensor
 from llmb.engine.parallel.data_parallel import accumulate
 
 
@@ -33,6 +37,43 @@ def _to_fp32(parameter: Tensor) -> None:
     assert parameter.grad is not None
     if parameter.grad.dtype is not torch.float32:
         parameter.grad = parameter.grad.float()
+
+
+def sum_in_products(stages: Iterable[Decoder]) -> None:
+    """Makes the products of the backward pass add to the gradients of matrices, instead of autograd, in place.
+
+    For parameters with memory in the dtype that their gradients are summed in; not for replicas, of which each rank has
+    a partial sum.
+    """
+    for stage in stages:
+        for owner, layers in products(stage):
+            assert owner.weight is not None
+            weights = [layer.weight for layer in layers]
+            if all(map(is_summed, weights)):
+                owner.gradients = GradientSum(local_tensor(owner.weight.detach()), weights)
+                stage.gradient_sums.append(owner.gradients)
+
+
+def products(stage: nn.Module) -> Iterator[tuple[Joined | Linear, tuple[Linear, ...]]]:
+    """What multiplies by one matrix, and the layers that it multiplies for."""
+    joined = [each for each in joined_layers(stage) if each.weight is not None and all(map(is_plain, each.layers))]
+    parts = {layer for each in joined for layer in each.layers}
+    yield from ((each, each.layers) for each in joined)
+    yield from ((each, (each,)) for each in stage.modules() if type(each) is Linear and each not in parts)
+
+
+def is_summed(weight: Tensor) -> bool:
+    sharded = not isinstance(weight, DTensor) or not any(placement.is_replicate() for placement in weight.placements)
+    return weight.requires_grad and sharded
+
+
+def give_sums(stages: Iterable[Decoder]) -> None:
+    """Makes the sums of a step's products the gradients of their parameters, as views; the next product begins others."""
+    for gradients in (each for stage in stages for each in stage.gradient_sums if not each.is_empty):
+        sizes = [len(local_tensor(weight)) for weight in gradients.parameters]
+        for weight, part in zip(gradients.parameters, torch.split(gradients.total, sizes), strict=True):
+            weight.grad = sharded_like(weight, part)
+        gradients.is_empty.fill_(True)
 
 
 def reduce_partial_gradients(stages: Iterable[nn.Module]) -> None:

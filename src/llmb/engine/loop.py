@@ -26,7 +26,14 @@ from llmb.engine.device import Memory, exact_fp32
 from llmb.engine.environment import describe_environment, gpus_after
 from llmb.engine.expert_load import ExpertLoadCounter
 from llmb.engine.flat_parameters import FlatParameters
-from llmb.engine.gradient_accumulation import Accumulation, Passes, accumulate_in_fp32, reduce_partial_gradients
+from llmb.engine.gradient_accumulation import (
+    Accumulation,
+    Passes,
+    accumulate_in_fp32,
+    give_sums,
+    reduce_partial_gradients,
+    sum_in_products,
+)
 from llmb.engine.layer_times import LayerTimes
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.initialize import initialize
@@ -161,11 +168,19 @@ def prepare_stages(plan: EnginePlan, ranks: Ranks) -> list[Decoder]:
         flat = FlatParameters(stages, compute_dtype(plan.recipe.dtype), ranks.device)
         if plan.compiled:  # Otherwise the results and gradients of joined layers are copied to be taken apart.
             join_products(stages, flat)
-        if layout.ga > 1 and plan.recipe.training.grad_reduce_dtype == "fp32":
-            accumulate_in_fp32(stages)
+        if layout.ga > 1:
+            choose_accumulation(stages, plan)
     for stage in stages:
         initialize(stage, model, plan.seed)
     return stages
+
+
+def choose_accumulation(stages: Sequence[Decoder], plan: EnginePlan) -> None:
+    """Sets up how the gradients of micro-batches are summed on a rank that shares its parameters with no other."""
+    if plan.recipe.training.grad_reduce_dtype == "fp32":
+        accumulate_in_fp32(stages)
+    elif not plan.parallelism.delays_weight_gradients:  # they wait, and autograd sums them
+        sum_in_products(stages)
 
 
 def build_passes(stages: list[Decoder], plan: EnginePlan, ranks: Ranks) -> Passes:
@@ -198,6 +213,7 @@ def add_gradients(passes: Passes, plan: EnginePlan, data: StepData, number: int,
         if plan.compiled:
             batches = with_varying_segments(batches)
         loss = passes.add_gradients(with_token_keys(batches, passes.stages, plan, number, ranks), count)
+    give_sums(passes.stages)
     reduce_partial_gradients(passes.stages)
     return loss
 

@@ -12,6 +12,7 @@ from llmb.catalogue.records import Norm as NormName
 from llmb.engine.model.attention import Attention, Documents, document_masks
 from llmb.engine.model.documents import DocumentSegments
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
+from llmb.engine.model.gradient_sum import GradientSum
 from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.model.loss import Head
 from llmb.engine.model.moe import MoELayer, Routed
@@ -74,7 +75,8 @@ class Decoder(nn.Module):
     ``embeds``: it begins with the embedding. Tied embedding and head are one parameter, with the name of the embedding;
     a last stage that is not the first has a replica of it, see ``parallel.tied_embedding``.
 
-    ``masters``: the fp32 values of parameters that are rounded from them, and sharded like them.
+    ``masters``: the fp32 values of parameters that are rounded from them, and sharded like them. ``gradient_sums``: the
+    gradients that products add to.
     """
 
     def __init__(self, model: Model, layers: Iterable[int], *, embedding: bool, head: bool) -> None:
@@ -82,6 +84,7 @@ class Decoder(nn.Module):
         self.model = model
         self.embeds = embedding
         self.masters: dict[nn.Parameter, Tensor] = {}
+        self.gradient_sums: list[GradientSum] = []
         has_embedding = embedding or (head and model.tied_embeddings)
         self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size) if has_embedding else None
         self.layers = nn.ModuleDict({str(layer): build_block(model, layer) for layer in layers})

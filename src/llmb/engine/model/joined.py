@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
+from llmb.engine.model.gradient_sum import GradientSum
 from llmb.engine.model.local_shard import Linear, local_shard
 
 
@@ -20,13 +21,15 @@ class Joined:
     """Some linear layers of ``owner``, by name; not a module, so that parameters keep their names.
 
     weight: the local shards of the layers' weights as one matrix, [sum of outputs, inputs], in the memory of the
-    parameters. None: each layer multiplies by itself, with its hooks.
+    parameters. None: each layer multiplies by itself, with its hooks. gradients: where the product adds the gradient of
+    ``weight``; None for autograd's.
     """
 
     def __init__(self, owner: nn.Module, *names: str) -> None:
         self.owner = owner
         self.names = names
         self.weight: Tensor | None = None
+        self.gradients: GradientSum | None = None
 
     @property
     def layers(self) -> tuple[Linear, ...]:
@@ -52,6 +55,8 @@ class Joined:
 
     def multiply(self, hidden: Tensor) -> Tensor:
         """``hidden`` times the joined weight: [..., sum of outputs]."""
+        if self.gradients is not None and self.weight is not None:
+            return self.gradients.multiply(hidden, self.weight, local_shard(self.layers[0].weight))
         return functional.linear(hidden, self.matrix())
 
     def matrix(self) -> Tensor:

@@ -5,6 +5,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional
 
+from llmb.engine.model.gradient_sum import GradientSum
+
 
 def local_shard(parameter: Tensor, *, same_tokens: bool = False) -> Tensor:
     """This rank's shard of a tensor-parallel parameter (a DTensor), sharded or replicated; other parameters unchanged.
@@ -26,10 +28,18 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """A matrix without bias."""
+    """A matrix without bias.
+
+    gradients: where its products add the weight's gradient; None for autograd's.
+    """
+
+    gradients: GradientSum | None = None
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return functional.linear(hidden, local_shard(self.weight))
+        weight = local_shard(self.weight)
+        if self.gradients is not None:
+            return self.gradients.multiply(hidden, weight, weight)
+        return functional.linear(hidden, weight)

@@ -31,6 +31,7 @@ from torch.distributed.pipelining.schedules import (
 from llmb.catalogue.pipeline_stages import rank_stages, stage_layers
 from llmb.catalogue.records import Layout, Model
 from llmb.engine.data.batches import MicroBatch
+from llmb.engine.gradient_accumulation import give_sums
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.documents import DocumentSegments
 from llmb.engine.parallel.delayed_gradients import delay_weight_gradients
@@ -63,6 +64,12 @@ class Stage(PipelineStage):
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401 (as torch declares it)
         self.micro_batch = fwd_chunk_id
         return super().forward_one_chunk(fwd_chunk_id, *args, **options)
+
+    def scale_grads(self, grad_scale_factor: int) -> None:
+        """At the end of a step: torch divides gradients by the number of micro-batches."""
+        assert isinstance(self.submod, Decoder)
+        give_sums([self.submod])
+        super().scale_grads(grad_scale_factor)
 
     # In a V schedule, a stage may have its neighbor on its own rank; torch 2.11 would connect the rank to itself.
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients that products add to are those that autograd sums, in whatever order micro-batches pass."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from side_by_side import SideBySide
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from llmb.catalogue.records import Model
+from llmb.engine.adapters.apply import freeze
+from llmb.engine.gradient_accumulation import give_sums, sum_in_products
+from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.gradient_sum import add_product
+from llmb.engine.model.joined import join_products
+from llmb.engine.parallel.pipeline import Stage
+from llmb.engine.recompute import apply_recompute
+
+Randomised = Callable[[Model], Decoder]
+STEPS, MICRO_BATCHES = 2, 3
+
+
+def losses(model: Decoder, step: int) -> list[Callable[[], Tensor]]:
+    """The forward passes of a step's micro-batches."""
+    batches = torch.randint(512, (MICRO_BATCHES, 2, 33), generator=torch.Generator().manual_seed(step))
+    return [lambda batch=batch: model(batch[:, :-1], batch[:, 1:]) for batch in batches]
+
+
+def gradients(model: Decoder, step: int, *, together: bool = False) -> dict[str, Tensor]:
+    """Of a step. together: all forward passes precede all backward passes, as some may in a pipeline."""
+    for parameter in model.parameters():
+        parameter.grad = None
+    passes = losses(model, step)
+    for loss in [each() for each in passes] if together else (each() for each in passes):
+        loss.backward()
+    give_sums([model])
+    return {name: part.grad.clone() for name, part in model.named_parameters() if part.grad is not None}
+
+
+def exact(model: Decoder, step: int) -> dict[str, Tensor]:
+    return gradients(model.float(), step)
+
+
+def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], bound: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert (found[name].float() - gradient).norm() <= bound * gradient.norm(), name
+
+
+def pair(model: Model, randomised: Randomised, dtype: torch.dtype) -> tuple[Decoder, Decoder]:
+    """Two equal models; products add to the gradients of the first, some of them joined."""
+    ours, theirs = (randomised(model).to(dtype) for _ in range(2))
+    join_products([ours], SideBySide())
+    sum_in_products([ours])
+    return ours, theirs
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("name", ["llama", "nemotron4", "llama4", "qwen3-tied"])
+def test_sums_of_steps_are_those_of_autograd(
+    name: str, together: bool, models: dict[str, Model], randomised: Randomised
+) -> None:
+    ours, theirs = pair(models[name], randomised, torch.float32)
+    assert ours.gradient_sums
+    for step in range(STEPS):
+        assert_close(gradients(ours, step, together=together), gradients(theirs, step), 1e-5)
+
+
+def test_bf16_sums_are_no_less_exact_than_those_of_autograd(models: dict[str, Model], randomised: Randomised) -> None:
+    ours, theirs = pair(models["llama"], randomised, torch.bfloat16)
+    found, usual = gradients(ours, 0), gradients(theirs, 0)
+    expected = exact(theirs, 0)
+    names = [name for name in expected if "proj" in name]
+    errors = [
+        torch.stack([(each[name].float() - expected[name]).norm() / expected[name].norm() for name in names]).mean()
+        for each in (found, usual)
+    ]
+    assert errors[0] <= 1.02 * errors[1]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, when it compiles
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_compiled_and_recomputed_blocks_add_to_them_too(
+    recompute: str, compiled: bool, models: dict[str, Model], randomised: Randomised
+) -> None:
+    """With one graph for all layers and micro-batches, whether a sum is empty or not."""
+    ours, theirs = pair(models["llama"].model_copy(update={"layers": 10}), randomised, torch.float32)
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    if recompute == "selective":
+        apply_recompute(ours, recompute)
+    for block in ours.layers.values() if compiled else ():
+        block.forward = torch.compile(block.forward, dynamic=False, backend=counter, fullgraph=True)
+    if recompute == "full":
+        apply_recompute(ours, recompute)
+    for step in range(STEPS):
+        assert_close(gradients(ours, step, together=True), gradients(theirs, step), 1e-5)
+    assert counter.frame_count == compiled
+
+
+def test_gradients_are_views_of_one_memory_in_all_steps(models: dict[str, Model], randomised: Randomised) -> None:
+    ours, _ = pair(models["llama"], randomised, torch.bfloat16)
+    places = []
+    for step in range(STEPS):
+        gradients(ours, step)
+        places.append([part.grad.data_ptr() for name, part in ours.named_parameters() if "proj" in name])
+    assert places[0] == places[1]
+    sums = {each.total.data_ptr() for each in ours.gradient_sums}
+    assert sums <= set(places[0])
+
+
+def test_a_pipeline_divides_them_as_all_other_gradients(models: dict[str, Model], randomised: Randomised) -> None:
+    stages = pair(models["llama"], randomised, torch.float32)
+    for model in stages:
+        for loss in losses(model, 0):
+            loss().backward()
+        placed = Stage.__new__(Stage)
+        placed.submod = model
+        placed.scale_grads(MICRO_BATCHES)
+    ours, theirs = ({name: part.grad for name, part in model.named_parameters()} for model in stages)
+    assert_close(ours, theirs, 1e-5)
+
+
+def test_frozen_weights_have_no_sum(models: dict[str, Model], randomised: Randomised) -> None:
+    model = randomised(models["llama"])
+    freeze(model, torch.bfloat16)
+    sum_in_products([model])
+    assert model.gradient_sums == []
+
+
+def test_the_first_product_overwrites_whatever_is_there() -> None:
+    total, is_empty = torch.full((3, 4), float("nan")), torch.ones((), dtype=torch.bool)
+    gradient, rows = torch.randn(5, 3), torch.randn(5, 4)
+    for times in (1, 2):
+        add_product(total, is_empty, gradient, rows)
+        torch.testing.assert_close(total, times * gradient.T @ rows)
+    assert not is_empty
