@@ -68,7 +68,7 @@ def is_summed(weight: Tensor) -> bool:
 
 
 def give_sums(stages: Iterable[Decoder]) -> None:
-    """Makes the sums of a step's products the gradients of their parameters, as views; the next product begins others."""
+    """Makes the sums of a step's products the gradients of their parameters, as views; later products begin others."""
     for gradients in (each for stage in stages for each in stage.gradient_sums if not each.is_empty):
         sizes = [len(local_tensor(weight)) for weight in gradients.parameters]
         for weight, part in zip(gradients.parameters, torch.split(gradients.total, sizes), strict=True):
