@@ -352,7 +352,9 @@ def test_layers_with_the_same_input_are_one_matrix(dtype: torch.dtype, tiny_plan
             flat.joined([block.self_attn.q_proj, block.self_attn.v_proj])
 
 
-def test_tensor_parallel_shards_are_views_too(tiny_plan: MakePlan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensor_parallel_shards_are_views_too(
+    tiny_plan: MakePlan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """And their masters have the shape of the full parameter in checkpoints. No other rank answers."""
     made: list[FlatParameters] = []
     monkeypatch.setattr(loop, "join_products", lambda _stages, flat: made.append(flat))
@@ -369,6 +371,11 @@ def test_tensor_parallel_shards_are_views_too(tiny_plan: MakePlan, monkeypatch: 
             assert state[f"model.{name}"].dtype == torch.float32
             assert stage.get_parameter(name).dtype == torch.bfloat16
         assert len({local_tensor(part.detach()).untyped_storage().data_ptr() for part in stage.parameters()}) == 1
+        staged = Writer(tmp_path).stage(state)
+        expected = {name: local_tensor(tensor).clone() for name, tensor in state.items() if name.startswith("model.")}
         assert_joined(*made, stage)
+        for tensor in stage.masters.values():
+            local_tensor(tensor).fill_(8)  # as later steps change them while a checkpoint is written
+        assert_equal({name: local_tensor(staged[name]) for name in expected}, expected)
     finally:
         dist.destroy_process_group()

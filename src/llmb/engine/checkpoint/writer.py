@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from llmb.errors import EnvironmentProblem
@@ -52,6 +54,10 @@ class Writer(FileSystemWriter):
         self.fs: ChecksumFileSystem = ChecksumFileSystem()
         self.checksums: dict[str, str] = {}
 
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A copy in host memory, which later steps do not change."""
+        return super().stage({name: _copyable(tensor) for name, tensor in state_dict.items()})
+
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         try:
             written = super().write_data(plan, planner).value()
@@ -72,6 +78,12 @@ class Writer(FileSystemWriter):
         # The metadata was written under a temporary name.
         self.checksums |= {name.removesuffix(".tmp"): checksum for name, checksum in self.fs.checksums.items()}
         metadata.storage_data = {result.index: result.storage_data for written in results for result in written}
+
+
+def _copyable(tensor: Tensor) -> Tensor:
+    """On a CPU, torch cannot copy a shard that is a view into a buffer, except by ``clone``."""
+    is_view = isinstance(tensor, DTensor) and tensor.device.type == "cpu" and tensor.storage_offset() > 0
+    return tensor.clone() if is_view else tensor
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
