@@ -230,6 +230,20 @@ def test_engines_are_compared_by_their_document(compare: Callable[..., Compariso
         compare("other.json", "new.json")
 
 
+def test_variants_of_an_engine_and_results_of_other_code_are_not_mixed_with_it(
+    compare: Callable[..., Comparison], tmp_path: Path
+) -> None:
+    document = engine_document({"llmb": 1.0})
+    variants = [{**case, "variant": "current-scaling"} for case in document["cases"][:3]]
+    old = [{**case, "outdated": "of other code", "engine": "old"} for case in document["cases"][:3]]
+    (tmp_path / "new.json").write_text(json.dumps({**document, "cases": [*document["cases"], *variants, *old]}))
+    (tmp_path / "first.json").write_text(json.dumps({**document, "schema_version": 1}))
+    found = compare("first.json", "new.json")
+    (row,) = found.rows
+    assert (row.n_before, row.n_after, row.verdict) == (3, 3, "pass")
+    assert [one.reason for one in found.left_out].count("outdated: of other code") == 3
+
+
 def engine_document(seconds: dict[str, float]) -> dict[str, Any]:
     """As ``benchmarks.engine`` writes it."""
     from benchmarks.engine.records import CaseResult, Document, Settings
@@ -263,8 +277,8 @@ def engine_document(seconds: dict[str, float]) -> dict[str, Any]:
         **same, engine="torchtitan", engine_version="1", round=0, status="failed", reason="out of memory"
     )
     settings = Settings(
-        gpu_type="h200", device="NVIDIA H200", tiny=True, warmup_steps=1, steps=10, micro_batches=8, seed=1,
-        compiled=True, llmb_options="",
+        gpu_type="h200", device="NVIDIA H200", tiny=True, warmup_steps=1, steps=10, seed=1,
+        compiled=True, llmb_options="", expandable_segments=False,
     )  # fmt: skip
     return Document(settings=settings, environment={}, cases=(*cases, failed)).model_dump(mode="json")
 

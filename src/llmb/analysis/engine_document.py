@@ -19,9 +19,13 @@ LLMB = "llmb"
 
 
 class Case(BaseModel):
-    """One engine, model, dtype and round; fields that are not compared are not read."""
+    """One engine, model, dtype, batch and round; fields that are not compared are not read.
+
+    variant: what llmb does otherwise than it is used. outdated: why the result is not one of the present code.
+    """
 
     engine: str
+    variant: str | None = None
     engine_version: str | None
     model: str
     workload: str
@@ -37,13 +41,19 @@ class Case(BaseModel):
     round: int
     status: Literal["done", "failed", "not_run"]
     reason: str | None = None
+    outdated: str | None = None
     step_times_s: tuple[float, ...] = ()
+
+    @property
+    def name(self) -> str:
+        parts = (self.engine, self.variant, self.model, self.dtype, f"gbs{self.gbs}", str(self.round))
+        return "-".join(part for part in parts if part)
 
 
 class EngineDocument(BaseModel):
-    """A comparison of engines (see docs/how-to/compare-engines.md)."""
+    """A comparison of engines (docs/how-to/compare-engines.md). Version 1 has neither variants nor outdated cases."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[1, 2]
     kind: Literal["engine-comparison"]
     settings: dict[str, Any]
     environment: dict[str, Any]
@@ -62,16 +72,15 @@ def runs_of_engines(path: Path, title: str) -> FoundRuns:
 
 
 def _run(path: Path, document: EngineDocument, case: Case) -> AnalyzedRun:
-    name = f"{case.engine}-{case.model}-{case.dtype}-{case.round}"
-    done = case.status == "done" and bool(case.step_times_s)
+    done = case.status == "done" and case.outdated is None and bool(case.step_times_s)
     return AnalyzedRun(
-        id=name,
-        path=Path(f"{path.absolute()}#{name}"),
+        id=case.name,
+        path=Path(f"{path.absolute()}#{case.name}"),
         identity=RunIdentity(configuration=_configuration(document, case)),
         conditions=_conditions(document, case),
         started_s=document.environment.get("started_unix_s"),
-        status="success" if done else case.status,
-        reason=None if done else case.reason,
+        status="success" if done else "outdated" if case.outdated else case.status,
+        reason=None if done else case.outdated or case.reason,
         step_times_s=case.step_times_s if done else (),
         step_time_s=describe(case.step_times_s) if done else None,
     )
@@ -80,6 +89,8 @@ def _run(path: Path, document: EngineDocument, case: Case) -> AnalyzedRun:
 def _configuration(document: EngineDocument, case: Case) -> dict[str, Value]:
     values = case.model_dump()
     own = {"arguments.llmb_options": document.settings.get("llmb_options")} if case.engine == LLMB else {}
+    if case.variant:
+        own["arguments.variant"] = case.variant
     return {
         "program": case.engine,
         **{key: values[key] for key in SAME},
@@ -101,6 +112,7 @@ def _conditions(document: EngineDocument, case: Case) -> dict[str, Value]:
         "hardware.device": settings.get("device"),
         "hardware.power_limit": gpu.get("power.limit"),
         "hardware.max_sm_clock": gpu.get("clocks.max.sm"),
+        "variables.expandable_segments": settings.get("expandable_segments"),
         "seed": settings.get("seed"),
         "steps": settings.get("steps"),
     }
