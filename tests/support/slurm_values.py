@@ -11,6 +11,7 @@ from llmb.jobs.order import Order
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec
 from llmb.runs.folder import RunFolder
+from llmb.runs.logits import keeps_logits
 from llmb.runs.plan import EnginePlan
 from llmb.schedulers.lookup import cluster_schema
 from llmb.schedulers.port import JobState
@@ -28,14 +29,16 @@ CATALOGUE = Catalogue()
 
 def plan_of(request: Request) -> EnginePlan:
     """Past the engine's own checks: a batch script says nothing of what is computed."""
+    recipe = resolve(CATALOGUE, request)
     return EnginePlan(
-        recipe=resolve(CATALOGUE, request),
+        recipe=recipe,
         device="cpu" if request.gpu_type == "cpu" else "cuda",
         steps=50,
         window=Window(first=35, last=44, rule="auto"),
         seed=1234,
         recompute="none",
         compiled=request.gpu_type != "cpu",
+        keep_logits=keeps_logits(recipe),
     )
 
 
