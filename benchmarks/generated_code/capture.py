@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records what Inductor generates, and computes the shapes of the results instead of running it."""
+
+# mypy: disable-error-code="no-untyped-call"
+
+import copy
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch._inductor.compile_fx as compile_fx
+from torch import Tensor, fx
+from torch._inductor import ir
+from torch._inductor.codegen.triton import TritonKernel, TritonScheduling
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+from torch.utils._pytree import tree_map
+
+from benchmarks.generated_code.accesses import Access, accesses_of
+from benchmarks.generated_code.pretend import CPU, GPU, replace
+
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "add_product")
+ADDING = "add_product"
+"""The engine's own product, which adds to its first argument."""
+ATTENTION = "attention"
+VIEW = torch.ops.aten._unsafe_view.default
+"""Of a tensor that nothing else uses, and therefore not declared as a view."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One launch. bytes: read and written. ours: a kernel of the engine itself, or an operator without code here."""
+
+    name: str
+    bytes: int
+    ours: bool = False
+    uncoalesced: tuple[Access, ...] = ()
+
+
+@dataclass
+class Graph:
+    """One compiled graph: a forward or a backward pass of a compiled function.
+
+    number: the same for both passes. added_bytes: by how much memory in use grows at most while it runs.
+    accumulated_bytes: read and written by products that add to sums of gradients.
+    """
+
+    number: int
+    backward: bool
+    module: fx.GraphModule
+    kernels: list[Kernel] = field(default_factory=list)
+    products: int = 0
+    attentions: int = 0
+    added_bytes: int = 0
+    accumulated_bytes: int = 0
+
+
+class Recorder:
+    """All graphs that are compiled while it records. ``enter`` and ``leave`` are called around each call of one."""
+
+    def __init__(self) -> None:
+        self.graphs: list[Graph] = []
+        self.compiling: list[Graph] = []
+        self.enter: Callable[[Graph], None] = lambda _graph: None
+        self.leave: Callable[[Graph, Any], None] = lambda _graph, _results: None
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Changes Inductor for the whole process."""
+        seen = "llmb_seen"
+
+        def noting(direction: str, original: Any) -> Any:
+            def noted(kernel: TritonKernel, name: str, index: Any, *rest: Any, **named: Any) -> Any:
+                kernel.__dict__.setdefault(seen, []).append((direction, name, index))
+                return original(kernel, name, index, *rest, **named)
+
+            return noted
+
+        define = TritonScheduling.define_kernel
+
+        def defined(scheduling: Any, source: Any, nodes: Any, kernel: Any) -> str:
+            name: str = define(scheduling, source, nodes, kernel)
+            found = accesses_of(kernel, getattr(kernel, seen, ()))
+            bad = tuple(access for access in found if not access.coalesced)
+            self.compiling[-1].kernels.append(Kernel(name, sum(each.bytes for each in found), uncoalesced=bad))
+            return name
+
+        replace(TritonScheduling, "define_kernel", defined)
+        for name, direction in (("load", "load"), ("store", "store"), ("store_reduction", "store")):
+            replace(TritonKernel, name, noting(direction, getattr(TritonKernel, name)))
+        compile_ = compile_fx._InProcessFxCompile.codegen_and_compile
+
+        def compiled(how: Any, module: fx.GraphModule, inputs: Any, checked: Any, named: Any) -> Any:
+            move_to_gpu(module)
+            self.compiling.append(Graph(named["graph_id"], bool(named["is_backward"]), copy.deepcopy(module)))
+            self.graphs.append(self.compiling[-1])
+            try:
+                return compile_(how, module, inputs, checked, named)
+            finally:
+                self.compiling.pop()
+
+        replace(compile_fx._InProcessFxCompile, "codegen_and_compile", compiled)
+        replace(GraphLowering, "compile_to_module", self._without_loading())
+        yield
+
+    def _without_loading(self) -> Callable[[GraphLowering], Any]:
+        """Generates the code, and makes of it a function that computes only shapes."""
+
+        def module_of(lowering: GraphLowering) -> Any:
+            lowering.codegen()
+            graph = self.compiling[-1]
+            add_operators(graph, lowering)
+            graph.added_bytes = most_added(lowering)
+
+            def call(arguments: list[Any]) -> tuple[Any, ...]:
+                self.enter(graph)
+                own = list(arguments)
+                arguments.clear()
+                results = results_of(graph.module, own)
+                del own
+                self.leave(graph, results)
+                return results
+
+            return SimpleNamespace(call=call, runner=None, __file__="none", key="none")
+
+        return module_of
+
+
+def results_of(module: fx.GraphModule, arguments: list[Any]) -> tuple[Any, ...]:
+    """Fake results, which share memory with arguments and with each other as the real ones would."""
+    known: dict[fx.Node, Any] = dict(zip(module.graph.find_nodes(op="placeholder"), arguments, strict=True))
+    (output,) = module.graph.find_nodes(op="output")
+    for node in needed_for(output):
+        if node not in known:
+            known[node] = viewed(node, known) if is_view(node) else tree_map(alike, node.meta["val"])
+    return tuple(fx.map_arg(output.args[0], known.__getitem__))
+
+
+def needed_for(output: fx.Node) -> list[fx.Node]:
+    """Its operands and what they are views of, in the order of the graph."""
+    needed, new = set[fx.Node](), list(output.all_input_nodes)
+    while new:
+        node = new.pop()
+        needed.add(node)
+        new.extend(node.all_input_nodes if is_view(node) else ())
+    return [node for node in output.graph.nodes if node in needed]
+
+
+def is_view(node: fx.Node) -> bool:
+    if node.target is operator.getitem:
+        return is_view(node.all_input_nodes[0])
+    return node.target is VIEW or (isinstance(node.target, torch._ops.OpOverload) and makes_view(node.target))
+
+
+def viewed(node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
+    target: Any = node.target
+    return target(*fx.map_arg(node.args, known.__getitem__), **fx.map_arg(node.kwargs, known.__getitem__))
+
+
+def alike(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=GPU)
+
+
+def makes_view(func: Any) -> bool:
+    returns = func._schema.returns
+    return bool(returns) and all(each.alias_info is not None and not each.alias_info.is_write for each in returns)
+
+
+def move_to_gpu(module: fx.GraphModule) -> None:
+    """What C++ asked to be created on the CPU; see ``pretend``."""
+
+    def moved(argument: Any) -> Any:
+        return GPU if argument == CPU else argument
+
+    for node in module.graph.nodes:
+        if any(isinstance(argument, torch.device) for argument in node.args):
+            node.args = tree_map(moved, node.args)
+        if "device" in node.kwargs:
+            node.kwargs = {**node.kwargs, "device": moved(node.kwargs["device"])}
+
+
+def add_operators(graph: Graph, lowering: GraphLowering) -> None:
+    """Counts what is not generated: products, attention, and kernels that the engine brings along."""
+    for scheduled in lowering.scheduler.nodes:
+        node = scheduled.node
+        if not isinstance(node, ir.ExternKernel) or isinstance(node, ir.MultiOutput):
+            continue
+        name = operator_name(node)
+        if name in PRODUCTS:
+            graph.products += 1
+            graph.accumulated_bytes += 2 * tensor_bytes(node.inputs[0]) if name == ADDING else 0
+        elif ATTENTION in name:
+            graph.attentions += 1
+        else:
+            graph.kernels.append(Kernel(name, operator_bytes(node), ours=True))
+
+
+def most_added(lowering: GraphLowering) -> int:
+    """Bytes by which memory in use grows at most: results are kept, arguments that nothing else holds are freed."""
+    allocated: dict[str, int] = {}
+    kept = frozenset(name for name in lowering.graph_inputs if name.startswith(("primals", "tangents", "arg")))
+    now = most = 0
+    for node in lowering.scheduler.nodes:
+        for buffer in node.get_outputs():
+            name = buffer.get_name()
+            if name not in lowering.removed_buffers and isinstance(buffer.node.layout, ir.Layout):
+                allocated[name] = tensor_bytes(buffer.node) if not buffer.node.get_mutation_names() else 0
+                now += allocated[name]
+        most = max(most, now)
+        for name in node.last_usage:
+            if name in lowering.graph_inputs and name not in kept:
+                now -= tensor_bytes(lowering.graph_inputs[name])
+            now -= allocated.pop(name, 0)
+    return most
+
+
+def operator_name(node: ir.ExternKernel) -> str:
+    if isinstance(node, ir.UserDefinedTritonKernel):
+        kernel: Any = node.get_kernel_and_metadata()[0]
+        return str(kernel.fn.__name__)
+    overload = getattr(node, "op_overload", None)
+    if overload is not None:
+        return str(overload).split(".")[1]
+    return str(node.python_kernel_name or type(node).__name__).rsplit(".", 1)[-1]
+
+
+def operator_bytes(node: ir.ExternKernel) -> int:
+    """Every argument once, read or written, and the result."""
+    tensors = [each for each in tree_leaves_of(node.inputs) if isinstance(each, ir.IRNode)]
+    own = 0 if isinstance(node.layout, ir.NoneLayout | ir.MultiOutputLayout) else tensor_bytes(node)
+    return own + sum(map(tensor_bytes, tensors))
+
+
+def tree_leaves_of(inputs: Any) -> list[Any]:
+    return list(torch.utils._pytree.tree_leaves(inputs))
+
+
+def tensor_bytes(node: Any) -> int:
+    sizes: Any = V.graph.sizevars
+    hint = getattr(sizes, "optimization_hint", None) or sizes.size_hint
+    return int(hint(node.get_numel())) * int(node.get_dtype().itemsize)

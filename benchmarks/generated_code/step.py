@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's own training step of a one-GPU recipe, with fake tensors."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._tools.fake_collectives  # registers what collectives do with fake tensors
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from benchmarks.generated_code.capture import Graph, Recorder
+from benchmarks.generated_code.launches import not_launching
+from benchmarks.generated_code.pretend import GPU, fake_tensors, on_the_host, replace
+from benchmarks.generated_code.traffic import Place, Traffic, Use, calling, following_resizes
+from llmb.catalogue.records import Recipe
+from llmb.engine import loop
+from llmb.engine.data.batches import MicroBatch
+from llmb.engine.data.steps import Figures, StepData
+from llmb.engine.optimizer import build_optimizer
+from llmb.engine.parallel import pipeline
+from llmb.engine.parallel.mesh import arrange
+from llmb.runs.choices import Choices
+from llmb.runs.plan import EnginePlan, make_plan
+
+MICRO_BATCHES = 3
+"""The second is neither the first, whose gradients are added to nothing, nor the last, after which FSDP reduces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """calls: of each graph, by where it was called, in a micro-batch. per_step, per_micro_batch: bytes outside of
+    compiled code; those of a step that do not grow with its micro-batches, and those of each further micro-batch."""
+
+    graphs: list[Graph]
+    calls: Mapping[tuple[int, bool], Counter[str]]
+    per_step: Mapping[Place, int]
+    per_micro_batch: Mapping[Place, int]
+    peak: Use
+    uncoalesced_copies: int
+    parameters: int
+    recipe: Recipe
+
+
+def run_step(recipe: Recipe) -> Found:
+    """Compiles, and counts in a second step. ``pretend_gpu`` must have been called; works once in a process."""
+    short, plan = planned(recipe, 1), planned(recipe, MICRO_BATCHES)
+    dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    layout = plan.recipe.layout
+    ranks = arrange(0, GPU, layout, plan.parallelism.replicas(layout))
+    recorder, traffic = Recorder(), Traffic()
+    calls: Counter[tuple[int, bool, str]] = Counter()
+
+    def enter(graph: Graph) -> None:
+        calls[graph.number, graph.backward, calling()] += 1
+        traffic.enter(graph)
+
+    with ExitStack() as stack:
+        for context in (engine_without_data(traffic), recorder.recording(), not_launching(traffic.launch)):
+            stack.enter_context(context)
+        mode = stack.enter_context(fake_tensors())
+        with on_the_host(mode):
+            stages = loop.prepare_stages(plan, ranks)
+            optimizers = [build_optimizer(stage, recipe.training) for stage in stages]
+        loop.do_step(0, short, loop.build_passes(stages, short, ranks), optimizers, NoData(short), ranks)
+        # Everything is compiled, and the optimizers have their state.
+        recorder.enter, recorder.leave = enter, traffic.leave
+        traffic.counts = True
+        traffic.marks.clear()
+        traffic.keep("parameters", [list(stage.parameters()) for stage in stages])
+        traffic.keep("masters", [stage.masters for stage in stages])
+        traffic.keep("state of the optimizer", optimizers)
+        traffic.keep("other state", stages)
+        stack.enter_context(traffic)
+        stack.enter_context(following_resizes(traffic))
+        loop.do_step(1, plan, loop.build_passes(stages, plan, ranks), optimizers, NoData(plan), ranks)
+    _, second, third, _ = traffic.marks
+    each = third - second
+    return Found(
+        recorder.graphs,
+        by_graph(calls),
+        dict(traffic.bytes - Counter({place: MICRO_BATCHES * size for place, size in each.items()})),
+        each,
+        traffic.peak,
+        traffic.uncoalesced_copies,
+        sum(parameter.numel() for stage in stages for parameter in stage.own_parameters()),
+        recipe,
+    )
+
+
+def by_graph(calls: Mapping[tuple[int, bool, str], int]) -> dict[tuple[int, bool], Counter[str]]:
+    found: dict[tuple[int, bool], Counter[str]] = {}
+    for (number, backward, place), count in calls.items():
+        found.setdefault((number, backward), Counter())[place] += count // MICRO_BATCHES
+    return found
+
+
+def planned(recipe: Recipe, micro_batches: int) -> EnginePlan:
+    layout = recipe.layout.model_copy(update={"gbs": recipe.layout.mbs * micro_batches})
+    choices = Choices(steps=2, window="all")
+    return make_plan(recipe.model_copy(update={"layout": layout, "packing": None}), choices, device="cuda")
+
+
+@contextmanager
+def engine_without_data(traffic: Traffic) -> Iterator[None]:
+    """Parameters have no values to set, and batches are on the device already. Meshes hold numbers of ranks."""
+    build = pipeline.build_stages
+    flatten = DeviceMesh._flatten
+
+    def on_host(*args: Any, **named: Any) -> Any:
+        with unset_fake_temporarily():
+            return flatten(*args, **named)
+
+    def on_meta(*args: Any, **named: Any) -> Any:
+        with unset_fake_temporarily(), torch.device("meta"):
+            return build(*args, **named)
+
+    replace(DeviceMesh, "_flatten", on_host)
+    replace(loop, "build_stages", on_meta)
+    replace(loop, "initialize", lambda *_args, **_named: None)
+    replace(loop, "on_device", lambda batches, _device: marking(batches, traffic))
+    yield
+
+
+def marking(batches: Iterable[MicroBatch], traffic: Traffic) -> Iterator[MicroBatch]:
+    """Marks the beginning of each micro-batch, and the end of the last."""
+    for batch in batches:
+        traffic.mark()
+        yield batch
+    traffic.mark()
+
+
+class NoData:
+    """Micro-batches of the right shape."""
+
+    def __init__(self, plan: EnginePlan) -> None:
+        self.layout = plan.recipe.layout
+
+    def step(self, number: int) -> StepData:  # noqa: ARG002 (every step has the same)
+        shape = (self.layout.mbs, self.layout.seq_len)
+        tokens, labels = (torch.empty(shape, dtype=torch.int64, device=GPU) for _ in range(2))
+        batches = [MicroBatch(tokens, labels, None)] * self.layout.ga
+        return StepData(Figures(self.layout.ga * self.layout.mbs * self.layout.seq_len, 1, 0, 0), batches)

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What operators outside of compiled code read and write, and how much memory is in use, while tensors are fake."""
+
+# mypy: disable-error-code="no-untyped-call"
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.generated_code.accesses import SECTOR_BYTES
+from benchmarks.generated_code.capture import ATTENTION, PRODUCTS, Graph, makes_view
+from benchmarks.generated_code.pretend import replace
+from llmb import engine
+from llmb.engine.model.local_shard import local_tensor
+
+WITHOUT_TRAFFIC = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_local_scalar_dense",
+                   "record_stream", "set_", "resize_")  # fmt: skip
+ONLY_WRITTEN = ("copy_", "zero_", "fill_", "_foreach_zero_", "_foreach_copy_")
+"""Operators that do not read what they change in place."""
+COPIES = ("clone", "copy_", "_to_copy")
+ENGINE = Path(engine.__file__).parent
+FSDP = "distributed/fsdp"
+OWNERS = ("llmb.engine", "torch.nn", "torch.optim")
+COMPILED = "compiled code"
+
+
+class Place(NamedTuple):
+    """A function of the engine, or of FSDP, that called an operator, directly or through torch."""
+
+    function: str
+    operator: str
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Memory in use at the moment when most was, by what allocated it."""
+
+    bytes: int = 0
+    by: Mapping[str, int] = field(default_factory=dict)
+
+
+class Traffic(TorchDispatchMode):
+    """bytes: read and written. What was allocated before is known from ``keep`` or its first use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: Counter[Place] = Counter()
+        self.peak = Use()
+        self.live: Counter[str] = Counter()
+        self.total = 0
+        self.sizes: dict[int, tuple[weakref.ref[Any], str, int]] = {}
+        self.inside = 0
+        self.uncoalesced_copies = 0
+        self.launched = 0
+        self.counts = False
+        self.marks: list[Counter[Place]] = []
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Compiled code runs under it."""
+        return True
+
+    def mark(self) -> None:
+        """Keeps what was counted so far."""
+        self.marks.append(self.bytes.copy())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.inside or func.namespace == "prim":
+            return func(*args, **kwargs)
+        self.allocated((args, kwargs), calling)
+        launched = self.launched
+        results = func(*args, **kwargs)
+        name = str(func).split(".")[1]
+        if name not in WITHOUT_TRAFFIC and not makes_view(func):
+            own = traffic(func, name, args, kwargs, results) if self.launched == launched else 0
+            self.bytes[Place(calling(), name)] += own
+            self.uncoalesced_copies += name in COPIES and transposes(args[-1 if name == "copy_" else 0], results)
+        self.allocated(results, calling)
+        return results
+
+    def launch(self, kernel: str, read: Sequence[Tensor], written: Sequence[Tensor]) -> None:
+        """Counts a kernel of the engine; see ``launches``."""
+        if self.counts and not self.inside:
+            self.launched += 1
+            self.allocated((read, written), calling)
+            self.bytes[Place(calling(), kernel)] += sum(map(tensor_bytes, (*read, *written)))
+
+    def keep(self, name: str, holder: Any) -> None:
+        """Gives the tensors that ``holder`` holds a name."""
+        self.allocated([local_tensor(each) for each in tensors_of(holder, set())], lambda: name)
+
+    def enter(self, graph: Graph) -> None:
+        self._note_peak(graph.added_bytes)
+        self.inside += 1
+
+    def leave(self, _graph: Graph, results: Any) -> None:
+        self.inside -= 1
+        self.allocated(results, lambda: COMPILED)
+
+    def allocated(self, results: Any, by: Any) -> None:
+        for tensor in tree_leaves(results):
+            if not isinstance(tensor, Tensor) or tensor.device.type != "cuda":
+                continue
+            storage = tensor.untyped_storage()
+            if storage._cdata in self.sizes:
+                continue
+            self._add(storage, by())
+        self._note_peak(0)
+
+    def _add(self, storage: torch.UntypedStorage, by: str) -> None:
+        if not storage.nbytes():
+            return
+        key = storage._cdata
+        self.sizes[key] = (weakref.ref(storage, partial(self._freed, key)), by, storage.nbytes())
+        self.live[by] += storage.nbytes()
+        self.total += storage.nbytes()
+
+    def _freed(self, key: int, _reference: object) -> None:
+        _, by, size = self.sizes.pop(key)
+        self.live[by] -= size
+        self.total -= size
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        known = self.sizes.get(storage._cdata)
+        if known is None:
+            return
+        reference, by, size = known
+        change = storage.nbytes() - size
+        self.sizes[storage._cdata] = (reference, by, storage.nbytes())
+        self.live[by] += change
+        self.total += change
+        self._note_peak(0)
+
+    def _note_peak(self, more: int) -> None:
+        if self.total + more > self.peak.bytes:
+            by = {name: size for name, size in self.live.items() if size}
+            self.peak = Use(self.total + more, by | ({"within compiled code": more} if more else {}))
+
+
+@contextmanager
+def following_resizes(traffic: Traffic) -> Iterator[None]:
+    """FSDP frees and allocates by resizing storages."""
+    original = torch.UntypedStorage.resize_
+
+    def resize(storage: torch.UntypedStorage, size: int) -> Any:
+        result = original(storage, size)
+        traffic.resized(storage)
+        return result
+
+    replace(torch.UntypedStorage, "resize_", resize)
+    try:
+        yield
+    finally:
+        replace(torch.UntypedStorage, "resize_", original)
+
+
+def tensors_of(holder: Any, seen: set[int]) -> Iterator[Tensor]:
+    """All tensors that an object of the engine, a module or an optimizer refers to, at any depth."""
+    if id(holder) in seen:
+        return
+    seen.add(id(holder))
+    if isinstance(holder, Tensor):
+        yield holder
+    elif isinstance(holder, Mapping):
+        parts = [*holder.keys(), *holder.values()]
+        yield from (tensor for part in parts for tensor in tensors_of(part, seen))
+    elif isinstance(holder, list | tuple | set):
+        yield from (tensor for part in holder for tensor in tensors_of(part, seen))
+    elif type(holder).__module__.startswith(OWNERS):
+        yield from tensors_of(vars(holder) if hasattr(holder, "__dict__") else {}, seen)
+
+
+def traffic(func: Any, name: str, args: Any, kwargs: Any, results: Any) -> int:
+    """Bytes of every argument that is read, of every argument that is written, and of new results."""
+    if name in PRODUCTS or ATTENTION in name:
+        return 0
+    read, written, seen = 0, 0, set[int]()
+    for position, argument in enumerate(func._schema.arguments):
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        size = sum(tensor_bytes(each) for each in tree_leaves(value) if isinstance(each, Tensor))
+        changes = argument.alias_info is not None and argument.alias_info.is_write
+        written += size if changes else 0
+        read += size if not (changes and (name in ONLY_WRITTEN or argument.is_out)) else 0
+        seen.update(id(each) for each in tree_leaves(value))
+    new = [each for each in tree_leaves(results) if isinstance(each, Tensor) and id(each) not in seen]
+    return read + written + sum(map(tensor_bytes, new))
+
+
+def tensor_bytes(tensor: Tensor) -> int:
+    """Without the elements that a view repeats."""
+    elements = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        elements *= size if stride or not size else 1
+    return elements * tensor.itemsize
+
+
+def transposes(source: Any, target: Any) -> bool:
+    """True if neighbors of the result were not neighbors before."""
+    if not isinstance(source, Tensor) or source.ndim < 2 or not target.is_contiguous():
+        return False
+    return source.stride(-1) * source.itemsize >= SECTOR_BYTES and source.shape[-1] > 1
+
+
+def calling() -> str:
+    """The innermost function of the engine on the stack, and FSDP if that called on its behalf."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if FSDP in path:
+            return "FSDP"
+        if path.startswith(str(ENGINE)):
+            return f"{Path(path).relative_to(ENGINE).with_suffix('')}.{frame.f_code.co_name}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "elsewhere"
