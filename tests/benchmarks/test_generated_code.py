@@ -146,3 +146,10 @@ def test_an_unknown_choice_is_an_error(arguments):
     done = run("-m", "benchmarks.generated_code", *arguments)
     assert done.returncode == 2
     assert f"unknown {arguments[1]}; known: " in done.stderr
+
+
+def test_without_triton_the_command_says_what_to_install():
+    program = "runpy.run_module('benchmarks.generated_code', run_name='__main__')"
+    done = run("-c", f"import runpy, sys; sys.modules['triton'] = None; {program}")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "no triton" in done.stderr and "pip install" in done.stderr
