@@ -14,9 +14,8 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.engine.cases import GPU_MODELS
 from benchmarks.generated_code.bounds import exceeded, read_bounds
-from benchmarks.generated_code.records import ALL_MODELS, Case, Document
+from benchmarks.generated_code.records import DENSE_MODELS, TINY_MODELS, Case, Document
 from benchmarks.generated_code.tables import tables
 
 ROOT = Path(__file__).parents[2]
@@ -55,8 +54,10 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
         prog="python -m benchmarks.generated_code", description=__doc__, epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    every = (*GPU_MODELS, *(f"tiny-{name}" for name in ("llama3.1", "nemotron4", "maverick")))
-    parser.add_argument("--models", default=",".join(ALL_MODELS), help=f"of {', '.join(every)} (default: %(default)s)")
+    every = (*DENSE_MODELS, *TINY_MODELS)
+    parser.add_argument(
+        "--models", default=",".join(DENSE_MODELS), help=f"of {', '.join(every)} (default: %(default)s)"
+    )
     parser.add_argument("--dtypes", default=",".join(DTYPES), help="default: %(default)s")
     parser.add_argument("--gpus", default=GPUS[0], help="whose proxies, of h200 and h100 (default: %(default)s)")
     parser.add_argument("--kernels", action="store_true", help="list the kernels")

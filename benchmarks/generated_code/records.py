@@ -6,7 +6,10 @@ from typing import Literal
 from llmb.catalogue.records import Dtype, Record
 
 Direction = Literal["forward", "backward"]
-ALL_MODELS = ("8b", "15b", "70b", "405b", "340b")
+DENSE_MODELS = ("8b", "15b", "70b", "405b", "340b")
+"""Those of the comparison whose compiled code has fixed shapes: not Maverick, where experts get varying rows."""
+TINY_MODELS = ("tiny-llama3.1", "tiny-nemotron4")
+"""Of the same parts, for tests."""
 
 
 class Kernel(Record):

@@ -166,7 +166,7 @@ def prepare_stages(plan: EnginePlan, ranks: Ranks) -> list[Decoder]:
             stage.to_empty(device=ranks.device)
     else:
         flat = FlatParameters(stages, compute_dtype(plan.recipe.dtype), ranks.device)
-        # In eager code the results and gradients of joined layers are copied to be taken apart; but FP8 is to be the same
+        # In eager code the results and gradients of joined layers are copied to be taken apart. But FP8 is the same
         # compiled or not, bit by bit, and with current scaling two of its blocks stay in bf16.
         if plan.compiled or plan.fp8_recipe:
             join_products(stages, flat)
