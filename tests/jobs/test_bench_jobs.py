@@ -23,10 +23,9 @@ def test_collectives_between_two_nodes(client, tmp_path) -> None:
     assert " on      node1 device" in done.stdout and " on      node2 device" in done.stdout
     assert "asks for nodes 2" in done.stderr
     (kept,) = read_measurements(client.install)
-    assert kept.node == "node1" and {row.shape for row in kept.measurements} == {
-        "in place, 2 nodes",
-        "out of place, 2 nodes",
-    }
+    # torchrun numbers nodes by name, then by the ids of its processes: these nodes are one machine.
+    assert kept.node in ("node1", "node2")
+    assert {row.shape for row in kept.measurements} == {"in place, 2 nodes", "out of place, 2 nodes"}
     assert {row.wrong for row in kept.measurements} == {0, None}
 
 
