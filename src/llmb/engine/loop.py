@@ -166,9 +166,9 @@ def prepare_stages(plan: EnginePlan, ranks: Ranks) -> list[Decoder]:
             stage.to_empty(device=ranks.device)
     else:
         flat = FlatParameters(stages, compute_dtype(plan.recipe.dtype), ranks.device)
-        # In eager code the results and gradients of joined layers are copied to be taken apart. But FP8 is the same
-        # compiled or not, bit by bit, and with current scaling two of its blocks stay in bf16.
-        if plan.compiled or plan.fp8_recipe:
+        # In eager code the results and gradients of joined layers are copied to be taken apart. FP8 joins its own;
+        # two blocks may stay in bf16, which then are the same compiled or not, bit by bit.
+        if plan.compiled and not plan.fp8_recipe:
             join_products(stages, flat)
         if layout.ga > 1:
             choose_accumulation(stages, plan)
