@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llmb.engine.kernels.fp8_cast import has_kernel
+from llmb.engine.kernels.fp8_cast import cast_into, has_kernel
 
 
 class AdamWNumbers(NamedTuple):
@@ -90,8 +90,4 @@ def update_and_cast(
         )
         return
     update(master, first, second, gradient, weight, divisor, numbers)
-    largest = torch.finfo(values.dtype).max
-    # Casts of larger values differ between versions and devices of torch.
-    values.copy_((weight.float() * scale).clamp(-largest, largest))
-    transposed.copy_(values.mT)
-    amax.copy_(weight.abs().amax() if weight.numel() else weight.new_zeros(()))
+    cast_into(weight, scale, values, transposed, amax)
