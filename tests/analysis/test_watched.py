@@ -95,6 +95,15 @@ def test_how_many_steps_the_time_limit_costs() -> None:
     assert "36 of its steps will be missing" in concern.text or "35 of its steps will be missing" in concern.text
 
 
+def test_a_limit_that_has_passed_while_the_next_step_is_overdue() -> None:
+    """As Slurm permits for some minutes, and after a machine was suspended. Nothing is expected to be left by then."""
+    here, steps = replace(RUNNING, limit_left_s=-1.0), history(30)
+    one, other = (outlook(0.0, here, steps, since_last_s, None) for since_last_s in (0.0, 1000.0))
+    assert other.forecast.remaining_s == 0 < one.forecast.remaining_s
+    for found in (one, other):
+        assert "70 of its steps will be missing" in found.concerns[-1].text
+
+
 def test_a_run_off_its_expectation() -> None:
     assert kinds(RUNNING, history(30), expected_s=1.5) == ["off_expectation"]
     assert kinds(RUNNING, history(8), expected_s=1.5) == []

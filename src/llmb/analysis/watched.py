@@ -162,8 +162,9 @@ def _of_limit(here: Circumstances, ends: Forecast | None) -> Iterator[Concern]:
     latest = ends.remaining_s_ci95[1] if ends.remaining_s_ci95 else ends.remaining_s
     earliest = ends.remaining_s_ci95[0] if ends.remaining_s_ci95 else ends.remaining_s
     if earliest > here.limit_left_s:
-        fits = int(ends.steps_left * here.limit_left_s / ends.remaining_s)
-        missing = f"{ends.steps_left - max(fits, 0)} of its steps will be missing"
+        # With a limit that has passed, nothing may be left to wait for: the next step is overdue.
+        fits = int(ends.steps_left * here.limit_left_s / ends.remaining_s) if here.limit_left_s > 0 else 0
+        missing = f"{ends.steps_left - fits} of its steps will be missing"
         yield Concern("time_limit", f"it will not finish within the job's time limit: {missing}")
     elif latest > here.limit_left_s:
         yield Concern("time_limit", "it may not finish within the job's time limit")

@@ -34,8 +34,9 @@ class WatchedRun:
         self.ask = ask
         self.asked_s = -math.inf
         self.unanswered: str | None = None
-        self.record = read_record(folder)
+        # Before it is read: what is written between the two would else be read only after the next change.
         self.stamp = self._stamp()
+        self.record = read_record(folder)
         self.steps = find_program(self.record.program).new_steps(folder)
         self.limit_s = _time_limit_s(folder)
 
