@@ -10,7 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from llmb.engine.parallel.gloo import gloo_backend
 from llmb.runs.plan import Plan
 
 HERE = Path(__file__).parent
@@ -32,6 +35,18 @@ def test_every_group_has_one_thread(
         assert len(threads) >= 8
         assert set(threads.values()) == {1}, threads
         assert found["devices"] == 1
+
+
+def test_a_process_that_is_bound_to_a_gpu_has_such_a_group_too(tmp_path: Path) -> None:
+    """Where ranks exchange figures of steps, and save checkpoints. Here no GPU is used, only named."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        dist.distributed_c10d._get_default_group().bound_device_id = torch.device("cuda", 0)
+        gathered = [torch.zeros(2)]
+        dist.all_gather(gathered, torch.ones(2), group=dist.new_group(backend=gloo_backend()))
+    finally:
+        dist.destroy_process_group()
+    assert gathered[0].tolist() == [1, 1]
 
 
 @pytest.fixture(scope="module")

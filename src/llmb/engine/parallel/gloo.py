@@ -31,7 +31,8 @@ def gloo_backend() -> str:
     """
     if not hasattr(getattr(dist.ProcessGroupGloo, "_Options", None), "_threads"):
         return "gloo"
-    dist.Backend.register_backend(GLOO, _one_thread, extended_api=True, devices=["cpu"])
+    # As torch's own: a process that is bound to a GPU asks each of its groups for the backend of that device.
+    dist.Backend.register_backend(GLOO, _one_thread, extended_api=True, devices=["cpu", "cuda"])
     return GLOO
 
 
