@@ -5,7 +5,7 @@ import fnmatch
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from llmb.catalogue.load import Catalogue
@@ -47,9 +47,21 @@ def _gpu_names() -> tuple[str, ...]:
         return ()
     names = tuple(line.strip() for line in found.splitlines() if line.strip())
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return names
-    return names[: len([device for device in visible.split(",") if device.strip()])]
+    return names if visible is None else visible_names(names, visible)
+
+
+def visible_names(names: Sequence[str], visible: str) -> tuple[str, ...]:
+    """Of CUDA_VISIBLE_DEVICES, numbers or UUIDs: CUDA ends at the first that is not there, such as -1.
+
+    Which GPU has a UUID is not known: then the first ones count.
+    """
+    found: list[str] = []
+    for device in visible.split(","):
+        number = int(device) if device.strip().isdecimal() else len(found)
+        if not device.strip() or device.strip().startswith("-") or number >= len(names):
+            break
+        found.append(names[number])
+    return tuple(found)
 
 
 def gpu_type_of(name: str, gpus: Iterable[Gpu]) -> str | None:

@@ -88,19 +88,32 @@ def test_sizes_without_a_cpu_layout_are_refused_there() -> None:
         recipe_for(CATALOGUE, large(gpu_type="cpu"), LAPTOP)
 
 
-@pytest.mark.parametrize(("visible", "count"), [(None, 2), ("0", 1), ("0,1", 2), ("", 0)])
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, ("NVIDIA H100", "NVIDIA H200")),
+        ("0", ("NVIDIA H100",)),
+        ("1", ("NVIDIA H200",)),
+        (" 1, 0", ("NVIDIA H200", "NVIDIA H100")),
+        ("GPU-3abc", ("NVIDIA H100",)),
+        ("", ()),
+        ("-1", ()),
+        ("1,-1,0", ("NVIDIA H200",)),
+        ("0,7", ("NVIDIA H100",)),
+    ],
+)
 def test_gpus_are_those_the_driver_lists_and_the_user_leaves_visible(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, names: tuple[str, ...]
 ) -> None:
     """The driver cannot be had without a GPU; a program of its name answers for it. A GPU machine asks the real one."""
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'NVIDIA H200'\necho 'NVIDIA H200'\n")
+    program.write_text("#!/bin/sh\necho 'NVIDIA H100'\necho 'NVIDIA H200'\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert this_machine().gpu_names == ("NVIDIA H200",) * count
+    assert this_machine().gpu_names == names
 
 
 def test_a_driver_that_fails_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
