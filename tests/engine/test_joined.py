@@ -130,6 +130,22 @@ def test_a_fused_adapter_gets_the_parts_of_a_joined_product(models: dict[str, Mo
     assert_equal_gradients(joined, apart, BOUNDS[torch.float32])
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, when it compiles
+@pytest.mark.parametrize("layers", [2, 3])
+def test_frozen_layers_compile_as_one(layers: int) -> None:
+    """As in the blocks of LoRA, where no joined weight has a gradient."""
+    owner = nn.Module()
+    names = [str(number) for number in range(layers)]
+    for name in names:
+        setattr(owner, name, Linear(4, 8).requires_grad_(False))
+    joined = owner.all = Joined(owner, *names)
+    expected = joined(torch.ones(2, 4))
+    join_products([owner], SideBySide())
+    torch.compiler.reset()
+    found = torch.compile(joined, backend="aot_eager", fullgraph=True)(torch.ones(2, 4))
+    assert torch.equal(torch.cat(found), torch.cat(expected))
+
+
 def test_hooks_of_layers_that_stay_apart_are_honored() -> None:
     owner = nn.Module()
     owner.first, owner.second = Linear(4, 8), Linear(4, 8)

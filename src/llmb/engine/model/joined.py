@@ -76,8 +76,11 @@ class _Context(FunctionCtx):
 class _AsOne(torch.autograd.Function):
     """``weight``, with the gradients of ``parts``, which are its rows in the same memory."""
 
+    # All tensors in one argument: where no part is trained, the compiler counts named arguments to see whether there is
+    # a context, and would take the first of two parts for the weight.
     @staticmethod
-    def forward(ctx: _Context, weight: Tensor, *parts: Tensor) -> Tensor:
+    def forward(ctx: _Context, *weight_and_parts: Tensor) -> Tensor:
+        weight, *parts = weight_and_parts
         ctx.rows = [len(part) for part in parts]
         return weight.view_as(weight)
 
