@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from llmb.catalogue.records import MixtureOfExperts
-from llmb.engine.model.moe import MoELayer, grouped_matmul, loop_matmul, runs_grouped
+from llmb.engine.model.moe import MoELayer, grouped_matmul, loop_matmul, permute, runs_grouped
 
 COUNTS = {"one-empty": [3, 0, 5, 4], "ends-empty": [0, 7, 5, 0], "all-in-one": [0, 0, 12, 0], "no-rows": [0, 0, 0, 0]}
 
@@ -90,3 +90,15 @@ def test_no_token_is_dropped_when_all_choose_the_same_expert():
         hidden = torch.rand(1, 50, 16)
         routed = layer(hidden) - layer.shared_expert(hidden)
     assert (routed.abs().amax(-1) > 0).all()
+
+
+def test_gradients_of_permuted_rows_are_those_of_autograd():
+    """To the bit, without additions."""
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(9, 4, generator=generator, dtype=torch.bfloat16, requires_grad=True)
+    order, given = torch.randperm(9, generator=generator), torch.randn(9, 4, generator=generator).bfloat16()
+    found, expected = permute(rows, order, order.argsort()), rows.index_select(0, order)
+    assert torch.equal(found, expected)
+    gradients = [torch.autograd.grad(permuted, rows, given)[0] for permuted in (found, expected)]
+    assert torch.equal(*gradients)
+    assert "IndexSelect" not in type(found.grad_fn).__name__

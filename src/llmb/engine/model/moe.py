@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
 from llmb.catalogue.records import MixtureOfExperts
@@ -85,6 +86,32 @@ class Experts(nn.Module):
         return local_shard(self.get_parameter(name)).flatten(2)
 
 
+def permute(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    """The rows in the given order, a permutation with its inverse.
+
+    The gradient is a permutation, too. Autograd, which does not know that, would add each row to one of zeros.
+    """
+    permuted: Tensor = _Permute.apply(rows, order, inverse)  # type: ignore[no-untyped-call]
+    return permuted
+
+
+class _Context(FunctionCtx):
+    saved_tensors: tuple[Tensor]
+
+
+class _Permute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return rows.index_select(0, order)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (inverse,) = ctx.saved_tensors
+        return gradient.index_select(0, inverse), None, None
+
+
 class Routed(NamedTuple):
     """Tokens that are routed to experts."""
 
@@ -95,8 +122,11 @@ class Routed(NamedTuple):
     [n, hidden]."""
     counts: Tensor
     """Rows for each expert."""
+    order: Tensor
+    """Which choice of the tokens each of the rows is, where those of a token follow each other: [n]."""
     places: Tensor
-    """Which of the rows is the first, second, ... choice of the first, second, ... token: [tokens, top_k]."""
+    """The inverse: which of the rows is the first, second, ... choice of the first, second, ... token:
+    [tokens, top_k]."""
     weights: Tensor | None
     """Weights of the outputs, [tokens, top_k]; None if the router scales inputs."""
 
@@ -131,12 +161,12 @@ class MoELayer(nn.Module):
         order = chosen.flatten().argsort(stable=True)
         places = order.argsort().view_as(chosen)
         weights = None if self.scales_inputs else scores
-        return Routed(hidden, rows.index_select(0, order), self.counts(chosen), places, weights)
+        return Routed(hidden, permute(rows, order, places.flatten()), self.counts(chosen), order, places, weights)
 
     def combine(self, routed: Routed, outputs: Tensor) -> Tensor:
         """Outputs of the experts, weighted and summed by token, plus that of the shared expert."""
         # A gather restores the order of tokens: a scatter with repeated targets would not be reproducible.
-        rows = torch.unflatten(outputs.index_select(0, routed.places.flatten()), 0, routed.places.shape)
+        rows = torch.unflatten(permute(outputs, routed.places.flatten(), routed.order), 0, routed.places.shape)
         weighted = rows if routed.weights is None else rows * routed.weights.unsqueeze(-1)
         summed = weighted.sum(1).view_as(routed.hidden)
         output: Tensor = summed if self.shared_expert is None else self.shared_expert(routed.hidden) + summed

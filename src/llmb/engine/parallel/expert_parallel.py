@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from llmb.engine.model.decoder import Decoder
-from llmb.engine.model.moe import Experts, MoELayer
+from llmb.engine.model.moe import Experts, MoELayer, permute
 from llmb.engine.model.routing import BalancedRouter, balanced_counts
 from llmb.engine.parallel.collectives import Group, all_gather, all_to_all, group_of
 
@@ -82,8 +82,9 @@ class ParallelExperts(Experts):
         traffic = self.traffic(counts) if self.places is None else self.known_traffic(self.places, rows)
         arrived = all_to_all(rows, traffic.sent, traffic.received, self.ep)
         gathered = self._gather(arrived, traffic)
-        outputs = super().forward(gathered.index_select(0, traffic.order), traffic.counts, traffic.known)
-        summed = self._reduce(outputs.index_select(0, traffic.back), traffic)
+        ordered = permute(gathered, traffic.order, traffic.back)
+        outputs = super().forward(ordered, traffic.counts, traffic.known)
+        summed = self._reduce(permute(outputs, traffic.back, traffic.order), traffic)
         return all_to_all(summed, traffic.received, traffic.sent, self.ep)
 
     def traffic(self, counts: Tensor) -> Traffic:
