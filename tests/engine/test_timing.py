@@ -238,6 +238,7 @@ def test_on_a_gpu_batches_are_made_and_copied_one_ahead(needs: Callable[..., Non
 
 @pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 @pytest.mark.parametrize(("dtype", "document_tokens"), [("bf16", None), ("bf16", 50), ("fp8", None)])
 def test_on_a_gpu_the_host_never_waits_within_a_step(
     needs: Callable[..., None],
