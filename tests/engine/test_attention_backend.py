@@ -20,10 +20,14 @@ from llmb.engine.attention_backend import (
     attention_cores,
     attention_kernel,
     choose_attention,
-    inputs,
+    documents_of,
+    query_key_value,
+    takes_parts,
 )
 from llmb.engine.loop import prepare_stages
+from llmb.engine.model import attention
 from llmb.engine.model.attention import CausalAttention, ChunkedCausalAttention, attend
+from llmb.engine.model.documents import Segments
 from llmb.engine.parallel.collectives import Group
 from llmb.engine.parallel.context_parallel import SpanAttention
 from llmb.engine.parallel.mesh import Ranks, arrange
@@ -52,7 +56,7 @@ def alone(tiny_plan: Callable[..., Plan]) -> Iterator[Alone]:
 
 
 def operators_of(core: CausalAttention, plan: Plan, ranks: Ranks) -> set[str]:
-    heads, masks = inputs(plan, ranks)
+    heads, masks = query_key_value(plan, ranks, takes_parts=False), documents_of(plan, ranks, varlen=False)
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
         core(*heads, masks).sum().backward()
     return {event.key for event in profiled.key_averages()}
@@ -90,10 +94,40 @@ def test_a_trial_times_all_layers(alone: Alone) -> None:
     cores = attention_cores(prepare_stages(plan, ranks))
     assert {core.chunk_size for core in cores} == {None, plan.recipe.model.chunked_attention.chunk_size}
     for backend in OPERATORS:
-        trial = attempt(cores, plan, ranks, backend, True)
+        trial = attempt(cores, plan, ranks, backend, True, takes_parts=False)
         assert trial.problem is None
         assert trial.milliseconds > 0
-    assert attempt(cores, plan, ranks, "math", False).milliseconds is None
+    assert attempt(cores, plan, ranks, "math", False, takes_parts=True).milliseconds is None
+
+
+@pytest.mark.parametrize(("recompute", "parts"), [("none", True), ("selective", False)])
+def test_a_backend_is_tried_with_the_strides_of_the_run(recompute: str, parts: bool, alone: Alone) -> None:
+    """Of which a kernel may want to know before the first step: in FP8, heads stay where their product wrote them."""
+    plan, ranks = alone(dtype="fp8", emulate_fp8=True, recompute=recompute)
+    stages = prepare_stages(plan, ranks)
+    seen = []
+    for core in attention_cores(stages):
+        core.register_forward_pre_hook(lambda _core, heads: seen.append([part.untyped_storage() for part in heads[:3]]))
+    choose_attention(stages, plan, ranks)
+    assert takes_parts(stages) == parts
+    assert {query.data_ptr() == key.data_ptr() == value.data_ptr() for query, key, value in seen} == {parts}
+
+
+def test_documents_have_repeated_heads_where_torch_groups_none(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in torch 2.11, whose kernel for a GPU has no option for them."""
+
+    def of_torch_2_11(query: Any, *_more: Any, return_aux: None = None, scale: None = None, window_size: Any) -> Any:
+        return query
+
+    plan, ranks = alone(document_tokens=40)
+    cores, on_gpu = attention_cores(prepare_stages(plan, ranks)), plan.model_copy(update={"device": "cuda"})
+    found = [attempt(cores, on_gpu, ranks, "varlen", False, takes_parts=False)]
+    for module in (attention, attention_backend):
+        monkeypatch.setattr(module, "varlen_attn", of_torch_2_11)
+    found.append(attempt(cores, on_gpu, ranks, "varlen", False, takes_parts=False))
+    assert [(trial.problem, trial.repeats_heads) for trial in found] == [(None, False), (None, True)]
+    heads, segments = torch.randn(8, 2, 4), Segments(torch.tensor([0, 8]), torch.tensor([0, 8]), None)
+    assert attention.varlen_kernel(heads, heads, heads, segments, 8) is heads
 
 
 def test_a_backend_that_is_not_there_says_so_before_training(alone: Alone) -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from llmb.catalogue.records import Model
-from llmb.engine.attention_backend import attention_kernel, choose_attention
+from llmb.engine.attention_backend import attention_kernel, choose_attention, groups_heads_of_documents
 from llmb.engine.data.batches import moved
 from llmb.engine.flash_attention_4 import FAILURES, check_flash_attention_4
 from llmb.engine.loop import prepare_stages
@@ -101,6 +101,7 @@ def test_documents_without_masks_are_computed_as_with_exact_ones(
     for rank in range(ranks):
         core = CausalAttention() if chunk_size is None else ChunkedCausalAttention(chunk_size)
         core = SpanAttention(Group("", ranks, rank), 512, chunk_size) if ranks > 1 else core
+        core.repeats_heads = not groups_heads_of_documents()
         places = rank_positions(512, rank, ranks, gpu)
         masks = document_masks(model, places, places - starts.to(gpu)[:, places], 512)
         segments = moved(document_segments(model, starts, rank_ranges(512, rank, ranks), 300), gpu)

@@ -94,8 +94,11 @@ def test_whatever_the_package_raises_is_recorded_as_the_problem(
         return (torch.ones(1),)
 
     monkeypatch.setattr(attention_backend, "passes", lambda *_: failing)
-    monkeypatch.setattr(attention_backend, "inputs", lambda *_, **__: ((), None))
+    for name in ("query_key_value", "documents_of"):
+        monkeypatch.setattr(attention_backend, name, lambda *_, **__: None)
     ranks = Ranks.__new__(Ranks)
-    trial = attempt_heads([CausalAttention()], tiny_plan(), ranks, "flash4", timed=False, repeats_heads=False)
+    trial = attempt_heads(
+        [CausalAttention()], tiny_plan(), ranks, "flash4", timed=False, takes_parts=False, repeats_heads=False
+    )
     assert trial.problem == "too many values to unpack"
     assert ACTIVE() is None

@@ -216,6 +216,21 @@ def test_ranks_train_as_one_process_does(train: Trains, alone: dict[str, Found],
 
 
 @pytest.mark.slow
+def test_compiled_ranks_train_as_others_do(train: Trains) -> None:
+    """Bit by bit: compiled blocks add, normalize and cast by other functions, and shard the same parameters."""
+    cases: list[dict[str, Any]] = [
+        {"workload": LLAMA},
+        {"workload": NEMOTRON, "parallelism": OPTIMIZER},
+        {"workload": LLAMA, "overrides": {"cp": 2}, "recompute": "full"},
+        {"workload": MAVERICK, "overrides": {"ep": 2}, "recompute": "selective"},
+    ]
+    eager = train(2, *({"steps": FEW, **case} for case in cases))
+    compiled = train(2, *({"steps": FEW, "compiled": True, **case} for case in cases))
+    for found, reference in zip(compiled, eager, strict=True):
+        assert_same(found, reference)
+
+
+@pytest.mark.slow
 def test_adapters_beside_frozen_weights_in_fp8(train: Trains) -> None:
     """Whether weights are cast once in a run or whenever they are gathered, recomputed or not, it is the same; and in
     layouts it is close. Scales of weights are final before the first step."""

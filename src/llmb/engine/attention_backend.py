@@ -31,6 +31,7 @@ from llmb.engine.model.documents import document_segments
 from llmb.engine.parallel.context_parallel import rank_positions, rank_ranges
 from llmb.engine.parallel.data_parallel import compute_dtype
 from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.precision.rotated import RotatedAttention
 from llmb.runs.attention import AttentionBackend, AttentionReport, Trial, problem_text, select, try_backends
 from llmb.runs.plan import EnginePlan
 
@@ -81,7 +82,7 @@ def choose_attention(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) 
     cores = attention_cores(stages)
     shared: list[Any] = [None]
     if ranks.is_first:
-        attempted = partial(attempt, cores, plan, ranks)
+        attempted = partial(attempt, cores, plan, ranks, takes_parts=takes_parts(stages))
         packed = first_documents(plan) is not None
         shared = [try_backends(plan.attention_backend, plan.device, attempted, packed=packed)]
         forget_memory(ranks.device)
@@ -96,17 +97,31 @@ def attention_cores(stages: Sequence[Decoder]) -> list[CausalAttention]:
     return [module for stage in stages for module in stage.modules() if isinstance(module, CausalAttention)]
 
 
+def takes_parts(stages: Sequence[Decoder]) -> bool:
+    """Whether query, key and value are parts of one tensor, with strides that a kernel might refuse."""
+    return any(isinstance(module, RotatedAttention) and module.in_place for each in stages for module in each.modules())
+
+
 def attempt(
-    cores: Sequence[CausalAttention], plan: EnginePlan, ranks: Ranks, backend: AttentionBackend, timed: bool
+    cores: Sequence[CausalAttention],
+    plan: EnginePlan,
+    ranks: Ranks,
+    backend: AttentionBackend,
+    timed: bool,
+    *,
+    takes_parts: bool,
 ) -> Trial:
     """Tries ``backend`` with grouped heads and, if that is unsupported, with repeated ones."""
     if backend == "varlen" and (problem := varlen_problem(plan)):
         return Trial(backend=backend, problem=problem)
     model = plan.recipe.model
-    trial = attempt_heads(cores, plan, ranks, backend, timed=timed, repeats_heads=False)
+    attempted = partial(attempt_heads, cores, plan, ranks, backend, timed=timed, takes_parts=takes_parts)
+    if backend == "varlen" and plan.device == "cuda" and not groups_heads_of_documents():
+        return attempted(repeats_heads=True)
+    trial = attempted(repeats_heads=False)
     if trial.problem is None or model.attention_heads == model.kv_heads:
         return trial
-    return attempt_heads(cores, plan, ranks, backend, timed=timed, repeats_heads=True)
+    return attempted(repeats_heads=True)
 
 
 def attempt_heads(
@@ -116,6 +131,7 @@ def attempt_heads(
     backend: AttentionBackend,
     *,
     timed: bool,
+    takes_parts: bool,
     repeats_heads: bool,
 ) -> Trial:
     """Runs one layer of each kind; its time counts for all layers of its kind."""
@@ -127,7 +143,8 @@ def attempt_heads(
         try:
             for kind, core in kinds.items():
                 core.repeats_heads = repeats_heads
-                once = passes(core, *inputs(plan, ranks, varlen=backend == "varlen"))
+                heads = query_key_value(plan, ranks, takes_parts=takes_parts)
+                once = passes(core, heads, documents_of(plan, ranks, varlen=backend == "varlen"))
                 check_results(backend, once)
                 with attention_kernel(backend):
                     once()
@@ -145,9 +162,12 @@ def varlen_problem(plan: EnginePlan) -> str | None:
         return "sequences are not packed from documents"
     if plan.device == "cpu" and plan.compiled:
         return "on a CPU, blocks would be compiled for the documents of each step"
-    if plan.device == "cuda" and "enable_gqa" not in signature(varlen_attn).parameters:
-        return f"torch {torch.__version__} has no such kernel for grouped heads"
     return None
+
+
+def groups_heads_of_documents() -> bool:
+    """Whether torch's kernel for documents takes fewer heads of keys and values than of queries; not in torch 2.11."""
+    return "enable_gqa" in signature(varlen_attn).parameters
 
 
 def first_documents(plan: EnginePlan) -> Tensor | None:
@@ -155,30 +175,34 @@ def first_documents(plan: EnginePlan) -> Tensor | None:
     return build_data(plan).micro_batch(range(plan.recipe.layout.mbs)).starts
 
 
-def inputs(
-    plan: EnginePlan, ranks: Ranks, *, varlen: bool = False
-) -> tuple[tuple[Tensor, Tensor, Tensor], Documents | None]:
-    """Query, key and value as a layer gets them for one micro-batch, and its documents if sequences are packed."""
+def query_key_value(plan: EnginePlan, ranks: Ranks, *, takes_parts: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """As a layer gets them for one micro-batch; ``takes_parts``: of one tensor."""
     model, layout, device = plan.recipe.model, plan.recipe.layout, ranks.device
     generator = torch.Generator(device).manual_seed(plan.seed)
 
     def heads(tokens: int, number: int) -> Tensor:
         shape = (layout.mbs, tokens, number // layout.tp, model.head_dim)
-        values = torch.randn(shape, generator=generator, device=device, dtype=compute_dtype(plan.recipe.dtype))
-        return values.requires_grad_()
+        return torch.randn(shape, generator=generator, device=device, dtype=compute_dtype(plan.recipe.dtype))
 
     query = heads(layout.seq_len // layout.cp, model.attention_heads)
     key, value = (heads(layout.seq_len, model.kv_heads) for _ in range(2))
+    if takes_parts:
+        sizes = [part.shape[-2] for part in (query, key, value)]
+        query, key, value = torch.split(torch.cat((query, key, value), -2), sizes, -2)
+    return query.requires_grad_(), key.requires_grad_(), value.requires_grad_()
+
+
+def documents_of(plan: EnginePlan, ranks: Ranks, *, varlen: bool) -> Documents | None:
+    """Of the first micro-batch; None if sequences are not packed."""
+    model, layout, device = plan.recipe.model, plan.recipe.layout, ranks.device
     starts = first_documents(plan)
     if starts is None:
-        return (query, key, value), None
+        return None
     if varlen:
         ranges = rank_ranges(layout.seq_len, ranks.cp_rank, layout.cp)
-        segments = document_segments(model, starts, ranges, build_data(plan).longest_document())
-        return (query, key, value), moved(segments, device)
+        return moved(document_segments(model, starts, ranges, build_data(plan).longest_document()), device)
     places = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, device)
-    positions = places - starts.to(device)[:, places]
-    return (query, key, value), document_masks(model, places, positions, layout.seq_len)
+    return document_masks(model, places, places - starts.to(device)[:, places], layout.seq_len)
 
 
 def passes(core: nn.Module, heads: tuple[Tensor, Tensor, Tensor], documents: Documents | None) -> Pass:

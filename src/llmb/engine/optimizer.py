@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from llmb.catalogue.records import Training
-from llmb.engine.kernels.adamw import AdamWNumbers, update, update_and_cast
+from llmb.engine.kernels.adamw import AdamWNumbers, Casts, OfParameter, update, update_and_cast
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.precision.apply import fp8_layers
@@ -45,41 +45,25 @@ class Trained:
         self.steps.add_(1)
         numbers = numbers._replace(weight_decay=self.weight_decay, step=int(self.steps))
         # FSDP may replace a parameter's local shard, so it is not kept here.
-        master, first, second, gradient, weight = map(
-            local_tensor, (self.master, self.first, self.second, self.parameter.grad, self.parameter)
-        )
-        if self.master is self.parameter:
-            update(master, first, second, gradient, None, divisor, numbers)
-        elif self.fp8 is None:
-            update(master, first, second, gradient, weight, divisor, numbers)
+        state = (self.master, self.first, self.second, self.parameter.grad)
+        master, first, second, gradient = map(local_tensor, state)
+        weight = None if self.master is self.parameter else local_tensor(self.parameter)
+        tensors = OfParameter(master, first, second, gradient, weight)
+        if self.fp8 is None or tensors.weight is None:
+            update(tensors, divisor, numbers)
         else:
-            _update_and_cast(self.fp8, (master, first, second, gradient, weight), divisor, numbers)
+            _update_and_cast(self.fp8, tensors, divisor, numbers)
 
 
-def _update_and_cast(
-    layer: Fp8Linear | Fp8Stack,
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-    divisor: Tensor,
-    numbers: AdamWNumbers,
-) -> None:
-    """tensors: master, both moments, gradient and weight."""
+def _update_and_cast(layer: Fp8Linear | Fp8Stack, tensors: OfParameter, divisor: Tensor, numbers: AdamWNumbers) -> None:
     assert layer.kept is not None, "every layer was used in the step"
     values, transposed = layer.kept
-    master, first, second, gradient, weight = (tensor.view(values.shape) for tensor in tensors)
+    master, first, second, gradient, weight = tensors
+    assert weight is not None
+    views = OfParameter(*(tensor.view(values.shape) for tensor in (master, first, second, gradient, weight)))
     of_layer = layer.layer_scales
-    update_and_cast(
-        master,
-        first,
-        second,
-        gradient,
-        weight,
-        divisor,
-        numbers,
-        of_layer.scale[WEIGHT],
-        values,
-        transposed,
-        of_layer.weight_amax,
-    )
+    casts = Casts(of_layer.scale[WEIGHT], values, transposed, of_layer.weight_amax)
+    update_and_cast(views, divisor, numbers, casts)
     of_layer.scales.weights_measured = True
 
 

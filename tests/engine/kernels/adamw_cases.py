@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from llmb.engine.kernels import adamw_triton
-from llmb.engine.kernels.adamw import AdamWNumbers
+from llmb.engine.kernels.adamw import AdamWNumbers, Casts, OfParameter
 
 SHAPES = [(1, 7), (33, 1), (130, 70), (3, 5, 34), (0, 8)]
 NUMBERS = AdamWNumbers(lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=1)
@@ -65,7 +65,7 @@ def test_steps_are_those_operations(shape, dtype, device):
         gradient, numbers = random(shape, step, device).to(dtype), NUMBERS._replace(step=step)
         before = gradient.clone()
         expected = one_by_one(*state, gradient, divisor, numbers=numbers)
-        adamw_triton.update(*state, gradient, weight, divisor, numbers)
+        adamw_triton.update(OfParameter(*state, gradient, weight), divisor, numbers)
         for found, wanted in zip(state, expected, strict=True):
             same(found, wanted)
         same(weight, expected[0].bfloat16())
@@ -80,7 +80,8 @@ def test_steps_are_those_of_torch_but_for_some_roundings(numbers, device):
     for number in range(3):
         gradient = random(shape, number, device)
         step = torch.tensor(float(numbers.step + number), device=device)
-        adamw_triton.update(*ours, gradient, None, divisor, numbers._replace(step=numbers.step + number))
+        of_step = numbers._replace(step=numbers.step + number)
+        adamw_triton.update(OfParameter(*ours, gradient, None), divisor, of_step)
         lists = [theirs[0]], [gradient], [theirs[1]], [theirs[2]], [], [step]
         options = numbers._asdict()
         del options["step"]
@@ -92,21 +93,22 @@ def test_steps_are_those_of_torch_but_for_some_roundings(numbers, device):
 def test_a_gradient_in_another_order_is_refused(device):
     state, gradient = started((6, 4), device), random((4, 6), 3, device).T
     with pytest.raises(AssertionError):
-        adamw_triton.update(*state, gradient, None, torch.ones((), device=device), NUMBERS)
+        adamw_triton.update(OfParameter(*state, gradient, None), torch.ones((), device=device), NUMBERS)
     with pytest.raises(AssertionError):
-        update_and_cast(state, gradient, Casts((6, 4), device, strided=False), 1.0)
+        update_and_cast(state, gradient, Buffers((6, 4), device, strided=False), 1.0)
 
 
 def test_nothing_beyond_the_end_is_written(device):
     whole = [torch.full((2048,), float(number), device=device) for number in range(3)]
     gradient = random((1025,), 0, device).bfloat16()
-    adamw_triton.update(*(part[:1025] for part in whole), gradient, None, torch.ones((), device=device), NUMBERS)
+    parts = OfParameter(*(part[:1025] for part in whole), gradient, None)
+    adamw_triton.update(parts, torch.ones((), device=device), NUMBERS)
     for number, part in enumerate(whole):
         assert (part[1025:] == number).all()
         assert (part[:1025] != number).any()
 
 
-class Casts:
+class Buffers:
     """A matrix and its transpose in FP8, in larger buffers filled with fives if ``strided``; and the largest value."""
 
     def __init__(self, shape: tuple[int, ...], device: torch.device, *, strided: bool) -> None:
@@ -134,8 +136,9 @@ def update_and_cast(state, gradient, casts, scale, numbers=NUMBERS, divisor=1.7)
     """Returns the updated weight in bf16."""
     device = gradient.device
     weight = torch.zeros_like(gradient, dtype=torch.bfloat16)
-    factors = torch.tensor(divisor, device=device), numbers, torch.tensor(scale, device=device)
-    adamw_triton.update_and_cast(*state, gradient, weight, *factors, casts.values, casts.transposed, casts.amax)
+    given = Casts(torch.tensor(scale, device=device), casts.values, casts.transposed, casts.amax)
+    tensors = OfParameter(*state, gradient, weight)
+    adamw_triton.update_and_cast(tensors, torch.tensor(divisor, device=device), numbers, given)
     return weight
 
 
@@ -144,7 +147,7 @@ def update_and_cast(state, gradient, casts, scale, numbers=NUMBERS, divisor=1.7)
 def test_what_is_cast_is_the_updated_weight(shape, dtype, strided, device):
     state, gradient = started(shape, device), random(shape, 3, device).to(dtype)
     expected = one_by_one(*state, gradient, torch.tensor(1.7))
-    casts = Casts(shape, device, strided=strided)
+    casts = Buffers(shape, device, strided=strided)
     weight = update_and_cast(state, gradient, casts, 150.0)
     for found, wanted in zip(state, expected, strict=True):
         same(found, wanted)
@@ -158,7 +161,7 @@ def test_all_values_are_rounded_to_the_nearest_and_saturated(device):
     every[1::2] *= -1
     master = every.where(every.isfinite(), 0.0).view(128, 256)
     state = [part.to(device) for part in (master, torch.zeros_like(master), torch.ones_like(master))]
-    casts = Casts((128, 256), device, strided=False)
+    casts = Buffers((128, 256), device, strided=False)
     update_and_cast(state, torch.zeros_like(state[0]), casts, 1.0, KEPT)
     same(state[0], master)
     expected = master.clamp(-448, 448).to(E4M3)
@@ -178,7 +181,7 @@ def test_special_values_spread_as_in_those_operations(special, device):
     state[0][33 - count : 33, 20 : 20 + count] = special.unsqueeze(1).to(device)
     gradient[33 - count : 33, 20 : 20 + count] = special.to(device)
     expected = one_by_one(*state, gradient, torch.tensor(1.7))
-    casts = Casts(shape, device, strided=False)
+    casts = Buffers(shape, device, strided=False)
     weight = update_and_cast(state, gradient, casts, 2.0)
     for found, wanted in zip(state, expected, strict=True):
         same(found, wanted)
@@ -187,7 +190,7 @@ def test_special_values_spread_as_in_those_operations(special, device):
 
 def test_what_is_beyond_the_edge_is_no_largest_value(device):
     """There 0 is divided by 0."""
-    state, casts = started((33, 1), device), Casts((33, 1), device, strided=False)
+    state, casts = started((33, 1), device), Buffers((33, 1), device, strided=False)
     weight = update_and_cast(state, random((33, 1), 3, device), casts, 2.0, NUMBERS._replace(eps=0.0))
     casts.check(weight, 2.0)
     assert casts.amax.isfinite()
@@ -195,7 +198,7 @@ def test_what_is_beyond_the_edge_is_no_largest_value(device):
 
 def test_zeros_stay_zeros(device):
     state = [torch.zeros(5, 33, device=device) for _ in range(3)]
-    casts = Casts((5, 33), device, strided=False)
+    casts = Buffers((5, 33), device, strided=False)
     weight = update_and_cast(state, torch.zeros(5, 33, device=device), casts, 2.0)
     casts.check(weight, 2.0)
     assert not any(part.any() for part in (*state, casts.amax))
@@ -210,18 +213,13 @@ def test_more_elements_than_32_bits_count(device):
     gradient = torch.ones(size, device=device, dtype=torch.bfloat16)
     weight = torch.zeros_like(gradient)
     expected = one_by_one(*(part[-end:] for part in (*state, gradient)), torch.ones(()))
-    adamw_triton.update(*state, gradient, weight, torch.ones((), device=device), NUMBERS)
+    one = torch.ones((), device=device)
+    adamw_triton.update(OfParameter(*state, gradient, weight), one, NUMBERS)
     same(state[0][-end:], expected[0])
     same(weight[-end:], expected[0].bfloat16())
     casts, shape = torch.zeros(2, size, dtype=torch.uint8, device=device).view(E4M3), (size // end, end)
-    adamw_triton.update_and_cast(
-        *(part.fill_(1.0).view(shape) for part in (*state, gradient, weight)),
-        torch.ones((), device=device),
-        NUMBERS,
-        torch.ones((), device=device),
-        casts[0].view(shape),
-        casts[1].view(end, size // end),
-        torch.zeros((), device=device),
-    )
+    tensors = OfParameter(*(part.fill_(1.0).view(shape) for part in (*state, gradient, weight)))
+    into = casts[0].view(shape), casts[1].view(end, size // end)
+    adamw_triton.update_and_cast(tensors, one, NUMBERS, Casts(one, *into, torch.zeros((), device=device)))
     same(state[0][-end:], expected[0])
     same(casts[:, -end:].float(), expected[0].bfloat16().to(E4M3).float().expand(2, -1))

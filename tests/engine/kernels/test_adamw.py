@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmb.engine.kernels.adamw import AdamWNumbers, update, update_and_cast
+from llmb.engine.kernels.adamw import AdamWNumbers, Casts, OfParameter, update, update_and_cast
 from llmb.engine.kernels.fp8_cast import cast, largest_value
 
 NUMBERS = AdamWNumbers(lr=0.01, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=1)
@@ -28,11 +28,18 @@ def test_two_updates_are_those_of_torch_with_gradients_divided_before(dtype: tor
         gradient = random(*SHAPE, seed=step).to(dtype)
         theirs.grad = gradient.float() / 4
         optimizer.step()
-        update(master, first, second, gradient, weight, divisor, NUMBERS._replace(step=step))
+        update(OfParameter(master, first, second, gradient, weight), divisor, NUMBERS._replace(step=step))
     torch.testing.assert_close(master, theirs.detach())
     torch.testing.assert_close(first, optimizer.state[theirs]["exp_avg"])
     torch.testing.assert_close(second, optimizer.state[theirs]["exp_avg_sq"])
     assert weight is None or torch.equal(weight, master.bfloat16())
+
+
+def test_a_gradient_in_another_order_is_refused_on_every_device() -> None:
+    """A GPU's kernel would take the values of other places; so layouts that pass on a CPU pass there, too."""
+    state, gradient = [random(*SHAPE), torch.zeros(SHAPE), torch.zeros(SHAPE)], random(*SHAPE[::-1]).T
+    with pytest.raises(AssertionError):
+        update(OfParameter(*state, gradient, None), torch.tensor(1.0), NUMBERS)
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (3, 5, 7)], ids=["matrix", "stack"])
@@ -47,8 +54,9 @@ def test_what_is_cast_with_the_update_is_what_is_cast_after_it(shape: tuple[int,
     values = torch.zeros(*stack, rows + 4, columns, dtype=torch.float8_e4m3fn)[..., 2 : rows + 2, :]
     transposed = torch.zeros(*stack, columns, rows + 4, dtype=torch.float8_e4m3fn)[..., 2 : rows + 2]
     amax = torch.tensor(-1.0)
-    update(*one, gradient, weights[0], torch.tensor(1.0), NUMBERS)
-    update_and_cast(*other, gradient, weights[1], torch.tensor(1.0), NUMBERS, scale, values, transposed, amax)
+    update(OfParameter(*one, gradient, weights[0]), torch.tensor(1.0), NUMBERS)
+    casts = Casts(scale, values, transposed, amax)
+    update_and_cast(OfParameter(*other, gradient, weights[1]), torch.tensor(1.0), NUMBERS, casts)
     for ours, theirs in zip([*one, weights[0]], [*other, weights[1]], strict=True):
         assert torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0))
     expected = cast(weights[0], scale, torch.float8_e4m3fn).float().nan_to_num(7.0)

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from triton_compiler import compiling, resources
 from triton_interpreter import run_cases
 
-from llmb.engine.kernels.adamw import AdamWNumbers
+from llmb.engine.kernels.adamw import AdamWNumbers, Casts, OfParameter
 
 CASES = Path(__file__).with_name("adamw_cases.py")
 CAPABILITIES = [90, 100]
@@ -35,10 +34,10 @@ def test_cases_on_a_gpu(needs: Callable[..., None]) -> None:
     run_cases(CASES, interpreted=False)
 
 
-def tensors(rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, AdamWNumbers]:
+def tensors(rows: int, columns: int) -> OfParameter:
     master, first, second = (torch.zeros(rows, columns) for _ in range(3))
     weight = torch.zeros(rows, columns, dtype=torch.bfloat16)
-    return master, first, second, weight.clone(), weight, torch.ones(()), NUMBERS
+    return OfParameter(master, first, second, weight.clone(), weight)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -48,7 +47,7 @@ def test_an_update_moves_16_bytes_at_a_time_and_exchanges_nothing(
     from llmb.engine.kernels import adamw_triton
 
     with compiling(monkeypatch, tmp_path, capability) as kernels:
-        adamw_triton.update(*tensors(64, 64))
+        adamw_triton.update(tensors(64, 64), torch.ones(()), NUMBERS)
     (kernel,) = kernels
     needed = resources(kernel, tmp_path)
     assert needed.spilled == needed.shared == needed.conversions == 0
@@ -66,7 +65,8 @@ def test_an_update_with_casts_exchanges_the_fp8_values_alone(
 
     values, transposed = (torch.zeros(size).to(E4M3) for size in ((64, 96), (96, 64)))
     with compiling(monkeypatch, tmp_path, capability) as kernels:
-        adamw_triton.update_and_cast(*tensors(64, 96), torch.ones(()), values, transposed, torch.zeros(()))
+        casts = Casts(torch.ones(()), values, transposed, torch.zeros(()))
+        adamw_triton.update_and_cast(tensors(64, 96), torch.ones(()), NUMBERS, casts)
     (kernel,) = kernels
     needed = resources(kernel, tmp_path)
     # What the interpreter does in any case: values are clamped with NaN kept, and rounded between two operations.
@@ -89,10 +89,10 @@ def test_all_steps_and_layers_share_a_compiled_kernel(
     values, numbers = torch.zeros(2, 64 * 96, dtype=torch.uint8).view(E4M3), torch.zeros(8)
     with compiling(monkeypatch, tmp_path, 90) as kernels:
         for step, (rows, columns) in enumerate([(64, 96), (96, 64), (32, 192)], 1):
-            *state, _, _ = tensors(rows, columns)
-            casts = values[0].view(rows, columns), values[1].view(columns, rows)
+            into = values[0].view(rows, columns), values[1].view(columns, rows)
+            casts = Casts(numbers[step + 1], *into, numbers[step + 2])
             of_step = NUMBERS._replace(step=step, lr=1.0 / step)
-            adamw_triton.update_and_cast(*state, numbers[step], of_step, numbers[step + 1], *casts, numbers[step + 2])
-            adamw_triton.update(*state, numbers[step], of_step)
+            adamw_triton.update_and_cast(tensors(rows, columns), numbers[step], of_step, casts)
+            adamw_triton.update(tensors(rows, columns), numbers[step], of_step)
     assert len(kernels) == 6
     assert len({id(kernel) for kernel in kernels}) == 2

@@ -64,6 +64,25 @@ def test_compiled_for_a_gpu_kernels_read_and_write_16_bytes_at_a_time(
     assert set(needed.stores) == {16}
 
 
+def test_a_cast_into_given_memory_leaves_nothing_behind(
+    triton: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What the compiler captures is kept for good: in each step of each layer it would fill the host's memory."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    from llmb.engine.kernels import fp8_cast_triton
+
+    def kept() -> tuple[int, int]:
+        return len(kernel_side_table.id_to_kernel), len(kernel_side_table.constant_args)
+
+    values, transposed = (torch.zeros(size).to(E4M3) for size in ((64, 96), (96, 64)))
+    before = kept()
+    with compiling(monkeypatch, tmp_path, 90) as kernels:
+        fp8_cast_triton.cast_into(torch.zeros(64, 96).bfloat16(), torch.ones(()), values, transposed, torch.zeros(()))
+    assert len(kernels) == 1
+    assert kept() == before
+
+
 def module_output(inputs: torch.Tensor, activation: Activation) -> torch.Tensor:
     if activation == "squared-relu":
         return functional.relu(inputs).square()

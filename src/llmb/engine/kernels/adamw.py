@@ -23,25 +23,49 @@ class AdamWNumbers(NamedTuple):
     step: int
 
 
-def update(
-    master: Tensor,
-    first: Tensor,
-    second: Tensor,
-    gradient: Tensor,
-    weight: Tensor | None,
-    divisor: Tensor,
-    numbers: AdamWNumbers,
-) -> None:
-    """Updates ``master`` and both moments, fp32 and contiguous, with ``gradient``, bf16 or fp32, over ``divisor``.
+class OfParameter(NamedTuple):
+    """The tensors of one parameter, contiguous. master, first, second: fp32, the two moments last.
 
-    ``weight``, bf16, gets the rounded master; None if the master itself is the weight. divisor: 0-d fp32 on the device.
-    An fp32 gradient may be overwritten.
+    gradient: bf16 or fp32; the latter may be overwritten. weight: bf16, gets the rounded master; None if the master
+    itself is the weight.
     """
+
+    master: Tensor
+    first: Tensor
+    second: Tensor
+    gradient: Tensor
+    weight: Tensor | None
+
+
+class Casts(NamedTuple):
+    """What gets the weight in FP8 e4m3, [..., rows, columns], as ``fp8_cast.cast`` casts it.
+
+    scale: the factor before the cast, 0-d fp32. transposed: [..., columns, rows]; it and ``values`` may be slices of
+    larger buffers, with contiguous last dimensions. amax: 0-d fp32, gets the largest absolute value of the rounded
+    master, NaN if any is NaN.
+    """
+
+    scale: Tensor
+    values: Tensor
+    transposed: Tensor
+    amax: Tensor
+
+
+def check_contiguous(tensors: OfParameter) -> None:
+    """Kernels take one place for all of them: others would be updated with values of their neighbors."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    assert all(tensor.is_contiguous() and tensor.shape == tensors.master.shape for tensor in given)
+
+
+def update(tensors: OfParameter, divisor: Tensor, numbers: AdamWNumbers) -> None:
+    """Updates master and moments with the gradient over ``divisor``, 0-d fp32 on the device, and sets the weight."""
+    master, first, second, gradient, weight = tensors
     if master.is_cuda:
         from llmb.engine.kernels import adamw_triton  # Not at the top: a machine without a GPU has no Triton.
 
-        adamw_triton.update(master, first, second, gradient, weight, divisor, numbers)
+        adamw_triton.update(tensors, divisor, numbers)
         return
+    check_contiguous(tensors)
     torch._fused_adamw_(
         [master],
         [gradient.float()],
@@ -63,31 +87,13 @@ def update(
         weight.copy_(master)
 
 
-def update_and_cast(
-    master: Tensor,
-    first: Tensor,
-    second: Tensor,
-    gradient: Tensor,
-    weight: Tensor,
-    divisor: Tensor,
-    numbers: AdamWNumbers,
-    scale: Tensor,
-    values: Tensor,
-    transposed: Tensor,
-    amax: Tensor,
-) -> None:
-    """``update``, and casts the rounded master, [..., rows, columns], to FP8 e4m3 as ``fp8_cast.cast`` does.
-
-    scale: the factor before the cast, 0-d fp32. ``values`` and ``transposed``, [..., columns, rows], get the cast
-    weight; both may be slices of larger buffers, with contiguous last dimensions. ``amax``, 0-d fp32, gets the rounded
-    master's largest absolute value, NaN if any is NaN.
-    """
-    if has_kernel(master):
+def update_and_cast(tensors: OfParameter, divisor: Tensor, numbers: AdamWNumbers, casts: Casts) -> None:
+    """``update``, and casts the rounded master; there must be a weight."""
+    if has_kernel(tensors.master):
         from llmb.engine.kernels import adamw_triton
 
-        adamw_triton.update_and_cast(
-            master, first, second, gradient, weight, divisor, numbers, scale, values, transposed, amax
-        )
+        adamw_triton.update_and_cast(tensors, divisor, numbers, casts)
         return
-    update(master, first, second, gradient, weight, divisor, numbers)
-    cast_into(weight, scale, values, transposed, amax)
+    update(tensors, divisor, numbers)
+    assert tensors.weight is not None
+    cast_into(tensors.weight, *casts)

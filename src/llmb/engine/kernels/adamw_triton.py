@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from llmb.engine.kernels.adamw import AdamWNumbers
+from llmb.engine.kernels.adamw import AdamWNumbers, Casts, OfParameter, check_contiguous
 
 BLOCK, BLOCK_WARPS = 1024, 8
 """Elements of a program: four per thread, so that fp32 values move 16 bytes at a time, and no value changes threads."""
@@ -175,68 +175,32 @@ def factors(numbers: AdamWNumbers) -> Factors:
     return Factors(lr * weight_decay, beta1, 1 - beta1, beta2, 1 - beta2, eps, lr / correction1, math.sqrt(correction2))
 
 
-def check_contiguous(*tensors: Tensor) -> None:
-    """Kernels take one place for all of them: others would be updated with values of their neighbors."""
-    assert all(tensor.is_contiguous() and tensor.shape == tensors[0].shape for tensor in tensors)
-
-
-def update(
-    master: Tensor,
-    first: Tensor,
-    second: Tensor,
-    gradient: Tensor,
-    weight: Tensor | None,
-    divisor: Tensor,
-    numbers: AdamWNumbers,
-) -> None:
+def update(tensors: OfParameter, divisor: Tensor, numbers: AdamWNumbers) -> None:
     """See ``adamw.update``."""
-    check_contiguous(master, first, second, gradient, *([] if weight is None else [weight]))
-    size = master.numel()
+    check_contiguous(tensors)
+    size = tensors.master.numel()
     if size:
-        update_kernel[(triton.cdiv(size, BLOCK),)](
-            master,
-            first,
-            second,
-            gradient,
-            weight,
-            divisor,
-            size,
-            *factors(numbers),
-            BLOCK=BLOCK,
-            num_warps=BLOCK_WARPS,
-            enable_fp_fusion=False,
+        grid = (triton.cdiv(size, BLOCK),)
+        update_kernel[grid](
+            *tensors, divisor, size, *factors(numbers), BLOCK=BLOCK, num_warps=BLOCK_WARPS, enable_fp_fusion=False
         )
 
 
-def update_and_cast(
-    master: Tensor,
-    first: Tensor,
-    second: Tensor,
-    gradient: Tensor,
-    weight: Tensor,
-    divisor: Tensor,
-    numbers: AdamWNumbers,
-    scale: Tensor,
-    values: Tensor,
-    transposed: Tensor,
-    amax: Tensor,
-) -> None:
+def update_and_cast(tensors: OfParameter, divisor: Tensor, numbers: AdamWNumbers, casts: Casts) -> None:
     """See ``adamw.update_and_cast``."""
-    check_contiguous(master, first, second, gradient, weight)
-    assert values.stride(-1) == transposed.stride(-1) == 1 or not master.numel()
+    check_contiguous(tensors)
+    scale, values, transposed, amax = casts
+    assert tensors.weight is not None
+    assert values.stride(-1) == transposed.stride(-1) == 1 or not values.numel()
     amax.zero_()
-    size = master.numel()
+    size = tensors.master.numel()
     if not size:
         return
-    rows, columns = master.shape[-2:]
+    rows, columns = tensors.master.shape[-2:]
     matrices = size // (rows * columns)
     groups = triton.cdiv(rows, TILE * GROUP) * triton.cdiv(columns, TILE * GROUP)
     update_and_cast_kernel[(groups * GROUP * GROUP, matrices)](
-        master,
-        first,
-        second,
-        gradient,
-        weight,
+        *tensors,
         divisor,
         scale,
         values,

@@ -22,12 +22,12 @@ WARPS = 8
 
 
 @triton.jit
-def _largest_bits(values):
+def largest_bits(values):
     return tl.max(values.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF)
 
 
 @triton.jit
-def _round(values):
+def round_to_bf16(values):
     return values.to(tl.bfloat16).to(tl.float32)
 
 
@@ -47,15 +47,29 @@ def _place(columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _load(matrix, row, column, stride, inside):
+def load_tile(matrix, row, column, stride, inside):
     return tl.load(matrix + row[:, None] * stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _store(tile, scale, values, transposed, row, column, values_stride, transposed_stride, inside, LARGEST):
+def store_cast(
+    tile,
+    scale,
+    values,
+    transposed,
+    row,
+    column,
+    values_stride,
+    transposed_stride,
+    inside,
+    LARGEST: tl.constexpr,
+    LEAVES: tl.constexpr = False,
+):
+    """LEAVES: whether values may leave the cache first; parts of transposed rows wait there for their neighbors."""
     scaled = tl.clamp(tile * scale, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
     scaled = scaled.to(values.dtype.element_ty)
-    tl.store(values + row[:, None] * values_stride + column[None, :], scaled, mask=inside)
+    place = values + row[:, None] * values_stride + column[None, :]
+    tl.store(place, scaled, mask=inside, eviction_policy="evict_first" if LEAVES else "")
     turned = transposed + column[:, None] * transposed_stride + row[None, :]
     tl.store(turned, tl.trans(scaled), mask=tl.trans(inside))
 
@@ -84,16 +98,16 @@ def cast_kernel(
     row, column = _place(columns, ROWS, COLUMNS)
     matrix = tl.program_id(1).to(tl.int64)
     inside = (row[:, None] < rows) & (column[None, :] < columns)
-    tile = _load(source + matrix * source_matrix, row, column, source_row, inside)
+    tile = load_tile(source + matrix * source_matrix, row, column, source_row, inside)
     if ACTIVATION == "squared-relu":
         # Written so that NaN stays.
         tile = tl.where(tile <= 0, 0.0, tile)
-        tile = _round(tile * tile)
+        tile = round_to_bf16(tile * tile)
     if ACTIVATION == "swiglu":
-        up = _load(source + matrix * source_matrix + columns, row, column, source_row, inside)
-        tile = _round(_round(_silu(tile)) * up)
-    tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), _largest_bits(tile), sem="relaxed")
-    _store(
+        up = load_tile(source + matrix * source_matrix + columns, row, column, source_row, inside)
+        tile = round_to_bf16(round_to_bf16(_silu(tile)) * up)
+    tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), largest_bits(tile), sem="relaxed")
+    store_cast(
         tile,
         tl.load(scale),
         values + matrix * values_matrix,
@@ -130,16 +144,16 @@ def cast_normalized_kernel(
 ):
     row, column = _place(columns, ROWS, COLUMNS)
     inside = (row[:, None] < rows) & (column[None, :] < columns)
-    tile = _load(source, row, column, source_row, inside)
+    tile = load_tile(source, row, column, source_row, inside)
     if CENTERED:
         tile -= tl.load(mean + row, mask=row < rows, other=0.0)[:, None]
     tile *= tl.load(factor + row, mask=row < rows, other=0.0)[:, None]
     tile *= tl.load(weight + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
     if CENTERED:
         tile += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
-    tile = _round(tl.where(inside, tile, 0.0))
-    tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), _largest_bits(tile), sem="relaxed")
-    _store(tile, tl.load(scale), values, transposed, row, column, values_row, transposed_row, inside, LARGEST)
+    tile = round_to_bf16(tl.where(inside, tile, 0.0))
+    tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), largest_bits(tile), sem="relaxed")
+    store_cast(tile, tl.load(scale), values, transposed, row, column, values_row, transposed_row, inside, LARGEST)
 
 
 @triton.jit
@@ -165,20 +179,20 @@ def activation_gradient_kernel(
     row, column = _place(columns, ROWS, COLUMNS)
     inside = (row[:, None] < rows) & (column[None, :] < columns)
     factor = tl.load(scale)
-    given = _load(gradient, row, column, gradient_row, inside)
-    tile = _load(source, row, column, source_row, inside)
+    given = load_tile(gradient, row, column, gradient_row, inside)
+    tile = load_tile(source, row, column, source_row, inside)
     if ACTIVATION == "squared-relu":
-        tile = tl.where(tile <= 0, 0.0, _round(given * 2 * tile))
-        found = _largest_bits(tile)
+        tile = tl.where(tile <= 0, 0.0, round_to_bf16(given * 2 * tile))
+        found = largest_bits(tile)
     else:
-        up = _load(source + columns, row, column, source_row, inside)
+        up = load_tile(source + columns, row, column, source_row, inside)
         sigmoid = 1 / (1 + tl.exp(-tile))
-        to_up = _round(given * _round(_silu(tile)))
-        tile = _round(_round(given * up) * sigmoid * (1 + tile * (1 - sigmoid)))
-        found = tl.maximum(_largest_bits(tile), _largest_bits(to_up))
+        to_up = round_to_bf16(given * round_to_bf16(_silu(tile)))
+        tile = round_to_bf16(round_to_bf16(given * up) * sigmoid * (1 + tile * (1 - sigmoid)))
+        found = tl.maximum(largest_bits(tile), largest_bits(to_up))
         beside = column + columns
-        _store(to_up, factor, values, transposed, row, beside, values_row, transposed_row, inside, LARGEST)
-    _store(tile, factor, values, transposed, row, column, values_row, transposed_row, inside, LARGEST)
+        store_cast(to_up, factor, values, transposed, row, beside, values_row, transposed_row, inside, LARGEST)
+    store_cast(tile, factor, values, transposed, row, column, values_row, transposed_row, inside, LARGEST)
     tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), found, sem="relaxed")
 
 
@@ -187,14 +201,15 @@ def _grid(rows: int, columns: int, matrices: int = 1) -> tuple[int, int]:
 
 
 def _launch_cast(
-    source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor, amax: Tensor, activation: str
+    kernel, source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor, amax: Tensor, activation: str
 ) -> None:
+    """kernel: ``cast_kernel``, wrapped where the compiler may capture the launch."""
     rows, columns = values.shape[-2:]
     if not values.numel():
         return
     grid = _grid(rows, columns, values.shape[0] if values.ndim == 3 else 1)
     strides = [each.stride(0) if each.ndim == 3 else 0 for each in (source, values, transposed)]
-    wrap_triton(cast_kernel)[grid](
+    kernel[grid](
         source,
         scale,
         values,
@@ -216,7 +231,7 @@ def _launch_cast(
     )
 
 
-def _empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def empty_casts(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     *stack, rows, columns = shape
     return (
         like.new_empty(shape, dtype=dtype),
@@ -232,22 +247,23 @@ def _rows_contiguous(matrix: Tensor) -> Tensor:
 @triton_op("llmb::cast_both_ways", mutates_args={})
 def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     source = _rows_contiguous(values)
-    found = _empty(source, tuple(source.shape), dtype)
-    _launch_cast(source, scale, *found, "none")
+    found = empty_casts(source, tuple(source.shape), dtype)
+    _launch_cast(wrap_triton(cast_kernel), source, scale, *found, "none")
     return found
 
 
 def cast_into(source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor, amax: Tensor) -> None:
     """``amax`` must hold 0. Not for compiled code."""
-    _launch_cast(_rows_contiguous(source), scale, values, transposed, amax, "none")
+    # Outside of an operator a wrapped kernel is prepared again for each launch, and kept.
+    _launch_cast(cast_kernel, _rows_contiguous(source), scale, values, transposed, amax, "none")
 
 
 @triton_op("llmb::cast_activated", mutates_args={})
 def cast_activated(inputs: Tensor, scale: Tensor, activation: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     source = _rows_contiguous(inputs)
     rows, columns = source.shape
-    found = _empty(source, (rows, columns // 2 if activation == "swiglu" else columns), dtype)
-    _launch_cast(source, scale, *found, activation)
+    found = empty_casts(source, (rows, columns // 2 if activation == "swiglu" else columns), dtype)
+    _launch_cast(wrap_triton(cast_kernel), source, scale, *found, activation)
     return found
 
 
@@ -265,7 +281,7 @@ def cast_normalized(
     source = inputs.contiguous()
     columns = source.shape[-1]
     rows = source.numel() // columns
-    values, transposed, amax = _empty(source, (rows, columns), dtype)
+    values, transposed, amax = empty_casts(source, (rows, columns), dtype)
     if source.numel():
         wrap_triton(cast_normalized_kernel)[_grid(rows, columns)](
             source,
@@ -296,7 +312,7 @@ def cast_activation_gradient(
     inputs: Tensor, gradient: Tensor, scale: Tensor, activation: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     source, given = _rows_contiguous(inputs), _rows_contiguous(gradient)
-    values, transposed, amax = _empty(source, tuple(source.shape), dtype)
+    values, transposed, amax = empty_casts(source, tuple(source.shape), dtype)
     rows, columns = given.shape
     if given.numel():
         wrap_triton(activation_gradient_kernel)[_grid(rows, columns)](

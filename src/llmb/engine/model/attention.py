@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Causal self-attention with grouped key and value heads, full or chunked."""
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -87,8 +88,9 @@ def attend_segments(
 def varlen_kernel(query: Tensor, key: Tensor, value: Tensor, segments: Segments, longest: int) -> Tensor:
     """Variable-length flash attention. Its causal mask is aligned at the last query and the last key of a segment."""
     lengths = (segments.queries, segments.keys, longest, longest)
-    grouped = query.shape[1] != key.shape[1]
-    seen = varlen_attn(query, key, value, *lengths, window_size=(-1, 0), enable_gqa=grouped)
+    # torch 2.11 has no grouped heads here, nor an option for them.
+    kernel = varlen_attn if query.shape[1] == key.shape[1] else partial(varlen_attn, enable_gqa=True)
+    seen = kernel(query, key, value, *lengths, window_size=(-1, 0))
     assert isinstance(seen, Tensor)  # a tuple if more results were asked for
     return seen
 
@@ -206,6 +208,17 @@ class Attention(nn.Module):
             self.core = ChunkedCausalAttention(chunked.chunk_size)
 
     def forward(self, hidden: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
+        output: Tensor = self.o_proj(self.attended(hidden, rotary, documents))
+        return output
+
+    def attended(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
+        """The input of the last matrix."""
+        query, key, value = self.rotated(hidden, rotary)
+        attended: Tensor = self.core(query, key, value, documents).flatten(-2)
+        return attended
+
+    def rotated(self, hidden: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys with their positions, and values: [batch, seq, heads, head_dim] each."""
         projected = self.qkv(hidden, self.head_dim)
         if self.qkv_adapter is not None:
             projected = self.qkv_adapter(hidden, projected)
@@ -213,6 +226,4 @@ class Attention(nn.Module):
         value = value.contiguous()  # a view would keep queries and keys for the backward pass, from before the rotation
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-        query, key = self.position(query, key, rotary)
-        attended: Tensor = self.o_proj(self.core(query, key, value, documents).flatten(-2))
-        return attended
+        return *self.position(query, key, rotary), value

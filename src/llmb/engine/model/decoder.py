@@ -35,9 +35,14 @@ class Block(nn.Module):
         self.mlp = build_mlp(model)
 
     def forward(self, hidden: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, documents)
-        update: Tensor = self.mlp(self.post_attention_layernorm(hidden))
+        hidden, normalized = self.with_attention(hidden, rotary, documents)
+        update: Tensor = self.mlp(normalized)
         return hidden + update
+
+    def with_attention(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> tuple[Tensor, object]:
+        """The hidden states with the output of attention, and what the feed-forward layer takes of them."""
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, documents)
+        return hidden, self.post_attention_layernorm(hidden)
 
 
 class MoEBlock(nn.Module):
@@ -59,8 +64,13 @@ class MoEBlock(nn.Module):
         return self.after_experts(hidden, routed, self.run_experts(routed))
 
     def before_experts(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> tuple[Tensor, Routed]:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotary, documents)
+        hidden = self.with_attention(hidden, rotary, documents)
         return hidden, self.mlp.dispatch(self.post_attention_layernorm(hidden))
+
+    def with_attention(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
+        """The hidden states with the output of attention."""
+        update: Tensor = self.self_attn(self.input_layernorm(hidden), rotary, documents)
+        return hidden + update
 
     def run_experts(self, routed: Routed) -> Tensor:
         return self.mlp.run_experts(routed)
@@ -168,9 +178,9 @@ def build_block(model: Model, layer: int) -> nn.Module:
     return Block(model, layer)
 
 
-def build_norm(model: Model) -> nn.Module:
+def build_norm(model: Model) -> Norm:
     return NORMS[model.norm](model.hidden_size, model.norm_eps)
 
 
-def build_mlp(model: Model) -> nn.Module:
+def build_mlp(model: Model) -> GatedMLP | SquaredReluMLP:
     return MLPS[model.mlp](model.hidden_size, model.ffn_hidden_size)

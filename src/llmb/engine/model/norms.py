@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from llmb.engine.kernels.fp8_cast import Statistics, normalize
+from llmb.engine.kernels.norm import NormOf
 from llmb.engine.model.local_shard import local_shard
 
 
@@ -14,8 +14,8 @@ class Norm(nn.Module):
 
     same_tokens: bool = False
 
-    def with_statistics(self, hidden: Tensor) -> tuple[Tensor, Statistics]:
-        """What ``forward`` computes, for compiled code that needs both."""
+    def operands(self) -> NormOf:
+        """What ``forward`` normalizes with, for kernels that also do what is before and after it."""
         raise NotImplementedError
 
     def local_shard(self, parameter: Tensor) -> Tensor:
@@ -33,10 +33,8 @@ class RMSNorm(Norm):
     def forward(self, hidden: Tensor) -> Tensor:
         return functional.rms_norm(hidden, self.weight.shape, self.local_shard(self.weight), self.eps)
 
-    def with_statistics(self, hidden: Tensor) -> tuple[Tensor, Statistics]:
-        factor = torch.rsqrt(hidden.float().pow(2).mean(-1, keepdim=True) + self.eps)
-        statistics = Statistics(None, factor, self.local_shard(self.weight), None)
-        return normalize(hidden, statistics), statistics
+    def operands(self) -> NormOf:
+        return NormOf(self.local_shard(self.weight), None, self.eps)
 
 
 class LayerNorm1P(Norm):
@@ -49,11 +47,9 @@ class LayerNorm1P(Norm):
         self.eps = eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        # In bf16, 1 + weight would lose every weight below 2**-9.
-        weight, bias = 1 + self.local_shard(self.weight).float(), self.local_shard(self.bias).float()
-        return functional.layer_norm(hidden.float(), weight.shape, weight, bias, self.eps).to(hidden.dtype)
+        weight, bias, eps = self.operands()
+        return functional.layer_norm(hidden.float(), weight.shape, weight, bias, eps).to(hidden.dtype)
 
-    def with_statistics(self, hidden: Tensor) -> tuple[Tensor, Statistics]:
-        weight, bias = 1 + self.local_shard(self.weight).float(), self.local_shard(self.bias).float()
-        normalized, mean, factor = torch.native_layer_norm(hidden.float(), weight.shape, weight, bias, self.eps)
-        return normalized.to(hidden.dtype), Statistics(mean, factor, weight, bias)
+    def operands(self) -> NormOf:
+        # In bf16, 1 + weight would lose every weight below 2**-9.
+        return NormOf(1 + self.local_shard(self.weight).float(), self.local_shard(self.bias).float(), self.eps)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary position embedding (Su et al., 2021): tables computed on the fly in fp32, and their application."""
+"""Rotary position embedding (Su et al., 2021): tables computed on the fly in fp32."""
 
 import math
 from typing import NamedTuple
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from llmb.catalogue.records import Model, RopeScaling
+from llmb.engine.kernels.rotary import rotate
 
 
 class Rotary(NamedTuple):
@@ -44,14 +45,5 @@ def _scaled(plain: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def apply_rotary(heads: Tensor, rotary: Rotary, *, interleaved: bool) -> Tensor:
-    """Rotate the leading elements of each head: [batch, seq, heads, head_dim], same shape and dtype out.
-
-    A pair is elements (i, i + pairs), or (2i, 2i + 1) when ``interleaved``.
-    """
-    cos, sin = rotary.cos.unsqueeze(-2), rotary.sin.unsqueeze(-2)
-    size = 2 * cos.shape[-1]
-    turned, passed = heads[..., :size].float(), heads[..., size:]
-    first, second = torch.unflatten(turned, -1, (-1, 2)).unbind(-1) if interleaved else turned.chunk(2, dim=-1)
-    pair = (first * cos - second * sin, second * cos + first * sin)
-    turned = (torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)).to(heads.dtype)
-    return turned if passed.shape[-1] == 0 else torch.cat((turned, passed), dim=-1)
+    """Rotates queries or keys, see ``kernels.rotary.rotate``."""
+    return rotate(heads, rotary.cos, rotary.sin, interleaved=interleaved)

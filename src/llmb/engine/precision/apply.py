@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from llmb.engine.kernels.fp8_cast import Activation
-from llmb.engine.model.attention import Attention
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.joined import Joined, joined_layers
 from llmb.engine.model.local_shard import Linear
 from llmb.engine.model.moe import Experts
-from llmb.engine.model.norms import Norm
 from llmb.engine.parallel.data_parallel import is_sharded
 from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.precision.block import FP8_BLOCKS
 from llmb.engine.precision.experts import Fp8Experts, Fp8Stack
 from llmb.engine.precision.layer_scales import LayerScales
-from llmb.engine.precision.linear import CAST_NORMS, CastActivation, CastNorm, Fp8Joined, Fp8Linear
-from llmb.engine.precision.scaling import INPUT, Scales
+from llmb.engine.precision.linear import CastActivation, Fp8Joined, Fp8Linear, first_product
+from llmb.engine.precision.rotated import fuse_rotation
+from llmb.engine.precision.scaling import Scales
 from llmb.errors import EnvironmentProblem
 from llmb.runs.fp8_product import ProductDtype, fp8_product
 from llmb.runs.plan import EnginePlan
@@ -68,8 +68,16 @@ def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, *, keep
         # Tensor parallelism gathers what a norm computes.
         if fuses and plan.compiled and plan.recipe.layout.tp == 1:
             fuse_norms(block)
+        if fuses:
+            fuse_rotation(block, in_place=rotates_in_place(plan))
         if keep_weights:
             keep_from_forward_on(block)
+
+
+def rotates_in_place(plan: EnginePlan) -> bool:
+    """Not if selective recomputation keeps the product as it was. And with context parallelism, keys and values are
+    gathered elsewhere: a query that is part of the product would keep them until the backward pass."""
+    return plan.recompute != "selective" and plan.recipe.layout.cp == 1
 
 
 def check_device(device: torch.device) -> None:
@@ -135,27 +143,12 @@ def fuse_activations(block: nn.Module) -> None:
 
 
 def fuse_norms(block: nn.Module) -> None:
-    """Casts what norms compute for a product without storing it before, if compiled; after ``join_casts``."""
-    for name, following in NORMS.items():
-        layer, norm = block.get_submodule(following), block.get_submodule(name)
-        if type(layer) in FIRST:
-            assert isinstance(norm, Norm)
-            # Another class, as blocks with a method of their own would each be compiled.
-            norm.__class__ = CAST_NORMS[type(norm)]
-            assert isinstance(norm, CastNorm)
-            norm.factor = first_product(layer).layers[0].factors[INPUT]
+    """Adds, normalizes and casts in one pass over memory, if compiled; after ``fuse_activations``."""
+    # Another class, as blocks with a method of their own would each be compiled.
+    block.__class__ = FP8_BLOCKS[type(block)]
 
 
-NORMS = {"input_layernorm": "self_attn", "post_attention_layernorm": "mlp"}
-"""The norms of a block, and what takes their results."""
-FIRST: dict[type[nn.Module], str] = {Attention: "qkv", GatedMLP: "gate_up", SquaredReluMLP: "up_proj"}
-"""What the input of each kind of layer is multiplied by."""
 ACTIVATIONS: dict[type[nn.Module], Activation] = {GatedMLP: "swiglu", SquaredReluMLP: "squared-relu"}
-
-
-def first_product(layer: nn.Module) -> Fp8Linear | Fp8Joined:
-    product: Fp8Linear | Fp8Joined = getattr(layer, FIRST[type(layer)])
-    return product
 
 
 def keep_from_forward_on(block: nn.Module) -> None:

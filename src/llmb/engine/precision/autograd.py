@@ -16,7 +16,7 @@ from llmb.runs.fp8_product import ProductDtype
 
 
 class Operands(NamedTuple):
-    """Arguments of the functions below; weights follow, [outputs, inputs] each.
+    """Arguments of functions that multiply; weights follow, [outputs, inputs] each, and whatever else they need.
 
     hidden: [rows, inputs], of which only the gradient is used; the input's values are the cast, ``Cast``.
     kept: the weights in FP8 as one matrix, [sum of outputs, inputs], and its transpose; None casts them at every use.
@@ -45,9 +45,10 @@ WEIGHTS = len(Operands._fields)
 
 
 class Saved(NamedTuple):
-    """For the backward pass; the kept transposed weights follow, or else the weights.
+    """For the backward pass.
 
-    rows: the input's transpose. product: only for its activation.
+    rows: the input's transpose. held: the kept transposed weights, or else the weights. more: what a function saves
+    besides.
     """
 
     rows: Tensor | None
@@ -56,14 +57,15 @@ class Saved(NamedTuple):
     weight_scale: Tensor
     weight_inverse: Tensor
     gradient: Factor
-    product: Tensor | None
     held: Sequence[Tensor]
+    more: Sequence[Tensor]
 
 
 class Context(FunctionCtx):
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
     keeps: bool
+    held: int
     delayed: bool
     product_dtype: ProductDtype
     activation: Activation
@@ -73,15 +75,19 @@ class Context(FunctionCtx):
 Gradients = tuple[Tensor | None, ...]
 
 
-def forward(ctx: Context, operands: Operands, weights: Sequence[Tensor], *, keeps_product: bool = False) -> Tensor:
-    """y = x w^T."""
+def forward(ctx: Context, operands: Operands, weights: Sequence[Tensor]) -> Tensor:
+    """y = x w^T; ``save`` keeps what ``backward`` needs of it."""
     kept = operands.kept
     matrix = cast_weights(weights, operands.weight_scale) if kept is None else kept
     ctx.keeps, ctx.delayed, ctx.product_dtype = kept is not None, operands.delayed, operands.product_dtype
     ctx.outputs = [len(weight) for weight in weights]
     taken, turned = Scaled(operands.values, operands.input_inverse), Scaled(matrix, operands.weight_inverse).mT
-    product = multiply(taken, turned, fast=True, product_dtype=operands.product_dtype)
+    return multiply(taken, turned, fast=True, product_dtype=operands.product_dtype)
+
+
+def save(ctx: Context, operands: Operands, weights: Sequence[Tensor], more: Sequence[Tensor | None] = ()) -> None:
     held = weights if operands.kept_transposed is None else [operands.kept_transposed]
+    ctx.held = len(held)
     ctx.save_for_backward(
         operands.transposed,  # type: ignore[arg-type]
         operands.input_inverse,
@@ -90,16 +96,16 @@ def forward(ctx: Context, operands: Operands, weights: Sequence[Tensor], *, keep
         operands.weight_inverse,
         operands.gradient_scale,
         operands.gradient_inverse,
-        product if keeps_product else None,  # type: ignore[arg-type]
         *held,
+        *more,  # type: ignore[arg-type]
     )
-    return product
 
 
 def saved(ctx: Context) -> Saved:
     """To be called once in a backward pass: recomputation permits no more."""
-    rows, input_inverse, input_amax, scale, inverse, own_scale, own_inverse, product, *held = ctx.saved_tensors
-    return Saved(rows, input_inverse, input_amax, scale, inverse, Factor(own_scale, own_inverse), product, held)
+    rows, input_inverse, input_amax, scale, inverse, own_scale, own_inverse, *others = ctx.saved_tensors
+    held, more = others[: ctx.held], others[ctx.held :]
+    return Saved(rows, input_inverse, input_amax, scale, inverse, Factor(own_scale, own_inverse), held, more)
 
 
 def backward(ctx: Context, kept: Saved, given: Cast) -> Gradients:
@@ -113,7 +119,7 @@ def backward(ctx: Context, kept: Saved, given: Cast) -> Gradients:
     if given.transposed is not None and kept.rows is not None:
         columns = Scaled(kept.rows, kept.input_inverse).mT
         to_weights = product(Scaled(given.transposed, given.inverse), columns)
-        found[WEIGHTS:] = torch.split(to_weights, ctx.outputs)
+        found[WEIGHTS : WEIGHTS + len(ctx.outputs)] = torch.split(to_weights, ctx.outputs)
     return tuple(found)
 
 
@@ -122,12 +128,25 @@ def cast_weights(weights: Sequence[Tensor], scale: Tensor) -> Tensor:
     return torch.cat(casts) if len(casts) > 1 else casts[0]
 
 
+def without_values(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """Stands for a result that is only cast: it has a gradient, and takes no memory."""
+    return like.new_zeros(()).expand(shape)
+
+
+def without_gradients(ctx: FunctionCtx, *outputs: Tensor) -> None:
+    ctx.mark_non_differentiable(*outputs)
+    if not torch.compiler.is_compiling():  # The compiler does not know this; it drops unused zeros by itself.
+        ctx.set_materialize_grads(False)
+
+
 class Fp8Product(torch.autograd.Function):
     """[rows, sum of outputs]."""
 
     @staticmethod
     def forward(ctx: Context, *arguments: Tensor) -> Tensor:
-        return forward(ctx, Operands(*arguments[:WEIGHTS]), arguments[WEIGHTS:])  # type: ignore[arg-type]
+        operands, weights = Operands(*arguments[:WEIGHTS]), arguments[WEIGHTS:]  # type: ignore[arg-type]
+        save(ctx, operands, weights)
+        return forward(ctx, operands, weights)
 
     @staticmethod
     @once_differentiable
@@ -146,23 +165,22 @@ class Fp8Activated(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Context, *arguments: Tensor) -> tuple[Tensor, Tensor]:
-        operands = Operands(*arguments[:WEIGHTS])  # type: ignore[arg-type]
+        operands, weights = Operands(*arguments[:WEIGHTS]), arguments[WEIGHTS:]  # type: ignore[arg-type]
         assert operands.activation is not None
         ctx.activation = operands.activation
-        product = forward(ctx, operands, arguments[WEIGHTS:], keeps_product=True)
-        ctx.mark_non_differentiable(product)
-        if not torch.compiler.is_compiling():  # The compiler does not know this; it drops unused zeros by itself.
-            ctx.set_materialize_grads(False)
+        product = forward(ctx, operands, weights)
+        save(ctx, operands, weights, [product])
+        without_gradients(ctx, product)
         rows, columns = product.shape
         features = columns // 2 if operands.activation == "swiglu" else columns
-        return product, product.new_zeros(()).expand(rows, features)
+        return product, without_values(product, (rows, features))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Context, _product: None, gradient: Tensor) -> Gradients:
         kept = saved(ctx)
-        assert kept.product is not None
+        (product,) = kept.more
         scaled, transposed, amax = cast_activation_gradient(
-            kept.product, gradient, kept.gradient.scale, ctx.activation, FORMATS[GRADIENT]
+            product, gradient, kept.gradient.scale, ctx.activation, FORMATS[GRADIENT]
         )
         return backward(ctx, kept, Cast(scaled, transposed, kept.gradient.inverse, amax))

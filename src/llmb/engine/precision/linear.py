@@ -11,16 +11,14 @@ from llmb.engine.kernels.fp8_cast import (
     cast_activated,
     cast_both_ways,
     cast_into,
-    cast_normalized,
-    has_kernel,
 )
+from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.joined import Joined
 from llmb.engine.model.local_shard import Linear, local_shard
-from llmb.engine.model.norms import LayerNorm1P, Norm, RMSNorm
 from llmb.engine.precision.autograd import Fp8Activated, Fp8Product, Operands
 from llmb.engine.precision.layer_scales import LayerScales
 from llmb.engine.precision.product import Cast, cast_tensor
-from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT, Factor
+from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
 from llmb.runs.fp8_product import ProductDtype
 
 Kept = tuple[Tensor, Tensor]
@@ -120,36 +118,13 @@ class CastActivation:
         return CastInput(torch.unflatten(activated, 0, shape_of(hidden)[:-1]), Cast(values, transposed, inverse, amax))
 
 
-class CastNorm(Norm):
-    """A norm whose result is cast for the next layer, in compiled code. For delayed scaling.
-
-    Also returns what the norm itself does, for its gradient; the compiler does not store it.
-    """
-
-    factor: Factor
-    """Of the next layer's input."""
-
-    def forward(self, hidden: Tensor) -> CastInput:
-        if has_kernel(hidden):
-            normalized, statistics = self.with_statistics(hidden)
-            with torch.no_grad():
-                found = cast_normalized(hidden, statistics, self.factor.scale, FORMATS[INPUT])
-        else:
-            normalized = super().forward(hidden)
-            found = cast_both_ways(normalized.detach().flatten(0, -2), self.factor.scale, FORMATS[INPUT])
-        values, transposed, amax = found
-        return CastInput(normalized, Cast(values, transposed, self.factor.inverse, amax))
+def first_product(layer: nn.Module) -> Fp8Linear | Fp8Joined:
+    """What multiplies the input of a feed-forward layer."""
+    product: Fp8Linear | Fp8Joined = getattr(layer, FIRST[type(layer)])
+    return product
 
 
-class CastRMSNorm(CastNorm, RMSNorm):  # type: ignore[misc]
-    pass
-
-
-class CastLayerNorm1P(CastNorm, LayerNorm1P):  # type: ignore[misc]
-    pass
-
-
-CAST_NORMS: dict[type[Norm], type[CastNorm]] = {RMSNorm: CastRMSNorm, LayerNorm1P: CastLayerNorm1P}
+FIRST: dict[type[nn.Module], str] = {GatedMLP: "gate_up", SquaredReluMLP: "up_proj"}
 
 
 def product_of(layer: Fp8Linear | Fp8Joined, hidden: Tensor | CastInput) -> Tensor:

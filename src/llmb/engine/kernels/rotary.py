@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary embeddings in the product of query, key and value, and in the cast of its gradient.
+
+The product has one row for each token, with the heads of the queries, of the keys and of the values side by side; cos
+and sin: [seq, pairs] or [batch, seq, pairs], fp32. ``rotate_in_place`` and ``cast_rotated_gradient`` have a Triton
+kernel for GPUs, in ``rotary_triton``, and torch code, which is its reference. Their pairs are elements (i, i + pairs).
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from llmb.engine.kernels.fp8_cast import BothWays, cast_both_ways, has_kernel
+
+
+class Heads(NamedTuple):
+    """Query, key and value, or their gradients: [batch, seq, heads, head_dim] each, with any strides."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
+def rotate_in_place(product: Tensor, cos: Tensor, sin: Tensor, heads: int, head_dim: int) -> None:
+    """Rotates the first ``heads`` heads, those of queries and keys, of a product [batch * seq, outputs]."""
+    if has_kernel(product):
+        from llmb.engine.kernels import rotary_triton
+
+        rotary_triton.rotate_in_place(product, cos, sin, heads, head_dim)
+        return
+    batch = 1 if cos.ndim == 2 else len(cos)
+    turned = product[:, : heads * head_dim].view(-1 if cos.ndim == 2 else batch, cos.shape[-2], heads, head_dim)
+    turned.copy_(rotate(turned, cos, sin))
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
+    """The leading elements of each head: [batch, seq, heads, head_dim], same shape and dtype out.
+
+    A pair is elements (i, i + pairs), or (2i, 2i + 1) when ``interleaved``.
+    """
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    size = 2 * cos.shape[-1]
+    turned, passed = heads[..., :size].float(), heads[..., size:]
+    first, second = torch.unflatten(turned, -1, (-1, 2)).unbind(-1) if interleaved else turned.chunk(2, dim=-1)
+    pair = (first * cos - second * sin, second * cos + first * sin)
+    turned = (torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)).to(heads.dtype)
+    return turned if passed.shape[-1] == 0 else torch.cat((turned, passed), dim=-1)
+
+
+def cast_rotated_gradient(gradients: Heads, cos: Tensor, sin: Tensor, scale: Tensor, dtype: torch.dtype) -> BothWays:
+    """``cast_both_ways`` of the gradient of a product, from those of its rotated heads; it is not stored in bf16."""
+    if has_kernel(gradients.query):
+        from llmb.engine.kernels import rotary_triton
+
+        found: BothWays = rotary_triton.cast_rotated_gradient(*gradients, cos, sin, scale, dtype)
+        return found
+    query, key = (rotate(part, cos, -sin) for part in (gradients.query, gradients.key))
+    joined = torch.cat((query, key, gradients.value), -2)
+    return cast_both_ways(joined.flatten(0, 1).flatten(1), scale, dtype)

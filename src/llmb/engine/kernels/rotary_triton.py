@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Triton kernels of ``rotary``.
+
+A program takes some rows of several heads, because cos and sin of a row are larger than the row of a head: those of the
+first head are in the cache for the others. Both elements of a pair are in the same thread. Intermediate values are
+rounded to bf16 where torch does.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+from llmb.engine.kernels.fp8_cast_triton import empty_casts, largest_bits, round_to_bf16, store_cast
+
+ROWS, COLUMNS = 64, 64
+"""Of each of two tiles: the first and the second elements of pairs. The rows of a transposed output have two sectors of
+it. With fewer pairs a tile has fewer columns, and more rows."""
+HEADS = 4
+"""Of a program."""
+WARPS = 8
+
+
+@triton.jit
+def _tables(cos, sin, table, first, inside, PAIRS: tl.constexpr):
+    place = table[:, None] * PAIRS + first[None, :]
+    return tl.load(cos + place, mask=inside, other=0.0), tl.load(sin + place, mask=inside, other=0.0)
+
+
+@triton.jit
+def rotate_kernel(
+    product,
+    cos,
+    sin,
+    rows,
+    heads,
+    table_rows,
+    stride,
+    PAIRS: tl.constexpr,
+    HEAD: tl.constexpr,
+    PIECES: tl.constexpr,
+    EACH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    table, row = (row % table_rows).to(tl.int64), row.to(tl.int64)
+    group = tl.program_id(1)
+    for piece in tl.static_range(PIECES):
+        first = piece * COLUMNS + tl.arange(0, COLUMNS)
+        inside = (row[:, None] < rows) & (first[None, :] < PAIRS)
+        cosine, sine = _tables(cos, sin, table, first, inside, PAIRS)
+        for number in range(EACH):
+            head = group * EACH + number
+            live = inside & (head < heads)
+            place = product + row[:, None] * stride + head * HEAD + first[None, :]
+            one = tl.load(place, mask=live, other=0.0).to(tl.float32)
+            two = tl.load(place + PAIRS, mask=live, other=0.0).to(tl.float32)
+            tl.store(place, (one * cosine - two * sine).to(product.dtype.element_ty), mask=live)
+            tl.store(place + PAIRS, (two * cosine + one * sine).to(product.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def _columns(
+    piece: tl.constexpr, ROTATED: tl.constexpr, PAIRS: tl.constexpr, HEAD: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Columns of the two tiles, and where they end: pairs, and then what is not rotated, side by side."""
+    numbers = tl.arange(0, COLUMNS)
+    if piece < ROTATED:
+        return piece * COLUMNS + numbers, piece * COLUMNS + PAIRS + numbers, PAIRS, 2 * PAIRS
+    else:  # noqa: RET505 (Triton would take what follows for a second result)
+        start = 2 * PAIRS + (piece - ROTATED) * 2 * COLUMNS
+        return start + numbers, start + COLUMNS + numbers, HEAD, HEAD
+
+
+@triton.jit
+def _rows_of(part, sequence, position, head, batch_stride, row_stride, head_stride):
+    """Where these rows of one head begin; strides may have 32 or 64 bits."""
+    begin = sequence * batch_stride + position * row_stride + head.to(tl.int64) * head_stride
+    return part + begin[:, None]
+
+
+@triton.jit
+def cast_rotated_kernel(
+    query,
+    key,
+    value,
+    cos,
+    sin,
+    scale,
+    values,
+    transposed,
+    amax,
+    rows,
+    seq,
+    table_rows,
+    query_heads,
+    rotated_heads,
+    heads,
+    query_batch,
+    query_row,
+    query_head,
+    key_batch,
+    key_row,
+    key_head,
+    value_batch,
+    value_row,
+    value_head,
+    values_row,
+    transposed_row,
+    PAIRS: tl.constexpr,
+    HEAD: tl.constexpr,
+    LARGEST: tl.constexpr,
+    PIECES: tl.constexpr,
+    ROTATED: tl.constexpr,
+    EACH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """rotated_heads: of queries and keys; heads: of values, too. PIECES: of a head, the first of which are ROTATED."""
+    groups = tl.cdiv(heads, EACH)
+    group = tl.program_id(0) % groups
+    row = tl.program_id(0) // groups * ROWS + tl.arange(0, ROWS)
+    sequence, position, table = (row // seq).to(tl.int64), (row % seq).to(tl.int64), (row % table_rows).to(tl.int64)
+    row = row.to(tl.int64)
+    factor = tl.load(scale)
+    largest = 0
+    for piece in tl.static_range(PIECES):
+        first, second, end, second_end = _columns(piece, ROTATED, PAIRS, HEAD, COLUMNS)
+        inside = (row[:, None] < rows) & (first[None, :] < end)
+        inside_second = (row[:, None] < rows) & (second[None, :] < second_end)
+        for number in range(EACH):
+            head = group * EACH + number
+            live, live_second = inside & (head < heads), inside_second & (head < heads)
+            if head < query_heads:
+                source = _rows_of(query, sequence, position, head, query_batch, query_row, query_head)
+            elif head < rotated_heads:
+                source = _rows_of(key, sequence, position, head - query_heads, key_batch, key_row, key_head)
+            else:
+                source = _rows_of(value, sequence, position, head - rotated_heads, value_batch, value_row, value_head)
+            one = tl.load(source + first[None, :], mask=live, other=0.0).to(tl.float32)
+            two = tl.load(source + second[None, :], mask=live_second, other=0.0).to(tl.float32)
+            if piece < ROTATED:  # noqa: SIM102 (known when it is compiled, and the other is not)
+                if head < rotated_heads:
+                    cosine, sine = _tables(cos, sin, table, first, inside, PAIRS)
+                    one, two = round_to_bf16(one * cosine + two * sine), round_to_bf16(two * cosine - one * sine)
+            largest = tl.maximum(largest, tl.maximum(largest_bits(one), largest_bits(two)))
+            column, beside = head.to(tl.int64) * HEAD + first, head.to(tl.int64) * HEAD + second
+            store_cast(one, factor, values, transposed, row, column, values_row, transposed_row, live, LARGEST)
+            store_cast(two, factor, values, transposed, row, beside, values_row, transposed_row, live_second, LARGEST)
+    tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), largest, sem="relaxed")
+
+
+def _tile(pairs: int) -> tuple[int, int]:
+    columns = min(COLUMNS, triton.next_power_of_2(pairs))
+    return (2 * ROWS if columns < COLUMNS else ROWS), columns
+
+
+def _contiguous_heads(part: Tensor) -> Tensor:
+    return part if part.stride(-1) == 1 else part.contiguous()
+
+
+@triton_op("llmb::rotate_in_place", mutates_args={"product"})
+def rotate_in_place(product: Tensor, cos: Tensor, sin: Tensor, heads: int, head_dim: int) -> None:
+    cosine, sine = cos.contiguous(), sin.contiguous()
+    rows, pairs = product.shape[0], cos.shape[-1]
+    if not product.numel():
+        return
+    high, wide = _tile(pairs)
+    wrap_triton(rotate_kernel)[(triton.cdiv(rows, high), triton.cdiv(heads, HEADS))](
+        product,
+        cosine,
+        sine,
+        rows,
+        heads,
+        cosine.numel() // pairs,
+        product.stride(0),
+        PAIRS=pairs,
+        HEAD=head_dim,
+        PIECES=triton.cdiv(pairs, wide),
+        EACH=HEADS,
+        ROWS=high,
+        COLUMNS=wide,
+        num_warps=WARPS,
+    )
+
+
+@triton_op("llmb::cast_rotated_gradient", mutates_args={})
+def cast_rotated_gradient(
+    query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, scale: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    parts = [_contiguous_heads(part) for part in (query, key, value)]
+    cosine, sine = cos.contiguous(), sin.contiguous()
+    batch, seq, _, head_dim = query.shape
+    of_query, of_key, of_value = (part.shape[2] for part in parts)
+    rows, heads, pairs = batch * seq, of_query + of_key + of_value, cos.shape[-1]
+    high, wide = _tile(pairs)
+    rotated = triton.cdiv(pairs, wide)
+    values, transposed, amax = empty_casts(query, (rows, heads * head_dim), dtype)
+    if values.numel():
+        wrap_triton(cast_rotated_kernel)[(triton.cdiv(rows, high) * triton.cdiv(heads, HEADS),)](
+            *parts,
+            cosine,
+            sine,
+            scale,
+            values,
+            transposed,
+            amax,
+            rows,
+            seq,
+            cosine.numel() // pairs,
+            of_query,
+            of_query + of_key,
+            heads,
+            *(stride for part in parts for stride in part.stride()[:3]),
+            values.stride(0),
+            transposed.stride(0),
+            PAIRS=pairs,
+            HEAD=head_dim,
+            LARGEST=torch.finfo(dtype).max,
+            PIECES=rotated + triton.cdiv(head_dim - 2 * pairs, 2 * wide),
+            ROTATED=rotated,
+            EACH=HEADS,
+            ROWS=high,
+            COLUMNS=wide,
+            num_warps=WARPS,
+        )
+    return values, transposed, amax

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotation by Triton kernels against torch's, in Triton's interpreter; run by ``test_rotary_kernels.py``."""
+
+import math
+
+import pytest
+import torch
+
+from llmb.engine.kernels import rotary, rotary_triton
+from llmb.engine.kernels.fp8_cast import BothWays
+from llmb.engine.kernels.rotary import Heads
+
+E5M2 = torch.float8_e5m2
+SCALE = torch.tensor(3.7)
+WORST = [0.0, -math.inf, math.nan]
+CASES = {
+    "whole heads": (2, 70, (4, 2, 2), 16, 8),
+    "half of each head": (2, 70, (3, 1, 1), 16, 4),
+    "three quarters of a tile": (1, 33, (2, 1, 1), 192, 48),
+    "a quarter of each head": (1, 40, (2, 1, 1), 256, 32),
+    "one row": (1, 1, (4, 2, 2), 128, 64),
+    "one position": (130, 1, (1, 1, 1), 32, 16),
+    "odd sizes": (3, 23, (3, 1, 1), 10, 3),
+    "more pairs than a tile has columns": (1, 5, (1, 1, 1), 256, 80),
+    "nothing": (0, 4, (2, 1, 1), 16, 8),
+}
+"""Batch, positions, heads, head_dim and pairs."""
+BY_SEQUENCE = ("half of each head", "one position", "odd sizes", "nothing")
+"""Each sequence has its own positions."""
+
+
+@pytest.fixture(autouse=True)
+def without_capture(monkeypatch):
+    """The interpreter takes a kernel as it is."""
+    monkeypatch.setattr(rotary_triton, "wrap_triton", lambda kernel: kernel)
+
+
+def random(*shape):
+    """Of all magnitudes, so that some are saturated, some subnormal and some zero after the cast."""
+    return (torch.randn(shape) * 10 ** (8 * torch.rand(shape) - 6)).bfloat16()
+
+
+def tables(batch, seq, pairs, *, by_sequence):
+    angles = torch.randn(*((batch, seq) if by_sequence else (seq,)), pairs)
+    return angles.cos(), angles.sin()
+
+
+def with_worst(values, worst):
+    for place in (0, values.numel() // 2, values.numel() - 1) if values.numel() else ():
+        values.view(-1)[place] = worst
+    return values
+
+
+def assert_equal(found: BothWays, expected: BothWays) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype is theirs.dtype
+        assert ours.is_contiguous()
+        torch.testing.assert_close(ours.float(), theirs.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("worst", WORST)
+@pytest.mark.parametrize("case", CASES)
+def test_a_product_is_rotated_as_by_torch(case, worst):
+    batch, seq, heads, head_dim, pairs = CASES[case]
+    torch.manual_seed(3)
+    product = with_worst(random(batch * seq, sum(heads) * head_dim), worst)
+    cos, sin = tables(batch, seq, pairs, by_sequence=case in BY_SEQUENCE)
+    expected = product.clone()
+    rotary.rotate_in_place(expected, cos, sin, sum(heads[:2]), head_dim)
+    rotary_triton.rotate_in_place._init_fn(product, cos, sin, sum(heads[:2]), head_dim)
+    torch.testing.assert_close(product, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("worst", WORST)
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_rotated_back_and_cast_as_if_they_were_stored(case, worst):
+    batch, seq, heads, head_dim, pairs = CASES[case]
+    torch.manual_seed(3)
+    gradients = Heads(*(with_worst(random(batch, seq, number, head_dim), worst) for number in heads))
+    cos, sin = tables(batch, seq, pairs, by_sequence=case in BY_SEQUENCE)
+    expected = rotary.cast_rotated_gradient(gradients, cos, sin, SCALE, E5M2)
+    assert_equal(rotary_triton.cast_rotated_gradient._init_fn(*gradients, cos, sin, SCALE, E5M2), expected)
+
+
+ORDERS = {
+    "heads before positions": lambda part: part.transpose(1, 2).contiguous().transpose(1, 2),
+    "positions before sequences": lambda part: part.transpose(0, 1).contiguous().transpose(0, 1),
+    "beside others": lambda part: torch.cat((part, part), -1)[..., : part.shape[-1]],
+    "elements of a head apart": lambda part: part.transpose(2, 3).contiguous().transpose(2, 3),
+    "the same for all": lambda part: part[:1, :, :1].expand_as(part),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_gradients_in_any_order_in_memory(order):
+    batch, seq, heads, head_dim, pairs = CASES["half of each head"]
+    plain = [random(batch, seq, number, head_dim) for number in heads]
+    parts = [ORDERS[order](part) for part in plain]
+    cos, sin = tables(batch, seq, pairs, by_sequence=True)
+    for first in range(3):  # each has strides of its own
+        mixed = Heads(*(parts[place] if place == first else plain[place] for place in range(3)))
+        expected = rotary.cast_rotated_gradient(mixed, cos, sin, SCALE, E5M2)
+        assert_equal(rotary_triton.cast_rotated_gradient._init_fn(*mixed, cos, sin, SCALE, E5M2), expected)
+
+
+def test_zeros_have_no_largest_value():
+    parts = Heads(*(torch.zeros(1, 4, 2, 8).bfloat16() for _ in range(3)))
+    cos, sin = tables(1, 4, 4, by_sequence=False)
+    assert rotary_triton.cast_rotated_gradient._init_fn(*parts, cos, sin, SCALE, E5M2)[2] == 0
+
+
+def test_rows_apart_in_memory_and_nothing_beside_them():
+    whole = random(6, 90)
+    before = whole.clone()
+    cos, sin = tables(1, 6, 8, by_sequence=False)
+    rotary_triton.rotate_in_place._init_fn(whole[:, 3:83], cos, sin, 3, 16)
+    expected = before.clone()
+    rotary.rotate_in_place(expected[:, 3:83], cos, sin, 3, 16)
+    assert torch.equal(whole, expected)
+    assert torch.equal(whole[:, :3], before[:, :3])
+    assert torch.equal(whole[:, 51:], before[:, 51:])
+    assert not torch.equal(whole, before)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotation in a product, and back in the cast of its gradient: torch code, and kernels in the interpreter, on a GPU."""
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from triton_compiler import compiling, resources
+from triton_interpreter import run_cases
+
+from llmb.engine.kernels.fp8_cast import cast_both_ways
+from llmb.engine.kernels.rotary import Heads, cast_rotated_gradient, rotate_in_place
+from llmb.engine.model.rotary import Rotary, apply_rotary
+
+E5M2 = torch.float8_e5m2
+BATCH, SEQ, HEAD = 2, 24, 16
+NUMBERS = (4, 2, 2)
+
+
+@pytest.fixture
+def triton(needs: Callable[..., None]) -> None:
+    needs("triton", importlib.util.find_spec("triton") is not None, "Triton is not installed")
+
+
+def test_kernels_in_the_interpreter(triton: None) -> None:
+    run_cases(Path(__file__).with_name("interpreted_rotary.py"), interpreted=True)
+
+
+PROXIES = {"llama3.1": (128, 64, (32, 8, 8)), "nemotron4 15b": (128, 32, (48, 8, 8)), "340b": (192, 48, (96, 8, 8))}
+
+
+@pytest.mark.parametrize("capability", [90, 100])
+@pytest.mark.parametrize("proxy", PROXIES)
+def test_compiled_for_a_gpu_kernels_read_and_write_16_bytes_at_a_time(
+    triton: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, proxy: str, capability: int
+) -> None:
+    """In both layouts; with one more read, of the scale, and no more in shared memory than a tile in transposition."""
+    from llmb.engine.kernels import rotary_triton
+
+    monkeypatch.setattr(rotary_triton, "wrap_triton", lambda kernel: kernel)
+    head_dim, pairs, numbers = PROXIES[proxy]
+    product = torch.zeros(256, sum(numbers) * head_dim).bfloat16()
+    parts = [torch.zeros(2, 128, number, head_dim).bfloat16() for number in numbers]
+    cos = sin = torch.zeros(128, pairs)
+    with compiling(monkeypatch, tmp_path, capability) as kernels:
+        rotary_triton.rotate_in_place._init_fn(product, cos, sin, sum(numbers[:2]), head_dim)
+        rotary_triton.cast_rotated_gradient._init_fn(*parts, cos, sin, torch.ones(()), E5M2)
+    rotated, gradient = (resources(kernel, tmp_path) for kernel in kernels)
+    assert set(rotated.loads) == set(rotated.stores) == set(gradient.stores) == {16}
+    assert sorted(set(gradient.loads)) == [4, 16]
+    assert gradient.loads.count(4) == 1
+    for needed in (rotated, gradient):
+        assert needed.spilled == 0
+        assert needed.registers <= 128  # Then a multiprocessor holds two programs or more.
+    assert rotated.shared == 0
+    assert gradient.shared <= 8192
+
+
+def test_strides_may_have_more_than_32_bits(triton: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Some of them, and others not: of queries, which have more heads than keys."""
+    from llmb.engine.kernels import rotary_triton
+
+    monkeypatch.setattr(rotary_triton, "wrap_triton", lambda kernel: kernel)
+    parts = [torch.zeros(1, 64, number, 64).bfloat16() for number in NUMBERS]
+    parts[0] = parts[0].as_strided(parts[0].shape, (2**31, *parts[0].stride()[1:]))
+    cos = sin = torch.zeros(64, 32)
+    with compiling(monkeypatch, tmp_path, 90) as kernels:
+        rotary_triton.cast_rotated_gradient._init_fn(*parts, cos, sin, torch.ones(()), E5M2)
+    (kernel,) = kernels
+    assert not re.search(r"arith\.muli .*: tensor<\S*xi32>", kernel.asm["ttir"]), "an offset of 32 bits"
+
+
+def random_heads() -> list[Tensor]:
+    return [torch.randn(BATCH, SEQ, number, HEAD).bfloat16() for number in NUMBERS]
+
+
+def tables(pairs: int, *, by_sequence: bool, seq: int = SEQ) -> tuple[Tensor, Tensor]:
+    angles = torch.randn(*((BATCH,) if by_sequence else ()), seq, pairs)
+    return angles.cos(), angles.sin()
+
+
+@pytest.mark.parametrize("by_sequence", [False, True])
+@pytest.mark.parametrize("pairs", [4, 8])
+def test_what_is_rotated_and_cast_is_what_autograd_would_store(pairs: int, by_sequence: bool) -> None:
+    torch.manual_seed(2)
+    cos, sin = tables(pairs, by_sequence=by_sequence)
+    product = torch.cat(random_heads(), -2).flatten(2).flatten(0, 1).requires_grad_()
+    query, key, value = product.view(BATCH, SEQ, -1, HEAD).split(NUMBERS, -2)
+    rotated = [apply_rotary(part, Rotary(cos, cos, sin), interleaved=False) for part in (query, key)]
+    gradients = random_heads()
+    torch.autograd.backward([*rotated, value], gradients)
+    found = cast_rotated_gradient(Heads(*gradients), cos, sin, torch.tensor(3.7), E5M2)
+    for ours, theirs in zip(found, cast_both_ways(product.grad, torch.tensor(3.7), E5M2), strict=True):
+        assert torch.equal(ours.float(), theirs.float())
+    in_place = product.detach().clone()
+    rotate_in_place(in_place, cos, sin, sum(NUMBERS[:2]), HEAD)
+    assert torch.equal(in_place.view(BATCH, SEQ, -1, HEAD), torch.cat((*rotated, value), -2))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("proxy", PROXIES)
+def test_a_gpu_rotates_as_the_cpu_does(needs: Callable[[str, bool, str], None], proxy: str, compiled: bool) -> None:
+    """But for few values: a GPU multiplies and adds with one rounding."""
+    needs("gpu", torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9), "a GPU with FP8")
+    torch.manual_seed(2)
+    head_dim, pairs, numbers = PROXIES[proxy]
+    cos, sin = tables(pairs, by_sequence=False, seq=130)
+    scale, heads = torch.tensor(3.7), sum(numbers[:2])
+    product = torch.randn(BATCH * 130, sum(numbers) * head_dim).bfloat16()
+    parts = Heads(*(torch.randn(BATCH, number, 130, head_dim).bfloat16().transpose(1, 2) for number in numbers))
+
+    def rotated(product: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        own = product.clone()
+        rotate_in_place(own, cos, sin, heads, head_dim)
+        return own
+
+    forward, backward = (torch.compile(each) if compiled else each for each in (rotated, cast_rotated_gradient))
+    ours = forward(product.cuda(), cos.cuda(), sin.cuda()).cpu().float()
+    theirs = rotated(product, cos, sin).float()
+    torch.testing.assert_close(ours, theirs, rtol=2**-7, atol=1e-6)
+    assert (ours != theirs).float().mean() <= 0.002
+    on_gpu = Heads(*(part.cuda() for part in parts))
+    found = backward(on_gpu, cos.cuda(), sin.cuda(), scale.cuda(), E5M2)
+    expected = cast_rotated_gradient(parts, cos, sin, scale, E5M2)
+    for mine, other in zip(found[:2], expected[:2], strict=True):
+        assert (mine.cpu().float() != other.float()).float().mean() <= 0.002
+        torch.testing.assert_close(mine.cpu().float(), other.float(), rtol=2**-2, atol=2**-9)
+    torch.testing.assert_close(found[2].cpu(), expected[2], rtol=2**-7, atol=0)
+    assert torch.equal(found[0].float().t(), found[1].float())
