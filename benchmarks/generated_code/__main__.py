@@ -1,79 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generates the code of every model's layers for a GPU, without one, and counts what it reads and writes.
+"""``python -m benchmarks.generated_code``; see ``options``."""
 
-Nothing is measured: a count of bytes is a lower bound of time on a GPU, and a guard against unneeded passes over
-memory. Figures are compared with bounds.yaml; the exit code is 1 if one is exceeded.
-"""
-
-import argparse
 import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.generated_code.bounds import exceeded, read_bounds
-from benchmarks.generated_code.records import DENSE_MODELS, TINY_MODELS, Case, Document
+from benchmarks.generated_code.options import Options, read_options
+from benchmarks.generated_code.records import Case, Document
 from benchmarks.generated_code.tables import tables
 
 ROOT = Path(__file__).parents[2]
-DTYPES = ("bf16", "fp8")
-GPUS = ("h200", "h100")
-MISSING = 3
-EPILOG = """examples:
-  python -m benchmarks.generated_code --models 8b --dtypes fp8 --kernels
-  python -m benchmarks.generated_code --json > before.json
-  python -m benchmarks.generated_code --against before.json
-
-A unit u is one pass over a hidden state in bf16. A case takes one to three minutes of processor time.
-"""
+EXCEEDED, USAGE, MISSING, FAILED = 1, 2, 3, 4
+"""Exit codes."""
 
 
 def main() -> None:
     options = read_options(sys.argv[1:])
+    write("")  # before minutes are spent
     if importlib.util.find_spec("triton") is None:
         sys.stderr.write("no triton, which generates code for GPUs: pip install -e '.[test]', or make setup's .venv\n")
         sys.exit(MISSING)
     cases = tuple(measured(options))
     document = Document(torch=version("torch"), triton=version("triton"), cases=cases)
     problems = exceeded(document, read_bounds())
-    if options.json:
-        sys.stdout.write(document.model_dump_json(indent=2) + "\n")
-    else:
-        before = Document.model_validate_json(options.against.read_bytes()) if options.against else None
-        sys.stdout.write(tables(document, before, kernels=options.kernels))
+    shown = tables(document, options.before, kernels=options.kernels)
+    write(document.model_dump_json(indent=2) + "\n" if options.json else shown)
     for problem in problems:
         sys.stderr.write(f"exceeds its bound: {problem}\n")
-    sys.exit(1 if problems else 0)
+    sys.exit(EXCEEDED if problems else 0)
 
 
-def read_options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.generated_code", description=__doc__, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    every = (*DENSE_MODELS, *TINY_MODELS)
-    parser.add_argument(
-        "--models", default=",".join(DENSE_MODELS), help=f"of {', '.join(every)} (default: %(default)s)"
-    )
-    parser.add_argument("--dtypes", default=",".join(DTYPES), help="default: %(default)s")
-    parser.add_argument("--gpus", default=GPUS[0], help="whose proxies, of h200 and h100 (default: %(default)s)")
-    parser.add_argument("--kernels", action="store_true", help="list the kernels")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--against", type=Path, metavar="FILE", help="a document of --json to compare with")
-    options = parser.parse_args(arguments)
-    for name, known in (("models", every), ("dtypes", DTYPES), ("gpus", GPUS)):
-        chosen = tuple(getattr(options, name).split(","))
-        unknown = [one for one in chosen if one not in known]
-        if unknown:
-            parser.error(f"--{name}: unknown {', '.join(unknown)}; known: {', '.join(known)}")
-        setattr(options, name, chosen)
-    return options
+def write(text: str) -> None:
+    """To standard output. Exits if that fails, unless its reader has exited."""
+    try:
+        if sys.stdout is None:
+            raise OSError(0, "it is closed")
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # takes what is left over at exit
+        if not isinstance(error, BrokenPipeError):
+            sys.stderr.write(f"cannot write to standard output: {error.strerror}; redirect it to a file with space\n")
+            sys.exit(USAGE)
 
 
-def measured(options: argparse.Namespace) -> Iterator[Case]:
+def measured(options: Options) -> Iterator[Case]:
     for gpu in options.gpus:
         for model in options.models:
             for dtype in options.dtypes:
@@ -88,8 +65,8 @@ def measure(model: str, dtype: str, gpu_type: str) -> Case:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.stderr.write(done.stderr)
-        sys.exit(done.returncode)
+        sys.stderr.write(f"{done.stderr}{model} {dtype} on {gpu_type} failed (exit code {done.returncode})\n")
+        sys.exit(FAILED)
     return Case.model_validate_json(done.stdout.splitlines()[-1])
 
 

@@ -12,24 +12,34 @@ from math import prod
 from typing import Any, Literal
 
 import sympy
+from torch._inductor.codegen.simd import IterationRanges
 from torch._inductor.codegen.triton import TritonKernel
 from torch._inductor.runtime.hints import ReductionHint
 from torch._inductor.virtualized import V
 
+from benchmarks.generated_code.pretend import resident
+
 SECTOR_BYTES = 32
 """What a GPU reads from memory at least. Neighbors this far apart share nothing."""
+
+REDUCING_WARPS = 16
+"""Of a program that reduces in a loop."""
+BESIDE = 64
+"""How many values it has beside each other at a time if its tiles are long in that dimension; else one."""
 
 Direction = Literal["load", "store"]
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One expression that addresses a buffer. bytes: of the elements that it touches."""
+    """One expression that addresses a buffer. bytes: of the elements that it touches. See ``Kernel`` for the others."""
 
     direction: Direction
     buffer: str
     bytes: int
     coalesced: bool
+    repeated: int = 0
+    in_flight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,41 +50,78 @@ class Axis:
     fast: bool
 
 
-def accesses_of(kernel: TritonKernel, seen: Iterable[tuple[Direction, str, sympy.Expr]]) -> list[Access]:
-    """``seen``: what the kernel addressed, also buffers that were removed afterwards."""
+Place = tuple[Direction, str, sympy.Expr]
+Seen = Mapping[Place, Sequence[int]]
+"""What a kernel addresses, with the loops that do, in order."""
+
+
+def accesses_of(kernel: TritonKernel, noted: Iterable[tuple[Direction, str, sympy.Expr, int]]) -> list[Access]:
+    """``noted``: what the kernel addressed, also buffers that were removed afterwards, with the number of its loop."""
     gone = {*kernel.removed_buffers, *V.graph.removed_buffers}
-    grouped: dict[tuple[Direction, str], list[sympy.Expr]] = defaultdict(list)
-    for direction, name, index in seen:
-        plain = index.expand(identity=True)
-        if name not in gone and plain not in grouped[direction, name]:
-            grouped[direction, name].append(plain)
+    seen: dict[Place, list[int]] = {}
+    for direction, name, index, loop in noted:
+        if name not in gone:
+            seen.setdefault((direction, name, index.expand(identity=True)), []).append(loop)
     # Without a hint, tiles that are long in either kind of dimension are tried on the GPU, and the fastest is taken.
-    candidates = [accesses_along(grouped, axes_of(kernel, reduced=reduced)) for reduced in long_dimensions(kernel)]
+    candidates = [accesses_along(seen, kernel, reduced=reduced) for reduced in long_dimensions(kernel)]
     return min(candidates, key=lambda each: sum(access.bytes for access in each if not access.coalesced))
 
 
-def accesses_along(
-    grouped: Mapping[tuple[Direction, str], Sequence[sympy.Expr]], axes: Mapping[sympy.Symbol, Axis]
-) -> list[Access]:
+def accesses_along(seen: Seen, kernel: TritonKernel, *, reduced: bool) -> list[Access]:
+    """Of tiles that are long in the dimensions that the kernel reduces, or in the others."""
+    axes = axes_of(kernel, reduced=reduced)
+    running = share_running(kernel, reduced=reduced)
+    grouped: dict[tuple[Direction, str], list[sympy.Expr]] = defaultdict(list)
+    for direction, name, index in seen:
+        grouped[direction, name].append(index)
     found = []
     for (direction, name), indices in grouped.items():
         itemsize = V.graph.get_dtype(name).itemsize
-        numel = _number(V.graph.get_numel(name))
         counts = touched(indices, axes)
-        scale = min(1.0, numel / max(1, sum(counts)))
+        scale = min(1.0, hint(V.graph.get_numel(name)) / max(1, sum(counts)))
         for index, count in zip(indices, counts, strict=True):
-            found.append(Access(direction, name, int(count * scale) * itemsize, coalesced(index, axes, itemsize)))
+            size = int(count * scale) * itemsize
+            stored = seen.get(("store", name, index), ()) if direction == "load" else ()
+            new, again = repeats(seen[direction, name, index], stored) if direction == "load" else (True, 0)
+            found.append(
+                Access(
+                    direction,
+                    name,
+                    size if new else 0,
+                    coalesced(index, axes, itemsize),
+                    repeated=again * size,
+                    in_flight=int(size * running) if again else 0,
+                )
+            )
     return found
+
+
+def repeats(loads: Sequence[int], stores: Sequence[int]) -> tuple[bool, int]:
+    """Whether what several loops of a program load comes from memory, and how often it is loaded again.
+
+    It does not if a loop before stored it. Within a loop, it is loaded once.
+    """
+    new = not stores or min(loads) <= min(stores)
+    return new, len(set(loads)) - new
+
+
+def share_running(kernel: TritonKernel, *, reduced: bool) -> float:
+    """How much of all that it reads a kernel's programs have at a time, which together run through all of it."""
+    rows = prod([hint(tree.numel) for tree in kernel.range_trees if not reduces(tree)])
+    return min(1.0, resident(REDUCING_WARPS) * (1 if reduced else BESIDE) / rows)
 
 
 def axes_of(kernel: TritonKernel, *, reduced: bool) -> dict[sympy.Symbol, Axis]:
     """Of all variables of a kernel whose threads run along dimensions that it reduces, or along the others."""
     return {
-        symbol: Axis(
-            _number(entry.length), _number(entry.divisor) == 1 and entry.root.prefix.startswith("r") == reduced
-        )
+        symbol: Axis(hint(entry.length), hint(entry.divisor) == 1 and reduces(entry.root) == reduced)
         for symbol, entry in kernel.range_tree_nodes.items()
     }
+
+
+def reduces(tree: IterationRanges) -> bool:
+    """Whether a kernel reduces a range; by its name, as torch's own property has a type that mypy cannot take."""
+    return tree.prefix.startswith("r")
 
 
 def long_dimensions(kernel: TritonKernel) -> tuple[bool, ...]:
@@ -127,7 +174,8 @@ def step(index: sympy.Expr, symbol: sympy.Symbol) -> int:
     return int(along.subs({symbol: 1}) - along.subs({symbol: 0}))
 
 
-def _number(expression: Any) -> int:
+def hint(expression: Any) -> int:
+    """The number that a size of the compiler stands for in this step."""
     sizes: Any = V.graph.sizevars
-    hint = getattr(sizes, "optimization_hint", None) or sizes.size_hint
-    return int(hint(expression))
+    known = getattr(sizes, "optimization_hint", None) or sizes.size_hint
+    return int(known(expression))

@@ -1,27 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """The largest figures that are allowed, from bounds.yaml."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import yaml
 
-from benchmarks.generated_code.records import Case, Document
+from benchmarks.generated_code.records import Case, Document, Layers
 from llmb.catalogue.records import Dtype, Record
 
 FILE = Path(__file__).with_name("bounds.yaml")
 
 
 class Bound(Record):
-    """The largest figures of a case; see ``Case`` for their meaning."""
+    """The largest figures of a case; see ``Case`` for their meaning. experts_u: of layers with experts."""
 
     u: float
+    experts_u: float = 0.0
     uncoalesced_stores: float
     uncoalesced_loads: float
     uncoalesced_copies: float
     bytes_per_parameter: float
 
 
+FIELDS: Mapping[Layers, str] = {"dense": "u", "experts": "experts_u"}
+"""The bound of each kind of layers."""
 Bounds = dict[str, dict[Dtype, Bound]]
 
 
@@ -43,14 +46,17 @@ def problems(case: Case, bounds: Bounds) -> Iterator[str]:
     bound = bounds.get(case.model, {}).get(case.dtype)
     if bound is None:
         return
-    figures = {
-        "u": case.block.u,
-        "uncoalesced_stores": case.block.total("uncoalesced_stores"),
-        "uncoalesced_loads": case.block.total("uncoalesced_loads"),
-        "uncoalesced_copies": case.uncoalesced_copies,
-        "bytes_per_parameter": case.bytes_per_parameter,
-    }
-    for name, figure in figures.items():
+    for name, figure in figures(case):
         allowed = float(getattr(bound, name))
         if figure > allowed:
             yield f"{case.model} {case.dtype} on {case.memory.gpu_type}: {name} is {figure:.2f}, allowed {allowed:g}"
+
+
+def figures(case: Case) -> Iterator[tuple[str, float]]:
+    """By the fields of ``Bound``."""
+    for block in case.blocks:
+        yield FIELDS[block.layers], block.u
+        yield "uncoalesced_stores", block.total("uncoalesced_stores")
+        yield "uncoalesced_loads", block.total("uncoalesced_loads")
+    yield "uncoalesced_copies", case.uncoalesced_copies
+    yield "bytes_per_parameter", case.bytes_per_parameter

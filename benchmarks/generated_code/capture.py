@@ -5,40 +5,34 @@
 
 import copy
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
+import sympy
 import torch
 import torch._inductor.compile_fx as compile_fx
 from torch import Tensor, fx
 from torch._inductor import ir
 from torch._inductor.codegen.triton import TritonKernel, TritonScheduling
 from torch._inductor.graph import GraphLowering
-from torch._inductor.virtualized import V
 from torch.utils._pytree import tree_map
 
-from benchmarks.generated_code.accesses import Access, accesses_of
+from benchmarks.generated_code.accesses import Access, accesses_of, hint
+from benchmarks.generated_code.kernels import Kernel, Size, launched
 from benchmarks.generated_code.pretend import CPU, GPU, replace
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "add_product")
 ADDING = "add_product"
 """The engine's own product, which adds to its first argument."""
 ATTENTION = "attention"
+WARPS = 4
+"""Of a kernel that does not say how many."""
 VIEW = torch.ops.aten._unsafe_view.default
 """Of a tensor that nothing else uses, and therefore not declared as a view."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """One launch. bytes: read and written. ours: a kernel of the engine itself, or an operator without code here."""
-
-    name: str
-    bytes: int
-    ours: bool = False
-    uncoalesced: tuple[Access, ...] = ()
 
 
 @dataclass
@@ -71,22 +65,30 @@ class Recorder:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Changes Inductor for the whole process."""
-        seen = "llmb_seen"
+        seen, loops = "llmb_seen", "llmb_loops"
 
         def noting(direction: str, original: Any) -> Any:
             def noted(kernel: TritonKernel, name: str, index: Any, *rest: Any, **named: Any) -> Any:
-                kernel.__dict__.setdefault(seen, []).append((direction, name, index))
+                kernel.__dict__.setdefault(seen, []).append((direction, name, index, kernel.__dict__.get(loops, 0)))
                 return original(kernel, name, index, *rest, **named)
 
             return noted
+
+        body = TritonKernel.codegen_body
+
+        def ended(kernel: TritonKernel) -> None:
+            """A loop over what is reduced, unless all of it is in registers."""
+            body(kernel)
+            kernel.__dict__[loops] = kernel.__dict__.get(loops, 0) + (not kernel.persistent_reduction)
+
+        replace(TritonKernel, "codegen_body", ended)
 
         define = TritonScheduling.define_kernel
 
         def defined(scheduling: Any, source: Any, nodes: Any, kernel: Any) -> str:
             name: str = define(scheduling, source, nodes, kernel)
             found = accesses_of(kernel, getattr(kernel, seen, ()))
-            bad = tuple(access for access in found if not access.coalesced)
-            self.compiling[-1].kernels.append(Kernel(name, sum(each.bytes for each in found), uncoalesced=bad))
+            self.compiling[-1].kernels.append(generated(name, found))
             return name
 
         replace(TritonScheduling, "define_kernel", defined)
@@ -163,8 +165,14 @@ def viewed(node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
 
 def alike(value: Any) -> Any:
     if not isinstance(value, Tensor):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=GPU)
+        return number_of(value) if isinstance(value, torch.SymInt) else value
+    shape, strides = ([number_of(size) for size in sizes] for sizes in (value.shape, value.stride()))
+    return torch.empty_strided(shape, strides, dtype=value.dtype, device=GPU)
+
+
+def number_of(size: Any) -> int:
+    """A symbol of the compiler means nothing outside of its graph: the number that it stands for in this step."""
+    return int(size.node.hint if isinstance(size, torch.SymInt) else size)
 
 
 def makes_view(func: Any) -> bool:
@@ -187,6 +195,7 @@ def move_to_gpu(module: fx.GraphModule) -> None:
 
 def add_operators(graph: Graph, lowering: GraphLowering) -> None:
     """Counts what is not generated: products, attention, and kernels that the engine brings along."""
+    used: set[str] = set()
     for scheduled in lowering.scheduler.nodes:
         node = scheduled.node
         if not isinstance(node, ir.ExternKernel) or isinstance(node, ir.MultiOutput):
@@ -197,8 +206,11 @@ def add_operators(graph: Graph, lowering: GraphLowering) -> None:
             graph.accumulated_bytes += 2 * tensor_bytes(node.inputs[0]) if name == ADDING else 0
         elif ATTENTION in name:
             graph.attentions += 1
+        elif isinstance(node, ir.UserDefinedTritonKernel):
+            graph.kernels.append(launch_of(node, used))
         else:
             graph.kernels.append(Kernel(name, operator_bytes(node), ours=True))
+        used.update(each.get_name() for each in tree_leaves_of(node.inputs) if isinstance(each, ir.IRNode))
 
 
 def most_added(lowering: GraphLowering) -> int:
@@ -220,14 +232,51 @@ def most_added(lowering: GraphLowering) -> int:
     return most
 
 
+def generated(name: str, found: Sequence[Access]) -> Kernel:
+    return Kernel(
+        name,
+        sum(each.bytes for each in found),
+        uncoalesced=tuple(access for access in found if not access.coalesced),
+        repeated=sum(each.repeated for each in found),
+        in_flight=sum(each.in_flight for each in found),
+    )
+
+
 def operator_name(node: ir.ExternKernel) -> str:
-    if isinstance(node, ir.UserDefinedTritonKernel):
-        kernel: Any = node.get_kernel_and_metadata()[0]
-        return str(kernel.fn.__name__)
     overload = getattr(node, "op_overload", None)
     if overload is not None:
         return str(overload).split(".")[1]
     return str(node.python_kernel_name or type(node).__name__).rsplit(".", 1)[-1]
+
+
+def launch_of(node: ir.UserDefinedTritonKernel, used: Container[str]) -> Kernel:
+    """``used``: by operators before."""
+    kernel, configs, *_ = node.get_kernel_and_metadata()
+    tensors = {name: value for name, value in node.kwargs.items() if isinstance(value, ir.IRNode)}
+    sizes = {
+        name: Size(tensor_bytes(each), row_bytes(each), is_empty(each) and each.get_name() not in used)
+        for name, each in tensors.items()
+    }
+    given = {name: plain(value) for name, value in node.kwargs.items()}
+    programs = prod(plain(each) for each in node.grid[0])
+    return launched(kernel, given, sizes, programs, configs[0].num_warps if configs else WARPS)
+
+
+def plain(value: Any) -> Any:
+    """The dtype of a tensor, and the number that a symbol stands for."""
+    if isinstance(value, ir.IRNode):
+        return value.get_dtype()
+    return hint(value) if isinstance(value, sympy.Expr) else value
+
+
+def is_empty(node: ir.IRNode) -> bool:
+    """True for memory that is allocated without values."""
+    return isinstance(node, ir.ComputedBuffer) and all(size == 0 for size in node.data.get_size())
+
+
+def row_bytes(node: Any) -> int:
+    *_, columns = [1, *map(hint, node.get_size())]
+    return columns * int(node.get_dtype().itemsize)
 
 
 def operator_bytes(node: ir.ExternKernel) -> int:
@@ -242,6 +291,4 @@ def tree_leaves_of(inputs: Any) -> list[Any]:
 
 
 def tensor_bytes(node: Any) -> int:
-    sizes: Any = V.graph.sizevars
-    hint = getattr(sizes, "optimization_hint", None) or sizes.size_hint
-    return int(hint(node.get_numel())) * int(node.get_dtype().itemsize)
+    return hint(node.get_numel()) * int(node.get_dtype().itemsize)

@@ -5,6 +5,7 @@ Only this process pretends to have a GPU.
 """
 
 import sys
+from typing import NamedTuple
 
 from benchmarks.engine.cases import GPU_MODELS, TINY_MODELS
 from benchmarks.generated_code.pretend import pretend_gpu
@@ -12,8 +13,17 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Recipe
 from llmb.catalogue.resolve import Overrides, Request, resolve
 
-NAMES = {"h200": "NVIDIA H200", "h100": "NVIDIA H100 80GB HBM3"}
-MEMORY_BYTES = {"h200": 150_754_820_096, "h100": 85_029_158_912}
+
+class Gpu(NamedTuple):
+    """As its driver describes it."""
+
+    name: str
+    memory_bytes: int
+    cache_bytes: int
+
+
+GPUS = {"h200": Gpu("NVIDIA H200", 150_754_820_096, 60 * 2**20),
+        "h100": Gpu("NVIDIA H100 80GB HBM3", 85_029_158_912, 50 * 2**20)}  # fmt: skip
 TINY_TOKENS = 1024
 
 
@@ -32,12 +42,13 @@ def recipe_of(name: str, dtype: Dtype, gpu_type: str) -> Recipe:
 
 def main() -> None:
     name, dtype, gpu_type = sys.argv[1:4]
-    library = pretend_gpu(NAMES[gpu_type], MEMORY_BYTES[gpu_type])
+    gpu = GPUS[gpu_type]
+    library = pretend_gpu(*gpu)
     from benchmarks.generated_code.step import run_step  # only now: the engine looks for a GPU when it is imported
     from benchmarks.generated_code.summary import case_of
 
     found = run_step(recipe_of(name, Dtype(dtype), gpu_type))
-    sys.stdout.write(case_of(found, name, gpu_type).model_dump_json())
+    sys.stdout.write(case_of(found, name, gpu_type, gpu.cache_bytes).model_dump_json())
     sys.stdout.flush()
     del library
 

@@ -21,6 +21,7 @@ import torch._subclasses.fake_tensor as fake_tensor
 import torch.utils._triton as triton_support
 from torch import Tensor
 from torch._inductor.fx_passes import fuse_attention, joint_graph, misc_patterns, pad_mm
+from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,7 +30,7 @@ from triton.runtime.driver import driver
 
 HOST = "llmb_host"
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-HOPPER = MappingProxyType(
+HOPPER: Mapping[str, Any] = MappingProxyType(
     {
         "major": 9,
         "minor": 0,
@@ -41,19 +42,25 @@ HOPPER = MappingProxyType(
         "shared_memory_per_block": 49152,
         "shared_memory_per_multiprocessor": 233472,
         "shared_memory_per_block_optin": 232448,
-        "L2_cache_size": 62914560,
         "gcnArchName": "",
     }
 )
-"""What the driver says of an H100 or H200."""
+"""What the driver says of an H100 and an H200."""
 
 
-def pretend_gpu(name: str, memory_bytes: int) -> torch.library.Library:
+def resident(warps: int) -> int:
+    """How many programs of so many warps such a GPU runs at a time at most."""
+    each = HOPPER["max_threads_per_multi_processor"] // (HOPPER["warp_size"] * warps)
+    return int(HOPPER["multi_processor_count"] * each)
+
+
+def pretend_gpu(name: str, memory_bytes: int, cache_bytes: int) -> torch.library.Library:
     """``name``: as the driver would have it. The result has to be kept."""
-    properties = SimpleNamespace(name=name, total_memory=memory_bytes, **HOPPER)
+    properties = SimpleNamespace(name=name, total_memory=memory_bytes, L2_cache_size=cache_bytes, **HOPPER)
     _answer_for_the_driver(properties)
     _answer_for_inductor(properties)
     _keep_autograd_on_the_cpu()
+    _give_shapes_of_products()
     replace(functional, "scaled_dot_product_attention", cudnn_attention)
     return _kernels_of_gpu_builds()
 
@@ -168,6 +175,15 @@ def _kernels_of_gpu_builds() -> torch.library.Library:
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
             library.impl(name, _always(None), "CUDA")
     return library
+
+
+def _give_shapes_of_products() -> None:
+    """torch has none for FP8 products into a given result."""
+
+    def result(_mode: object, _func: object, *_args: object, out: Tensor, **_named: object) -> Tensor:
+        return out
+
+    fake_impls.register_op_impl(torch.ops.aten._scaled_mm.out)(result)
 
 
 def _keep_autograd_on_the_cpu() -> None:

@@ -6,26 +6,38 @@ from typing import Literal
 from llmb.catalogue.records import Dtype, Record
 
 Direction = Literal["forward", "backward"]
-DENSE_MODELS = ("8b", "15b", "70b", "405b", "340b")
-"""Those of the comparison whose compiled code has fixed shapes: not Maverick, where experts get varying rows."""
-TINY_MODELS = ("tiny-llama3.1", "tiny-nemotron4")
+Layers = Literal["dense", "experts"]
+MODELS = ("8b", "15b", "70b", "405b", "340b", "maverick")
+"""Those of the comparison."""
+TINY_MODELS = ("tiny-llama3.1", "tiny-nemotron4", "tiny-maverick")
 """Of the same parts, for tests."""
 
 
 class Kernel(Record):
-    """One launch. ours: a kernel that the engine brings along, which is not generated."""
+    """One launch. ours: a kernel that the engine brings along, which is not generated.
+
+    cached_u: what its programs read again in a later loop, from the L2 cache. in_flight_mb: bytes of those rows in all
+    programs that run at a time. Beyond the size of the cache, what is read again is part of ``u``.
+    """
 
     name: str
     u: float
+    cached_u: float = 0.0
+    in_flight_mb: float = 0.0
     ours: bool = False
     uncoalesced_stores: int = 0
     uncoalesced_loads: int = 0
 
 
 class Pass(Record):
-    """A pass of one layer, on average. Products and attention are apart: they are not counted in ``u``."""
+    """A pass of one layer, on average. Products and attention are apart: they are not counted in ``u``.
+
+    in_flight_mb: of the kernel that has most.
+    """
 
     u: float
+    cached_u: float = 0.0
+    in_flight_mb: float = 0.0
     kernels: float
     products: float
     attentions: float
@@ -35,8 +47,13 @@ class Pass(Record):
 
 
 class Block(Record):
+    """layers: of a model whose layers do not all have experts, which of them. routed_u: what routed experts read and
+    write themselves, of rows that are already in the order of experts."""
+
+    layers: Layers
     forward: Pass
     backward: Pass
+    routed_u: float = 0.0
 
     @property
     def u(self) -> float:
@@ -66,12 +83,15 @@ class Case(Record):
     model: str
     dtype: Dtype
     hidden_state_bytes: int
-    block: Block
+    blocks: tuple[Block, ...]
     bytes_per_parameter: float
     bytes_per_parameter_by: dict[str, float]
     accumulation_bytes_per_parameter: float
     uncoalesced_copies: float
     memory: Memory
+
+    def block(self, layers: Layers) -> Block | None:
+        return next((block for block in self.blocks if block.layers == layers), None)
 
     @property
     def key(self) -> tuple[str, str, str]:

@@ -2,7 +2,7 @@
 """The engine's own training step of a one-GPU recipe, with fake tensors."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._tools.fake_collectives  # registers what collectives do with fake tensors
+from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -17,32 +18,40 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from benchmarks.generated_code.capture import Graph, Recorder
 from benchmarks.generated_code.launches import not_launching
 from benchmarks.generated_code.pretend import GPU, fake_tensors, on_the_host, replace
-from benchmarks.generated_code.traffic import Place, Traffic, Use, calling, following_resizes
+from benchmarks.generated_code.records import Direction
+from benchmarks.generated_code.traffic import Between, Owner, Place, Traffic, Use, calling_owner, following_resizes
 from llmb.catalogue.records import Recipe
 from llmb.engine import loop
 from llmb.engine.data.batches import MicroBatch
 from llmb.engine.data.steps import Figures, StepData
+from llmb.engine.model.decoder import MoEBlock
+from llmb.engine.model.moe import Routed
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel import pipeline
 from llmb.engine.parallel.mesh import arrange
+from llmb.engine.precision import experts
+from llmb.engine.precision.expert_products import expert_products, expert_weight_gradients
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, make_plan
 
 MICRO_BATCHES = 3
-"""The second is neither the first, whose gradients are added to nothing, nor the last, after which FSDP reduces."""
+"""One more than the typical one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """calls: of each graph, by where it was called, in a micro-batch. per_step, per_micro_batch: bytes outside of
-    compiled code; those of a step that do not grow with its micro-batches, and those of each further micro-batch."""
+    """calls: of each graph in a micro-batch. owners: by number. per_step, per_micro_batch: bytes outside of
+    compiled code; those of a step that do not grow with its micro-batches, and those of each further micro-batch.
+    experts: outside of compiled code, in a micro-batch."""
 
     graphs: list[Graph]
-    calls: Mapping[tuple[int, bool], Counter[str]]
+    calls: Mapping[tuple[int, bool], int]
+    owners: Mapping[int, Owner]
     per_step: Mapping[Place, int]
     per_micro_batch: Mapping[Place, int]
     peak: Use
     uncoalesced_copies: int
+    experts: Mapping[Direction, Between]
     parameters: int
     recipe: Recipe
 
@@ -54,10 +63,13 @@ def run_step(recipe: Recipe) -> Found:
     layout = plan.recipe.layout
     ranks = arrange(0, GPU, layout, plan.parallelism.replicas(layout))
     recorder, traffic = Recorder(), Traffic()
-    calls: Counter[tuple[int, bool, str]] = Counter()
+    calls: Counter[tuple[int, bool]] = Counter()
+    owners: dict[int, Owner] = {}
 
     def enter(graph: Graph) -> None:
-        calls[graph.number, graph.backward, calling()] += 1
+        calls[graph.number, graph.backward] += 1
+        if not graph.backward:
+            owners[graph.number] = calling_owner()
         traffic.enter(graph)
 
     with ExitStack() as stack:
@@ -83,26 +95,22 @@ def run_step(recipe: Recipe) -> Found:
     each = third - second
     return Found(
         recorder.graphs,
-        by_graph(calls),
+        {graph: count // MICRO_BATCHES for graph, count in calls.items()},
+        owners,
         dict(traffic.bytes - Counter({place: MICRO_BATCHES * size for place, size in each.items()})),
         each,
         traffic.peak,
         traffic.uncoalesced_copies,
+        traffic.experts,
         sum(parameter.numel() for stage in stages for parameter in stage.own_parameters()),
         recipe,
     )
 
 
-def by_graph(calls: Mapping[tuple[int, bool, str], int]) -> dict[tuple[int, bool], Counter[str]]:
-    found: dict[tuple[int, bool], Counter[str]] = {}
-    for (number, backward, place), count in calls.items():
-        found.setdefault((number, backward), Counter())[place] += count // MICRO_BATCHES
-    return found
-
-
 def planned(recipe: Recipe, micro_batches: int) -> EnginePlan:
     layout = recipe.layout.model_copy(update={"gbs": recipe.layout.mbs * micro_batches})
-    choices = Choices(steps=2, window="all")
+    # The host then knows how many rows each expert gets, and does not ask the device.
+    choices = Choices(steps=2, window="all", force_load_balancing=recipe.model.moe is not None)
     return make_plan(recipe.model_copy(update={"layout": layout, "packing": None}), choices, device="cuda")
 
 
@@ -124,7 +132,28 @@ def engine_without_data(traffic: Traffic) -> Iterator[None]:
     replace(loop, "build_stages", on_meta)
     replace(loop, "initialize", lambda *_args, **_named: None)
     replace(loop, "on_device", lambda batches, _device: marking(batches, traffic))
+    replace(MoEBlock, "run_experts", noting(MoEBlock.run_experts, traffic))
+    # Not as operators, so that the product of each expert is seen, and any copy of its operands.
+    for operator in (expert_products, expert_weight_gradients):
+        replace(experts, operator._init_fn.__name__, operator._init_fn)
     yield
+
+
+def noting(run_experts: Callable[[MoEBlock, Routed], Tensor], traffic: Traffic) -> Callable[[MoEBlock, Routed], Tensor]:
+    """Says when routed experts begin and end, forward and backward."""
+
+    def become(direction: Direction | None) -> Callable[[object], None]:
+        return lambda _gradient: setattr(traffic, "within", direction)
+
+    def noted(block: MoEBlock, routed: Routed) -> Tensor:
+        traffic.within = "forward"
+        outputs = run_experts(block, routed)
+        traffic.within = None
+        outputs.register_hook(become("backward"))  # type: ignore[no-untyped-call]
+        routed.rows.register_hook(become(None))  # type: ignore[no-untyped-call]
+        return outputs
+
+    return noted
 
 
 def marking(batches: Iterable[MicroBatch], traffic: Traffic) -> Iterator[MicroBatch]:

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,19 +21,38 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.generated_code.accesses import SECTOR_BYTES
 from benchmarks.generated_code.capture import ATTENTION, PRODUCTS, Graph, makes_view
+from benchmarks.generated_code.kernels import Kernel
 from benchmarks.generated_code.pretend import replace
+from benchmarks.generated_code.records import Direction
 from llmb import engine
+from llmb.engine.model.decoder import Decoder, MoEBlock
 from llmb.engine.model.local_shard import local_tensor
+from llmb.engine.model.loss import Head
 
 WITHOUT_TRAFFIC = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_local_scalar_dense",
                    "record_stream", "set_", "resize_")  # fmt: skip
 ONLY_WRITTEN = ("copy_", "zero_", "fill_", "_foreach_zero_", "_foreach_copy_")
 """Operators that do not read what they change in place."""
 COPIES = ("clone", "copy_", "_to_copy")
+ACCUMULATING = ("add_", "_foreach_add_", "addmm", "addmm_")
+ACTIVATIONS = ("model/",)
 ENGINE = Path(engine.__file__).parent
 FSDP = "distributed/fsdp"
+TYPICAL = 2
+"""The second micro-batch is neither the first, whose gradients are added to nothing, nor the last, after which FSDP
+reduces."""
 OWNERS = ("llmb.engine", "torch.nn", "torch.optim")
 COMPILED = "compiled code"
+
+
+Owner = Literal["dense", "experts", "routed", "others"]
+CALLERS: Mapping[str, Owner] = {
+    MoEBlock.run_experts.__qualname__: "routed",
+    MoEBlock.forward.__qualname__: "experts",
+    Head.forward.__qualname__: "others",
+    Decoder.forward.__qualname__: "dense",
+}
+"""Functions of the engine, and of what the code is that they call: layers, or in them routed experts alone."""
 
 
 class Place(NamedTuple):
@@ -50,8 +70,19 @@ class Use:
     by: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass
+class Between:
+    """What runs outside of compiled code in one pass of routed experts, of all layers, in a typical micro-batch."""
+
+    kernels: Counter[Kernel] = field(default_factory=Counter)
+    products: int = 0
+
+
 class Traffic(TorchDispatchMode):
-    """bytes: read and written. What was allocated before is known from ``keep`` or its first use."""
+    """bytes: read and written. What was allocated before is known from ``keep`` or its first use.
+
+    experts: what a pass counts if it is in ``within``.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,6 +96,8 @@ class Traffic(TorchDispatchMode):
         self.launched = 0
         self.counts = False
         self.marks: list[Counter[Place]] = []
+        self.experts: dict[Direction, Between] = {"forward": Between(), "backward": Between()}
+        self.within: Direction | None = None
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -85,17 +118,26 @@ class Traffic(TorchDispatchMode):
         name = str(func).split(".")[1]
         if name not in WITHOUT_TRAFFIC and not makes_view(func):
             own = traffic(func, name, args, kwargs, results) if self.launched == launched else 0
-            self.bytes[Place(calling(), name)] += own
+            self._note(Kernel(name, own, ours=True))
             self.uncoalesced_copies += name in COPIES and transposes(args[-1 if name == "copy_" else 0], results)
         self.allocated(results, calling)
         return results
 
-    def launch(self, kernel: str, read: Sequence[Tensor], written: Sequence[Tensor]) -> None:
+    def launch(self, kernel: Kernel, tensors: Sequence[Tensor]) -> None:
         """Counts a kernel of the engine; see ``launches``."""
         if self.counts and not self.inside:
             self.launched += 1
-            self.allocated((read, written), calling)
-            self.bytes[Place(calling(), kernel)] += sum(map(tensor_bytes, (*read, *written)))
+            self.allocated(tensors, calling)
+            self._note(kernel)
+
+    def _note(self, kernel: Kernel) -> None:
+        place = Place(calling(), kernel.name)
+        self.bytes[place] += kernel.bytes
+        if self.within is not None and len(self.marks) == TYPICAL:
+            found = self.experts[self.within]
+            found.products += kernel.name in PRODUCTS
+            if kernel.bytes and not accumulates(place):
+                found.kernels[kernel] += 1
 
     def keep(self, name: str, holder: Any) -> None:
         """Gives the tensors that ``holder`` holds a name."""
@@ -147,6 +189,11 @@ class Traffic(TorchDispatchMode):
         if self.total + more > self.peak.bytes:
             by = {name: size for name, size in self.live.items() if size}
             self.peak = Use(self.total + more, by | ({"within compiled code": more} if more else {}))
+
+
+def accumulates(place: Place) -> bool:
+    """True for what adds to sums of gradients."""
+    return place.operator in ACCUMULATING and not place.function.startswith(ACTIVATIONS)
 
 
 @contextmanager
@@ -215,12 +262,21 @@ def transposes(source: Any, target: Any) -> bool:
 
 def calling() -> str:
     """The innermost function of the engine on the stack, and FSDP if that called on its behalf."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        path = frame.f_code.co_filename
+    for path, function in stack():
         if FSDP in path:
             return "FSDP"
         if path.startswith(str(ENGINE)):
-            return f"{Path(path).relative_to(ENGINE).with_suffix('')}.{frame.f_code.co_name}"
-        frame = frame.f_back  # type: ignore[assignment]
+            return f"{Path(path).relative_to(ENGINE).with_suffix('')}.{function}"
     return "elsewhere"
+
+
+def calling_owner() -> Owner:
+    return next((CALLERS[function] for path, function in stack() if function in CALLERS), "others")
+
+
+def stack() -> Iterator[tuple[str, str]]:
+    """File and qualified name of each function, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_code.co_qualname
+        frame = frame.f_back

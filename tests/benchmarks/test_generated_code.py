@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.generated_code.bounds import exceeded, read_bounds
-from benchmarks.generated_code.records import DENSE_MODELS, Block, Case, Document, Memory, Pass
+from benchmarks.generated_code.bounds import FIELDS, exceeded, read_bounds
+from benchmarks.generated_code.options import read_options
+from benchmarks.generated_code.records import MODELS, Block, Case, Document, Memory, Pass
 from benchmarks.generated_code.tables import tables
 
 from llmb.catalogue.records import Dtype
@@ -42,7 +43,8 @@ def recorded():
 @generates
 def test_a_pass_over_memory_is_counted_once(recorded):
     assert recorded["one_pass"] == {
-        "bytes": 2 * PASS_BYTES, "kernels": 1, "uncoalesced": [], "shapes": [[4096, 2048]]
+        "bytes": 2 * PASS_BYTES, "kernels": 1, "repeated": 0, "in_flight": 0, "uncoalesced": [],
+        "shapes": [[4096, 2048]],
     }  # fmt: skip
 
 
@@ -64,19 +66,77 @@ def test_a_transposed_store_of_single_bytes_is_found_and_counted(recorded):
     assert transposed["bytes"] - plain["bytes"] == CAST_BYTES
 
 
-def case(model="8b", *, u=10.0, stores=0.0, copies=0.0, per_parameter=30.0) -> Case:
+@generates
+def test_rows_that_two_generated_loops_read_are_apart(recorded):
+    assert recorded["normalized"]["bytes"] == 2 * PASS_BYTES
+    assert recorded["normalized"]["repeated"] == PASS_BYTES
+    # Four programs of 512 threads on each of 132 multiprocessors, with a row each.
+    assert recorded["normalized"]["in_flight"] == 4 * 132 * 2048 * 2
+
+
+@generates
+def test_a_sum_that_a_later_generated_loop_reads_comes_from_the_cache(recorded):
+    assert recorded["sum_normalized"]["bytes"] == 3 * PASS_BYTES
+    assert recorded["sum_normalized"]["repeated"] == PASS_BYTES
+
+
+@generates
+@pytest.mark.parametrize(
+    ("kernel", "read_or_written", "repeated", "rows_in_flight"),
+    [("read_twice", 2, 1, 132 * 16), ("written_and_read", 2, 1, 132 * 8), ("unrolled", 2, 0, 0)],
+)
+def test_rows_that_two_loops_of_a_kernel_read_are_apart(recorded, kernel, read_or_written, repeated, rows_in_flight):
+    assert recorded[kernel] == {
+        "bytes": read_or_written * PASS_BYTES,
+        "repeated": repeated * PASS_BYTES,
+        "in_flight": rows_in_flight * 2048 * 2,
+    }
+
+
+@generates
+def test_what_a_kernel_reads_of_new_memory_it_has_written(recorded):
+    own, earlier = recorded["own_sums"], recorded["earlier_sums"]
+    sums = 132 * 2048 * 4
+    assert (own["kernels"], own["bytes"], own["repeated"]) == (1, PASS_BYTES + sums, sums)
+    assert (earlier["kernels"], earlier["bytes"], earlier["repeated"]) == (2, 2 * PASS_BYTES + 3 * sums, sums)
+
+
+@generates
+def test_of_what_is_rotated_in_place_that_part_is_counted_and_nothing_is_copied(recorded):
+    rotated, table = 2 * PASS_BYTES // 4, PASS_BYTES // 64
+    tables = 2 * (table + 2 * 2 * table)  # read in bf16, written and read in fp32
+    assert recorded["rotated_in_place"]["kernels"] == 4
+    assert recorded["rotated_in_place"]["bytes"] == 2 * PASS_BYTES + rotated + tables
+
+
+@generates
+def test_rows_beyond_the_cache_are_read_from_memory_again(recorded):
+    assert recorded["beyond_the_cache"] == {"u": [3, 5], "cached_u": [2, 0]}
+
+
+@generates
+def test_results_of_code_for_any_number_of_rows_have_numbers(recorded):
+    assert recorded["symbolic"] == {"shape": ["int", "int"], "rows": 4096}
+
+
+def case(model="8b", *, u=10.0, stores=0.0, copies=0.0, per_parameter=30.0, with_experts=()) -> Case:
     one = Pass(u=u, kernels=3, products=7, attentions=1, uncoalesced_stores=stores, uncoalesced_loads=0, list=())
     return Case(
         model=model,
         dtype=Dtype.FP8,
         hidden_state_bytes=2,
-        block=Block(forward=one, backward=one),
+        blocks=(Block(layers="dense", forward=one, backward=one), *with_experts),
         bytes_per_parameter=per_parameter,
         bytes_per_parameter_by={},
         accumulation_bytes_per_parameter=6.0,
         uncoalesced_copies=copies,
         memory=Memory(gpu_type="h200", layers=2, parameters=10, peak_gb=1.0, by_gb={}),
     )
+
+
+def experts(*, u=10.0, stores=0.0) -> Block:
+    one = Pass(u=u, kernels=3, products=7, attentions=1, uncoalesced_stores=stores, uncoalesced_loads=0, list=())
+    return Block(layers="experts", forward=one, backward=one, routed_u=17)
 
 
 def document(*cases: Case) -> Document:
@@ -86,7 +146,9 @@ def document(*cases: Case) -> Document:
 BOUNDS = """
 bounds:
   8b:
-    fp8: {u: 20, uncoalesced_stores: 0, uncoalesced_loads: 0, uncoalesced_copies: 0, bytes_per_parameter: 32}
+    fp8:
+      {u: 20, experts_u: 30, uncoalesced_stores: 0, uncoalesced_loads: 0, uncoalesced_copies: 0,
+       bytes_per_parameter: 32}
 """
 
 
@@ -99,6 +161,8 @@ bounds:
         (case(stores=0.5), ["8b fp8 on h200: uncoalesced_stores is 1.00, allowed 0"]),
         (case(copies=7), ["8b fp8 on h200: uncoalesced_copies is 7.00, allowed 0"]),
         (case(per_parameter=60), ["8b fp8 on h200: bytes_per_parameter is 60.00, allowed 32"]),
+        (case(with_experts=(experts(u=15.5),)), ["8b fp8 on h200: experts_u is 31.00, allowed 30"]),
+        (case(with_experts=(experts(stores=1),)), ["8b fp8 on h200: uncoalesced_stores is 2.00, allowed 0"]),
     ],
 )
 def test_what_exceeds_its_bound_is_named(tmp_path, found, named):
@@ -109,14 +173,21 @@ def test_what_exceeds_its_bound_is_named(tmp_path, found, named):
 
 def test_every_model_and_dtype_of_the_comparison_has_bounds():
     bounds = read_bounds()
-    assert {(model, dtype) for model in DENSE_MODELS for dtype in (Dtype.BF16, Dtype.FP8)} <= {
+    assert {(model, dtype) for model in MODELS for dtype in (Dtype.BF16, Dtype.FP8)} <= {
         (model, dtype) for model, of in bounds.items() for dtype in of
     }
 
 
 def test_a_table_has_both_figures_where_they_differ():
     shown = tables(document(case(u=11)), document(case(u=10)), kernels=False)
-    assert "| 10.0 > 11.0 | 10.0 > 11.0 | 20.0 > 22.0 | 0 | 0 | 0 | 6 |" in shown
+    assert "| 8b fp8 | 10.0 > 11.0 | 10.0 > 11.0 | 20.0 > 22.0 | 0.0 | 0 | 0 | 6 | 14 | 0 | 30.0 |" in shown
+
+
+def test_layers_with_experts_have_a_row_of_their_own():
+    shown = tables(document(case(with_experts=(experts(u=12),))), document(case()), kernels=False)
+    assert "| 8b fp8, dense | 10.0 | 10.0 | 20.0 | 0.0 | 0 | 0 | 6 | 14 | 0 | 30.0 |" in shown
+    assert "| 8b fp8, experts | 12.0 | 12.0 | 24.0 | 0.0 | 0 | 0 | 6 | 14 |  |  |" in shown
+    assert "8b fp8: 17.0 u of a layer with experts" in shown
 
 
 @pytest.mark.parametrize(
@@ -127,6 +198,8 @@ def test_a_table_has_both_figures_where_they_differ():
         pytest.param("tiny-llama3.1", "bf16", marks=pytest.mark.slow),
         pytest.param("tiny-nemotron4", "bf16", marks=pytest.mark.slow),
         pytest.param("tiny-nemotron4", "fp8", marks=pytest.mark.slow),
+        pytest.param("tiny-maverick", "bf16", marks=pytest.mark.slow),
+        pytest.param("tiny-maverick", "fp8", marks=pytest.mark.slow),
         pytest.param("8b", "bf16", marks=pytest.mark.slow),
         pytest.param("8b", "fp8", marks=pytest.mark.slow),
     ],
@@ -136,16 +209,80 @@ def test_the_engine_stays_within_the_bounds(model, dtype):
     done = run("-m", "benchmarks.generated_code", "--models", model, "--dtypes", dtype, "--json")
     assert done.returncode == 0, done.stderr
     (found,) = Document.model_validate_json(done.stdout).cases
-    assert read_bounds()[model][Dtype(dtype)].u >= found.block.u > 0
-    assert found.block.total("products") > 0
+    assert [block.layers for block in found.blocks] == ["dense", "experts"][: 1 + (model == "tiny-maverick")]
+    for block in found.blocks:
+        assert getattr(read_bounds()[model][Dtype(dtype)], FIELDS[block.layers]) >= block.u > 0
+        assert block.total("products") > 0
     assert found.bytes_per_parameter > 16
 
 
-@pytest.mark.parametrize("arguments", [("--models", "7b"), ("--dtypes", "fp4"), ("--gpus", "a100")])
-def test_an_unknown_choice_is_an_error(arguments):
-    done = run("-m", "benchmarks.generated_code", *arguments)
-    assert done.returncode == 2
-    assert f"unknown {arguments[1]}; known: " in done.stderr
+@generates
+@pytest.mark.slow
+def test_routed_experts_in_fp8_move_their_rows_as_often_as_documented():
+    """Of Maverick: two casts of rows, and those with SwiGLU, of features and of gate and up that are 1.6 as wide."""
+    done = run("-m", "benchmarks.generated_code", "--models", "maverick", "--dtypes", "fp8", "--json")
+    (found,) = Document.model_validate_json(done.stdout).cases
+    dense, block = found.blocks
+    assert (dense.layers, block.layers) == ("dense", "experts")
+    assert block.routed_u == pytest.approx(2 + 1.6 * 3 + 2 + 1.6 * 5, abs=0.1)
+    # The router has one more, and each expert and matrix; two gradients of each.
+    assert block.total("products") - dense.total("products") == 3 * (1 + 4 * 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--models", "7b"), "--models: unknown 7b; known: 8b, "),
+        (("--dtypes", "fp4"), "--dtypes: unknown fp4; known: bf16, fp8"),
+        (("--gpus", "a100"), "--gpus: unknown a100; known: h200, h100"),
+        (("--models", "8b,70b,8b"), "--models repeats 8b: name each once"),
+        (("--dtypes", "fp8", "--dtypes", "bf16"), "--dtypes is repeated: separate"),
+        (("--against", "MISSING"), "--against MISSING: No such file or directory; make one with --json > FILE"),
+        (("--against", "."), "--against .: Is a directory; make one with"),
+        (("--against", "README.md"), "--against README.md: not a document of this version (Invalid JSON: "),
+        (("--against", "package.json"), "--against package.json: not a document of this version (torch: Field "),
+        (("--json", "--against", "package.json"), "--json and --against: "),
+    ],
+)
+def test_a_wrong_choice_is_one_line(arguments, said, tmp_path, monkeypatch, capsys):
+    (tmp_path / "package.json").write_text("{}")
+    (tmp_path / "README.md").write_text("# Words")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        read_options(arguments)
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_options_have_defaults_and_read_a_document(tmp_path):
+    before = document(case())
+    (tmp_path / "before.json").write_text(before.model_dump_json())
+    options = read_options(["--dtypes", "fp8", "--against", str(tmp_path / "before.json")])
+    assert (options.models, options.dtypes, options.gpus) == (MODELS, ("fp8",), ("h200",))
+    assert options.before == before
+
+
+WRITES = "from benchmarks.generated_code.__main__ import write; write(''); write('x' * 100000)"
+
+
+@pytest.mark.parametrize(
+    ("redirected", "code", "said"),
+    [
+        (">&-", 2, "cannot write to standard output: it is closed; redirect it"),
+        (">/dev/full", 2, "cannot write to standard output: No space left on device; redirect it"),
+        ("| head -c 1", 0, ""),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_one_line(redirected, code, said):
+    if redirected == ">/dev/full" and not Path("/dev/full").exists():
+        pytest.skip("no full device")
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    shell = ["bash", "-o", "pipefail", "-c", f'{sys.executable} -c "{WRITES}" {redirected}']
+    done = subprocess.run(shell, env=environ, capture_output=True, text=True)
+    assert done.returncode == code
+    lines = done.stderr.splitlines()
+    assert [said in line for line in lines] == ([True] if said else [])
 
 
 def test_without_triton_the_command_says_what_to_install():
