@@ -5,19 +5,22 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.engine.wheels import prepare
+from benchmarks.engine.wheels import BadWheelError, prepare
 
 MISSING = 3
 
 
 def main() -> None:
-    early = argparse.ArgumentParser(add_help=False)
+    early = argparse.ArgumentParser(prog="python -m benchmarks.engine", usage="%(prog)s [options]", add_help=False)
     early.add_argument("--wheels", type=Path)
     early.add_argument("--check", action="store_true")
     given = early.parse_known_args()[0]
     if given.wheels and not given.wheels.is_dir():
-        sys.exit(f"--wheels {given.wheels}: no such folder")
-    found = prepare(given.wheels)
+        early.error(f"--wheels {given.wheels}: no such folder")
+    try:
+        found = prepare(given.wheels)
+    except BadWheelError as error:
+        early.error(f"--wheels: {error}; copy it again")
     sys.stderr.write(found.lines())
     if problem := found.problem():
         sys.stderr.write(problem)

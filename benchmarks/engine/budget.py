@@ -13,7 +13,7 @@ from llmb.catalogue.records import Dtype
 from llmb.metrics.flops import model_flops
 
 START_UP_S = {True: 90.0, False: 8.0}
-"""Estimate of a case's time without its steps, with a GPU and without: starting Python and torch, and compilation.
+"""Estimate of a case's time without its steps: starting Python and torch, and compilation, which a GPU has in any case.
 Replaced by an engine's own once it has run."""
 KERNELS_S = {True: 15.0, False: 8.0}
 """Likewise of measuring the kernels of a model in one dtype."""
@@ -58,7 +58,9 @@ class Estimates:
         """Start-up, and all steps."""
         dtype = case.subject.recipe.dtype
         own = [value for (name, _), value in self.start_up_s.items() if name == case.engine]
-        start_up = self.start_up_s.get((case.engine, dtype), max(own, default=START_UP_S[self.has_gpu]))
+        start_up = self.start_up_s.get(
+            (case.engine, dtype), max(own, default=START_UP_S[self.has_gpu or self.settings.compiled])
+        )
         slowdown = self.slowdown.get((case.engine, dtype), 1.0)
         return start_up + steps_of(case, self.settings) * slowdown * step_s(case.subject)
 

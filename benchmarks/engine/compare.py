@@ -20,6 +20,7 @@ from benchmarks.engine.records import Document, Published, Settings
 from benchmarks.engine.session import Session
 from benchmarks.engine.store import open_document, save
 from benchmarks.engine.tables import tables
+from benchmarks.engine.wheels import installed
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype
 from llmb.errors import LlmbError
@@ -47,18 +48,27 @@ def main(arguments: Sequence[str]) -> int:
             budget_s, ceilings = options.budget_s, options.ceilings
             console.print(plan_table(cases, document, gpu_memory, here=here, ceilings=ceilings, budget_s=budget_s))
             return 0
+        save(document, options.out)  # A place that cannot be written is known before anything is measured.
         document = compare(document, options, cases, clock, gpu_memory)
+        show(document, console, json=options.json)
+        save(document, options.out)
     except LlmbError as error:
         sys.stderr.write(f"{error.text()}\n")
         return error.exit_code
+    except OSError as error:
+        sys.stderr.write(f"{error}\ncompleted results are in --out, if it was given\n")
+        return LlmbError.exit_code
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; completed results are in --out, if it was given\n")
         return INTERRUPTED
-    if options.json:
+    return 0 if any(case.status == "done" for case in document.cases) else NOTHING_DONE
+
+
+def show(document: Document, console: Console, *, json: bool) -> None:
+    if json:
         sys.stdout.write(document.model_dump_json(indent=2) + "\n")
     else:
         console.print(tables(document))
-    return 0 if any(case.status == "done" for case in document.cases) else NOTHING_DONE
 
 
 def find_cases(options: Options, machine: Machine, catalogue: Catalogue) -> list[Case]:
@@ -100,9 +110,7 @@ def compare(
         session.run(cases, ceilings=options.ceilings)
     document = session.document
     environment = {**document.environment, "gpu_after": gpu_state()}
-    document = document.model_copy(update={"environment": environment})
-    save(document, options.out)
-    return document
+    return document.model_copy(update={"environment": environment})
 
 
 def targets(document: Document, subjects: Sequence[Subject]) -> tuple[Published, ...]:
@@ -119,6 +127,7 @@ def settings_of(options: Options, subjects: Sequence[Subject], machine: Machine)
     return Settings(
         gpu_type=subjects[0].recipe.gpu_type,
         device=machine.gpu_names[0] if machine.gpu_names else "cpu",
+        torch=installed("torch"),
         tiny=options.tiny,
         warmup_steps=options.warmup_steps,
         steps=options.steps,

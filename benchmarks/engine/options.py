@@ -2,6 +2,8 @@
 """The options of the comparison."""
 
 import argparse
+import math
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +60,8 @@ def read_options(arguments: Sequence[str], *, has_gpu: bool) -> Options:
     """
     parser = _parser()
     given = parser.parse_args(arguments)
+    if given.gpu_type and not has_gpu and not given.plan:
+        parser.error("--gpu-type needs a GPU, or --plan")
     big = has_gpu or (given.plan and given.gpu_type is not None)
     tiny = given.tiny or not big
     plan = load_plan()
@@ -144,13 +148,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--compile", action=argparse.BooleanOptionalAction, help="torch.compile in all engines (default: on a GPU)")
     add(
         "--minutes",
-        type=float,
+        type=_minutes,
         default=DEFAULT_MINUTES,
         help="minutes in all; remaining cases are listed, and run by the next call (default: %(default)s)",
     )
     add("--tiny", action="store_true", help="tiny models; the default without a GPU")
     add("--gpu-type", help="GPU type whose proxies to train (default: this GPU's)")
-    add("--llmb-options", default="", help="more options for llmb run, in one string")
+    add("--llmb-options", type=_words, default="", help="more options for llmb run, in one string")
     add("--expandable-segments", action="store_true", help="have torch's allocator use expandable segments")
     add("--ceilings", action=argparse.BooleanOptionalAction, default=True, help="measure the device's own kernels")
     add("--out", type=Path, help="the JSON document, written after each case; results that it already has are reused")
@@ -176,3 +180,18 @@ def _at_least(least: int) -> Callable[[str], int]:
         return value
 
     return whole_number
+
+
+def _minutes(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return value
+
+
+def _words(text: str) -> str:
+    try:
+        shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from error
+    return text

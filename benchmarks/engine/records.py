@@ -114,6 +114,7 @@ class Settings(Record):
 
     gpu_type: str
     device: str
+    torch: str | None
     tiny: bool
     warmup_steps: int
     steps: int

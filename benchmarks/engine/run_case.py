@@ -126,7 +126,7 @@ def adapter_command(case: Case, settings: Settings, folder: Path) -> list[str]:
 def read_llmb(case: Case, known: CaseResult, ended: Ended, _: Path) -> CaseResult:
     document = _json(ended.stdout)
     if ended.exit_code in REFUSED and document is None:
-        return known.model_copy(update={"reason": " ".join(ended.stderr.split())[:500]})
+        return known.model_copy(update={"reason": refusal(ended.stderr)[:500]})
     if document is None or document["status"] != "success":
         reason = document["reason"] if document else failure_reason(ended)
         return known.model_copy(update={"status": "failed", "reason": reason, "log_tail": tail(ended)})
@@ -143,6 +143,13 @@ def read_llmb(case: Case, known: CaseResult, ended: Ended, _: Path) -> CaseResul
     )
     profile = document.get("profile") or {}
     return with_figures(case, known.model_copy(update={"breakdown": profile.get("breakdown")}), measured)
+
+
+def refusal(stderr: str) -> str:
+    """The error that ``llmb run --json`` ended with, in one line; all of its output if that has none."""
+    error = (_json(stderr.strip().rpartition("\n")[2]) or {}).get("error")
+    parts = (error["what"], error["do"]) if error else (stderr,)
+    return "; ".join(" ".join(part.split()) for part in parts if part)
 
 
 def llmb_conventions(plan: EnginePlan, attention: str | None) -> tuple[str, ...]:
@@ -178,6 +185,9 @@ def read_adapter(case: Case, known: CaseResult, ended: Ended, folder: Path) -> C
     measured = Measured.model_validate_json(result.read_text())
     if measured.parameters != known.parameters:
         reason = f"trained a different model: {measured.parameters:,} parameters instead of {known.parameters:,}"
+        return known.model_copy(update={**failed, "reason": reason})
+    if None in measured.losses:
+        reason = f"the loss of step {measured.losses.index(None)} is not finite"
         return known.model_copy(update={**failed, "reason": reason})
     return with_figures(case, known, measured)
 

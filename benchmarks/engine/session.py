@@ -15,6 +15,7 @@ from benchmarks.engine.records import CaseResult, Document, Settings
 from benchmarks.engine.run_case import blank, run_case
 from benchmarks.engine.store import difference, known_result, save, with_case
 from benchmarks.engine.verdicts import judge
+from llmb.errors import UsageError
 
 
 @dataclass(slots=True)
@@ -61,11 +62,15 @@ class Session:
     def _settled(self, case: Case, estimates: Estimates) -> CaseResult | None:
         """The result of a case that is not to be run: a reused one, or one with the reason."""
         wanted = blank(case)
-        known = known_result(self.document, wanted, settled=("done",) if self.retry_failed else ("done", "failed"))
-        if known and difference(known, wanted) is None:
+        known = known_result(self.document, wanted, settled=("done", "failed"))
+        if known and difference(known, wanted) is not None:
+            known = None
+        if known and (known.status == "done" or not self.retry_failed):
             return known.model_copy(update={"outdated": None})
         reason = why_not(case, self.document.settings, self.gpu_memory)
         reason = reason or over_budget(estimates.case_s(case), self.clock.left_s)
+        if reason and known:
+            return known  # How it failed says more than that it was not run again.
         return wanted.model_copy(update={"reason": reason}) if reason else None
 
     def _measure_kernels(self, case: Case, cases: Sequence[Case], estimates: Estimates) -> None:
@@ -82,14 +87,18 @@ class Session:
         self.clock.say(f"kernels of {labels(subjects)}: about {needed_s:.0f} s")
         began = time.monotonic()
         self._save(with_kernels(self.document, subjects, self.folder / f"kernels-{name}", self.clock.left_s))
-        estimates.learn_kernels(subjects, time.monotonic() - began)
+        if not without_floor(self.document, subjects):
+            estimates.learn_kernels(subjects, time.monotonic() - began)
 
     def _save(self, document: Document) -> None:
-        """With shares and verdicts: the document is complete after each case."""
+        """With shares and verdicts: the document is complete after each case. A full disk does not end the session."""
         cases = tuple(with_shares(case, document.ceilings) for case in document.cases)
         verdicts = tuple(judge(cases, document.published))
         self.document = document.model_copy(update={"cases": cases, "verdicts": verdicts})
-        save(self.document, self.out)
+        try:
+            save(self.document, self.out)
+        except UsageError as error:
+            self.clock.say(f"not saved: {error}")
 
 
 def why_not(case: Case, settings: Settings, gpu_memory: float | None) -> str | None:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from benchmarks.engine.engines.registry import ENGINES
 from benchmarks.engine.records import CaseResult, Document, Settings, Status
 from llmb.errors import UsageError
+from llmb.input_files import read_text_file
 from llmb.runs.folder import write_atomically
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,7 @@ def open_document(path: Path | None, settings: Settings, *, fresh: bool, earlier
         return new
     advice = "specify another --out, or add --fresh to overwrite it"
     try:
-        known = Document.model_validate_json(path.read_text())
+        known = Document.model_validate_json(read_text_file(path))
     except ValidationError as error:
         raise UsageError("this file is not a comparison of this version", where=str(path), do=advice) from error
     if differences := list(_differences(known.settings, settings)):
@@ -46,9 +47,14 @@ def _differences(known: Settings, new: Settings) -> Iterable[str]:
 
 
 def save(document: Document, path: Path | None) -> None:
-    if path is not None:
+    """Raises UsageError if it cannot be written."""
+    if path is None:
+        return
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, document.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise UsageError(f"cannot be written: {error.strerror}", where=str(path)) from error
 
 
 def with_case(document: Document, result: CaseResult) -> Document:

@@ -29,7 +29,7 @@ def tables(document: Document) -> Group:
         *([floor_table(document)] if document.ceilings and document.ceilings.floors else []),
         *(breakdown_table(case) for case in profiled),
         *verdict_lines(document),
-        *(Text(f"failed: {case.label}: {case.reason}") for case in cases if case.status == "failed"),
+        *failures(cases),
         *(Text(f"outdated: {case.label}: {case.outdated}") for case in done if case.outdated),
         *grouped("not run", ((case.label, case.reason) for case in cases if case.status == "not_run")),
         *footnotes(document),
@@ -133,6 +133,11 @@ def verdict_lines(document: Document) -> list[Text]:
         figures = f"{_number(verdict.measured)} to {_number(verdict.target)} ({verdict.margin_pct:+.1f} %)"
         lines.append(Text(f"{VERDICTS[verdict.verdict]}: {label}: {figures}{rounds}"))
     return [*lines, *grouped("not measured", unknown)]
+
+
+def failures(cases: Sequence[CaseResult]) -> list[Text]:
+    failed = [Text(f"failed: {case.label}: {case.reason}") for case in cases if case.status == "failed"]
+    return [*failed, Text("What failed is run again with --retry-failed.")] if failed else []
 
 
 def grouped(what: str, items: Iterable[tuple[str, str | None]]) -> list[Text]:

@@ -52,7 +52,12 @@ ADVICE = """these Python packages are needed and not installed: {missing}
 
 QUICK = ("typer", "rich", "pydantic", "yaml")
 """Imported in a moment."""
+ITS_NEED = "prepare the wheels again, without packages that the machine lacks in the list of --have: {} is one"
 OTHER_VERSION = "prepare a wheel of another version: one that works with the packages of this machine"
+
+
+class BadWheelError(Exception):
+    """A file that was copied only in part, or is something else."""
 
 
 class Found(NamedTuple):
@@ -89,6 +94,8 @@ def broken() -> str | None:
         if package.module in QUICK:
             try:
                 import_module(package.module)
+            except ModuleNotFoundError as error:
+                return f"{package.distribution} cannot be imported: {error}\n  do:    {ITS_NEED.format(error.name)}\n"
             except ImportError as error:
                 return f"{package.distribution} cannot be imported: {error}\n  do:    {OTHER_VERSION}\n"
     return None
@@ -143,15 +150,22 @@ def unpack(wheels: Path, own: set[str]) -> Path:
     """Unpacks the wheels of a folder once, but for packages that the machine has: a wheel is an archive of files.
 
     The folder is on PYTHONPATH, which comes before the machine's own packages: what is in it replaces them.
+    Raises BadWheelError.
     """
     files = [file for file in sorted(wheels.glob("*.whl")) if normal(file.name.split("-")[0]) not in own]
     names = " ".join([sys.executable, *(file.name for file in files)])
     target = Path(tempfile.gettempdir()) / f"llmb-wheels-{hashlib.sha256(names.encode()).hexdigest()[:12]}"
-    target.mkdir(parents=True, exist_ok=True)
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if target.lstat().st_uid != os.getuid():
+        # What is in it would be run.
+        raise BadWheelError(f"{target} belongs to another user: set TMPDIR to a folder of your own")
     for file in files:
         if not (target / file.name).exists():
-            with zipfile.ZipFile(file) as archive:
-                archive.extractall(target)
+            try:
+                with zipfile.ZipFile(file) as archive:
+                    archive.extractall(target)
+            except zipfile.BadZipFile as error:
+                raise BadWheelError(f"{file} is no complete wheel: {error}") from error
             (target / file.name).touch()
     return target
 

@@ -278,7 +278,7 @@ def engine_document(seconds: dict[str, float]) -> dict[str, Any]:
     )
     settings = Settings(
         gpu_type="h200", device="NVIDIA H200", tiny=True, warmup_steps=1, steps=10, seed=1,
-        compiled=True, llmb_options="", expandable_segments=False,
+        compiled=True, llmb_options="", expandable_segments=False, torch="2.11.0",
     )  # fmt: skip
     return Document(settings=settings, environment={}, cases=(*cases, failed)).model_dump(mode="json")
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the engine comparison decides without running anything."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,19 +11,22 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from benchmarks.engine.budget import Clock
 from benchmarks.engine.cases import GPU_MODELS, Case
 from benchmarks.engine.compare import targets
+from benchmarks.engine.engines.job import Measured
 from benchmarks.engine.engines.registry import obstacle
 from benchmarks.engine.kernels import with_shares
 from benchmarks.engine.options import read_options
-from benchmarks.engine.processes import failure_reason, run_limited
+from benchmarks.engine.processes import Ended, failure_reason, run_limited
 from benchmarks.engine.published import find_target
 from benchmarks.engine.records import CaseResult, Ceilings, Document, Settings, Verdict
-from benchmarks.engine.run_case import llmb_command
+from benchmarks.engine.run_case import blank, llmb_command, read_adapter, read_llmb
+from benchmarks.engine.session import Session
 from benchmarks.engine.shapes import Floor, floor_of, job_of, request_of
-from benchmarks.engine.store import open_document
+from benchmarks.engine.store import open_document, save
 from benchmarks.engine.wheel_folder import closure, listed
-from benchmarks.engine.wheels import distributions_of, importable, unpack
+from benchmarks.engine.wheels import BadWheelError, distributions_of, importable, unpack
 from engine_comparison import CATALOGUE, SETTINGS, case_result, subject
 
 from llmb.catalogue.records import Dtype
@@ -162,6 +166,83 @@ def test_results_of_other_settings_are_not_mixed(tmp_path) -> None:
         open_document(path, SETTINGS, fresh=False)
 
 
+def test_a_file_that_is_no_text_is_refused_as_any_other(tmp_path) -> None:
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="not a comparison"):
+        open_document(tmp_path / "bytes.json", SETTINGS, fresh=False)
+    with pytest.raises(UsageError, match="it is a directory"):
+        open_document(tmp_path, SETTINGS, fresh=False)
+
+
+def test_a_document_that_cannot_be_saved_is_a_users_error(tmp_path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot be written"):
+        save(open_document(None, SETTINGS, fresh=True), tmp_path / "file" / "out.json")
+
+
+def test_a_full_disk_does_not_end_a_session(tmp_path, capsys) -> None:
+    """What was measured is printed in the end."""
+    (tmp_path / "file").touch()
+    document = open_document(None, SETTINGS, fresh=True)
+    session = Session(document, tmp_path / "file" / "out.json", tmp_path, Clock(0.0, time.monotonic()), None)
+    session.run([Case("llmb", subject("8b"))], ceilings=False)
+    assert [case.status for case in session.document.cases] == ["not_run"]
+    assert "not saved: cannot be written" in capsys.readouterr().err
+
+
+def test_what_failed_is_forgotten_only_when_it_is_run_again(tmp_path) -> None:
+    """Here there is no time left for that."""
+    case = Case("llmb", subject("8b"))
+    failed = blank(case).model_copy(update={"status": "failed", "reason": "out of memory", "log_tail": "why"})
+    document = open_document(None, SETTINGS, fresh=True).model_copy(update={"cases": (failed,)})
+    session = Session(document, None, tmp_path, Clock(0.0, time.monotonic()), None, retry_failed=True)
+    session.run([case], ceilings=False)
+    (found,) = session.document.cases
+    assert (found.status, found.reason, found.log_tail) == ("failed", "out of memory", "why")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--minutes", "nan"),
+        ("--minutes", "inf"),
+        ("--minutes", "0"),
+        ("--minutes=-1",),
+        ("--llmb-options", "--recompute 'full"),
+        ("--gpu-type", "h200"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(words, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read_options(words, has_gpu=False)
+    assert ended.value.code == 2
+    assert words[0].partition("=")[0] in capsys.readouterr().err
+
+
+def test_a_command_that_is_refused_says_why_in_a_line() -> None:
+    error = {"what": "this layout is invalid:\n - 1 is not divisible by 2", "where": None, "do": "change it"}
+    stderr = f"llmb: root of installation: /tmp\n{json.dumps({'error': error})}\n"
+    found = read_llmb(Case("llmb", subject("8b")), case_result(status="not_run"), Ended(2, "", stderr, 1.0), Path())
+    assert (found.status, found.reason) == ("not_run", "this layout is invalid: - 1 is not divisible by 2; change it")
+    found = read_llmb(
+        Case("llmb", subject("8b")), case_result(status="not_run"), Ended(3, "", "no  torch\n", 1.0), Path()
+    )
+    assert found.reason == "no torch"
+
+
+def test_an_engine_whose_loss_is_not_finite_has_failed(tmp_path) -> None:
+    """JSON has no such number: a result that is done could not be read again."""
+    case = Case("huggingface", subject("8b"))
+    parameters = blank(case).parameters
+    measured = Measured(
+        parameters=parameters, step_times_s=(1.0,) * 2, losses=(11.0, float("nan")), peak_memory_bytes=1, versions={},
+        conventions=(),
+    )  # fmt: skip
+    (tmp_path / "result.json").write_text(measured.model_dump_json())
+    found = read_adapter(case, blank(case), Ended(0, "", "", 1.0), tmp_path)
+    assert (found.status, found.reason) == ("failed", "the loss of step 1 is not finite")
+
+
 def test_a_second_call_for_other_models_keeps_the_targets_of_the_first() -> None:
     first = open_document(None, SETTINGS, fresh=True)
     first = first.model_copy(update={"published": targets(first, [subject("8b")])})
@@ -237,6 +318,25 @@ def test_wheels_are_unpacked_where_nothing_can_be_installed(tmp_path, monkeypatc
     assert printed == "42\n"
 
 
+def test_wheels_are_not_unpacked_into_a_folder_of_somebody_else(tmp_path, monkeypatch) -> None:
+    """The name can be foreseen, and what is in it would be run."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    unpack(tmp_path, set())
+    monkeypatch.setattr("os.getuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(BadWheelError, match="belongs to another user: set TMPDIR"):
+        unpack(tmp_path, set())
+
+
+def test_a_wheel_that_is_not_complete_is_named(tmp_path) -> None:
+    (tmp_path / "thing-1-py3-none-any.whl").write_bytes(b"PK")
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "benchmarks.engine", "--check", "--wheels", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "thing-1-py3-none-any.whl is no complete wheel" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_what_is_missing_is_said_before_anything_is_imported() -> None:
     bare = [sys.executable, "-S", "-m", "benchmarks.engine"]
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -259,11 +359,18 @@ def test_a_module_is_found_without_importing_its_package(tmp_path, monkeypatch) 
     assert [importable(name) for name in names] == [True, True, True, False, False]
 
 
-def test_a_wheel_that_does_not_work_here_is_named(tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("source", "said", "advice"),
+    [
+        ("from typing import not_there_yet\n", "cannot import name 'not_there_yet'", "another version"),
+        ("import not_carried\n", "No module named 'not_carried'", "not_carried is one"),
+    ],
+)
+def test_a_wheel_that_does_not_work_here_is_named(tmp_path, source, said, advice) -> None:
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     with zipfile.ZipFile(wheels / "pydantic-9-py3-none-any.whl", "w") as archive:
-        archive.writestr("pydantic/__init__.py", "from typing import not_there_yet\n")
+        archive.writestr("pydantic/__init__.py", source)
     for name in ("torch", "numpy", "typer", "rich", "yaml", "scipy"):
         (tmp_path / "own" / name).mkdir(parents=True)
         (tmp_path / "own" / name / "__init__.py").touch()
@@ -271,7 +378,7 @@ def test_a_wheel_that_does_not_work_here_is_named(tmp_path) -> None:
     command = [sys.executable, "-S", "-m", "benchmarks.engine", "--wheels", str(wheels)]
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert done.returncode == 3
-    assert "pydantic cannot be imported: cannot import name 'not_there_yet'" in done.stderr
+    assert f"pydantic cannot be imported: {said}" in done.stderr and advice in done.stderr
     assert "Traceback" not in done.stderr
 
 

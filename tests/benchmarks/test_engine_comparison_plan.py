@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from benchmarks.engine import memory
 from benchmarks.engine.budget import Estimates, over_budget
-from benchmarks.engine.cases import GPU_MODELS, TINY_MODELS, Case
+from benchmarks.engine.cases import GPU_MODELS, TINY_MODELS, Case, find_subject
 from benchmarks.engine.compare import find_cases
 from benchmarks.engine.engines.registry import ENGINES
 from benchmarks.engine.groups import load_plan
@@ -22,6 +22,7 @@ from engine_comparison import CATALOGUE, H200, SETTINGS, subject
 from llmb.catalogue.records import Dtype
 from llmb.metrics.flops import model_flops
 from llmb.metrics.parameters import parameter_count
+from llmb.site.machine import Machine
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -126,6 +127,14 @@ def test_an_estimate_is_start_up_and_all_steps() -> None:
     flops = model_flops(one.subject.recipe.model, 8192, causal=False)
     assert estimates.case_s(one) == pytest.approx(90 + 6 * flops / 0.4 / 989e12)
     assert estimates.case_s(sixteen) - 90 == pytest.approx(16 * (estimates.case_s(one) - 90))
+
+
+def test_compiling_takes_as_long_without_a_gpu() -> None:
+    on_cpu = SETTINGS.model_copy(update={"gpu_type": "cpu", "compiled": False})
+    case = Case("llmb", find_subject(CATALOGUE, "llama3.1", Dtype.BF16, Machine((), 2), gpu_type="cpu", tiny=True,
+                                     micro_batches=2))  # fmt: skip
+    assert Estimates(on_cpu).case_s(case) == 8
+    assert Estimates(on_cpu.model_copy(update={"compiled": True})).case_s(case) == 90
 
 
 def test_estimates_learn_start_up_and_speed() -> None:

@@ -14,6 +14,7 @@ H200 = Machine(("NVIDIA H200",), 16)
 SETTINGS = Settings(
     gpu_type="h200",
     device="NVIDIA H200",
+    torch="2.11.0",
     tiny=False,
     warmup_steps=2,
     steps=4,

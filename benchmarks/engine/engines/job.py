@@ -27,8 +27,8 @@ class Measured(Record):
     parameters: int
     step_times_s: tuple[float, ...]
     """Of the timed steps, in their order."""
-    losses: tuple[float, ...]
-    """Of all steps."""
+    losses: tuple[float | None, ...]
+    """Of all steps; None if not finite, for which JSON has no number."""
     peak_memory_bytes: int
     versions: dict[str, str]
     conventions: tuple[str, ...]

@@ -106,6 +106,7 @@ def _conditions(document: EngineDocument, case: Case) -> dict[str, Value]:
     gpu = environment.get("gpu_before") or {}
     return {
         f"software.{case.engine}": case.engine_version,
+        "software.torch": settings.get("torch"),
         "software.python": environment.get("python"),
         "software.system": environment.get("system"),
         "software.driver": gpu.get("driver_version"),
