@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast are the engine's kernels of casts and norms on a GPU? It must have FP8.
+
+Each kernel computes what lies between two matrix products of a model's layer.
+It is compared, in one run, with a copy that moves as many bytes, and with what
+torch.compile makes of the same torch code, whose casts after norms are kernels
+of the engine, too. Target: faster than torch.compile's code.
+
+Norms read rows twice and count them once. "held" says whether the L2 cache
+should hold them: training uses these kernels only then, and only then the
+target applies. They are measured in either case.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from types import ModuleType
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.engine.cases import GPU_MODELS
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.records import Dtype, Model
+from llmb.catalogue.resolve import Request, resolve
+from llmb.engine.kernels import fp8_cast, norm
+from llmb.engine.kernels.fp8_cast import CAPABILITY, Activation
+from llmb.engine.kernels.norm import NormOf
+
+SLOWER, MISSING = 1, 3
+"""Exit codes."""
+MODELS = tuple(name for name in GPU_MODELS if name != "maverick")
+"""Those whose layers all have one feed-forward layer."""
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+Seconds = Callable[[Callable[[], object]], float]
+"""Measures one call."""
+
+
+class Case(NamedTuple):
+    """One operation. function: by its name in ``module``. held: None for kernels that read once."""
+
+    name: str
+    module: ModuleType
+    function: str
+    arguments: tuple[Any, ...]
+    held: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """bytes: of all tensors read and written, each once."""
+
+    model: str
+    kernel: str
+    held: bool | None
+    bytes: int
+    kernel_s: float
+    copy_s: float
+    compiled_s: float
+
+    @property
+    def of_copy(self) -> float:
+        """The kernel's speed as a multiple of the copy's."""
+        return self.copy_s / self.kernel_s
+
+    @property
+    def of_compiled(self) -> float:
+        return self.compiled_s / self.kernel_s
+
+
+def main() -> None:
+    options = _options()
+    if not (torch.cuda.is_available() and torch.cuda.get_device_capability() >= CAPABILITY):
+        sys.stderr.write("nothing measured: torch sees no GPU with FP8 (compute capability 8.9 or higher)\n")
+        sys.exit(MISSING)
+    device = torch.device("cuda", torch.cuda.current_device())
+    found = []
+    for name in options.models:
+        for case in cases(*of_model(name, options.rows), device):
+            sys.stderr.write(f"{name}: {case.name}\n")
+            found.append(measure(name, case, on_gpu))
+    if options.json:
+        ratios = [{"of_copy": one.of_copy, "of_compiled": one.of_compiled} for one in found]
+        documents = [asdict(one) | ratio for one, ratio in zip(found, ratios, strict=True)]
+        sys.stdout.write(json.dumps(documents, indent=2) + "\n")
+    else:
+        sys.stdout.write(text(found, torch.cuda.get_device_name(device)))
+    sys.exit(0 if all(one.of_compiled >= 1 for one in found if one.held is not False) else SLOWER)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fused_kernels", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["8b"], help="(default: 8b)")
+    parser.add_argument("--rows", type=int, help="tokens of a micro-batch (default: the recipe's)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser.parse_args()
+
+
+def of_model(name: str, rows: int | None) -> tuple[Model, int]:
+    """The model, and the tokens of a micro-batch."""
+    workload, size = GPU_MODELS[name]
+    recipe = resolve(Catalogue(), Request(workload=workload, size=size, dtype=Dtype.FP8, gpu_type="h200", scale=1))
+    return recipe.model, rows or recipe.layout.mbs * recipe.layout.seq_len
+
+
+def cases(model: Model, rows: int, device: torch.device) -> Iterator[Case]:
+    yield from norm_cases(model, rows, device)
+    yield from cast_cases(model, rows, device)
+
+
+def norm_cases(model: Model, rows: int, device: torch.device) -> Iterator[Case]:
+    columns, centered = model.hidden_size, model.norm == "layernorm1p"
+    hidden, update, given, passed = (random(rows, columns, device) for _ in range(4))
+    weight, scale = torch.rand(columns, device=device), torch.ones((), device=device)
+    # As in training, where only a weight that 1 is added to is in fp32.
+    of = NormOf(weight, weight.clone(), 1e-5) if centered else NormOf(weight.bfloat16(), None, 1e-5)
+    once, twice = (norm.holds_rows(device, columns, count) for count in (1, 2))
+    yield Case("norm, cast", norm, "normalize_and_cast", (hidden, None, of, scale, E4M3), once)
+    yield Case("add, norm, cast", norm, "normalize_and_cast", (hidden, update, of, scale, E4M3), once)
+    factor = torch.rand(rows, device=device) + 0.5
+    operands = given, passed, hidden, torch.zeros_like(factor) if centered else None, factor, of.weight
+    yield Case("norm backward", norm, "normalize_backward", operands, held=True)
+    yield Case("norm backward, cast", norm, "normalize_backward_and_cast", (*operands, scale, E5M2), twice)
+
+
+def cast_cases(model: Model, rows: int, device: torch.device) -> Iterator[Case]:
+    activation: Activation = "swiglu" if model.norm == "rmsnorm" else "squared-relu"
+    scale = torch.ones((), device=device)
+    yield Case("cast", fp8_cast, "cast_both_ways", (random(rows, model.hidden_size, device), scale, E4M3))
+    features = model.ffn_hidden_size
+    inputs = random(rows, features * (2 if activation == "swiglu" else 1), device)
+    yield Case(f"{activation}, cast", fp8_cast, "cast_activated", (inputs, scale, activation, E4M3))
+    given = inputs, random(rows, features, device), scale, activation, E5M2
+    yield Case(f"{activation} backward, cast", fp8_cast, "cast_activation_gradient", given)
+
+
+def random(rows: int, columns: int, device: torch.device) -> Tensor:
+    return torch.randn(rows, columns, device=device, dtype=torch.bfloat16)
+
+
+def measure(model: str, case: Case, seconds: Seconds) -> Measured:
+    torch.compiler.reset()
+    arguments = case.arguments
+    kernel = getattr(kernels_of(case.module), case.function)
+    size = moved_bytes(arguments, kernel(*arguments))
+    first = next(each for each in tree_leaves(arguments) if isinstance(each, Tensor))
+    source = first.new_empty(size // 2, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    plain, own = (compiled(each) for each in (getattr(case.module, case.function), kernel))
+    with without_kernels(case.module):
+        compiled_s = seconds(lambda: plain(*arguments))
+    return Measured(
+        model=model,
+        kernel=case.name,
+        held=case.held,
+        bytes=size,
+        kernel_s=seconds(lambda: own(*arguments)),
+        copy_s=seconds(lambda: target.copy_(source)),
+        compiled_s=compiled_s,
+    )
+
+
+def compiled(function: Callable[..., object]) -> Callable[..., object]:
+    found: Callable[..., object] = torch.compile(function, fullgraph=True, dynamic=False)
+    return found
+
+
+def kernels_of(module: ModuleType) -> ModuleType:
+    """The module with the kernels of ``fp8_cast`` or ``norm``, whose functions have the same names and arguments."""
+    from llmb.engine.kernels import fp8_cast_triton, norm_triton  # a machine without a GPU has no Triton
+
+    return norm_triton if module is norm else fp8_cast_triton
+
+
+def without_kernels(module: ModuleType) -> AbstractContextManager[object]:
+    """Within, functions of the module are traced as torch code."""
+    return mock.patch.object(module, "has_kernel", lambda _tensor: False)
+
+
+def moved_bytes(arguments: Iterable[object], results: object) -> int:
+    """Of all different tensors."""
+    tensors = {each.data_ptr(): each for each in tree_leaves((arguments, results)) if isinstance(each, Tensor)}
+    return sum(each.nbytes for each in tensors.values())
+
+
+def on_gpu(call: Callable[[], object]) -> float:
+    """Median of replayed graphs of calls, which the host does not delay. Operands are larger than the L2 cache."""
+    from triton.testing import do_bench_cudagraph
+
+    call()
+    return float(do_bench_cudagraph(call, return_mode="median")) / 1000
+
+
+def text(found: Sequence[Measured], device: str) -> str:
+    """80 columns."""
+    lines = [
+        f"{device}, torch {torch.__version__}; speeds beside a copy of as many bytes,",
+        "and beside torch.compile's code",
+        f"{'model':<6}{'kernel':<30}{'held':<6}{'MB':>7}{'us':>9}{'GB/s':>7}{'copy':>7}{'compile':>8}",
+    ]
+    for one in found:
+        held = {None: "-", True: "yes", False: "no"}[one.held]
+        lines.append(
+            f"{one.model:<6}{one.kernel:<30}{held:<6}{one.bytes / 1e6:>7.0f}{1e6 * one.kernel_s:>9.1f}"
+            f"{one.bytes / one.kernel_s / 1e9:>7.0f}{one.of_copy:>7.2f}{one.of_compiled:>8.2f}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
