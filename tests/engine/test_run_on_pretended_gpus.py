@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Complete runs of ``llmb run`` on GPUs go through all of their stages; only what computes is pretended.
+
+What no run on a CPU does: a process that is bound to a GPU makes its groups, copies batches from pinned memory, reads
+figures of steps late, times by events, exchanges figures by way of the host, and generates kernels.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pretended_gpus import DRIVER, LOSS, NAME, NORM, PEAK_BYTES, pretended
+
+STEPS = 3
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None or not importlib.metadata.version("torch").startswith("2.13"),
+        reason="needs triton and torch 2.13, whose parts are pretended: make setup",
+    ),
+]
+LLAMA, MAVERICK = ("pretrain_llama3.1", "tiny"), ("finetune_llama4-maverick", "tiny", "--synthetic")
+BALANCED = "--force-load-balancing"  # the host waits for no number of the device's
+RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "bf16": (1, LLAMA),
+    "fp8": (1, (*LLAMA, "--dtype", "fp8")),
+    "fp8-current": (1, (*LLAMA, "--dtype", "fp8", "--fp8-recipe", "current")),
+    "recomputed": (1, (*LLAMA, "--recompute", "selective")),
+    "lora-packed": (1, ("finetune_llama3", "tiny", "--synthetic")),
+    "experts": (1, (*MAVERICK, BALANCED)),
+    "profiled": (1, (*LLAMA, "--profile", "--profiler", "torch")),
+    "sharded": (2, (*LLAMA, "--dtype", "fp8")),
+    "tensor-parallel": (2, (*LLAMA, "--tp", "2")),
+    "context-parallel": (2, (*LLAMA, "--cp", "2")),
+    "pipeline": (2, (*LLAMA, "--pp", "2")),
+}
+
+
+def run(folder: Path, gpus: int, *arguments: str) -> dict[str, Any]:
+    """The run's record."""
+    environ = os.environ | pretended(gpus, folder / "bin") | {"LLMB_INSTALL": str(folder / "install")}
+    words = ("run", *arguments, "--steps", str(STEPS), "--window", "all", "--json")
+    done = subprocess.run([sys.executable, "-m", "llmb", *words], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    record: dict[str, Any] = json.loads((folder / "install" / "latest" / "run.json").read_text())
+    return record
+
+
+def steps(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "install" / "latest" / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_goes_through_all_stages(name: str, tmp_path: Path) -> None:
+    gpus, arguments = RUNS[name]
+    record = run(tmp_path, gpus, *arguments)
+    found = record["environment"]
+    assert (found["backend"], found["device"], found["driver"]) == ("nccl", NAME, DRIVER)
+    assert [gpu["uuid"] for gpu in found["gpus"]] == [f"GPU-{gpu:08d}" for gpu in range(gpus)]
+    assert found["gpus"] == found["gpus_at_end"]
+    assert found["variables"]["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    done = steps(tmp_path)
+    assert [step["step"] for step in done] == list(range(STEPS))
+    for step in done:
+        assert (step["loss"], step["grad_norm"], step["peak_memory_bytes"]) == (LOSS, NORM, PEAK_BYTES)
+        assert 0 < step["layer_s_median"] < step["step_time_s"]
+        assert step["host_ahead_s"] is not None
+    assert record["result"]["status"] == "success"
+
+
+@pytest.mark.parametrize(("gpus", "dtype"), [(1, "fp8"), (2, "bf16")])
+def test_a_run_resumes_from_a_checkpoint(gpus: int, dtype: str, tmp_path: Path) -> None:
+    run(tmp_path, gpus, *LLAMA, "--dtype", dtype, "--checkpoint-interval", "2")
+    (saved,) = (tmp_path / "install").glob(f"**/checkpoints/step={STEPS}-*")
+    run(tmp_path, gpus, *LLAMA, "--dtype", dtype, "--load-checkpoint", str(saved))
+    assert [step["step"] for step in steps(tmp_path)] == [STEPS + step for step in range(STEPS)]
