@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast are the engine's kernels of casts and norms on a GPU? It must have FP8.
+"""How fast are the engine's kernels of casts, norms and rotations on a GPU? It must have FP8.
 
 Each kernel computes what lies between two matrix products of a model's layer.
 It is compared, in one run, with a copy that moves as many bytes, and with what
@@ -29,9 +29,11 @@ from benchmarks.engine.cases import GPU_MODELS
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Model
 from llmb.catalogue.resolve import Request, resolve
-from llmb.engine.kernels import fp8_cast, norm
+from llmb.engine.kernels import fp8_cast, norm, rotary
 from llmb.engine.kernels.fp8_cast import CAPABILITY, Activation
 from llmb.engine.kernels.norm import NormOf
+from llmb.engine.kernels.rotary import Heads
+from llmb.engine.model.rotary import rotary_tables
 
 SLOWER, MISSING = 1, 3
 """Exit codes."""
@@ -43,13 +45,17 @@ Seconds = Callable[[Callable[[], object]], float]
 
 
 class Case(NamedTuple):
-    """One operation. function: by its name in ``module``. held: None for kernels that read once."""
+    """One operation. function: by its name in ``module``. held: None for kernels that read once.
+
+    in_place: whether it writes its first argument, too.
+    """
 
     name: str
     module: ModuleType
     function: str
     arguments: tuple[Any, ...]
     held: bool | None = None
+    in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +81,7 @@ class Measured:
 
 
 def main() -> None:
-    options = _options()
-    if not (torch.cuda.is_available() and torch.cuda.get_device_capability() >= CAPABILITY):
-        sys.stderr.write("nothing measured: torch sees no GPU with FP8 (compute capability 8.9 or higher)\n")
-        sys.exit(MISSING)
-    device = torch.device("cuda", torch.cuda.current_device())
+    options, device = read_options("fused_kernels", __doc__), fp8_gpu()
     found = []
     for name in options.models:
         for case in cases(*of_model(name, options.rows), device):
@@ -94,14 +96,28 @@ def main() -> None:
     sys.exit(0 if all(one.of_compiled >= 1 for one in found if one.held is not False) else SLOWER)
 
 
-def _options() -> argparse.Namespace:
+def read_options(name: str, description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.fused_kernels", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog=f"python -m benchmarks.{name}", description=description, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["8b"], help="(default: 8b)")
-    parser.add_argument("--rows", type=int, help="tokens of a micro-batch (default: the recipe's)")
+    parser.add_argument("--rows", type=positive, help="tokens of a micro-batch (default: the recipe's)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser.parse_args()
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def fp8_gpu() -> torch.device:
+    """Exits if there is none."""
+    if not (torch.cuda.is_available() and torch.cuda.get_device_capability() >= CAPABILITY):
+        sys.stderr.write("nothing measured: torch sees no GPU with FP8 (compute capability 8.9 or higher)\n")
+        sys.exit(MISSING)
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def of_model(name: str, rows: int | None) -> tuple[Model, int]:
@@ -114,6 +130,7 @@ def of_model(name: str, rows: int | None) -> tuple[Model, int]:
 def cases(model: Model, rows: int, device: torch.device) -> Iterator[Case]:
     yield from norm_cases(model, rows, device)
     yield from cast_cases(model, rows, device)
+    yield from rotary_cases(model, rows, device)
 
 
 def norm_cases(model: Model, rows: int, device: torch.device) -> Iterator[Case]:
@@ -142,6 +159,20 @@ def cast_cases(model: Model, rows: int, device: torch.device) -> Iterator[Case]:
     yield Case(f"{activation} backward, cast", fp8_cast, "cast_activation_gradient", given)
 
 
+def rotary_cases(model: Model, rows: int, device: torch.device) -> Iterator[Case]:
+    tables = rotary_tables(model, torch.arange(rows, device=device))
+    of_query, of_value, size = model.attention_heads, model.kv_heads, model.head_dim
+    product = random(rows, (of_query + of_value) * size, device)
+    turned = product, tables.cos, tables.sin, of_query + of_value, size
+    yield Case("rotation in place", rotary, "rotate_in_place", turned, in_place=True)
+    given = (
+        random(rows, number * size, device).view(1, rows, number, size) for number in (of_query, of_value, of_value)
+    )
+    scale = torch.ones((), device=device)
+    operands = Heads(*given), tables.cos, tables.sin, scale, E5M2
+    yield Case("rotation backward, cast", rotary, "cast_rotated_gradient", operands)
+
+
 def random(rows: int, columns: int, device: torch.device) -> Tensor:
     return torch.randn(rows, columns, device=device, dtype=torch.bfloat16)
 
@@ -150,8 +181,8 @@ def measure(model: str, case: Case, seconds: Seconds) -> Measured:
     torch.compiler.reset()
     arguments = case.arguments
     kernel = getattr(kernels_of(case.module), case.function)
-    size = moved_bytes(arguments, kernel(*arguments))
     first = next(each for each in tree_leaves(arguments) if isinstance(each, Tensor))
+    size = moved_bytes(arguments, kernel(*arguments)) + (first.nbytes if case.in_place else 0)
     source = first.new_empty(size // 2, dtype=torch.uint8)
     target = torch.empty_like(source)
     plain, own = (compiled(each) for each in (getattr(case.module, case.function), kernel))
@@ -174,10 +205,10 @@ def compiled(function: Callable[..., object]) -> Callable[..., object]:
 
 
 def kernels_of(module: ModuleType) -> ModuleType:
-    """The module with the kernels of ``fp8_cast`` or ``norm``, whose functions have the same names and arguments."""
-    from llmb.engine.kernels import fp8_cast_triton, norm_triton  # a machine without a GPU has no Triton
+    """The module with the kernels of another, whose functions have the same names and arguments."""
+    from llmb.engine.kernels import fp8_cast_triton, norm_triton, rotary_triton  # a machine without a GPU has no Triton
 
-    return norm_triton if module is norm else fp8_cast_triton
+    return {fp8_cast: fp8_cast_triton, norm: norm_triton, rotary: rotary_triton}[module]
 
 
 def without_kernels(module: ModuleType) -> AbstractContextManager[object]:

@@ -29,13 +29,14 @@ def test_every_tensor_is_counted_once(name: str, monkeypatch: pytest.MonkeyPatch
     model = resolve(Catalogue(), Request(workload=f"pretrain_{name}", size="tiny", gpu_type="cpu")).model
     found = [measure("8b", case, lambda _call: 2.0) for case in cases(model, ROWS, torch.device("cpu"))]
     hidden, features = ROWS * model.hidden_size, ROWS * model.ffn_hidden_size
-    elements = [hidden] * 5 + [features] * 2
+    of_query, of_key = (ROWS * model.head_dim * number for number in (model.attention_heads, model.kv_heads))
+    elements = [hidden] * 5 + [features] * 2 + [of_query + of_key, of_query + 2 * of_key]
     gated = name == "llama3.1"
     # Read and written, in bf16 and twice in FP8.
-    expected = [2 + 2, 4 + 2 + 2, 6 + 2, 6 + 2 + 2, 2 + 2, *((4 + 2, 6 + 4) if gated else (2 + 2, 4 + 2))]
-    # Weights, their gradients and numbers of rows are few.
+    expected = [2 + 2, 4 + 2 + 2, 6 + 2, 6 + 2 + 2, 2 + 2, *((4 + 2, 6 + 4) if gated else (2 + 2, 4 + 2)), 2 + 2, 2 + 2]
+    # Weights, their gradients, numbers of rows and tables of positions are few.
     assert [one.bytes // count for one, count in zip(found, elements, strict=True)] == expected
-    assert [one.held for one in found] == [True, True, True, False, None, None, None]
+    assert [one.held for one in found] == [True, True, True, False, *[None] * 5]
     assert all(one.of_copy == one.of_compiled == 1 for one in found)
 
 
@@ -69,5 +70,16 @@ def test_every_kernel_is_measured(needs: Callable[[str, bool, str], None]) -> No
     needs("gpu", torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9), "a GPU with FP8")
     done = subprocess.run([*COMMAND, "--rows", "512", "--json"], cwd=ROOT, capture_output=True, text=True)
     found = json.loads(done.stdout)
-    assert len(found) == 7
+    assert len(found) == 9
     assert all(min(one["kernel_s"], one["copy_s"], one["compiled_s"]) > 0 for one in found)
+
+
+@pytest.mark.parametrize("rows", ["0", "-1", "many"])
+def test_a_wrong_number_of_rows_is_named(
+    rows: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fused_kernels", "--rows", rows])
+    with pytest.raises(SystemExit) as ended:
+        fused_kernels.main()
+    assert ended.value.code == 2
+    assert "is not a whole number" in capsys.readouterr().err

@@ -79,7 +79,7 @@ def test_gradients_are_rotated_back_and_cast_as_if_they_were_stored(case, worst)
     gradients = Heads(*(with_worst(random(batch, seq, number, head_dim), worst) for number in heads))
     cos, sin = tables(batch, seq, pairs, by_sequence=case in BY_SEQUENCE)
     expected = rotary.cast_rotated_gradient(gradients, cos, sin, SCALE, E5M2)
-    assert_equal(rotary_triton.cast_rotated_gradient._init_fn(*gradients, cos, sin, SCALE, E5M2), expected)
+    assert_equal(rotary_triton._cast_rotated_gradient._init_fn(*gradients, cos, sin, SCALE, E5M2), expected)
 
 
 ORDERS = {
@@ -100,13 +100,13 @@ def test_gradients_in_any_order_in_memory(order):
     for first in range(3):  # each has strides of its own
         mixed = Heads(*(parts[place] if place == first else plain[place] for place in range(3)))
         expected = rotary.cast_rotated_gradient(mixed, cos, sin, SCALE, E5M2)
-        assert_equal(rotary_triton.cast_rotated_gradient._init_fn(*mixed, cos, sin, SCALE, E5M2), expected)
+        assert_equal(rotary_triton._cast_rotated_gradient._init_fn(*mixed, cos, sin, SCALE, E5M2), expected)
 
 
 def test_zeros_have_no_largest_value():
     parts = Heads(*(torch.zeros(1, 4, 2, 8).bfloat16() for _ in range(3)))
     cos, sin = tables(1, 4, 4, by_sequence=False)
-    assert rotary_triton.cast_rotated_gradient._init_fn(*parts, cos, sin, SCALE, E5M2)[2] == 0
+    assert rotary_triton._cast_rotated_gradient._init_fn(*parts, cos, sin, SCALE, E5M2)[2] == 0
 
 
 def test_rows_apart_in_memory_and_nothing_beside_them():

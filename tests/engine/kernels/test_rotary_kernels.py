@@ -48,7 +48,7 @@ def test_compiled_for_a_gpu_kernels_read_and_write_16_bytes_at_a_time(
     cos = sin = torch.zeros(128, pairs)
     with compiling(monkeypatch, tmp_path, capability) as kernels:
         rotary_triton.rotate_in_place._init_fn(product, cos, sin, sum(numbers[:2]), head_dim)
-        rotary_triton.cast_rotated_gradient._init_fn(*parts, cos, sin, torch.ones(()), E5M2)
+        rotary_triton._cast_rotated_gradient._init_fn(*parts, cos, sin, torch.ones(()), E5M2)
     rotated, gradient = (resources(kernel, tmp_path) for kernel in kernels)
     assert set(rotated.loads) == set(rotated.stores) == set(gradient.stores) == {16}
     assert sorted(set(gradient.loads)) == [4, 16]
@@ -69,7 +69,7 @@ def test_strides_may_have_more_than_32_bits(triton: None, monkeypatch: pytest.Mo
     parts[0] = parts[0].as_strided(parts[0].shape, (2**31, *parts[0].stride()[1:]))
     cos = sin = torch.zeros(64, 32)
     with compiling(monkeypatch, tmp_path, 90) as kernels:
-        rotary_triton.cast_rotated_gradient._init_fn(*parts, cos, sin, torch.ones(()), E5M2)
+        rotary_triton._cast_rotated_gradient._init_fn(*parts, cos, sin, torch.ones(()), E5M2)
     (kernel,) = kernels
     assert not re.search(r"arith\.muli .*: tensor<\S*xi32>", kernel.asm["ttir"]), "an offset of 32 bits"
 

@@ -53,8 +53,7 @@ def cast_rotated_gradient(gradients: Heads, cos: Tensor, sin: Tensor, scale: Ten
     if has_kernel(gradients.query):
         from llmb.engine.kernels import rotary_triton
 
-        found: BothWays = rotary_triton.cast_rotated_gradient(*gradients, cos, sin, scale, dtype)
-        return found
+        return rotary_triton.cast_rotated_gradient(gradients, cos, sin, scale, dtype)
     query, key = (rotate(part, cos, -sin) for part in (gradients.query, gradients.key))
     joined = torch.cat((query, key, gradients.value), -2)
     return cast_both_ways(joined.flatten(0, 1).flatten(1), scale, dtype)

@@ -14,7 +14,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
+from llmb.engine.kernels.fp8_cast import BothWays
 from llmb.engine.kernels.fp8_cast_triton import empty_casts, largest_bits, round_to_bf16, store_cast
+from llmb.engine.kernels.rotary import Heads
 
 ROWS, COLUMNS = 64, 64
 """Of each of two tiles: the first and the second elements of pairs. The rows of a transposed output have two sectors of
@@ -189,7 +191,7 @@ def rotate_in_place(product: Tensor, cos: Tensor, sin: Tensor, heads: int, head_
 
 
 @triton_op("llmb::cast_rotated_gradient", mutates_args={})
-def cast_rotated_gradient(
+def _cast_rotated_gradient(
     query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, scale: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     parts = [_contiguous_heads(part) for part in (query, key, value)]
@@ -229,3 +231,9 @@ def cast_rotated_gradient(
             num_warps=WARPS,
         )
     return values, transposed, amax
+
+
+def cast_rotated_gradient(gradients: Heads, cos: Tensor, sin: Tensor, scale: Tensor, dtype: torch.dtype) -> BothWays:
+    """See ``rotary.cast_rotated_gradient``."""
+    found: BothWays = _cast_rotated_gradient(*gradients, cos, sin, scale, dtype)
+    return found

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which sizes of tiles and programs of the engine's kernels are fastest on a GPU? It must have FP8.
+
+Every kernel of benchmarks.fused_kernels is measured with the engine's own sizes
+and with others. If others are faster for all models, change the constants of the
+kernel's module; tests then check what the kernel needs of registers and memory.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import MappingProxyType, ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.fused_kernels import Case, Seconds, cases, fp8_gpu, kernels_of, of_model, on_gpu, read_options
+
+Sizes = Mapping[str, int]
+"""Constants of a kernel's module, by name."""
+NORMS = tuple(
+    {"WARPS": warps, "TILE": 32 * warps * elements, "PROGRAMS": programs}
+    for warps, elements, programs in ((16, 8, 1), (8, 16, 1), (8, 16, 2), (8, 32, 1), (32, 8, 1), (4, 16, 4))
+)
+CASTS = tuple(
+    {"ROWS": rows, "COLUMNS": columns, "WARPS": warps}
+    for rows, columns, warps in ((128, 64, 4), (64, 64, 4), (64, 128, 8), (128, 128, 8), (128, 128, 16), (128, 32, 4))
+)
+ROTATIONS = tuple(
+    {"ROWS": rows, "HEADS": heads, "WARPS": warps}
+    for rows, heads, warps in ((64, 4, 4), (32, 4, 4), (32, 8, 4), (64, 8, 8), (64, 2, 8), (128, 4, 8))
+)
+VARIANTS: Mapping[str, tuple[Sizes, ...]] = MappingProxyType(
+    {"norm_triton": NORMS, "fp8_cast_triton": CASTS, "rotary_triton": ROTATIONS}
+)
+CLOSE = 0.02
+"""How much the norm of a result may differ: sums of other tiles are rounded otherwise before they are cast."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """time_s: None if there is a problem. own: with the sizes of the engine."""
+
+    model: str
+    kernel: str
+    sizes: Sizes
+    own: bool
+    time_s: float | None
+    problem: str | None
+
+
+def main() -> None:
+    options, device = read_options("kernel_variants", __doc__), fp8_gpu()
+    found: list[Measured] = []
+    for name in options.models:
+        for case in cases(*of_model(name, options.rows), device):
+            sys.stderr.write(f"{name}: {case.name}\n")
+            found += measure(name, case, kernels_of(case.module), on_gpu)
+    if options.json:
+        sys.stdout.write(json.dumps([asdict(one) for one in found], indent=2) + "\n")
+    else:
+        sys.stdout.write(text(found, torch.cuda.get_device_name(device)))
+
+
+def measure(model: str, case: Case, module: ModuleType, seconds: Seconds) -> Iterator[Measured]:
+    """With the module's own sizes first."""
+    kernel: Callable[..., object] = getattr(module, case.function)
+    others = VARIANTS[module.__name__.rpartition(".")[2]]
+    own = {name: getattr(module, name) for name in others[0]}
+    expected = kernel(*case.arguments)
+    for sizes in (own, *(each for each in others if each != own)):
+        with mock.patch.multiple(module, **sizes):
+            time_s, problem = attempt(lambda: kernel(*case.arguments), expected, seconds)
+        yield Measured(model, case.name, sizes, sizes is own, time_s, problem)
+
+
+def attempt(call: Callable[[], object], expected: object, seconds: Seconds) -> tuple[float | None, str | None]:
+    """The time of a call, or why it has none."""
+    from triton.errors import TritonError  # a machine without a GPU has no Triton
+
+    try:
+        if not close(call(), expected):
+            return None, "another result"
+        return seconds(call), None
+    except TritonError as error:
+        return None, type(error).__name__
+
+
+def close(found: Any, expected: Any) -> bool:  # noqa: ANN401 (what kernels return)
+    """In-place kernels return nothing to compare."""
+    pairs = zip(tree_leaves(found), tree_leaves(expected), strict=True)
+    return all(apart(one, other) <= CLOSE for one, other in pairs if isinstance(one, Tensor))
+
+
+def apart(found: Tensor, expected: Tensor) -> float:
+    size = float(expected.float().norm())
+    return float((found.float() - expected.float()).norm()) / (size or 1)
+
+
+def text(found: Sequence[Measured], device: str) -> str:
+    """80 columns; the fastest of each kernel has a star."""
+    lines = [
+        f"{device}, torch {torch.__version__}; times of kernels with",
+        "the engine's sizes, and with others: as multiples of its speed",
+    ]
+    title = None
+    for one in found:
+        alike = [each for each in found if (each.model, each.kernel) == (one.model, one.kernel)]
+        if title != (title := f"{one.model} {one.kernel}"):
+            lines.append(title)
+        sizes = " ".join(f"{name} {size}" for name, size in one.sizes.items())
+        lines.append(f"  {sizes:<44}{figures(one, alike)}")
+    return "\n".join(lines) + "\n"
+
+
+def figures(one: Measured, alike: Sequence[Measured]) -> str:
+    if one.time_s is None:
+        return f"  {one.problem}"
+    times = [each.time_s for each in alike if each.time_s is not None]
+    beside = "".join(f"{each.time_s / one.time_s:>7.2f}" for each in alike if each.own and each.time_s is not None)
+    return f"{1e6 * one.time_s:>10.1f} us{beside}{' *' if one.time_s == min(times) else ''}"
+
+
+if __name__ == "__main__":
+    main()
