@@ -34,11 +34,13 @@ RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
     "recomputed": (1, (*LLAMA, "--recompute", "selective")),
     "lora-packed": (1, ("finetune_llama3", "tiny", "--synthetic")),
     "experts": (1, (*MAVERICK, BALANCED)),
+    "experts-fp8": (1, (*MAVERICK, BALANCED, "--dtype", "fp8")),
     "profiled": (1, (*LLAMA, "--profile", "--profiler", "torch")),
     "sharded": (2, (*LLAMA, "--dtype", "fp8")),
     "tensor-parallel": (2, (*LLAMA, "--tp", "2")),
     "context-parallel": (2, (*LLAMA, "--cp", "2")),
     "pipeline": (2, (*LLAMA, "--pp", "2")),
+    "expert-parallel-fp8": (2, (*MAVERICK, BALANCED, "--ep", "2", "--dtype", "fp8")),
 }
 
 

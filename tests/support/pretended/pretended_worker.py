@@ -283,8 +283,10 @@ def _run_in_fake_mode() -> None:
     import llmb.engine.timing as timing
     from llmb.engine.model import attention
     from llmb.engine.parallel import context_parallel, mesh
+    from llmb.engine.parallel.expert_parallel import ParallelExperts
 
     train, step, read = loop.train, loop.do_step, timing.StepReader._read
+    plan_traffic = ParallelExperts.known_traffic
 
     def train_fake(*args: Any) -> None:
         with Recorder().recording(), not_launching(lambda *_args: None), fake_tensors() as mode, on_the_host(mode):
@@ -308,6 +310,15 @@ def _run_in_fake_mode() -> None:
             pending.values = values
             return read(self, pending)
 
+    def known_traffic(experts: Any, places: Tensor, rows: Tensor) -> Any:
+        """The host computes it once, from numbers."""
+        with unset_fake_temporarily():
+            found = plan_traffic(experts, places, torch.empty(len(rows)))
+        tensors = {name: getattr(found, name) for name in ("order", "back", "counts")}
+        copies = {name: torch.empty(one.shape, dtype=one.dtype, device=rows.device) for name, one in tensors.items()}
+        return found._replace(**copies)
+
+    replace(ParallelExperts, "known_traffic", known_traffic)
     replace(mesh, "join_ranks", with_groups(mesh.join_ranks))
     for name in ("__init__", "_flatten", "_unflatten"):
         replace(DeviceMesh, name, with_groups(getattr(DeviceMesh, name)))
