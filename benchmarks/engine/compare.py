@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group
 
 from benchmarks.engine.budget import Clock
 from benchmarks.engine.cases import Case, Subject, find_subject, plan_cases
-from benchmarks.engine.machine import describe_machine, gpu_state, memory_bytes
+from benchmarks.engine.machine import describe_machine, gpu_state, in_use, memory_bytes
 from benchmarks.engine.options import Options, read_options
 from benchmarks.engine.plan_table import plan_table
 from benchmarks.engine.records import Document, Published, Settings
 from benchmarks.engine.session import Session
-from benchmarks.engine.store import open_document, save
+from benchmarks.engine.store import locked, open_document, save
 from benchmarks.engine.tables import tables
 from benchmarks.engine.wheels import installed
 from llmb.catalogue.load import Catalogue
@@ -39,19 +39,13 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM is cleaned up after, too
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     try:
-        catalogue = Catalogue()
-        cases = find_cases(options, machine, catalogue)
-        document = start(options, cases, machine)
-        gpu_memory = gpu_memory_bytes(document, cases, catalogue)
         if options.plan:
-            here = options.gpu_type == "cpu" or bool(machine.gpu_names)
-            budget_s, ceilings = options.budget_s, options.ceilings
-            console.print(plan_table(cases, document, gpu_memory, here=here, ceilings=ceilings, budget_s=budget_s))
+            console.print(planned(options, machine))
             return 0
-        save(document, options.out)  # A place that cannot be written is known before anything is measured.
-        document = compare(document, options, cases, clock, gpu_memory)
-        show(document, console, json=options.json)
-        save(document, options.out)
+        with locked(options.out):
+            document = compare(options, machine, clock)
+            show(document, console, json=options.json)
+            save(document, options.out)
     except LlmbError as error:
         sys.stderr.write(f"{error.text()}\n")
         return error.exit_code
@@ -62,6 +56,20 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write("interrupted; completed results are in --out, if it was given\n")
         return INTERRUPTED
     return 0 if any(case.status == "done" for case in document.cases) else NOTHING_DONE
+
+
+def prepared(options: Options, machine: Machine) -> tuple[list[Case], Document, float | None]:
+    """What to run, what is known already, and the GPU's bytes of memory."""
+    catalogue = Catalogue()
+    cases = find_cases(options, machine, catalogue)
+    document = start(options, cases, machine)
+    return cases, document, gpu_memory_bytes(document, cases, catalogue)
+
+
+def planned(options: Options, machine: Machine) -> Group:
+    cases, document, gpu_memory = prepared(options, machine)
+    here = options.gpu_type == "cpu" or bool(machine.gpu_names)
+    return plan_table(cases, document, gpu_memory, here=here, ceilings=options.ceilings, budget_s=options.budget_s)
 
 
 def show(document: Document, console: Console, *, json: bool) -> None:
@@ -101,9 +109,11 @@ def gpu_memory_bytes(document: Document, cases: Sequence[Case], catalogue: Catal
     return reported or (known.memory_gb * 2**30 if known else None)
 
 
-def compare(
-    document: Document, options: Options, cases: Sequence[Case], clock: Clock, gpu_memory: float | None
-) -> Document:
+def compare(options: Options, machine: Machine, clock: Clock) -> Document:
+    cases, document, gpu_memory = prepared(options, machine)
+    save(document, options.out)  # A place that cannot be written is known before anything is measured.
+    if busy := in_use(document.environment["gpu_before"]):
+        clock.say(busy)
     with tempfile.TemporaryDirectory(prefix="compare-engines-") as temporary:
         folder = options.logs or Path(temporary)
         session = Session(document, options.out, folder, clock, gpu_memory, options.retry_failed)

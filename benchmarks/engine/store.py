@@ -2,7 +2,8 @@
 """The document on disk: results of an earlier call are reused."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -10,11 +11,26 @@ from pydantic import ValidationError
 
 from benchmarks.engine.engines.registry import ENGINES
 from benchmarks.engine.records import CaseResult, Document, Settings, Status
-from llmb.errors import UsageError
+from llmb.errors import EnvironmentProblem, UsageError
 from llmb.input_files import read_text_file
+from llmb.jobs.locks import file_lock
 from llmb.runs.folder import write_atomically
 
 ROOT = Path(__file__).parents[2]
+PATIENCE_S = 1
+
+
+@contextmanager
+def locked(path: Path | None) -> Iterator[None]:
+    """Within, no other call writes the same document. Raises UsageError if one does, or if it cannot be written."""
+    with ExitStack() as held:
+        if path is not None:
+            try:
+                held.enter_context(file_lock(path.with_name(f"{path.name}.lock"), PATIENCE_S, "writing this file"))
+            except EnvironmentProblem as error:
+                do = "specify another --out, or wait until the other call ends"
+                raise UsageError(error.what, where=str(path), do=do) from error
+        yield
 
 
 def open_document(path: Path | None, settings: Settings, *, fresh: bool, earlier: Path | None = None) -> Document:

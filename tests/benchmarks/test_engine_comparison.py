@@ -128,6 +128,8 @@ def test_a_call_that_is_killed_is_resumed(tmp_path) -> None:
     while not (out.exists() and json.loads(out.read_text())["cases"]):
         assert process.poll() is None
         time.sleep(0.05)
+    second = compare(*options, "--out", str(out))
+    assert second.returncode == 2 and "another process has been writing this file" in second.stderr
     process.kill()
     process.wait()
     (kept,) = json.loads(out.read_text())["cases"]

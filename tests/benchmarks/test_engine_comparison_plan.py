@@ -13,7 +13,7 @@ from benchmarks.engine.cases import GPU_MODELS, TINY_MODELS, Case, find_subject
 from benchmarks.engine.compare import find_cases
 from benchmarks.engine.engines.registry import ENGINES
 from benchmarks.engine.groups import load_plan
-from benchmarks.engine.machine import memory_bytes
+from benchmarks.engine.machine import gpu_state, in_use, memory_bytes
 from benchmarks.engine.options import read_options
 from benchmarks.engine.run_case import ALLOCATOR, blank, llmb_command, variables
 from benchmarks.engine.session import why_not
@@ -184,3 +184,22 @@ def test_the_driver_says_how_much_memory_there_is() -> None:
     assert memory_bytes({"memory.total": "143771 MiB"}) == 143771 * 2**20
     assert memory_bytes({"memory.total": "[N/A]"}) is None
     assert memory_bytes(None) is None
+
+
+@pytest.mark.parametrize(("visible", "expected"), [(None, []), ("2,3", ["--id=2"]), ("", [])])
+def test_the_driver_is_asked_for_the_gpu_that_is_used(visible, expected, tmp_path, monkeypatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\necho "$@" > "${0%/*}/asked"; echo "NVIDIA H200, 580, 143771 MiB, 3072 MiB"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    state = gpu_state()
+    assert (tmp_path / "asked").read_text().split()[2:] == expected
+    assert memory_bytes(state) == 143771 * 2**20
+    assert (in_use(state) or "").startswith("3.0 GiB of the GPU's memory are in use")
+
+
+def test_a_gpu_without_other_processes_is_not_in_use() -> None:
+    assert in_use({"memory.used": "512 MiB"}) is in_use({"memory.used": "[N/A]"}) is in_use(None) is None
