@@ -23,7 +23,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from benchmarks.engine.cases import GPU_MODELS
 from llmb.catalogue.load import Catalogue
@@ -40,6 +40,8 @@ SLOWER, MISSING = 1, 3
 MODELS = tuple(name for name in GPU_MODELS if name != "maverick")
 """Those whose layers all have one feed-forward layer."""
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+SETS = 3
+"""Of operands."""
 Seconds = Callable[[Callable[[], object]], float]
 """Measures one call."""
 
@@ -82,18 +84,31 @@ class Measured:
 
 def main() -> None:
     options, device = read_options("fused_kernels", __doc__), fp8_gpu()
-    found = []
+    found, failed = [], False
+    if not options.json:
+        show(header(torch.cuda.get_device_name(device)))
     for name in options.models:
         for case in cases(*of_model(name, options.rows), device):
             sys.stderr.write(f"{name}: {case.name}\n")
-            found.append(measure(name, case, on_gpu))
+            try:
+                found.append(measure(name, case, on_gpu))
+            except RuntimeError as error:  # as launches and allocations raise it; the others are still worth measuring
+                sys.stderr.write(f"{name}: {case.name} failed: {error}\n")
+                failed = True
+                continue
+            if not options.json:
+                show(line(found[-1]))
     if options.json:
         ratios = [{"of_copy": one.of_copy, "of_compiled": one.of_compiled} for one in found]
         documents = [asdict(one) | ratio for one, ratio in zip(found, ratios, strict=True)]
-        sys.stdout.write(json.dumps(documents, indent=2) + "\n")
-    else:
-        sys.stdout.write(text(found, torch.cuda.get_device_name(device)))
-    sys.exit(0 if all(one.of_compiled >= 1 for one in found if one.held is not False) else SLOWER)
+        show(json.dumps(documents, indent=2))
+    slower = any(one.of_compiled < 1 for one in found if one.held is not False)
+    sys.exit(SLOWER if failed or slower else 0)
+
+
+def show(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def read_options(name: str, description: str | None) -> argparse.Namespace:
@@ -183,20 +198,30 @@ def measure(model: str, case: Case, seconds: Seconds) -> Measured:
     kernel = getattr(kernels_of(case.module), case.function)
     first = next(each for each in tree_leaves(arguments) if isinstance(each, Tensor))
     size = moved_bytes(arguments, kernel(*arguments)) + (first.nbytes if case.in_place else 0)
-    source = first.new_empty(size // 2, dtype=torch.uint8)
-    target = torch.empty_like(source)
+    sets = copies(arguments)
+    sources = [(first.new_empty(size // 2, dtype=torch.uint8),) for _ in sets]
     plain, own = (compiled(each) for each in (getattr(case.module, case.function), kernel))
     with without_kernels(case.module):
-        compiled_s = seconds(lambda: plain(*arguments))
+        compiled_s = time_of(plain, sets, seconds)
     return Measured(
         model=model,
         kernel=case.name,
         held=case.held,
         bytes=size,
-        kernel_s=seconds(lambda: own(*arguments)),
-        copy_s=seconds(lambda: target.copy_(source)),
+        kernel_s=time_of(own, sets, seconds),
+        copy_s=time_of(torch.clone, sources, seconds),
         compiled_s=compiled_s,
     )
+
+
+def copies(arguments: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Taken in turn, so that the cache has nothing of a call when it is repeated."""
+    return [tree_map_only(Tensor, torch.clone, arguments) for _ in range(SETS)]
+
+
+def time_of(function: Callable[..., object], sets: Sequence[tuple[Any, ...]], seconds: Seconds) -> float:
+    """Of one call."""
+    return seconds(lambda: [function(*arguments) for arguments in sets]) / len(sets)
 
 
 def compiled(function: Callable[..., object]) -> Callable[..., object]:
@@ -223,27 +248,28 @@ def moved_bytes(arguments: Iterable[object], results: object) -> int:
 
 
 def on_gpu(call: Callable[[], object]) -> float:
-    """Median of replayed graphs of calls, which the host does not delay. Operands are larger than the L2 cache."""
+    """Median of replayed graphs of calls, which the host does not delay."""
     from triton.testing import do_bench_cudagraph
 
     call()
     return float(do_bench_cudagraph(call, return_mode="median")) / 1000
 
 
-def text(found: Sequence[Measured], device: str) -> str:
-    """80 columns."""
-    lines = [
-        f"{device}, torch {torch.__version__}; speeds beside a copy of as many bytes,",
-        "and beside torch.compile's code",
-        f"{'model':<6}{'kernel':<30}{'held':<6}{'MB':>7}{'us':>9}{'GB/s':>7}{'copy':>7}{'compile':>8}",
-    ]
-    for one in found:
-        held = {None: "-", True: "yes", False: "no"}[one.held]
-        lines.append(
-            f"{one.model:<6}{one.kernel:<30}{held:<6}{one.bytes / 1e6:>7.0f}{1e6 * one.kernel_s:>9.1f}"
-            f"{one.bytes / one.kernel_s / 1e9:>7.0f}{one.of_copy:>7.2f}{one.of_compiled:>8.2f}"
-        )
-    return "\n".join(lines) + "\n"
+def header(device: str) -> str:
+    """80 columns, as each line."""
+    return (
+        f"{device}, torch {torch.__version__}; speeds beside a copy of as many bytes,\n"
+        "and beside torch.compile's code\n"
+        f"{'model':<6}{'kernel':<30}{'held':<6}{'MB':>7}{'us':>9}{'GB/s':>7}{'copy':>7}{'compile':>8}"
+    )
+
+
+def line(one: Measured) -> str:
+    held = {None: "-", True: "yes", False: "no"}[one.held]
+    return (
+        f"{one.model:<6}{one.kernel:<30}{held:<6}{one.bytes / 1e6:>7.0f}{1e6 * one.kernel_s:>9.1f}"
+        f"{one.bytes / one.kernel_s / 1e9:>7.0f}{one.of_copy:>7.2f}{one.of_compiled:>8.2f}"
+    )
 
 
 if __name__ == "__main__":

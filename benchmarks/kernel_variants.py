@@ -18,7 +18,19 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.fused_kernels import Case, Seconds, cases, fp8_gpu, kernels_of, of_model, on_gpu, read_options
+from benchmarks.fused_kernels import (
+    Case,
+    Seconds,
+    cases,
+    copies,
+    fp8_gpu,
+    kernels_of,
+    of_model,
+    on_gpu,
+    read_options,
+    show,
+    time_of,
+)
 
 Sizes = Mapping[str, int]
 """Constants of a kernel's module, by name."""
@@ -56,14 +68,17 @@ class Measured:
 def main() -> None:
     options, device = read_options("kernel_variants", __doc__), fp8_gpu()
     found: list[Measured] = []
+    if not options.json:
+        show(header(torch.cuda.get_device_name(device)))
     for name in options.models:
         for case in cases(*of_model(name, options.rows), device):
             sys.stderr.write(f"{name}: {case.name}\n")
-            found += measure(name, case, kernels_of(case.module), on_gpu)
+            variants = list(measure(name, case, kernels_of(case.module), on_gpu))
+            if not options.json:
+                show("\n".join(lines(variants)))
+            found += variants
     if options.json:
-        sys.stdout.write(json.dumps([asdict(one) for one in found], indent=2) + "\n")
-    else:
-        sys.stdout.write(text(found, torch.cuda.get_device_name(device)))
+        show(json.dumps([asdict(one) for one in found], indent=2))
 
 
 def measure(model: str, case: Case, module: ModuleType, seconds: Seconds) -> Iterator[Measured]:
@@ -71,22 +86,24 @@ def measure(model: str, case: Case, module: ModuleType, seconds: Seconds) -> Ite
     kernel: Callable[..., object] = getattr(module, case.function)
     others = VARIANTS[module.__name__.rpartition(".")[2]]
     own = {name: getattr(module, name) for name in others[0]}
-    expected = kernel(*case.arguments)
+    expected, sets = kernel(*case.arguments), copies(case.arguments)
     for sizes in (own, *(each for each in others if each != own)):
         with mock.patch.multiple(module, **sizes):
-            time_s, problem = attempt(lambda: kernel(*case.arguments), expected, seconds)
+            time_s, problem = attempt(kernel, sets, expected, seconds)
         yield Measured(model, case.name, sizes, sizes is own, time_s, problem)
 
 
-def attempt(call: Callable[[], object], expected: object, seconds: Seconds) -> tuple[float | None, str | None]:
+def attempt(
+    kernel: Callable[..., object], sets: Sequence[tuple[Any, ...]], expected: object, seconds: Seconds
+) -> tuple[float | None, str | None]:
     """The time of a call, or why it has none."""
     from triton.errors import TritonError  # a machine without a GPU has no Triton
 
     try:
-        if not close(call(), expected):
+        if not close(kernel(*sets[0]), expected):
             return None, "another result"
-        return seconds(call), None
-    except TritonError as error:
+        return time_of(kernel, sets, seconds), None
+    except (TritonError, RuntimeError) as error:  # the latter from launches and allocations
         return None, type(error).__name__
 
 
@@ -101,20 +118,20 @@ def apart(found: Tensor, expected: Tensor) -> float:
     return float((found.float() - expected.float()).norm()) / (size or 1)
 
 
-def text(found: Sequence[Measured], device: str) -> str:
-    """80 columns; the fastest of each kernel has a star."""
-    lines = [
-        f"{device}, torch {torch.__version__}; times of kernels with",
-        "the engine's sizes, and with others: as multiples of its speed",
-    ]
-    title = None
-    for one in found:
-        alike = [each for each in found if (each.model, each.kernel) == (one.model, one.kernel)]
-        if title != (title := f"{one.model} {one.kernel}"):
-            lines.append(title)
+def header(device: str) -> str:
+    """80 columns, as all lines."""
+    return (
+        f"{device}, torch {torch.__version__}; times of kernels with\n"
+        "the engine's sizes, and with others: as multiples of its speed"
+    )
+
+
+def lines(variants: Sequence[Measured]) -> Iterator[str]:
+    """Of one kernel; the fastest has a star."""
+    yield f"{variants[0].model} {variants[0].kernel}"
+    for one in variants:
         sizes = " ".join(f"{name} {size}" for name, size in one.sizes.items())
-        lines.append(f"  {sizes:<44}{figures(one, alike)}")
-    return "\n".join(lines) + "\n"
+        yield f"  {sizes:<44}{figures(one, variants)}"
 
 
 def figures(one: Measured, alike: Sequence[Measured]) -> str:

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The packages that the comparison needs: which are missing, and wheels of them where nothing can be installed.
 
-Standard library only: it runs before any of them is known to be there.
+Standard library only: it runs before any of them is known to be there. ``python -m benchmarks.engine.wheels FOLDER
+COMMAND...`` runs any command with the wheels of a folder.
 """
 
+import argparse
 import hashlib
 import os
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -174,3 +177,28 @@ def add_to_path(folder: Path) -> None:
     sys.path.append(str(folder))
     known = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (known, str(folder)) if part)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Becomes the command. Exits with 2 if there is none, or no folder."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.engine.wheels", description="Runs a command with the wheels of a folder."
+    )
+    parser.add_argument("folder", type=Path, help="with wheels; nothing is installed")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="for example python3 -m pytest -m gpu")
+    given = parser.parse_args(arguments)
+    if not given.folder.is_dir():
+        parser.error(f"{given.folder}: no such folder")
+    if not given.command:
+        parser.error("no command")
+    try:
+        prepare(given.folder)
+        os.execvp(given.command[0], given.command)
+    except BadWheelError as error:
+        parser.error(f"{error}; copy it again")
+    except OSError as error:
+        parser.error(f"{given.command[0]}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

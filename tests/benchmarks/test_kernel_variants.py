@@ -12,8 +12,8 @@ from types import ModuleType
 import pytest
 import torch
 from benchmarks import kernel_variants
-from benchmarks.fused_kernels import MISSING, Case, kernels_of
-from benchmarks.kernel_variants import VARIANTS, Measured, measure, text
+from benchmarks.fused_kernels import MISSING, SETS, Case, kernels_of
+from benchmarks.kernel_variants import VARIANTS, Measured, header, lines, measure
 
 from llmb.engine.kernels import fp8_cast, norm, rotary
 
@@ -49,12 +49,12 @@ def test_sizes_are_of_the_modules_of_kernels(triton: None) -> None:
 def test_what_is_wrong_or_does_not_run_has_no_time(triton: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_variants, "VARIANTS", {"kernels": [{"TILE": tile} for tile in (2, 3, 4, 5)]})
     module, case = Kernels("llmb.kernels"), Case("norm", norm, "function", (torch.ones(4),))
-    found = measure("8b", case, module, lambda _call: module.TILE / 10)
+    found = measure("8b", case, module, lambda _calls: 1.0 * SETS * module.TILE)
     assert list(found) == [
-        Measured("8b", "norm", {"TILE": 4}, own=True, time_s=0.4, problem=None),
+        Measured("8b", "norm", {"TILE": 4}, own=True, time_s=4.0, problem=None),
         Measured("8b", "norm", {"TILE": 2}, own=False, time_s=None, problem="another result"),
         Measured("8b", "norm", {"TILE": 3}, own=False, time_s=None, problem="OutOfResources"),
-        Measured("8b", "norm", {"TILE": 5}, own=False, time_s=0.5, problem=None),
+        Measured("8b", "norm", {"TILE": 5}, own=False, time_s=5.0, problem=None),
     ]
     assert module.TILE == 4
 
@@ -65,10 +65,10 @@ def test_the_table_fits_80_columns_and_marks_the_fastest() -> None:
         Measured("405b", "squared-relu backward, cast", size, size is sizes[0], 0.002 / (1 + number), None)
         for number, size in enumerate(sizes)
     ]
-    lines = text([*found, Measured("405b", "cast", sizes[0], True, None, "OutOfResources")], "NVIDIA H200").splitlines()
-    assert max(map(len, lines)) <= 80
-    assert [line.split()[-1] for line in lines[2:6]] == ["cast", "1.00", "2.00", "*"]
-    assert lines[-1].endswith("OutOfResources")
+    found.append(Measured("405b", "squared-relu backward, cast", sizes[0], False, None, "OutOfResources"))
+    shown = [*header("NVIDIA H200").splitlines(), *lines(found)]
+    assert max(map(len, shown)) <= 80
+    assert [line.split()[-1] for line in shown[2:]] == ["cast", "1.00", "2.00", "*", "OutOfResources"]
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,6 +72,8 @@ def test_a_backend_computes_what_exact_attention_does_or_refuses(
             assert (one.float() - other).norm() < 0.02 * other.norm()
     if backend == "flash" and kind != "masked":
         assert refusals == 0
+    if backend == "cudnn" and kind == "causal" and head_dim == 128 and torch.cuda.get_device_capability(gpu) >= (9, 0):
+        assert refusals < 2, "the published figures need it"
 
 
 def test_auto_times_the_backends_of_a_gpu(gpu: torch.device, tiny_plan: Callable[..., Plan]) -> None:

@@ -121,6 +121,7 @@ def test_a_gpu_casts_as_the_cpu_does(
     needs: Callable[[str, bool, str], None], shape: tuple[int, ...], compiled: bool
 ) -> None:
     needs_fp8(needs)
+    torch.compiler.reset()
     torch.manual_seed(2)
     source, scale = torch.randn(shape).bfloat16() * 100, torch.tensor(3.7)
     source.view(-1)[7] = torch.nan
@@ -138,6 +139,7 @@ def test_a_gpu_activates_as_the_cpu_does(
     needs: Callable[[str, bool, str], None], activation: Activation, compiled: bool
 ) -> None:
     needs_fp8(needs)
+    torch.compiler.reset()
     torch.manual_seed(2)
     inputs, scale = torch.randn(300, 512).bfloat16(), torch.tensor(3.7)
     gradient = torch.randn_like(activate(inputs, activation))
@@ -152,10 +154,11 @@ def test_a_gpu_activates_as_the_cpu_does(
         ),
     ]
     for found, expected in cases:
-        for ours, theirs in zip(found, expected, strict=True):
+        for ours, theirs in zip(found[:2], expected[:2], strict=True):
             differing = (ours.cpu().float() != theirs.float()).float().mean()
             assert differing <= 0.002
         torch.testing.assert_close(found[0].cpu().float(), expected[0].float(), rtol=2**-2, atol=2**-9)
+        torch.testing.assert_close(found[2].cpu(), expected[2], rtol=2**-7, atol=0)
 
 
 @pytest.mark.gpu

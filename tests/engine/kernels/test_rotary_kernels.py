@@ -107,6 +107,7 @@ def test_what_is_rotated_and_cast_is_what_autograd_would_store(pairs: int, by_se
 def test_a_gpu_rotates_as_the_cpu_does(needs: Callable[[str, bool, str], None], proxy: str, compiled: bool) -> None:
     """But for few values: a GPU multiplies and adds with one rounding."""
     needs("gpu", torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9), "a GPU with FP8")
+    torch.compiler.reset()
     torch.manual_seed(2)
     head_dim, pairs, numbers = PROXIES[proxy]
     cos, sin = tables(pairs, by_sequence=False, seq=130)
