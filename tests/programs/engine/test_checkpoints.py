@@ -87,14 +87,15 @@ def start_ranks(fork_server: ForkServer) -> Callable[..., list[Fork]]:
     return start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "before", "after"),
     [
         (LLAMA, "2", "4"),
-        pytest.param(LLAMA, "2", "1", marks=pytest.mark.slow),
-        pytest.param(LLAMA, "2", "2", marks=pytest.mark.slow),
-        pytest.param(LLAMA, "1", "2", marks=pytest.mark.slow),
-        pytest.param((*LLAMA, "--dtype", "bf16"), "2", "2", marks=pytest.mark.slow),
+        (LLAMA, "2", "1"),
+        (LLAMA, "2", "2"),
+        (LLAMA, "1", "2"),
+        ((*LLAMA, "--dtype", "bf16"), "2", "2"),
     ],
 )
 def test_any_number_of_processes_goes_on(finished: Finished, options: tuple[str, ...], before: str, after: str) -> None:
@@ -133,15 +134,10 @@ def test_any_layout_goes_on_from_any_other(finished: Finished, saved: tuple[str,
 V = ("--scale", "2", "--pp", "2", "--vp", "2", "--pipeline-schedule", "zero-bubble-v")
 
 
-TIED_LAYOUTS = [
-    ("--scale", "1"),
-    *(
-        pytest.param(layout, marks=pytest.mark.slow)
-        for layout in (V, ("--scale", "2", "--pp", "2"), ("--scale", "2", "--tp", "2"))
-    ),
-]
+TIED_LAYOUTS = [("--scale", "1"), V, ("--scale", "2", "--pp", "2"), ("--scale", "2", "--tp", "2")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", TIED_LAYOUTS)
 def test_a_tied_embedding_goes_on_from_both_ends_of_a_pipeline(finished: Finished, layout: tuple[str, ...]) -> None:
     """Saved by a rank that has the first and the last stage, and so holds it twice."""
