@@ -121,6 +121,17 @@ def test_a_time_limit_after_the_last_step_is_a_success(submit: Submit, store: St
     assert shell.run("jobs", "wait", str(through.job_id), code=0)
 
 
+def test_workers_that_end_before_their_script_is_told_why_have_ended_at_its_signal(
+    submit: Submit, store: Store, shell: Client
+) -> None:
+    """As at a time limit, when Slurm sends TERM to the workers first."""
+    later = "sleep 0.2; scancel --batch --signal=TERM $SLURM_JOB_ID"
+    job = submit(f"{ALL_STEPS}; setsid sh -c '{later}' </dev/null >/dev/null 2>&1 & kill -TERM $$")
+    after(store, shell, job)
+    record = read_record(RunFolder(Path(job.run_dir)))
+    assert (record.status, record.reason) == ("success", None)
+
+
 @pytest.mark.slow
 def test_a_controller_that_is_down_leaves_what_is_known(
     submit: Submit, store: Store, shell: Client, tmp_path: Path

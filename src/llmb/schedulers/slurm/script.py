@@ -95,7 +95,12 @@ while :; do
     llmb_exit_code=$?
     # A signal ends 'wait' before the workers have ended.
     [ -n "$llmb_woken" ] || break
-done"""
+done
+# At a time limit Slurm sends TERM to the workers first, and a moment later to this script.
+if [ "$llmb_exit_code" != 0 ] && [ -z "$llmb_signal" ]; then
+    sleep 3 &
+    wait "$!"
+fi"""
 
 
 def _meeting_point(spec: JobSpec, folder: RunFolder) -> Iterator[str]:

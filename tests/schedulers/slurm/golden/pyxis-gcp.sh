@@ -84,6 +84,11 @@ while :; do
     # A signal ends 'wait' before the workers have ended.
     [ -n "$llmb_woken" ] || break
 done
+# At a time limit Slurm sends TERM to the workers first, and a moment later to this script.
+if [ "$llmb_exit_code" != 0 ] && [ -z "$llmb_signal" ]; then
+    sleep 3 &
+    wait "$!"
+fi
 
 srun --nodes=1 --ntasks=1 --overlap --nodelist="$SLURMD_NODENAME" --container-image=/images/llmb.sqsh --container-mounts=/var/lib/tcpxo:/var/lib/tcpxo,/scratch:/data,/lustre/bench:/lustre/bench --no-container-mount-home --container-writable python3 -m llmb.jobs.finish "$llmb_folder" "$llmb_exit_code" "$llmb_signal" || echo "llmb: the result could not be written here" >&2
 exit "$llmb_exit_code"
