@@ -120,5 +120,8 @@ def test_the_ends_of_a_large_file_are_searched(tmp_path: Path, monkeypatch: pyte
 
 def test_a_command_line_is_seen() -> None:
     lines = CommandLines(markers("three"))
-    with subprocess.Popen(["sh", "-c", "read line", lines.marked["NGC_API_KEY"]], stdin=subprocess.PIPE):
+    command = ["sh", "-c", "echo up; read line", lines.marked["NGC_API_KEY"]]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()  # The system shows no command line for a moment after the process began.
         assert lines.stop() == ["the command line of a process, sh: NGC_API_KEY"]
