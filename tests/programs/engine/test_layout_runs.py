@@ -58,6 +58,7 @@ def test_what_ranks_share_out_and_when_they_work_changes_nothing(
     assert_same_training(losses, workload, *options, steps=20)
 
 
+@pytest.mark.slow
 def test_pipeline_parallel_trains_in_bf16(losses: Losses) -> None:
     options = ("--scale", "2", "--pp", "2", "--steps", "8", "--dtype", "bf16")
     exact = losses("-w", "pretrain_llama3.1", "--scale", "1", "--steps", "20")

@@ -58,6 +58,7 @@ def test_how_a_step_is_computed_does_not_change_its_loss(losses: Losses, options
         assert abs(plain["loss"] - other["loss"]) <= 1e-6
 
 
+@pytest.mark.slow
 def test_bf16_follows_fp32_closely_but_not_exactly(losses: Losses) -> None:
     """Master weights stay in fp32: updates of 3e-4 would vanish in bf16 weights of 0.02 and more."""
     rounded = losses(*LLAMA, *TWO, "--dtype", "bf16")
