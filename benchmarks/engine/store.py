@@ -14,7 +14,7 @@ from benchmarks.engine.records import CaseResult, Document, Settings, Status
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.input_files import read_text_file
 from llmb.jobs.locks import file_lock
-from llmb.runs.folder import write_atomically
+from llmb.runs.folder import NotWritable, write_atomically
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 1
@@ -27,6 +27,8 @@ def locked(path: Path | None) -> Iterator[None]:
         if path is not None:
             try:
                 held.enter_context(file_lock(path.with_name(f"{path.name}.lock"), PATIENCE_S, "writing this file"))
+            except NotWritable as error:
+                raise UsageError(error.what, where=str(path), do="specify another --out") from error
             except EnvironmentProblem as error:
                 do = "specify another --out, or wait until the other call ends"
                 raise UsageError(error.what, where=str(path), do=do) from error

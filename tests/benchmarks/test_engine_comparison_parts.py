@@ -23,7 +23,7 @@ from benchmarks.engine.records import CaseResult, Ceilings, Document, Settings, 
 from benchmarks.engine.run_case import blank, llmb_command, read_adapter, read_llmb
 from benchmarks.engine.session import Session
 from benchmarks.engine.shapes import Floor, floor_of, job_of, request_of
-from benchmarks.engine.store import open_document, save
+from benchmarks.engine.store import locked, open_document, save
 from engine_comparison import CATALOGUE, SETTINGS, case_result, subject
 
 from llmb.catalogue.records import Dtype
@@ -175,6 +175,21 @@ def test_a_document_that_cannot_be_saved_is_a_users_error(tmp_path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be written"):
         save(open_document(None, SETTINGS, fresh=True), tmp_path / "file" / "out.json")
+
+
+def test_a_place_that_cannot_be_written_is_known_before_anything_is_measured(tmp_path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError) as refused, locked(tmp_path / "file" / "out.json"):
+        pass
+    assert (refused.value.where, refused.value.do) == (str(tmp_path / "file" / "out.json"), "specify another --out")
+
+
+def test_two_calls_do_not_write_the_same_document(tmp_path) -> None:
+    path = tmp_path / "out.json"
+    with locked(path), pytest.raises(UsageError, match="another process"), locked(path):
+        pass
+    with locked(path), locked(tmp_path / "other.json"), locked(None):
+        pass
 
 
 def test_a_full_disk_does_not_end_a_session(tmp_path, capsys) -> None:
