@@ -25,6 +25,13 @@ def test_two_of_one_second_are_both_kept(tmp_path) -> None:
     assert len(read_measurements(tmp_path)) == 3
 
 
+def test_those_of_one_second_are_read_in_the_order_they_were_written_in(tmp_path) -> None:
+    written = [file(seconds=float(number)) for number in range(1, 12)]
+    for one in written:
+        write_measurements(tmp_path, one)
+    assert read_measurements(tmp_path) == written
+
+
 def test_they_are_read_in_order_of_time_and_by_node(tmp_path) -> None:
     late, early = file(at="2026-11-22T12:00:00+00:00"), file("node-2", at="2026-11-22T12:30:00+02:00")
     for one in (late, early):

@@ -48,8 +48,8 @@ def _unused(folder: Path, name: str) -> Path:
 
 
 def read_measurements(install: Path, node: str | None = None) -> list[MeasurementFile]:
-    """All that are kept, or those of ``node``, the oldest first. Raises UsageError for a file that is damaged
-    or cannot be read.
+    """All that are kept, or those of ``node``, the oldest first; those of one second in the order they were written in.
+    Raises UsageError for a file that is damaged or cannot be read.
 
     An empty file is one that is being written.
     """
@@ -58,7 +58,7 @@ def read_measurements(install: Path, node: str | None = None) -> list[Measuremen
 
 
 def _read_all(folder: Path) -> Iterator[MeasurementFile]:
-    for path in sorted(folder.glob("*/*.json")):
+    for path in sorted(folder.glob("*/*.json"), key=_name_and_number):
         with open_file(path) as stream:
             text = stream.read()
         if not text:
@@ -70,6 +70,11 @@ def _read_all(folder: Path) -> Iterator[MeasurementFile]:
             do = "remove it, or read it with the version of llmb that wrote it"
             raise UsageError("not a file of measurements of llmb bench", where=str(path), do=do) from error
         yield found
+
+
+def _name_and_number(path: Path) -> tuple[Path, int]:
+    name, _, number = path.stem.rpartition("-")
+    return (path.with_name(name), int(number)) if number.isdecimal() else (path.with_suffix(""), 1)
 
 
 def _moment(measured: MeasurementFile) -> datetime:
