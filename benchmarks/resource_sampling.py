@@ -38,7 +38,7 @@ from llmb.runs.stall import Phase
 THREADS = "OMP_NUM_THREADS"
 TARGET_PCT = 0.5
 WARM_UPS = 3
-FIRST_SAMPLE_S = 60.0
+SAMPLE_S = 60.0
 
 
 class Moment(NamedTuple):
@@ -134,6 +134,7 @@ class Blocks(Progress):
         self.began: Moment | None = None
         self.first_sample = Moment(0.0, 0.0)
         """Time, and the sampler's CPU time until then."""
+        self.lines_at_start = 0
         self.sampler_cpu_s = self.sampled_s = 0.0
         super().__init__(0)
 
@@ -154,13 +155,19 @@ class Blocks(Progress):
         known = lines(self.file)
         self.sampler = start_sampler(self.file, host_name(), self.interval_s, "cpu")
         assert self.sampler
-        end_s = time.monotonic() + FIRST_SAMPLE_S
-        while lines(self.file) < known + 2:
-            assert time.monotonic() < end_s, "the sampler wrote nothing"
-            time.sleep(0.01)
+        self._wait_for_lines(known + 2)
+        self.lines_at_start = lines(self.file)
         self.first_sample = Moment(time.perf_counter(), cpu_seconds(self.sampler.process.pid))
 
+    def _wait_for_lines(self, number: int) -> None:
+        end_s = time.monotonic() + SAMPLE_S
+        while lines(self.file) < number:
+            assert time.monotonic() < end_s, "the sampler wrote nothing"
+            time.sleep(0.01)
+
     def _end(self, sampler: Sampler) -> None:
+        # In a block shorter than the interval the sampler would not have worked at all, and would seem to cost nothing.
+        self._wait_for_lines(self.lines_at_start + 1)
         self.sampler_cpu_s += cpu_seconds(sampler.process.pid) - self.first_sample.cpu_s
         self.sampled_s += time.perf_counter() - self.first_sample.time_s
         sampler.end()
