@@ -46,13 +46,30 @@ class Factors(NamedTuple):
 
 
 @triton.jit
-def _adamw(master, first, second, gradient, decay, beta1, rest1, beta2, rest2, eps, step_size, correction):
-    """One step of all values, in the order of operations of ``torch.optim.AdamW(fused=True)``."""
-    master -= decay * master
-    first = beta1 * first + rest1 * gradient
-    second = beta2 * second + rest2 * gradient * gradient
-    denominator = tl.div_rn(tl.sqrt_rn(second), correction) + eps
-    return master - tl.div_rn(step_size * first, denominator), first, second
+def _update(master, first, second, gradient, inside, decay, beta1, rest1, beta2, rest2, eps, step_size, correction):
+    """One step of what is at these places, in the order of operations of ``torch.optim.AdamW(fused=True)``.
+
+    Returns the new master weights.
+    """
+    new, mean, square = tl.load(master, inside, 0.0), tl.load(first, inside, 0.0), tl.load(second, inside, 0.0)
+    new -= decay * new
+    mean = beta1 * mean + rest1 * gradient
+    square = beta2 * square + rest2 * gradient * gradient
+    denominator = tl.div_rn(tl.sqrt_rn(square), correction) + eps
+    new -= tl.div_rn(step_size * mean, denominator)
+    tl.store(master, new, inside)
+    tl.store(first, mean, inside)
+    tl.store(second, square, inside)
+    return new
+
+
+@triton.jit
+def _tile_of_program(columns, TILE: tl.constexpr, GROUP: tl.constexpr):
+    """Row and column of it, in tiles."""
+    group, member = tl.program_id(0) // (GROUP * GROUP), tl.program_id(0) % (GROUP * GROUP)
+    groups = tl.cdiv(columns, TILE * GROUP)
+    row = (group // groups * GROUP + member // GROUP).to(tl.int64)
+    return row, (group % groups * GROUP + member % GROUP).to(tl.int64)
 
 
 # Numbers of the device may be anywhere, without another compilation.
@@ -78,11 +95,12 @@ def update_kernel(
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
     given = tl.div_rn(tl.load(gradient + place, inside, 0.0).to(tl.float32), tl.load(divisor))
-    new, mean, square = _adamw(
-        tl.load(master + place, inside, 0.0),
-        tl.load(first + place, inside, 0.0),
-        tl.load(second + place, inside, 0.0),
+    new = _update(
+        master + place,
+        first + place,
+        second + place,
         given,
+        inside,
         decay,
         beta1,
         rest1,
@@ -92,9 +110,6 @@ def update_kernel(
         step_size,
         correction,
     )
-    tl.store(master + place, new, inside)
-    tl.store(first + place, mean, inside)
-    tl.store(second + place, square, inside)
     if weight is not None:
         tl.store(weight + place, new.to(tl.bfloat16), inside)
 
@@ -130,20 +145,18 @@ def update_and_cast_kernel(
     GROUP: tl.constexpr,
 ):
     matrix = tl.program_id(1).to(tl.int64)
-    group, member = tl.program_id(0) // (GROUP * GROUP), tl.program_id(0) % (GROUP * GROUP)
-    groups = tl.cdiv(columns, TILE * GROUP)
-    row_tile = (group // groups * GROUP + member // GROUP).to(tl.int64)
-    column_tile = (group % groups * GROUP + member % GROUP).to(tl.int64)
+    row_tile, column_tile = _tile_of_program(columns, TILE, GROUP)
     row = (row_tile * TILE + tl.arange(0, TILE))[:, None]
     column = (column_tile * TILE + tl.arange(0, TILE))[None, :]
     inside = (row < rows) & (column < columns)
     place = (matrix * rows + row) * columns + column
     given = tl.div_rn(tl.load(gradient + place, inside, 0.0).to(tl.float32), tl.load(divisor))
-    new, mean, square = _adamw(
-        tl.load(master + place, inside, 0.0),
-        tl.load(first + place, inside, 0.0),
-        tl.load(second + place, inside, 0.0),
+    new = _update(
+        master + place,
+        first + place,
+        second + place,
         given,
+        inside,
         decay,
         beta1,
         rest1,
@@ -153,16 +166,12 @@ def update_and_cast_kernel(
         step_size,
         correction,
     )
-    tl.store(master + place, new, inside)
-    tl.store(first + place, mean, inside)
-    tl.store(second + place, square, inside)
     rounded = new.to(tl.bfloat16)
     tl.store(weight + place, rounded, inside)
     kept = tl.where(inside, rounded.to(tl.float32), 0.0)
     # Without a sign, fp32 numbers are ordered as integers, with NaN above infinity.
     tl.atomic_max(amax, tl.max(tl.max(kept.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1), 0), sem="relaxed")
-    scaled = tl.clamp(kept * tl.load(scale), -LARGEST, LARGEST, tl.PropagateNan.ALL)
-    cast = scaled.to(tl.float8e4nv)
+    cast = tl.clamp(kept * tl.load(scale), -LARGEST, LARGEST, tl.PropagateNan.ALL).to(tl.float8e4nv)
     tl.store(values + matrix * values_matrix + row * values_row + column, cast, inside)
     turned = transposed + matrix * transposed_matrix + tl.trans(column) * transposed_row + tl.trans(row)
     tl.store(turned, tl.trans(cast), tl.trans(inside))

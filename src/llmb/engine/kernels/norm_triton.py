@@ -66,6 +66,41 @@ def _bits(values):
 
 
 @triton.jit
+def _center_and_deviations(
+    hidden,
+    update,
+    total,
+    row,
+    rows,
+    columns,
+    ADDS: tl.constexpr,
+    CENTERED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Of each row: its mean and the sum of squares of what differs from it; not CENTERED, 0 and the sum of squares."""
+    center = tl.zeros([ROWS], tl.float32)
+    deviations = tl.zeros([ROWS], tl.float32)
+    squares = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for number in range(tl.cdiv(columns, COLUMNS)):
+        column = number * COLUMNS + tl.arange(0, COLUMNS)
+        inside = (row[:, None] < rows) & (column[None, :] < columns)
+        tile = _added(hidden, update, total, row, column, columns, inside, ADDS)
+        if CENTERED:
+            # Chan's formula for the mean and deviations of two parts; a difference of sums would cancel.
+            own = tl.minimum(columns - number * COLUMNS, COLUMNS)
+            share = own / (number * COLUMNS + own)
+            own_center = tl.sum(tile, 1) / own
+            tile = tl.where(inside, tile - own_center[:, None], 0.0)
+            apart = own_center - center
+            center += apart * share
+            deviations += tl.sum(tile * tile, 1) + apart * apart * (share * (number * COLUMNS))
+        else:
+            squares += tile * tile
+    return center, (deviations if CENTERED else tl.sum(squares, 1))
+
+
+@triton.jit
 def normalize_and_cast_kernel(
     hidden,
     update,
@@ -94,28 +129,11 @@ def normalize_and_cast_kernel(
     before_cast = tl.load(scale)
     for group in range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
         row = tl.cast(group, tl.int64) * ROWS + tl.arange(0, ROWS)
-        center = tl.zeros([ROWS], tl.float32)
-        deviations = tl.zeros([ROWS], tl.float32)
-        squares = tl.zeros([ROWS, wide], tl.float32)
-        for number in range(tl.cdiv(columns, wide)):
-            column = number * wide + tl.arange(0, wide)
-            inside = (row[:, None] < rows) & (column[None, :] < columns)
-            tile = _added(hidden, update, total, row, column, columns, inside, ADDS)
-            if CENTERED:
-                # Chan's formula for the mean and deviations of two parts; a difference of sums would cancel.
-                own = tl.minimum(columns - number * wide, wide)
-                share = own / (number * wide + own)
-                own_center = tl.sum(tile, 1) / own
-                tile = tl.where(inside, tile - own_center[:, None], 0.0)
-                apart = own_center - center
-                center += apart * share
-                deviations += tl.sum(tile * tile, 1) + apart * apart * (share * (number * wide))
-            else:
-                squares += tile * tile
+        center, deviations = _center_and_deviations(
+            hidden, update, total, row, rows, columns, ADDS, CENTERED, ROWS, wide
+        )
         if CENTERED:
             tl.store(mean + row, center, mask=row < rows)
-        else:
-            deviations = tl.sum(squares, 1)
         spread = tl.rsqrt(deviations / columns + eps)
         tl.store(factor + row, spread, mask=row < rows)
         # Other threads of the program stored the sums that this one loads.
@@ -142,6 +160,33 @@ def _add_to_sums(sums, values, column, columns, begun):
     place = sums + tl.program_id(0) * columns + column
     before = tl.load(place, mask=begun & (column < columns), other=0.0)
     tl.store(place, before + tl.sum(values, 0), mask=column < columns)
+
+
+@triton.jit
+def _gradient_along(
+    given,
+    hidden,
+    weight,
+    row,
+    rows,
+    columns,
+    center,
+    spread,
+    CENTERED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """The parts of a row's gradient that would change its deviation and, if CENTERED, its mean. [ROWS, 1]"""
+    along = tl.zeros([ROWS, COLUMNS], tl.float32)
+    whole = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for number in range(tl.cdiv(columns, COLUMNS)):
+        column = number * COLUMNS + tl.arange(0, COLUMNS)
+        inside = (row[:, None] < rows) & (column[None, :] < columns)
+        normal = (load_tile(hidden, row, column, columns, inside) - center) * spread
+        scaled = load_tile(given, row, column, columns, inside) * _of_columns(weight, row, column, columns)
+        along += scaled * normal
+        whole += scaled
+    return (tl.sum(along, 1) / columns)[:, None], (tl.sum(whole, 1) / columns)[:, None] if CENTERED else 0.0
 
 
 @triton.jit
@@ -176,18 +221,9 @@ def normalize_backward_kernel(
         row = tl.cast(group, tl.int64) * ROWS + tl.arange(0, ROWS)
         spread = tl.load(factor + row, mask=row < rows, other=0.0)[:, None]
         center = tl.load(mean + row, mask=row < rows, other=0.0)[:, None] if CENTERED else 0.0
-        along = tl.zeros([ROWS, COLUMNS], tl.float32)
-        whole = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for number in range(tiles):
-            column = number * COLUMNS + tl.arange(0, COLUMNS)
-            inside = (row[:, None] < rows) & (column[None, :] < columns)
-            normal = (load_tile(hidden, row, column, columns, inside) - center) * spread
-            scaled = load_tile(given, row, column, columns, inside) * _of_columns(weight, row, column, columns)
-            along += scaled * normal
-            whole += scaled
-        # What does not change the mean and the deviation of a row: without its parts along these.
-        along_row = (tl.sum(along, 1) / columns)[:, None]
-        whole_row = (tl.sum(whole, 1) / columns)[:, None] if CENTERED else 0.0
+        along, whole = _gradient_along(
+            given, hidden, weight, row, rows, columns, center, spread, CENTERED, ROWS, COLUMNS
+        )
         # Other threads of the program may have stored the sums that this one loads.
         tl.debug_barrier()
         for number in range(tiles):
@@ -199,7 +235,7 @@ def normalize_backward_kernel(
             _add_to_sums(weight_sums, own * normal, column, columns, begun)
             if CENTERED:
                 _add_to_sums(bias_sums, own, column, columns, begun)
-            tile = own * _of_columns(weight, row, column, columns) - whole_row - normal * along_row
+            tile = own * _of_columns(weight, row, column, columns) - whole - normal * along
             tile = round_to_bf16(_last(passed, row, column, columns, inside) + round_to_bf16(tile * spread))
             place = to_hidden + row[:, None] * columns + column[None, :]
             tl.store(place, tile.to(tl.bfloat16), mask=inside, eviction_policy="evict_first")
