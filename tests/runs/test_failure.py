@@ -62,6 +62,8 @@ def test_last_lines_lead_to_the_failure_and_leave_out_its_aftermath() -> None:
     launcher = "W1121 12:39:13.517000 9403 torch/distributed/elastic/multiprocessing/api.py:1028] closing\n"
     own = f"Traceback (most recent call last):\n  File\n{failure_line(1, 'node1', ValueError('wrong shape'))}\n"
     assert last_lines(f"step 1\nstep 2\n{launcher}{lost}{entry(1, -9)}", 1) == ["step 2"]
+    of_link = launcher.replace("torch/", "/shared/venv/lib/python3.11/site-packages/torch/")
+    assert last_lines(f"step 1\nstep 2\n{of_link}{lost}{entry(1, -9)}", 1) == ["step 2"]
     assert last_lines(f"step 1\n{own}{lost}{launcher}", 2) == own.splitlines()[1:]
     assert last_lines("llmb: stall: rank 1\nstack of rank 1\n", 5) == ["llmb: stall: rank 1"]
     assert last_lines("usage: something\n", 5) == ["usage: something"]

@@ -28,7 +28,7 @@ _EXPECTED = ("Exited", "Terminated")
 """Ends that the log describes better elsewhere, or that srun caused itself."""
 
 # What follows a rank that ended with no output: traces of the others, and the launcher's own report.
-_AFTERMATH = re.compile(r"^(Traceback \(most recent|[WE]\d{4} \S+ \d+ torch/distributed/elastic)", re.MULTILINE)
+_AFTERMATH = re.compile(r"^(Traceback \(most recent|[WE]\d{4} \S+ \d+ .*torch/distributed/elastic)", re.MULTILINE)
 
 
 def failure_line(rank: int, host: str, error: BaseException) -> str:
