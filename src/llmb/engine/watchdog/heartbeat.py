@@ -57,10 +57,12 @@ class Heartbeats:
                 time.sleep(self.interval_s)
 
     def _serve(self, store: TCPStore) -> None:
+        # Below the patience of every limit, so that no single pause of this thread is taken for silence of the others.
+        longest_s = min(2 * self.interval_s, LONGEST_TICK_S)
         before = time.monotonic()
         while True:
             now = time.monotonic()
-            self._exchange(store, min(now - before, LONGEST_TICK_S))
+            self._exchange(store, min(now - before, longest_s))
             before, self.answered = now, time.monotonic()
             time.sleep(self.interval_s)
 
