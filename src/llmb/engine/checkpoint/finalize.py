@@ -2,6 +2,7 @@
 """Finalizes a checkpoint: writes its record, then renames its folder. Before that it is not a checkpoint."""
 
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from llmb.runs.new_folder import flush_folder
 from llmb.runs.origin import WeightsOrigin
 from llmb.runs.plan import Plan
 from llmb.runs.record import now
+
+DISCARDED_WITHIN_S = 60.0
+LOOK_EVERY_S = 0.02
 
 
 def finalize(plan: Plan, step: int, path: Path, checksums: Mapping[str, str], base: WeightsOrigin | None) -> None:
@@ -64,3 +68,10 @@ def checkpoint_record(
 def discard(path: Path) -> None:
     """Frees the space of a checkpoint that could not be completed."""
     shutil.rmtree(partial_path(path), ignore_errors=True)
+
+
+def await_discarded(path: Path) -> None:
+    """Returns when another rank has discarded it, or after a while: as soon as one rank ends, the launcher ends all."""
+    end = time.monotonic() + DISCARDED_WITHIN_S
+    while partial_path(path).exists() and time.monotonic() < end:
+        time.sleep(LOOK_EVERY_S)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from llmb.engine.checkpoint.finalize import discard, finalize
+from llmb.engine.checkpoint.finalize import await_discarded, discard, finalize
 from llmb.engine.checkpoint.shared_folder import check_shared_folder
 from llmb.engine.checkpoint.state import training_state
 from llmb.engine.checkpoint.writer import Writer, cannot_save
@@ -101,8 +101,7 @@ class Saver:
             if self.ranks.is_first:
                 finalize(self.plan, begun.step, begun.path, writer.checksums, self.base)
         except (CheckpointException, OSError) as error:
-            if self.ranks.is_first:
-                discard(begun.path)
+            (discard if self.ranks.is_first else await_discarded)(begun.path)
             raise cannot_save(begun.path.name, error) from error
         return SaveLine(self.ranks.rank, begun.step, begun.start_s, time.perf_counter() - begun.began)
 
