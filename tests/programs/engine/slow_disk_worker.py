@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker, on a disk that takes SLOWER_S seconds longer for every checkpoint, and until the next step has ended."""
+"""The worker, on a disk that takes SLOWER_S seconds longer for every checkpoint, and until the next one is due."""
 
 import itertools
 import os
@@ -27,10 +27,10 @@ def steps_done() -> int:
 
 def slow_save(*arguments: Any, **options: Any) -> Any:
     began = time.monotonic()
-    awaited = min(next(SAVES) * (PLAN.checkpoint_interval or PLAN.steps) + 1, PLAN.steps)
+    awaited = min((next(SAVES) + 1) * (PLAN.checkpoint_interval or PLAN.steps), PLAN.steps)
     time.sleep(float(os.environ["SLOWER_S"]))
     while steps_done() < awaited:
-        assert time.monotonic() - began < LONGEST_S, "the next step waits for this save"
+        assert time.monotonic() - began < LONGEST_S, "the next steps wait for this save"
         time.sleep(0.05)
     return save(*arguments, **options)
 

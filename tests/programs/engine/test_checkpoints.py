@@ -183,7 +183,7 @@ def test_what_saving_took_is_told_apart_from_the_steps(finished: Finished) -> No
 
 
 def test_a_slow_disk_slows_saving_and_not_the_steps(tmp_path: Path, tiny_plan: MakePlan, start_ranks: Start) -> None:
-    """A save takes a second, and longer still if the step after it has not ended by then."""
+    """A save takes a second, and longer still if the steps up to the next save have not ended by then."""
     plan = tiny_plan(scale=1, steps=6, checkpoint_interval=2)
     folder = create_run_folder(tmp_path, plan)
     record = new_record(plan, ())
