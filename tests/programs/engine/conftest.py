@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import TCPStore
 
 LLMB = [sys.executable, "-m", "llmb.cli.main"]
 STARTED_WITHIN_S = 300
@@ -35,6 +37,13 @@ class Run:
             assert self.process.poll() is None, self.process.communicate()
             time.sleep(0.05)
         raise AssertionError("the run did not start")
+
+    def wait_for_heartbeats(self) -> None:
+        """Returns once every rank has told the others that it lives: one that never did has no host for them."""
+        ranks = [found for found in processes_of(self.install).values() if "RANK" in found]
+        address, port = ranks[0]["MASTER_ADDR"], int(ranks[0]["MASTER_PORT"])
+        store = TCPStore(address, port, is_master=False, wait_for_workers=False)
+        store.wait([f"llmb/beat/{found['RANK']}" for found in ranks], timedelta(seconds=STARTED_WITHIN_S))
 
     def workers(self) -> dict[int, int]:
         """Process ids of the workers by rank."""

@@ -66,8 +66,8 @@ def test_a_stopped_worker_ends_the_run_and_is_named(
     start: Start, gone: Gone, options: tuple[str, ...], victim: int, others: str
 ) -> None:
     run = start(*options, "--stall-limit", str(LIMIT_S))
-    # By then every rank has told the others that it lives.
-    folder = run.wait_for_steps(30)
+    folder = run.wait_for_steps(3)
+    run.wait_for_heartbeats()
     workers = run.workers()
     os.kill(workers[victim], signal.SIGSTOP)
     began = time.monotonic()
