@@ -20,10 +20,11 @@ class Slow:
 
     step: every step takes longer. pace: a step lasts ``ms`` at least, so that all last the same on a busy machine, too.
     compute: the layers take longer, by ``ms`` a step, as on a slow GPU. loader: a step's data take longer to prepare.
-    disk: every save takes longer. link: no more than ``bytes_per_s`` a connection.
+    disk: every save takes longer. link: no more than ``bytes_per_s`` a connection. sampled: a step lasts until its node
+    was sampled another time, however late that is on a busy machine.
     """
 
-    what: Literal["step", "pace", "compute", "loader", "disk", "link"]
+    what: Literal["step", "pace", "compute", "loader", "disk", "link", "sampled"]
     ms: float = 0
     pct: float = 0
     rank: int | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slowed_runs import Slow, slowed
 
 from llmb.report.resources_report import resource_rows
 from llmb.resources.read import read_samples
@@ -33,7 +34,12 @@ def samplers_of(folder: Path) -> set[int]:
     return found
 
 
-def test_a_run_tells_what_its_window_used(start: Start, tmp_path: Path, forked_python: str) -> None:
+def test_a_run_tells_what_its_window_used(
+    start: Start, tmp_path: Path, forked_python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps last until they are sampled: on a busy machine the sampler, of the lowest priority, has to wait."""
+    for name, value in slowed(Slow("sampled", rank=0)).items():
+        monkeypatch.setenv(name, value)
     run = start(*LLAMA, *OFTEN, "--steps", "10", "--json", python=forked_python)
     out, talk = run.process.communicate()
     assert run.process.returncode == 0, talk

@@ -18,6 +18,7 @@ from typing import Any
 LOOP = "llmb.engine.loop"
 MAX_PACING_RATE = 47
 """SO_MAX_PACING_RATE of Linux: the kernel sends no faster through this socket, without any rights or devices."""
+LONGEST_S = 120
 SOCKET = re.compile(r"socket:\[\d+\]")
 
 
@@ -126,6 +127,24 @@ def slow_link(item: dict[str, Any]) -> None:
     wrap(sys.modules[LOOP], "do_step", do_step)
 
 
+def sampled_step(item: dict[str, Any]) -> None:
+    from llmb.runs.folder import RunFolder
+
+    def samples() -> int:
+        folder = RunFolder(Path(sys.argv[1])).resources
+        return sum(file.read_bytes().count(b"\n") for file in folder.glob("*.jsonl"))
+
+    def do_step(usual: Callable[..., Any], *arguments: Any) -> Any:
+        before, ends = samples(), time.monotonic() + LONGEST_S
+        result = usual(*arguments)
+        while samples() == before:
+            assert time.monotonic() < ends, "nothing is sampled"
+            time.sleep(0.005)
+        return result
+
+    wrap(sys.modules[LOOP], "do_step", do_step)
+
+
 def connections() -> Iterator[socket.socket]:
     """Duplicates of this process's TCP sockets."""
     for file in Path("/proc/self/fd").iterdir():
@@ -145,4 +164,5 @@ PATCHES = {
     "loader": slow_loader,
     "disk": slow_disk,
     "link": slow_link,
+    "sampled": sampled_step,
 }
