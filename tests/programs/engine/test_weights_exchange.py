@@ -63,6 +63,7 @@ def tiny(workload: str) -> Model:
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 Refused = Callable[..., str]
+SlowDisk = Callable[[float], dict[str, str]]
 
 
 @pytest.fixture(scope="session")
@@ -309,10 +310,26 @@ def test_a_full_disk_is_said_and_nothing_is_left(
         assert not left
 
 
-def begin_export(checkpoint: Path, target: Path) -> tuple["subprocess.Popen[str]", Path]:
+SLOW_DISK = "import os, time\nusual = os.fsync\nos.fsync = lambda file: (time.sleep({seconds}), usual(file))[1]\n"
+
+
+@pytest.fixture
+def slow_disk(tmp_path_factory: pytest.TempPathFactory) -> SlowDisk:
+    """Variables of a command whose every file takes some seconds more to be flushed: it does not end unobserved."""
+
+    def variables(seconds: float) -> dict[str, str]:
+        folder = tmp_path_factory.mktemp("slow_disk")
+        (folder / "sitecustomize.py").write_text(SLOW_DISK.format(seconds=seconds))
+        paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+    return variables
+
+
+def begin_export(checkpoint: Path, target: Path, environ: dict[str, str]) -> tuple["subprocess.Popen[str]", Path]:
     """An export that has begun, and the folder that it fills; its program still loads torch."""
     command = [*LLMB, "checkpoint", "export", str(checkpoint), str(target)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ)
     end = time.monotonic() + ENDS_WITHIN_S
     while time.monotonic() < end:
         for partial in target.parent.glob(f".{target.name}.*.partial"):  # not before it has its lock
@@ -335,9 +352,9 @@ def converters(partial: Path) -> list[int]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_export_that_is_interrupted_leaves_nothing(
-    number: signal.Signals, checkpoint: Callable[[str], Path], tmp_path: Path
+    number: signal.Signals, checkpoint: Callable[[str], Path], tmp_path: Path, slow_disk: SlowDisk
 ) -> None:
-    process, partial = begin_export(checkpoint(LLAMA), tmp_path / "out")
+    process, partial = begin_export(checkpoint(LLAMA), tmp_path / "out", slow_disk(ENDS_WITHIN_S))
     while not converters(partial):
         assert process.poll() is None
     process.send_signal(number)
@@ -349,10 +366,10 @@ def test_an_export_that_is_interrupted_leaves_nothing(
 
 
 def test_an_export_that_is_killed_leaves_nothing_that_looks_finished(
-    checkpoint: Callable[[str], Path], tmp_path: Path, done: Call
+    checkpoint: Callable[[str], Path], tmp_path: Path, done: Call, slow_disk: SlowDisk
 ) -> None:
     target = tmp_path / "out"
-    process, partial = begin_export(checkpoint(LLAMA), target)
+    process, partial = begin_export(checkpoint(LLAMA), target, slow_disk(ENDS_WITHIN_S))
     process.kill()
     process.communicate()
     quiet, end = 0, time.monotonic() + ENDS_WITHIN_S
@@ -370,11 +387,12 @@ def test_an_export_that_is_killed_leaves_nothing_that_looks_finished(
 
 @pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_an_import_that_is_killed_resumes_and_gives_the_same_files(
-    processes: str, exported: Path, tmp_path: Path, done: Call
+    processes: str, exported: Path, tmp_path: Path, done: Call, slow_disk: SlowDisk
 ) -> None:
     target, options = tmp_path / "new", ("-w", LLAMA, "-s", "tiny", "--max-file-size", "20KB", "--processes", processes)
     journal = partial_path(target) / "import.jsonl"
-    process = subprocess.Popen([*LLMB, "checkpoint", "import", str(exported), str(target), *options])
+    command = [*LLMB, "checkpoint", "import", str(exported), str(target), *options]
+    process = subprocess.Popen(command, env=slow_disk(0.1))  # twice for each of more than a hundred files
     while not journal.exists() or len(journal.read_text().splitlines()) < 4:
         assert process.poll() is None
         time.sleep(0.001)
@@ -410,8 +428,10 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_a_converter_that_is_killed_is_an_error(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
-    process, partial = begin_export(checkpoint(LLAMA), tmp_path / "out")
+def test_a_converter_that_is_killed_is_an_error(
+    checkpoint: Callable[[str], Path], tmp_path: Path, slow_disk: SlowDisk
+) -> None:
+    process, partial = begin_export(checkpoint(LLAMA), tmp_path / "out", slow_disk(ENDS_WITHIN_S))
     while not converters(partial):
         assert process.poll() is None
     for pid in converters(partial):
