@@ -29,6 +29,7 @@ from llmb.prepared.packed_dataset import DOCUMENTS, PACKS, RECORD, TOKENS
 from llmb.runs.plan import EnginePlan, TrainingDataset
 
 SEQ_LEN, VOCAB = 24, 512
+WITHIN_S = 120
 PACKS_OF_LENGTHS = [[10, 3, 7], [24], [1, 2, 20], [5, 5, 5], [23]]
 MakePlan = Callable[..., EnginePlan]
 
@@ -238,13 +239,13 @@ class Slow:
         return self.data.micro_batch(numbers)
 
 
-def settled(made: list[int]) -> int:
-    """The number of micro-batches when no more are made."""
-    count = -1
-    while count != len(made):
-        count = len(made)
-        time.sleep(0.2)
-    return count
+def settled(made: list[int], least: int) -> int:
+    """The number of micro-batches a moment after ``least`` are made: the thread may wait long for a core."""
+    end = time.monotonic() + WITHIN_S
+    while len(made) < least and time.monotonic() < end:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    return len(made)
 
 
 @pytest.fixture
@@ -257,9 +258,9 @@ def threads() -> Iterator[None]:
 def test_the_loader_is_ahead_by_two_steps_and_no_more(plan: EnginePlan) -> None:
     slow, layout = Slow(build_data(plan)), plan.recipe.layout
     with Loader(RankData(slow, plan, 0, 0, True, SEQ_LEN), 0, 50) as loader:
-        assert settled(slow.made) == 2 * layout.ga
+        assert settled(slow.made, 2 * layout.ga) == 2 * layout.ga
         taken: list[StepData] = [loader.step(0)]
-        assert settled(slow.made) == 3 * layout.ga
+        assert settled(slow.made, 3 * layout.ga) == 3 * layout.ga
         taken.append(loader.step(1))
         with pytest.raises(ValueError, match="the loader is at step 2, not 5"):
             loader.step(5)
