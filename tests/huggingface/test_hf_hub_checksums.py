@@ -73,13 +73,15 @@ def test_a_file_that_was_changed_since_its_download_has_no_known_checksum(local:
 
 
 def test_an_interrupt_does_not_wait_for_all_files(tmp_path: Path) -> None:
-    names = [f"{number}.safetensors" for number in range(20)]
+    names = [f"{number}.safetensors" for number in range(200)]
     for name in names:
         with (tmp_path / name).open("wb") as stream:
             stream.truncate(2**25)
     read: list[int] = []
 
     def interrupt(size: int) -> None:
+        if read:
+            time.sleep(0.1)  # with all other files, the two threads give this one ten seconds to learn of it
         read.append(size)
         raise KeyboardInterrupt
 
