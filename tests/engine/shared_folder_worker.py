@@ -32,6 +32,8 @@ def main(place: Path, folders: list[Path], rank: int) -> None:
         sys.stdout.write(str(error))
     dist.barrier()
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
 
 
 main(Path(sys.argv[1]), [Path(name) for name in sys.argv[2].split(",")], int(sys.argv[3]))
