@@ -257,7 +257,8 @@ def test_what_a_killed_process_left_is_completed(tmp_path: Path, source: Path) -
     temporary = first.folder.parents[1] / "nemo_nlp_tmp" / "dataset-squad-tiny"
     temporary.mkdir()
     (temporary / "tokens").write_bytes(b"left over")
-    (first.folder / ".training.jsonl.partial").write_bytes(b"left over")
+    for name in ("training.jsonl", "samples.json"):
+        (first.folder / f".{name}.partial").write_bytes(b"left over")
     (packed / RECORD).unlink()
     leftover = packed.with_name(f".{packed.name}.0123.partial")
     leftover.mkdir()
@@ -268,6 +269,7 @@ def test_what_a_killed_process_left_is_completed(tmp_path: Path, source: Path) -
     assert [packed.made for packed in again.packed] == [False, True, False]
     assert not leftover.exists()
     assert not temporary.exists()
+    assert list(first.folder.glob(".*.partial")) == []
     assert not prepare(tmp_path, source).samples_made
 
 

@@ -17,7 +17,6 @@ from llmb.prepare.samples import TEMPLATE, Sample
 from llmb.prepare.sources import Files, read_samples
 from llmb.prepared.packed_dataset import SPLITS, Split, incomplete_files
 from llmb.runs.checksums import file_checksum
-from llmb.runs.folder import write_atomically
 from llmb.runs.record import now
 
 RECORD = "samples.json"
@@ -107,7 +106,8 @@ def write_samples(folder: Path, temporary: Path, files: Files, source: str, on_c
         files=sizes,
         crc32=checksums,
     )
-    write_atomically(folder / RECORD, record.model_dump_json(indent=2) + "\n")
+    with ReplacingFile(folder / RECORD) as stream:  # not a name of its own each time: a kill would leave it for ever
+        stream.write((record.model_dump_json(indent=2) + "\n").encode())
     return record
 
 
