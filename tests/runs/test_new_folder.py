@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder appears whole or not at all."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,33 @@ def test_what_another_process_is_writing_is_left_alone(tmp_path: Path) -> None:
         with new_folder(tmp_path / "target2"):
             pass
     assert sorted(path.name for path in target.iterdir()) == ["file"]
+
+
+@pytest.mark.parametrize("completed", [True, False])
+def test_what_another_process_completes_meanwhile_is_left_alone(
+    completed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, usual = tmp_path / "new", Path.iterdir
+
+    def iterdir(folder: Path) -> Iterator[Path]:
+        names = list(usual(folder))
+        if folder == tmp_path:
+            names.append(tmp_path / ".new.0123.partial")  # there when names were read, and gone since
+            if completed:
+                target.mkdir()
+                (target / "file").touch()
+        return iter(names)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "iterdir", iterdir)
+        if completed:
+            with pytest.raises(UsageError, match="already exists"), new_folder(target):
+                pass
+        else:
+            with new_folder(target) as folder:
+                (folder / "file").touch()
+    assert sorted(tmp_path.iterdir()) == [target]
+    assert [path.name for path in target.iterdir()] == ["file"]
 
 
 def test_it_is_locked_until_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,13 +94,19 @@ def _locked_folder(target: Path) -> Iterator[Path]:
 
 
 def _remove_others(target: Path, own: Path) -> None:
-    """Removes what killed processes left of ``target``. Raises UsageError if a process is writing it."""
+    """Removes what killed processes left of ``target``. Raises UsageError if a process is writing it, or has."""
     for left in target.parent.iterdir():
-        if left != own and left.name.startswith(f".{target.name}.") and left.name.endswith(PARTIAL):
-            with (left / LOCK).open("w") as lock:
-                if not _lock(lock):
-                    raise _being_written(target)
-                shutil.rmtree(left)
+        if left == own or not (left.name.startswith(f".{target.name}.") and left.name.endswith(PARTIAL)):
+            continue
+        try:
+            lock = (left / LOCK).open("w")
+        except FileNotFoundError:  # just now its process has completed or removed it
+            continue
+        with lock:
+            if not _lock(lock):
+                raise _being_written(target)
+            shutil.rmtree(left)
+    check_free(target)
 
 
 def _being_written(target: Path) -> UsageError:
