@@ -5,6 +5,9 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+import pytest
 
 from llmb.runs.parent_death import GONE, PARENT_DEATH, has_ended
 
@@ -17,6 +20,16 @@ def test_a_process_that_nobody_waited_for_has_ended() -> None:
     process.wait()
     assert has_ended(process.pid)
     assert not has_ended(os.getpid())
+
+
+def test_a_process_that_ends_while_its_state_is_read_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel lets its file be opened, and then has nothing to read."""
+
+    def gone(_: Path) -> str:
+        raise ProcessLookupError
+
+    monkeypatch.setattr(Path, "read_text", gone)
+    assert has_ended(os.getpid())
 
 
 def test_a_program_is_not_started_for_a_process_that_has_ended() -> None:

@@ -31,7 +31,7 @@ def has_ended(pid: int) -> bool:
         return True
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:  # it ended just now, or this is not Linux
+    except (FileNotFoundError, ProcessLookupError):  # it ended just now, or this is not Linux
         return sys.platform == "linux"
     return state in "ZX"
 
