@@ -15,6 +15,7 @@ import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import killed_import
 import pytest
@@ -357,6 +358,20 @@ def test_an_import_on_another_host_is_left_alone_while_it_beats(
     assert imported().made
     assert any("node7.cluster" in text for text in said)
     assert not other.exists()
+
+
+def test_a_process_that_was_paused_looks_for_a_beat_once_more(
+    imported: Import, enroot: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time is over when it goes on, and the other import may have gone on as well."""
+    target = tmp_path / "images" / "nvidia+nemo+26.04.01.sqsh"
+    target.with_name(f"{partial_prefix(target)}node7.cluster.123").mkdir(parents=True)
+    enroot()
+    clock, beats = iter((0.0, 1000.0)), iter("01")
+    monkeypatch.setattr(image_claim, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None))
+    monkeypatch.setattr(image_claim, "_beat", lambda folder: next(beats))
+    with pytest.raises(EnvironmentProblem, match=r"node7\.cluster is importing this image"):
+        imported()
 
 
 def test_what_this_host_left_is_removed_at_once(enroot: Callable[..., None], imported: Import, tmp_path: Path) -> None:

@@ -50,8 +50,10 @@ def _check_dead(left: Path, image: Path, say: Callable[[str], None]) -> None:
         return
     say(f"an import on {host} has left {left.name}; looking for {WATCH_S:.0f} s whether it is still at work")
     before, end = _beat(left), time.monotonic() + WATCH_S
-    while time.monotonic() < end:
+    ended = False
+    while not ended:
         time.sleep(min(1.0, WATCH_S / 4))
+        ended = time.monotonic() >= end  # before the last look: a process that was paused looks once more
         if _beat(left) != before:
             do = "wait until it has ended, then repeat the command: it takes the file that is there then"
             raise EnvironmentProblem(f"{host} is importing this image", where=str(image), do=do)
