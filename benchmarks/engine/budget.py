@@ -19,8 +19,9 @@ KERNELS_S = {True: 15.0, False: 8.0}
 """Likewise of measuring the kernels of a model in one dtype."""
 EXPECTED_MFU = 0.4
 """Likewise of the speed of steps, as a fraction of the peak (``full``)."""
-SLACK_S, SLACK = 60.0, 2.0
-"""A case is stopped after ``SLACK`` times its expected duration and ``SLACK_S``: one that hangs costs no more."""
+SLACK, SLACK_S = 2.0, {True: 60.0, False: 300.0}
+"""A case is stopped after ``SLACK`` times its expected duration and ``SLACK_S``: one that hangs costs no more. Without
+a GPU there may be few cores, which other programs use as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Estimates:
         return len(subjects) * (self.kernels_s or KERNELS_S[self.has_gpu])
 
     def limit_s(self, case: Case, left_s: float) -> float:
-        return min(left_s, SLACK * self.case_s(case) + SLACK_S)
+        return min(left_s, SLACK * self.case_s(case) + SLACK_S[self.has_gpu])
 
     def learn(self, case: Case, result: CaseResult) -> None:
         if result.status != "done" or result.wall_s is None:

@@ -159,6 +159,8 @@ def test_a_case_starts_only_if_it_is_expected_to_end_in_time() -> None:
     estimates, case = Estimates(SETTINGS), Case("llmb", subject("8b"))
     assert estimates.limit_s(case, 1e6) == pytest.approx(2 * estimates.case_s(case) + 60)
     assert estimates.limit_s(case, 100) == 100
+    on_cpu = Estimates(SETTINGS.model_copy(update={"gpu_type": "cpu"}))
+    assert on_cpu.limit_s(case, 1e6) == pytest.approx(2 * on_cpu.case_s(case) + 300)
 
 
 def test_what_needs_more_memory_than_the_gpu_has_is_not_started() -> None:
