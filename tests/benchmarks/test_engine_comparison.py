@@ -16,8 +16,9 @@ from llmb.metrics.parameters import parameter_count
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ("llama3.1", "nemotron4")
-SETTINGS = ("--tiny", "--no-compile", "--steps", "2", "--warmup", "1", "--minutes", "20", "--json")
+SETTINGS = ("--tiny", "--no-compile", "--steps", "2", "--warmup", "1", "--minutes", "60", "--json")
 BROKEN = 'raise RuntimeError("a broken install")\n'
+HANGING = "import time\ntime.sleep(3600)\n"
 
 
 def started(*options, python_path=(), **streams):
@@ -31,6 +32,11 @@ def compare(*options, python_path=()):
     with started(*options, python_path=python_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         stdout, stderr = process.communicate()
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def put_transformers(folder, content):
+    (folder / "transformers").mkdir()
+    (folder / "transformers" / "__init__.py").write_text(content)
 
 
 def by_case(document):
@@ -96,8 +102,7 @@ def test_verdicts_name_what_was_not_measured(first) -> None:
 def test_a_second_call_keeps_what_is_done_and_records_a_crash(first, tmp_path) -> None:
     """transformers is there, but cannot be imported; Maverick and fp8 are new."""
     document, path = first
-    (tmp_path / "transformers").mkdir()
-    (tmp_path / "transformers" / "__init__.py").write_text(BROKEN)
+    put_transformers(tmp_path, BROKEN)
     done = compare(
         "--out", str(path), "--models", "llama3.1,maverick", "--dtypes", "bf16,fp8", "--engines", "huggingface,llmb",
         python_path=(tmp_path,),
@@ -121,10 +126,15 @@ def test_a_second_call_keeps_what_is_done_and_records_a_crash(first, tmp_path) -
 
 
 def test_a_call_that_is_killed_is_resumed(tmp_path) -> None:
-    """Results are kept in a file of their own; the document is written anew, and complete after each case."""
+    """Results are kept in a file of their own; the document is written anew, and complete after each case.
+
+    The second case of the first call hangs, so that it is killed in that one however fast or busy the machine is.
+    """
     options = ("--models", "llama3.1", "--engines", "huggingface,llmb", "--no-ceilings")
     out = tmp_path / "first.json"
-    process = started(*options, "--out", str(out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    put_transformers(tmp_path, HANGING)
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = started(*options, "--out", str(out), python_path=(tmp_path,), **silent)
     while not (out.exists() and json.loads(out.read_text())["cases"]):
         assert process.poll() is None
         time.sleep(0.05)
