@@ -34,5 +34,6 @@ def test_what_the_interpreter_starts_is_slowed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_slow_loader_is_waited_for(tmp_path: Path, forked_python: str) -> None:
-    (first, *_) = steps_of(forked_python, tmp_path, Slow("loader", ms=4000 * DELAY_S))
-    assert first["data_wait_s"] >= DELAY_S
+    """In one step at least: a pause in a step hides the wait of the next one."""
+    steps = steps_of(forked_python, tmp_path, Slow("loader", ms=4000 * DELAY_S))
+    assert max(step["data_wait_s"] for step in steps) >= DELAY_S
