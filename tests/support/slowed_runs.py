@@ -18,7 +18,8 @@ FOLDER = Path(__file__).with_name("slowed")
 class Slow:
     """What is slow, on one rank or on all. A delay is ``ms``, plus ``pct`` percent of what it delays.
 
-    step: every step takes longer. pace: a step lasts ``ms`` at least, so that all last the same on a busy machine, too.
+    step: every step takes longer. pace: steps last ``ms`` on the average, if they need no more: one that was held up is
+    followed by shorter ones, so that all runs last the same on a busy machine, too.
     compute: the layers take longer, by ``ms`` a step, as on a slow GPU. loader: a step's data take longer to prepare.
     disk: every save takes longer. link: no more than ``bytes_per_s`` a connection. sampled: a step lasts until its node
     was sampled another time, however late that is on a busy machine.

@@ -19,6 +19,8 @@ LOOP = "llmb.engine.loop"
 MAX_PACING_RATE = 47
 """SO_MAX_PACING_RATE of Linux: the kernel sends no faster through this socket, without any rights or devices."""
 LONGEST_S = 120
+WARM_UP = 2
+"""Steps whose delays are not made up for: the first one takes as long as it takes."""
 SOCKET = re.compile(r"socket:\[\d+\]")
 
 
@@ -78,10 +80,14 @@ def slow_step(item: dict[str, Any]) -> None:
 
 
 def paced_step(item: dict[str, Any]) -> None:
-    def do_step(usual: Callable[..., Any], *arguments: Any) -> Any:
-        ends = time.perf_counter() + item["ms"] / 1000
-        result = usual(*arguments)
-        time.sleep(max(0.0, ends - time.perf_counter()))
+    late_s = 0.0
+
+    def do_step(usual: Callable[..., Any], number: int, *arguments: Any) -> Any:
+        nonlocal late_s
+        began, pace_s = time.perf_counter(), item["ms"] / 1000
+        result = usual(number, *arguments)
+        time.sleep(max(0.0, pace_s - late_s - (time.perf_counter() - began)))
+        late_s = max(0.0, late_s + time.perf_counter() - began - pace_s) if number >= WARM_UP else 0.0
         return result
 
     wrap(sys.modules[LOOP], "do_step", do_step)
