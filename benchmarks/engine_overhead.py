@@ -11,7 +11,6 @@ Only one thread computes, so that CPU time can replace wall-clock time if other 
 import argparse
 import json
 import os
-import socket
 import statistics
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch._C._distributed_c10d import TCPStore
 from torch.nn.utils import clip_grad_norm_
 
 from llmb.catalogue.load import Catalogue
@@ -121,10 +121,10 @@ def make_run(options: argparse.Namespace) -> EnginePlan:
 
 def measure(plan: EnginePlan, folder: RunFolder) -> Overhead:
     """Runs the engine in this process as a worker does, with a step of the bare loop before each of its steps."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ.update(alone)
+    # A port that is looked for first and opened later may be another program's by then.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    os.environ.update({**alone, "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"})
     bare = BareLoop(plan)
     turns = Turns(bare)
     start_watchdog(plan, folder, turns)

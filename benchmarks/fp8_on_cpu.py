@@ -11,7 +11,6 @@ One thread computes, so that CPU time can stand in for time where other programs
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -98,9 +97,8 @@ def apart(workload: str, limit: str, pairs: int) -> Comparison:
 
 def measure(workload: str, limit: str, pairs: int) -> Comparison:
     """Does a step in bf16 and one in FP8 in turn, in this process."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    # Port 0 is any free one: a port that is looked for first may be another program's when it is opened.
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.environ.update(alone)
     exact_fp32()
     plans = [plan_of(workload, dtype, WARM_UPS + pairs) for dtype in (Dtype.BF16, Dtype.FP8)]
