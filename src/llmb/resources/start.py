@@ -12,6 +12,8 @@ OF_RANKS = frozenset({"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"})
 """Variables that who looks for the processes of a run's ranks goes by: a sampler is none."""
 LAST_SAMPLE_S = 5.0
 """How long the last sample may take; without persistence mode a GPU's driver is slow."""
+KILLED_S = 5.0
+"""How long one that is killed may take to be gone."""
 
 
 class Sampler:
@@ -30,6 +32,8 @@ class Sampler:
             self.process.wait(LAST_SAMPLE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
+            with suppress(subprocess.TimeoutExpired):  # one that waits for a driver ends later
+                self.process.wait(KILLED_S)
 
 
 def start_sampler(file: Path, node: str, interval_s: float, device: str) -> Sampler | None:
