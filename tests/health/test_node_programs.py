@@ -4,11 +4,13 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from recorded_node import CHRONY, SOFTWARE, RecordedNode
@@ -462,19 +464,35 @@ def test_the_nearest_folder_stands_in_for_one_that_is_missing(tmp_path: Path, na
     assert facts.rates == Missing("not measured: --no-disk")
 
 
-def test_a_program_that_does_not_end_is_ended_with_its_children(tmp_path: Path) -> None:
-    """Also one that ignores SIGTERM."""
+def test_a_program_that_does_not_end_is_ended_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that ignores SIGTERM. Its time is counted from when it has said all: a shell may start slowly."""
     ready = tmp_path / "pid"
-    script = f"trap '' TERM; sleep 1000 & echo $! > {ready}; echo said; wait; sleep 1000"
-    found = ask_program(["sh", "-c", script], 2)
-    assert found == Said("said\n", "sh did not answer within 2 s", timed_out=True)
+    start = subprocess.Popen
+
+    def started(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        process = start(*arguments, **options)
+        assert _soon(ready.exists)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    script = f"trap '' TERM; echo said; sleep 1000 & echo $! > {ready}.new; mv {ready}.new {ready}; wait; sleep 1000"
+    found = ask_program(["sh", "-c", script], 0.5)
+    assert found == Said("said\n", "sh did not answer within 0.5 s", timed_out=True)
     child = int(ready.read_text())
-    for _ in range(600):
-        if not _runs(child):
-            return
+    if not _soon(lambda: not _runs(child)):
+        os.kill(child, signal.SIGKILL)
+        pytest.fail("the child of the program still runs")
+
+
+def _soon(holds: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 60
+    while not holds():
+        if time.monotonic() > end:
+            return False
         time.sleep(0.1)
-    os.kill(child, signal.SIGKILL)
-    pytest.fail("the child of the program still runs")
+    return True
 
 
 def _runs(pid: int) -> bool:
