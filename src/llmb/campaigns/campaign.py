@@ -4,8 +4,8 @@
 import hashlib
 import json
 import secrets
-import time
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -71,7 +71,8 @@ class Campaign(Record):
 
 def new_campaign(source: str, jobs: Iterable[CampaignJob], created_at: str) -> Campaign:
     """A name that sorts by time, and keys that no other campaign has; the jobs' own keys are numbers so far."""
-    name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+    now = datetime.now(UTC)  # to the microsecond: a script may order several campaigns in a second
+    name = f"{now:%Y%m%d-%H%M%S}-{now.microsecond:05x}{secrets.token_hex(1)[0]}"
     listed = tuple(jobs)
     keyed = tuple(job.model_copy(update={"key": f"{name}-{number:04d}"}) for number, job in enumerate(listed, start=1))
     return Campaign(campaign=name, source=source, fingerprint=fingerprint(listed), created_at=created_at, jobs=keyed)
