@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,10 @@ def test_a_long_check_is_named_and_an_interrupt_ends_its_program(install: Path, 
         assert doctor.stderr
         lines = iter(doctor.stderr)
         assert next(line for line in lines if "checking" in line) == "llmb: checking software\n"
+        end = time.monotonic() + 60
+        while not ready.exists():
+            assert doctor.poll() is None and time.monotonic() < end, "its program did not start"
+            time.sleep(0.1)
         pid = int(ready.read_text())
         doctor.send_signal(signal.SIGINT)
         assert "llmb: error: interrupted; nothing was changed\n" in [*lines]
