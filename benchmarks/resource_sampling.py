@@ -11,7 +11,6 @@ import argparse
 import json
 import math
 import os
-import socket
 import statistics
 import sys
 import tempfile
@@ -109,9 +108,8 @@ def make_run(options: argparse.Namespace) -> EnginePlan:
 
 
 def measure(plan: EnginePlan, folder: RunFolder, options: argparse.Namespace) -> Cost:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    # Port 0 is any free one: a port that is looked for first may be another program's when it is opened.
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.environ.update(alone)
     blocks = Blocks(folder, options.steps, options.interval)
     ranks = join_ranks(plan)
