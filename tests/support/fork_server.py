@@ -164,6 +164,8 @@ class Child(NamedTuple):
 
     def abandoned(self) -> None:
         """Its stand-in is gone, killed most likely."""
+        if self.connection.fileno() < 0:
+            return  # ``ended`` came first, of what one call of ``select`` found
         self.selector.unregister(self.connection)
         os.kill(self.pid, signal.SIGKILL)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fork_server import ForkServer
 
 SAYS = """
 import json, os, signal, sys, torch
@@ -54,10 +55,35 @@ def test_it_ends_with_its_stand_in_and_as_it(forked_python: str, write: Write, n
         assert pid != process.pid
         process.send_signal(number)
         assert process.wait(SOON_S) == -number
+    assert soon(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_one_that_ends_as_its_stand_in_is_killed_harms_no_other(
+    forked_python: str, fork_server: ForkServer, write: Write
+) -> None:
+    """The server, which is stopped here as on a busy machine, learns of both at once."""
+    with subprocess.Popen([forked_python, write(WAITS)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        pid = int(process.stdout.readline())
+        fork_server.process.send_signal(signal.SIGSTOP)
+        try:
+            os.kill(pid, signal.SIGKILL)
+            assert soon(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z"))
+            process.kill()
+            assert process.wait(SOON_S) == -signal.SIGKILL
+        finally:
+            fork_server.process.send_signal(signal.SIGCONT)
+    assert soon(lambda: not Path(f"/proc/{pid}").exists())
+    subprocess.run([forked_python, write("pass")], check=True)
+
+
+def soon(holds: Callable[[], bool]) -> bool:
     end = time.monotonic() + SOON_S
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < end
+    while not holds():
+        if time.monotonic() > end:
+            return False
         time.sleep(0.01)
+    return True
 
 
 def test_what_is_no_program_gets_the_real_interpreter(forked_python: str) -> None:
