@@ -53,11 +53,21 @@ def main() -> None:
     address, python, arguments = sys.argv[1], sys.argv[2], sys.argv[3:]
     if not is_program(arguments):
         posix.execv(python, [python, *arguments])
+    # They wait until it is known whom to pass them on to: what was forked may have said something before.
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, PASSED_ON)
     server = ask(address, arguments, dict(posix.environ), (0, 1, 2))
     server.settimeout(BETWEEN_S)
     pid = next_number(server)
+
+    def pass_on(number: int, frame: object) -> None:
+        try:
+            posix.kill(pid, number)
+        except ProcessLookupError:
+            return  # it has just ended, and its exit code comes next
+
     for number in PASSED_ON:
-        _signal.signal(number, lambda number, frame: posix.kill(pid, number))
+        _signal.signal(number, pass_on)
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, PASSED_ON)
     code = next_number(server)
     if code < 0:
         if -code != _signal.SIGKILL:

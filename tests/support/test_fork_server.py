@@ -4,13 +4,16 @@
 import json
 import os
 import signal
+import socket
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fork_server import ForkServer
+from fork_server import STAND_IN, ForkServer
 
 SAYS = """
 import json, os, signal, sys, torch
@@ -75,6 +78,26 @@ def test_one_that_ends_as_its_stand_in_is_killed_harms_no_other(
             fork_server.process.send_signal(signal.SIGCONT)
     assert soon(lambda: not Path(f"/proc/{pid}").exists())
     subprocess.run([forked_python, write("pass")], check=True)
+
+
+def test_a_signal_waits_until_its_stand_in_knows_whom_it_is_for() -> None:
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/server")
+        listener.listen()
+        stand_in = subprocess.Popen([sys.executable, "-SI", STAND_IN, f"{folder}/server", sys.executable, "any.py"])
+        connection, _ = listener.accept()
+        told = subprocess.Popen(["sleep", "600"])
+        with connection:
+            try:
+                stand_in.send_signal(signal.SIGUSR1)
+                connection.send(told.pid.to_bytes(8, "little"))
+                assert told.wait(SOON_S) == -signal.SIGUSR1
+                connection.send((7).to_bytes(8, "little"))
+                assert stand_in.wait(SOON_S) == 7
+            finally:
+                for process in (told, stand_in):
+                    process.kill()
+                    process.wait()
 
 
 def soon(holds: Callable[[], bool]) -> bool:
