@@ -19,7 +19,8 @@ from llmb.runs.plan import Plan
 HERE = Path(__file__).parent
 WORKER, RACE_WORKER = HERE / "gloo_worker.py", HERE / "race_worker.py"
 SLOW_COPY = HERE / "slow_name_copy.c"
-SECONDS, UNTIL_ABORT_S, ENDS_WITHIN_S = 10, 90, 600
+SECONDS, UNTIL_ABORT_S, ENDS_WITHIN_S = 10, 400, 600
+"""The second is reached by chance only: the race takes half a minute, or several times that on a busy machine."""
 
 
 def test_every_group_has_one_thread(
