@@ -11,6 +11,8 @@ from pathlib import Path
 PROC = Path("/proc")
 PROCESSES = ["ps", "-A", "-o", "pid=,ppid=,stat="]
 """Where there is no /proc, as on macOS. Small images have no ps."""
+BEGAN = 19
+"""Of the fields of ``stat`` after the name of the program."""
 BETWEEN_S = 0.5
 GRACE_S = 8.0
 """How long workers may take to end once asked to; then they are killed."""
@@ -28,11 +30,12 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
 
     Workers have sessions of their own, so they are found as descendants and not by process group.
     """
-    known = family(process.pid)
+    known = {pid: _began(pid) for pid in family(process.pid)}
     process.terminate()
     wait_for_stopped(process, GRACE_S)
-    for pid in known | family(process.pid):
-        if pid != process.pid:
+    known |= {pid: _began(pid) for pid in family(process.pid)}
+    for pid, began in known.items():
+        if pid != process.pid and _began(pid) == began:  # else it has ended, and its id may be another process's
             signal_process(pid, signal.SIGKILL)
     process.kill()
     process.wait()
@@ -70,6 +73,14 @@ def family(pid: int) -> dict[int, str]:
     for member in found:
         found.extend(children.get(member, []))
     return {member: states.get(member, "") for member in found}
+
+
+def _began(pid: int) -> str:
+    """When a process began, in ticks of the kernel; empty for one that has ended, and where there is no /proc."""
+    try:
+        return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[BEGAN]
+    except (OSError, IndexError):
+        return ""
 
 
 def _by_proc() -> Iterator[tuple[int, int, str]]:
