@@ -14,7 +14,7 @@ from benchmarks.engine.records import CaseResult, Ceilings, Document
 from benchmarks.engine.shapes import LISTS, floor_of, job_of, measured_of, request_of
 from llmb.microbenchmarks.jobs import PROGRAM, Timings
 
-LIMIT_S = 150
+GPU_LIMIT_S, CPU_LIMIT_S = 150.0, 600.0
 GPU_COPY_BYTES, CPU_COPY_BYTES = 2**31, 2**25
 
 
@@ -28,7 +28,8 @@ def without_floor(document: Document, subjects: Sequence[Subject]) -> list[Subje
 def with_kernels(document: Document, subjects: Sequence[Subject], folder: Path, limit_s: float) -> Document:
     """Measures the kernels that the subjects need."""
     known = document.ceilings or Ceilings(measured=None)
-    measured, reason = measure(subjects, folder, min(limit_s, LIMIT_S))
+    longest_s = CPU_LIMIT_S if _on_cpu(subjects) else GPU_LIMIT_S
+    measured, reason = measure(subjects, folder, min(limit_s, longest_s))
     if measured is None:
         return document.model_copy(update={"ceilings": known.model_copy(update={"reason": reason})})
     floors = (*known.floors, *(floor_of(subject.name, subject.recipe, measured) for subject in subjects))
@@ -40,7 +41,7 @@ def measure(subjects: Sequence[Subject], folder: Path, limit_s: float) -> tuple[
     """Runs in a separate process, so that its memory is freed for the engines. Returns the reason if it failed."""
     folder.mkdir(parents=True, exist_ok=True)
     recipes = [subject.recipe for subject in subjects]
-    on_cpu = recipes[0].gpu_type == "cpu"
+    on_cpu = _on_cpu(subjects)
     copied = CPU_COPY_BYTES if on_cpu else GPU_COPY_BYTES
     job = job_of(request_of(recipes, "cpu" if on_cpu else "cuda", copied))
     asked, answered = folder / "ceilings-request.json", folder / "ceilings.json"
@@ -51,6 +52,10 @@ def measure(subjects: Sequence[Subject], folder: Path, limit_s: float) -> tuple[
     if ended.exit_code == 0:
         return measured_of(job, Timings.model_validate_json(answered.read_text())), None
     return None, f"stopped after {ended.wall_s:.0f} s" if ended.exit_code is None else failure_reason(ended)
+
+
+def _on_cpu(subjects: Sequence[Subject]) -> bool:
+    return subjects[0].recipe.gpu_type == "cpu"
 
 
 def with_shares(case: CaseResult, ceilings: Ceilings | None) -> CaseResult:
