@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +39,8 @@ LOADED = (
 # One thread only: a process with more cannot be forked. Threads that wait spin no longer than in the product's runs.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GOMP_SPINCOUNT": "10000"}
 READY_S = 600
+HELD_BACK = (signal.SIGINT, signal.SIGTERM)
+"""They do not end the server; what is forked gets them once it has its own handlers, were they sent before."""
 
 
 class ForkServer:
@@ -93,7 +96,8 @@ class Fork:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has ended, and the server is about to tell
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -216,6 +220,7 @@ def become(program: Program, python: str) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
     os.chdir(program.folder)
     os.environ.clear()
     os.environb.update(program.variables)
@@ -262,8 +267,7 @@ def run(arguments: list[str]) -> None:
 def main() -> None:
     address, python, ready = sys.argv[1], sys.argv[2], int(sys.argv[3])
     sys.path.pop(0)  # what is forked has a folder of its own there
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
     load()
     assert threading.active_count() == 1
     gc.collect()

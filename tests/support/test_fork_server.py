@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fork_server import STAND_IN, ForkServer
+from fork_server import STAND_IN, Fork, ForkServer
 
 SAYS = """
 import json, os, signal, sys, torch
@@ -107,6 +107,12 @@ def soon(holds: Callable[[], bool]) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def test_a_signal_is_not_lost_however_early_it_comes(fork_server: ForkServer, write: Write, tmp_path: Path) -> None:
+    fork = Fork(fork_server, [write(WAITS)], dict(os.environ), tmp_path / "output")
+    fork.send_signal(signal.SIGTERM)
+    assert fork.wait(SOON_S) == -signal.SIGTERM
 
 
 def test_what_is_no_program_gets_the_real_interpreter(forked_python: str) -> None:
