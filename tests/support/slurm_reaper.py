@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 STEP_DAEMON = "slurmstepd"
@@ -26,8 +27,13 @@ def processes_of(root: Path) -> Iterator[Path]:
 
 def _is_below(root: Path, proc: Path) -> bool:
     named = (proc / "cmdline").read_text().split("\0")
-    handles = [str(handle.readlink()) for handle in (proc / "fd").iterdir()]
-    return any(str(root) in name for name in (*named, *handles))
+    return any(str(root) in name for name in (*named, *_open_files(proc)))
+
+
+def _open_files(proc: Path) -> Iterator[str]:
+    for handle in (proc / "fd").iterdir():
+        with suppress(FileNotFoundError):  # a daemon opens and closes connections while we look
+            yield str(handle.readlink())
 
 
 def kill_processes_of(root: Path) -> None:
