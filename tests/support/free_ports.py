@@ -5,8 +5,9 @@ import itertools
 import random
 import socket
 
-PORTS = range(20_000, 32_000)
-"""Below those that the kernel hands out: what runs beside the test takes none of them before the server does."""
+PORTS = range(21_000, 32_000)
+"""Below those that the kernel hands out, and above those of jobs, which add the job's id to 20000: what runs beside the
+test takes none of them before the server does."""
 
 
 def free_ports(count: int) -> list[int]:
