@@ -75,12 +75,24 @@ def client(slurm: SlurmCluster, tmp_path: Path, forked_python: str) -> Iterator[
     made = Client(slurm, tmp_path, forked_python)
     yield made
     slurm.run("scancel", "--me")
+    made.wait_until("an empty queue", lambda: not slurm.run("squeue", "-h").stdout.strip())
 
 
 def killed(process: subprocess.Popen[str]) -> str:
     process.send_signal(signal.SIGKILL)
     _, err = process.communicate(timeout=WITHIN_S)
     return err
+
+
+def until(file: Path) -> str:
+    """A line of shell that waits for a file."""
+    return f"while [ ! -e {file} ]; do sleep 0.1; done"
+
+
+def replace(file: Path, text: str) -> None:
+    """At once: a shell that reads it meanwhile finds the text before or the new one."""
+    file.with_suffix(".new").write_text(text)
+    file.with_suffix(".new").replace(file)
 
 
 def states(campaign: dict[str, object]) -> Counter[str]:
@@ -91,13 +103,19 @@ def test_a_campaign_of_30_jobs_survives_killed_clients(client: Client, tmp_path:
     file = tmp_path / "thirty.txt"
     file.write_text("".join(f"{name} tiny fp32 1,2 repeats=5 steps=1 synthetic=true\n" for name in TINY))
     command = ("bulk", str(file), "--yes")
+    # Clients are killed at any place, but before they are through, which may take less time than a look at the queue.
+    begun, most = tmp_path / "begun", tmp_path / "most"
+    wait = f'while [ "$(wc -l <{begun})" -gt "$(cat {most})" ]; do sleep 0.1; done'
+    client.write_program("sbatch", f'echo >>{begun}; {wait}; PATH={SEARCHED} exec sbatch "$@"')
     done = []
-    for wanted in (7, 15):
+    for wanted, limit in ((7, 14), (15, 28)):
+        replace(most, f"{limit}\n")
         process = client.start(*command)
         client.wait_until("some jobs", lambda wanted=wanted: len(client.queued()) >= wanted)
         killed(process)
         done.append(len(client.queued()))
-    assert 7 <= done[0] < 30
+    replace(most, "1000\n")
+    assert 7 <= done[0] <= done[1] < 30
     last = client.call(*command)
     assert last.returncode == 0, last.stderr
     assert re.search(r"is resumed: \d+ of 30 are queued", last.stderr)
@@ -113,12 +131,14 @@ def test_a_campaign_of_30_jobs_survives_killed_clients(client: Client, tmp_path:
 
 def test_a_job_that_slurm_got_is_found_again(client: Client) -> None:
     """The client is killed when Slurm has the job and its id is not yet written."""
-    client.write_program("sbatch", f'PATH={SEARCHED} sbatch "$@"; sleep 2')
+    go_on = client.install / "go_on"
+    client.write_program("sbatch", f'PATH={SEARCHED} sbatch "$@"; {until(go_on)}')
     command = ("submit", "-w", TINY[0], "-s", "tiny", "--scale", "1", "--repeats", "2", "--yes", "--steps", "1")
     process = client.start(*command)
     client.wait_until("a job", lambda: len(client.queued()) == 1)
     killed(process)
     assert states(client.campaign()) == {"submitting": 1, "planned": 1}
+    go_on.touch()
     assert client.call(*command).returncode == 0
     assert len(client.queued()) == 2
     assert states(client.campaign()) == {"submitted": 2}
@@ -126,13 +146,14 @@ def test_a_job_that_slurm_got_is_found_again(client: Client) -> None:
 
 def test_what_a_killed_client_left_behind_is_waited_for(client: Client) -> None:
     """The client is killed, and the sbatch that it started only then gets to Slurm."""
-    marker = client.install / "asked"
-    client.write_program("sbatch", f'touch {marker}; sleep 3; PATH={SEARCHED} exec sbatch "$@"')
+    marker, go_on = client.install / "asked", client.install / "go_on"
+    client.write_program("sbatch", f'touch {marker}; {until(go_on)}; sleep 3; PATH={SEARCHED} exec sbatch "$@"')
     command = ("submit", "-w", TINY[0], "-s", "tiny", "--scale", "1", "--repeats", "2", "--yes", "--steps", "1")
     process = client.start(*command)
     client.wait_until("sbatch", marker.exists)
     killed(process)
     assert client.queued() == []
+    go_on.touch()
     assert client.call(*command).returncode == 0
     assert len(client.queued()) == 2
 
@@ -140,7 +161,7 @@ def test_what_a_killed_client_left_behind_is_waited_for(client: Client) -> None:
 def test_a_job_that_slurm_never_got_is_submitted_again(client: Client) -> None:
     """The client and its sbatch are both gone before Slurm hears of the job."""
     marker = client.install / "asked"
-    client.write_program("sbatch", f"echo $$ >{marker}; exec sleep 60")
+    client.write_program("sbatch", f"echo $$ >{marker}; exec sleep 600")
     command = ("submit", "-w", TINY[0], "-s", "tiny", "--scale", "1", "--repeats", "2", "--yes", "--steps", "1")
     process = client.start(*command)
     client.wait_until("sbatch", lambda: marker.exists() and marker.read_text().strip() != "")
@@ -156,10 +177,14 @@ def test_a_job_that_slurm_never_got_is_submitted_again(client: Client) -> None:
 
 
 def test_two_clients_at_once_queue_one_campaign(client: Client) -> None:
-    # So that neither has ended when the other begins: that one would be rejected.
-    client.write_program("sbatch", f'sleep 1; PATH={SEARCHED} exec sbatch "$@"')
+    go_on = client.install / "go_on"
+    client.write_program("sbatch", f'{until(go_on)}; PATH={SEARCHED} exec sbatch "$@"')
     command = ("submit", "-w", TINY[0], "-s", "tiny", "--scale", "1,2", "--repeats", "3", "--yes", "--steps", "1")
     both = [client.start(*command), client.start(*command)]
+    for process in both:  # if one had ended before the other looks for such campaigns, that one would be rejected
+        assert process.stderr
+        assert any(line.startswith("campaign ") for line in process.stderr)
+    go_on.touch()
     ends = [process.communicate(timeout=WITHIN_S)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], ends
     assert len(client.queued()) == 6
