@@ -5,9 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
+from slowed_runs import Slow, slowed
 from slurm_client import Client
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+TINY = ("-w", "pretrain_llama3.1", "-s", "tiny")
 OPTIONS = ("--steps", "24", "--checkpoint-interval", "6", "--gpus-per-node", "1")
 
 
@@ -16,7 +18,9 @@ def losses(path: Path) -> dict[int, float]:
 
 
 def test_a_run_whose_node_is_lost_goes_on_from_its_checkpoint(client: Client) -> None:
-    job = client.submit(*OPTIONS, "--retries", "2")
+    # So that the node is lost some steps behind a checkpoint, and before the next one.
+    pace = slowed(Slow("pace", ms=2000))
+    (job,) = client.json("submit", *TINY, "--scale", "2", *OPTIONS, "--retries", "2", **pace)["jobs"]
     client.wait_for_steps(job["run_dir"], 9)
     client.cluster.run("scontrol", "update", "nodename=node2", "state=down", "reason=test")
     (ended,) = client.json("jobs", "wait", job["job_id"])["jobs"]

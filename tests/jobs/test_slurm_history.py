@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from quick_order import QuickOrder
-from slurm_client import LLMB, Client, wait_until
+from slurm_client import LLMB, WITHIN_S, Client, wait_until
+from slurm_cluster import SEARCHED
 
 from llmb.errors import InfrastructureError, UsageError
 from llmb.jobs.history import database_path, open_history
@@ -122,11 +123,20 @@ def test_a_time_limit_after_the_last_step_is_a_success(submit: Submit, store: St
 
 
 def test_workers_that_end_before_their_script_is_told_why_have_ended_at_its_signal(
-    submit: Submit, store: Store, shell: Client
+    store: Store, shell: Client, order: Callable[..., QuickOrder], tmp_path: Path
 ) -> None:
     """As at a time limit, when Slurm sends TERM to the workers first."""
+    # The script waits for its signal by the command sleep; on a busy machine this one arrives later than it waits.
+    sleep = tmp_path / "bin" / "sleep"
+    sleep.parent.mkdir()
+    sleep.write_text(f'#!/bin/sh\n[ "$1" != 3 ] || set 60\nPATH={SEARCHED} exec sleep "$@"\n')
+    sleep.chmod(0o755)
+    environ = {**shell.cluster.environ, "PATH": f"{sleep.parent}:{SEARCHED}"}
     later = "sleep 0.2; scancel --batch --signal=TERM $SLURM_JOB_ID"
-    job = submit(f"{ALL_STEPS}; setsid sh -c '{later}' </dev/null >/dev/null 2>&1 & kill -TERM $$")
+    line = f"{ALL_STEPS}; setsid sh -c '{later}' </dev/null >/dev/null 2>&1 & kill -TERM $$"
+    submit_order(store, order(line), environ, key="a")
+    job = store.by_key("a")
+    assert job
     after(store, shell, job)
     record = read_record(RunFolder(Path(job.run_dir)))
     assert (record.status, record.reason) == ("success", None)
@@ -136,7 +146,8 @@ def test_workers_that_end_before_their_script_is_told_why_have_ended_at_its_sign
 def test_a_controller_that_is_down_leaves_what_is_known(
     submit: Submit, store: Store, shell: Client, tmp_path: Path
 ) -> None:
-    job = submit(f'up=1; {HALF}; echo up; sleep 12; tail -n 5 "$1" >> "$0/metrics.jsonl"')
+    rest = 'tail -n 5 "$1" >> "$0/metrics.jsonl"'
+    job = submit(f'{HALF}; echo up; while ! test -e "$0/go"; do sleep 0.2; done; {rest}')
     up(job)
     refresh(store, shell.install)
     shell.cluster.end("slurmctld")
@@ -146,6 +157,7 @@ def test_a_controller_that_is_down_leaves_what_is_known(
             refresh(store, shell.install)
         done = shell.run("jobs", "list", "--json")
         assert json.loads(done.stdout)["jobs"][0]["state"] == "RUNNING"
+        (Path(job.run_dir) / "go").touch()
         shell.run("jobs", "refresh", code=7)
         complaints = tmp_path / "complaints"
         with complaints.open("w") as stream:
@@ -160,7 +172,7 @@ def test_a_controller_that_is_down_leaves_what_is_known(
         assert time.monotonic() - down > 20
     finally:
         shell.cluster.start_controller()
-    assert waiting.wait(60) == 0, complaints.read_text()
+    assert waiting.wait(WITHIN_S) == 0, complaints.read_text()
     found = after(store, shell, job)
     assert (found.state, found.status) == ("COMPLETED", "success")
 
@@ -177,7 +189,7 @@ def test_jobs_that_slurm_has_forgotten_are_read_from_their_marks(
     assert {job.status for job in store.jobs()} == {"success", "failed", "running"}
     shell.cluster.run("scancel", "--signal=KILL", "--full", str(killed.job_id))
     wait_until(lambda: not shell.cluster.run("squeue", "-h").stdout.strip(), "the end of all jobs")
-    RunFolder(Path(killed.run_dir)).job_end.unlink()  # as where its node was lost with it
+    RunFolder(Path(killed.run_dir)).job_end.unlink(missing_ok=True)  # as where its node was lost with it
     forget(shell)
     # The history is lost with it: it is rebuilt from the run folders.
     for part in database_path(shell.install).parent.glob("jobs.sqlite*"):

@@ -64,9 +64,9 @@ def test_a_job_that_is_held_and_then_cancelled(submit: Submit, shell: Client) ->
 
 
 def test_the_time_limit_of_a_job(submit: Submit, shell: Client) -> None:
-    job = submit(f"head -n 5 {STEPS}; exec sleep 300", flags={"time": "1"})
+    job = submit(f"head -n 5 {STEPS}; exec sleep 300", flags={"time": "5"})
     steps = RunFolder(Path(job.run_dir)).steps
     wait_until(lambda: steps.exists() and steps.read_text().count("\n") == 5, job.run_dir)
     seen = shell.json("watch", str(job.job_id), "--once")
-    assert 0 < seen["time_limit_left_s"] <= 60
+    assert 0 < seen["time_limit_left_s"] <= 300
     assert (seen["state"], seen["steps_done"], seen["steps_total"]) == ("running", 5, 10)
