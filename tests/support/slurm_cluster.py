@@ -25,6 +25,8 @@ GPUS = 8
 STOPPED = (*NODES, "slurmctld", "slurmdbd", "mariadbd", "munged")
 """Daemons in the order in which they are ended."""
 READY_S = 300
+STOPS_WITHIN_S = 60
+"""A controller that is killed earlier may not have saved what it knows of jobs."""
 REAPER = Path(__file__).with_name("slurm_reaper.py")
 
 # cred_expire is also how long a requeued job waits; MinJobAge keeps ended jobs known; too short an
@@ -152,7 +154,7 @@ class SlurmCluster:
             return
         process.send_signal(number)
         try:
-            process.wait(10)
+            process.wait(STOPS_WITHIN_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

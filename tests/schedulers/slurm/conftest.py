@@ -25,7 +25,7 @@ def submit(slurm: SlurmCluster, tmp_path: Path) -> Callable[..., subprocess.Comp
         command = [python, "-m", "llmb.cli.main", "submit", "-w", "pretrain_llama3.1", "-s", "tiny", *options]
         environ = {**slurm.environ, "LLMB_INSTALL": str(install), **variables}
         return subprocess.run(
-            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False
+            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False
         )
 
     return submitter
