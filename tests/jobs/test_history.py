@@ -13,6 +13,7 @@ import pytest
 from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.errors import EnvironmentProblem, UsageError
+from llmb.jobs import history
 from llmb.jobs.find import find_job, find_jobs
 from llmb.jobs.follow import job_log, start_of_last
 from llmb.jobs.history import database_path, open_history
@@ -111,6 +112,25 @@ def test_two_clients_that_find_it_broken_make_it_again_once(tmp_path: Path, subm
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate(timeout=60)[0] for process in both] == ["1\n", "1\n"]
     assert len(list(path.parent.glob("*.damaged-*"))) == 1
+
+
+def test_a_history_that_another_process_renames_meanwhile_is_not_taken_for_an_empty_one(
+    tmp_path: Path, submitted: Submitted, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted("a", "1")
+    with open_history(tmp_path, said.append):
+        pass
+    has_content, aside = history._has_content, tmp_path / "aside"
+
+    def look(path: Path) -> bool:
+        found = has_content(path)
+        if not aside.exists():
+            path.rename(aside)
+        return found
+
+    monkeypatch.setattr(history, "_has_content", look)
+    with open_history(tmp_path, said.append) as store:
+        assert [job.key for job in store.jobs()] == ["a"]
 
 
 def write_ahead_log(path: Path) -> bytes:

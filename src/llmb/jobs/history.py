@@ -10,7 +10,7 @@ from pathlib import Path
 from llmb.errors import EnvironmentProblem
 from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
-from llmb.jobs.store import Damaged, Store
+from llmb.jobs.store import Damaged, Missing, Store
 from llmb.runs.folder import NotWritable, cannot_write
 
 FOLDER = ".llmb"
@@ -32,9 +32,9 @@ def open_history(install: Path, say: Callable[[str], None]) -> Store:
     path = database_path(install)
     try:
         if _has_content(path):
-            return _open(path)
-    except Damaged:
-        pass  # it is looked at again below, by one process at a time
+            return _checked(Store(path, create=False))
+    except (Damaged, Missing):
+        pass  # it is looked at again below, by one process at a time; another one may have renamed it since
     # A second process must find the complete history, and must not rename the new one.
     with file_lock(path.with_name("open.lock"), PATIENCE_S, "rebuilding the history of jobs"):
         try:

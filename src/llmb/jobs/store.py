@@ -48,6 +48,10 @@ class Damaged(EnvironmentProblem):
         super().__init__(f"the history of jobs is damaged: {what}", where=str(path), do=do)
 
 
+class Missing(EnvironmentProblem):
+    """There is no history of jobs, or it cannot be opened."""
+
+
 class KeyTaken(UsageError):
     """A job with this key is in the history already: it was submitted, or is being submitted."""
 
@@ -74,16 +78,17 @@ class Store:
 
     Folders below the install root, which has the file in a folder of its own, are stored relative to it.
 
-    ``copy`` is the history of another process, in memory: nothing else is read or written then.
+    ``copy`` is the history of another process, in memory: nothing else is read or written then. Without ``create`` a
+    file that does not exist is not created: raises Missing.
     """
 
-    def __init__(self, path: Path, copy: sqlite3.Connection | None = None) -> None:
+    def __init__(self, path: Path, copy: sqlite3.Connection | None = None, *, create: bool = True) -> None:
         self.path = path
         self.root = path.parent.parent
         if copy is None:
             check_writable(path)
         with self._problems():
-            self.db = copy or sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+            self.db = copy or self._connection(create=create)
             self.db.row_factory = self._job
             try:
                 self._prepare()
@@ -242,6 +247,15 @@ class Store:
     def _job(self, cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> Job:  # noqa: ARG002 (as sqlite3 calls it)
         values = dict(zip(COLUMNS, row, strict=True))
         return Job(**values | {name: resolved(self.root, values[name]) for name in FOLDERS if values[name]})
+
+    def _connection(self, *, create: bool) -> sqlite3.Connection:
+        if create:
+            return sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
+        existing = f"{self.path.absolute().as_uri()}?mode=rw"
+        try:
+            return sqlite3.connect(existing, uri=True, timeout=BUSY_S, isolation_level=None)
+        except sqlite3.OperationalError as error:
+            raise Missing(f"the history of jobs cannot be used: {error}", where=str(self.path)) from error
 
     def _prepare(self) -> None:
         self._use_journal()
