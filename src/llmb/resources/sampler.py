@@ -66,6 +66,7 @@ def sample(file: Path, sampler: NodeSampler, interval_s: float, pipe: int) -> No
     # What an earlier sampler was writing when it was killed stays on a line of its own.
     torn = b"\n" if os.fstat(output).st_size else b""
     os.write(output, torn + to_line(sampler.start(interval_s)))
+    os.nice(LOWEST_PRIORITY)  # not before: on a busy node it would not get here within a short run
     number, lasts, parent = 0, True, os.getppid()
     due_s = time.monotonic()
     while lasts:
@@ -83,7 +84,6 @@ def main() -> None:
     # They are for the worker, which decides what ends; this process ends with it.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    os.nice(LOWEST_PRIORITY)
     try:
         sample(Path(file), NodeSampler(node, device, int(worker)), float(interval_s), sys.stdin.fileno())
     except OSError as error:
