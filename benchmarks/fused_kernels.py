@@ -32,7 +32,7 @@ from llmb.catalogue.resolve import Request, resolve
 from llmb.engine.kernels import fp8_cast, norm, rotary
 from llmb.engine.kernels.fp8_cast import CAPABILITY, Activation
 from llmb.engine.kernels.norm import NormOf
-from llmb.engine.kernels.rotary import Heads
+from llmb.engine.kernels.rotary import Heads, Rotation
 from llmb.engine.model.rotary import rotary_tables
 
 SLOWER, MISSING = 1, 3
@@ -178,13 +178,14 @@ def rotary_cases(model: Model, rows: int, device: torch.device) -> Iterator[Case
     tables = rotary_tables(model, torch.arange(rows, device=device))
     of_query, of_value, size = model.attention_heads, model.kv_heads, model.head_dim
     product = random(rows, (of_query + of_value) * size, device)
-    turned = product, tables.cos, tables.sin, of_query + of_value, size
+    rotation = Rotation(tables.cos, tables.sin, model.rotary_pairs == "interleaved")
+    turned = product, rotation, of_query + of_value, size
     yield Case("rotation in place", rotary, "rotate_in_place", turned, in_place=True)
     given = (
         random(rows, number * size, device).view(1, rows, number, size) for number in (of_query, of_value, of_value)
     )
     scale = torch.ones((), device=device)
-    operands = Heads(*given), tables.cos, tables.sin, scale, E5M2
+    operands = Heads(*given), rotation, scale, E5M2
     yield Case("rotation backward, cast", rotary, "cast_rotated_gradient", operands)
 
 

@@ -19,7 +19,7 @@ from benchmarks.generated_code.summary import Scale, kernel_of  # noqa: E402
 from generated_kernels import read_twice, sum_columns, unrolled, written_and_read  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from llmb.engine.kernels.rotary import rotate_in_place  # noqa: E402
+from llmb.engine.kernels.rotary import Rotation, rotate_in_place  # noqa: E402
 
 
 def one_pass(hidden: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def rotated_in_place(hidden: Tensor) -> Tensor:
     """A quarter of a tensor."""
     cos, sin = hidden[:, : 2 * PAIRS].float().chunk(2, -1)
     product = hidden.sin()
-    rotate_in_place(product, cos, sin, HEADS, HEAD)
+    rotate_in_place(product, Rotation(cos, sin, interleaved=False), HEADS, HEAD)
     return product
 
 

@@ -8,7 +8,7 @@ import torch
 
 from llmb.engine.kernels import rotary, rotary_triton
 from llmb.engine.kernels.fp8_cast import BothWays
-from llmb.engine.kernels.rotary import Heads
+from llmb.engine.kernels.rotary import Heads, Rotation
 
 E5M2 = torch.float8_e5m2
 SCALE = torch.tensor(3.7)
@@ -40,9 +40,9 @@ def random(*shape):
     return (torch.randn(shape) * 10 ** (8 * torch.rand(shape) - 6)).bfloat16()
 
 
-def tables(batch, seq, pairs, *, by_sequence):
+def rotation_of(batch, seq, pairs, *, by_sequence, interleaved=False):
     angles = torch.randn(*((batch, seq) if by_sequence else (seq,)), pairs)
-    return angles.cos(), angles.sin()
+    return Rotation(angles.cos(), angles.sin(), interleaved)
 
 
 def with_worst(values, worst):
@@ -58,64 +58,69 @@ def assert_equal(found: BothWays, expected: BothWays) -> None:
         torch.testing.assert_close(ours.float(), theirs.float(), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("worst", WORST)
 @pytest.mark.parametrize("case", CASES)
-def test_a_product_is_rotated_as_by_torch(case, worst):
+def test_a_product_is_rotated_as_by_torch(case, worst, interleaved):
     batch, seq, heads, head_dim, pairs = CASES[case]
     torch.manual_seed(3)
     product = with_worst(random(batch * seq, sum(heads) * head_dim), worst)
-    cos, sin = tables(batch, seq, pairs, by_sequence=case in BY_SEQUENCE)
+    rotation = rotation_of(batch, seq, pairs, by_sequence=case in BY_SEQUENCE, interleaved=interleaved)
     expected = product.clone()
-    rotary.rotate_in_place(expected, cos, sin, sum(heads[:2]), head_dim)
-    rotary_triton.rotate_in_place._init_fn(product, cos, sin, sum(heads[:2]), head_dim)
+    rotary.rotate_in_place(expected, rotation, sum(heads[:2]), head_dim)
+    rotary_triton._rotate_in_place._init_fn(product, *rotation, sum(heads[:2]), head_dim)
     torch.testing.assert_close(product, expected, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("worst", WORST)
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_are_rotated_back_and_cast_as_if_they_were_stored(case, worst):
+def test_gradients_are_rotated_back_and_cast_as_if_they_were_stored(case, worst, interleaved):
     batch, seq, heads, head_dim, pairs = CASES[case]
     torch.manual_seed(3)
     gradients = Heads(*(with_worst(random(batch, seq, number, head_dim), worst) for number in heads))
-    cos, sin = tables(batch, seq, pairs, by_sequence=case in BY_SEQUENCE)
-    expected = rotary.cast_rotated_gradient(gradients, cos, sin, SCALE, E5M2)
-    assert_equal(rotary_triton._cast_rotated_gradient._init_fn(*gradients, cos, sin, SCALE, E5M2), expected)
+    rotation = rotation_of(batch, seq, pairs, by_sequence=case in BY_SEQUENCE, interleaved=interleaved)
+    expected = rotary.cast_rotated_gradient(gradients, rotation, SCALE, E5M2)
+    assert_equal(rotary_triton._cast_rotated_gradient._init_fn(*gradients, *rotation, SCALE, E5M2), expected)
 
 
 ORDERS = {
     "heads before positions": lambda part: part.transpose(1, 2).contiguous().transpose(1, 2),
     "positions before sequences": lambda part: part.transpose(0, 1).contiguous().transpose(0, 1),
     "beside others": lambda part: torch.cat((part, part), -1)[..., : part.shape[-1]],
+    "at odd places": lambda part: torch.nn.functional.pad(part, (1, 2))[..., 1:-2],
     "elements of a head apart": lambda part: part.transpose(2, 3).contiguous().transpose(2, 3),
     "the same for all": lambda part: part[:1, :, :1].expand_as(part),
 }
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("order", ORDERS)
-def test_gradients_in_any_order_in_memory(order):
+def test_gradients_in_any_order_in_memory(order, interleaved):
     batch, seq, heads, head_dim, pairs = CASES["half of each head"]
     plain = [random(batch, seq, number, head_dim) for number in heads]
     parts = [ORDERS[order](part) for part in plain]
-    cos, sin = tables(batch, seq, pairs, by_sequence=True)
+    rotation = rotation_of(batch, seq, pairs, by_sequence=True, interleaved=interleaved)
     for first in range(3):  # each has strides of its own
         mixed = Heads(*(parts[place] if place == first else plain[place] for place in range(3)))
-        expected = rotary.cast_rotated_gradient(mixed, cos, sin, SCALE, E5M2)
-        assert_equal(rotary_triton._cast_rotated_gradient._init_fn(*mixed, cos, sin, SCALE, E5M2), expected)
+        expected = rotary.cast_rotated_gradient(mixed, rotation, SCALE, E5M2)
+        assert_equal(rotary_triton._cast_rotated_gradient._init_fn(*mixed, *rotation, SCALE, E5M2), expected)
 
 
 def test_zeros_have_no_largest_value():
     parts = Heads(*(torch.zeros(1, 4, 2, 8).bfloat16() for _ in range(3)))
-    cos, sin = tables(1, 4, 4, by_sequence=False)
-    assert rotary_triton._cast_rotated_gradient._init_fn(*parts, cos, sin, SCALE, E5M2)[2] == 0
+    rotation = rotation_of(1, 4, 4, by_sequence=False)
+    assert rotary_triton._cast_rotated_gradient._init_fn(*parts, *rotation, SCALE, E5M2)[2] == 0
 
 
-def test_rows_apart_in_memory_and_nothing_beside_them():
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rows_apart_in_memory_and_nothing_beside_them(interleaved):
     whole = random(6, 90)
     before = whole.clone()
-    cos, sin = tables(1, 6, 8, by_sequence=False)
-    rotary_triton.rotate_in_place._init_fn(whole[:, 3:83], cos, sin, 3, 16)
+    rotation = rotation_of(1, 6, 8, by_sequence=False, interleaved=interleaved)
+    rotary_triton._rotate_in_place._init_fn(whole[:, 3:83], *rotation, 3, 16)
     expected = before.clone()
-    rotary.rotate_in_place(expected[:, 3:83], cos, sin, 3, 16)
+    rotary.rotate_in_place(expected[:, 3:83], rotation, 3, 16)
     assert torch.equal(whole, expected)
     assert torch.equal(whole[:, :3], before[:, :3])
     assert torch.equal(whole[:, 51:], before[:, 51:])

@@ -13,7 +13,7 @@ from triton_compiler import compiling, resources
 from triton_interpreter import run_cases
 
 from llmb.engine.kernels.fp8_cast import cast_both_ways
-from llmb.engine.kernels.rotary import Heads, cast_rotated_gradient, rotate_in_place
+from llmb.engine.kernels.rotary import Heads, Rotation, cast_rotated_gradient, rotate_in_place
 from llmb.engine.model.rotary import Rotary, apply_rotary
 
 E5M2 = torch.float8_e5m2
@@ -30,7 +30,13 @@ def test_kernels_in_the_interpreter(triton: None) -> None:
     run_cases(Path(__file__).with_name("interpreted_rotary.py"), interpreted=True)
 
 
-PROXIES = {"llama3.1": (128, 64, (32, 8, 8)), "nemotron4 15b": (128, 32, (48, 8, 8)), "340b": (192, 48, (96, 8, 8))}
+PROXIES = {
+    "llama3.1": (128, 64, (32, 8, 8), False),
+    "nemotron4 15b": (128, 32, (48, 8, 8), False),
+    "340b": (192, 48, (96, 8, 8), False),
+    "maverick": (128, 64, (40, 8, 8), True),
+}
+"""head_dim, pairs, heads, and whether pairs are interleaved."""
 
 
 @pytest.mark.parametrize("capability", [90, 100])
@@ -42,13 +48,13 @@ def test_compiled_for_a_gpu_kernels_read_and_write_16_bytes_at_a_time(
     from llmb.engine.kernels import rotary_triton
 
     monkeypatch.setattr(rotary_triton, "wrap_triton", lambda kernel: kernel)
-    head_dim, pairs, numbers = PROXIES[proxy]
+    head_dim, pairs, numbers, interleaved = PROXIES[proxy]
     product = torch.zeros(256, sum(numbers) * head_dim).bfloat16()
     parts = [torch.zeros(2, 128, number, head_dim).bfloat16() for number in numbers]
-    cos = sin = torch.zeros(128, pairs)
+    rotation = Rotation(torch.zeros(128, pairs), torch.zeros(128, pairs), interleaved)
     with compiling(monkeypatch, tmp_path, capability) as kernels:
-        rotary_triton.rotate_in_place._init_fn(product, cos, sin, sum(numbers[:2]), head_dim)
-        rotary_triton._cast_rotated_gradient._init_fn(*parts, cos, sin, torch.ones(()), E5M2)
+        rotary_triton._rotate_in_place._init_fn(product, *rotation, sum(numbers[:2]), head_dim)
+        rotary_triton._cast_rotated_gradient._init_fn(*parts, *rotation, torch.ones(()), E5M2)
     rotated, gradient = (resources(kernel, tmp_path) for kernel in kernels)
     assert set(rotated.loads) == set(rotated.stores) == set(gradient.stores) == {16}
     assert sorted(set(gradient.loads)) == [4, 16]
@@ -67,9 +73,9 @@ def test_strides_may_have_more_than_32_bits(triton: None, monkeypatch: pytest.Mo
     monkeypatch.setattr(rotary_triton, "wrap_triton", lambda kernel: kernel)
     parts = [torch.zeros(1, 64, number, 64).bfloat16() for number in NUMBERS]
     parts[0] = parts[0].as_strided(parts[0].shape, (2**31, *parts[0].stride()[1:]))
-    cos = sin = torch.zeros(64, 32)
+    rotation = Rotation(torch.zeros(64, 32), torch.zeros(64, 32), interleaved=False)
     with compiling(monkeypatch, tmp_path, 90) as kernels:
-        rotary_triton._cast_rotated_gradient._init_fn(*parts, cos, sin, torch.ones(()), E5M2)
+        rotary_triton._cast_rotated_gradient._init_fn(*parts, *rotation, torch.ones(()), E5M2)
     (kernel,) = kernels
     assert not re.search(r"arith\.muli .*: tensor<\S*xi32>", kernel.asm["ttir"]), "an offset of 32 bits"
 
@@ -83,21 +89,25 @@ def tables(pairs: int, *, by_sequence: bool, seq: int = SEQ) -> tuple[Tensor, Te
     return angles.cos(), angles.sin()
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("by_sequence", [False, True])
 @pytest.mark.parametrize("pairs", [4, 8])
-def test_what_is_rotated_and_cast_is_what_autograd_would_store(pairs: int, by_sequence: bool) -> None:
+def test_what_is_rotated_and_cast_is_what_autograd_would_store(
+    pairs: int, by_sequence: bool, interleaved: bool
+) -> None:
     torch.manual_seed(2)
     cos, sin = tables(pairs, by_sequence=by_sequence)
     product = torch.cat(random_heads(), -2).flatten(2).flatten(0, 1).requires_grad_()
     query, key, value = product.view(BATCH, SEQ, -1, HEAD).split(NUMBERS, -2)
-    rotated = [apply_rotary(part, Rotary(cos, cos, sin), interleaved=False) for part in (query, key)]
+    rotated = [apply_rotary(part, Rotary(cos, cos, sin), interleaved=interleaved) for part in (query, key)]
     gradients = random_heads()
     torch.autograd.backward([*rotated, value], gradients)
-    found = cast_rotated_gradient(Heads(*gradients), cos, sin, torch.tensor(3.7), E5M2)
+    rotation = Rotation(cos, sin, interleaved)
+    found = cast_rotated_gradient(Heads(*gradients), rotation, torch.tensor(3.7), E5M2)
     for ours, theirs in zip(found, cast_both_ways(product.grad, torch.tensor(3.7), E5M2), strict=True):
         assert torch.equal(ours.float(), theirs.float())
     in_place = product.detach().clone()
-    rotate_in_place(in_place, cos, sin, sum(NUMBERS[:2]), HEAD)
+    rotate_in_place(in_place, rotation, sum(NUMBERS[:2]), HEAD)
     assert torch.equal(in_place.view(BATCH, SEQ, -1, HEAD), torch.cat((*rotated, value), -2))
 
 
@@ -109,25 +119,26 @@ def test_a_gpu_rotates_as_the_cpu_does(needs: Callable[[str, bool, str], None], 
     needs("gpu", torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9), "a GPU with FP8")
     torch.compiler.reset()
     torch.manual_seed(2)
-    head_dim, pairs, numbers = PROXIES[proxy]
-    cos, sin = tables(pairs, by_sequence=False, seq=130)
+    head_dim, pairs, numbers, interleaved = PROXIES[proxy]
+    rotation = Rotation(*tables(pairs, by_sequence=False, seq=130), interleaved)
+    there = Rotation(rotation.cos.cuda(), rotation.sin.cuda(), interleaved)
     scale, heads = torch.tensor(3.7), sum(numbers[:2])
     product = torch.randn(BATCH * 130, sum(numbers) * head_dim).bfloat16()
     parts = Heads(*(torch.randn(BATCH, number, 130, head_dim).bfloat16().transpose(1, 2) for number in numbers))
 
-    def rotated(product: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def rotated(product: Tensor, rotation: Rotation) -> Tensor:
         own = product.clone()
-        rotate_in_place(own, cos, sin, heads, head_dim)
+        rotate_in_place(own, rotation, heads, head_dim)
         return own
 
     forward, backward = (torch.compile(each) if compiled else each for each in (rotated, cast_rotated_gradient))
-    ours = forward(product.cuda(), cos.cuda(), sin.cuda()).cpu().float()
-    theirs = rotated(product, cos, sin).float()
+    ours = forward(product.cuda(), there).cpu().float()
+    theirs = rotated(product, rotation).float()
     torch.testing.assert_close(ours, theirs, rtol=2**-7, atol=1e-6)
     assert (ours != theirs).float().mean() <= 0.002
     on_gpu = Heads(*(part.cuda() for part in parts))
-    found = backward(on_gpu, cos.cuda(), sin.cuda(), scale.cuda(), E5M2)
-    expected = cast_rotated_gradient(parts, cos, sin, scale, E5M2)
+    found = backward(on_gpu, there, scale.cuda(), E5M2)
+    expected = cast_rotated_gradient(parts, rotation, scale, E5M2)
     for mine, other in zip(found[:2], expected[:2], strict=True):
         assert (mine.cpu().float() != other.float()).float().mean() <= 0.002
         torch.testing.assert_close(mine.cpu().float(), other.float(), rtol=2**-2, atol=2**-9)

@@ -52,6 +52,11 @@ def load_tile(matrix, row, column, stride, inside):
 
 
 @triton.jit
+def saturated(tile, scale, dtype: tl.constexpr, LARGEST: tl.constexpr):
+    return tl.clamp(tile * scale, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL).to(dtype)
+
+
+@triton.jit
 def store_cast(
     tile,
     scale,
@@ -66,8 +71,7 @@ def store_cast(
     LEAVES: tl.constexpr = False,
 ):
     """LEAVES: whether values may leave the cache first; parts of transposed rows wait there for their neighbors."""
-    scaled = tl.clamp(tile * scale, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
-    scaled = scaled.to(values.dtype.element_ty)
+    scaled = saturated(tile, scale, values.dtype.element_ty, LARGEST)
     place = values + row[:, None] * values_stride + column[None, :]
     tl.store(place, scaled, mask=inside, eviction_policy="evict_first" if LEAVES else "")
     turned = transposed + column[:, None] * transposed_stride + row[None, :]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotary embeddings in the product of query, key and value, and in the cast of its gradient.
 
-The product has one row for each token, with the heads of the queries, of the keys and of the values side by side; cos
-and sin: [seq, pairs] or [batch, seq, pairs], fp32. ``rotate_in_place`` and ``cast_rotated_gradient`` have a Triton
-kernel for GPUs, in ``rotary_triton``, and torch code, which is its reference. Their pairs are elements (i, i + pairs).
+The product has one row for each token, with the heads of the queries, of the keys and of the values side by side.
+``rotate_in_place`` and ``cast_rotated_gradient`` have a Triton kernel for GPUs, in ``rotary_triton``, and torch code,
+which is its reference.
 """
 
 from typing import NamedTuple
@@ -22,24 +22,33 @@ class Heads(NamedTuple):
     value: Tensor
 
 
-def rotate_in_place(product: Tensor, cos: Tensor, sin: Tensor, heads: int, head_dim: int) -> None:
+class Rotation(NamedTuple):
+    """cos and sin: [seq, pairs] or [batch, seq, pairs], fp32.
+
+    A pair is elements (i, i + pairs) of a head, or (2i, 2i + 1) when ``interleaved``.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+
+
+def rotate_in_place(product: Tensor, rotation: Rotation, heads: int, head_dim: int) -> None:
     """Rotates the first ``heads`` heads, those of queries and keys, of a product [batch * seq, outputs]."""
     if has_kernel(product):
         from llmb.engine.kernels import rotary_triton
 
-        rotary_triton.rotate_in_place(product, cos, sin, heads, head_dim)
+        rotary_triton.rotate_in_place(product, rotation, heads, head_dim)
         return
+    cos = rotation.cos
     batch = 1 if cos.ndim == 2 else len(cos)
     turned = product[:, : heads * head_dim].view(-1 if cos.ndim == 2 else batch, cos.shape[-2], heads, head_dim)
-    turned.copy_(rotate(turned, cos, sin))
+    turned.copy_(rotate(turned, rotation))
 
 
-def rotate(heads: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
-    """The leading elements of each head: [batch, seq, heads, head_dim], same shape and dtype out.
-
-    A pair is elements (i, i + pairs), or (2i, 2i + 1) when ``interleaved``.
-    """
-    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
+    """The leading elements of each head: [batch, seq, heads, head_dim], same shape and dtype out."""
+    cos, sin, interleaved = rotation.cos.unsqueeze(-2), rotation.sin.unsqueeze(-2), rotation.interleaved
     size = 2 * cos.shape[-1]
     turned, passed = heads[..., :size].float(), heads[..., size:]
     first, second = torch.unflatten(turned, -1, (-1, 2)).unbind(-1) if interleaved else turned.chunk(2, dim=-1)
@@ -48,12 +57,13 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False
     return turned if passed.shape[-1] == 0 else torch.cat((turned, passed), dim=-1)
 
 
-def cast_rotated_gradient(gradients: Heads, cos: Tensor, sin: Tensor, scale: Tensor, dtype: torch.dtype) -> BothWays:
+def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, dtype: torch.dtype) -> BothWays:
     """``cast_both_ways`` of the gradient of a product, from those of its rotated heads; it is not stored in bf16."""
     if has_kernel(gradients.query):
         from llmb.engine.kernels import rotary_triton
 
-        return rotary_triton.cast_rotated_gradient(gradients, cos, sin, scale, dtype)
-    query, key = (rotate(part, cos, -sin) for part in (gradients.query, gradients.key))
+        return rotary_triton.cast_rotated_gradient(gradients, rotation, scale, dtype)
+    back = rotation._replace(sin=-rotation.sin)
+    query, key = (rotate(part, back) for part in (gradients.query, gradients.key))
     joined = torch.cat((query, key, gradients.value), -2)
     return cast_both_ways(joined.flatten(0, 1).flatten(1), scale, dtype)

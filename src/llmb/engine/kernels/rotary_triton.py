@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from llmb.engine.kernels.fp8_cast import BothWays
-from llmb.engine.kernels.fp8_cast_triton import empty_casts, largest_bits, round_to_bf16, store_cast
-from llmb.engine.kernels.rotary import Heads
+from llmb.engine.kernels.fp8_cast_triton import empty_casts, largest_bits, round_to_bf16, saturated, store_cast
+from llmb.engine.kernels.rotary import Heads, Rotation
 
 ROWS, COLUMNS = 64, 64
 """Of each of two tiles: the first and the second elements of pairs. The rows of a transposed output have two sectors of
@@ -27,8 +27,10 @@ WARPS = 8
 
 
 @triton.jit
-def _tables(cos, sin, table, first, inside, PAIRS: tl.constexpr):
-    place = table[:, None] * PAIRS + first[None, :]
+def _tables(cos, sin, table, live_row, piece: tl.constexpr, PAIRS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Of the pairs of a piece."""
+    pair = piece * COLUMNS + tl.arange(0, COLUMNS)
+    place, inside = table[:, None] * PAIRS + pair[None, :], live_row[:, None] & (pair[None, :] < PAIRS)
     return tl.load(cos + place, mask=inside, other=0.0), tl.load(sin + place, mask=inside, other=0.0)
 
 
@@ -44,25 +46,38 @@ def rotate_kernel(
     PAIRS: tl.constexpr,
     HEAD: tl.constexpr,
     PIECES: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     EACH: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    """Interleaved, both elements of a pair are in the same tile, which is twice as wide."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    live_row = row < rows
     table, row = (row % table_rows).to(tl.int64), row.to(tl.int64)
     group = tl.program_id(1)
     for piece in tl.static_range(PIECES):
-        first = piece * COLUMNS + tl.arange(0, COLUMNS)
-        inside = (row[:, None] < rows) & (first[None, :] < PAIRS)
-        cosine, sine = _tables(cos, sin, table, first, inside, PAIRS)
+        first, second, end, second_end = _columns(piece, PIECES, PAIRS, HEAD, COLUMNS)
+        if INTERLEAVED:
+            first, end = 2 * piece * COLUMNS + tl.arange(0, 2 * COLUMNS), 2 * PAIRS
+        cosine, sine = _tables(cos, sin, table, live_row, piece, PAIRS, COLUMNS)
         for number in range(EACH):
             head = group * EACH + number
-            live = inside & (head < heads)
-            place = product + row[:, None] * stride + head * HEAD + first[None, :]
-            one = tl.load(place, mask=live, other=0.0).to(tl.float32)
-            two = tl.load(place + PAIRS, mask=live, other=0.0).to(tl.float32)
-            tl.store(place, (one * cosine - two * sine).to(product.dtype.element_ty), mask=live)
-            tl.store(place + PAIRS, (two * cosine + one * sine).to(product.dtype.element_ty), mask=live)
+            live = live_row[:, None] & (first[None, :] < end) & (head < heads)
+            live_second = live_row[:, None] & (second[None, :] < second_end) & (head < heads)
+            begin = product + row[:, None] * stride + head * HEAD
+            one = tl.load(begin + first[None, :], mask=live, other=0.0).to(tl.float32)
+            if INTERLEAVED:
+                one, two = tl.split(tl.reshape(one, [ROWS, COLUMNS, 2]))
+            else:
+                two = tl.load(begin + second[None, :], mask=live_second, other=0.0).to(tl.float32)
+            turned = (one * cosine - two * sine).to(product.dtype.element_ty)
+            beside = (two * cosine + one * sine).to(product.dtype.element_ty)
+            if INTERLEAVED:
+                turned = tl.reshape(tl.join(turned, beside), [ROWS, 2 * COLUMNS])
+            else:
+                tl.store(begin + second[None, :], beside, mask=live_second)
+            tl.store(begin + first[None, :], turned, mask=live)
 
 
 @triton.jit
@@ -79,10 +94,47 @@ def _columns(
 
 
 @triton.jit
+def _columns_of_pairs(
+    piece: tl.constexpr, ROTATED: tl.constexpr, PAIRS: tl.constexpr, HEAD: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """The same for interleaved pairs, counted in pairs: those of the two tiles are the same."""
+    if piece < ROTATED:
+        start, end = piece * COLUMNS, PAIRS
+    else:
+        start, end = PAIRS + (piece - ROTATED) * COLUMNS, HEAD // 2
+    pairs = start + tl.arange(0, COLUMNS)
+    return pairs, pairs, end, end
+
+
+@triton.jit
 def _rows_of(part, sequence, position, head, batch_stride, row_stride, head_stride):
     """Where these rows of one head begin; strides may have 32 or 64 bits."""
     begin = sequence * batch_stride + position * row_stride + head.to(tl.int64) * head_stride
     return part + begin[:, None]
+
+
+@triton.jit
+def _load_both(source, first, second, live, live_second, INTERLEAVED: tl.constexpr):
+    """The first and the second elements of pairs. bf16 is the upper half of fp32."""
+    if INTERLEAVED:
+        both = tl.load(source + first[None, :], mask=live, other=0)
+        return (both << 16).to(tl.float32, bitcast=True), (both & -65536).to(tl.float32, bitcast=True)
+    else:  # noqa: RET505 (Triton would take what follows for a second result)
+        one = tl.load(source + first[None, :], mask=live, other=0.0).to(tl.float32)
+        return one, tl.load(source + second[None, :], mask=live_second, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store_pairs(one, two, scale, values, transposed, row, pair, values_row, transposed_row, live, LARGEST):
+    """As ``store_cast``, of interleaved pairs: ``pair`` and ``values_row`` count pairs."""
+    first = saturated(one, scale, values.dtype.element_ty, LARGEST)
+    second = saturated(two, scale, values.dtype.element_ty, LARGEST)
+    low, high = first.to(tl.uint8, bitcast=True).to(tl.uint16), second.to(tl.uint8, bitcast=True).to(tl.uint16)
+    place = values.to(tl.pointer_type(tl.uint16)) + row[:, None] * values_row + pair[None, :]
+    tl.store(place, low | (high << 8), mask=live)
+    turned = transposed + 2 * pair[:, None] * transposed_row + row[None, :]
+    tl.store(turned, tl.trans(first), mask=tl.trans(live))
+    tl.store(turned + transposed_row, tl.trans(second), mask=tl.trans(live))
 
 
 @triton.jit
@@ -118,41 +170,60 @@ def cast_rotated_kernel(
     LARGEST: tl.constexpr,
     PIECES: tl.constexpr,
     ROTATED: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     EACH: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """rotated_heads: of queries and keys; heads: of values, too. PIECES: of a head, the first of which are ROTATED."""
+    """rotated_heads: of queries and keys; heads: of values, too. PIECES: of a head, the first of which are ROTATED.
+
+    Of interleaved pairs, both elements are loaded at once, and all strides but that of ``transposed`` count pairs: so
+    a thread has both, and their cos and sin, from the start.
+    """
+    if INTERLEAVED:
+        query, key = query.to(tl.pointer_type(tl.int32)), key.to(tl.pointer_type(tl.int32))
+        value = value.to(tl.pointer_type(tl.int32))
     groups = tl.cdiv(heads, EACH)
     group = tl.program_id(0) % groups
     row = tl.program_id(0) // groups * ROWS + tl.arange(0, ROWS)
+    live_row = row < rows
     sequence, position, table = (row // seq).to(tl.int64), (row % seq).to(tl.int64), (row % table_rows).to(tl.int64)
     row = row.to(tl.int64)
     factor = tl.load(scale)
     largest = 0
     for piece in tl.static_range(PIECES):
-        first, second, end, second_end = _columns(piece, ROTATED, PAIRS, HEAD, COLUMNS)
-        inside = (row[:, None] < rows) & (first[None, :] < end)
-        inside_second = (row[:, None] < rows) & (second[None, :] < second_end)
+        if INTERLEAVED:
+            first, second, end, second_end = _columns_of_pairs(piece, ROTATED, PAIRS, HEAD, COLUMNS)
+        else:
+            first, second, end, second_end = _columns(piece, ROTATED, PAIRS, HEAD, COLUMNS)
         for number in range(EACH):
             head = group * EACH + number
-            live, live_second = inside & (head < heads), inside_second & (head < heads)
+            live = live_row[:, None] & (first[None, :] < end) & (head < heads)
+            live_second = live_row[:, None] & (second[None, :] < second_end) & (head < heads)
             if head < query_heads:
                 source = _rows_of(query, sequence, position, head, query_batch, query_row, query_head)
             elif head < rotated_heads:
                 source = _rows_of(key, sequence, position, head - query_heads, key_batch, key_row, key_head)
             else:
                 source = _rows_of(value, sequence, position, head - rotated_heads, value_batch, value_row, value_head)
-            one = tl.load(source + first[None, :], mask=live, other=0.0).to(tl.float32)
-            two = tl.load(source + second[None, :], mask=live_second, other=0.0).to(tl.float32)
+            one, two = _load_both(source, first, second, live, live_second, INTERLEAVED)
             if piece < ROTATED:  # noqa: SIM102 (known when it is compiled, and the other is not)
                 if head < rotated_heads:
-                    cosine, sine = _tables(cos, sin, table, first, inside, PAIRS)
+                    cosine, sine = _tables(cos, sin, table, live_row, piece, PAIRS, COLUMNS)
                     one, two = round_to_bf16(one * cosine + two * sine), round_to_bf16(two * cosine - one * sine)
             largest = tl.maximum(largest, tl.maximum(largest_bits(one), largest_bits(two)))
-            column, beside = head.to(tl.int64) * HEAD + first, head.to(tl.int64) * HEAD + second
-            store_cast(one, factor, values, transposed, row, column, values_row, transposed_row, live, LARGEST)
-            store_cast(two, factor, values, transposed, row, beside, values_row, transposed_row, live_second, LARGEST)
+            begin = head.to(tl.int64) * (HEAD // 2 if INTERLEAVED else HEAD)
+            if INTERLEAVED:
+                column = begin + first
+                _store_pairs(
+                    one, two, factor, values, transposed, row, column, values_row, transposed_row, live, LARGEST
+                )
+            else:
+                column, beside = begin + first, begin + second
+                store_cast(one, factor, values, transposed, row, column, values_row, transposed_row, live, LARGEST)
+                store_cast(
+                    two, factor, values, transposed, row, beside, values_row, transposed_row, live_second, LARGEST
+                )
     tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), largest, sem="relaxed")
 
 
@@ -165,8 +236,15 @@ def _contiguous_heads(part: Tensor) -> Tensor:
     return part if part.stride(-1) == 1 else part.contiguous()
 
 
+def _heads_of_pairs(part: Tensor) -> Tensor:
+    """Pairs of elements can be loaded at once."""
+    assert part.shape[-1] % 2 == 0
+    even = part.storage_offset() % 2 == 0 and all(stride % 2 == 0 for stride in part.stride()[:3])
+    return part if even and part.stride(-1) == 1 else part.contiguous()
+
+
 @triton_op("llmb::rotate_in_place", mutates_args={"product"})
-def rotate_in_place(product: Tensor, cos: Tensor, sin: Tensor, heads: int, head_dim: int) -> None:
+def _rotate_in_place(product: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, heads: int, head_dim: int) -> None:
     cosine, sine = cos.contiguous(), sin.contiguous()
     rows, pairs = product.shape[0], cos.shape[-1]
     if not product.numel():
@@ -183,6 +261,7 @@ def rotate_in_place(product: Tensor, cos: Tensor, sin: Tensor, heads: int, head_
         PAIRS=pairs,
         HEAD=head_dim,
         PIECES=triton.cdiv(pairs, wide),
+        INTERLEAVED=interleaved,
         EACH=HEADS,
         ROWS=high,
         COLUMNS=wide,
@@ -192,9 +271,17 @@ def rotate_in_place(product: Tensor, cos: Tensor, sin: Tensor, heads: int, head_
 
 @triton_op("llmb::cast_rotated_gradient", mutates_args={})
 def _cast_rotated_gradient(
-    query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, scale: Tensor, dtype: torch.dtype
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    scale: Tensor,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    parts = [_contiguous_heads(part) for part in (query, key, value)]
+    unit, ordered = (2, _heads_of_pairs) if interleaved else (1, _contiguous_heads)
+    parts = [ordered(part) for part in (query, key, value)]
     cosine, sine = cos.contiguous(), sin.contiguous()
     batch, seq, _, head_dim = query.shape
     of_query, of_key, of_value = (part.shape[2] for part in parts)
@@ -217,14 +304,15 @@ def _cast_rotated_gradient(
             of_query,
             of_query + of_key,
             heads,
-            *(stride for part in parts for stride in part.stride()[:3]),
-            values.stride(0),
+            *(stride // unit for part in parts for stride in part.stride()[:3]),
+            values.stride(0) // unit,
             transposed.stride(0),
             PAIRS=pairs,
             HEAD=head_dim,
             LARGEST=torch.finfo(dtype).max,
             PIECES=rotated + triton.cdiv(head_dim - 2 * pairs, 2 * wide),
             ROTATED=rotated,
+            INTERLEAVED=interleaved,
             EACH=HEADS,
             ROWS=high,
             COLUMNS=wide,
@@ -233,7 +321,12 @@ def _cast_rotated_gradient(
     return values, transposed, amax
 
 
-def cast_rotated_gradient(gradients: Heads, cos: Tensor, sin: Tensor, scale: Tensor, dtype: torch.dtype) -> BothWays:
+def rotate_in_place(product: Tensor, rotation: Rotation, heads: int, head_dim: int) -> None:
+    """See ``rotary.rotate_in_place``."""
+    _rotate_in_place(product, *rotation, heads, head_dim)
+
+
+def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, dtype: torch.dtype) -> BothWays:
     """See ``rotary.cast_rotated_gradient``."""
-    found: BothWays = _cast_rotated_gradient(*gradients, cos, sin, scale, dtype)
+    found: BothWays = _cast_rotated_gradient(*gradients, *rotation, scale, dtype)
     return found

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from llmb.catalogue.records import Model, RopeScaling
-from llmb.engine.kernels.rotary import rotate
+from llmb.engine.kernels.rotary import Rotation, rotate
 
 
 class Rotary(NamedTuple):
@@ -46,4 +46,4 @@ def _scaled(plain: Tensor, scaling: RopeScaling) -> Tensor:
 
 def apply_rotary(heads: Tensor, rotary: Rotary, *, interleaved: bool) -> Tensor:
     """Rotates queries or keys, see ``kernels.rotary.rotate``."""
-    return rotate(heads, rotary.cos, rotary.sin, interleaved=interleaved)
+    return rotate(heads, Rotation(rotary.cos, rotary.sin, interleaved))

@@ -69,6 +69,7 @@ class Context(FunctionCtx):
     delayed: bool
     product_dtype: ProductDtype
     activation: Activation
+    interleaved: bool
     outputs: list[int]
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from llmb.engine.kernels.rotary import Heads, cast_rotated_gradient, rotate, rotate_in_place
+from llmb.engine.kernels.rotary import Heads, Rotation, cast_rotated_gradient, rotate, rotate_in_place
 from llmb.engine.model.attention import Attention, RotaryPosition
 from llmb.engine.model.rotary import Rotary
 from llmb.engine.precision.autograd import WEIGHTS, Context, Gradients, Operands, backward, forward, save, saved
@@ -23,30 +23,33 @@ from llmb.engine.precision.scaling import FORMATS, GRADIENT
 class Fp8Rotated(torch.autograd.Function):
     """Rotated query and key, and value: [batch, seq, heads, head_dim] each.
 
-    Arguments: ``Operands``, weights, cos, sin, head_dim, batch, and whether to rotate in place.
+    Arguments: ``Operands``, weights, ``Rotation``, head_dim, batch, and whether to rotate in place.
     """
 
     @staticmethod
     def forward(ctx: Context, *arguments: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 (torch's interface)
-        given, (*weights, cos, sin, head_dim, batch, in_place) = Operands(*arguments[:WEIGHTS]), arguments[WEIGHTS:]
+        given = Operands(*arguments[:WEIGHTS])
+        *weights, cos, sin, interleaved, head_dim, batch, in_place = arguments[WEIGHTS:]
+        ctx.interleaved, rotation = interleaved, Rotation(cos, sin, interleaved)
         save(ctx, given, weights, [cos, sin])
         product = forward(ctx, given, weights)
         of_query, of_key, of_value = (size // head_dim for size in ctx.outputs)
         if in_place:
-            rotate_in_place(product, cos, sin, of_query + of_key, head_dim)
+            rotate_in_place(product, rotation, of_query + of_key, head_dim)
         heads = product.view(batch, -1, of_query + of_key + of_value, head_dim)
         query, key, value = torch.split(heads, [of_query, of_key, of_value], -2)
         if in_place:
             return query, key, value
-        return rotate(query, cos, sin), rotate(key, cos, sin), value
+        return rotate(query, rotation), rotate(key, rotation), value
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Context, *gradients: Tensor) -> Gradients:
         kept = saved(ctx)
         cos, sin = kept.more
+        rotation = Rotation(cos, sin, ctx.interleaved)
         scale, inverse = kept.gradient
-        values, transposed, amax = cast_rotated_gradient(Heads(*gradients), cos, sin, scale, FORMATS[GRADIENT])
+        values, transposed, amax = cast_rotated_gradient(Heads(*gradients), rotation, scale, FORMATS[GRADIENT])
         return backward(ctx, kept, Cast(values, transposed, inverse, amax))
 
 
@@ -57,22 +60,22 @@ class RotatedAttention(Attention):
 
     def rotated(self, hidden: Tensor | CastInput, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         assert isinstance(self.qkv, Fp8Joined)
+        assert isinstance(self.position, RotaryPosition)
         batch = shape_of(hidden)[0]
-        more = rotary.cos, rotary.sin, self.head_dim, batch, self.in_place
+        more = rotary.cos, rotary.sin, self.position.interleaved, self.head_dim, batch, self.in_place
         query, key, value = Fp8Rotated.apply(*operands(self.qkv, hidden), *more)  # type: ignore[no-untyped-call]
         return query, key, value
 
 
 def fuse_rotation(block: nn.Module, *, in_place: bool) -> None:
-    """Rotates as above where pairs are not interleaved and only positions come between product and attention."""
+    """Rotates as above where only positions come between product and attention."""
     for module in block.modules():
-        if type(module) is Attention and rotates_halves(module):
+        if type(module) is Attention and only_rotates(module):
             # Another class, as blocks with a method of their own would each be compiled.
             module.__class__ = RotatedAttention
             assert isinstance(module, RotatedAttention)
             module.in_place = in_place
 
 
-def rotates_halves(attention: Attention) -> bool:
-    position = attention.position
-    return isinstance(position, RotaryPosition) and not position.interleaved and attention.q_norm is None
+def only_rotates(attention: Attention) -> bool:
+    return isinstance(attention.position, RotaryPosition) and attention.q_norm is None
