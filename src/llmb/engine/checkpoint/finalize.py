@@ -4,6 +4,7 @@
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from llmb import __version__
@@ -71,7 +72,11 @@ def discard(path: Path) -> None:
 
 
 def await_discarded(path: Path) -> None:
-    """Returns when another rank has discarded it, or after a while: as soon as one rank ends, the launcher ends all."""
+    """Returns when another rank has discarded it, or after a while: as soon as one rank ends, the launcher ends all.
+
+    Nor is a folder waited for that can no longer be looked at.
+    """
     end = time.monotonic() + DISCARDED_WITHIN_S
-    while partial_path(path).exists() and time.monotonic() < end:
-        time.sleep(LOOK_EVERY_S)
+    with suppress(OSError):
+        while partial_path(path).exists() and time.monotonic() < end:
+            time.sleep(LOOK_EVERY_S)

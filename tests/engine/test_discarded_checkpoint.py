@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank that waits until another one has removed a checkpoint that could not be saved."""
+
+import errno
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from llmb.engine.checkpoint import finalize
+from llmb.engine.checkpoint.finalize import await_discarded, discard
+from llmb.runs.checkpoint import partial_path
+
+
+def test_it_waits_for_the_rank_that_removes_it(tmp_path: Path) -> None:
+    path = tmp_path / "step=10"
+    partial_path(path).mkdir()
+    looked = threading.Event()
+
+    def remove() -> None:
+        looked.wait()
+        discard(path)
+
+    thread = threading.Thread(target=remove)
+    thread.start()
+    assert partial_path(path).exists()
+    looked.set()
+    await_discarded(path)
+    assert not partial_path(path).exists()
+    thread.join()
+
+
+def test_it_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finalize, "DISCARDED_WITHIN_S", 0.05)
+    partial_path(tmp_path / "step=10").mkdir()
+    await_discarded(tmp_path / "step=10")
+
+
+def test_nor_for_a_folder_that_cannot_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(_: Path, **_options: bool) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(Path, "stat", stale)
+    began = time.monotonic()
+    await_discarded(tmp_path / "step=10")
+    assert time.monotonic() - began < finalize.DISCARDED_WITHIN_S
