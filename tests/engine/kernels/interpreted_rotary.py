@@ -89,6 +89,7 @@ ORDERS = {
     "positions before sequences": lambda part: part.transpose(0, 1).contiguous().transpose(0, 1),
     "beside others": lambda part: torch.cat((part, part), -1)[..., : part.shape[-1]],
     "at odd places": lambda part: torch.nn.functional.pad(part, (1, 2))[..., 1:-2],
+    "from an odd place on": lambda part: torch.cat((part.new_zeros(1), part.flatten()))[1:].view(part.shape),
     "elements of a head apart": lambda part: part.transpose(2, 3).contiguous().transpose(2, 3),
     "the same for all": lambda part: part[:1, :, :1].expand_as(part),
 }
@@ -105,6 +106,14 @@ def test_gradients_in_any_order_in_memory(order, interleaved):
         mixed = Heads(*(parts[place] if place == first else plain[place] for place in range(3)))
         expected = rotary.cast_rotated_gradient(mixed, rotation, SCALE, E5M2)
         assert_equal(rotary_triton._cast_rotated_gradient._init_fn(*mixed, *rotation, SCALE, E5M2), expected)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_pairs_are_loaded_from_even_places(order):
+    """The interpreter loads both elements from anywhere, a GPU does not."""
+    part = rotary_triton._heads_of_pairs(ORDERS[order](random(2, 3, 4, 16)))
+    assert part.stride(-1) == 1
+    assert not any(place % 2 for place in (part.storage_offset(), *part.stride()[:3]))
 
 
 def test_zeros_have_no_largest_value():

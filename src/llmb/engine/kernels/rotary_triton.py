@@ -240,7 +240,8 @@ def _heads_of_pairs(part: Tensor) -> Tensor:
     """Pairs of elements can be loaded at once."""
     assert part.shape[-1] % 2 == 0
     even = part.storage_offset() % 2 == 0 and all(stride % 2 == 0 for stride in part.stride()[:3])
-    return part if even and part.stride(-1) == 1 else part.contiguous()
+    # Not contiguous(): of a tensor that is, and begins at an odd place, it makes no copy.
+    return part if even and part.stride(-1) == 1 else part.clone(memory_format=torch.contiguous_format)
 
 
 @triton_op("llmb::rotate_in_place", mutates_args={"product"})
