@@ -3,10 +3,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from llmb.errors import EnvironmentProblem, UsageError
+from llmb.runs import new_folder as new_folder_module
 from llmb.runs.new_folder import new_folder
 
 
@@ -74,6 +76,27 @@ def test_what_another_process_completes_meanwhile_is_left_alone(
         else:
             with new_folder(target) as folder:
                 (folder / "file").touch()
+    assert sorted(tmp_path.iterdir()) == [target]
+    assert [path.name for path in target.iterdir()] == ["file"]
+
+
+def test_what_another_process_completes_before_it_can_be_locked_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, left = tmp_path / "new", tmp_path / ".new.0123.partial"
+    left.mkdir()
+    (left / "file").touch()
+    lock = new_folder_module._lock
+
+    def complete_and_lock(stream: IO[str]) -> bool:
+        if left.exists() and Path(stream.name).parent == left:
+            left.rename(target)
+            (target / ".lock").unlink()
+        return lock(stream)
+
+    monkeypatch.setattr(new_folder_module, "_lock", complete_and_lock)
+    with pytest.raises(UsageError, match="already exists"), new_folder(target):
+        pass
     assert sorted(tmp_path.iterdir()) == [target]
     assert [path.name for path in target.iterdir()] == ["file"]
 

@@ -69,8 +69,11 @@ def _resumed_folder(target: Path) -> Iterator[Path]:
     """The folder that every attempt at ``target`` uses, locked. Raises UsageError if a process is writing it."""
     partial = partial_path(target)
     partial.mkdir(exist_ok=True)
-    with (partial / LOCK).open("w") as lock:
-        # Whoever held the lock until now may have removed or renamed the folder.
+    try:
+        lock = (partial / LOCK).open("w")
+    except FileNotFoundError as error:  # whoever held the lock until now may have removed or renamed the folder
+        raise _being_written(target) from error
+    with lock:
         if not _lock(lock) or not _is_at(lock, partial / LOCK):
             raise _being_written(target)
         yield partial
@@ -105,7 +108,8 @@ def _remove_others(target: Path, own: Path) -> None:
         with lock:
             if not _lock(lock):
                 raise _being_written(target)
-            shutil.rmtree(left)
+            if _is_at(lock, left / LOCK):  # else likewise
+                shutil.rmtree(left)
     check_free(target)
 
 
