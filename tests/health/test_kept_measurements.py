@@ -48,7 +48,8 @@ def test_a_nodes_name_never_leads_elsewhere(tmp_path) -> None:
 
 def test_a_file_of_something_else_is_named(tmp_path) -> None:
     path = write_measurements(tmp_path, file())
-    path.with_name("being-written.json").touch()
+    for name in ("being-written.json", "-5.json"):
+        path.with_name(name).touch()
     assert read_measurements(tmp_path) == [file()], "an empty file is being written"
     path.write_text("{}")
     with pytest.raises(UsageError, match="not a file of measurements") as error:

@@ -48,8 +48,8 @@ def _unused(folder: Path, name: str) -> Path:
 
 
 def read_measurements(install: Path, node: str | None = None) -> list[MeasurementFile]:
-    """All that are kept, or those of ``node``, the oldest first; those of one second in the order they were written in.
-    Raises UsageError for a file that is damaged or cannot be read.
+    """All that are kept, or those of ``node``, the oldest first. Those of the same benchmarks, node and second have the
+    order they were written in. Raises UsageError for a file that is damaged or cannot be read.
 
     An empty file is one that is being written.
     """
@@ -74,7 +74,7 @@ def _read_all(folder: Path) -> Iterator[MeasurementFile]:
 
 def _name_and_number(path: Path) -> tuple[Path, int]:
     name, _, number = path.stem.rpartition("-")
-    return (path.with_name(name), int(number)) if number.isdecimal() else (path.with_suffix(""), 1)
+    return (path.with_name(name), int(number)) if name and number.isdecimal() else (path.with_suffix(""), 1)
 
 
 def _moment(measured: MeasurementFile) -> datetime:
