@@ -33,7 +33,8 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
     known = {pid: _began(pid) for pid in family(process.pid)}
     process.terminate()
     wait_for_stopped(process, GRACE_S)
-    known |= {pid: _began(pid) for pid in family(process.pid)}
+    if process.poll() is None:
+        known |= {pid: _began(pid) for pid in family(process.pid)}
     for pid, began in known.items():
         if pid != process.pid and _began(pid) == began:  # else it has ended, and its id may be another process's
             signal_process(pid, signal.SIGKILL)
