@@ -37,8 +37,8 @@ from llmb.engine.model.rotary import rotary_tables
 
 SLOWER, MISSING = 1, 3
 """Exit codes."""
-MODELS = tuple(name for name in GPU_MODELS if name != "maverick")
-"""Those whose layers all have one feed-forward layer."""
+MODELS = tuple(GPU_MODELS)
+"""Of Maverick, the dense layers."""
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SETS = 3
 """Of operands."""
