@@ -158,7 +158,7 @@ class Blocks(Progress):
         self.first_sample = Moment(time.perf_counter(), cpu_seconds(self.sampler.process.pid))
 
     def _wait_for_lines(self, number: int) -> None:
-        end_s = time.monotonic() + SAMPLE_S
+        end_s = time.monotonic() + self.interval_s + SAMPLE_S
         while lines(self.file) < number:
             assert time.monotonic() < end_s, "the sampler wrote nothing"
             time.sleep(0.01)
