@@ -36,6 +36,7 @@ def up(job: Job) -> None:
     wait_until(lambda: log.exists() and "up" in log.read_text().splitlines(), job.run_dir)
 
 
+@pytest.mark.slow
 def test_accounts_alone_tell_how_forgotten_jobs_ended(
     submit: Submit, store: Store, shell: Client, slurm: ClusterWithAccounts
 ) -> None:

@@ -12,7 +12,8 @@ from llmb.engine.kernels.rotary import Heads, Rotation
 
 E5M2 = torch.float8_e5m2
 SCALE = torch.tensor(3.7)
-WORST = [0.0, -math.inf, math.nan]
+WORST = {"zeros and an infinity": (0.0, -math.inf, 0.0), "NaN": (math.nan, 0.0, math.nan)}
+"""Of the first, middle and last element."""
 CASES = {
     "whole heads": (2, 70, (4, 2, 2), 16, 8),
     "half of each head": (2, 70, (3, 1, 1), 16, 4),
@@ -46,8 +47,8 @@ def rotation_of(batch, seq, pairs, *, by_sequence, interleaved=False):
 
 
 def with_worst(values, worst):
-    for place in (0, values.numel() // 2, values.numel() - 1) if values.numel() else ():
-        values.view(-1)[place] = worst
+    for place, value in zip((0, values.numel() // 2, -1), WORST[worst] if values.numel() else (), strict=False):
+        values.view(-1)[place] = value
     return values
 
 

@@ -103,6 +103,7 @@ def test_any_number_of_processes_goes_on(finished: Finished, options: tuple[str,
     assert_same_steps(whole, finished(*options, "--scale", after, *TEN_MORE, after_ten_steps(whole)))
 
 
+@pytest.mark.slow
 def test_packed_documents_go_on_where_they_were(finished: Finished) -> None:
     """The checkpoint tells what sequences are packed from."""
     whole = finished(*LLAMA, "--scale", "1", *TWENTY, "--document-tokens", "40")

@@ -41,7 +41,7 @@ def test_every_layout_counts_the_same_load(finished: Finished) -> None:
     assert all(sum(layer) == pytest.approx(1.0) for layer in shares.values())
 
 
-@pytest.mark.parametrize("options", [EP4, MIXTRAL], ids=["top-1", "top-2"])
+@pytest.mark.parametrize("options", [EP4, pytest.param(MIXTRAL, marks=pytest.mark.slow)], ids=["top-1", "top-2"])
 def test_forced_balance_is_recorded_in_step_result_and_record(finished: Finished, options: tuple[str, ...]) -> None:
     result = finished(*options[:-1], "6", "--force-load-balancing", "--recompute", "full")
     assert {step["expert_load"]["max_over_mean"] for step in steps(result)} == {1.0}

@@ -19,6 +19,7 @@ def assert_same_training(losses: Losses, workload: str, *options: str, steps: in
     return several
 
 
+@pytest.mark.slow
 def test_tensor_and_context_parallel_reproduce_one_process_with_recomputation(losses: Losses) -> None:
     options = ("--scale", "4", "--mbs", "4", "--tp", "2", "--cp", "2", "--recompute", "full")
     steps = assert_same_training(losses, "pretrain_llama3.1", *options, steps=6)
