@@ -138,6 +138,34 @@ def _store_pairs(one, two, scale, values, transposed, row, pair, values_row, tra
 
 
 @triton.jit
+def _store_both(
+    one,
+    two,
+    scale,
+    values,
+    transposed,
+    row,
+    begin,
+    first,
+    second,
+    values_row,
+    transposed_row,
+    live,
+    live_second,
+    LARGEST,
+    INTERLEAVED: tl.constexpr,
+):
+    """Casts of the first and the second elements of pairs, of the head whose columns have this beginning."""
+    if INTERLEAVED:
+        pair = begin + first
+        _store_pairs(one, two, scale, values, transposed, row, pair, values_row, transposed_row, live, LARGEST)
+    else:
+        column, beside = begin + first, begin + second
+        store_cast(one, scale, values, transposed, row, column, values_row, transposed_row, live, LARGEST)
+        store_cast(two, scale, values, transposed, row, beside, values_row, transposed_row, live_second, LARGEST)
+
+
+@triton.jit
 def cast_rotated_kernel(
     query,
     key,
@@ -213,17 +241,8 @@ def cast_rotated_kernel(
                     one, two = round_to_bf16(one * cosine + two * sine), round_to_bf16(two * cosine - one * sine)
             largest = tl.maximum(largest, tl.maximum(largest_bits(one), largest_bits(two)))
             begin = head.to(tl.int64) * (HEAD // 2 if INTERLEAVED else HEAD)
-            if INTERLEAVED:
-                column = begin + first
-                _store_pairs(
-                    one, two, factor, values, transposed, row, column, values_row, transposed_row, live, LARGEST
-                )
-            else:
-                column, beside = begin + first, begin + second
-                store_cast(one, factor, values, transposed, row, column, values_row, transposed_row, live, LARGEST)
-                store_cast(
-                    two, factor, values, transposed, row, beside, values_row, transposed_row, live_second, LARGEST
-                )
+            _store_both(one, two, factor, values, transposed, row, begin, first, second, values_row, transposed_row,
+                        live, live_second, LARGEST, INTERLEAVED)  # fmt: skip
     tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), largest, sem="relaxed")
 
 
