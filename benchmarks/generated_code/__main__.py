@@ -23,7 +23,7 @@ def main() -> None:
     options = read_options(sys.argv[1:])
     write("")  # before minutes are spent
     if importlib.util.find_spec("triton") is None:
-        sys.stderr.write("no triton, which generates code for GPUs: pip install -e '.[test]', or make setup's .venv\n")
+        sys.stderr.write("no triton, which generates code for GPUs: pip install -e '.[test]', or make test\n")
         sys.exit(MISSING)
     cases = tuple(measured(options))
     document = Document(torch=version("torch"), triton=version("triton"), cases=cases)
