@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 WORKERS := $(shell echo $$(($$(nproc) + 1)))
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: setup demo test test-all lint bench bench-engine layouts numerics golden reference schemas clean
+.PHONY: setup demo test test-all test-measured lint bench bench-engine layouts numerics golden reference schemas clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       set up and run the tiny Llama 3.1 benchmark to a result table"
-	@echo "make test       set up and run the tests, but for the slow ones (10 minutes on 2 cores)"
-	@echo "make test-all   set up and run all tests (half an hour on 2 cores)"
+	@echo "make test       set up and run the quick tests"
+	@echo "make test-all   also the slow ones: all that each change has to pass"
+	@echo "make test-measured  the rest: full tables, long kills, causes of slowness; before a release"
 	@echo "make lint       ruff, mypy --strict, import-linter"
 	@echo "make bench      the benchmarks of the tool itself"
 	@echo "make bench-engine  compare engines on one GPU, 9 minutes of it; rerun it for the rest"
@@ -36,10 +37,13 @@ demo: $(VENV)/.run
 	$(BIN)/llmb run -w pretrain_llama3.1 -s tiny --scale 2
 
 test: $(VENV)/.dev
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not measured"
 
 test-all: $(VENV)/.dev
-	$(PYTEST)
+	$(PYTEST) -m "not measured"
+
+test-measured: $(VENV)/.dev
+	$(PYTEST) -m measured
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
