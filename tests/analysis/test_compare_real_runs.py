@@ -93,7 +93,7 @@ def row_of(runs: Path) -> Callable[[str, str], Row]:
     return row_of
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_repeats_are_not_distinguished_and_a_delay_of_3_percent_is(row_of: Callable[[str, str], Row]) -> None:
     assert row_of("one", "other").verdict in ("pass", "inconclusive")
     for before in ("one", "other"):

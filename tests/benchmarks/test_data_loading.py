@@ -11,7 +11,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "data_loading.py"
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_both_sides_run() -> None:
     done = subprocess.run([sys.executable, SCRIPT, "--quick", "--json"], capture_output=True, text=True, timeout=600)
     found = json.loads(done.stdout)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from benchmarks.explain_causes import INJECTIONS, Injection, measure, run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.measured
 ATTEMPTS = 3
 """Another program may slow one of two compared runs. The benchmark counts how often the first attempt tells."""
 

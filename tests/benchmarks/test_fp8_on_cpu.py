@@ -11,7 +11,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fp8_on_cpu.py"
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_one_comparison_runs() -> None:
     command = [sys.executable, SCRIPT, "--quick", "--workload", "pretrain_llama3.1"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1800)

@@ -195,13 +195,13 @@ def test_layers_with_experts_have_a_row_of_their_own():
     [
         # One that has everything; it takes 15 s of processor time.
         ("tiny-llama3.1", "fp8"),
-        pytest.param("tiny-llama3.1", "bf16", marks=pytest.mark.slow),
-        pytest.param("tiny-nemotron4", "bf16", marks=pytest.mark.slow),
-        pytest.param("tiny-nemotron4", "fp8", marks=pytest.mark.slow),
-        pytest.param("tiny-maverick", "bf16", marks=pytest.mark.slow),
-        pytest.param("tiny-maverick", "fp8", marks=pytest.mark.slow),
-        pytest.param("8b", "bf16", marks=pytest.mark.slow),
-        pytest.param("8b", "fp8", marks=pytest.mark.slow),
+        pytest.param("tiny-llama3.1", "bf16", marks=pytest.mark.measured),
+        pytest.param("tiny-nemotron4", "bf16", marks=pytest.mark.measured),
+        pytest.param("tiny-nemotron4", "fp8", marks=pytest.mark.measured),
+        pytest.param("tiny-maverick", "bf16", marks=pytest.mark.measured),
+        pytest.param("tiny-maverick", "fp8", marks=pytest.mark.measured),
+        pytest.param("8b", "bf16", marks=pytest.mark.measured),
+        pytest.param("8b", "fp8", marks=pytest.mark.measured),
     ],
 )
 @generates
@@ -217,7 +217,7 @@ def test_the_engine_stays_within_the_bounds(model, dtype):
 
 
 @generates
-@pytest.mark.slow
+@pytest.mark.measured
 def test_routed_experts_in_fp8_move_their_rows_as_often_as_documented():
     """Of Maverick: two casts of rows, and those with SwiGLU, of features and of gate and up that are 1.6 as wide."""
     done = run("-m", "benchmarks.generated_code", "--models", "maverick", "--dtypes", "fp8", "--json")

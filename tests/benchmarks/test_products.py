@@ -11,7 +11,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "products.py"
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_every_shape_is_compared() -> None:
     done = subprocess.run([sys.executable, SCRIPT, "--quick", "--json"], capture_output=True, text=True, timeout=600)
     found = json.loads(done.stdout)

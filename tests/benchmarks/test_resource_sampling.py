@@ -12,7 +12,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "resource_sampling.py"
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_the_cost_is_measured_in_pairs() -> None:
     command = [sys.executable, SCRIPT, "--quick", "--json"]
     done = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, check=False, timeout=600)

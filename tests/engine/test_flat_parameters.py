@@ -159,7 +159,7 @@ def plan_of(name: str, tiny_plan: MakePlan) -> Plan:
 
 @pytest.mark.usefixtures("alone", "summed_by_autograd")
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.measured) for name in CASES]
 )
 def test_it_trains_as_with_fsdp_and_either_resumes_the_other(
     name: str, tiny_plan: MakePlan, with_fsdp: WithFsdp, tmp_path: Path

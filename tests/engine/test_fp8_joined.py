@@ -96,7 +96,7 @@ def test_casts_in_one_pass_change_nothing(
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, when it compiles
 @pytest.mark.parametrize("name", ["llama", "nemotron4", "llama4"])
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.measured)])
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
 def test_rotation_in_a_product_changes_nothing_when_it_is_recomputed(
     mode: Literal["none", "selective", "full"],

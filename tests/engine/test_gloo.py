@@ -75,12 +75,12 @@ def ends(slow_copy: Path, folder: Path, seconds: int, whose: str) -> list[int]:
             rank.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_one_thread_per_group_does_not_race(slow_copy: Path, tmp_path: Path) -> None:
     assert ends(slow_copy, tmp_path, SECONDS, "llmb") == [0, 0]
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_two_threads_per_group_do(slow_copy: Path, tmp_path: Path) -> None:
     """Otherwise the test above proves nothing, or torch has mended it and our backend can go."""
     assert {-signal.SIGABRT, -signal.SIGSEGV} & set(ends(slow_copy, tmp_path, UNTIL_ABORT_S, "torch"))

@@ -61,10 +61,37 @@ ZERO_BUBBLE, ZERO_BUBBLE_V = split("zero-bubble"), split("zero-bubble-v")
 TABLE_KINDS = {"plain": PLAIN, "compiled and recomputed": BOTH}
 COMPILED_EVERY_TIME = ("TP2 + SP", "PP2", "CP2", "EP2")
 """Layouts whose compiled blocks are tried beside the making of the table too: compiling takes long."""
-QUICK = ("DP2", "FSDP2", "TP2", "TP2 + SP", "PP2", "PP2 x VP2", "CP2", "EP2", "EP2 x ETP2", "TP2 x PP2")
 FEW_STEPS = 4
-QUICK_WAYS = ("FSDP2", "EP2", "PP2, 1 layer first", "PP2 x VP2", "FSDP4", "TP2 x PP2, no SP, 99 tokens")
-"""Each mechanism once; combinations of them, longer runs and what takes compiling are slow tests."""
+
+
+class Tiers(NamedTuple):
+    """Layouts that a test tries quickly, and among the slow tests; it tries all others among the measured ones.
+
+    Each mechanism is tried once for every change; combinations of them, other models and longer runs add little.
+    """
+
+    quick: tuple[str, ...] = ()
+    slow: tuple[str, ...] = ()
+
+    def parameters(self, names: Iterable[str]) -> list[object]:
+        return [pytest.param(name, marks=self._marks(name)) for name in names]
+
+    def _marks(self, name: str) -> tuple[pytest.MarkDecorator, ...]:
+        if name in self.quick:
+            return ()
+        return (pytest.mark.slow if name in self.slow else pytest.mark.measured,)
+
+
+BEGIN = Tiers(
+    ("DP2", "FSDP2", "TP2", "TP2 + SP", "PP2", "PP2 x VP2", "CP2", "EP2", "EP2 x ETP2", "TP2 x PP2"),
+    ("TP2 x EP2 x ETP2", "FSDP2 x TP2 x PP2"),
+)
+OTHER_MODELS = Tiers(slow=("TP2 + SP", "PP2 x VP2", "EP2"))
+TRAIN = Tiers(slow=("TP2 + SP",))
+SHARE = Tiers(
+    ("FSDP2", "EP2", "PP2, 1 layer first", "PP2 x VP2", "FSDP4", "TP2 x PP2, no SP, 99 tokens"),
+    ("PP2", "FSDP2 x PP2 x VP2"),
+)
 SORTS = ("loss", "gradient", "norm")
 PAGE = HERE.parents[1] / "docs" / "reference" / "layouts.md"
 MAKING_TABLE = bool(os.environ.get("LLMB_LAYOUT_TABLE"))
@@ -78,8 +105,8 @@ the norm of all gradients (relative). The bounds are {BOUNDS["loss"]:.0e}, {BOUN
 {BOUNDS["norm"]:.0e}; initial values have to be equal. In later steps parameters differ by rounding, and the norm of
 gradients amplifies that: it has to stay within {BOUNDS["later"]:.0e}.
 
-`make layouts` measures the tables again and writes this page; `make test-all` checks the bounds for two of the models
-(compiled ones for {FEW_STEPS} steps), and for two steps of the others. For these tables, blocks are traced and
+`make layouts` measures the tables again and writes this page; `make test-measured` checks the bounds for two of the
+models (compiled ones for {FEW_STEPS} steps), and for two steps of the others. For these tables, blocks are traced and
 differentiated as `--compile` does it, but not made into machine code. SP is sequence parallel, without which experts
 cannot be combined with TP; DP keeps all parameters on every rank (`--dp-sharding none`)."""
 
@@ -239,19 +266,13 @@ def table() -> Iterator[dict[Place, Differences]]:
         PAGE.write_text(page(found))
 
 
-def some_slow(names: Iterable[str], quick: Iterable[str]) -> list[object]:
-    """Names as parameters of a test: those that are not quick are marked."""
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-@pytest.mark.parametrize("name", some_slow(LAYOUTS, QUICK))
+@pytest.mark.parametrize("name", BEGIN.parameters(LAYOUTS))
 def test_every_layout_begins_as_one_process_does(name: str, run_cases: RunCases, tmp_path: Path) -> None:
     """Initial values, the first step's loss and gradients, and what the first update made of them."""
     assert_begins_equally(name, TRIED_FIRST, run_cases, tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", OTHER_MODELS.parameters(LAYOUTS))
 def test_other_models_begin_in_every_layout_as_on_one_process(name: str, run_cases: RunCases, tmp_path: Path) -> None:
     assert_begins_equally(name, set(MODELS) - set(TRIED_FIRST), run_cases, tmp_path)
 
@@ -264,8 +285,7 @@ def assert_begins_equally(name: str, workloads: Container[str], run_cases: RunCa
     assert {case: wrong for case, differences in found if (wrong := too_large(differences))} == {}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", TRAIN.parameters(LAYOUTS))
 def test_every_layout_trains_as_one_process_does(
     name: str, run_cases: RunCases, tmp_path: Path, table: dict[Place, Differences]
 ) -> None:
@@ -290,7 +310,7 @@ def test_every_layout_trains_as_one_process_does(
     table |= found
 
 
-@pytest.mark.parametrize("name", some_slow(WAYS, QUICK_WAYS))
+@pytest.mark.parametrize("name", SHARE.parameters(WAYS))
 def test_however_ranks_share_and_order_their_work_they_train_as_one_process_does(
     name: str, run_cases: RunCases, tmp_path: Path
 ) -> None:

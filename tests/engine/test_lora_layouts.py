@@ -35,6 +35,11 @@ class Case(NamedTuple):
 DROPOUT = {"lora_dropout": 0.3}
 QUICK = {"TP2 + SP, dropout": Case(2, {"tp": 2}, DROPOUT)}
 SLOW = {
+    "PP2 x VP2": Case(2, {"pp": 2, "vp": 2}),
+    "split": Case(2, {"tp": 2}, targets=("qkv-split", "attention")),
+    "FSDP2, dropout": Case(2, {}, {**DROPOUT, "recompute": "full", "compiled": True}),
+}
+MEASURED = {
     "TP2 + SP": Case(2, {"tp": 2}),
     "FSDP2": Case(2, {}),
     "FSDP2, recomputed and compiled": Case(2, {}, {"recompute": "full", "compiled": True}),
@@ -43,11 +48,8 @@ SLOW = {
     "TP2": Case(2, {"tp": 2, **WITHOUT_SP}),
     "TP2 + SP, selective": Case(2, {"tp": 2}, {"recompute": "selective", "compiled": True}),
     "PP2": Case(2, {"pp": 2}, {"recompute": "full"}),
-    "PP2 x VP2": Case(2, {"pp": 2, "vp": 2}),
     "CP2": Case(2, {"cp": 2}),
-    "split": Case(2, {"tp": 2}, targets=("qkv-split", "attention")),
     "TP2 x CP2, dropout": Case(4, {"tp": 2, "cp": 2}, DROPOUT),
-    "FSDP2, dropout": Case(2, {}, {**DROPOUT, "recompute": "full", "compiled": True}),
     "FSDP2 x TP2 x PP2": Case(8, {"tp": 2, "pp": 2}, {"recompute": "full"}),
 }
 
@@ -95,12 +97,17 @@ def test_adapters_train_in_a_layout_as_on_one_process(
     assert_within_bounds(compare(QUICK[name], "all-linear"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else pytest.mark.measured)
+        for name in [*QUICK, *SLOW, *MEASURED]
+    ],
+)
 def test_adapters_train_in_every_layout_as_on_one_process(
     name: str, compare: Callable[[Case, str], dict[str, float]]
 ) -> None:
-    case = {**QUICK, **SLOW}[name]
+    case = {**QUICK, **SLOW, **MEASURED}[name]
     for targets in case.targets:
         assert_within_bounds(compare(case, targets))
 

@@ -87,7 +87,7 @@ def table() -> Iterator[Found]:
         PAGE.write_text(page(found))
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 @pytest.mark.parametrize("workload", MODELS if MAKING_TABLE else [LLAMA])
 def test_every_way_to_compute_learns_what_fp32_learns(
     workload: str,
@@ -143,8 +143,8 @@ norm, after two steps that leave the parameters where they are: delayed scaling 
 A token for which two experts are nearly alike goes to the other one where sums are rounded otherwise: hence the bounds
 of the gradient in the model with experts.
 
-`make numerics` measures the tables again and writes this page; `make test-all` measures three rows of the first table,
-and checks that the page has all rows and keeps the bounds. Steps that were not finite are counted in every run's
+`make numerics` measures the tables again and writes this page; `make test-measured` measures three rows of the first
+table, and checks that the page has all rows and keeps the bounds. Steps that were not finite are counted in every run's
 result, as are FP8 tensors that were saturated or not finite."""
 COLUMNS = ("loss of any step", f"mean loss of the last {LAST} steps", "gradient of any parameter")
 

@@ -68,11 +68,11 @@ def differences(
     ("workload", "sizes"),
     [
         pytest.param(LLAMA, {}, id="llama"),
-        pytest.param(LLAMA, {"cp": 2}, id="llama, CP2", marks=pytest.mark.slow),
+        pytest.param(LLAMA, {"cp": 2}, id="llama, CP2", marks=pytest.mark.measured),
         pytest.param(LLAMA, {"pp": 2}, id="llama, PP2"),
-        pytest.param(MAVERICK, {}, id="maverick", marks=pytest.mark.slow),
+        pytest.param(MAVERICK, {}, id="maverick", marks=pytest.mark.measured),
         pytest.param(MAVERICK, {"cp": 2}, id="maverick, CP2"),
-        pytest.param(MAVERICK, {"pp": 2}, id="maverick, PP2", marks=pytest.mark.slow),
+        pytest.param(MAVERICK, {"pp": 2}, id="maverick, PP2", marks=pytest.mark.measured),
     ],
 )
 def test_packs_are_trained_on_as_their_documents_one_by_one(
@@ -90,8 +90,11 @@ def test_packs_are_trained_on_as_their_documents_one_by_one(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "sizes"),
-    [(4, {"tp": 2, "ep": 2, "etp": 2}), (8, {"tp": 2, "ep": 4, "etp": 2}), (4, {"cp": 2, "pp": 2})],
-    ids=["TP2 x EP2 x ETP2", "FSDP4 x TP2 x EP4 x ETP2", "CP2 x PP2"],
+    [
+        pytest.param(4, {"tp": 2, "ep": 2, "etp": 2}, id="TP2 x EP2 x ETP2"),
+        pytest.param(8, {"tp": 2, "ep": 4, "etp": 2}, id="FSDP4 x TP2 x EP4 x ETP2", marks=pytest.mark.measured),
+        pytest.param(4, {"cp": 2, "pp": 2}, id="CP2 x PP2", marks=pytest.mark.measured),
+    ],
 )
 def test_full_fine_tuning_with_experts_over_ranks_is_that_of_one_process(
     ranks: int,

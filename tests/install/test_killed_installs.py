@@ -9,16 +9,16 @@ from pathlib import Path
 import killed_installer
 import pytest
 
-slow = pytest.mark.slow
+measured = pytest.mark.measured
 
 
 @pytest.mark.parametrize(
     ("case", "least_changes"),
     [
         ("install", 30),
-        pytest.param("install in a folder that exists", 30, marks=slow),
-        pytest.param("extend", 3, marks=slow),
-        pytest.param("remove", 10, marks=slow),
+        pytest.param("install in a folder that exists", 30, marks=measured),
+        pytest.param("extend", 3, marks=measured),
+        pytest.param("remove", 10, marks=measured),
     ],
 )
 def test_killed_before_any_change_and_repeated_it_ends_the_same(

@@ -14,7 +14,7 @@ LEAST_FALL = {LORA: 1.0, MAVERICK: 4.0}
 """As in tests/prepare/test_end_to_end.py."""
 
 
-@pytest.mark.parametrize("workload", [LORA, MAVERICK])
+@pytest.mark.parametrize("workload", [LORA, pytest.param(MAVERICK, marks=pytest.mark.measured)])
 def test_a_launch_trains_on_what_jobs_prepared(workload: str, client: Client, tmp_path: Path) -> None:
     samples, model = write_small_finetuning(tmp_path, workload)
     sources = ("--dataset-source", str(samples), "--checkpoint-source", str(model))

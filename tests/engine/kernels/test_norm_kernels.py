@@ -85,7 +85,7 @@ def differentiate(
 @pytest.mark.parametrize(
     ("case", "capability"),
     [
-        pytest.param(name, capability, marks=() if (name, capability) in QUICK else pytest.mark.slow)
+        pytest.param(name, capability, marks=() if (name, capability) in QUICK else pytest.mark.measured)
         for name in CASES
         for capability in (90, 100)
     ],

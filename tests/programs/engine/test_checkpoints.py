@@ -92,9 +92,10 @@ def start_ranks(fork_server: ForkServer) -> Callable[..., list[Fork]]:
     ("options", "before", "after"),
     [
         (LLAMA, "2", "4"),
-        (LLAMA, "2", "1"),
-        (LLAMA, "2", "2"),
-        (LLAMA, "1", "2"),
+        *(
+            pytest.param(LLAMA, before, after, marks=pytest.mark.measured)
+            for before, after in (("2", "1"), ("2", "2"), ("1", "2"))
+        ),
         ((*LLAMA, "--dtype", "bf16"), "2", "2"),
     ],
 )
@@ -121,9 +122,10 @@ PP_V = ("--scale", "4", "--pp", "2", "--vp", "2", "--pipeline-schedule", "zero-b
     [
         (FOUR, ("--scale", "2", "--pp", "2", "--vp", "2")),
         *(
-            pytest.param(EIGHT, layout, marks=pytest.mark.slow)
-            for layout in (CP_PP, ("--scale", "2", "--tp", "2"), PP_V, ("--scale", "1"))
+            pytest.param(EIGHT, layout, marks=pytest.mark.measured)
+            for layout in (("--scale", "2", "--tp", "2"), PP_V, ("--scale", "1"))
         ),
+        pytest.param(EIGHT, CP_PP, marks=pytest.mark.slow),
     ],
 )
 def test_any_layout_goes_on_from_any_other(finished: Finished, saved: tuple[str, ...], layout: tuple[str, ...]) -> None:
@@ -282,7 +284,7 @@ def test_a_file_of_another_checkpoint_is_refused_and_named(
     assert run.record()["result"]["steps"] == 0
 
 
-@pytest.mark.parametrize("how", [pytest.param("skipped", marks=pytest.mark.slow), "no checksums"])
+@pytest.mark.parametrize("how", [pytest.param("skipped", marks=pytest.mark.measured), "no checksums"])
 def test_what_is_not_verified_is_loaded_and_says_so(
     swapped: Path, start: Callable[..., Any], forked_python: str, tmp_path: Path, how: str
 ) -> None:
@@ -383,7 +385,7 @@ def run_and_kill(folder: RunFolder, victim: int, chance: random.Random, start_ra
         rank.wait()
 
 
-@pytest.mark.parametrize("kills", [FEW_KILLS, pytest.param(MANY_KILLS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [FEW_KILLS, pytest.param(MANY_KILLS, marks=pytest.mark.measured)])
 def test_whenever_a_process_is_killed_the_newest_whole_checkpoint_is_good(
     kills: int,
     tmp_path: Path,

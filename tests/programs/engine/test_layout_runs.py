@@ -19,7 +19,7 @@ def assert_same_training(losses: Losses, workload: str, *options: str, steps: in
     return several
 
 
-@pytest.mark.slow
+@pytest.mark.measured
 def test_tensor_and_context_parallel_reproduce_one_process_with_recomputation(losses: Losses) -> None:
     options = ("--scale", "4", "--mbs", "4", "--tp", "2", "--cp", "2", "--recompute", "full")
     steps = assert_same_training(losses, "pretrain_llama3.1", *options, steps=6)
@@ -51,7 +51,10 @@ V_OF_COPIES = ("--pp", "2", "--vp", "2", "--pipeline-schedule", "zero-bubble-v",
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("workload", "options"),
-    [("pretrain_llama3.1", GROUPS_OF_TWO), ("finetune_llama4-maverick", ("--scale", "4", *V_OF_COPIES))],
+    [
+        pytest.param("pretrain_llama3.1", GROUPS_OF_TWO, marks=pytest.mark.measured),
+        ("finetune_llama4-maverick", ("--scale", "4", *V_OF_COPIES)),
+    ],
 )
 def test_what_ranks_share_out_and_when_they_work_changes_nothing(
     losses: Losses, workload: str, options: tuple[str, ...]

@@ -17,7 +17,7 @@ TWO = ("--scale", "2", "--steps", "20")
     "workload",
     [
         "pretrain_llama3.1",
-        pytest.param("pretrain_nemotron4", marks=pytest.mark.slow),
+        pytest.param("pretrain_nemotron4", marks=pytest.mark.measured),
         pytest.param("finetune_llama4-maverick", marks=pytest.mark.slow),
     ],
 )
@@ -48,8 +48,8 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(losses: Losse
     [
         ("--recompute", "selective"),
         ("--mbs", "4"),  # enough for logits to be cut into pieces
-        pytest.param(("--recompute", "full"), marks=pytest.mark.slow),
-        pytest.param(("--mbs", "4", "--keep-logits"), marks=pytest.mark.slow),
+        pytest.param(("--recompute", "full"), marks=pytest.mark.measured),
+        pytest.param(("--mbs", "4", "--keep-logits"), marks=pytest.mark.measured),
     ],
 )
 def test_how_a_step_is_computed_does_not_change_its_loss(losses: Losses, options: tuple[str, ...]) -> None:

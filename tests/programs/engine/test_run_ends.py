@@ -85,7 +85,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_as_invalid(start: Start, forked_
 
 @pytest.mark.parametrize(
     "how",
-    [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGHUP))],
+    [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.measured) for number in (signal.SIGTERM, signal.SIGHUP))],
 )
 def test_an_interrupted_run_leaves_no_process_behind(start: Start, gone: Gone, how: signal.Signals) -> None:
     run = start(*LLAMA, "--steps", "100000")

@@ -59,7 +59,7 @@ def test_a_killed_worker_of_four_ends_the_run_and_is_named(start: Start, gone: G
     ("options", "victim", "others"),
     [
         (TWO, 0, "rank 1 waits in all"),
-        pytest.param(FOUR, 2, "ranks 0, 1, 3 wait in all", marks=pytest.mark.slow),
+        pytest.param(FOUR, 2, "ranks 0, 1, 3 wait in all", marks=pytest.mark.measured),
     ],
 )
 def test_a_stopped_worker_ends_the_run_and_is_named(
@@ -118,9 +118,9 @@ def test_a_run_whose_every_worker_is_stopped_ends(start: Start, gone: Gone) -> N
     ("who", "stopped"),
     [
         ("run", [0]),
-        pytest.param("run", [], marks=pytest.mark.slow),
+        pytest.param("run", [], marks=pytest.mark.measured),
         pytest.param("agent", [], marks=pytest.mark.slow),
-        pytest.param("agent", [0, 1], marks=pytest.mark.slow),
+        pytest.param("agent", [0, 1], marks=pytest.mark.measured),
     ],
 )
 def test_workers_do_not_outlive_those_who_started_them(start: Start, gone: Gone, who: str, stopped: list[int]) -> None:

@@ -275,8 +275,8 @@ def test_a_checkpoint_that_should_hold_optimizer_state_and_does_not_is_an_error(
     [
         ("export", -10_000),
         ("import", 10_000),
-        pytest.param("export", 10_000, marks=pytest.mark.slow),
-        pytest.param("import", -10_000, marks=pytest.mark.slow),
+        pytest.param("export", 10_000, marks=pytest.mark.measured),
+        pytest.param("import", -10_000, marks=pytest.mark.measured),
     ],
 )
 def test_a_full_disk_is_said_and_nothing_is_left(
@@ -350,7 +350,7 @@ def converters(partial: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.measured)])
 def test_an_export_that_is_interrupted_leaves_nothing(
     number: signal.Signals, checkpoint: Callable[[str], Path], tmp_path: Path, slow_disk: SlowDisk
 ) -> None:

@@ -154,7 +154,7 @@ def test_a_framework_without_llmb_binds_its_workers_too(
 
 @pytest.mark.slurm
 @pytest.mark.parametrize(
-    ("start", "forked"), [("task-per-gpu", True), pytest.param("torchrun", False, marks=pytest.mark.slow)]
+    ("start", "forked"), [("task-per-gpu", True), pytest.param("torchrun", False, marks=pytest.mark.measured)]
 )
 def test_the_prolog_runs_on_each_node_and_workers_are_bound(
     submit: Submit, forked_python: str, tmp_path: Path, start: str, forked: bool
