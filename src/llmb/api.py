@@ -13,7 +13,8 @@ from typing import Any
 
 from llmb.analysis.compare_runs import compare_runs
 from llmb.analysis.comparison import Comparison
-from llmb.analysis.find_runs import find_ended_runs
+from llmb.analysis.copies import with_copies
+from llmb.analysis.find_runs import find_ended_runs, find_sides
 from llmb.analysis.judge_run import Against, judge_runs
 from llmb.analysis.parsed_run import known_run
 from llmb.catalogue.load import Catalogue
@@ -126,7 +127,7 @@ def parse(path: str | Path, *, window: str = DEFAULT_RULE) -> list[ParsedFile]:
     """The outcome of every log in a folder, or of one file, by path, as ``llmb parse``. Raises UsageError."""
     check_rule(window)
     found = find_logs(Path(path).expanduser())
-    runs = map(known_run, [*found.refused, *(parse_file(log, window) for log in found.logs)])
+    runs = with_copies([*map(known_run, found.refused), *(known_run(parse_file(log, window)) for log in found.logs)])
     return sorted((run.file for run in runs), key=lambda file: file.path)
 
 
@@ -145,9 +146,8 @@ def compare(
     """
     limit = given_tolerance(tolerance, "tolerance")
     install = chosen_root(os.environ, Path.cwd()).path
-    first = find_ended_runs(str(before), install, on_message)
-    second = None if after is None else find_ended_runs(str(after), install, on_message)
-    return compare_runs(first, second, vary=vary, tolerance_pct=limit and limit.pct)
+    sides = find_sides(str(before), None if after is None else str(after), install, on_message)
+    return compare_runs(*sides, vary=vary, tolerance_pct=limit and limit.pct)
 
 
 def _known(options: Mapping[str, Any], request: type, workload: str, size: str, *more: type) -> dict[str, Any]:

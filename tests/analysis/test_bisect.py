@@ -36,6 +36,9 @@ lines = [json.loads(line) for line in open(os.path.join(folder, "metrics.jsonl")
 for line in lines:
     line["step_time_s"] *= seconds * (1 + number % 3 / 1000)
 open(os.path.join(folder, "metrics.jsonl"), "w").write("".join(json.dumps(line) + chr(10) for line in lines))
+record = json.load(open(os.path.join(folder, "run.json")))
+record["run_id"] = f"{number:016x}"
+json.dump(record, open(os.path.join(folder, "run.json"), "w"))
 print("what the command prints")
 """
 """Copies a run as if it had been made, faster than a run of llmb: TEMPLATE SECONDS LABEL."""

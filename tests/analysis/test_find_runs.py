@@ -37,7 +37,7 @@ def nemo_log(path: Path, *, steps: int = 50, logged: int | None = None, loss: fl
         for step in range(steps if logged is None else logged)
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(lines))
+    path.write_text("".join((f"{path.name}\n", *lines)))
     return path
 
 

@@ -13,7 +13,7 @@ from llmb.runs.choices import Choices
 from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import make_plan
-from llmb.runs.record import RunRecord, queued_record
+from llmb.runs.record import RunRecord, new_run_id, queued_record
 from llmb.runs.steps import Step, step_to_json
 
 SXM = "NVIDIA H100 80GB HBM3"
@@ -74,7 +74,7 @@ def write_run(root: Path, record: RunRecord, step_times_s: Sequence[float], *, e
     folder.path.mkdir(parents=True)
     folder.steps.write_text("".join(f"{step_to_json(step_of(*pair))}\n" for pair in enumerate(step_times_s)))
     folder.log.write_text("")
-    began = record.model_copy(update={"started_at": f"2026-11-20T10:00:{number:02}+00:00"})
+    began = record.model_copy(update={"run_id": new_run_id(), "started_at": f"2026-11-20T10:00:{number:02}+00:00"})
     conclude_run(folder, began, End(exit_code))
     return folder.path
 

@@ -32,9 +32,14 @@ def bisect_by_command(state: BisectState, command: Sequence[str], install: Path,
     Raises RunFailed if the first or the last candidate cannot be measured, EnvironmentProblem if the command cannot be
     started.
     """
+    runs, skipped = -1, len(state.skipped)
     while (report := bisect_report(state, install, say)).status == "measure":
         assert report.candidate is not None
-        say(f"run {report.total_runs + 1}: {report.candidate}")
+        if report.total_runs <= runs and len(state.skipped) == skipped:
+            what = "the command makes copies of a run, which count once"
+            raise RunFailed(what, do="see that it trains: each run gets an id of its own when it begins")
+        runs, skipped = report.total_runs, len(state.skipped)
+        say(f"run {runs + 1}: {report.candidate}")
         state = _measured(state, report.candidate, command, install, say)
         write_state(install, state)
     return report

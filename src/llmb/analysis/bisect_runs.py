@@ -8,6 +8,7 @@ from statistics import median
 from typing import Literal
 
 from llmb.analysis.bisect_state import CANDIDATE, BisectState
+from llmb.analysis.copies import once
 from llmb.analysis.find_runs import Say, analyzed_run, find_runs, labeled_runs
 from llmb.analysis.measured import why_left_out
 from llmb.analysis.records import AnalyzedRun, FoundRuns
@@ -127,8 +128,8 @@ def _runs(state: BisectState, install: Path, say: Say) -> Runs:
     runs: Runs = defaultdict(list)
     for place, (candidate, label) in enumerate(zip(state.candidates, state.labels, strict=True)):
         made = _made(state.run_dirs.get(candidate, ()))
-        every = {run.path: run for run in (*labeled[label].runs, *named.get(place, ()), *made)}
-        runs[place] = [run for run in every.values() if _is_of(state, run)]
+        every = once((*labeled[label].runs, *named.get(place, ()), *made))
+        runs[place] = [run for run in every if _is_of(state, run)]
     return runs
 
 

@@ -2,7 +2,6 @@
 """Compares two groups of runs, recipe by recipe. Pure."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Literal
 
 from llmb.analysis.compare_modes import Varied, changes_work_per_token, varied
@@ -48,13 +47,13 @@ def compare_runs(
     may_vary = varied(vary, (key for run in ended for key in run.identity.configuration))
     old, new = measured(before), measured(after) if after else None
     left_out = [_left_out(one, "before") for one in old.left_out]
-    if new is None or _paths(before) == _paths(after):
+    if new is None or _sources(before) == _sources(after):
         if not vary:
             do = "select two groups of runs, or say what differs within one: --vary dtype, --vary scale"
             raise UsageError("both sides are the same runs", where=before.title, do=do)
         matches = match_within(groups_of(old.runs), may_vary)
     else:
-        own = [run for run in old.runs if run.path not in _paths(new)]
+        own = [run for run in old.runs if run.counted_as not in _sources(new)]
         left_out += [LeftOutRun(run=run.id, reason=IN_BOTH, side="before") for run in old.runs if run not in own]
         left_out += [_left_out(one, "after") for one in new.left_out]
         matches = match_sides(groups_of(own), groups_of(new.runs), may_vary)
@@ -73,8 +72,8 @@ def compare_runs(
     )
 
 
-def _paths(found: FoundRuns | None) -> set[Path]:
-    return {run.path for run in found.runs} if found else set()
+def _sources(found: FoundRuns | None) -> set[str]:
+    return {run.counted_as for run in found.runs} if found else set()
 
 
 def _left_out(one: LeftOut, side: Side) -> LeftOutRun:

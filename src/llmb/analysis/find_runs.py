@@ -3,11 +3,12 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from llmb.analysis.copies import once_in
 from llmb.analysis.engine_document import runs_of_engines
 from llmb.analysis.measured import measured
 from llmb.analysis.read_run import RecordedRun, analyzed, analyzed_log, read_folder
@@ -60,7 +61,7 @@ def labeled_runs(labels: Iterable[str], install: Path, say: Say) -> dict[str, Fo
     for run in _recorded_below(install, say):
         if run.label in found:
             found[run.label].append(run)
-    return {label: measured(_analyzed(label, runs)) for label, runs in found.items()}
+    return {label: measured(*once_in(_analyzed(label, runs))) for label, runs in found.items()}
 
 
 def run_folders_below(install: Path) -> set[Path]:
@@ -69,7 +70,26 @@ def run_folders_below(install: Path) -> set[Path]:
 
 
 def find_ended_runs(selector: str, install: Path, say: Say) -> FoundRuns:
-    """The same with every run that ended, however it did; left out are those that last or cannot be read."""
+    """The same with every run that ended, once, however it did; left out are those that last or cannot be read."""
+    return find_all_runs((selector,), install, say)
+
+
+def find_all_runs(selectors: Sequence[str], install: Path, say: Say) -> FoundRuns:
+    """The same of several selections together."""
+    found = [_find(selector, install, say) for selector in selectors]
+    runs = tuple(run for one in found for run in one.runs)
+    left_out = tuple(item for one in found for item in one.left_out)
+    return once_in(FoundRuns(", ".join(one.title for one in found), runs, left_out))[0]
+
+
+def find_sides(before: str, after: str | None, install: Path, say: Say) -> tuple[FoundRuns, FoundRuns | None]:
+    """The same of two selections, which may have runs in common; one without ``after``."""
+    selectors = [selector for selector in (before, after) if selector is not None]
+    first, *others = once_in(*(_find(selector, install, say) for selector in selectors))
+    return first, others[0] if others else None
+
+
+def _find(selector: str, install: Path, say: Say) -> FoundRuns:
     text = selector.strip()
     if not text:  # a variable of a script that is not set; as a path it would be the current folder
         raise UsageError("no runs are selected: the name is empty", choices=SELECTORS)

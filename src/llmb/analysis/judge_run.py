@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmb.analysis.catalogue_figures import NEEDED, as_catalogued, find_recipe
+from llmb.analysis.copies import once_in
 from llmb.analysis.find_runs import find_runs
 from llmb.analysis.measured import flaw_of
-from llmb.analysis.records import AnalyzedRun
+from llmb.analysis.records import AnalyzedRun, FoundRuns
 from llmb.catalogue.load import Catalogue
 from llmb.errors import unknown
 from llmb.metrics.run_means import describe_runs
@@ -69,11 +70,11 @@ def judge_runs(
     if against.gpu_type and against.gpu_type not in (known := Catalogue().gpus):
         raise unknown("GPU type", against.gpu_type, known)
     if against.runs is not None:
-        baseline = find_runs(against.runs, install, say)
+        _, baseline = once_in(FoundRuns("", tuple(runs)), find_runs(against.runs, install, say))
         for one in baseline.left_out:
             say(f"left out of {baseline.title}: {one.run}: {one.reason}")
-        judged = {run.path for run in runs}
-        others = [run for run in baseline.runs if run.path not in judged]
+        judged = {run.counted_as for run in runs}
+        others = [run for run in baseline.runs if run.counted_as not in judged]
         return judge_against(runs, others, baseline.title, against.tolerance)
     if against.expectations is not None:
         expectations = read_expectations(against.expectations)

@@ -34,10 +34,10 @@ class RunGroup:
 
 
 def group_runs(runs: Iterable[ParsedRun]) -> tuple[RunGroup, ...]:
-    """By recipe and number of GPUs. A run of which nothing is known is a group of its own."""
+    """By recipe and number of GPUs, each run once. A run of which nothing is known is a group of its own."""
     by_key: dict[str, list[ParsedRun]] = defaultdict(list)
     for run in runs:
-        if run.outcome.status == "success":
+        if run.outcome.status == "success" and run.copy_of is None:
             by_key[run.key or run.id].append(run)
     groups = [_group(repeats) for repeats in by_key.values()]
     by_look: dict[tuple[object, ...], list[RunGroup]] = defaultdict(list)

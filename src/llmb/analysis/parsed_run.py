@@ -10,7 +10,7 @@ from typing import Literal, Self
 from llmb.analysis.log_identity import log_identity
 from llmb.catalogue.records import Window
 from llmb.logs.files import ParsedFile, parse_file
-from llmb.logs.outcome import LogOutcome
+from llmb.logs.outcome import LogOutcome, digest_of
 from llmb.metrics.anomalies import Anomalies, find_anomalies
 from llmb.metrics.statistics import describe
 from llmb.metrics.throughput import SECONDS_PER_DAY
@@ -58,6 +58,12 @@ class ParsedRun:
     """By convention; empty if it is not known."""
     tokens_per_s_per_gpu: float | None = None
     days_per_1t_tokens: float | None = None
+    run_id: str | None = None
+    """That of the record."""
+    content: str | None = None
+    """Of a run with a record: equal for copies that were not changed."""
+    copy_of: str | None = None
+    """Why the run does not count: another file has it, too."""
 
     @property
     def outcome(self) -> LogOutcome:
@@ -107,6 +113,15 @@ class ParsedRun:
     def recipe_text(self) -> str:
         """Such as ``pretrain_llama3.1 8b bf16``; empty if it is not known."""
         return " ".join(filter(None, map(self.text, ("workload", "size", "dtype"))))
+
+    def spoiled(self, reason: str) -> Self:
+        """The run as an invalid one, without figures."""
+        outcome = replace(
+            self.outcome, status="invalid", reason=reason, step_time_s=None, tflops_per_gpu=None, step_times_s=()
+        )
+        unknown = ParsedRun(file=ParsedFile(self.file.path, outcome), id=self.id)
+        figures = ("figures", "anomalies", "mfu_pct", "tokens_per_s_per_gpu", "days_per_1t_tokens")
+        return replace(self, file=unknown.file, **{name: getattr(unknown, name) for name in figures})
 
     def with_figures(self, mfu_pct: Mapping[str, float | None], tokens_per_s_per_gpu: float | None = None) -> Self:
         """With what the catalogue knows of the log's configuration."""
@@ -178,6 +193,8 @@ def _recorded(file: ParsedFile, folder: RunFolder, record: RunRecord) -> ParsedR
         origin=record.plan.origin,
         folder=folder.path,
         anomalies=_anomalies(outcome),
+        run_id=record.run_id,
+        content=digest_of(outcome.digest, [(step.step, step.step_time_s) for step in steps]),
         mfu_pct=figures.get("mfu_pct", {}),
         tokens_per_s_per_gpu=figures.get("tokens_per_s_per_gpu"),
         days_per_1t_tokens=figures.get("days_per_1t_tokens"),

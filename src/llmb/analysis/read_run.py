@@ -9,6 +9,7 @@ from llmb.analysis.records import AnalyzedRun
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
 from llmb.logs.files import ParsedFile
+from llmb.logs.outcome import digest_of
 from llmb.metrics.statistics import describe
 from llmb.programs.conclude import finished_result
 from llmb.runs.folder import RunFolder
@@ -99,6 +100,8 @@ def analyzed(run: RecordedRun) -> AnalyzedRun:
         nodes=record.environment.nodes if record.environment else (),
         recipe=record.plan.recipe,
         record=record,
+        source=record.run_id,
+        content=digest_of(identity_of(record).key, result.status, result.steps, window, times or result.step_time_s),
     )
 
 
@@ -115,6 +118,8 @@ def analyzed_log(file: ParsedFile) -> AnalyzedRun:
         window=outcome.window,
         step_times_s=tuple(outcome.step_times_s),
         step_time_s=outcome.step_time_s,
+        source=outcome.digest,
+        content=outcome.digest,
     )
 
 

@@ -35,6 +35,15 @@ class AnalyzedRun:
     nodes: tuple[str, ...] = ()
     recipe: Recipe | None = None
     record: RunRecord | None = None
+    source: str | None = None
+    """The run's own id, or what its log has of it: equal for copies. None if only ``path`` is known."""
+    content: str | None = None
+    """Equal for copies that were not changed."""
+
+    @property
+    def counted_as(self) -> str:
+        """Equal for what counts as one run."""
+        return self.source or str(self.path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import typer
 
 from llmb.analysis.compare_runs import compare_runs
 from llmb.analysis.comparison import Comparison
-from llmb.analysis.find_runs import find_ended_runs
+from llmb.analysis.find_runs import find_sides
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.root import install_here
@@ -80,9 +80,7 @@ def compare(
     limit = given_tolerance(tolerance, "--tolerance")
     names = tuple(name.strip() for text in vary or () for name in text.split(",") if name.strip())
     install = install_here()
-    first = find_ended_runs(before, install, say)
-    second = None if after is None else find_ended_runs(after, install, say)
-    comparison = compare_runs(first, second, vary=names, tolerance_pct=limit and limit.pct)
+    comparison = compare_runs(*find_sides(before, after, install, say), vary=names, tolerance_pct=limit and limit.pct)
     _print(comparison, Format.JSON if json else form)
     raise_unless_passed(comparison)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from llmb.analysis.explain_run import explain_judged
-from llmb.analysis.find_runs import find_ended_runs
+from llmb.analysis.find_runs import find_all_runs
 from llmb.analysis.judge_run import Against, Judged, judge_acceptance, judge_runs
 from llmb.analysis.records import AnalyzedRun, LeftOut
 from llmb.analysis.write_expectations import write_expectations
@@ -124,12 +124,11 @@ def judge(
     if explain and (acceptance or write_expectations):
         raise UsageError("--explain is for verdicts on runs", do="leave it out, or judge the runs by themselves")
     install = install_here()
-    ended = [find_ended_runs(selector, install, say) for selector in runs]
-    found = list({run.path: run for one in ended for run in one.runs}.values())
-    left_out = [item for one in ended for item in one.left_out]
+    selected = find_all_runs(runs, install, say)
+    found, left_out = selected.runs, selected.left_out
     if not found:
         lines = "\n".join(f"  {line}" for line in left_out_lines(left_out))
-        raise UsageError(f"no run to judge in {', '.join(runs)}\n{lines}".rstrip(), do="'llmb runs' shows all")
+        raise UsageError(f"no run to judge in {selected.title}\n{lines}".rstrip(), do="'llmb runs' shows all")
     if write_expectations:
         _write(write_expectations, found)
         return

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from llmb.analysis.copies import with_copies
 from llmb.analysis.parsed_run import ParsedRun, known_run
 from llmb.catalogue.load import Catalogue
 from llmb.cli.json_option import Json
@@ -120,7 +121,9 @@ def parse(
 def _runs(roots: list[Path], rule: str, workers: int, gpu_type: str | None) -> list[ParsedRun]:
     found = find_all_logs(roots)
     read = read_in_parallel(found, partial(parse_file, rule=rule), known_run, workers)
-    runs = [*map(known_run, found.refused), *reading_progress(read, found)]
+    runs = with_copies([*map(known_run, found.refused), *reading_progress(read, found)])
+    for copied in dict.fromkeys(run.copy_of for run in runs if run.copy_of):
+        say(copied)
     for run in runs:
         if run.unread_record:
             say(f"run {run.id}: its record is not read, only its log: {run.unread_record} ({run.file.path.parent})")

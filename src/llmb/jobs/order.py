@@ -28,7 +28,7 @@ from llmb.runs.folder import (
 )
 from llmb.runs.plan import Plan
 from llmb.runs.planning import NotPrepared
-from llmb.runs.record import ENGINE, SubmittedJob, now, queued_record, write_record
+from llmb.runs.record import ENGINE, SubmittedJob, new_run_id, now, queued_record, write_record
 from llmb.schedulers.lookup import QUEUE, find_scheduler
 from llmb.schedulers.port import Defaults, Scheduler
 from llmb.site.site import Site
@@ -245,7 +245,7 @@ def _write(order: Order, prepared: Prepared) -> None:
         if folder != base:
             folder.path.mkdir(parents=True)
             claim_checkpoints(folder, order.plan)
-        write_record(folder, record)
+        write_record(folder, record.model_copy(update={"run_id": new_run_id()}))
         write_spec(folder, spec.for_run(index))
     if base not in prepared.folders.values():
         release_checkpoints(base, order.plan)  # it holds the script of an array, and no run

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The outcome of a run according to its log: did it finish, are its values valid, how long did a step take."""
 
+import hashlib
 import math
 from array import array
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,8 @@ from llmb.logs.step_line import find_invalid_line
 from llmb.metrics.statistics import Statistics, describe
 
 MOST_GAPS = 20
+DISTINCT_TIMES = 5
+"""So many different step times are not those of another run by chance, with the same losses."""
 Status = Literal[
     "success",
     "too_few_steps",
@@ -59,11 +62,30 @@ class LogOutcome:
     """Name of the log's format; None without a step line."""
     configuration: Mapping[str, Value] = field(default_factory=dict)
     """What the log and its path tell about the run; see ``llmb.logs.configuration``."""
+    digest: str | None = None
+    """Of what was logged: equal for copies of a log, whatever their names; None without a step."""
 
 
 def judge_log(log: RunLog) -> LogOutcome:
     """The outcome of a log, with statistics over the window that it was read with."""
-    return replace(_judged(log), format=log.format, configuration=log.configuration)
+    return replace(_judged(log), format=log.format, configuration=log.configuration, digest=_digest(log))
+
+
+def digest_of(*facts: object) -> str:
+    """Of values whose text tells them apart."""
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def _digest(log: RunLog) -> str | None:
+    """By the steps if they tell runs apart, so that a log which was compressed or printed again is the same; else by
+    the text around them as well."""
+    attempt = log.attempt
+    if attempt.last is None:
+        return None
+    times = attempt.step_time_s
+    ends = (attempt.number, attempt.steps, attempt.max_step, attempt.loss_first, attempt.loss_last)
+    tells = len(set(times[: 10 * DISTINCT_TIMES])) >= DISTINCT_TIMES
+    return digest_of(ends, attempt.step.tobytes(), times.tobytes(), () if tells else (log.size, log.head, log.tail))
 
 
 def _judged(log: RunLog) -> LogOutcome:

@@ -176,6 +176,7 @@ def _result(run: ParsedRun, name: str) -> dict[str, Any]:
         "path": text_of(run.file.path),
         "status": outcome.status,
         "reason": outcome.reason,
+        "copy_of": run.copy_of,
         **{key: run.text(key) for key in ("workload", "size", "dtype", "gpu_type", "program")},
         "gpus": run.gpus,
         "layout": run.layout,

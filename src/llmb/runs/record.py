@@ -2,6 +2,7 @@
 """``run.json``: everything that decided a run, and its result."""
 
 import errno
+import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -116,6 +117,8 @@ class RunRecord(Record):
     """The content of ``run.json``. ``environment`` is what the workers saw; None until they wrote it."""
 
     schema_version: int = SCHEMA_VERSION
+    run_id: str | None = None
+    """The run's own, whatever its folder is called and wherever it is copied to; None in an earlier record."""
     status: Status
     reason: str | None = None
     exit_code: int | None = None
@@ -172,6 +175,11 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def new_run_id() -> str:
+    """Random: two runs never share it."""
+    return secrets.token_hex(8)
+
+
 def new_record(
     plan: Plan,
     command: tuple[str, ...],
@@ -184,6 +192,7 @@ def new_record(
     """Of a run that begins here and now."""
     return RunRecord(
         **source_fields(),
+        run_id=new_run_id(),
         label=label,
         image=image,
         status="running",
@@ -209,6 +218,7 @@ def queued_record(
 ) -> RunRecord:
     """Of a run that a scheduler will start."""
     return RunRecord(
+        run_id=new_run_id(),
         label=label,
         image=image,
         arguments=dict(arguments or {}),
