@@ -2,8 +2,12 @@
 """Repeats run in turn, one that fails ends none of the others, and with a label what is missing is run."""
 
 import json
+import shutil
+import time
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, field, replace
+from multiprocessing import get_context
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from llmb.jobs.here import LocalRun, plan_here
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
 from llmb.jobs.repeats import Turn, interleaved, remaining, spread_of
+from llmb.jobs.store import Filter
 from llmb.runs.choices import Choices
 from llmb.runs.claim import create_run_folder
 from llmb.runs.folder import RunFolder
@@ -234,3 +239,47 @@ def test_a_dry_run_shows_the_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_progress_of_several_recipes_counts_the_runs_too(call: Caller, capsys: pytest.CaptureFixture[str]) -> None:
     run_several(call.locals_of("fp32", "bf16"), 2, start_new=False, json=False)
     assert "llmb: run 2 of 4: pretrain_llama3.1 tiny bf16 on 1 x cpu, repeat 1 of 2\n" in capsys.readouterr().err
+
+
+class SharedRun(QuickRun):
+    """Notes in a file when it begins and when it ends."""
+
+    def start(self, on_step: Callable[..., None], say: Callable[[str], None]) -> tuple[RunFolder, Result]:
+        with (self.install / "turns").open("a", buffering=1) as turns:
+            turns.write("begins\n")
+            ended = QuickRun.start(self, on_step, say)
+            time.sleep(0.05)
+            turns.write("ends\n")
+        return ended
+
+
+def _run_beside(local: LocalRun, repeats: int, barrier: Barrier) -> None:
+    barrier.wait()
+    run_several([local], repeats, start_new=False, json=False)
+
+
+def test_two_clients_with_one_label_share_the_repeats(call: Caller) -> None:
+    """They are forked: two processes, and none of them loads the program again."""
+    (local,) = call.locals_of("fp32", label="night")
+    shared = SharedRun(**{name: getattr(local, name) for name in QuickRun.__dataclass_fields__})
+    context = get_context("fork")
+    barrier = context.Barrier(2)
+    clients = [context.Process(target=_run_beside, args=(shared, 5, barrier)) for _ in range(2)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    assert [client.exitcode for client in clients] == [0, 0]
+    assert (call.install / "turns").read_text().split() == ["begins", "ends"] * 5
+    assert call("fp32", repeats=5, label="night") == []
+
+
+def test_a_copied_run_folder_is_no_other_repeat(call: Caller) -> None:
+    call("fp32", repeats=2, label="night")
+    folder = next(call.install.glob("workloads/*/experiments/*/*"))
+    shutil.copytree(folder, folder.with_name(f"{folder.name}-copy"))
+    with open_history(call.install, print) as store:
+        (job,) = (job for job in store.jobs(Filter()) if job.run_dir.startswith(f"{folder}/"))
+        copied = str(folder.with_name(f"{folder.name}-copy") / job.experiment)
+        store.restore([replace(job, key="copy", job_id="copy", run_dir=copied)])
+    assert call("fp32", repeats=3, label="night") == ["fp32"]

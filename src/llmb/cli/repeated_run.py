@@ -12,7 +12,7 @@ from llmb.cli.messages import say
 from llmb.cli.progress import RunProgress
 from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, UserInterrupt
 from llmb.jobs.here import LocalRun
-from llmb.jobs.repeats import EndedRun, Turn, earlier_runs, interleaved, remaining
+from llmb.jobs.repeats import EndedRun, Turn, earlier_runs, interleaved, remaining, turn_of
 from llmb.report.output import print_json, print_tables, print_text
 from llmb.report.repeats_report import repeats_document, repeats_tables
 from llmb.report.run_report import start_lines
@@ -42,7 +42,8 @@ def _names(option: str, text: str | None) -> list[str | None]:
 def run_several(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool, json: bool) -> None:
     """Runs every recipe ``repeats`` times, in turn, and prints all that ended, also when it is interrupted.
 
-    With a label, successful runs of an earlier call count, unless ``start_new``. Raises RunFailed or InvalidRun if one
+    With a label, successful runs of an earlier call count, unless ``start_new``, and so do those that another client
+    with that label makes meanwhile: the two take turns. Raises RunFailed or InvalidRun if one
     was not successful.
     """
     for local in locals_:
@@ -57,9 +58,14 @@ def run_several(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool, j
     turns = remaining(interleaved(len(locals_), repeats), {number: len(runs) for number, runs in enumerate(ended)})
     try:
         for number, turn in enumerate(turns, start=1):
-            title, repeat = locals_[turn.recipe].plan.recipe.title(), f"repeat {turn.repeat} of {repeats}"
-            say(f"{repeat}: {title}" if len(locals_) == 1 else f"run {number} of {len(turns)}: {title}, {repeat}")
-            ended[turn.recipe].append(_run_one(locals_[turn.recipe]))
+            local, runs = locals_[turn.recipe], ended[turn.recipe]
+            title, repeat = local.plan.recipe.title(), f"repeat {turn.repeat} of {repeats}"
+            with turn_of(local, say):
+                runs += [] if start_new else _made_meanwhile(local, runs, repeats)
+                if len(runs) >= turn.repeat:
+                    continue
+                say(f"{repeat}: {title}" if len(locals_) == 1 else f"run {number} of {len(turns)}: {title}, {repeat}")
+                runs.append(_run_one(local))
     except UserInterrupt as error:
         _print(ended, locals_, json=json)
         left = sum(repeats - len(runs) for runs in ended)
@@ -70,6 +76,15 @@ def run_several(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool, j
         raise
     _print(ended, locals_, json=json)
     _raise_unless_successful([run for runs in ended for run in runs])
+
+
+def _made_meanwhile(local: LocalRun, known: Sequence[EndedRun], repeats: int) -> list[EndedRun]:
+    """By another client, as far as they are still wanted."""
+    folders = {run.folder.path for run in known}
+    others = [run for run in earlier_runs(local, say) if run.folder.path not in folders]
+    for run in others[: repeats - len(known)]:
+        say(f"{short_id(run.folder.path)} was run by another client meanwhile, and counts")
+    return others[: repeats - len(known)]
 
 
 def print_order(locals_: Sequence[LocalRun], repeats: int, *, json: bool) -> None:

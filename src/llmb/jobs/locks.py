@@ -5,7 +5,7 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,8 +16,8 @@ POLL_S = 0.02
 
 
 @contextmanager
-def file_lock(path: Path, patience_s: float, what: str) -> Iterator[int]:
-    """Holds the lock on ``path``; gives its descriptor.
+def file_lock(path: Path, patience_s: float, what: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[int]:
+    """Holds the lock on ``path``; gives its descriptor. ``on_wait`` is called once if another process holds it.
 
     A child that inherits the descriptor holds the lock, too, also after its parent ended. Raises EnvironmentProblem
     after ``patience_s``, or if the file system has no locks.
@@ -28,7 +28,7 @@ def file_lock(path: Path, patience_s: float, what: str) -> Iterator[int]:
     except OSError as error:
         raise cannot_write(path, error) from error
     try:
-        _acquire(descriptor, path, patience_s, what)
+        _acquire(descriptor, path, patience_s, what, on_wait)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -47,8 +47,8 @@ def _opened(path: Path) -> int:
             raise error from None
 
 
-def _acquire(descriptor: int, path: Path, patience_s: float, what: str) -> None:
-    end = time.monotonic() + patience_s
+def _acquire(descriptor: int, path: Path, patience_s: float, what: str, on_wait: Callable[[], None]) -> None:
+    end, waits = time.monotonic() + patience_s, False
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -58,6 +58,9 @@ def _acquire(descriptor: int, path: Path, patience_s: float, what: str) -> None:
                 raise EnvironmentProblem(
                     f"another process has been {what} for {patience_s:.0f} s", where=str(path), do=do
                 ) from None
+            if not waits:
+                on_wait()
+            waits = True
             time.sleep(POLL_S)
         except OSError as error:
             do = "set LLMB_INSTALL to a folder on a file system with locks"

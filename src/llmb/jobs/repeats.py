@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Repeats of several recipes on this machine: their order, and those of them that were run before."""
 
+import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import NamedTuple
 
 from llmb.jobs.here import LocalRun
-from llmb.jobs.history import read_history
+from llmb.jobs.history import FOLDER, read_history
 from llmb.jobs.job import Job
+from llmb.jobs.locks import file_lock
 from llmb.jobs.store import Filter
 from llmb.programs.conclude import finished_result
 from llmb.runs.folder import RunFolder
@@ -18,6 +22,7 @@ from llmb.runs.plan import Plan
 from llmb.runs.record import ENGINE, read_record
 from llmb.runs.result import Result
 
+LOCK_DIGITS = 16
 Say = Callable[[str], None]
 
 
@@ -35,6 +40,7 @@ class EndedRun:
     folder: RunFolder
     plan: Plan
     result: Result
+    run_id: str | None = None
 
     @property
     def mean_s(self) -> float | None:
@@ -79,14 +85,29 @@ def spread_of(means_s: Sequence[float]) -> Spread | None:
 
 
 def earlier_runs(local: LocalRun, say: Say) -> list[EndedRun]:
-    """Successful repeats of ``local`` with its label, in their order; none without a label."""
+    """Successful repeats of ``local`` with its label, each once, in their order; none without a label."""
     if local.label is None:
         return []
     wanted = Filter(label=local.label, states=("success",), runs_only=True)
     with read_history(local.install, say) as store:
         jobs = store.jobs(wanted)
     own = identity_of_plan(local.plan, ENGINE, {}).key
-    return [run for job in jobs if job.identity == own and (run := _ended(job)) and _repeats(run.plan, local.plan)]
+    found = [run for job in jobs if job.identity == own and (run := _ended(job)) and _repeats(run.plan, local.plan)]
+    return list({run.run_id or run.folder.path: run for run in reversed(found)}.values())[::-1]
+
+
+@contextmanager
+def turn_of(local: LocalRun, say: Say) -> Iterator[None]:
+    """Held while one repeat runs: a second client with the same label waits, so that they neither measure each other
+    nor repeat what the other one has run. Without a label there is nothing to share."""
+    if local.label is None:
+        yield
+        return
+    name = hashlib.sha256(local.label.encode()).hexdigest()[:LOCK_DIGITS]
+    path = local.install / FOLDER / f"repeats-{name}.lock"
+    waits = f"another client runs repeats with the label '{local.label}'; this one waits for its turn"
+    with file_lock(path, math.inf, "running repeats", on_wait=lambda: say(waits)):
+        yield
 
 
 def _ended(job: Job) -> EndedRun | None:
@@ -94,7 +115,7 @@ def _ended(job: Job) -> EndedRun | None:
     folder = RunFolder(Path(job.run_dir))
     try:
         record = read_record(folder)
-        return EndedRun(folder, record.plan, finished_result(folder, record)) if record.result else None
+        return EndedRun(folder, record.plan, finished_result(folder, record), record.run_id) if record.result else None
     except (OSError, ValueError):
         return None
 
