@@ -31,7 +31,7 @@ from llmb.jobspec.options import JobOptions
 from llmb.logs.files import ParsedFile
 from llmb.logs.outcome import LogOutcome
 from llmb.logs.step_line import format_step_line
-from llmb.metrics.statistics import describe
+from llmb.metrics.statistics import describe, describe_means
 from llmb.metrics.throughput import throughput
 from llmb.prepare.dataset import PackedFolder, PreparedDataset
 from llmb.prepare.hub_access import NeededRepository, RepositoryAccess
@@ -112,7 +112,7 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "jobs nodes": nodes_document(node_records([job])),
         "list": list_document(catalogue.workloads.values()),
         "watch": sample_watched(plan),
-        "parse": parse_document(parse_report([Path()], "last", [sample_parsed_run(plan)], full_names=False)),
+        "parse": parse_document(parse_report([Path()], "last", sample_parsed_runs(plan), full_names=False)),
         "judge": sample_judgement(),
         "compare": sample_comparison(),
         "bisect next": sample_bisection(),
@@ -166,10 +166,14 @@ def sample_watched(plan: Plan) -> Mapping[str, Any]:
     return watch_document(WatchedTitle(path=Path("run"), plan=plan), seen, None)
 
 
-def sample_parsed_run(plan: EnginePlan) -> ParsedRun:
+def sample_parsed_runs(plan: EnginePlan) -> tuple[ParsedRun, ...]:
+    """Also by a coarse clock."""
     log = ParsedFile(Path("log.out"), LogOutcome("success", "", step_time_s=describe([17.2]), loss_first=12.81))
     mfu = dict.fromkeys(("published", "full"), 50.0)
-    return ParsedRun(file=log, id="k", configuration={"layout.tp": 1}, origin=plan.origin, mfu_pct=mfu)
+    times = describe_means([17.0], [2], 0.5)
+    coarse = ParsedFile(Path("clock.out"), LogOutcome("success", "", step_time_s=times, clock_error_s=0.5))
+    recorded = ParsedRun(file=log, id="k", configuration={"layout.tp": 1}, origin=plan.origin, mfu_pct=mfu)
+    return recorded, ParsedRun(file=coarse, id="l")
 
 
 def sample_dataset() -> PreparedDataset:

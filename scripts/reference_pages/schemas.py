@@ -57,12 +57,12 @@ class JudgedRun(TypedDict):
 
 class LoggedStatistics(TypedDict):
     mean: float
-    median: float
+    median: float | None
     std: float | None
     cv: float | None
     ci95: tuple[float, float] | None
-    min: float
-    max: float
+    min: float | None
+    max: float | None
 
 
 class WatchedStep(TypedDict):

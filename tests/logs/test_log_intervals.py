@@ -31,8 +31,9 @@ def megatron(number, last=50, skipped=0):
 
 def test_a_log_of_every_tenth_step_is_of_a_finished_run():
     found = judged(megatron(number) for number in range(10, 51, 10))
-    assert (found.status, found.reason) == ("success", "steps 35-44 of 50, by means of 10 steps")
-    assert (found.step_time_s.count, found.step_time_s.mean) == (1, 2.4)
+    assert (found.status, found.reason) == ("success", "steps 31-40 of 50, by means of 10 steps")
+    assert (found.step_time_s.count, found.step_time_s.mean) == (10, 2.4)
+    assert (found.window.first, found.window.last, found.step_time_s.std) == (31, 40, None)
     of_nemo = judged(nemo(step) for step in range(9, 50, 10))
     assert (of_nemo.status, of_nemo.step_time_s.mean) == ("success", pytest.approx(2.39))
 

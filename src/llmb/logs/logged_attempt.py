@@ -4,7 +4,7 @@
 import math
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -23,6 +23,7 @@ _MOST_LAG = 8
 """Lines by which ranks that log the same steps may be apart."""
 _MOST_RANKS = 1 << 16
 _MOST_GAPS = 64
+_UNKNOWN = 1 << 62
 
 
 def _integers() -> "array[int]":
@@ -57,6 +58,8 @@ class LoggedAttempt:
     """Number of the run's last step, if it is known before the log is read."""
     first_number: int = 0
     """Number of the first step of a run that does not resume."""
+    means: bool = False
+    """A line that does not tell how many steps its time is the mean of stands for those since the line before."""
     continued: bool = False
     """The run loaded a checkpoint before its first step, so its first step may have another number."""
     number: int = 0
@@ -83,7 +86,11 @@ class LoggedAttempt:
     """Steps whose update was skipped, as lines in the window log."""
     mean_of: int = 1
     """The largest number of steps that a line declares to be the mean of."""
+    clock_s: float = 0.0
+    """What the clock counts that step times are differences of; see ``StepLine``."""
     step: "array[int]" = field(default_factory=_integers)
+    since: "array[int]" = field(default_factory=_integers)
+    """Steps since the line before, which a mean stands for."""
     step_time_s: "array[float]" = field(default_factory=_floats)
     tflops_per_gpu: "array[float]" = field(default_factory=_floats)
     earlier: "deque[EndedAttempt]" = field(default_factory=lambda: deque(maxlen=MOST_ATTEMPTS))
@@ -104,6 +111,12 @@ class LoggedAttempt:
         done = self.max_step - self.first_number + 1
         is_regular = 2 * count > sum(self.gaps.values()) and (count > 1 or done % gap == 0)
         return gap if is_regular else 1
+
+    @property
+    def weights(self) -> Sequence[int]:
+        """The number of steps that each of the window's lines stands for."""
+        most = self.interval if self.mean_of == 1 else self.mean_of
+        return [min(count, most) for count in self.since]
 
     @property
     def finished(self) -> bool:
@@ -133,10 +146,14 @@ class LoggedAttempt:
             return
         self.settled = True
         found = steady_window(self.step_time_s[1:], 1)  # the first step of an attempt includes warm-up
-        for column in (self.step, self.step_time_s, self.tflops_per_gpu):
+        for column in self._columns:
             del column[found.last + 1 if found else 0 :]
             del column[: found.first if found else 0]
         self.window = Window(first=self.step[0], last=self.step[-1], rule=STEADY) if found else None
+
+    @property
+    def _columns(self) -> "tuple[array[int] | array[float], ...]":
+        return self.step, self.since, self.step_time_s, self.tflops_per_gpu
 
     def missing(self, window: Window) -> list[range]:
         """The steps of the window that are not logged, but would be in a log without gaps."""
@@ -161,10 +178,12 @@ class LoggedAttempt:
                 self.bad_grad_norm_step = line.step
             if self.window and self.window.first <= line.step <= self.window.last:
                 self.step.append(line.step)
+                self.since.append(self._steps_of(line))
                 self.step_time_s.append(line.step_time_s)
                 self.tflops_per_gpu.append(_or_nan(line.tflops_per_gpu))
                 self.skipped_in_window += line.skipped
             self.mean_of = max(self.mean_of, line.mean_of)
+            self.clock_s = max(self.clock_s, line.clock_s)
             self._leave(line, 1)
 
     def add_block(self, block: StepBlock) -> bool:
@@ -178,12 +197,22 @@ class LoggedAttempt:
         self.ranks[block.final.rank] = block.final.step
         return True
 
+    def _steps_of(self, line: StepLine) -> int:
+        """The number of steps that a line stands for, or more: never more than usual count."""
+        if line.after is not None:
+            return line.step - line.after
+        if line.mean_of > 1 or not self.means:
+            return line.mean_of
+        if self.steps:
+            return line.step - self.max_step
+        return _UNKNOWN if self.continued else line.step - self.first_number + 1
+
     def _is_news(self, line: StepLine) -> bool:
         """False for a step that another rank logged before, or this one."""
         before = self.ranks.get(line.rank)
         if len(self.ranks) < _MOST_RANKS or before is not None:
             self.ranks[line.rank] = line.step
-        if not self.number or line.step > self.max_step:
+        if not self.number or line.step > self.max_step or line.after is not None:
             return True
         return line.step < (self.max_step - _MOST_LAG * max(self.gaps, default=1) if before is None else before)
 
@@ -198,12 +227,14 @@ class LoggedAttempt:
             return False
         inside = slice(first - block.first.step, last - block.first.step + 1)
         self.step.extend(range(first, last + 1))
+        self.since.append(self._steps_of(block.first) if first == block.first.step else 1)
+        self.since.extend([1] * (last - first))
         self.step_time_s.frombytes(step_times[inside].tobytes())
         self.tflops_per_gpu.frombytes(tflops[inside].tobytes())
         return True
 
     def _enter(self, line: StepLine) -> None:
-        if line.step <= self.max_step or not self.number:
+        if line.step <= self.max_step or not self.number or line.after is not None:
             self._begin(line)
         self.last = line.last
 
@@ -212,12 +243,15 @@ class LoggedAttempt:
             self.earlier.append(EndedAttempt(self.first_logged, self.max_step, self.steps, self.last))
         self.number += 1
         self.steps, self.max_step, self.first_logged = 0, -1, line.step
-        self.first_step = line.step if self.continued else min(line.step, self.first_number)
+        if line.after is not None:
+            self.continued = line.after >= self.first_number
+        begun = line.step if line.after is None else line.after + 1
+        self.first_step = begun if self.continued else min(line.step, self.first_number)
         self.loss_first = _or_nan(line.loss)
         self.bad_loss_step, self.bad_loss, self.bad_grad_norm_step = None, math.nan, None
-        self.skipped_in_window, self.mean_of = 0, 1
+        self.skipped_in_window, self.mean_of, self.clock_s = 0, 1, 0.0
         self.gaps, self.ranks = {}, {line.rank: line.step}
-        for column in (self.step, self.step_time_s, self.tflops_per_gpu):
+        for column in self._columns:
             del column[:]
         self.window_last = line.last if self.foreseen_last is None else self.foreseen_last
         try:

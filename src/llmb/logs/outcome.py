@@ -17,11 +17,15 @@ from llmb.logs.logged_attempt import LoggedAttempt
 from llmb.logs.reader import RunLog
 from llmb.logs.recorder_lines import find_recorder
 from llmb.logs.step_line import find_invalid_line
-from llmb.metrics.statistics import Statistics, describe
+from llmb.metrics.statistics import Statistics, describe, describe_means
 
 MOST_GAPS = 20
 DISTINCT_TIMES = 5
 """So many different step times are not those of another run by chance, with the same losses."""
+WIDEST_CLOCK_ERROR = 0.05
+"""Of a step time by a clock of whole seconds, relative: with a wider one there is no figure."""
+LONGEST_STEP_S, MOST_TFLOPS = 1e9, 1e30
+"""Larger numbers are damage."""
 Status = Literal[
     "success",
     "too_few_steps",
@@ -54,6 +58,8 @@ class LogOutcome:
     max_step: int | None = None
     step_time_s: Statistics | None = None
     tflops_per_gpu: Statistics | None = None
+    clock_error_s: float | None = None
+    """The step time is off by at most this, because the log's clock is coarse."""
     loss_first: float | None = None
     loss_last: float | None = None
     step_times_s: Sequence[float] = ()
@@ -109,11 +115,40 @@ def _judged(log: RunLog) -> LogOutcome:
         return _only_step(attempt, window)
     if window is None:
         return _outcome(attempt, "too_few_steps", unfit, None)
-    tflops = describe(attempt.tflops_per_gpu) if _are_finite(attempt.tflops_per_gpu) else None
-    steps = f"{_steps_text(window.first, window.last)} of {attempt.last + 1 - attempt.first_number}"
+    return _measured(log, attempt.last, window)
+
+
+def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
+    """Of a run with steps in its window. Lines may stand for steps before it."""
+    attempt, weights = log.attempt, log.attempt.weights
+    first = attempt.step[0] - weights[0] + 1 if max(weights) > 1 else window.first
+    window = Window(first=first, last=attempt.step[-1] if max(weights) > 1 else window.last, rule=window.rule)
+    error_s = attempt.clock_s / sum(weights) if attempt.clock_s else None
+    times = _statistics(attempt.step_time_s, weights, error_s)
+    if error_s and error_s > WIDEST_CLOCK_ERROR * times.mean:
+        return _outcome(attempt, "too_few_steps", _coarse_text(attempt, times), window)
+    rates = attempt.tflops_per_gpu
+    tflops = _statistics(rates, weights) if all(0 <= rate < MOST_TFLOPS for rate in rates) else None
+    steps = f"{_steps_text(window.first, window.last)} of {last + 1 - attempt.first_number}"
     steps += f"{_interval_text(log)}{_attempts_text(attempt)}"
+    steps += f"; the clock shows whole seconds: ±{error_s:.2g} s, spread unknown" if error_s else ""
     status, reason = find_recorder(log.head, log.tail) or ("success", steps)
-    return _outcome(attempt, status, reason, window, describe(attempt.step_time_s), tflops)
+    found = _outcome(attempt, status, reason, window, times, tflops)
+    return replace(found, clock_error_s=error_s, step_times_s=()) if error_s else found
+
+
+def _statistics(values: "array[float]", weights: Sequence[int], error: float | None = None) -> Statistics:
+    if error or max(weights) > 1:
+        return describe_means(values, weights, error or 0.0)
+    return describe(values)
+
+
+def _coarse_text(attempt: LoggedAttempt, times: Statistics) -> str:
+    steps = "1 step" if times.count == 1 else f"{times.count} steps"
+    seconds = times.mean * times.count
+    known = f"±{100 * attempt.clock_s / seconds:.0f} %" if seconds else "not at all"
+    most = f"{100 * WIDEST_CLOCK_ERROR:.0f} %"
+    return f"the log's clock shows whole seconds: {steps} in {seconds:.0f} s are known {known}; {most} is the most"
 
 
 def _window(attempt: LoggedAttempt, last: int) -> tuple[Window | None, str]:
@@ -131,11 +166,6 @@ def _only_step(attempt: LoggedAttempt, window: Window | None) -> LogOutcome:
         reason = "resumed for one step, which includes warm-up; it shows that the checkpoint loads"
         return _outcome(attempt, "resumed", reason, window)
     return _outcome(attempt, "too_few_steps", "the only step is the first one, which includes warm-up", window)
-
-
-def _are_finite(values: "array[float]") -> bool:
-    """Whether they have a finite sum, and so a mean."""
-    return math.isfinite(sum(values))
 
 
 def _outcome(
@@ -194,12 +224,22 @@ def _why_invalid(log: RunLog, window: Window | None) -> str | None:
         return f"loss is {attempt.bad_loss} from step {attempt.bad_loss_step}"
     if attempt.bad_grad_norm_step is not None:
         return f"the gradient norm is not finite from step {attempt.bad_grad_norm_step}"
-    if window and not _are_finite(attempt.step_time_s):
-        return f"a step time in {_steps_text(window.first, window.last)} is not finite"
+    if window and (bad := next(filter(_is_no_time, attempt.step_time_s), None)) is not None and not attempt.clock_s:
+        return f"a step time in {_steps_text(window.first, window.last)} is {_bad_time_text(bad)}"
     if attempt.skipped_in_window:
         steps = "1 step" if attempt.skipped_in_window == 1 else f"{attempt.skipped_in_window} steps"
         return f"{steps} of the window skipped the update of the parameters"
     return find_invalid_line(log.tail)
+
+
+def _is_no_time(seconds: float) -> bool:
+    return not 0 < seconds < LONGEST_STEP_S
+
+
+def _bad_time_text(seconds: float) -> str:
+    if seconds <= 0:
+        return f"{seconds:g} s"
+    return f"{seconds:.4g} s, which no step takes" if math.isfinite(seconds) else "not finite"
 
 
 def _quoting(reason: str, tail: bytes) -> str:

@@ -122,6 +122,7 @@ class _Pass:
         if not self.attempt.number and self.finder.format:
             self.attempt.continued = self.finder.resumed
             self.attempt.first_number = self.finder.format.first_number
+            self.attempt.means = self.finder.format.mean_of_interval
 
     def _add_block(self, block: StepBlock | None) -> bool:
         reader = self.finder.reader

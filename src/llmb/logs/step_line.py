@@ -29,6 +29,11 @@ class StepLine(NamedTuple):
     """Steps that the step time is the mean of, if the log tells."""
     rank: int | None = None
     """The rank that a prefix of the line names."""
+    clock_s: float = 0.0
+    """What the clock counts in whose difference since the line before is the time of all steps since then; 0 for a step
+    time that the program measured."""
+    after: int | None = None
+    """The step after which the run began or resumed, in its first line, if the log tells."""
 
 
 def format_step_line(

@@ -16,9 +16,11 @@ _MANY = 512
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Statistics of a series. Spread and interval are None for a single value."""
+    """Statistics of a series. Spread and interval are None for a single value; of means of several steps, so is the
+    spread, and median and extremes are those of the means."""
 
     count: int
+    """Number of steps."""
     mean: float
     median: float
     std: float | None
@@ -61,6 +63,16 @@ def describe(values: Sequence[float]) -> Statistics:
         max=high,
         effective_count=_effective_count(count, neighbors / squares if squares else 0.0),
     )
+
+
+def describe_means(values: Sequence[float], steps: Sequence[int], error: float = 0.0) -> Statistics:
+    """Statistics of consecutive steps of which finite ``values`` are the means: the first of the first ``steps``, and
+    so on. Their mean is off by at most ``error``, which widens the interval."""
+    count = sum(steps)
+    mean = math.fsum(value * number for value, number in zip(values, steps, strict=True)) / count
+    _, median, low, high = _summary(values)
+    half = error + (half_width([value - mean for value in values]) if len(values) > 1 else 0.0)
+    return Statistics(count, mean, median, None, None, (mean - half, mean + half) if half else None, low, high)
 
 
 def _effective_count(count: int, correlation: float) -> float | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from llmb.analysis.parsed_run import ParsedRun
-from llmb.logs.outcome import Status
+from llmb.logs.outcome import LogOutcome, Status
 from llmb.metrics.statistics import Statistics
 from llmb.report.log_names import display_names, text_of
 from llmb.report.recipe_report import origin_document
@@ -125,7 +125,7 @@ def _csv_row(name: str, run: ParsedRun) -> list[str | float | None]:
         window.first if window else None,
         window.last if window else None,
         outcome.steps,
-        *figures_of(outcome.step_time_s, "median", "cv"),
+        *(known_times(outcome).get(key) for key in ("median", "cv")),
         *(interval or (None, None)),
         outcome.loss_first,
         outcome.loss_last,
@@ -144,6 +144,16 @@ def _csv_row(name: str, run: ParsedRun) -> list[str | float | None]:
         run.label,
         text_of(run.file.path),
     ]
+
+
+_OF_SINGLE_STEPS = ("median", "min", "max")
+
+
+def known_times(outcome: LogOutcome) -> dict[str, Any]:
+    """Statistics of the step times; a coarse clock tells nothing of single steps."""
+    unknown = _OF_SINGLE_STEPS if outcome.clock_error_s else ()
+    found = {} if outcome.step_time_s is None else _statistics(outcome.step_time_s)
+    return {key: None if key in unknown else value for key, value in found.items()}
 
 
 def figures_of(statistics: Statistics | None, *names: str) -> list[float | None]:
@@ -193,7 +203,8 @@ def _result(run: ParsedRun, name: str) -> dict[str, Any]:
         "attempts": outcome.attempts,
         "max_iteration": outcome.max_step,
         "figures": run.figures,
-        "step_time_s": outcome.step_time_s and _statistics(outcome.step_time_s),
+        "step_time_s": known_times(outcome) or None,
+        "clock_error_s": outcome.clock_error_s,
         "anomalies": run.anomalies and asdict(run.anomalies),
         "tflops_per_gpu": outcome.tflops_per_gpu and _statistics(outcome.tflops_per_gpu),
         "mfu_pct": dict(run.mfu_pct),

@@ -9,7 +9,7 @@ from llmb.analysis.parsed_run import ParsedRun
 from llmb.metrics.anomalies import Anomalies
 from llmb.report.numbers import interval_of, number
 from llmb.report.output import printable, result_table
-from llmb.report.parse_report import ParseReport, date_of, figures_of, one_mfu
+from llmb.report.parse_report import ParseReport, date_of, figures_of, known_times, one_mfu
 from llmb.report.table import Table
 
 UNKNOWN = ""
@@ -58,6 +58,12 @@ def _measured_table(report: ParseReport, runs: Sequence[ParsedRun], *, wide: boo
     notes = [f"MFU: FLOPs counted by the convention {' or '.join(conventions)}"] if conventions else []
     assumed = sum(run.layout_source == "recipe" for run in runs)
     notes += [f"layout of {assumed} of these logs: not reported, that of the recipe is assumed"] if assumed else []
+    coarse = sum(run.outcome.clock_error_s is not None for run in runs)
+    notes += (
+        [f"±: the clock of {coarse} of these logs shows whole seconds; the spread of steps is unknown"]
+        if coarse
+        else []
+    )
     unknown = sum(run.gpus is None and run.node_count is not None for run in runs)
     notes += [f"GPUs of {unknown} of these logs: only the nodes are reported; add --gpu-type"] if unknown else []
     told = [f"{ids[run.file.path]}: {note}" for run in runs if (note := note_of(run))] if not wide else []
@@ -80,7 +86,7 @@ def _columns(report: ParseReport, names: Mapping[Path, str]) -> dict[str, Cell]:
         "recipe": lambda run: run.recipe_text or printable(report.name(run)),
         "GPUs": lambda run: _known(run.gpus),
         "layout": lambda run: run.layout_text,
-        "time (s)": lambda run: _figure(run, "mean"),
+        "time (s)": _time,
         "CV %": lambda run: _short(_percent(run)),
         "TFLOPS": lambda run: number(figures_of(run.outcome.tflops_per_gpu, "mean")[0]),
         "MFU %": lambda run: _short(one_mfu(run)[0]),
@@ -110,8 +116,8 @@ def _wide_columns(report: ParseReport) -> dict[str, Cell]:
         "label": lambda run: printable(_known(run.label)),
         "data": lambda run: run.origin.data.short if run.origin else UNKNOWN,
         "window": _window,
-        "time (s)": lambda run: _figure(run, "mean"),
-        "median (s)": lambda run: _figure(run, "median"),
+        "time (s)": _time,
+        "median (s)": lambda run: number(known_times(run.outcome).get("median")),
         "std (s)": lambda run: _figure(run, "std"),
         "CV (%)": lambda run: number(_percent(run)),
         "ci95 (s)": _interval,
@@ -162,6 +168,11 @@ def _is_hidden(run: ParsedRun) -> bool:
 
 def _figure(run: ParsedRun, name: str) -> str:
     return number(figures_of(run.outcome.step_time_s, name)[0])
+
+
+def _time(run: ParsedRun) -> str:
+    error = run.outcome.clock_error_s
+    return _figure(run, "mean") + (f" ±{error:.2g}" if error else "")
 
 
 def _percent(run: ParsedRun) -> float | None:

@@ -17,7 +17,7 @@ from datetime import datetime
 from llmb.logs.formats.format import LINE_ENDS_SOON, NUMBER, Format, number_or_none, rank_before
 from llmb.logs.step_line import StepLine
 
-_GROUPED = rb"([\d,]{1,20}(?:\.\d{1,9})?)"
+_GROUPED = rb"(\d[\d,]{0,19}(?:\.\d{1,9})?)"
 STEP = re.compile(
     rb"(?<!validate )step: {1,9}(?P<step>\d{1,9})  loss: {1,9}(?P<loss>%s)(?:  grad_norm: {1,9}(?P<norm>%s))?"
     rb"  memory: [^\r\n]{0,40}?  (?:tps|wps): %s(?:  tflops: %s)?  mfu: (?:[\d.]{1,12}%%|N/A)"
