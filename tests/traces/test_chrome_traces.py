@@ -282,6 +282,69 @@ def test_a_trace_without_steps_is_an_error(write_trace: Callable[..., Path], spa
     assert "ProfilerStep#N" in str(raised.value)
 
 
+def test_iterations_without_marks_are_those_of_the_optimizer(
+    write_trace: Callable[..., Path], span: Callable[..., dict]
+) -> None:
+    updates = [span("user_annotation", "Optimizer.step#AdamW.step", at, at + 10) for at in (90, 190, 290)]
+    on_device = [span("gpu_user_annotation", "Optimizer.step#AdamW.step", at + 5, at + 25) for at in (90, 190, 290)]
+    kernels = [span("kernel", "a_gemm", at, at + 60) for at in (20, 120, 220)]
+    path = write_trace([*updates, *on_device, *kernels])
+    (timeline,) = read_trace(path, Rules(), unmarked=True)
+    assert [(step.number, step.start, step.end) for step in timeline.steps] == [
+        (1, 100_000, 215_000),
+        (2, 215_000, 315_000),
+    ]
+    assert timeline.notes == (
+        "no step is marked: iterations are from the end of one 'Optimizer.step#AdamW.step' to that of the next",
+    )
+
+
+@pytest.mark.parametrize("category", ["kernel", "cpu_op"])
+def test_a_trace_without_iterations_is_one_step(
+    write_trace: Callable[..., Path], span: Callable[..., dict], category: str
+) -> None:
+    path = write_trace([span(category, "aten::mm", 10, 20), span(category, "aten::mm", 50, 70)])
+    (timeline,) = read_trace(path, Rules(), unmarked=True)
+    (step,) = break_down(timeline)
+    assert (step.duration_s, step.idle_s) == (pytest.approx(60e-6), pytest.approx(30e-6))
+    assert timeline.notes == ("no step is marked: the whole trace, 0.06 ms, is shown as step 0",)
+
+
+def process(name: str, key: str = "name") -> dict:
+    return {"ph": "M", "name": "process_name", "pid": 1, "args": {key: name}}
+
+
+@pytest.mark.parametrize(
+    ("category", "labels", "device"),
+    [
+        ("xpu_runtime", "", "XPU"),
+        ("mtia_ccp_events", "", "MTIA"),
+        ("hpu_op", "", "HPU"),
+        ("privateuse1_runtime", "", "privateuse1"),
+        ("Trace", "/device:TPU:0", "TPU"),
+        ("Trace", "Ascend Hardware", "NPU"),
+    ],
+)
+def test_a_device_that_is_unknown_is_no_cpu(
+    write_trace: Callable[..., Path], span: Callable[..., dict], category: str, labels: str, device: str
+) -> None:
+    step, operator = span("user_annotation", "ProfilerStep#1", 0, 100), span("cpu_op", "aten::mm", 1, 9)
+    events = [step, operator, span(category, "launch", 1, 2), process(labels, "labels")]
+    with pytest.raises(UsageError, match=f"unknown device: .*{device}"):
+        read_trace(write_trace(events), Rules())
+    kernels = [*events, span("kernel", "some_kernel", 3, 9)]
+    (timeline,) = read_trace(write_trace(kernels), Rules())
+    assert timeline.device == "gpu" and device in timeline.notes[0]
+
+
+def test_operators_beside_kernels_that_were_not_recorded_are_said_to_be_of_the_cpu(
+    write_trace: Callable[..., Path], span: Callable[..., dict]
+) -> None:
+    step, operator = span("user_annotation", "ProfilerStep#1", 0, 100), span("cpu_op", "aten::mm", 1, 9)
+    (timeline,) = read_trace(write_trace([step, operator, span("cuda_runtime", "cudaLaunchKernel", 1, 2)]), Rules())
+    assert timeline.notes == ("the GPU's kernels were not recorded: these are operators on the CPU",)
+
+
 def test_reports_and_empty_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no trace in this folder"):
         find_traces([tmp_path])

@@ -186,3 +186,41 @@ def test_a_long_line_takes_no_quadratic_time(tmp_path: Path) -> None:
 def test_a_text_that_only_speaks_of_bandwidth_is_no_table(tmp_path: Path) -> None:
     text = "busbw is what counts\n#  size count type redop root time\n        1024           256     float     sum\n"
     assert tables(tmp_path, text) == []
+
+
+HEAD = START.format(name="all_gather_perf")
+NO_AVERAGE = "".join(line for line in TABLE.splitlines(keepends=True) if "Avg" not in line)
+SIZES = "".join(
+    f"{size:12d} {size // 4:12d}     float     sum      -1    18.46    0.06    0.08      0    18.56    0.06    0.09      0\n"
+    for size in (1024, 2048, 4096)
+)
+COLUMNS = "".join(TABLE.splitlines(keepends=True)[:3])
+
+
+@pytest.mark.parametrize(
+    "between", [END + HEAD, HEAD, HEAD.partition("\n")[2], "# Using devices\n", COLUMNS], ids=range(5)
+)
+def test_a_table_without_its_last_line_is_no_part_of_the_next(tmp_path: Path, between: str) -> None:
+    """As of a test that was killed."""
+    first, second = tables(tmp_path, START.format(name="all_reduce_perf") + NO_AVERAGE + between + TABLE)
+    assert (first.name, len(first.rows), first.average_bus_gb_s) == ("all_reduce", 2, None)
+    assert (second.name != "all_reduce", len(second.rows), second.average_bus_gb_s) == (True, 2, 62.7)
+
+
+def test_sizes_that_begin_again_are_of_another_test(tmp_path: Path) -> None:
+    first, second = tables(tmp_path, START.format(name="all_reduce_perf") + COLUMNS + SIZES + SIZES)
+    assert [row.size_bytes for row in first.rows] == [row.size_bytes for row in second.rows] == [1024, 2048, 4096]
+    assert (first.name, second.name) == ("all_reduce", None)
+
+
+def test_sizes_of_several_types_are_one_table(tmp_path: Path) -> None:
+    (table,) = tables(tmp_path, COLUMNS + SIZES + SIZES.replace("float", " half") + SIZES.replace("sum", "max"))
+    assert len(table.rows) == 9
+
+
+def test_cycles_of_a_test_are_tables_without_the_average_of_all(tmp_path: Path) -> None:
+    text = START.format(name="all_reduce_perf") + COLUMNS + SIZES + "# Testing 2 cycle.\n" + SIZES
+    found = tables(tmp_path, text + "# Avg bus bandwidth    : 0.085\n")
+    assert [(table.name, table.ranks, len(table.rows), table.average_bus_gb_s) for table in found] == [
+        ("all_reduce", 2, 3, None)
+    ] * 2

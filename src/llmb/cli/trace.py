@@ -33,6 +33,7 @@ def trace(
 
     Reads traces of the PyTorch profiler and SQLite exports of Nsight Systems, one file per rank. Every instant of a
     step is counted once, so the parts sum to the step time; overlapped communication is reported as hidden.
+    In a trace without marked steps, iterations are those of the optimizer, or the whole is one step; a note says so.
 
     Examples:
 
@@ -42,7 +43,7 @@ def trace(
 
     - `llmb trace profile_0.sqlite profile_1.sqlite --json`
     """
-    summary = summarize(read_traces(find_traces(paths)))
+    summary = summarize(read_traces(find_traces(paths), unmarked=True))
     if picture:
         try:
             write_atomically(picture, trace_picture(summary))

@@ -4,9 +4,11 @@
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from llmb.errors import UsageError
 from llmb.traces.classify import MEMORY_COPY, Activity, Label, Rules
 from llmb.traces.json_events import TraceFile
 from llmb.traces.timeline import LAST_NS, Recorder, Timeline, TracedStep, counted, make_timeline
@@ -14,9 +16,12 @@ from llmb.traces.timeline import LAST_NS, Recorder, Timeline, TracedStep, counte
 STEP_NAME = re.compile(r"(?:ProfilerStep#|step )(\d{1,9})")
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})|^profile_(\d{1,9})\b")
 MOST_GROUPS = 500
+LONGEST_NAME = 200
 MORE_GROUPS = "(further groups)"
 _CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "cpu_op", "user_annotation", "gpu_user_annotation")
 _NO_GROUP = ("", "undefined")
+_OPTIMIZER = "Optimizer.step#"
+"""Of the ranges that PyTorch marks itself."""
 
 
 def rank_in_name(path: Path) -> int | None:
@@ -38,8 +43,20 @@ class _Collected:
     groups: set[str] = field(default_factory=set)
     without_time: int = 0
     """Events that are left out."""
+    updates: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """When the host finished the steps of optimizers."""
+    device_updates: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """When the device finished them."""
+    categories: set[str] = field(default_factory=set)
+    device: str | None = None
+    """An unknown one, by the name of a process."""
 
     def take(self, event: dict[str, Any]) -> None:
+        category = event.get("cat")
+        if isinstance(category, str) and len(self.categories) < MOST_GROUPS:
+            self.categories.add(category)
+        if event.get("ph") == "M":
+            self._take_process(event.get("args"))
         if event.get("ph") != "X" or event.get("cat") not in _CATEGORIES:
             return
         start, duration = _nanoseconds(event.get("ts")), _nanoseconds(event.get("dur"))
@@ -47,6 +64,28 @@ class _Collected:
             self.without_time += 1
         else:
             self._take(event, start, start + duration)
+
+    def _take_process(self, args: object) -> None:
+        names = (args.get("name"), args.get("labels")) if isinstance(args, dict) else ()
+        for name in names:
+            if isinstance(name, str) and not self.device:
+                self.device = self.rules.device_of_process(name[:LONGEST_NAME])
+
+    @property
+    def unknown_device(self) -> str | None:
+        return self.device or next(filter(None, map(self.rules.device_of_category, sorted(self.categories))), None)
+
+    def take_iterations(self) -> str | None:
+        """Of a trace without marked steps, those between the ends of the optimizer's steps, if there are any; how they
+        were taken."""
+        name = max(self.updates, key=lambda name: len(self.updates[name]), default=None)
+        ends = sorted(self.updates[name]) if name else []
+        if len(ends) < 2:
+            return None
+        self.steps = dict(enumerate(pairwise(ends), 1))
+        done = sorted(self.device_updates[name]) if name else []
+        self.device_ends = dict(enumerate(done[1:], 1)) if len(done) == len(ends) else {}
+        return f"no step is marked: iterations are from the end of one '{name}' to that of the next"
 
     def _take(self, event: dict[str, Any], start: int, end: int) -> None:
         name = str(event.get("name"))
@@ -58,13 +97,20 @@ class _Collected:
             case "cpu_op":
                 self._operator(event, start, end, self.rules.operator(name))
             case "user_annotation":
-                if step := STEP_NAME.fullmatch(name):
-                    self.steps[int(step[1])] = (start, end)
-                elif (label := self.rules.operator(name)) and label.activity is Activity.COMMUNICATION:
-                    self._operator(event, start, end, label)
+                self._range(event, name, start, end)
             case "gpu_user_annotation":
                 if step := STEP_NAME.fullmatch(name):
                     self.device_ends[int(step[1])] = max(end, self.device_ends.get(int(step[1]), end))
+                elif name.startswith(_OPTIMIZER) and len(self.device_updates) < MOST_GROUPS:
+                    self.device_updates[name[:LONGEST_NAME]].append(end)
+
+    def _range(self, event: dict[str, Any], name: str, start: int, end: int) -> None:
+        if step := STEP_NAME.fullmatch(name):
+            self.steps[int(step[1])] = (start, end)
+        elif name.startswith(_OPTIMIZER) and len(self.updates) < MOST_GROUPS:
+            self.updates[name[:LONGEST_NAME]].append(end)
+        elif (label := self.rules.operator(name)) and label.activity is Activity.COMMUNICATION:
+            self._operator(event, start, end, label)
 
     def _operator(self, event: dict[str, Any], start: int, end: int, label: Label | None) -> None:
         if label:
@@ -93,16 +139,19 @@ def _nanoseconds(microseconds: object) -> int | None:
     return round(microseconds * 1000) if -LAST_NS < microseconds * 1000 < LAST_NS else None
 
 
-def read_chrome(path: Path, rules: Rules) -> Timeline:
+def read_chrome(path: Path, rules: Rules, *, unmarked: bool = False) -> Timeline:
     """Reads one trace. CPU operators count only if the trace has no GPU kernels.
 
-    Raises UsageError if the file is not a trace. A trace without steps gives a timeline without steps.
+    Raises UsageError if the file is not a trace, or of an unknown device alone. A trace without steps gives a timeline
+    without steps; if ``unmarked``, one with what can be taken for steps.
     """
     file = TraceFile(path)
     collected = _Collected(rules)
     for event in file.events():
         collected.take(event)
-    notes = []
+    notes = _notes_on_device(path, collected)
+    if unmarked and not collected.steps and (taken := collected.take_iterations()):
+        notes.append(taken)
     if collected.without_time:
         notes.append(f"left out: {counted(collected.without_time, 'event')} without a valid time")
     distributed = file.header.get("distributedInfo")
@@ -112,9 +161,25 @@ def read_chrome(path: Path, rules: Rules) -> Timeline:
     rank = rank if is_rank(rank) else rank_in_name(path)
     if len(collected.kernels):
         steps = device_steps(collected.steps, collected.device_ends)
-        return make_timeline(path.name, rank, "gpu", steps, [collected.kernels], notes)
+        return make_timeline(path.name, rank, "gpu", steps, [collected.kernels], notes, unmarked=unmarked)
     steps = [TracedStep(number, *span) for number, span in collected.steps.items()]
-    return make_timeline(path.name, rank, "cpu", steps, list(collected.threads.values()), notes)
+    threads = list(collected.threads.values())
+    return make_timeline(path.name, rank, "cpu", steps, threads, notes, unmarked=unmarked)
+
+
+def _notes_on_device(path: Path, collected: _Collected) -> list[str]:
+    device = collected.unknown_device
+    if device and not len(collected.kernels):
+        raise UsageError(
+            f"a trace of an unknown device: {device}",
+            where=str(path),
+            choices=("CPU", "GPUs of CUDA and ROCm"),
+            do="its operators on the CPU are not the work of the device; use the tools of its maker",
+        )
+    if device:
+        return [f"the device is unknown: {device}; no rule knows its kernels"]
+    launched = "cuda_runtime" in collected.categories and not len(collected.kernels)
+    return ["the GPU's kernels were not recorded: these are operators on the CPU"] if launched else []
 
 
 def is_rank(value: object) -> TypeGuard[int]:

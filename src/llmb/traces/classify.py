@@ -81,9 +81,21 @@ class CollectiveRule(Record):
     kind: str
 
 
+class DeviceRule(Record):
+    """A device that is neither a CPU nor a GPU whose kernels are known."""
+
+    category: Pattern | None = None
+    """Of its events."""
+    process: Pattern | None = None
+    """Name or label of one of the trace's processes."""
+    name: str
+    source: str
+
+
 class RulesFile(Record):
     """The content of ``activities.yaml``."""
 
+    devices: tuple[DeviceRule, ...]
     kernels: tuple[KernelRule, ...]
     operators: tuple[OperatorRule, ...]
     collectives: tuple[CollectiveRule, ...]
@@ -114,6 +126,13 @@ class Rules:
         if name not in self._operators:
             self._operators[name] = _operator(self.file.operators, name)
         return self._operators[name]
+
+    def device_of_category(self, category: str) -> str | None:
+        """The device of events of this category, if it is an unknown one."""
+        return next((rule.name for rule in self.file.devices if rule.category and rule.category.search(category)), None)
+
+    def device_of_process(self, name: str) -> str | None:
+        return next((rule.name for rule in self.file.devices if rule.process and rule.process.search(name)), None)
 
     def collective(self, name: str) -> str | None:
         """The kind of a collective, by the name that a profiler gives it."""

@@ -46,11 +46,13 @@ def _natural(path: Path) -> tuple[int, str]:
     return len(path.name), path.name
 
 
-def read_trace(path: Path, rules: Rules) -> list[Timeline]:
-    """One timeline per process. Raises UsageError if the file is not a trace, or has no training steps."""
+def read_trace(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Timeline]:
+    """One timeline per process. If ``unmarked``, a trace in which no step is marked has those of the optimizer, or is
+    one as a whole, with a note. Raises UsageError if the file is not a trace, or has no training steps."""
     if path.name.endswith(REPORT_END):
         raise _report(path)
-    timelines = read_nsys(path, rules) if _is_sqlite(path) else [read_chrome(path, rules)]
+    is_nsys = _is_sqlite(path)
+    timelines = read_nsys(path, rules, unmarked=unmarked) if is_nsys else [read_chrome(path, rules, unmarked=unmarked)]
     with_steps = [timeline for timeline in timelines if timeline.steps]
     if not with_steps:
         raise UsageError(
@@ -62,11 +64,11 @@ def read_trace(path: Path, rules: Rules) -> list[Timeline]:
     return with_steps
 
 
-def read_traces(paths: Iterable[Path]) -> Iterator[Timeline]:
-    """All processes of all files."""
+def read_traces(paths: Iterable[Path], *, unmarked: bool = False) -> Iterator[Timeline]:
+    """All processes of all files; see ``read_trace``."""
     rules = Rules()
     for path in paths:
-        yield from read_trace(path, rules)
+        yield from read_trace(path, rules, unmarked=unmarked)
 
 
 def _is_sqlite(path: Path) -> bool:

@@ -24,6 +24,9 @@ FACTOR_TOLERANCE = 0.05
 """Bandwidths are printed with two decimals."""
 _LABEL = re.compile(r"\s*([^\s#]{1,200}:)(?=[\s#])")
 _NAMED = re.compile(r"\b(\w+)_perf\b")
+_CONCLUDED = "test concluded"
+_BEGINS = re.compile(r"#.*(?:test starting|nThread \d|Using devices|in-place)")
+_CYCLE = re.compile(r"#\s*Testing \d+ cycle")
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s")
 _AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*(\S+)")
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d\S*")
@@ -124,18 +127,54 @@ class _Output:
     rows: list[TestRow] = field(default_factory=list)
     in_place_alone: bool = False
     """The line above the header says so."""
+    cycles: bool = False
+    """The test was repeated, and the average at its end is that of all cycles."""
 
     def read(self, line: str) -> TestTable | None:
-        """The table that ends with ``line``, if one does."""
+        """The table that ends with ``line`` or before it, if one does."""
         if self.header is None:
             self._read_head(line)
         elif average := _AVERAGE.search(line):
-            return self.table(average[1])
-        elif NCCL_LINE not in line and (row := _row(self.header, line)):
-            self.rows.append(row)
+            return self.table(None if self.cycles else average[1])
+        elif NCCL_LINE in line:
+            return None
+        elif "#" in line:
+            return self._read_comment(line, self.header)
+        elif row := _row(self.header, line):
+            return self._add(row, self.header)
         return None
 
+    def _read_comment(self, line: str, header: _Header) -> TestTable | None:
+        """The last line of a table is missing if the first lines of another follow."""
+        if _CYCLE.search(line):
+            return self._again(header)
+        begins = _BEGINS.search(line) or _RANK.search(line) or _header(line, in_place_alone=False)
+        if not begins and _CONCLUDED not in line:
+            return None
+        ended = self.table()
+        self._read_head(line)
+        return ended
+
+    def _add(self, row: TestRow, header: _Header) -> TestTable | None:
+        """Sizes grow for each type, reduction and root: smaller ones are of another test, whose first lines are
+        missing, and with them its name."""
+        before = self.rows[-1] if self.rows else row
+        same = (before.datatype, before.reduction, before.root) == (row.datatype, row.reduction, row.root)
+        ended = None
+        if same and row.size_bytes < before.size_bytes:
+            ended, self.header = self.table(), header
+        self.rows.append(row)
+        return ended
+
+    def _again(self, header: _Header) -> TestTable | None:
+        name, ranks = self.name, self.ranks
+        ended = self.table()
+        self.name, self.ranks, self.header, self.cycles = name, ranks, header, True
+        return ended
+
     def _read_head(self, line: str) -> None:
+        if _CONCLUDED in line:
+            return
         if "_perf" in line and (named := _NAMED.search(line)):
             self.name = named[1]
         elif " Pid " in line and (rank := _RANK.search(line)):
@@ -148,7 +187,7 @@ class _Output:
     def table(self, average: str | None = None) -> TestTable | None:
         """What was read, None without a row; then nothing is read yet of the next table."""
         rows, ranks, name = tuple(self.rows), len(self.ranks) or None, self.name
-        self.name, self.ranks, self.header, self.rows = None, set(), None, []
+        self.name, self.ranks, self.header, self.rows, self.cycles = None, set(), None, [], False
         if not rows:
             return None
         try:

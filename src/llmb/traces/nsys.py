@@ -62,17 +62,17 @@ class _Process:
         return found
 
 
-def read_nsys(path: Path, rules: Rules) -> list[Timeline]:
+def read_nsys(path: Path, rules: Rules, *, unmarked: bool = False) -> list[Timeline]:
     """One timeline per process, in the order of their identifiers; activities count for their own process.
 
     Raises UsageError if the file is not an export, or has no GPU kernels. A process without steps gives a timeline
-    without steps.
+    without steps, or if ``unmarked`` with one, its whole.
     """
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             connection.text_factory = lambda text: text.decode("utf-8", "replace")
             connection.execute("PRAGMA trusted_schema = OFF")
-            return list(_timelines(_Export(path, connection), rules))
+            return list(_timelines(_Export(path, connection), rules, unmarked=unmarked))
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter is of messages that quote a damaged schema
         raise _unreadable(path, f"is not an SQLite database that can be read: {error}") from error
 
@@ -141,7 +141,7 @@ class _Export:
         yield from self.connection.execute(query, {"mask": NO_THREAD})
 
 
-def _timelines(export: _Export, rules: Rules) -> Iterator[Timeline]:
+def _timelines(export: _Export, rules: Rules, *, unmarked: bool) -> Iterator[Timeline]:
     if not export.columns(STRINGS) or not (export.columns(KERNELS) or export.columns(GRAPHS)):
         raise _unreadable(export.path, f"has no GPU kernels (table {KERNELS})")
     processes = {process: _Process() for process in export.processes()}
@@ -151,7 +151,7 @@ def _timelines(export: _Export, rules: Rules) -> Iterator[Timeline]:
         rank = rank_in_name(export.path) if len(processes) == 1 else None
         source = export.path.name if len(processes) == 1 else f"{export.path.name} process {(identifier or 0) >> 24}"
         steps = device_steps(process.host, process.ends)
-        yield make_timeline(source, rank, "gpu", steps, [process.activities], process.notes())
+        yield make_timeline(source, rank, "gpu", steps, [process.activities], process.notes(), unmarked=unmarked)
 
 
 def _add_activities(export: _Export, processes: dict[int | None, _Process], rules: Rules) -> None:

@@ -140,8 +140,20 @@ def make_timeline(
     steps: Sequence[TracedStep],
     recorders: Sequence[Recorder],
     notes: Sequence[str] = (),
+    *,
+    unmarked: bool = False,
 ) -> Timeline:
-    """``recorders`` hold what ran in parallel: the threads of a CPU, whose operators are nested, or a GPU."""
+    """``recorders`` hold what ran in parallel: the threads of a CPU, whose operators are nested, or a GPU.
+
+    If ``unmarked``, a trace without steps is one step as a whole.
+    """
+    if unmarked and not steps and any(map(len, recorders)):
+        begin, end = (
+            min(min(one.starts) for one in recorders if len(one)),
+            max(max(one.ends) for one in recorders if len(one)),
+        )
+        steps = [TracedStep(0, begin, end)]
+        notes = (*notes, f"no step is marked: the whole trace, {(end - begin) / 1e6:.4g} ms, is shown as step 0")
     empty = sum(step.end <= step.start for step in steps)
     if empty:
         steps = [step for step in steps if step.end > step.start]
