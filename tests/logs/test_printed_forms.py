@@ -153,12 +153,52 @@ def test_saved_checkpoints_of_all_versions_of_megatron(end, time):
     assert read(text).checkpoint_saves == 1 + read(sample("megatron_lm")).checkpoint_saves
 
 
-def test_a_finished_run_of_another_program_is_not_said_to_have_died_before_its_first_step():
-    """Megatron-DeepSpeed prints seconds."""
-    line = " iteration {:8d}/      50 | elapsed time per iteration (s): 2.00 | lm loss: 1.0E+01 | TFLOPs: 100.2 |\n"
-    found = judge_log(read("".join(map(line.format, range(1, 51)))))
-    assert (found.status, found.step_time_s) == ("no_data", None)
-    assert "or of a program whose steps are not read" in found.reason
+def test_the_forms_of_megatron_deepspeed_and_primus():
+    """Seconds in hundredths, TFLOPS under another name, and means beside the values."""
+    seconds = " iteration {:8d}/      50 | elapsed time per iteration (s): 2.00 | lm loss: 1.0E+01 | TFLOPs: 100.2 |\n"
+    primus = (
+        " iteration {:8d}/      50 | consumed samples:  1 | elapsed time per iteration (ms): 2000.0/2100.5 |"
+        " throughput per GPU (TFLOP/s/GPU): 100.2/99.1  | tokens per GPU (tokens/s/GPU): 9.5/9.1 | lm loss: 1.0E+01 |\n"
+    )
+    for line in (seconds, primus):
+        found = judge_log(read("".join(map(line.format, range(1, 51)))))
+        assert (found.status, found.step_time_s and found.step_time_s.mean, found.loss_last) == ("success", 2.0, 10.0)
+        assert found.tflops_per_gpu.mean == pytest.approx(100.2)
+    fast = judge_log(read("".join(map(seconds.replace("2.00", "0.01").format, range(1, 51)))))
+    assert (fast.status, fast.step_time_s) == ("no_data", None)
+
+
+RATE = (
+    "[2024-05-01 10:00:00,000] [INFO] [timer.py:260:stop] epoch=0/micro_step={0}/global_step={0},"
+    " RunningAvgSamplesPerSec=15.1, CurrSamplesPerSec=16.0, MemAllocated=4.75GB, MaxMemAllocated=15.59GB\n"
+)
+
+
+def test_the_rates_of_deepspeed_without_timers():
+    text = "  train_batch_size ............. 32\n" + "".join(map(RATE.format, range(10, 101, 10)))
+    found = judge_log(read(text))
+    assert (found.format, found.status, found.step_time_s and found.step_time_s.mean) == ("deepspeed", "success", 2.0)
+    assert found.reason.endswith("of which every 10. is logged")
+    assert judge_log(read("".join(map(RATE.format, range(10, 101, 10))))).status == "no_data"  # of which batch?
+
+
+def test_the_lines_of_a_pipeline_of_deepspeed():
+    line = "steps: {} loss: 7.1234 iter time (s): 1.250 samples/sec: 25.600\n"
+    found = judge_log(read("".join(map(line.format, range(10, 101, 10))), "all"))
+    assert (found.status, found.step_time_s.mean, found.step_time_s.count) == ("success", 1.25, 100)
+
+
+def test_lines_of_megatron_count_before_those_of_deepspeed():
+    head = "------------------------ arguments ------------------------\n  train_batch_size ............. 32\n"
+    text = "".join(RATE.format(step) + line for step, line in enumerate(_iterations(), 1))
+    assert judge_log(read(head + text)).format == "megatron"
+    assert judge_log(read(text)).format == "deepspeed"
+
+
+def _iterations():
+    return (
+        f" iteration {step}/ 50 | elapsed time per iteration (ms): 2000.0 | lm loss: 1.0 |\n" for step in range(1, 51)
+    )
 
 
 TIME_LIMIT = "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***"

@@ -86,6 +86,7 @@ SAMPLES = {
         },
     ),
     "maxtext": Sample("maxtext", 0, *FROM_0, 559.5, (("workload", "llama3.1-8b"), *layout(seq_len=8192))),
+    "deepspeed": Sample("deepspeed", 1, *FROM_1, None),
     "huggingface": Sample("huggingface", 1, FROM_1[0], (), None),
     "nanotron": Sample("nanotron", 1, *FROM_1, 560.5),
 }
@@ -124,7 +125,7 @@ def test_a_sample_is_read(name):
     assert found.status == "success", found.reason
     assert found.step_time_s.mean == pytest.approx(sum(sample.times or FROM_1[1]) / len(sample.logged), rel=3e-3)
     assert (found.tflops_per_gpu and found.tflops_per_gpu.mean) == (sample.tflops and pytest.approx(sample.tflops))
-    assert found.loss_last == 7.0
+    assert found.loss_last == (None if name == "deepspeed" else 7.0)
     assert log.checkpoint_saves == (0 if name == "nemo1" else 1)
 
 
@@ -257,7 +258,7 @@ def test_a_file_cut_at_every_place_has_no_value_that_the_whole_has_not(name):
     for cut in range(len(text) - 300, len(text)):
         attempt = read(text[:cut], rule="all").attempt
         assert set(zip(attempt.step, attempt.step_time_s, strict=True)) <= known, cut
-        if name != "huggingface":  # its last bar may be cut: the run is then a step shorter
+        if name not in ("huggingface", "deepspeed"):  # no line has the total: a run that is cut is a step shorter
             assert attempt.last == whole.attempt.last
 
 

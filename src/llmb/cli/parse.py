@@ -80,10 +80,10 @@ def parse(
 ) -> None:
     """Step-time statistics of training logs, and the outcome of every run.
 
-    Reads logs of llmb, NeMo 1 and 2, Megatron-LM and -Bridge, torchtitan, MaxText, nanotron and the Hugging Face
-    Trainer. A run is a success if it logged every step of the window and its last one, and its loss was finite
-    throughout. Statistics use the sample standard deviation; the interval is that of the mean, 95 %. Exit code 4: no
-    run was a success.
+    Reads logs of llmb, NeMo 1 and 2, Megatron-LM, -Bridge and -DeepSpeed, Primus, DeepSpeed, torchtitan, MaxText,
+    nanotron and the Hugging Face Trainer. A run is a success if it logged every step of the window and its last one,
+    and its loss was finite throughout. Statistics use the sample standard deviation; the interval is that of the mean,
+    95 %. Exit code 4: no run was a success.
 
     With --compat a log is read as the reference suite's script does: default folder 'experiments', window 35-44,
     standard deviation of the population, exit code 1 for every error.

@@ -20,12 +20,15 @@ class _Candidate:
         self.format = of
         self.reader: Reader = of.reader()
         self.resumed = False
+        self.excluded = False
         self.kept: deque[StepLine] = deque(maxlen=_MOST_KEPT)
         """Steps that count only if the log has this format."""
 
     def look(self, text: bytes, start: int, end: int) -> int | None:
         """Where the first step line begins, in ``text[start:end]``."""
         if not any(has(text, mark, start, end) for mark in self.format.marks):
+            return None
+        if self.excluded or self._is_excluded(text, start, end):
             return None
         self.kept.extend(self.reader.find(text, start, end))
         mark = self.format.find_step_mark(text, start, end)
@@ -34,6 +37,13 @@ class _Candidate:
             until = first.start() if first else end
             self.resumed = self.format.resumed.search(text, start, until) is not None
         return first.start() if first else None
+
+    def _is_excluded(self, text: bytes, start: int, end: int) -> bool:
+        unless = self.format.unless
+        found = unless.search(text, start, end) if unless else None
+        first = self.format.step.search(text, start, end) if found else None
+        self.excluded = found is not None and (first is None or found.start() < first.start())
+        return self.excluded
 
 
 class StepFinder:
@@ -66,7 +76,7 @@ class StepFinder:
             return self.reader.find_unended(text)
         for candidate in self._candidates:
             steps, is_cut = candidate.reader.find_unended(text)
-            if is_cut or candidate.format.step.search(text):
+            if not candidate.excluded and (is_cut or candidate.format.step.search(text)):
                 return [*self._choose(candidate), *steps], is_cut
         return [], False
 

@@ -59,6 +59,8 @@ class Format:
     saved: bytes | None = None
     """Found in a line that logs that a checkpoint was saved."""
     step_marks: int = 1
+    unless: re.Pattern[bytes] | None = None
+    """Found before the first step of logs whose steps are those of another format."""
 
     def find_step_mark(self, text: bytes, start: int = 0, end: int = sys.maxsize) -> int:
         """Where ``text[start:end]`` has the first one, in the first step line at the latest; -1 without one."""

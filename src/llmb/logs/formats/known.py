@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """All formats of logs that are read."""
 
-from llmb.logs.formats import huggingface, maxtext, megatron, nanotron, nemo1, nemo2, torchtitan
+from llmb.logs.formats import deepspeed, huggingface, maxtext, megatron, nanotron, nemo1, nemo2, torchtitan
 from llmb.logs.formats.format import Format
 
 FORMATS: tuple[Format, ...] = (
@@ -10,6 +10,7 @@ FORMATS: tuple[Format, ...] = (
     nemo1.FORMAT,
     torchtitan.FORMAT,
     maxtext.FORMAT,
+    deepspeed.FORMAT,
     huggingface.FORMAT,
     nanotron.FORMAT,
 )

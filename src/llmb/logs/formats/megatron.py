@@ -5,7 +5,9 @@
 `` [time] iteration       50/      50 | consumed samples: .. | elapsed time per iteration (ms): 9089.0 | ...``, counted
 from 1, by the last rank. Throughput is in that line (Megatron-LM: ``throughput per GPU (TFLOP/s/GPU): 239.8``), or
 in a line of its own before it, by the first rank (Megatron-Bridge: ``Step Time : 9.09s GPU utilization:
-663.5MODEL_TFLOP/s/GPU``). With ``log_interval`` n, every n-th iteration is logged and its time is the mean of n.
+663.5MODEL_TFLOP/s/GPU``). Primus has means beside them (``(ms): 5678.9/5690.1``, ``239.8/240.1``); Megatron-DeepSpeed
+prints ``TFLOPs: 153.38``, and in some versions ``(s): 11.18``. With ``log_interval`` n, every n-th iteration is logged
+and its time is the mean of n.
 """
 
 import re
@@ -23,18 +25,21 @@ _DECIMAL = rb"(\d{1,12}(?:\.\d{1,9})?)"
 # The pattern begins with literal text, which is found fast. A value counts only if the bar after it is there.
 STEP = re.compile(
     rb"iteration +(?P<step>\d{1,9})/ *(?P<last>\d{1,9}) \|[^\r\n]{0,400}?"
-    rb" elapsed time per iteration \(ms\): (?P<ms>\d{1,12}(?:\.\d{1,9})?) \|(?P<body>[^\r\n]{0,3000}+)(?:[\r\n]|\Z)"
+    rb" elapsed time per iteration \((?P<unit>m?s)\): (?P<time>\d{1,12}(?:\.\d{1,9})?)(?:/[\d.]{1,20})? \|"
+    rb"(?P<body>[^\r\n]{0,3000}+)(?:[\r\n]|\Z)"
 )
 _UTILIZATION = re.compile(
     rb"(?:Step Time : %ss )?GPU utilization: %s ?(?:MODEL_)?TFLOP/s/GPU" % (_DECIMAL, _DECIMAL) + LINE_ENDS_SOON
 )
 _UNENDED = re.compile(rb"iteration +\d{1,9}/ *\d{1,9} \|")
-_THROUGHPUT = re.compile(rb" throughput per GPU \(TFLOP/s/GPU\): %s \|" % _DECIMAL)
+_THROUGHPUT = re.compile(rb" (?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs): %s(?:/[\d.]{1,20})? {1,2}\|" % _DECIMAL)
 _LOSS = re.compile(rb" lm loss: (%s) \|" % NUMBER, re.IGNORECASE)
 _GRAD_NORM = re.compile(rb" grad norm: (%s) \|" % NUMBER, re.IGNORECASE)
 _SKIPPED = re.compile(rb" number of (?:skipped|nan) iterations: {1,9}(\d{1,9}) \|")
 """An iteration that is skipped because its loss is not finite is counted in both."""
 _MOST_WAITING = 4
+_LEAST_S = 0.5
+"""Of which hundredths of seconds are 1 %."""
 
 
 class _Utilization(NamedTuple):
@@ -77,11 +82,12 @@ class MegatronReader:
             self.waiting.append(_Utilization(float(seconds) if seconds else None, float(tflops)))
 
     def _read(self, match: "re.Match[bytes]", rank: int | None) -> StepLine | None:
-        """None for a line that counts from 0, which Megatron never does."""
-        body, seconds = match["body"], float(match["ms"]) / 1000
+        """None for a line that counts from 0, which Megatron never does, and for hundredths of seconds that are too
+        coarse for the step."""
+        body, seconds = match["body"], float(match["time"]) / (1000 if match["unit"] == b"ms" else 1)
         own = _THROUGHPUT.search(body)
         tflops = float(own[1]) if own else self._take_utilization(seconds)
-        if int(match["step"]) == 0:
+        if int(match["step"]) == 0 or (match["unit"] == b"s" and seconds < _LEAST_S):
             return None
         loss, grad_norm = _LOSS.search(body), _GRAD_NORM.search(body)
         return StepLine(
@@ -107,8 +113,8 @@ class MegatronReader:
 
 FORMAT = Format(
     name="megatron",
-    title="Megatron-LM or Megatron-Bridge",
-    marks=(b"elapsed time per iteration (ms): ", b"GPU utilization: ", b"successfully loaded checkpoint from"),
+    title="Megatron-LM, Megatron-Bridge, Megatron-DeepSpeed or Primus",
+    marks=(b"elapsed time per iteration (", b"GPU utilization: ", b"successfully loaded checkpoint from"),
     step=STEP,
     reader=MegatronReader,
     first_number=1,
