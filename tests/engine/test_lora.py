@@ -17,12 +17,13 @@ from llmb.engine.model.adapter_dropout import Dropout, TokenKeys
 from llmb.engine.model.decoder import Decoder, build_model
 from llmb.engine.model.initialize import initialize
 from llmb.engine.optimizer import build_optimizer
+from llmb.huggingface.adapter import targets_of
 from llmb.huggingface.config import config_of
 from llmb.metrics.parameters import parameter_count, trainable_parameters
 from llmb.runs.plan import Plan
 
 TOLERANCE = 1e-4
-SPLIT = ("qkv-split", "attention", "all-linear")
+SPLIT = ("qkv-split", "qv", "attention", "all-linear")
 TARGETS = ("qkv", *SPLIT)
 
 
@@ -95,6 +96,12 @@ def test_loss_and_gradients_are_those_of_peft(targets: str, models: dict[str, Mo
     for name, gradient in gradients.items():
         assert gradient is not None
         assert (found[name] - gradient).norm() <= TOLERANCE * gradient.norm(), name
+
+
+@pytest.mark.parametrize("targets", TARGETS)
+def test_targets_follow_from_the_adapted_layers(targets: str) -> None:
+    assert targets_of(ADAPTED[targets], shared=targets == "qkv") == targets
+    assert targets_of(["q_proj", "down_proj"], shared=False) is None
 
 
 def key_of(gradients: dict[str, Tensor], name: str) -> str:

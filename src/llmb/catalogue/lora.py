@@ -8,6 +8,7 @@ ATTENTION = (*QKV, "o_proj")
 ADAPTED: dict[LoraTargets, tuple[str, ...]] = {
     "qkv": QKV,
     "qkv-split": QKV,
+    "qv": ("q_proj", "v_proj"),
     "attention": ATTENTION,
     "all-linear": (*ATTENTION, "gate_proj", "up_proj", "down_proj"),
 }

@@ -257,9 +257,10 @@ class Window(Record):
     rule: str
 
 
-LoraTargets = Literal["qkv", "qkv-split", "attention", "all-linear"]
+LoraTargets = Literal["qkv", "qkv-split", "qv", "attention", "all-linear"]
 """``qkv``: the query, key and value projections as one fused projection, with one A for the three; the others have one
-A for every projection. ``attention``: also the output projection; ``all-linear``: also the feed-forward layers."""
+A for every projection. ``qv``: query and value, as by default in peft; ``attention``: also the output projection;
+``all-linear``: also the feed-forward layers."""
 
 
 class Lora(Record):

@@ -84,7 +84,7 @@ def adapted_layers(names: Iterable[str], targets: LoraTargets) -> list[str]:
 def targets_of(layers: Iterable[str], *, shared: bool) -> LoraTargets | None:
     """The targets of exactly the layers of these names (``q_proj``); ``shared``: query, key and value have one A."""
     found = set(layers)
-    fitting: tuple[LoraTargets, ...] = ("qkv", "qkv-split", "attention", "all-linear")
+    fitting: tuple[LoraTargets, ...] = ("qkv", "qkv-split", "qv", "attention", "all-linear")
     for targets in fitting if shared else fitting[1:]:
         if found in (set(ADAPTED[targets]), set(ADAPTED[targets]) - {"gate_proj"}):
             return targets

@@ -189,8 +189,8 @@ class Choices(Record):
         LoraTargets | None,
         _fine_tuning(
             help="Layers with adapters: 'qkv' query, key and value as one fused projection, 'qkv-split' each of them, "
-            "'attention' also the output projection, 'all-linear' also feed-forward layers. Default: that of the "
-            "recipe."
+            "'qv' query and value, 'attention' also the output projection, 'all-linear' also feed-forward layers. "
+            "Default: that of the recipe."
         ),
     ] = None
 

@@ -97,8 +97,8 @@ def read_peft(
     if targets is None or set(adapted_layers(shapes, targets)) != set(found):
         kinds = ", ".join(sorted({layer.rpartition(".")[2] for layer in found}))
         raise UsageError(
-            f"these are adapters of {kinds}, in {len(found)} layers; supported are those of q_proj, k_proj and v_proj, "
-            "also with o_proj, or of all linear layers, in every block",
+            f"these are adapters of {kinds}, in {len(found)} layers; supported are those of q_proj and v_proj, "
+            "also with k_proj, also with o_proj, or of all linear layers, in every block",
             where=job.source,
         )
     return Lora(rank=job.rank, alpha=job.alpha, dropout=job.dropout, targets=targets), adapters
