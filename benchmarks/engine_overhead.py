@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch._C._distributed_c10d import TCPStore
 from torch.nn.utils import clip_grad_norm_
 
 from llmb.catalogue.load import Catalogue
@@ -35,6 +34,7 @@ from llmb.engine.parallel.mesh import join_ranks
 from llmb.engine.watchdog.progress import Progress
 from llmb.engine.watchdog.watchdog import start_watchdog
 from llmb.jobs.local_run import local_spec
+from llmb.processes.ranks import STORE
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan, make_plan
@@ -121,10 +121,7 @@ def make_run(options: argparse.Namespace) -> EnginePlan:
 
 def measure(plan: EnginePlan, folder: RunFolder) -> Overhead:
     """Runs the engine in this process as a worker does, with a step of the bare loop before each of its steps."""
-    # A port that is looked for first and opened later may be another program's by then.
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    os.environ.update({**alone, "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", STORE: str(folder.path / "store")})
     bare = BareLoop(plan)
     turns = Turns(bare)
     start_watchdog(plan, folder, turns)

@@ -143,10 +143,9 @@ def test_a_dry_run_prints_the_plan_and_makes_nothing(tmp_path: Path) -> None:
     done = llmb(*options, "--json", LLMB_INSTALL=str(tmp_path))
     planned = json.loads(done.stdout)
     assert planned["plan"]["recipe"]["layout"]["gpus"] == 4
-    assert planned["command"][1:4] == ["-m", "torch.distributed.run", "--standalone"]
-    assert {"--local-addr=127.0.0.1", "--nproc-per-node=4"} <= set(planned["command"])
+    assert planned["command"][1:6] == ["-P", "-m", "llmb.processes.ranks", "1", "4"]
     assert {"OMP_NUM_THREADS", "PYTHONUNBUFFERED"} <= planned["variables"].keys() | os.environ.keys()
-    assert "torch.distributed.run" in llmb(*options, LLMB_INSTALL=str(tmp_path)).stdout
+    assert "llmb.processes.ranks" in llmb(*options, LLMB_INSTALL=str(tmp_path)).stdout
     assert list(tmp_path.iterdir()) == []
 
 

@@ -36,7 +36,7 @@ def test_both_parts_are_jobs_of_the_history(client: Client) -> None:
     assert found == [("dataset", "success", "COMPLETED", "", 1), ("checkpoint", "success", "COMPLETED", "", 1)]
     log = client.run("jobs", "log", dataset["job_id"]).stdout
     assert (
-        f"called with: -m llmb.cli.main prepare dataset -w {WORKLOAD} -s tiny --tokenizer /data/model --seq-len 128"
+        f"called with: -P -m llmb.cli.main prepare dataset -w {WORKLOAD} -s tiny --tokenizer /data/model --seq-len 128"
         in log
     )
     assert f"root {client.install}, cores 8" in log

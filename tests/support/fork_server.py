@@ -33,7 +33,7 @@ COMMANDS = ("run", "submit", "jobs", "bulk", "checkpoint")
 LOADED = (
     "llmb.engine.worker",
     "llmb.engine.convert",
-    "torch.distributed.run",
+    "llmb.processes.ranks",
     *(f"llmb.cli.{name}" for name in COMMANDS),
 )
 # One thread only: a process with more cannot be forked. Threads that wait spin no longer than in the product's runs.
@@ -252,10 +252,11 @@ def customize() -> None:
 
 def run(arguments: list[str]) -> None:
     """As the interpreter does with the same arguments, which name a module or a script."""
-    rest = [argument for argument in arguments if argument != "-u"]
+    rest = [argument for argument in arguments if argument not in ("-u", "-P")]
     if rest[0] == "-m":
         sys.argv = rest[1:]
-        sys.path.insert(0, str(Path.cwd()))
+        if "-P" not in arguments:
+            sys.path.insert(0, str(Path.cwd()))
         sys.modules.pop(rest[1], None)  # loaded again, and nothing warns that it was loaded before
         runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
     else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that torch.distributed.run starts once per rank: ``python -m llmb.engine.worker RUN_FOLDER``."""
+"""The program that is started once per rank: ``python -m llmb.engine.worker RUN_FOLDER``."""
 
 import os
 import sys

@@ -114,8 +114,8 @@ class BenchOrder:
             binding=binding(self.options, config),
             python=config.python or self.options.python,
             container=mounted_folders(config.container, [str(self.site.install)]),
-            work=(PYTHON, "-m", self.program, RUN_FOLDER),
-            finish=(PYTHON, "-m", FINISH, RUN_FOLDER),
+            work=(PYTHON, "-P", "-m", self.program, RUN_FOLDER),
+            finish=(PYTHON, "-P", "-m", FINISH, RUN_FOLDER),
             log=folder.log.name,
         )
         return self.scheduler.completed(spec, self.options, self.site)

@@ -62,7 +62,7 @@ def measure_disk(job: DiskJob, on_progress: OnProgress) -> DiskTiming:
     with folder_for_files(Path(job.folder)) as files, tempfile.TemporaryDirectory(prefix="llmb-bench-") as own:
         asked, answered = Path(own) / "job.json", Path(own) / "timing.json"
         asked.write_text(job.model_copy(update={"folder": str(files)}).model_dump_json())
-        ended = run_talking(("-m", PROGRAM, str(asked), str(answered)), os.environ, follow, "no file is left")
+        ended = run_talking(("-P", "-m", PROGRAM, str(asked), str(answered)), os.environ, follow, "no file is left")
         if ended.code > 0 and ended.last_lines:
             raise RunFailed(f"the disk cannot be measured: {ended.last_lines[-1]}", where=job.folder)
         if ended.code:

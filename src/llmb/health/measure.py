@@ -2,6 +2,7 @@
 """Runs the program that measures, in a process of its own: whoever asks for measurements never loads torch."""
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -11,8 +12,8 @@ from types import MappingProxyType
 from llmb.errors import EnvironmentProblem
 from llmb.microbenchmarks.cases import Device
 from llmb.microbenchmarks.jobs import PROGRAM, Job, Progress, Timings
+from llmb.processes.ranks import words
 from llmb.processes.talking import run_talking
-from llmb.processes.torchrun import torchrun_here
 from llmb.programs.engine.worker_variables import shipped_variables
 
 OnProgress = Callable[[Progress], None]
@@ -31,24 +32,24 @@ def run_measurements(job: Job, on_progress: OnProgress) -> Timings:
     with tempfile.TemporaryDirectory(prefix="llmb-bench-") as folder:
         asked, answered = Path(folder) / "job.json", Path(folder) / "timings.json"
         asked.write_text(job.model_dump_json())
-        run_program(("-m", PROGRAM, str(asked), str(answered)), job.device, "", on_progress)
+        run_program(("-P", "-m", PROGRAM, str(asked), str(answered)), job.device, "", on_progress)
         return Timings.model_validate_json(answered.read_text())
 
 
 def run_ranks(program: str, folder: Path, ranks: int, device: Device, what: str, on_progress: OnProgress) -> None:
     """Ranks of this machine that find their job in ``folder``, and write their results there. Raises as run_program."""
-    words = (*torchrun_here(ranks), "-m", program, str(folder))
-    run_program(words, device, f" {what}", on_progress, {"OMP_NUM_THREADS": "1"})
+    command = (*words(1, ranks), sys.executable, "-P", "-m", program, str(folder))
+    run_program(command, device, f" {what}", on_progress, {"OMP_NUM_THREADS": "1"})
 
 
 def run_program(
-    words: Sequence[str],
+    program: Sequence[str],
     device: Device,
     what: str,
     on_progress: OnProgress,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """``words`` follow the interpreter; the caller's own variables come before those of a run and ``variables``.
+    """``program`` follows the interpreter; the caller's own variables come before those of a run and ``variables``.
 
     Raises EnvironmentProblem without torch, RunFailed if the program died, with what it was measuring, or
     UserInterrupt.
@@ -64,7 +65,7 @@ def run_program(
 
     # As a run's workers have them, so that figures can be compared with those of runs.
     own = {**shipped_variables(device, os.environ), **variables, **os.environ}
-    ended = run_talking(tuple(words), own, follow, "nothing was kept")
+    ended = run_talking(tuple(program), own, follow, "nothing was kept")
     if ended.code:
         where = f", while measuring {last.name}," if last else ""
         raise ended.failure(f"the program that measures{what}{where}")

@@ -51,7 +51,7 @@ class CheckOrder:
             profiles=config.profiles,
             prolog=config.prolog,
             python=config.python or self.options.python,
-            work=(PYTHON, "-m", "llmb.health.node_task", str(folder.path), node),
+            work=(PYTHON, "-P", "-m", "llmb.health.node_task", str(folder.path), node),
             log=own.log.name,
         )
         flags = {name: value for name, value in self.options.flags.items() if name not in OF_RUNS}

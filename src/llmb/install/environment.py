@@ -26,7 +26,9 @@ EXTRAS = "prepare,weights"
 TORCH = ">=2.11"
 PROOF_LIMIT_S = 600
 PROOF = """
-import importlib, json, sys
+import sys
+sys.path[:] = filter(None, sys.path)  # not the working folder; Pythons before 3.11 lack -P
+import importlib, json
 found = {"python": sys.version.split()[0]}
 for name in sys.argv[1:]:
     module = importlib.import_module(name)
@@ -112,10 +114,10 @@ def commands(record: EnvironmentRecord, folder: Path) -> Iterator[Sequence[str]]
             install = ["uv", "pip", "install", "--python", inner]
         case "conda":
             yield ["conda", "create", "--yes", "--prefix", str(folder), f"python={made_with}", "pip"]
-            install = [inner, "-m", "pip", "install"]
+            install = [inner, "-I", "-m", "pip", "install"]
         case _:
-            yield [made_with, "-m", "venv", *here, str(folder)]
-            install = [inner, "-m", "pip", "install"]
+            yield [made_with, "-I", "-m", "venv", *here, str(folder)]
+            install = [inner, "-I", "-m", "pip", "install"]
     if record.torch not in (EXISTING, NONE, None):
         yield [*install, *_index(record.torch), f"torch{_version(record.torch_version)}", "numpy"]
     yield [*install, _with_extras(record.package)]
@@ -143,7 +145,7 @@ def run_visibly(command: Sequence[str]) -> None:
 
     Raises EnvironmentProblem if it fails.
     """
-    guarded = [sys.executable, "-m", PARENT_DEATH, str(os.getpid()), *command]
+    guarded = [sys.executable, "-P", "-m", PARENT_DEATH, str(os.getpid()), *command]
     sys.stderr.flush()
     try:
         done = subprocess.run(guarded, stdin=subprocess.DEVNULL, stdout=2, check=False)

@@ -55,7 +55,7 @@ def run_tool(command: Sequence[str], written: Callable[[], int], say: Callable[[
 
     written: bytes of the result so far. Raises the error that the tool's last lines explain, and UserInterrupt.
     """
-    guarded = [sys.executable, "-m", PARENT_DEATH, str(os.getpid()), *command]
+    guarded = [sys.executable, "-P", "-m", PARENT_DEATH, str(os.getpid()), *command]
     reading, writing = _terminal() if sys.stderr.isatty() else os.pipe()
     tail = deque[bytes](maxlen=TAIL_BYTES // 512)
     try:

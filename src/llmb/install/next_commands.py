@@ -30,4 +30,4 @@ def next_commands(catalogue: Catalogue, answers: Answers, root: Path, *, jobs: b
 def _llmb(python: Path) -> str:
     """The command as a shell takes it."""
     script = python.with_name("llmb")
-    return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(str(python))} -m llmb.cli.main"
+    return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(str(python))} -P -m llmb.cli.main"

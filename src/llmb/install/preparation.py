@@ -34,7 +34,7 @@ class Preparations:
 
     def do(self, python: Path, root: Path, answers: Answers, workload: str, size: str) -> str:
         """Raises EnvironmentProblem if a command fails."""
-        llmb = ["env", f"LLMB_INSTALL={root}", str(python), "-m", "llmb.cli.main", "prepare"]
+        llmb = ["env", f"LLMB_INSTALL={root}", str(python), "-P", "-m", "llmb.cli.main", "prepare"]
         model = ["-w", workload, "-s", size]
         if answers.prepare == "here":
             source, other = _sources(answers, "--source", "--source")

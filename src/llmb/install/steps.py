@@ -154,7 +154,7 @@ def _scripts(what: Installation) -> Step:
 
 def launch_script(workload: str, root: Path, python: Path) -> str:
     """Two lines that do what ``llmb launch`` does, from any folder. Pure."""
-    words = ["env", f"LLMB_INSTALL={root}", str(python), "-m", "llmb.cli.main", "launch", workload]
+    words = ["env", f"LLMB_INSTALL={root}", str(python), "-P", "-m", "llmb.cli.main", "launch", workload]
     return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
 
 

@@ -20,8 +20,8 @@ from llmb.schedulers.port import Scheduler
 from llmb.site.cluster_config import ClusterConfig
 from llmb.site.site import Site
 
-BEGIN = (PYTHON, "-m", "llmb.jobs.begin", RUN_FOLDER)
-FINISH = (PYTHON, "-m", "llmb.jobs.finish", RUN_FOLDER)
+BEGIN = (PYTHON, "-P", "-m", "llmb.jobs.begin", RUN_FOLDER)
+FINISH = (PYTHON, "-P", "-m", "llmb.jobs.finish", RUN_FOLDER)
 
 
 def assemble(

@@ -40,8 +40,8 @@ class JobSpec(Record):
     time_limit_min: float | None
     retries: int = 0
     start: StartMode | Literal["once"]
-    """torchrun on each node, one task of the scheduler per process, or one process for the whole job, whose placement
-    then only counts its GPUs."""
+    """As torchrun: one task of the scheduler per node, which starts its processes; or one task per process, or one
+    process for the whole job, whose placement then only counts its GPUs."""
     cpus: int | None = None
     """CPU cores of a process; None where the scheduler decides, and for one core per process on a CPU."""
     flags: dict[str, str | None] = Field(default_factory=dict)

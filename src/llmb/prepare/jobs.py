@@ -98,7 +98,7 @@ class PreparationOrder:
             Layer("--env", self.options.variables),
             Layer("prepare", own),
         ]
-        work: tuple[Word, ...] = (PYTHON, "-m", "llmb.cli.main", "prepare", what.part, *self.arguments)
+        work: tuple[Word, ...] = (PYTHON, "-P", "-m", "llmb.cli.main", "prepare", what.part, *self.arguments)
         spec = JobSpec(
             scheduler=self.scheduler.name,
             program=PROGRAM,

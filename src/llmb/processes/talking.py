@@ -35,7 +35,7 @@ def run_talking(
 
     if_interrupted: what is left if a signal ends the program, for the message of UserInterrupt.
     """
-    command = [sys.executable, "-m", PARENT_DEATH, str(os.getpid()), sys.executable, *program]
+    command = [sys.executable, "-P", "-m", PARENT_DEATH, str(os.getpid()), sys.executable, *program]
     with tempfile.TemporaryFile() as talk, signals_as_exceptions() as signals:
         process = subprocess.Popen(
             command,

@@ -40,7 +40,7 @@ def start_sampler(file: Path, node: str, interval_s: float, device: str) -> Samp
     """None if no process can be started, which the run does without."""
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", SAMPLER, str(file), node, str(interval_s), device, str(os.getpid())],
+            [sys.executable, "-P", "-m", SAMPLER, str(file), node, str(interval_s), device, str(os.getpid())],
             env={name: value for name, value in os.environ.items() if name not in OF_RANKS},
             stdin=subprocess.PIPE,
             bufsize=0,

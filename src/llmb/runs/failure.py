@@ -8,7 +8,6 @@ from typing import NamedTuple
 from llmb.errors import LlmbError
 from llmb.runs.stall import STALL
 
-LOCALHOST = "localhost"
 ATTEMPT = "llmb: attempt "
 """What the line begins with that separates a run's attempts in its log."""
 LONGEST_MESSAGE = 300
@@ -19,16 +18,20 @@ _STALL_LINE = re.compile(rf"^{STALL}(?:(?P<who>ranks? [\d, -]+) on (?P<host>[\w.
 _WORKER_LINE = re.compile(r"^llmb: rank (?P<rank>\d+) on (?P<host>\S+) failed: (?P<error>.*)$", re.MULTILINE)
 # Of a node that could not be made ready for its workers.
 _NODE_LINE = re.compile(r"^llmb: node (?P<host>\S+) failed: (?P<error>.*)$", re.MULTILINE)
-# An entry of the report that torch.distributed.run ends a failed run with.
-_ENTRY = re.compile(r"host\s*: (?P<host>\S+)\s+rank\s*: (?P<rank>\d+) .*\s+exitcode\s*: (?P<code>-?\d+) ")
+# What llmb.processes.ranks reports of a rank, in the order in which they ended.
+_ENDED_LINE = re.compile(
+    r"^llmb: rank (?P<rank>\d+) on (?P<host>\S+) "
+    r"(?P<how>ended with exit code \d+|was killed by signal (?P<signal>\d+) \(\w+\))$",
+    re.MULTILINE,
+)
 
 # What srun reports of a failed task: a rank, or the launcher of a node's ranks.
 _TASK = re.compile(r"^srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)$", re.MULTILINE)
 _EXPECTED = ("Exited", "Terminated")
 """Ends that the log describes better elsewhere, or that srun caused itself."""
 
-# What follows a rank that ended with no output: traces of the others, and the launcher's own report.
-_AFTERMATH = re.compile(r"^(Traceback \(most recent|[WE]\d{4} \S+ \d+ .*torch/distributed/elastic)", re.MULTILINE)
+# What follows a rank that ended with no output: traces of the others.
+_TRACEBACK = re.compile(r"^Traceback \(most recent", re.MULTILINE)
 
 
 def failure_line(rank: int, host: str, error: BaseException) -> str:
@@ -38,19 +41,16 @@ def failure_line(rank: int, host: str, error: BaseException) -> str:
     return f"llmb: rank {rank} on {host} failed: {message}"
 
 
-def first_failure(log: str, host: str = LOCALHOST) -> str | None:
-    """The rank that most likely failed first, and how; None if the log names none.
-
-    ``host`` is what the machine is called that the launcher calls localhost.
-    """
+def first_failure(log: str) -> str | None:
+    """The rank that most likely failed first, and how; None if the log names none."""
     found = _find(log)
-    return found.sentence(host) if found else None
+    return found.sentence if found else None
 
 
 def failed_host(log: str) -> str | None:
     """The node of the rank that failed first; None if only its victims are known."""
     found = _find(log)
-    return found.host if found and found.host != LOCALHOST and not VICTIM.search(found.how) else None
+    return found.host if found and not VICTIM.search(found.how) else None
 
 
 def latest_attempt(log: str) -> str:
@@ -64,8 +64,9 @@ def last_lines(log: str, most: int) -> list[str]:
     found = _find(log)
     end = found.end if found else None
     if end is None:
-        aftermath = _AFTERMATH.search(log)
-        end = aftermath.start() if aftermath and log[: aftermath.start()].strip() else len(log)
+        after = [match.start() for pattern in (_TRACEBACK, _ENDED_LINE) if (match := pattern.search(log))]
+        end = min(after, default=len(log))
+        end = end if log[:end].strip() else len(log)
     return log[:end].splitlines()[-most:]
 
 
@@ -78,11 +79,9 @@ class _Failure(NamedTuple):
     host: str | None = None
     end: int | None = None
 
-    def sentence(self, localhost: str) -> str:
-        """``localhost`` is what the machine is called that the launcher calls so."""
-        if self.who is None:
-            return self.how
-        return f"{self.who} on {localhost if self.host == LOCALHOST else self.host} {self.how}"
+    @property
+    def sentence(self) -> str:
+        return self.how if self.who is None else f"{self.who} on {self.host} {self.how}"
 
 
 def _find(log: str) -> _Failure | None:
@@ -99,33 +98,24 @@ def _find(log: str) -> _Failure | None:
     unready = _NODE_LINE.search(log)
     if unready:
         return _Failure(f"failed: {unready['error']}", "setup", unready["host"], unready.end())
-    entries = list(_ENTRY.finditer(log))
-    for entry in entries:
-        number = -int(entry["code"])
-        if number > 0 and number != signal.SIGTERM:  # which is how the launcher ends the others
-            name = f"signal {number} ({_signal_name(number)})"
-            return _Failure(f"was killed by {name}", f"rank {entry['rank']}", entry["host"])
+    ended = list(_ENDED_LINE.finditer(log))
+    killed_rank = next((line for line in ended if line["signal"] not in (None, str(int(signal.SIGTERM)))), None)
+    if killed_rank:  # SIGTERM is how the others are ended
+        return _ended(killed_rank)
     lines = sorted(_WORKER_LINE.finditer(log), key=lambda line: bool(VICTIM.search(line["error"])))
     own = [line for line in lines if not VICTIM.search(line["error"])]
     killed = next((task for task in _TASK.finditer(log) if not task["how"].startswith(_EXPECTED)), None)
     if killed and not own:
         return _Failure(f"ended: {killed['how'].strip()}", f"task {killed['tasks']}", killed["host"])
     spoke = {line["rank"] for line in lines}
-    silent = [entry for entry in entries if int(entry["code"]) > 0 and entry["rank"] not in spoke]
+    silent = [line for line in ended if line["signal"] is None and line["rank"] not in spoke]
     if silent and not own:
         return _ended(silent[0])
     if lines:
         line = lines[0]
         return _Failure(f"failed: {line['error']}", f"rank {line['rank']}", line["host"], line.end())
-    if entries:
-        return _ended(entries[0])
-    return None
+    return _ended(ended[0]) if ended else None
 
 
-def _ended(entry: re.Match[str]) -> _Failure:
-    return _Failure(f"ended with exit code {entry['code']}", f"rank {entry['rank']}", entry["host"])
-
-
-def _signal_name(number: int) -> str:
-    known = {item.value: item.name for item in signal.Signals}
-    return known.get(number, "unknown")
+def _ended(line: re.Match[str]) -> _Failure:
+    return _Failure(line["how"], f"rank {line['rank']}", line["host"])

@@ -15,7 +15,7 @@ from llmb.resources.records import ResourceUse
 from llmb.runs.attention import AttentionBackend
 from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
-from llmb.runs.failure import LOCALHOST, first_failure
+from llmb.runs.failure import first_failure
 from llmb.runs.fp8_product import Fp8Product
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.profile_report import ProfileReport
@@ -124,14 +124,13 @@ def conclude(
     interrupted: str | None = None,
     checkpoint: CheckpointReport | None = None,
     profile: ProfileReport | None = None,
-    host: str = LOCALHOST,
     cut: str | None = None,
     began: int | None = None,
 ) -> Result:
     """The result of a run from the workers' ``exit_code``, ``steps`` and the end of their log.
 
     The plan's window is that of the statistics, also if its rule is ``auto``.
-    ``host`` is the name of the machine if the run has only one. ``cut`` is the reason if the steps of the window cannot
+    ``cut`` is the reason if the steps of the window cannot
     be combined. ``began`` is the first step of the attempt that trained the window, if not that of the run.
     """
     status: Status
@@ -139,7 +138,7 @@ def conclude(
     if interrupted:
         status, reason = "failed", f"interrupted by {interrupted} after {len(steps)} of {plan.steps} steps"
     else:
-        status, reason = _status(plan, steps, exit_code, log_tail, host)
+        status, reason = _status(plan, steps, exit_code, log_tail)
     window = plan.window
     inside = [step for step in steps if window.first <= step.step <= window.last]
     no_statistics = _no_statistics(plan, status, inside) or cut
@@ -256,9 +255,7 @@ def _fp8(plan: EnginePlan, steps: Sequence[Step]) -> Fp8Report | None:
     )
 
 
-def _status(
-    plan: EnginePlan, steps: Sequence[Step], exit_code: int, log_tail: str, host: str
-) -> tuple[Status, str | None]:
+def _status(plan: EnginePlan, steps: Sequence[Step], exit_code: int, log_tail: str) -> tuple[Status, str | None]:
     spoiled = next((step for step in steps if not step.finite), None)
     if spoiled:
         return "invalid", spoiled.values_text()
@@ -267,4 +264,4 @@ def _status(
     if exit_code == 0:
         return "failed", f"the workers ended after {len(steps)} of {plan.steps} steps"
     after = f"after {len(steps)} of {plan.steps} steps"
-    return "failed", f"{first_failure(log_tail, host) or f'the workers ended with exit code {exit_code}'}, {after}"
+    return "failed", f"{first_failure(log_tail) or f'the workers ended with exit code {exit_code}'}, {after}"

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import FileStore
 
-LLMB = [sys.executable, "-m", "llmb.cli.main"]
+from llmb.processes.ranks import STORE
+
+LLMB = [sys.executable, "-P", "-m", "llmb.cli.main"]
 STARTED_WITHIN_S = 300
 
 
@@ -41,8 +43,7 @@ class Run:
     def wait_for_heartbeats(self) -> None:
         """Returns once every rank has told the others that it lives: one that never did has no host for them."""
         ranks = [found for found in processes_of(self.install).values() if "RANK" in found]
-        address, port = ranks[0]["MASTER_ADDR"], int(ranks[0]["MASTER_PORT"])
-        store = TCPStore(address, port, is_master=False, wait_for_workers=False)
+        store = FileStore(ranks[0][STORE], -1)
         store.wait([f"llmb/beat/{found['RANK']}" for found in ranks], timedelta(seconds=STARTED_WITHIN_S))
 
     def workers(self) -> dict[int, int]:

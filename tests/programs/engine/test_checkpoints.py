@@ -68,7 +68,7 @@ def assert_same_steps(whole: dict[str, Any], continued: dict[str, Any], exact_st
 
 
 def rank_variables(world_size: int) -> list[dict[str, str]]:
-    """What torch.distributed.run would tell each rank; without it, none but the test ends them."""
+    """What the launcher would tell each rank; without it, none but the test ends them."""
     (port,) = free_ports(1)
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
     return [

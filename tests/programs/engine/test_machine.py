@@ -161,6 +161,5 @@ def test_every_variable_is_explained_in_the_docs() -> None:
 def test_the_command_names_the_folder_and_nothing_secret(tiny_plan: Callable[..., Plan]) -> None:
     run = RunFolder(Path("/data/with space/run"))
     command = local_command(local_spec(tiny_plan(scale=4), Path("/data"), {}, run), run)
-    assert command[1:3] == ("-m", "torch.distributed.run")
-    assert "--nproc-per-node=4" in command
+    assert command[1:6] == ("-P", "-m", "llmb.processes.ranks", "1", "4")
     assert command[-1] == "/data/with space/run"

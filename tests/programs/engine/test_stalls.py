@@ -14,7 +14,7 @@ import pytest
 from fork_server import Fork, ForkServer
 from free_ports import free_ports
 
-from llmb.processes.torchrun import torchrun_here
+from llmb.processes.ranks import words
 from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
 from llmb.runs.claim import create_run_folder
@@ -137,7 +137,7 @@ def test_workers_do_not_outlive_those_who_started_them(start: Start, gone: Gone,
 def run_odd(python: str, plan: Plan, install: Path, odd: str) -> tuple[Result, float]:
     """The result of a run whose rank 1 does something odd in step 3, and the seconds it took from there."""
     folder = create_run_folder(install, plan)
-    kept = new_record(plan, (python, *torchrun_here(plan.recipe.scale), str(ODD_WORKER), str(folder.path)))
+    kept = new_record(plan, (python, *words(1, plan.recipe.scale), python, str(ODD_WORKER), str(folder.path)))
     write_record(folder, kept)
     variables = {"ODD": odd, "OMP_NUM_THREADS": "1"}
     exit_code = run_workers(kept.command, variables, folder, lambda: None, plan.stall_limit_s)

@@ -54,7 +54,7 @@ hostile = st.lists(st.sampled_from(PIECES) | st.text(max_size=6), min_size=1, ma
 STUBS = {
     # What it was called with, one argument a line (none holds a newline), and one variable.
     "srun": '#!/bin/bash\nprintf "%s\\n" "$@" >"$STUB_OUT/srun"\nprintf %s "${HOSTILE-}" >"$STUB_OUT/variable"\n',
-    "python": '#!/bin/bash\nprintf "%s\\n" "$@" >"$STUB_OUT/${2##*.}"\n',
+    "python": '#!/bin/bash\nprintf "%s\\n" "$@" >"$STUB_OUT/${3##*.}"\n',
     "apptainer": "#!/bin/bash\nexit 0\n",
     "scontrol": "#!/bin/bash\necho NodeName=n1 NodeAddr=10.0.0.1\n",
     "scancel": "#!/bin/bash\nexit 0\n",

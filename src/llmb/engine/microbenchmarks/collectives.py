@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program that measures collectives, once a rank: ``python -m llmb.engine.microbenchmarks.collectives FOLDER``.
 
-torch.distributed.run starts it, or a scheduler with the same variables. Rank 0 writes the result, and one line of
+``llmb.processes.ranks`` starts it, or a scheduler with the same variables. Rank 0 writes the result, and one line of
 progress a size to standard output.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from llmb.engine.device import device_name, local_device, synchronize
 from llmb.engine.microbenchmarks.memory_need import free_bytes
 from llmb.engine.microbenchmarks.run import describe
-from llmb.engine.parallel.gloo import gloo_backend
+from llmb.engine.parallel.mesh import connect_ranks
 from llmb.microbenchmarks.collective_records import (
     JOB,
     RESULT,
@@ -257,10 +257,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     job = CollectiveJob.model_validate_json((folder / JOB).read_text())
     device = local_device(job.device)
-    if device.type == "cuda":
-        dist.init_process_group("nccl", device_id=device, timeout=PATIENCE)
-    else:
-        dist.init_process_group(gloo_backend(), timeout=PATIENCE)
+    connect_ranks(device, PATIENCE)
 
     def say(progress: Progress) -> None:
         if dist.get_rank() == 0:

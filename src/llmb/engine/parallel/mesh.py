@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from llmb.catalogue.records import Layout
 from llmb.engine.device import local_device
 from llmb.engine.parallel.gloo import gloo_backend
+from llmb.engine.parallel.store import host_store
 from llmb.runs.parallelism import Replicas
 from llmb.runs.plan import EnginePlan
 
@@ -69,16 +71,26 @@ class Ranks:
 
 
 def join_ranks(plan: EnginePlan) -> Ranks:
-    """Connects this process to the others, as configured by the environment variables of torch.distributed.run."""
+    """Connects this process to the others, as configured by its environment variables."""
     device, gpus = local_device(plan.device), plan.recipe.layout.gpus
-    if plan.device == "cuda":
-        dist.init_process_group("nccl", device_id=device)
-    else:
-        dist.init_process_group(gloo_backend())
+    connect_ranks(device)
     world_size = dist.get_world_size()
     if world_size != gpus:
         raise ValueError(f"the plan is for {gpus} ranks, but {world_size} were started")
-    return arrange(int(os.environ["RANK"]), device, plan.recipe.layout, plan.parallelism.replicas(plan.recipe.layout))
+    return arrange(dist.get_rank(), device, plan.recipe.layout, plan.parallelism.replicas(plan.recipe.layout))
+
+
+def connect_ranks(device: torch.device, timeout: timedelta | None = None) -> None:
+    """Makes the group of all ranks; ``timeout`` of collectives, or torch's own."""
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_gpu else gloo_backend(),
+        store=host_store(),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=timeout,
+        device_id=device if on_gpu else None,
+    )
 
 
 def arrange(rank: int, device: torch.device, layout: Layout, replicas: Replicas) -> Ranks:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends this rank's heartbeat to the other ranks through the run's store, and reads theirs."""
 
-import os
 import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
 
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import Store
+
+from llmb.engine.parallel.store import connect
 
 LONGEST_TICK_S = 5.0
 """A thread that slept much longer than intended was itself stopped or starved, and must not blame others for it."""
@@ -47,16 +48,15 @@ class Heartbeats:
         return time.monotonic() - self.answered
 
     def _run(self, connect_within_s: float) -> None:
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         patience = timedelta(seconds=connect_within_s)
         while True:
             try:
-                self._serve(TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience))
+                self._serve(connect(patience))
             except RuntimeError:
                 # A lost connection; or the run ends and the store has gone before this process.
                 time.sleep(self.interval_s)
 
-    def _serve(self, store: TCPStore) -> None:
+    def _serve(self, store: Store) -> None:
         # Below the patience of every limit, so that no single pause of this thread is taken for silence of the others.
         longest_s = min(2 * self.interval_s, LONGEST_TICK_S)
         before = time.monotonic()
@@ -66,7 +66,7 @@ class Heartbeats:
             before, self.answered = now, time.monotonic()
             time.sleep(self.interval_s)
 
-    def _exchange(self, store: TCPStore, elapsed_s: float) -> None:
+    def _exchange(self, store: Store, elapsed_s: float) -> None:
         if self.to_publish:
             store.set(VERDICT, self.to_publish)
         if self.beat:
@@ -76,7 +76,7 @@ class Heartbeats:
         if store.check([VERDICT]):
             self.verdict = store.get(VERDICT).decode()
 
-    def _read(self, store: TCPStore, elapsed_s: float) -> None:
+    def _read(self, store: Store, elapsed_s: float) -> None:
         # Asking for a key that is not there would wait for it.
         known = [rank for rank, heard in self.heard.items() if heard.text or store.check([_key(rank)])]
         texts = dict(zip(known, store.multi_get([_key(rank) for rank in known]), strict=True)) if known else {}

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 
+from llmb.engine.parallel.store import store_host
 from llmb.engine.watchdog.flight_recorder import Collectives, main_thread_location, pending_collectives
 from llmb.engine.watchdog.heartbeat import LONGEST_TICK_S, Heartbeats
 from llmb.engine.watchdog.progress import Position, Progress
@@ -124,12 +125,9 @@ class Watchdog:
         return find_stall(see(heard), self.limit_s, self.patience_s)
 
     def _without_store(self, beat: Beat) -> str:
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        of_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        keeper = "the launcher's process" if of_launcher else "rank 0"
         waits = f"in {beat.waits[0].text}" if beat.waits else f"at {beat.place}"
         return (
-            f"{keeper} at {address}, which hosts the run's store, stopped responding at step {beat.step}; "
+            f"{store_host()}, which hosts the run's store, stopped responding at step {beat.step}; "
             f"rank {beat.rank} on {beat.host} waits {waits}"
         )
 

@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from llmb.health.facts.source import Missing, Source
 
 PROBE = Path(__file__).with_name("software_probe.py")
+NO_WORKING_FOLDER = "import sys; sys.path[:] = filter(None, sys.path)\n"
+"""For interpreters that may be too old for -P."""
 LIMIT_S = 180.0
 """Loading torch from a file server takes minutes when many nodes begin at once."""
 
@@ -41,7 +43,7 @@ class SoftwareFacts(BaseModel):
 
 
 def read_software(source: Source, python: str) -> SoftwareFacts | Missing:
-    said = source.ask([python, "-c", PROBE.read_text()], LIMIT_S)
+    said = source.ask([python, "-c", NO_WORKING_FOLDER + PROBE.read_text()], LIMIT_S)
     found: dict[str, Any] = {}
     for line in said.text.splitlines():
         try:

@@ -25,7 +25,7 @@ def worker_module(plan: Plan) -> str:
 
 def main() -> None:
     folder = RunFolder(Path(sys.argv[1]))
-    worker = (sys.executable, "-m", WORKER, str(folder.path))
+    worker = (sys.executable, "-P", "-m", WORKER, str(folder.path))
     plan, rank = read_record(folder).plan, int(os.environ["RANK"])
     if plan.profile and plan.profile.reason and rank == 0:
         sys.stdout.write(f"llmb: {plan.profile.reason}\n")

@@ -20,7 +20,6 @@ from llmb.runs.attempts import cut, is_done, window_began
 from llmb.runs.checkpoint_report import report_checkpoints
 from llmb.runs.choices import Choices
 from llmb.runs.environment import Environment
-from llmb.runs.failure import LOCALHOST
 from llmb.runs.folder import RunFolder
 from llmb.runs.log_tail import tail
 from llmb.runs.plan import EnginePlan, Plan
@@ -48,7 +47,7 @@ class EngineProgram(Program):
 
     def work(self, plan: Plan, asked: Asked, folder: RunFolder) -> Work:  # noqa: ARG002 (of the port)
         return Work(
-            command=(PYTHON, "-m", worker_module(plan), RUN_FOLDER),
+            command=(PYTHON, "-P", "-m", worker_module(plan), RUN_FOLDER),
             container=engine_container(asked.options, asked.site.config.container),
             variables=Layer("engine", shipped_variables(plan.device, asked.variables)),
         )
@@ -75,7 +74,6 @@ class EngineProgram(Program):
             end.cause,
             report_checkpoints(folder, plan, steps),
             report_profile(folder, plan, export_report(plan, folder) if lasts else None),
-            record.environment.nodes[0] if record.environment else LOCALHOST,
             unsteady or cut(record),
             window_began(record),
         )

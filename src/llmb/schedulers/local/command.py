@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from llmb.jobspec.arguments import filled
 from llmb.jobspec.spec import JobSpec
-from llmb.processes.torchrun import torchrun_here
+from llmb.processes.ranks import words
 from llmb.runs.folder import RunFolder
 
 THREADS = "OMP_NUM_THREADS"
@@ -14,9 +14,9 @@ THREADS = "OMP_NUM_THREADS"
 
 
 def local_command(spec: JobSpec, folder: RunFolder) -> tuple[str, ...]:
-    """One process per GPU (or as many on a CPU), started and watched by torch.distributed.run."""
-    python, *rest = (filled(word, str(folder.path), sys.executable) for word in spec.work)
-    return (python, *torchrun_here(spec.placement.processes), *rest)
+    """One process per GPU (or as many on a CPU), started and watched by one that does not load torch."""
+    work = (filled(word, str(folder.path), sys.executable) for word in spec.work)
+    return (sys.executable, *words(1, spec.placement.processes), *work)
 
 
 def local_variables(spec: JobSpec, cores: int, environ: Mapping[str, str]) -> dict[str, str]:

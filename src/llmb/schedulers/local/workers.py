@@ -42,7 +42,7 @@ def run_workers(
     with log, signals_as_exceptions() as signals:
         # A session of its own: Ctrl-C in a terminal reaches this process only, which then ends the workers in order.
         process = subprocess.Popen(
-            [sys.executable, "-m", PARENT_DEATH, str(os.getpid()), *command],
+            [sys.executable, "-P", "-m", PARENT_DEATH, str(os.getpid()), *command],
             env={**without_secrets(os.environ), **variables, LAUNCHER_PID: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -135,7 +135,8 @@ class SlurmChoices(Record):
         _option(help="Variable of the workers. Repeatable.", metavar="NAME=VALUE", repeatable=True),
     ] = ()
     start: Annotated[
-        StartMode | None, _option(help="torchrun on each node, or one Slurm task per GPU. Default: torchrun.")
+        StartMode | None,
+        _option(help="One task per node that starts its ranks, as torchrun, or one per GPU. Default: torchrun."),
     ] = None
     vboost: Annotated[
         int | None,

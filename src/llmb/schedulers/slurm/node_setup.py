@@ -49,7 +49,7 @@ exit $llmb_exit_code"""
 def files(spec: JobSpec) -> Iterator[str]:
     """What the workers need in the run folder."""
     if spec.binding.binds and not spec.control_in_container:
-        yield "cat >\"$llmb_folder\"/bind.py <<'llmb_bind_ends'"
+        yield f"cat >{BIND_FILE} <<'llmb_bind_ends'"
         yield inspect.getsource(bind).rstrip("\n")
         yield "llmb_bind_ends"
 
@@ -80,7 +80,8 @@ def bound(spec: JobSpec, python: ShellWord, words: Sequence[ShellWord]) -> list[
     """The command of a worker, which binds itself first."""
     if not spec.binding.binds:
         return list(words)
-    module: Sequence[ShellWord] = ("-m", bind.__name__) if spec.control_in_container else (BIND_FILE,)
+    # Without the working folder on the path; an older Python of a framework's container lacks -P.
+    module: Sequence[ShellWord] = ("-P", "-m", bind.__name__) if spec.control_in_container else ("-I", BIND_FILE)
     return [python, *module, str(spec.binding.cpu), spec.binding.numa, *words]
 
 

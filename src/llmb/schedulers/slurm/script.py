@@ -11,7 +11,7 @@ from llmb.runs.folder import RunFolder
 from llmb.schedulers.slurm.flags import directive
 from llmb.schedulers.slurm.node_setup import files, with_setup
 from llmb.schedulers.slurm.shell import Shell, ShellWord, command_line, command_lines
-from llmb.schedulers.slurm.steps import ADDRESS, PORT, single_step, worker_step
+from llmb.schedulers.slurm.steps import single_step, worker_step
 
 
 def batch_script(spec: JobSpec, folder: RunFolder) -> str:
@@ -88,6 +88,26 @@ trap 'llmb_end TERM' TERM
 trap 'llmb_end USR1' USR1"""
 
 
+FIRST_NODE = r"""
+# The first node as Slurm reaches it: its name need not be known to the others.
+llmb_address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+llmb_known=$(scontrol -o show node "$llmb_address" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
+MASTER_ADDR="${llmb_known:-$llmb_address}"
+export MASTER_ADDR"""
+
+ONE_NODE = r"""
+# Nothing listens beyond this node.
+export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-lo}" NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-=lo}"
+export MASTER_ADDR=127.0.0.1"""
+
+PORT = r"""# Nothing on this node uses it, and the kernel gives it to none. What ranks keep there has a name of its own.
+while MASTER_PORT=$(shuf -i 20000-32767 -n 1); do
+    grep -qs ":$(printf %04X "$MASTER_PORT") " /proc/net/tcp /proc/net/tcp6 || break
+done
+export MASTER_PORT
+LLMB_STORE_ID=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+export LLMB_STORE_ID"""
+
 WAIT = r"""llmb_workers=$!
 while :; do
     llmb_woken=
@@ -109,15 +129,12 @@ def _meeting_point(spec: JobSpec, folder: RunFolder) -> Iterator[str]:
     yield TRAPS
     if spec.start == "once":
         return
-    yield ""
-    yield "# The first node as Slurm reaches it: its name need not be known to the others."
-    yield 'llmb_address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-    yield "llmb_known=$(scontrol -o show node \"$llmb_address\" | sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p')"
-    yield 'llmb_address="${llmb_known:-$llmb_address}"'
-    yield "llmb_port=$((20000 + SLURM_JOB_ID % 10000))"
-    if spec.start == "task-per-gpu":
-        yield f"export MASTER_ADDR={ADDRESS}"
-        yield f"export MASTER_PORT={PORT}"
+    if spec.placement.nodes > 1:
+        yield FIRST_NODE
+    elif spec.start == "task-per-gpu":
+        yield ONE_NODE
+    if spec.placement.nodes > 1 or spec.start == "task-per-gpu":
+        yield PORT
 
 
 def _work(spec: JobSpec) -> Iterator[str]:

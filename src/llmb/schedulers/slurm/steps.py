@@ -5,13 +5,12 @@ from collections.abc import Sequence
 
 from llmb.jobspec.arguments import Word
 from llmb.jobspec.container import ContainerSettings
-from llmb.jobspec.placement import Placement
 from llmb.jobspec.spec import JobSpec
+from llmb.processes import ranks
 from llmb.schedulers.slurm.node_setup import bound
 from llmb.schedulers.slurm.shell import Shell, ShellWord, shell_word
 
-ADDRESS, PORT = Shell('"$llmb_address"'), Shell('"$llmb_port"')
-# What torch.distributed.run would set, from what Slurm sets for every task.
+# The variables of torch.distributed, from what Slurm sets for every task.
 TASK = (
     'export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID"'
     ' LOCAL_WORLD_SIZE="$SLURM_NTASKS_PER_NODE"; exec "$@"'
@@ -36,10 +35,8 @@ def worker_step(spec: JobSpec) -> tuple[ShellWord, ...]:
     work = [shell_word(word, python) for word in spec.work]
     if spec.start == "once":
         words = work
-    elif spec.start == "torchrun" and spec.binding.binds:
-        words = [python, *torchrun(placement), "--no-python", *bound(spec, python, work)]
     elif spec.start == "torchrun":
-        words = [python, *torchrun(placement), *work[1:]]
+        words = [python, *ranks.words(placement.nodes, placement.processes_per_node), *bound(spec, python, work)]
     else:
         words = ["sh", "-c", TASK, "llmb-task", *bound(spec, python, work)]
     return (*srun, *inside(spec.container, gpu=spec.gpus), *words)
@@ -54,20 +51,6 @@ def _cores(spec: JobSpec) -> tuple[str, ...]:
 def tasks_of(spec: JobSpec) -> int:
     """Tasks that Slurm starts on a node."""
     return 1 if spec.start in ("torchrun", "once") else spec.placement.processes_per_node
-
-
-def torchrun(placement: Placement) -> tuple[ShellWord, ...]:
-    """Options of the interpreter that start a node's workers; nodes meet at the first one's address."""
-    return (
-        "-m",
-        "torch.distributed.run",
-        f"--nnodes={placement.nodes}",
-        f"--nproc-per-node={placement.processes_per_node}",
-        "--rdzv-backend=c10d",
-        Shell('--rdzv-endpoint="$llmb_address:$llmb_port"'),
-        Shell('--rdzv-id="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"'),
-        "--max-restarts=0",
-    )
 
 
 def single_step(spec: JobSpec, words: Sequence[Word]) -> tuple[ShellWord, ...]:

@@ -65,12 +65,17 @@ trap 'llmb_end USR1' USR1
 # The first node as Slurm reaches it: its name need not be known to the others.
 llmb_address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 llmb_known=$(scontrol -o show node "$llmb_address" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
-llmb_address="${llmb_known:-$llmb_address}"
-llmb_port=$((20000 + SLURM_JOB_ID % 10000))
-export MASTER_ADDR="$llmb_address"
-export MASTER_PORT="$llmb_port"
+MASTER_ADDR="${llmb_known:-$llmb_address}"
+export MASTER_ADDR
+# Nothing on this node uses it, and the kernel gives it to none. What ranks keep there has a name of its own.
+while MASTER_PORT=$(shuf -i 20000-32767 -n 1); do
+    grep -qs ":$(printf %04X "$MASTER_PORT") " /proc/net/tcp /proc/net/tcp6 || break
+done
+export MASTER_PORT
+LLMB_STORE_ID=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+export LLMB_STORE_ID
 
-"$llmb_python" -m llmb.jobs.begin "$llmb_folder" || exit $?
+"$llmb_python" -P -m llmb.jobs.begin "$llmb_folder" || exit $?
 [ -z "$llmb_signal" ] || exit 143
 
 srun --nodes=16 --ntasks=64 --ntasks-per-node=4 --kill-on-bad-exit=1 --cpu-bind=none apptainer exec --nv \
@@ -100,5 +105,5 @@ if [ "$llmb_exit_code" != 0 ] && [ -z "$llmb_signal" ]; then
     wait "$!"
 fi
 
-"$llmb_python" -m llmb.jobs.finish "$llmb_folder" "$llmb_exit_code" "$llmb_signal" || echo "llmb: the result could not be written here" >&2
+"$llmb_python" -P -m llmb.jobs.finish "$llmb_folder" "$llmb_exit_code" "$llmb_signal" || echo "llmb: the result could not be written here" >&2
 exit "$llmb_exit_code"

@@ -55,17 +55,22 @@ trap 'llmb_end USR1' USR1
 # The first node as Slurm reaches it: its name need not be known to the others.
 llmb_address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 llmb_known=$(scontrol -o show node "$llmb_address" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
-llmb_address="${llmb_known:-$llmb_address}"
-llmb_port=$((20000 + SLURM_JOB_ID % 10000))
-export MASTER_ADDR="$llmb_address"
-export MASTER_PORT="$llmb_port"
+MASTER_ADDR="${llmb_known:-$llmb_address}"
+export MASTER_ADDR
+# Nothing on this node uses it, and the kernel gives it to none. What ranks keep there has a name of its own.
+while MASTER_PORT=$(shuf -i 20000-32767 -n 1); do
+    grep -qs ":$(printf %04X "$MASTER_PORT") " /proc/net/tcp /proc/net/tcp6 || break
+done
+export MASTER_PORT
+LLMB_STORE_ID=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+export LLMB_STORE_ID
 
-"$llmb_python" -m llmb.jobs.begin "$llmb_folder" || exit $?
+"$llmb_python" -P -m llmb.jobs.begin "$llmb_folder" || exit $?
 [ -z "$llmb_signal" ] || exit 143
 
 srun --nodes=256 --ntasks=2048 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpu-bind=none sh -c \
     'export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE="$SLURM_NTASKS_PER_NODE"; exec "$@"' \
-    llmb-task "$llmb_python" -m llmb.engine.worker "$llmb_folder" \
+    llmb-task "$llmb_python" -P -m llmb.engine.worker "$llmb_folder" \
     >>"$llmb_folder"/log-pretrain_nemotron4_340b_bf16_gpus2048_tp8_pp8_cp1_vp12_ep1_mbs1_gbs512_h100.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do
@@ -81,5 +86,5 @@ if [ "$llmb_exit_code" != 0 ] && [ -z "$llmb_signal" ]; then
     wait "$!"
 fi
 
-"$llmb_python" -m llmb.jobs.finish "$llmb_folder" "$llmb_exit_code" "$llmb_signal" || echo "llmb: the result could not be written here" >&2
+"$llmb_python" -P -m llmb.jobs.finish "$llmb_folder" "$llmb_exit_code" "$llmb_signal" || echo "llmb: the result could not be written here" >&2
 exit "$llmb_exit_code"

@@ -53,19 +53,11 @@ trap llmb_leave EXIT
 trap 'llmb_end TERM' TERM
 trap 'llmb_end USR1' USR1
 
-# The first node as Slurm reaches it: its name need not be known to the others.
-llmb_address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-llmb_known=$(scontrol -o show node "$llmb_address" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
-llmb_address="${llmb_known:-$llmb_address}"
-llmb_port=$((20000 + SLURM_JOB_ID % 10000))
-
-"$llmb_python" -m llmb.jobs.begin "$llmb_folder" || exit $?
+"$llmb_python" -P -m llmb.jobs.begin "$llmb_folder" || exit $?
 [ -z "$llmb_signal" ] || exit 143
 
-srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none "$llmb_python" -m \
-    torch.distributed.run --nnodes=1 --nproc-per-node=8 --rdzv-backend=c10d \
-    --rdzv-endpoint="$llmb_address:$llmb_port" --rdzv-id="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}" \
-    --max-restarts=0 -m llmb.engine.worker "$llmb_folder" \
+srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none "$llmb_python" -P -m \
+    llmb.processes.ranks 1 8 "$llmb_python" -P -m llmb.engine.worker "$llmb_folder" \
     >>"$llmb_folder"/log-lora_llama3_70b_bf16_gpus8_tp1_pp4_cp1_vp20_ep1_mbs1_gbs32_b200_synthetic.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do
@@ -81,5 +73,5 @@ if [ "$llmb_exit_code" != 0 ] && [ -z "$llmb_signal" ]; then
     wait "$!"
 fi
 
-"$llmb_python" -m llmb.jobs.finish "$llmb_folder" "$llmb_exit_code" "$llmb_signal" || echo "llmb: the result could not be written here" >&2
+"$llmb_python" -P -m llmb.jobs.finish "$llmb_folder" "$llmb_exit_code" "$llmb_signal" || echo "llmb: the result could not be written here" >&2
 exit "$llmb_exit_code"

@@ -61,16 +61,21 @@ trap 'llmb_end USR1' USR1
 # The first node as Slurm reaches it: its name need not be known to the others.
 llmb_address=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 llmb_known=$(scontrol -o show node "$llmb_address" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
-llmb_address="${llmb_known:-$llmb_address}"
-llmb_port=$((20000 + SLURM_JOB_ID % 10000))
+MASTER_ADDR="${llmb_known:-$llmb_address}"
+export MASTER_ADDR
+# Nothing on this node uses it, and the kernel gives it to none. What ranks keep there has a name of its own.
+while MASTER_PORT=$(shuf -i 20000-32767 -n 1); do
+    grep -qs ":$(printf %04X "$MASTER_PORT") " /proc/net/tcp /proc/net/tcp6 || break
+done
+export MASTER_PORT
+LLMB_STORE_ID=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+export LLMB_STORE_ID
 
-"$llmb_python" -m llmb.jobs.begin "$llmb_folder" || exit $?
+"$llmb_python" -P -m llmb.jobs.begin "$llmb_folder" || exit $?
 [ -z "$llmb_signal" ] || exit 143
 
-srun --nodes=72 --ntasks=72 --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none "$llmb_python" -m \
-    torch.distributed.run --nnodes=72 --nproc-per-node=8 --rdzv-backend=c10d \
-    --rdzv-endpoint="$llmb_address:$llmb_port" --rdzv-id="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}" \
-    --max-restarts=0 -m llmb.engine.worker "$llmb_folder" \
+srun --nodes=72 --ntasks=72 --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none "$llmb_python" -P -m \
+    llmb.processes.ranks 72 8 "$llmb_python" -P -m llmb.engine.worker "$llmb_folder" \
     >>"$llmb_folder"/log-pretrain_llama3.1_405b_bf16_gpus576_tp8_pp9_cp2_vp7_ep1_mbs1_gbs252_h100.out 2>&1 </dev/null &
 llmb_workers=$!
 while :; do
@@ -86,5 +91,5 @@ if [ "$llmb_exit_code" != 0 ] && [ -z "$llmb_signal" ]; then
     wait "$!"
 fi
 
-"$llmb_python" -m llmb.jobs.finish "$llmb_folder" "$llmb_exit_code" "$llmb_signal" || echo "llmb: the result could not be written here" >&2
+"$llmb_python" -P -m llmb.jobs.finish "$llmb_folder" "$llmb_exit_code" "$llmb_signal" || echo "llmb: the result could not be written here" >&2
 exit "$llmb_exit_code"

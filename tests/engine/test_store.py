@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where rank 0 listens, and that jobs that meet at one port take nothing of each other."""
+
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from torch._C._distributed_c10d import Store
+
+from llmb.engine.parallel.store import STORE, STORE_ID, connect, host_store, listen
+from llmb.errors import EnvironmentProblem
+
+PATIENCE = timedelta(seconds=60)
+Given = Callable[..., Store]
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets the variables of a rank, and no others that matter here."""
+
+    def give(**variables: str) -> None:
+        for name in (STORE, STORE_ID, "MASTER_ADDR", "MASTER_PORT", "RANK"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return give
+
+
+def test_rank_0_listens_at_the_address_that_it_was_given_alone() -> None:
+    with listen("127.0.0.1", 0) as found:
+        assert found.getsockname()[0] == "127.0.0.1"
+    with listen("localhost", 0) as found:
+        assert found.getsockname()[0] in ("127.0.0.1", "::1")
+
+
+def test_it_listens_everywhere_where_its_address_is_not_the_node_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A documentation address is nobody's; Debian gives a host's own name to loopback, which no other node means."""
+    with listen("203.0.113.7", 0) as found:
+        assert found.getsockname()[0] in ("::", "0.0.0.0")
+    as_on_debian = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: as_on_debian)
+    with listen("node1", 0) as found:
+        assert found.getsockname()[0] in ("::", "0.0.0.0")
+
+
+def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(EnvironmentProblem, match=f"127.0.0.1, port {port}, where the ranks meet: Address already"):
+            listen("127.0.0.1", port)
+
+
+def test_two_jobs_at_one_port_take_nothing_of_each_other(given: Callable[..., None]) -> None:
+    with listen("127.0.0.1", 0) as free:
+        port = str(free.getsockname()[1])
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    given(**place, LLMB_STORE_ID="one", RANK="0")
+    host = host_store()
+    host.set("address", "here")
+    given(**place, LLMB_STORE_ID="one", RANK="1")
+    assert host_store().get("address") == b"here"
+    given(**place, LLMB_STORE_ID="other", RANK="1")
+    assert not connect(PATIENCE).check(["address"])
+
+
+def test_the_store_of_one_node_is_a_file_without_a_socket(given: Callable[..., None], tmp_path: Path) -> None:
+    before = _sockets()
+    given(LLMB_STORE=str(tmp_path / "store"), RANK="0")
+    host_store().set("address", "here")
+    assert connect(PATIENCE).get("address") == b"here"
+    assert _sockets() == before
+
+
+def _sockets() -> int:
+    links = list(Path("/proc/self/fd").iterdir())
+    return sum(str(link.readlink()).startswith("socket:") for link in links if link.is_symlink())
