@@ -32,9 +32,9 @@ def record(**changes: str | None) -> EnvironmentRecord:
         (
             record(),
             [
-                "/usr/bin/python3 -m venv /e",
-                "/e/bin/python -m pip install --index-url https://download.pytorch.org/whl/cu128 torch>=2.11 numpy",
-                "/e/bin/python -m pip install llmb[prepare,weights]==0.1.0",
+                "/usr/bin/python3 -I -m venv /e",
+                "/e/bin/python -I -m pip install --index-url https://download.pytorch.org/whl/cu128 torch>=2.11 numpy",
+                "/e/bin/python -I -m pip install llmb[prepare,weights]==0.1.0",
             ],
         ),
         (
@@ -49,22 +49,22 @@ def record(**changes: str | None) -> EnvironmentRecord:
             record(kind="conda", made_with="3.12", torch="none"),
             [
                 "conda create --yes --prefix /e python=3.12 pip",
-                "/e/bin/python -m pip install llmb[prepare,weights]==0.1.0",
+                "/e/bin/python -I -m pip install llmb[prepare,weights]==0.1.0",
             ],
         ),
         (
             record(torch="existing"),
             [
-                "/usr/bin/python3 -m venv --system-site-packages /e",
-                "/e/bin/python -m pip install llmb[prepare,weights]==0.1.0",
+                "/usr/bin/python3 -I -m venv --system-site-packages /e",
+                "/e/bin/python -I -m pip install llmb[prepare,weights]==0.1.0",
             ],
         ),
         (
             record(torch="https://wheels.site/simple"),
             [
-                "/usr/bin/python3 -m venv /e",
-                "/e/bin/python -m pip install --index-url https://wheels.site/simple torch>=2.11 numpy",
-                "/e/bin/python -m pip install llmb[prepare,weights]==0.1.0",
+                "/usr/bin/python3 -I -m venv /e",
+                "/e/bin/python -I -m pip install --index-url https://wheels.site/simple torch>=2.11 numpy",
+                "/e/bin/python -I -m pip install llmb[prepare,weights]==0.1.0",
             ],
         ),
     ],

@@ -44,8 +44,8 @@ def test_preparations_in_the_background_are_followed_by_commands() -> None:
     )
     found = [command for _, command in next_commands(Catalogue(), given, Path("/r"), jobs=True)]
     assert found[1:3] == [
-        "/p/python -m llmb.cli.main jobs list",
-        "/p/python -m llmb.cli.main prepare verify -w finetune_llama3 -s 70b",
+        "/p/python -P -m llmb.cli.main jobs list",
+        "/p/python -P -m llmb.cli.main prepare verify -w finetune_llama3 -s 70b",
     ]
 
 

@@ -43,7 +43,7 @@ def test_launch_and_settings_lead_to_the_installation(here: Install, root: Path,
     lines = (root / "workloads" / "pretrain_llama3.1" / "launch.sh").read_text().splitlines()
     assert lines == [
         "#!/bin/sh",
-        f'exec env LLMB_INSTALL={root} {small_python} -m llmb.cli.main launch pretrain_llama3.1 "$@"',
+        f'exec env LLMB_INSTALL={root} {small_python} -P -m llmb.cli.main launch pretrain_llama3.1 "$@"',
     ]
     assert os.access(root / "workloads" / "pretrain_llama3.1" / "launch.sh", os.X_OK)
     assert f"python: {small_python}  # on the nodes" in (root / "cluster_config.yaml").read_text()
@@ -197,7 +197,7 @@ def test_a_path_with_spaces(call: Install, small_python: Path, tmp_path: Path) -
     small_python.write_text('#!/bin/sh\necho "$LLMB_INSTALL|$*"\n')
     script = tmp_path / "a b" / "workloads" / "pretrain_llama3.1" / "launch.sh"
     done = subprocess.run([script, "--dry-run"], capture_output=True, text=True, check=True, cwd="/")
-    assert done.stdout == f"{tmp_path / 'a b'}|-m llmb.cli.main launch pretrain_llama3.1 --dry-run\n"
+    assert done.stdout == f"{tmp_path / 'a b'}|-P -m llmb.cli.main launch pretrain_llama3.1 --dry-run\n"
 
 
 def test_a_full_disk_is_an_error_and_what_follows_resumes(
