@@ -136,8 +136,11 @@ def test_frozen_layers_compile_as_one(layers: int) -> None:
     """As in the blocks of LoRA, where no joined weight has a gradient."""
     owner = nn.Module()
     names = [str(number) for number in range(layers)]
+    generator = torch.Generator().manual_seed(7)
     for name in names:
-        setattr(owner, name, Linear(4, 8).requires_grad_(False))
+        layer = Linear(4, 8).requires_grad_(False)
+        layer.weight.copy_(torch.randint(-8, 9, (8, 4), generator=generator))  # whose sums are exact in any order
+        setattr(owner, name, layer)
     joined = owner.all = Joined(owner, *names)
     expected = joined(torch.ones(2, 4))
     join_products([owner], SideBySide())
