@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from recorded_node import RecordedNode
+from recorded_node import ADDRESSES, RecordedNode
 
 from llmb.catalogue.load import Catalogue
 from llmb.health.checks.network import network_checks
@@ -29,6 +29,9 @@ from llmb.health.rules import Finding, names_of, rules
 from llmb.health.wanted import Wanted
 
 CATALOGUE = Catalogue().gpus
+PUBLIC = """4: eth1    inet 8.8.8.8/24 brd 8.8.8.255 scope global eth1
+4: eth1    inet6 2606:4700::1111/64 scope global
+"""
 H100 = Wanted(catalogue=CATALOGUE, gpu=CATALOGUE["h100"], gpus=8, gpus_by="--gpus", cluster=True, fabric="infiniband")
 GIB = 2**30
 AREAS = ("cpu", "memory", "kernel", "limits", "network")
@@ -300,6 +303,13 @@ UNFIT: dict[str, tuple[str, Callable[[Host], object], str, str, str]] = {
         "no addr",
         "DNS",
     ),
+    "public address": (
+        "network_public_address",
+        lambda host: host.node.said.update({"ip -o address show up": ADDRESSES + PUBLIC}),
+        "warn",
+        "eth1 8.8.8.8, eth1 2606:4700::1111",
+        "firewall",
+    ),
     "port down": (
         "network_rdma",
         several(port("state", "2: INIT"), port("phys_state", "5: LinkUp")),
@@ -378,6 +388,13 @@ def test_slower_ports_beside_one_full_port_a_gpu_are_of_storage(host: Host) -> N
     finding = host.found()["network_rdma_rate"]
     assert isinstance(finding, Check)
     assert (finding.status, finding.value) == ("pass", "8 x 400 Gb/s InfiniBand, 1 x 200 Gb/s InfiniBand")
+
+
+def test_addresses_that_are_not_known_are_not_judged(host: Host) -> None:
+    host.node.said["ip -o address show up"] = Said("", "ip is not on this machine")
+    finding = host.found()["network_public_address"]
+    assert isinstance(finding, NotChecked)
+    assert finding.reason == "ip is not on this machine"
 
 
 def test_the_hardware_may_choose_clocks_by_a_preference(host: Host) -> None:

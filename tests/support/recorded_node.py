@@ -59,6 +59,12 @@ FILES = {
     "sys/devices/system/edac/mc/mc0/ue_count": "0",
     "sys/devices/system/edac/mc/mc0/ce_count": "0",
 }
+ADDRESSES = r"""1: lo    inet 127.0.0.1/8 scope host lo\       valid_lft forever preferred_lft forever
+1: lo    inet6 ::1/128 scope host \       valid_lft forever preferred_lft forever
+2: eth0    inet 10.1.2.3/16 brd 10.1.255.255 scope global eth0\       valid_lft forever preferred_lft forever
+2: eth0    inet6 fe80::fc:ff:fe00:1/64 scope link \       valid_lft forever preferred_lft forever
+3: docker0    inet 172.17.0.1/16 brd 172.17.255.255 scope global docker0\       valid_lft forever preferred_lft forever
+"""
 CPU_FILES = {
     "cpufreq/scaling_governor": "performance",
     "topology/thread_siblings_list": "0,112",
@@ -104,6 +110,7 @@ class RecordedNode:
         self.said: dict[str, str | Said] = {
             "chronyc": CHRONY,
             "getent": "10.1.2.3      STREAM node1\n10.1.2.3      DGRAM\n",
+            "ip -o address show up": ADDRESSES,
             "nvidia-smi --query-compute-apps": "",
         }
         self.gpus = [{"index": str(index), "uuid": UUID.format(index), **GPU} for index in range(GPUS)]

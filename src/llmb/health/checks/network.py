@@ -3,6 +3,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from ipaddress import ip_address
 
 from llmb.health.checks.words import counted, listed
 from llmb.health.facts.network import Card, NetworkFacts, Port
@@ -23,6 +24,7 @@ def network_checks(facts: NetworkFacts, gpus: int, wanted: Wanted) -> Iterator[F
     yield _cards(facts.cards)
     yield _card_errors(facts.cards)
     yield _host_name(facts, wanted)
+    yield _reachable(facts, wanted)
     if not facts.ports:
         of = rule("network_rdma")
         if wanted.fabric in NEEDS_RDMA:
@@ -73,6 +75,19 @@ def _host_name(facts: NetworkFacts, wanted: Wanted) -> Finding:
         return of.found("warn", "the host's own name has no address", "none")
     outside = [address for address in facts.addresses if not address.startswith(LOOPBACK)]
     return of.passed(listed(outside)) if outside else of.found("warn", listed(facts.addresses))
+
+
+def _reachable(facts: NetworkFacts, wanted: Wanted) -> Finding:
+    """Runs on one node listen on loopback alone, so that only nodes of a cluster are asked."""
+    of = rule("network_public_address")
+    if not wanted.cluster:
+        return of.skipped("cluster_config.yaml describes no cluster")
+    if isinstance(facts.own, Missing):
+        return of.skipped(facts.own.reason)
+    if not facts.own:
+        return of.skipped("no interface but loopback has an address")
+    public = [f"{name} {address}" for name, address in facts.own if ip_address(address).is_global]
+    return of.found("warn", listed(public)) if public else of.passed("none")
 
 
 def _ports(ports: Sequence[Port], active: Sequence[Port], gpus: int) -> Finding:

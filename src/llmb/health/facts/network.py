@@ -9,6 +9,7 @@ from llmb.health.facts.source import Missing, Said, Source
 
 NET, RDMA = "/sys/class/net", "/sys/class/infiniband"
 LIMIT_S = 10.0
+NOT_OF_NODES = ("lo", "docker")
 COUNTERS = (
     "symbol_error",
     "link_error_recovery",
@@ -63,6 +64,8 @@ class NetworkFacts:
     """What lets network cards read the memory of GPUs; None if nothing does."""
     addresses: tuple[str, ...] | Missing
     """Of the host's own name."""
+    own: tuple[tuple[str, str], ...] | Missing
+    """Interface and address of each that is up; without loopback, and docker's bridges, which NCCL leaves out too."""
 
 
 def read_network(source: Source, node: str) -> NetworkFacts:
@@ -75,6 +78,7 @@ def read_network(source: Source, node: str) -> NetworkFacts:
         ),
         gpu_direct=_gpu_direct(source),
         addresses=_addresses(source.ask(["getent", "ahosts", node], LIMIT_S)),
+        own=_own_addresses(source.ask(["ip", "-o", "address", "show", "up"], LIMIT_S)),
     )
 
 
@@ -132,3 +136,11 @@ def _addresses(said: Said) -> tuple[str, ...] | Missing:
     if said.problem:
         return Missing(said.problem)
     return tuple(dict.fromkeys(line.split()[0] for line in said.text.splitlines() if line.strip()))
+
+
+def _own_addresses(said: Said) -> tuple[tuple[str, str], ...] | Missing:
+    """From lines such as ``2: eth0    inet 10.1.2.3/16 brd ...``; the peer of a point-to-point link is not one."""
+    if said.problem:
+        return Missing(said.problem)
+    found = re.findall(r"^\d+: (\S+)\s+inet6? ([0-9a-fA-F:.]+)", said.text, re.MULTILINE)
+    return tuple((name, address) for name, address in found if not name.startswith(NOT_OF_NODES))
