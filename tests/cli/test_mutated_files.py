@@ -5,8 +5,11 @@
 import gzip
 import json
 import os
+import re
+import resource
 import sqlite3
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from llmb.campaigns.files import read_campaign_file
 from llmb.catalogue.load import Catalogue
 from llmb.errors import LlmbError
 from llmb.jobspec.spec import JobSpec
-from llmb.logs.files import find_logs, parse_file
+from llmb.logs.files import find_all_logs, find_logs, parse_file
 from llmb.logs.step_line import format_step_line
 from llmb.report.nccl_report import nccl_document, nccl_tables
 from llmb.report.output import styled_lines
@@ -258,3 +261,91 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path, reader: str, 
         path.symlink_to("/dev/zero")
     with pytest.raises((LlmbError, OSError)):
         read(path)
+
+
+SAMPLES = Path(__file__).parents[1] / "logs" / "samples"
+NUMBERS = (b"0", b"-1", b"nan", b"inf", b"-inf", b"1e308", b"1e-320", b"1" + b"0" * 400, b"1,5", b"", b"\xef\xbc\x91")
+NUMBER = re.compile(rb"(?<![\w.])\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+LONG_LINE = 10_000_000
+LONGEST_S, MOST_BYTES = 60, 1 << 30
+DAMAGED: dict[str, tuple[str, bytes, Callable[[Path], object]]] = {
+    **{path.stem: ("log.out", path.read_bytes(), logs) for path in sorted(SAMPLES.iterdir())},
+    "nccl": ("rank-0.log", NCCL, nccl),
+    "nccl-tests": ("tests.txt", NCCL_TESTS, nccl),
+    "trace": ("trace.json", trace_text(), traces),
+    "trace of a CPU": ("trace.json", cpu_trace_text(), traces),
+}
+
+
+def damaged(seed: bytes, other: bytes) -> Iterator[bytes]:
+    """All cases of a file; ``other`` is one of another format."""
+    yield from (b"", b"\0" * 10_000, b"\n" * 10_000, seed + seed, seed + other, other + seed)
+    yield from (seed.replace(b" ", b"\0"), seed + b"\0" * 1000, seed.decode("utf-8", "replace").encode("utf-16"))
+    yield from (seed.decode("utf-8", "replace").encode("utf-16-le"), b"\xff" + seed, seed.replace(b"\n", b""))
+    yield from (text for number in NUMBERS for text in with_number(seed, number))
+    lines = seed.splitlines(keepends=True)
+    for place in range(0, len(lines), max(1, len(lines) // 100)):
+        whole, line = b"".join(lines[:place]), lines[place]
+        yield from (whole, whole + line[: len(line) // 2], whole + b"".join(lines[place + 1 :]))
+        yield whole + b"".join(reversed(lines[place:]))
+
+
+def with_number(seed: bytes, number: bytes) -> Iterator[bytes]:
+    """In place of all numbers, and of each kind of them: those that follow the same text."""
+    yield NUMBER.sub(lambda _: number, seed)
+    for before in sorted({seed[max(0, found.start() - 6) : found.start()] for found in NUMBER.finditer(seed)})[:60]:
+        if len(before) > 3:
+            yield re.sub(re.escape(before) + NUMBER.pattern, lambda _, before=before: before + number, seed)
+
+
+def check(path: Path, read: Callable[[Path], object], text: bytes) -> None:
+    path.write_bytes(text)
+    try:
+        read(path)
+    except LlmbError as error:
+        assert path.name in str(error), error
+
+
+def others() -> dict[str, bytes]:
+    names = list(DAMAGED)
+    return {name: DAMAGED[other][1] for name, other in zip(names, names[1:] + names[:1], strict=True)}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_sample_of_the_damage_is_reported(tmp_path: Path, name: str) -> None:
+    file_name, seed, read = DAMAGED[name]
+    cases = list(damaged(seed, others()[name]))
+    for text in cases[:: max(1, len(cases) // 25)]:
+        check(tmp_path / file_name, read, text)
+
+
+@pytest.mark.measured
+@pytest.mark.parametrize("name", DAMAGED)
+def test_all_damage_is_reported(tmp_path: Path, name: str) -> None:
+    file_name, seed, read = DAMAGED[name]
+    for text in damaged(seed, others()[name]):
+        began_s = time.process_time()
+        check(tmp_path / file_name, read, text)
+        assert time.process_time() - began_s < LONGEST_S
+    for long in (b"x" * LONG_LINE, seed.replace(b"\n", b" ") * (LONG_LINE // len(seed)), b"9" * LONG_LINE):
+        for text in (long, seed + long, seed + long + b"\n" + seed):
+            began_s = time.process_time()
+            check(tmp_path / file_name, read, text)
+            assert time.process_time() - began_s < LONGEST_S
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < MOST_BYTES
+
+
+def test_a_damaged_log_takes_no_other_down(tmp_path: Path) -> None:
+    """Of all damage there is one result for each file, and the undamaged log has its figures."""
+    for name, (_, seed, read) in DAMAGED.items():
+        if read is logs:
+            for number in NUMBERS:
+                (tmp_path / f"{name}-{number[:4].hex()}.out").write_bytes(NUMBER.sub(lambda _, new=number: new, seed))
+    (tmp_path / "good.out").write_bytes(DAMAGED["megatron_lm"][1])
+    found = find_all_logs([tmp_path])
+    runs = [known_run(parse_file(path, "reference")) for path in found.logs]
+    document = parse_document(parse_report([tmp_path], "reference", runs, full_names=False))
+    json.dumps(document, allow_nan=False)
+    results = {result["filename"]: result for result in document["results"]}
+    assert len(results) == len(list(tmp_path.iterdir()))
+    assert results["good"]["step_time_s"]["mean"] == pytest.approx(2.395)

@@ -24,8 +24,8 @@ DISTINCT_TIMES = 5
 """So many different step times are not those of another run by chance, with the same losses."""
 WIDEST_CLOCK_ERROR = 0.05
 """Of a step time by a clock of whole seconds, relative: with a wider one there is no figure."""
-LONGEST_STEP_S, MOST_TFLOPS = 1e9, 1e30
-"""Larger numbers are damage."""
+SHORTEST_STEP_S, LONGEST_STEP_S, MOST_TFLOPS = 1e-9, 1e9, 1e30
+"""Other numbers are damage."""
 Status = Literal[
     "success",
     "too_few_steps",
@@ -233,11 +233,11 @@ def _why_invalid(log: RunLog, window: Window | None) -> str | None:
 
 
 def _is_no_time(seconds: float) -> bool:
-    return not 0 < seconds < LONGEST_STEP_S
+    return not SHORTEST_STEP_S < seconds < LONGEST_STEP_S
 
 
 def _bad_time_text(seconds: float) -> str:
-    if seconds <= 0:
+    if seconds <= SHORTEST_STEP_S:
         return f"{seconds:g} s"
     return f"{seconds:.4g} s, which no step takes" if math.isfinite(seconds) else "not finite"
 

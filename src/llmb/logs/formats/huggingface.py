@@ -8,7 +8,6 @@ printed at most every 0.1 s; its time is the mean since the bar before, by the b
 Where the bar is off or in another file, only the mean of the whole run is known: it is the time of the last step.
 """
 
-import math
 import re
 import sys
 from collections.abc import Iterator
@@ -41,6 +40,8 @@ _DIGITS_ERROR = 0.001
 """Relative, of two numbers of four digits, which transformers 5 prints."""
 _CLOCK_S = 1.0
 _MOST_TOTALS = 20
+_DAMAGED = 1e9
+"""No run takes so many seconds, or does so many steps in one."""
 
 
 class HuggingFaceReader:
@@ -90,7 +91,7 @@ class HuggingFaceReader:
         seconds, per_s = number_or_none(runtime and runtime[1]) or 0.0, number_or_none(rate and rate[1]) or 0.0
         epochs, self.epochs = self.epochs, []
         yield from self.bar.release()
-        if not 0 < seconds < math.inf or not 0 <= per_s < math.inf:
+        if not 0 < seconds < _DAMAGED or not 0 <= per_s < _DAMAGED:
             return
         if self.other_totals and self.bar.total:
             self._check_bar(self.bar.total, seconds, per_s)
