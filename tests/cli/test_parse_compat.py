@@ -273,3 +273,28 @@ def test_links_are_not_followed(experiments: Path) -> None:
     before = parse().stdout
     (experiments / "link.out").symlink_to(next(experiments.rglob("log-acct_team.lora*.out")))
     assert parse().stdout == before
+
+
+BRIDGE_STEPS = "".join(
+    f"Step Time : {(9089 + step) / 1000:.2f}s GPU utilization: {600 + step}.5MODEL_TFLOP/s/GPU\n"
+    f" [2025-12-19 10:49:15] iteration {step:8d}/      50 | consumed samples: 256 | elapsed time per iteration (ms):"
+    f" {9089 + step}.0 | lm loss: 1.0E+01 | number of nan iterations:   0 |\n"
+    for step in range(1, 51)
+)
+
+
+def test_the_form_of_the_script_for_megatron_bridge(tmp_path: Path) -> None:
+    log(tmp_path, "pretrain_llama3.1_8b", 1, BRIDGE_STEPS)
+    log(tmp_path, "pretrain_llama3.1_8b", 2, BRIDGE_STEPS[: len(BRIDGE_STEPS) * 4 // 5])
+    done = CliRunner().invoke(app, ["--compat-bridge", str(tmp_path)])
+    lines = done.stdout.splitlines()
+    assert lines[0] == "Elapsed Time (ms) and MODEL_TFLOPS/GPU Analysis (iterations 35-44)"
+    assert lines[2].split()[-4:] == ["MODEL_TFLOPS_per_GPU", "Mean", "MODEL_TFLOPS_per_GPU", "Std"]
+    assert lines[4].split()[1:] == ["Success", "9128.500", "3.028", "640.00", "3.03"]  # sqrt(82.5 / 9)
+    assert lines[5].split()[1:] == ["Failed", "(40", "iterations)"]
+    found = json.loads(CliRunner().invoke(app, ["--compat-bridge", "--format", "json", str(tmp_path)]).stdout)
+    assert found["results"][0]["time_mean_ms"] == 9128.5
+    assert list(found["results"][0])[2:] == ["time_mean_ms", "time_std_ms", "tflops_mean", "tflops_std"]
+    text = CliRunner().invoke(app, ["--compat-bridge", "--format=csv", str(tmp_path)]).stdout
+    header = "filename,status,time_mean_ms,time_std_dev_ms,tflops_per_gpu_mean,tflops_per_gpu_std_dev,max_iteration"
+    assert text.splitlines()[0] == header

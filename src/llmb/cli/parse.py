@@ -58,6 +58,13 @@ Compat = Annotated[
     bool,
     typer.Option("--compat", help="The output and the exit codes of the reference suite's parse_train_timing.sh."),
 ]
+CompatBridge = Annotated[
+    bool,
+    typer.Option(
+        "--compat-bridge",
+        help="Those of its parse_train_timing_mbridge.sh: milliseconds, standard deviation of a sample.",
+    ),
+]
 Jobs = Annotated[
     int | None,
     typer.Option("--jobs", min=1, help="Number of reader processes. Default: one per core.", show_default=False),
@@ -76,6 +83,7 @@ def parse(
     json: Json = False,
     window: WindowRule = None,
     compat: Compat = False,
+    compat_bridge: CompatBridge = False,
     jobs: Jobs = None,
 ) -> None:
     """Step-time statistics of training logs, and the outcome of every run.
@@ -100,8 +108,8 @@ def parse(
     """
     form = Format.JSON if json else form
     workers = jobs or usable_cores()
-    if compat:
-        print_as_reference(paths or [], window, form, workers, full_names=full_names)
+    if compat or compat_bridge:
+        print_as_reference(paths or [], window, form, workers, full_names=full_names, bridge=compat_bridge)
         return
     rule = window or DEFAULT_RULE
     check_rule(rule)

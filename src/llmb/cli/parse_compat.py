@@ -15,7 +15,7 @@ from llmb.logs.parallel_reader import read_in_parallel, unchanged
 from llmb.logs.window_samples import read_samples
 from llmb.metrics.window import WINDOW_RULES, check_rule
 from llmb.report.output import print_text
-from llmb.report.parse_compat import FORMATS, compat_report
+from llmb.report.parse_compat import BRIDGE, FORMATS, NEMO, compat_report
 
 DIRECTORY, WINDOW = Path("experiments"), "35-44"
 
@@ -41,7 +41,7 @@ class ParseCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (typer keeps its context type private)
         from llmb.cli.main import PARSER_ERROR
 
-        called_as_reference = "--compat" in args
+        called_as_reference = not {"--compat", "--compat-bridge"}.isdisjoint(args)
         try:
             return super().parse_args(ctx, args)
         except PARSER_ERROR as error:
@@ -53,16 +53,18 @@ class ParseCommand(TyperCommand):
 
 
 def print_as_reference(
-    folders: list[Path], window: str | None, form: Format, workers: int, *, full_names: bool
+    folders: list[Path], window: str | None, form: Format, workers: int, *, full_names: bool, bridge: bool
 ) -> None:
     """Raises CompatError if no run is a success, and for every other error."""
     try:
-        _print_as_reference(folders, window or WINDOW, form, workers, full_names=full_names)
+        _print_as_reference(folders, window or WINDOW, form, workers, full_names=full_names, bridge=bridge)
     except LlmbError as error:
         raise CompatError(error) from error
 
 
-def _print_as_reference(folders: list[Path], window: str, form: Format, workers: int, *, full_names: bool) -> None:
+def _print_as_reference(
+    folders: list[Path], window: str, form: Format, workers: int, *, full_names: bool, bridge: bool
+) -> None:
     check_rule(window)
     if window in WINDOW_RULES[:-1]:
         raise UsageError(f"--compat takes steps, not the window '{window}'", do=f"give A-B, such as {WINDOW}")
@@ -72,9 +74,9 @@ def _print_as_reference(folders: list[Path], window: str, form: Format, workers:
     if not folder.is_dir():
         raise UsageError(f"directory '{folder}' not found", do="give the folder that holds logs, or call it beside it")
     found = _regular(find_logs(folder))
-    read = read_in_parallel(found, partial(read_samples, rule=window), unchanged, workers)
+    read = read_in_parallel(found, partial(read_samples, rule=window, sample=bridge), unchanged, workers)
     samples = list(reading_progress(read, found))
-    report = compat_report(str(folder), window, samples, full_names=full_names)
+    report = compat_report(str(folder), window, samples, full_names=full_names, form=BRIDGE if bridge else NEMO)
     print_text(FORMATS[form](report))
     if not report.successes:
         raise RunFailed("no run has the step times of the whole window", where=str(folder))

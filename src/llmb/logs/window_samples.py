@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The outcome of a run by the steps of its window alone, as the reference suite's ``parse_train_timing.sh`` counts it.
 
-It is a success that has the whole window, even if it ends before its last step; statistics are of the population.
+It is a success that has the whole window, even if it ends before its last step. Statistics are of the population, or of
+a sample (n - 1) as its script for Megatron-Bridge has them.
 """
 
 import math
@@ -32,17 +33,17 @@ class WindowSamples:
     tflops_std: float | None = None
 
 
-def read_samples(path: Path, rule: str) -> WindowSamples:
+def read_samples(path: Path, rule: str, *, sample: bool = False) -> WindowSamples:
     """A file that cannot be read is a failed run."""
     try:
         with open_file(path) as stream:
             log = read_log(stream, rule)
     except (UsageError, OSError):
         return WindowSamples(path, "failed")
-    return _judged(path, log)
+    return _judged(path, log, fewer=int(sample))
 
 
-def _judged(path: Path, log: RunLog) -> WindowSamples:
+def _judged(path: Path, log: RunLog, fewer: int) -> WindowSamples:
     attempt = log.attempt
     if attempt.last is None:
         is_run = not log.size or log.truncated_line or describe_content(log.head, log.tail).is_log
@@ -55,15 +56,16 @@ def _judged(path: Path, log: RunLog) -> WindowSamples:
         last = attempt.max_step if window is None else min(attempt.max_step, window.last)
         return WindowSamples(path, "failed", last)
     tflops = array("d", filter(math.isfinite, attempt.tflops_per_gpu))
-    return WindowSamples(path, "success", attempt.max_step, *_mean_and_std(times), *_mean_and_std(tflops))
+    figures = (*_mean_and_std(times, fewer), *_mean_and_std(tflops, fewer))
+    return WindowSamples(path, "success", attempt.max_step, *figures)
 
 
-def _mean_and_std(values: "array[float]") -> tuple[float | None, float | None]:
-    """Arithmetic mean, and standard deviation of the population (n)."""
+def _mean_and_std(values: "array[float]", fewer: int) -> tuple[float | None, float | None]:
+    """Arithmetic mean, and standard deviation by n, or by n - 1 if ``fewer`` is 1."""
     if not values:
         return None, None
     mean = _sum(values) / len(values)
-    return mean, math.sqrt(_sum((value - mean) * (value - mean) for value in values) / len(values))
+    return mean, math.sqrt(_sum((value - mean) * (value - mean) for value in values) / max(1, len(values) - fewer))
 
 
 def _sum(values: Iterable[float]) -> float:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output of the reference suite's ``parse_train_timing.sh``, so that whatever reads that can read this. Pure."""
+"""The output of the reference suite's ``parse_train_timing.sh`` and ``_mbridge.sh``, for what reads those. Pure."""
 
 import csv
 import io
@@ -17,19 +17,49 @@ _BEFORE_EXPERIMENT = re.compile(rf"^log-(?:.*?\.(?={_TASK})|(?!{_TASK})[^.]*\.(?
 """``log-`` and the account. An account or a model may have dots: the task tells where the experiment begins."""
 _RULE = "=" * 80
 _ROW = "{:<90} {:>8} {:>13} {:>12} {:>19} {:>18}"
-_HEADERS = ("Experiment", "Status", "Time Mean (s)", "Time Std (s)", "TFLOPS_per_GPU Mean", "TFLOPS_per_GPU Std")
 _LINES = tuple("-" * width for width in (90, 8, 13, 12, 19, 18))
-_CSV = (
-    "filename",
-    "status",
-    "time_mean_seconds",
-    "time_std_dev_seconds",
-    "tflops_per_gpu_mean",
-    "tflops_per_gpu_std_dev",
-    "max_iteration",
-)
 _DIGITS = (3, 3, 2, 2)
-_KEYS = ("time_mean", "time_std_dev", "tflops_per_gpu_mean", "tflops_per_gpu_std_dev")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What differs between the reference suite's scripts."""
+
+    title: str
+    unit: str
+    rate: str
+    seconds: float
+    """Of a unit."""
+    csv_times: tuple[str, str]
+    keys: tuple[str, str, str, str]
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        times = (f"Time Mean ({self.unit})", f"Time Std ({self.unit})")
+        return ("Experiment", "Status", *times, f"{self.rate} Mean", f"{self.rate} Std")
+
+    @property
+    def csv_header(self) -> tuple[str, ...]:
+        rates = ("tflops_per_gpu_mean", "tflops_per_gpu_std_dev")
+        return ("filename", "status", *self.csv_times, *rates, "max_iteration")
+
+
+NEMO = Form(
+    title="Train Step Timing and TFLOPS Analysis",
+    unit="s",
+    rate="TFLOPS_per_GPU",
+    seconds=1,
+    csv_times=("time_mean_seconds", "time_std_dev_seconds"),
+    keys=("time_mean", "time_std_dev", "tflops_per_gpu_mean", "tflops_per_gpu_std_dev"),
+)
+BRIDGE = Form(
+    title="Elapsed Time (ms) and MODEL_TFLOPS/GPU Analysis",
+    unit="ms",
+    rate="MODEL_TFLOPS_per_GPU",
+    seconds=0.001,
+    csv_times=("time_mean_ms", "time_std_dev_ms"),
+    keys=("time_mean_ms", "time_std_ms", "tflops_mean", "tflops_std"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +70,7 @@ class CompatReport:
     first: int
     last: int
     full_names: bool
+    form: Form
     runs: tuple[WindowSamples, ...]
 
     @property
@@ -57,21 +88,21 @@ class CompatReport:
 
 
 def compat_report(
-    directory: str, window: str, samples: Sequence[WindowSamples], *, full_names: bool = False
+    directory: str, window: str, samples: Sequence[WindowSamples], *, full_names: bool = False, form: Form = NEMO
 ) -> CompatReport:
     """``window`` is ``A-B``."""
     first, _, last = window.partition("-")
     runs = sorted((run for run in samples if run.kind != "left out"), key=lambda run: run.path)
-    return CompatReport(directory, int(first), int(last), full_names, tuple(runs))
+    return CompatReport(directory, int(first), int(last), full_names, form, tuple(runs))
 
 
 def compat_table(report: CompatReport) -> str:
     lines = [
-        f"Train Step Timing and TFLOPS Analysis (iterations {report.first}-{report.last})",
+        f"{report.form.title} (iterations {report.first}-{report.last})",
         _RULE,
-        _ROW.format(*_HEADERS),
+        _ROW.format(*report.form.headers),
         _ROW.format(*_LINES),
-        *(_table_row(run, full_names=report.full_names) for run in report.runs),
+        *(_table_row(run, report) for run in report.runs),
         "",
         "Summary:",
         f"  Success experiments: {report.successes}",
@@ -81,10 +112,10 @@ def compat_table(report: CompatReport) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _table_row(run: WindowSamples, *, full_names: bool) -> str:
-    name = printable(run.path.name if full_names else short_name(run.path.name))
+def _table_row(run: WindowSamples, report: CompatReport) -> str:
+    name = printable(run.path.name if report.full_names else short_name(run.path.name))
     if run.kind == "success":
-        return _ROW.format(name, "Success", *(text or "-" for text in _figures(run)))
+        return _ROW.format(name, "Success", *(text or "-" for text in _figures(run, report.form)))
     if run.last_step is None:
         return _ROW.format(name, "Failed", *"----")
     return f"{name:<90} {'Failed':>8} {f'({run.last_step} iterations)':>30}"
@@ -99,10 +130,10 @@ def compat_csv(report: CompatReport) -> str:
     """A failed run has as many fields as a success."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_CSV)
+    writer.writerow(report.form.csv_header)
     for run in report.runs:
         success = run.kind == "success"
-        figures = [figure or "-" for figure in _figures(run)] if success else [""] * len(_DIGITS)
+        figures = [figure or "-" for figure in _figures(run, report.form)] if success else [""] * len(_DIGITS)
         writer.writerow([_text(run), "Success" if success else "Failed", *figures, "" if success else run.last_step])
     total = len(report.runs)
     text.write(f"# Summary: {report.successes} success, {report.failures} failed, {total} total\n")
@@ -111,7 +142,7 @@ def compat_csv(report: CompatReport) -> str:
 
 def compat_json(report: CompatReport) -> str:
     """Figures that the log does not have are null."""
-    results = ",\n".join(f"    {{{_json_fields(_json_result(run), ', ')}}}" for run in report.runs)
+    results = ",\n".join(f"    {{{_json_fields(_json_result(run, report.form), ', ')}}}" for run in report.runs)
     results += "\n" if results else ""
     analysis = {
         "min_iteration": report.first,
@@ -130,9 +161,10 @@ def compat_json(report: CompatReport) -> str:
     )
 
 
-def _json_result(run: WindowSamples) -> dict[str, Any]:
+def _json_result(run: WindowSamples, form: Form) -> dict[str, Any]:
     if run.kind == "success":
-        figures = {key: Decimals(text) if text else None for key, text in zip(_KEYS, _figures(run), strict=True)}
+        shown = zip(form.keys, _figures(run, form), strict=True)
+        figures = {key: Decimals(text) if text else None for key, text in shown}
         return {"filename": _text(run), "status": "Success", **figures}
     reached = {} if run.last_step is None else {"max_iteration": run.last_step}
     return {"filename": _text(run), "status": "Failed", **reached}
@@ -151,8 +183,9 @@ def _json_fields(values: Mapping[str, Any], between: str) -> str:
     )
 
 
-def _figures(run: WindowSamples) -> list[str | None]:
-    figures = (run.time_mean_s, run.time_std_s, run.tflops_mean, run.tflops_std)
+def _figures(run: WindowSamples, form: Form) -> list[str | None]:
+    times = (None if one is None else one / form.seconds for one in (run.time_mean_s, run.time_std_s))
+    figures = (*times, run.tflops_mean, run.tflops_std)
     return [None if one is None else f"{one:.{digits}f}" for one, digits in zip(figures, _DIGITS, strict=True)]
 
 
