@@ -4,6 +4,7 @@
 import gc
 import math
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -22,6 +23,7 @@ _WORTH_A_POOL_FILES = 500
 _WORTH_A_POOL_BYTES = 1 << 28
 _MANY_OBJECTS = 200_000
 """Reading allocates many objects, hardly any of which refer to each other: garbage collection would find nothing."""
+SAFE_PATH = "PYTHONSAFEPATH"
 Read = TypeVar("Read")
 Content = TypeVar("Content")
 
@@ -64,9 +66,10 @@ def _read_in_pool(
     # The fork server has no threads. This process has, because of its progress bar, and must not be forked.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, conclude.__module__])
-    pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker)
+    with _without_working_folder():
+        pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker)
     try:
-        with _interrupts_held_back():
+        with _interrupts_held_back(), _without_working_folder():
             batches = [pool.submit(_read_batch, batch, read, conclude) for batch in _batches(paths, workers)]
         for done in as_completed(batches):
             yield from done.result()
@@ -90,6 +93,20 @@ def _interrupts_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _without_working_folder() -> Iterator[None]:
+    """For the fork server and what tracks its resources: ``python -c`` finds a ``types.py`` beside the logs first."""
+    given = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = given
 
 
 def _begin_worker() -> None:

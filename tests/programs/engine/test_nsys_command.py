@@ -164,10 +164,10 @@ def test_a_rank_becomes_its_worker(tmp_path: Path, nsys: Callable[[str], None], 
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "llmb/engine/worker.py" in done.stderr
-    asked = tmp_path / "bin" / "asked"
+    asked, worker = tmp_path / "bin" / "asked", ["-m", "llmb.engine.worker", str(folder.path)]
     assert asked.exists() == (rank == 2)
     if rank == 2:
-        assert asked.read_text().splitlines()[-4:] == [sys.executable, "-m", "llmb.engine.worker", str(folder.path)]
+        assert asked.read_text().splitlines()[-5:] == [sys.executable, "-P", *worker]
 
 
 def test_a_report_that_cannot_be_exported_is_a_warning(tmp_path: Path, nsys: Callable[[str], None]) -> None:
