@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Literal
 
 import pytest
@@ -33,6 +34,7 @@ from llmb.runs.fp8_product import ProductDtype
 Randomised = Callable[[Model], Decoder]
 STEPS = (join_casts, fuse_activations, fuse_norms, partial(fuse_rotation, in_place=True))
 DEVICE = "cuda"
+FEW_CASES = [("none", "llama", False), ("selective", "llama4", False), ("full", "nemotron4", False)]
 TOKENS = torch.randint(512, (2, 65), generator=torch.Generator().manual_seed(3))
 
 
@@ -95,9 +97,13 @@ def test_casts_in_one_pass_change_nothing(
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, when it compiles
-@pytest.mark.parametrize("name", ["llama", "nemotron4", "llama4"])
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.measured)])
-@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+@pytest.mark.parametrize(
+    ("mode", "name", "compiled"),
+    [
+        pytest.param(*case, marks=() if case in FEW_CASES else pytest.mark.measured)
+        for case in product(("none", "selective", "full"), ("llama", "nemotron4", "llama4"), (False, True))
+    ],
+)
 def test_rotation_in_a_product_changes_nothing_when_it_is_recomputed(
     mode: Literal["none", "selective", "full"],
     compiled: bool,

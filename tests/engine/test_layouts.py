@@ -87,7 +87,7 @@ BEGIN = Tiers(
     ("TP2 x EP2 x ETP2", "FSDP2 x TP2 x PP2"),
 )
 OTHER_MODELS = Tiers(slow=("TP2 + SP", "PP2 x VP2", "EP2"))
-TRAIN = Tiers(slow=("TP2 + SP",))
+TRAIN = Tiers()
 SHARE = Tiers(
     ("FSDP2", "EP2", "PP2, 1 layer first", "PP2 x VP2", "FSDP4", "TP2 x PP2, no SP, 99 tokens"),
     ("PP2", "FSDP2 x PP2 x VP2"),

@@ -96,7 +96,7 @@ def start_ranks(fork_server: ForkServer) -> Callable[..., list[Fork]]:
             pytest.param(LLAMA, before, after, marks=pytest.mark.measured)
             for before, after in (("2", "1"), ("2", "2"), ("1", "2"))
         ),
-        ((*LLAMA, "--dtype", "bf16"), "2", "2"),
+        pytest.param((*LLAMA, "--dtype", "bf16"), "2", "2", marks=pytest.mark.measured),
     ],
 )
 def test_any_number_of_processes_goes_on(finished: Finished, options: tuple[str, ...], before: str, after: str) -> None:
@@ -125,7 +125,7 @@ PP_V = ("--scale", "4", "--pp", "2", "--vp", "2", "--pipeline-schedule", "zero-b
             pytest.param(EIGHT, layout, marks=pytest.mark.measured)
             for layout in (("--scale", "2", "--tp", "2"), PP_V, ("--scale", "1"))
         ),
-        pytest.param(EIGHT, CP_PP, marks=pytest.mark.slow),
+        pytest.param(EIGHT, CP_PP, marks=pytest.mark.measured),
     ],
 )
 def test_any_layout_goes_on_from_any_other(finished: Finished, saved: tuple[str, ...], layout: tuple[str, ...]) -> None:
@@ -137,11 +137,16 @@ def test_any_layout_goes_on_from_any_other(finished: Finished, saved: tuple[str,
 V = ("--scale", "2", "--pp", "2", "--vp", "2", "--pipeline-schedule", "zero-bubble-v")
 
 
-TIED_LAYOUTS = [("--scale", "1"), V, ("--scale", "2", "--pp", "2"), ("--scale", "2", "--tp", "2")]
+TIED_LAYOUTS = [("--scale", "2", "--pp", "2"), ("--scale", "1"), V, ("--scale", "2", "--tp", "2")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", TIED_LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(layout, marks=pytest.mark.measured if number else pytest.mark.slow)
+        for number, layout in enumerate(TIED_LAYOUTS)
+    ],
+)
 def test_a_tied_embedding_goes_on_from_both_ends_of_a_pipeline(finished: Finished, layout: tuple[str, ...]) -> None:
     """Saved by a rank that has the first and the last stage, and so holds it twice."""
     whole = finished("-w", "pretrain_qwen3", *V, *TWENTY)

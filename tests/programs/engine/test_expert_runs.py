@@ -23,7 +23,7 @@ def steps(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "options",
-    [EP4, pytest.param(ALL, marks=pytest.mark.slow), pytest.param(MIXTRAL, marks=pytest.mark.slow)],
+    [EP4, pytest.param(ALL, marks=pytest.mark.slow), pytest.param(MIXTRAL, marks=pytest.mark.measured)],
     ids=["ep4", "tp2-ep2-etp2", "mixtral-tp2-ep4"],
 )
 def test_the_loss_falls(finished: Finished, options: tuple[str, ...]) -> None:
@@ -41,7 +41,7 @@ def test_every_layout_counts_the_same_load(finished: Finished) -> None:
     assert all(sum(layer) == pytest.approx(1.0) for layer in shares.values())
 
 
-@pytest.mark.parametrize("options", [EP4, pytest.param(MIXTRAL, marks=pytest.mark.slow)], ids=["top-1", "top-2"])
+@pytest.mark.parametrize("options", [EP4, pytest.param(MIXTRAL, marks=pytest.mark.measured)], ids=["top-1", "top-2"])
 def test_forced_balance_is_recorded_in_step_result_and_record(finished: Finished, options: tuple[str, ...]) -> None:
     result = finished(*options[:-1], "6", "--force-load-balancing", "--recompute", "full")
     assert {step["expert_load"]["max_over_mean"] for step in steps(result)} == {1.0}
@@ -50,20 +50,22 @@ def test_forced_balance_is_recorded_in_step_result_and_record(finished: Finished
     assert record["plan"]["force_load_balancing"] is True
 
 
-@pytest.mark.slow
-def test_a_checkpoint_goes_from_any_arrangement_of_experts_to_any_other(finished: Finished) -> None:
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(("--scale", "2", "--etp", "2"), marks=pytest.mark.slow),
+        pytest.param(("--scale", "4", "--ep", "4"), marks=pytest.mark.measured),
+        pytest.param(("--scale", "1"), marks=pytest.mark.measured),
+    ],
+    ids=" ".join,
+)
+def test_a_checkpoint_goes_from_any_arrangement_of_experts_to_any_other(
+    finished: Finished, layout: tuple[str, ...]
+) -> None:
     whole = finished(*ALL)
     start = finished(*ALL[:-1], "10", "--save-checkpoint")
     path = next((Path(start["run_dir"]) / "checkpoints").glob("step=10*"))
     more = ("--steps", "10", "--load-checkpoint", str(path))
-    for layout in (
-        ("--scale", "4", "--ep", "4"),
-        ("--scale", "2", "--etp", "2"),
-        (
-            "--scale",
-            "1",
-        ),
-    ):
-        continued = steps(finished("-w", "finetune_llama4-maverick", *layout, *more))
-        for expected, found in zip(steps(whole)[10:], continued, strict=True):
-            assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
+    continued = steps(finished("-w", "finetune_llama4-maverick", *layout, *more))
+    for expected, found in zip(steps(whole)[10:], continued, strict=True):
+        assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)

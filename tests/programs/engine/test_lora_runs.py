@@ -168,7 +168,7 @@ def command(forked_python: str) -> Callable[..., subprocess.CompletedProcess[str
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-@pytest.mark.parametrize("targets", ["qkv", "all-linear"])
+@pytest.mark.parametrize("targets", [pytest.param("qkv", marks=pytest.mark.measured), "all-linear"])
 def test_adapters_and_merged_weights_compute_in_peft_what_they_do_here(
     targets: str,
     base: tuple[nn.Module, SavedCheckpoint],

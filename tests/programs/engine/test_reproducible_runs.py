@@ -18,7 +18,7 @@ TWO = ("--scale", "2", "--steps", "20")
     [
         "pretrain_llama3.1",
         pytest.param("pretrain_nemotron4", marks=pytest.mark.measured),
-        pytest.param("finetune_llama4-maverick", marks=pytest.mark.slow),
+        pytest.param("finetune_llama4-maverick", marks=pytest.mark.measured),
     ],
 )
 def test_two_and_four_processes_reproduce_one(losses: Losses, workload: str) -> None:
