@@ -82,7 +82,7 @@ def show(document: object, tables: Iterable[Table] = ()) -> None:
 
 
 def traces(path: Path) -> None:
-    summary = summarize(read_traces(find_traces([path])))
+    summary = summarize(read_traces(find_traces([path]), unmarked=True))
     show(trace_document(summary), trace_tables(summary))
     trace_picture(summary).encode()
 

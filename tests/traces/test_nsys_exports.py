@@ -176,3 +176,15 @@ def test_an_export_without_kernels_says_what_to_trace(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no GPU kernels") as raised:
         read_trace(path, Rules())
     assert "nsys export --type sqlite" in str(raised.value)
+
+
+def test_an_export_without_ranges_is_one_step(tmp_path: Path) -> None:
+    path = export(tmp_path / "profile_0.sqlite", 4242)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM NVTX_EVENTS")
+    with pytest.raises(UsageError, match="no training steps"):
+        read_trace(path, Rules())
+    (timeline,) = read_trace(path, Rules(), unmarked=True)
+    (step,) = break_down(timeline)
+    assert (round(1e9 * step.duration_s), round(1e9 * step.idle_s)) == (150, 10)
+    assert timeline.notes == ("no step is marked: the whole trace, 0.00015 ms, is shown as step 0",)

@@ -253,7 +253,8 @@ def _interval_text(log: RunLog) -> str:
     if interval == 1 or log.format is None:
         return ""
     means = format_called(log.format).mean_of_interval
-    return f", by means of {interval} steps" if means else f", of which every {interval}. is logged"
+    most = "up to " if len(set(log.attempt.weights)) > 1 else ""
+    return f", by means of {most}{interval} steps" if means else f", of which every {interval}. is logged"
 
 
 def _attempts_text(attempt: LoggedAttempt) -> str:
