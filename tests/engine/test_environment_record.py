@@ -20,6 +20,7 @@ def test_variables_that_may_hold_a_secret_are_not_recorded() -> None:
         "HOME": "/root",
         "PATH": "/bin",
     }
+    environ |= {"LLMB_STORE": "/tmp/llmb-ranks-x/store", "LLMB_STORE_ID": "5f"}
     assert recorded_variables(environ) == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2"}
 
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from llmb.engine.device import cpu_name, device_name
 from llmb.engine.parallel.mesh import Ranks
+from llmb.engine.parallel.store import STORE
 from llmb.runs.environment import Environment, GpuState
 from llmb.runs.gpu_states import QUERIES, NodeGpus, command, of_run, parse_states
 from llmb.runs.host import host_name
@@ -123,5 +124,6 @@ def _nccl_version() -> str:
 
 
 def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that may affect a run's speed, except those that may hold a secret."""
-    return {name: value for name, value in sorted(without_secrets(environ).items()) if name.startswith(RECORDED)}
+    """The variables that may affect a run's speed, except those that may hold a secret, and those of its store."""
+    known = sorted(without_secrets(environ).items())
+    return {name: value for name, value in known if name.startswith(RECORDED) and not name.startswith(STORE)}
