@@ -168,6 +168,14 @@ def test_the_forms_of_megatron_deepspeed_and_primus():
     assert (fast.status, fast.step_time_s) == ("no_data", None)
 
 
+@pytest.mark.parametrize("seconds", ["0.004", "0.000", "-1.000"])
+def test_times_that_are_printed_too_coarsely_are_not_read(seconds):
+    """0.004 s are 3.5 to 4.5 ms."""
+    found = judge_log(read(re.sub(r"seconds: [\d.]+", f"seconds: {seconds}", sample("maxtext"))))
+    assert (found.status, found.step_time_s) == ("no_data", None)
+    assert "but none with a step and its time" in found.reason
+
+
 RATE = (
     "[2024-05-01 10:00:00,000] [INFO] [timer.py:260:stop] epoch=0/micro_step={0}/global_step={0},"
     " RunningAvgSamplesPerSec=15.1, CurrSamplesPerSec=16.0, MemAllocated=4.75GB, MaxMemAllocated=15.59GB\n"

@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterator
 
-from llmb.logs.formats.format import LINE_ENDS_SOON, NUMBER, Format, number_or_none, rank_before
+from llmb.logs.formats.format import LEAST_PRINTED_S, LINE_ENDS_SOON, NUMBER, Format, number_or_none, rank_before
 from llmb.logs.step_line import StepLine
 
 _TIMERS = (
@@ -76,6 +76,8 @@ class DeepSpeedReader:
             if self.has_timers or not self.batch or not rate > 0:
                 return None
             return self._line(number, self.batch / rate)
+        if float(match["seconds"]) < LEAST_PRINTED_S:
+            return None
         number = int(match["steps"])
         mean_of = number - self.done if number > self.done else 1
         return self._line(number, float(match["seconds"]), number_or_none(match["loss"]), mean_of)

@@ -15,6 +15,8 @@ NUMBER = rb"-?(?:\d{1,12}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?|nan|inf)"
 """A number as Python and C print it; bounded, and without a group."""
 LINE_ENDS_SOON = rb"(?=[^\r\n]{0,1000}+(?:[\r\n]|\Z))"
 """What follows text that need not end its line: only the end of a longer line is read."""
+LEAST_PRINTED_S = 0.01
+"""A shorter time that is printed in thousandths of a second is known to less than 5 %: it is not read."""
 Value = str | int | float | bool | None
 
 _PREFIX_BYTES = 200

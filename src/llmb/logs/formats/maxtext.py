@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterator
 
-from llmb.logs.formats.format import NUMBER, Format, number_or_none, rank_before
+from llmb.logs.formats.format import LEAST_PRINTED_S, NUMBER, Format, number_or_none, rank_before
 from llmb.logs.step_line import StepLine
 
 STEP_HEAD = b"completed step: "
@@ -32,20 +32,24 @@ class MaxTextReader:
         for match in STEP.finditer(text, start, end):
             self._find_header(text, place, match.start())
             place = match.end()
-            yield self._read(match, rank_before(text, match.start(), start))
+            if step := self._read(match, rank_before(text, match.start(), start)):
+                yield step
         self._find_header(text, place, end)
 
     def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
         match = STEP.search(text)
         if match and _LOSS.search(match[4]):
-            return [self._read(match, rank_before(text, match.start()))._replace(loss=None)], False
+            step = self._read(match, rank_before(text, match.start()))
+            return ([step._replace(loss=None)] if step else []), False
         return [], STEP_HEAD in text
 
     def _find_header(self, text: bytes, start: int, end: int) -> None:
         for match in _STEPS.finditer(text, start, end):
             self.steps = int(match[1])
 
-    def _read(self, match: "re.Match[bytes]", rank: int | None) -> StepLine:
+    def _read(self, match: "re.Match[bytes]", rank: int | None) -> StepLine | None:
+        if float(match[2]) < LEAST_PRINTED_S:
+            return None
         step, rest = int(match[1]), match[4]
         loss, grad_norm = _LOSS.search(rest), _GRAD_NORM.search(rest)
         return StepLine(

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from datetime import datetime
 
-from llmb.logs.formats.format import LINE_ENDS_SOON, NUMBER, Format, number_or_none, rank_before
+from llmb.logs.formats.format import LEAST_PRINTED_S, LINE_ENDS_SOON, NUMBER, Format, number_or_none, rank_before
 from llmb.logs.step_line import StepLine
 
 _GROUPED = rb"(\d[\d,]{0,19}(?:\.\d{1,9})?)"
@@ -79,7 +79,7 @@ class TorchtitanReader:
             self.previous = step, now
         if self.tokens and self.gpus and (rate := number_or_none(match[4])):
             seconds = self.tokens / (self.gpus * rate)
-        elif now and then:
+        elif now and then and (now - then).total_seconds() >= LEAST_PRINTED_S:
             seconds = (now - then).total_seconds() / steps
         else:
             return None
