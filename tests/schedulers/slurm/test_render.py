@@ -2,6 +2,8 @@
 """Whole batch scripts, as kept in golden/. ``make golden`` writes them anew; read the difference before you commit."""
 
 import os
+import re
+import socket
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +15,7 @@ from slurm_values import folder_of, job_of, order_of, script_of
 from llmb.catalogue.resolve import Overrides, Request
 from llmb.errors import UsageError
 from llmb.jobs.order import Order, array_folder
-from llmb.schedulers.slurm.script import run_folder_word
+from llmb.schedulers.slurm.script import PORT, run_folder_word
 from llmb.secrets import holds_secret
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -195,3 +197,18 @@ def test_runs_of_an_array_have_folders_of_their_own() -> None:
 def test_no_golden_script_holds_a_secret() -> None:
     for path in GOLDEN.iterdir():
         assert not holds_secret("", path.read_text())
+
+
+def test_a_port_that_is_in_use_is_not_chosen_and_no_two_jobs_have_one_id(program: Callable[[str, str], None]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as closed:
+        in_use, free = taken.getsockname()[1], closed.getsockname()[1]
+        closed.close()
+        program("shuf", f'[ -e "$0.called" ] && echo {free} || echo {in_use}; : >"$0.called"')
+        script = f'{PORT}\necho "$MASTER_PORT $LLMB_STORE_ID"'
+        first, second = (
+            subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True) for _ in "12"
+        )
+    port, name = first.stdout.split()
+    assert port == str(free)
+    assert re.fullmatch("[0-9a-f]{32}", name)
+    assert name != second.stdout.split()[1]
