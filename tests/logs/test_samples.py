@@ -335,7 +335,11 @@ def test_text_that_only_begins_steps_takes_no_longer_than_its_length(text, end):
 
 class Repeated(io.RawIOBase):
     def __init__(self, text, count):
-        self.text, self.count = text, count
+        self.text, self.whole, self.count = text, count, count
+
+    def seek(self, _offset, _whence=0):
+        self.count = self.whole
+        return 0
 
     def read(self, size=-1):
         self.count -= 1
