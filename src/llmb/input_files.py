@@ -31,6 +31,14 @@ def open_regular(path: Path, *, buffering: int = 0) -> BinaryIO:
     return os.fdopen(descriptor, "rb", buffering=buffering)
 
 
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """The whole content. Raises OSError as above, and if it is larger than ``most_bytes``."""
+    with open_regular(path) as stream:
+        if os.fstat(stream.fileno()).st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MiB", str(path))
+        return stream.read()
+
+
 def open_file(path: Path, *, do: str | None = None) -> BinaryIO:
     """The same for a file that a user names; raises UsageError. ``do`` is the advice if there is no such file."""
     try:

@@ -70,9 +70,9 @@ def test_runs_of_version_0_1_are_found_by_folder(install: Path) -> None:
 
 def test_every_run_that_ended_is_found_for_whoever_judges_it(install: Path) -> None:
     runs = find_ended_runs(str(install / "workloads"), install, lambda _: None)
-    assert sorted(run.status for run in runs.runs) == ["failed", *6 * ["success"]]
-    unmeasured = next(run for run in runs.runs if run.status == "success" and not run.step_time_s)
-    assert unmeasured.reason
+    assert sorted(run.status for run in runs.runs) == ["failed", "invalid", *5 * ["success"]]
+    unmeasured = next(run for run in runs.runs if run.status == "invalid")
+    assert unmeasured.reason == "the record says success, and: the workers ended after 0 of 20 steps"
     failed = next(run for run in runs.runs if run.status == "failed")
     assert failed.step_time_s is None and failed.step_times_s == () and "exit code 3" in str(failed.reason)
     assert reasons(runs) == ["it is queued"]

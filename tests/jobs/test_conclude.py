@@ -12,8 +12,10 @@ from llmb.errors import UsageError
 from llmb.jobs.begin import begin
 from llmb.jobs.conclude import conclude_job
 from llmb.jobs.finish import finish_job
+from llmb.jobs.folder_state import read_left
 from llmb.jobs.job import Job
 from llmb.jobs.refresh import SETTLE_S, look
+from llmb.jobs.states import decide
 from llmb.jobs.wait import exit_code
 from llmb.programs.conclude import finished_result
 from llmb.runs.folder import RunFolder
@@ -29,6 +31,7 @@ IN_A_JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_RESTA
 def step_line(number: int) -> str:
     fields = Step.__dataclass_fields__
     values = dict.fromkeys(fields, 1.0) | {"step": number, "saving": False, "expert_load": None, "fp8": None}
+    values |= {"step_time_s": 0.1, "padded_tokens": None, "ended_s": None}
     return step_to_json(Step(**values)) + "\n"
 
 
@@ -212,3 +215,17 @@ def test_a_result_that_comes_late_is_awaited(folder: RunFolder) -> None:
 )
 def test_accounts_tell_the_last_state(text: str, state: SlurmJob) -> None:
     assert parse_accounts(text.replace("|", FIELD)).get("5", SlurmJob(job_id="5")) == state
+
+
+@pytest.mark.parametrize(("state", "code"), [("FAILED", 1), ("OUT_OF_MEMORY", 137), ("TIMEOUT", 143)])
+def test_what_ends_a_run_after_its_last_step_is_noted(folder: RunFolder, state: str, code: int) -> None:
+    begin(folder, IN_A_JOB)
+    folder.steps.write_text("".join(map(step_line, range(5))))
+    result = finish_job(folder, code, "TERM" if state == "TIMEOUT" else "")
+    assert (result.status, result.reason) == ("success", None)
+    assert str(result.note).endswith(", after its last step")
+    again = finished_result(folder, read_record(folder))
+    assert (again.status, again.note) == ("success", result.note)
+    left = read_left(str(folder.path))
+    change = decide(row_of(folder), told(SlurmJob(job_id="7", state=state, exit_code=code, restarts=1)), left, 0.0)
+    assert change.status == "success" and str(change.reason).endswith(", after its last step")

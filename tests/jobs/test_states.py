@@ -137,8 +137,10 @@ def test_an_end_before_the_last_step(state: str, status: str, reason: str) -> No
     assert (change.state, change.status, change.reason, change.ended_s) == (state, status, reason, 20.0)
 
 
-def test_out_of_memory_after_the_last_step_is_no_success() -> None:
-    assert found(seen("OUT_OF_MEMORY"), WHOLE).status == "failed"
+@pytest.mark.parametrize("state", ["OUT_OF_MEMORY", "FAILED"])
+def test_an_error_after_the_last_step_is_noted(state: str) -> None:
+    change = found(seen(state), WHOLE)
+    assert change.status == "success" and str(change.reason).endswith(", after its last step")
 
 
 def test_who_cancelled_is_said_where_the_accounts_know() -> None:

@@ -78,7 +78,7 @@ def test_why_there_are_none(tmp_path: Path) -> None:
     assert result(folder, record, old).resources_reason == "the steps do not tell when they ended"
     without = gpu_record(resources=False)
     assert result(folder, without).resources_reason == "the run was not sampled"
-    failed = RunFolder(write_run(tmp_path, record, [2.0] * 50, exit_code=1))
+    failed = RunFolder(write_run(tmp_path, record, [2.0] * 49, exit_code=1))
     assert result(failed, record).resources_reason == "the run was not successful"
     folder.resources_of("node1").mkdir(parents=True)
     assert (

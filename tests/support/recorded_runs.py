@@ -41,11 +41,11 @@ def gpu_record(
         workload=workload, size=size, gpu_type=gpu_type, scale=scale, dtype=dtype, overrides=overrides or Overrides()
     )
     plan = make_plan(resolve(Catalogue(), request), Choices(**choices), device="cuda")
-    seen = device and environment(device, nodes)
+    seen = device and environment(device, nodes, plan.recipe.layout.gpus // len(nodes))
     return queued_record(plan, (), program=program).model_copy(update={"environment": seen, "status": "running"})
 
 
-def environment(device: str, nodes: Sequence[str] = ("node1",)) -> Environment:
+def environment(device: str, nodes: Sequence[str] = ("node1",), ranks: int = 8) -> Environment:
     return Environment(
         python="3.12",
         torch="2.13.0",
@@ -58,7 +58,7 @@ def environment(device: str, nodes: Sequence[str] = ("node1",)) -> Environment:
         device_memory_gib=79.6,
         cpu_threads_per_rank=8,
         nodes=tuple(nodes),
-        ranks_per_node=dict.fromkeys(nodes, 8),
+        ranks_per_node=dict.fromkeys(nodes, ranks),
         variables={},
     )
 

@@ -40,7 +40,7 @@ def write_run(
             "status": status,
             "started_at": (START + timedelta(minutes=number)).isoformat(timespec="seconds"),
             "exit_code": 0 if status == "success" else 4,
-            "environment": Environment.model_validate(_environment() | (environment or {})),
+            "environment": Environment.model_validate(_environment(plan) | (environment or {})),
             **fields,
         }
     )
@@ -73,7 +73,7 @@ def _step(number: int, seconds: float, plan: Plan) -> Step:
     )
 
 
-def _environment() -> dict[str, Any]:
+def _environment(plan: Plan) -> dict[str, Any]:
     return {
         "python": "3.11.2",
         "torch": "2.13.0",
@@ -86,6 +86,6 @@ def _environment() -> dict[str, Any]:
         "device_memory_gib": None,
         "cpu_threads_per_rank": 1,
         "nodes": ["node1"],
-        "ranks_per_node": {"node1": 2},
+        "ranks_per_node": {"node1": plan.recipe.layout.gpus},
         "variables": {},
     }

@@ -50,7 +50,8 @@ def compare_runs(
     if new is None or _sources(before) == _sources(after):
         if not vary:
             do = "select two groups of runs, or say what differs within one: --vary dtype, --vary scale"
-            raise UsageError("both sides are the same runs", where=before.title, do=do)
+            lines = "".join(f"\n  left out: {one.run}: {one.reason}" for one in left_out)
+            raise UsageError(f"both sides are the same runs{lines}", where=before.title, do=do)
         matches = match_within(groups_of(old.runs), may_vary)
     else:
         own = [run for run in old.runs if run.counted_as not in _sources(new)]

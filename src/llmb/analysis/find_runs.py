@@ -205,7 +205,7 @@ def _at(text: str, path: Path) -> FoundRuns:
 def _run_folders(root: Path) -> Iterator[RunFolder]:
     """Nothing below a run folder is another one. Links are not followed: the same run would be found twice."""
     for folder, folders, names in os.walk(root):
-        if RUN_RECORD in names:
+        if RUN_RECORD in (*names, *folders):
             folders.clear()
             yield RunFolder(Path(folder).absolute())
 

@@ -10,11 +10,12 @@ from typing import Literal, Self
 from llmb.analysis.log_identity import log_identity
 from llmb.catalogue.records import Window
 from llmb.logs.files import ParsedFile, parse_file
-from llmb.logs.outcome import LogOutcome, digest_of
+from llmb.logs.outcome import FINISHED, LogOutcome, digest_of
 from llmb.metrics.anomalies import Anomalies, find_anomalies
 from llmb.metrics.statistics import describe
 from llmb.metrics.throughput import SECONDS_PER_DAY
 from llmb.metrics.window import DEFAULT_RULE
+from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import RunIdentity, Value, conditions_of, identity_of
 from llmb.runs.origin import Origin
@@ -116,10 +117,7 @@ class ParsedRun:
 
     def spoiled(self, reason: str) -> Self:
         """The run as an invalid one, without figures."""
-        outcome = replace(
-            self.outcome, status="invalid", reason=reason, step_time_s=None, tflops_per_gpu=None, step_times_s=()
-        )
-        unknown = ParsedRun(file=ParsedFile(self.file.path, outcome), id=self.id)
+        unknown = ParsedRun(file=ParsedFile(self.file.path, without_figures(self.outcome, reason)), id=self.id)
         figures = ("figures", "anomalies", "mfu_pct", "tokens_per_s_per_gpu", "days_per_1t_tokens")
         return replace(self, file=unknown.file, **{name: getattr(unknown, name) for name in figures})
 
@@ -128,6 +126,11 @@ class ParsedRun:
         gpus = self.gpus
         days = 1e12 / (tokens_per_s_per_gpu * gpus) / SECONDS_PER_DAY if tokens_per_s_per_gpu and gpus else None
         return replace(self, mfu_pct=mfu_pct, tokens_per_s_per_gpu=tokens_per_s_per_gpu, days_per_1t_tokens=days)
+
+
+def without_figures(outcome: LogOutcome, reason: str) -> LogOutcome:
+    """The same of an invalid run."""
+    return replace(outcome, status="invalid", reason=reason, step_time_s=None, tflops_per_gpu=None, step_times_s=())
 
 
 def layout_text(layout: Mapping[str, int]) -> str:
@@ -176,7 +179,11 @@ def _recorded(file: ParsedFile, folder: RunFolder, record: RunRecord) -> ParsedR
     environment = record.environment
     file = _with_documented_window(file, record)
     steps = _steps(folder)
-    outcome, exact = _with_exact_times(_as_recorded(file.outcome, record, steps), steps)
+    contradiction = why_contradicting(record, steps, log_gpus=file.outcome.gpus)
+    if contradiction and (file.outcome.status in FINISHED or record.status == "success"):
+        outcome, exact = without_figures(file.outcome, contradiction), False
+    else:
+        outcome, exact = _with_exact_times(_as_recorded(file.outcome, record, steps), steps)
     figures = {}
     if outcome.step_time_s and outcome.window:
         packing = measured_packing(record.plan, _inside(steps, outcome.window)) if exact else None

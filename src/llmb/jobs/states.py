@@ -101,7 +101,7 @@ def _ended(job: Job, seen: JobState, left: Left) -> tuple[Status, str | None]:
     if seen.phase == "completed":
         return _completed(left)
     meaning = seen.meaning or seen.state
-    if seen.phase in FROM_OUTSIDE and left.done:
+    if left.done and (seen.phase in FROM_OUTSIDE or left.run_status == "success"):
         return "success", f"{meaning}, after its last step"
     if seen.phase == "cancelled":
         return "cancelled", f"{meaning}{_progress(left)}"
@@ -163,5 +163,7 @@ def _marked(left: Left) -> tuple[str, Status, str | None]:
     if left.exit_code == 0:
         status, reason = _completed(left)
         return COMPLETED, status, reason
+    if left.done and left.run_status == "success":
+        return FAILED, "success", f"exit code {left.exit_code}, after its last step"
     reason = left.run_reason if left.run_status == "failed" else None
     return FAILED, "failed", reason or f"the batch script ended with exit code {left.exit_code}{_progress(left)}"

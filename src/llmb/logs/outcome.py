@@ -71,6 +71,12 @@ class LogOutcome:
     digest: str | None = None
     """Of what was logged: equal for copies of a log, whatever their names; None without a step."""
 
+    @property
+    def gpus(self) -> int | None:
+        """By the log, or by its name."""
+        gpus = self.configuration.get("layout.gpus")
+        return gpus if isinstance(gpus, int) else None
+
 
 def judge_log(log: RunLog) -> LogOutcome:
     """The outcome of a log, with statistics over the window that it was read with."""

@@ -204,6 +204,8 @@ def run_table(plan: Plan, result: Result) -> Table:
     expected = next(iter(plan.recipe.expectations), None)
     if result.measurement_reason:
         table.add_row("NOT A MEASUREMENT", "", "", result.measurement_reason)
+    if result.note:
+        table.add_row("note", "", "", result.note)
     table.add_row("weights", "", "", plan.origin.weights.text)
     table.add_row("data", "", "", plan.origin.data.text)
     for name, text in _content_rows(plan, result):

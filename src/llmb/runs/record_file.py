@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from llmb.errors import EnvironmentProblem
-from llmb.input_files import open_regular
+from llmb.input_files import read_regular
 
+MOST_BYTES = 1 << 26
 Shape = TypeVar("Shape")
 
 
@@ -19,8 +20,7 @@ class BrokenRecord(EnvironmentProblem, ValueError):
 
 def read_record_file(path: Path, shape: type[Shape]) -> Shape:
     """The content of a JSON file. Raises BrokenRecord with the place of what is wrong, OSError if it cannot be read."""
-    with open_regular(path) as stream:
-        text = stream.read()
+    text = read_regular(path, MOST_BYTES)
     try:
         content: Shape = _adapter(shape).validate_json(text)  # type: ignore[arg-type]  # mypy: no hash of a type[T]
     except ValidationError as error:

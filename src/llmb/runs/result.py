@@ -106,6 +106,8 @@ class Result(Record):
     """Against the published figure; None if there is none, and until a run is concluded."""
     verdict_reason: str | None = None
     """Why ``verdict`` is None."""
+    note: str | None = None
+    """What came after the last step of a success: an error, a signal, the time limit; else None."""
     resources: ResourceUse | None = None
     """Of the steps of the window."""
     resources_reason: str | None = None
@@ -126,12 +128,14 @@ def conclude(
     profile: ProfileReport | None = None,
     cut: str | None = None,
     began: int | None = None,
+    contradiction: str | None = None,
 ) -> Result:
     """The result of a run from the workers' ``exit_code``, ``steps`` and the end of their log.
 
     The plan's window is that of the statistics, also if its rule is ``auto``.
     ``cut`` is the reason if the steps of the window cannot
     be combined. ``began`` is the first step of the attempt that trained the window, if not that of the run.
+    ``contradiction`` is why the record of a run that did all its steps cannot be true.
     """
     status: Status
     reason: str | None
@@ -139,6 +143,8 @@ def conclude(
         status, reason = "failed", f"interrupted by {interrupted} after {len(steps)} of {plan.steps} steps"
     else:
         status, reason = _status(plan, steps, exit_code, log_tail)
+    if status == "success" and contradiction:
+        status, reason = "invalid", contradiction
     window = plan.window
     inside = [step for step in steps if window.first <= step.step <= window.last]
     no_statistics = _no_statistics(plan, status, inside) or cut

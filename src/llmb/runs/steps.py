@@ -12,8 +12,11 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic_core import from_json
 
-from llmb.input_files import open_regular
+from llmb.input_files import read_regular
 from llmb.runs.record_file import BrokenRecord
+
+MOST_BYTES = 1 << 29
+"""Of half a million steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +149,7 @@ def read_steps(path: Path) -> list[Step]:
     if not path.exists():
         return []
     steps: list[Step] = []
-    with open_regular(path) as stream:
-        lines = stream.read().rstrip(b"\n").split(b"\n")
+    lines = read_regular(path, MOST_BYTES).rstrip(b"\n").split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
             steps.append(step_from_json(line))

@@ -367,7 +367,7 @@ def iterations(count: int, last: int = 50, norm: str = "1.0") -> str:
     ("log", "code", "signal", "status", "reason"),
     [
         (iterations(50), 0, "", "success", None),
-        (iterations(50), 139, "", "success", "exit code 139"),
+        (iterations(50), 139, "", "success", None),
         (iterations(20), 1, "", "failed", "died after step 20 of 50; exit code 1"),
         (iterations(20), 143, "TERM", "failed", "died after step 20 of 50; ended by Slurm"),
         (iterations(50, norm="nan"), 0, "", "invalid", "the gradient norm is not finite from step 1"),
@@ -387,6 +387,8 @@ def test_a_run_is_judged_by_its_log(
     assert (record.status, record.exit_code) == (status, code)
     assert (record.reason or "").startswith(reason or "")
     assert bool(record.reason) == bool(reason)
+    note = "exit code 139, after its last step" if code == 139 else None
+    assert record.result and record.result.note == finished_result(folder, record).note == note
     assert json.loads(folder.record.read_text())["ended_at"]
 
 

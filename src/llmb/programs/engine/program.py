@@ -19,6 +19,7 @@ from llmb.programs.port import Asked, End, Program, Progress, Work
 from llmb.runs.attempts import cut, is_done, window_began
 from llmb.runs.checkpoint_report import report_checkpoints
 from llmb.runs.choices import Choices
+from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder
 from llmb.runs.log_tail import tail
@@ -63,7 +64,8 @@ class EngineProgram(Program):
 
     def result(self, folder: RunFolder, record: RunRecord, end: End) -> Result:
         steps = read_steps(folder.steps)
-        record, unsteady = with_steady_window(record, steps)
+        contradiction = why_contradicting(record, steps)
+        record, unsteady = (record, None) if contradiction else with_steady_window(record, steps)
         plan = engine_plan(record)
         lasts = record.status in ("queued", "running")
         result = conclude(
@@ -76,6 +78,7 @@ class EngineProgram(Program):
             report_profile(folder, plan, export_report(plan, folder) if lasts else None),
             unsteady or cut(record),
             window_began(record),
+            contradiction,
         )
         result = with_resources(result, folder, plan, steps, record.environment)
         return with_choices(result, record.environment) if record.environment else result

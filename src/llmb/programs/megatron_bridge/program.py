@@ -24,6 +24,7 @@ from llmb.programs.megatron_bridge.squad import OFFLINE, prepared_squad
 from llmb.programs.nsys import export_report
 from llmb.programs.port import Asked, End, Program, Progress, Work
 from llmb.runs.choices import Choices
+from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import report_profile
@@ -79,7 +80,8 @@ class MegatronBridge(Program):
         # Of earlier versions, "auto" gave the steps of the plan.
         given = "" if plan.window.rule == STEADY and not has_steady_window(record) else plan.window.rule
         window = plan.window.model_copy(update={"rule": given})
-        return result_of_log(plan, judge_latest_attempt(folder, window), end, profile)
+        outcome = judge_latest_attempt(folder, window)
+        return result_of_log(plan, outcome, end, profile, why_contradicting(record, (), log_gpus=outcome.gpus))
 
 
 def bridge_container(options: FrameworkOptions, settings: ContainerSettings) -> ContainerSettings:

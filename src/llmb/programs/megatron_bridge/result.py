@@ -15,13 +15,21 @@ SAVED = "train_state.pt"
 NOT_SAMPLED = "only runs of llmb's own engine are sampled"
 
 
-def result_of_log(plan: Plan, outcome: LogOutcome, end: End, profile: ProfileReport | None = None) -> Result:
+def result_of_log(
+    plan: Plan,
+    outcome: LogOutcome,
+    end: End,
+    profile: ProfileReport | None = None,
+    contradiction: str | None = None,
+) -> Result:
     """The result of a run that ended as ``end`` says, and whose log is judged as ``outcome``.
 
     A framework that has done every step may still fail while it cleans up: the run is a success then.
     """
     status: Status = "success" if outcome.status in FINISHED else "invalid" if outcome.status == "invalid" else "failed"
-    reasons = [outcome.reason] if status != "success" else []
+    reasons = [outcome.reason]
+    if status == "success" and contradiction:
+        status, reasons = "invalid", [contradiction]
     if end.cause:
         reasons.append(f"ended by {end.cause}")
     elif end.exit_code:
@@ -31,7 +39,7 @@ def result_of_log(plan: Plan, outcome: LogOutcome, end: End, profile: ProfileRep
     times = None if no_statistics else outcome.step_time_s
     return Result(
         status=status,
-        reason="; ".join(reasons) or None,
+        reason=None if status == "success" else "; ".join(reasons),
         steps=outcome.steps or 0,
         step_time_s=times,
         loss=None if None in losses or status == "invalid" else Loss(first=_known(losses[0]), last=_known(losses[1])),

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts of a run that cannot all be true. Its figures are then no measurement, whatever they are. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+
+LONGEST_STEP_S = 1e9
+"""30 years: a larger number is damage."""
+MOST_OF_CLOCK = 1.1
+"""Step times may sum to this much of the time that passed by the clock, which may have been corrected meanwhile."""
+LEAST_OF_CLOCK = 0.5
+"""A usual step may take this little of the time between two ends of steps, less what is known to lie between them: a
+checkpoint or an evaluation lies between some steps, but not between most."""
+CLOCK_ERROR_S = 1.0
+"""Of moments that a waiting host, or a clock of whole seconds, tells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lap:
+    """From the end of a step to that of a later one."""
+
+    steps_s: float
+    """The sum of the step times."""
+    clock_s: float
+    """The same by the clock."""
+    between_s: float = 0.0
+    """What is known to lie between the steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What has to agree in a run that did all its steps. What is not known is left empty."""
+
+    first_step: int
+    last_step: int
+    window: tuple[int, int]
+    steps: Sequence[int] = ()
+    """Numbers, in the order in which they were written."""
+    step_times_s: Sequence[float] = ()
+    """Of ``steps``."""
+    not_updated: Sequence[int] = ()
+    """Steps that did not update the parameters."""
+    laps: Sequence[Lap] = ()
+    """Of the window."""
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """Number of GPUs or ranks, by who tells."""
+    tokens_per_step: int | None = None
+    """By the layout."""
+    tokens: Mapping[int, int] = field(default_factory=dict)
+    """By step, as written."""
+
+
+def contradictions(facts: RunFacts) -> tuple[str, ...]:
+    """Why the run is invalid, for people; empty if all agrees."""
+    found = (_of_window(facts), _of_order(facts), _of_times(facts), _of_updates(facts), _of_clock(facts.laps))
+    return tuple(reason for reason in (*found, _of_gpus(facts.gpus), _of_tokens(facts)) if reason)
+
+
+def _of_window(facts: RunFacts) -> str | None:
+    first, last = facts.window
+    if facts.first_step <= first <= last <= facts.last_step:
+        return None
+    return f"the window is steps {first}-{last}, and the run has steps {facts.first_step}-{facts.last_step}"
+
+
+def _of_order(facts: RunFacts) -> str | None:
+    if not facts.steps:
+        return None
+    for before, number in pairwise((facts.first_step - 1, *facts.steps, facts.last_step + 1)):
+        if number == before:
+            return f"step {number} was written twice"
+        if number < before:
+            return f"step {number} is written after step {before}"
+        if number > before + 1:
+            return f"step {before + 1} is missing"
+    return None
+
+
+def _of_times(facts: RunFacts) -> str | None:
+    times = zip(facts.steps, facts.step_times_s, strict=True)
+    bad = next(((step, seconds) for step, seconds in times if not 0 < seconds < LONGEST_STEP_S), None)
+    return f"step {bad[0]} took {bad[1]:.4g} s, which no step takes" if bad else None
+
+
+def _of_updates(facts: RunFacts) -> str | None:
+    first, last = facts.window
+    count = sum(first <= step <= last for step in facts.not_updated)
+    if not count:
+        return None
+    return f"{'1 step' if count == 1 else f'{count} steps'} of the window skipped the update of the parameters"
+
+
+def _of_clock(laps: Sequence[Lap]) -> str | None:
+    steps_s, clock_s = sum(lap.steps_s for lap in laps), sum(lap.clock_s for lap in laps)
+    if not laps or not all(0 < lap.steps_s < LONGEST_STEP_S for lap in laps):
+        return None
+    if steps_s > MOST_OF_CLOCK * clock_s + CLOCK_ERROR_S:
+        return f"step times of the window sum to {steps_s:.4g} s, and by the clock {clock_s:.4g} s passed"
+    step_s, known_s = median(lap.steps_s for lap in laps), median(lap.clock_s - lap.between_s for lap in laps)
+    if step_s + CLOCK_ERROR_S < LEAST_OF_CLOCK * known_s:
+        return f"a step of the window takes {step_s:.4g} s, and by the clock {known_s:.4g} s"
+    return None
+
+
+def _of_gpus(gpus: Mapping[str, int]) -> str | None:
+    if len(set(gpus.values())) < 2:
+        return None
+    return "the number of GPUs is " + ", ".join(f"{count} in the {who}" for who, count in gpus.items())
+
+
+def _of_tokens(facts: RunFacts) -> str | None:
+    wanted = facts.tokens_per_step
+    bad = next(_other_tokens(facts, wanted), None) if wanted else None
+    return f"step {bad} has {facts.tokens[bad]:,} tokens, and the layout {wanted:,}" if bad is not None else None
+
+
+def _other_tokens(facts: RunFacts, wanted: int) -> Iterator[int]:
+    return (step for step, tokens in facts.tokens.items() if tokens != wanted)

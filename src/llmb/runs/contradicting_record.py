@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the record, the environment and the steps of a run agree. Pure."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import pairwise
+
+from llmb.metrics.contradictions import CLOCK_ERROR_S, Lap, RunFacts, contradictions
+from llmb.runs.record import RunRecord
+from llmb.runs.steps import Step
+
+WHOLE_SECONDS_S = 2 * CLOCK_ERROR_S
+"""Error of the difference of two moments in the record."""
+
+
+def why_contradicting(record: RunRecord, steps: Sequence[Step], *, log_gpus: int | None = None) -> str | None:
+    """Why a run that did all its steps is invalid; ``steps`` is empty for a program that writes none.
+
+    ``log_gpus`` is their number by the log, if that tells it itself.
+    """
+    plan, window = record.plan, record.plan.window
+    layout = plan.recipe.layout
+    inside = [step for step in steps if window.first <= step.step <= window.last]
+    facts = RunFacts(
+        first_step=plan.first_step,
+        last_step=plan.last_step,
+        window=(window.first, window.last),
+        steps=[step.step for step in steps],
+        step_times_s=[step.step_time_s for step in steps],
+        not_updated=[step.step for step in steps if not step.updated],
+        laps=[_lap(before, step) for before, step in pairwise(inside) if before.ended_s and step.ended_s],
+        gpus={"layout": layout.gpus, **_told_gpus(record, log_gpus)},
+        tokens_per_step=layout.gbs * layout.seq_len,
+        tokens={step.step: step.padded_tokens for step in steps if step.padded_tokens is not None},
+    )
+    not_finite = [step.values_text() for step in steps if not step.finite][:1]
+    found = (*not_finite, *contradictions(facts), *_longer_than_the_run(record, steps))
+    return "the record contradicts itself: " + "; ".join(found) if found else None
+
+
+def _lap(before: Step, step: Step) -> Lap:
+    assert before.ended_s and step.ended_s
+    return Lap(steps_s=step.step_time_s, clock_s=step.ended_s - before.ended_s, between_s=step.pause_s or 0.0)
+
+
+def _told_gpus(record: RunRecord, log_gpus: int | None) -> dict[str, int]:
+    seen = record.environment.ranks_per_node if record.environment else {}
+    told = {"environment": sum(seen.values()), "log": log_gpus}
+    return {who: count for who, count in told.items() if count}
+
+
+def _longer_than_the_run(record: RunRecord, steps: Sequence[Step]) -> tuple[str, ...]:
+    """By the record's start and end, between which there are also start-up, checkpoints and the end."""
+    last = record.attempts[-1] if record.attempts else None
+    began, ended = last.started_at if last else record.started_at, record.ended_at
+    if not began or not ended:
+        return ()
+    lasted_s = (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds()
+    trained_s = sum(step.step_time_s for step in steps if not last or step.step >= last.first_step)
+    if lasted_s < 0 or trained_s <= lasted_s + WHOLE_SECONDS_S:
+        return ()  # an end before the start is a clock that was set
+    return (f"its steps sum to {trained_s:.4g} s, and it lasted {lasted_s:.4g} s",)

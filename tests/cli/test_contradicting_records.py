@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run whose record cannot be true is invalid, and one whose record cannot be read is named: in every command that
+reads runs, without a traceback, and without taking other runs along."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from timed_runs import noisy_times, write_run
+from typer.testing import CliRunner
+
+from llmb.cli.main import app
+from llmb.errors import LlmbError
+from llmb.jobs.rebuild import jobs_of_folders
+from llmb.logs.step_line import format_step_line
+from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
+from llmb.runs.steps import Step, read_steps, step_to_json
+
+START_S = datetime(2026, 11, 1, 12, tzinfo=UTC).timestamp()
+Change = Callable[[RunFolder], None]
+
+
+def steps_of(change: Callable[[list[Step]], list[Step]]) -> Change:
+    def write(folder: RunFolder) -> None:
+        changed = change(read_steps(folder.steps))
+        folder.steps.write_text("".join(f"{step_to_json(step)}\n" for step in changed))
+
+    return write
+
+
+def each(**values: Any) -> Change:
+    """Of step 40, which is in the window."""
+    return steps_of(lambda steps: [replace(step, **values) if step.step == 40 else step for step in steps])
+
+
+def clocked(seconds: float) -> Change:
+    """By the clock, every step took as long."""
+    return steps_of(lambda steps: [replace(step, ended_s=START_S + seconds * step.step, pause_s=0.0) for step in steps])
+
+
+def record_of(**values: Any) -> Change:
+    """Values of the record, by dotted keys with two underscores."""
+
+    def write(folder: RunFolder) -> None:
+        record = json.loads(folder.record.read_text())
+        for key, value in values.items():
+            *above, last = key.split("__")
+            part = record
+            for name in above:
+                part = part[name]
+            part[last] = value
+        folder.record.write_text(json.dumps(record))
+
+    return write
+
+
+def text_of(change: Callable[[str], str], name: str = "record") -> Change:
+    def write(folder: RunFolder) -> None:
+        path = getattr(folder, name)
+        path.write_text(change(path.read_text()))
+
+    return write
+
+
+def sparse(name: str) -> Change:
+    def write(folder: RunFolder) -> None:
+        with getattr(folder, name).open("r+b") as stream:
+            stream.truncate(2 << 30)
+
+    return write
+
+
+def a_folder(folder: RunFolder) -> None:
+    folder.record.unlink()
+    folder.record.mkdir()
+
+
+ENDED = (datetime(2026, 11, 1, 12, 2, tzinfo=UTC) + timedelta(seconds=20)).isoformat()
+CONTRADICTING: dict[str, tuple[Change, str]] = {
+    "not updated": (each(updated=False), "1 step of the window skipped the update of the parameters"),
+    "zero": (each(step_time_s=0.0), "step 40 took 0 s, which no step takes"),
+    "negative": (each(step_time_s=-2.0), "step 40 took -2 s"),
+    "not a number": (each(step_time_s=math.nan), "step 40 took nan s"),
+    "infinite": (each(step_time_s=math.inf), "step 40 took inf s"),
+    "huge": (each(step_time_s=1e308), "step 40 took 1e+308 s"),
+    "longer than the clock": (clocked(1.0), "step times of the window sum to"),
+    "shorter than the clock": (clocked(20.0), "and by the clock 20 s"),
+    "longer than the run": (record_of(ended_at=ENDED), "and it lasted 20 s"),
+    "window upside down": (record_of(plan__window__first=44, plan__window__last=35), "the window is steps 44-35"),
+    "window outside": (record_of(plan__window__last=99), "and the run has steps 0-49"),
+    "other ranks": (record_of(environment__ranks_per_node={"node1": 16}), "16 in the environment"),
+    "twice": (steps_of(lambda steps: [*steps[:-2], steps[-3], steps[-1]]), "step 47 was written twice"),
+    "missing": (steps_of(lambda steps: [*steps[:7], *steps[8:], steps[-1]]), "step 7 is missing"),
+    "backwards": (steps_of(lambda steps: [*steps[:-2], steps[-1], steps[-2]]), "step 48 is missing"),
+    "other numbers": (
+        steps_of(lambda steps: [replace(step, step=step.step + 9) for step in steps]),
+        "step 0 is missing",
+    ),
+    "other tokens": (each(padded_tokens=8), "step 40 has 8 tokens, and the layout"),
+    "loss": (each(loss=math.nan), "step 40: loss nan"),
+    "gradient": (each(grad_norm=math.inf), "gradient norm inf"),
+    "too few steps": (steps_of(lambda steps: steps[:20]), "20"),
+}
+DAMAGED: dict[str, tuple[Change, str]] = {
+    "truncated": (text_of(lambda text: text[:500]), "it is damaged"),
+    "empty": (text_of(lambda _: ""), "it is damaged"),
+    "another type": (record_of(plan__steps="many"), "plan"),
+    "huge number": (record_of(plan__steps=10**400), "0 steps"),
+    "float": (record_of(plan__window__first=1e308), "plan"),
+    "nested": (text_of(lambda _: "[" * 100_000), "it is damaged"),
+    "large": (sparse("record"), "MiB"),
+    "folder": (a_folder, "is a directory"),
+    "large steps": (sparse("steps"), "MiB"),
+    "nested steps": (text_of(lambda text: "[" * 100_000 + "\n" + text, "steps"), "the line is not a complete step"),
+    "other steps": (text_of(lambda text: text.replace('"loss": 9', '"loss": {}'), "steps"), "not a complete step"),
+}
+
+
+@pytest.fixture
+def bad(tmp_path: Path, tiny_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run beside a good one of the same label."""
+    monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
+    plan = tiny_plan(steps=50, window="35-44")
+    folders = [
+        write_run(tmp_path, plan, noisy_times(2.0, 0.01, 50, number), number=number, label="same") for number in (1, 2)
+    ]
+    for folder in folders:
+        folder.log.write_text("".join(_lines(read_steps(folder.steps), plan)))
+    return folders[1]
+
+
+def _lines(steps: list[Step], plan: Plan) -> Iterator[str]:
+    for step in steps:
+        line = format_step_line(
+            step=step.step,
+            steps=plan.steps,
+            lr=1e-4,
+            global_batch_size=8,
+            peak_memory_bytes=1,
+            memory_allocated_bytes=1,
+            loss=step.loss,
+            step_time_s=step.step_time_s,
+            tflops_per_gpu=None,
+            consumed_samples=8 * (step.step + 1),
+        )
+        yield f"{line}\n"
+
+
+def called(*words: object) -> str:
+    """What a command prints, with its error. It never ends in a traceback."""
+    done = CliRunner().invoke(app, [*map(str, words)])
+    if isinstance(done.exception, LlmbError):
+        return f"{done.output}\n{done.exception}"
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.output
+
+
+def commands(folder: RunFolder) -> dict[str, str]:
+    root = folder.path.parents[5]
+    good = next(path for path in root.rglob("*/run.json") if path.parent != folder.path).parent
+    return {
+        "result": called("result", folder.path, "--json"),
+        "parse": called("parse", root, "--json"),
+        "judge": called("judge", root, "--json"),
+        "judge against": called("judge", good, "--against", root, "--json"),
+        "compare": called("compare", root, good, "--json"),
+        "label": called("compare", "same", "label:same", "--vary", "dtype", "--json"),
+    }
+
+
+@pytest.mark.parametrize("kind", CONTRADICTING)
+def test_a_record_that_contradicts_itself_is_invalid_and_says_why(bad: RunFolder, kind: str) -> None:
+    change, reason = CONTRADICTING[kind]
+    change(bad)
+    for command, text in commands(bad).items():
+        assert reason in text, (command, text[-3000:])
+        assert command == "result" or any(key in text for key in ('"status": "success"', '"rows"', '"judged"')), command
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_record_that_cannot_be_read_is_named_and_takes_no_other_run_along(bad: RunFolder, kind: str) -> None:
+    change, reason = DAMAGED[kind]
+    change(bad)
+    for command, text in commands(bad).items():
+        if command == "parse" and bad.log.is_file():
+            continue  # the log has the run's steps
+        assert reason in text, (command, text[-3000:])
+
+
+def test_runs_of_a_root_are_listed_whatever_their_records_hold(bad: RunFolder) -> None:
+    root = bad.path.parents[5]
+    job = {"job_id": "1", "scheduler": "local", "submitted_at": "2026-11-01T12:00:00+00:00"}
+    for folder in (path.parent for path in root.rglob("*/run.json")):
+        RunFolder(folder).job.write_text(json.dumps(job | {"key": folder.parent.name}))
+    text = bad.record.read_text()
+    for change in (change for kind, (change, _) in DAMAGED.items() if "steps" not in kind):
+        change(bad)
+        assert len(list(jobs_of_folders(root))) >= 1
+        if bad.record.is_dir():
+            bad.record.rmdir()
+        bad.record.write_text(text)
