@@ -4,6 +4,7 @@
 import io
 import math
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -14,6 +15,8 @@ from llmb.logs.outcome import judge_log
 from llmb.logs.reader import CHUNK_BYTES, read_log
 from llmb.logs.step_line import format_step_line
 from llmb.metrics.steady_state import NO_STEADY_STATE
+
+SAMPLES = Path(__file__).parent / "samples"
 
 
 def line(step, steps=50, *, time=2.5, loss=12.5, tflops=600.0):
@@ -335,3 +338,23 @@ def test_a_log_without_a_steady_state_is_no_result(lines):
 def test_a_time_that_is_not_finite_is_invalid_also_without_a_window():
     found = judge("\n".join([*warming_up(59, declared=60), line(59, 60, time=float("nan"))]), "auto")
     assert (found.status, found.step_time_s) == ("invalid", None)
+
+
+@pytest.mark.parametrize("sample", sorted(path.name for path in SAMPLES.glob("*.log")))
+@pytest.mark.parametrize(
+    "error",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-01T12:00:00 DUE TO TIME LIMIT ***",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.",
+        "/bin/bash: line 1: 4711 Killed  python train.py",
+    ],
+)
+def test_an_error_after_the_last_step_is_a_note(sample, error):
+    """Of every format; also where a run ends without an error that was printed last."""
+    text = (SAMPLES / sample).read_bytes().rstrip(b"\n") + b"\n"
+    whole, ended = judge(text), judge(text + error.encode() + b"\nbye\n")
+    assert ended.status == whole.status and ended.step_time_s == whole.step_time_s
+    if whole.status == "success":
+        assert ended.reason.endswith(f"; after its last step: {error}")
+        assert "after its last step" not in whole.reason

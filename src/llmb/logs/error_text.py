@@ -19,6 +19,8 @@ _FAILURES = (
     re.compile(rb"\bwhat\(\): {1,4}([^\r\n]*)"),  # an exception of C++
     re.compile(rb"slurmstepd: error: [^\r\n]*"),
     re.compile(rb"Fatal Python error: [^\r\n]*"),
+    re.compile(rb"srun: error: [^\r\n]*"),
+    re.compile(rb"[^\r\n]{0,100}\b(?:Killed|oom-kill)\b[^\r\n]*"),
 )
 """Of each the first one is the cause of the others; a kind comes before those that it may lead to."""
 _ENDED_BY_SLURM = re.compile(rb"slurmstepd: error: [^\r\n]{0,200} DUE TO [^\r\n]*")
@@ -55,16 +57,29 @@ def describe_content(head: bytes, tail: bytes) -> Content:
 
 def last_error(tail: bytes) -> str:
     """After the last step line the last exception, else the first failure of another kind, else the last line."""
+    text = _after_steps(tail)
+    lines = [line for line in re.split(rb"[\r\n]", text) if line.strip()]
+    return _error(text) or (_printable(lines[-1]) if lines else "")
+
+
+def error_at_end(tail: bytes) -> str:
+    """The same of a run that did all its steps, whose last line need not be an error; empty if there is none."""
+    return _error(_after_steps(tail))
+
+
+def _after_steps(tail: bytes) -> bytes:
     step_line = max(known.find_last_step_mark(tail) for known in FORMATS)
-    text = tail if step_line < 0 else tail[step_line:].partition(b"\n")[2]
+    return tail if step_line < 0 else tail[step_line:].partition(b"\n")[2]
+
+
+def _error(text: bytes) -> str:
     ended = _ENDED_BY_SLURM.search(text)
     if errors := _ERROR.findall(text[: ended.start()] if ended else text):
         return _printable(errors[-1])
     for failure in _FAILURES:
         if found := failure.search(text):
             return _printable(found[found.re.groups])
-    lines = [line for line in re.split(rb"[\r\n]", text) if line.strip()]
-    return _printable(lines[-1]) if lines else ""
+    return ""
 
 
 def _printable(line: bytes) -> str:

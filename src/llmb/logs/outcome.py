@@ -10,7 +10,7 @@ from typing import Literal
 
 from llmb.catalogue.records import Window
 from llmb.errors import UsageError
-from llmb.logs.error_text import describe_content, last_error
+from llmb.logs.error_text import describe_content, error_at_end, last_error
 from llmb.logs.formats.format import Value
 from llmb.logs.formats.known import format_called
 from llmb.logs.logged_attempt import LoggedAttempt
@@ -138,6 +138,7 @@ def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
     steps = f"{_steps_text(window.first, window.last)} of {last + 1 - attempt.first_number}"
     steps += f"{_interval_text(log)}{_attempts_text(attempt)}"
     steps += f"; the clock shows whole seconds: ±{error_s:.2g} s, spread unknown" if error_s else ""
+    steps += f"; after its last step: {error}" if (error := error_at_end(log.tail)) else ""
     status, reason = find_recorder(log.head, log.tail) or ("success", steps)
     found = _outcome(attempt, status, reason, window, times, tflops)
     return replace(found, clock_error_s=error_s, step_times_s=()) if error_s else found
