@@ -358,3 +358,23 @@ def test_an_error_after_the_last_step_is_a_note(sample, error):
     if whole.status == "success":
         assert ended.reason.endswith(f"; after its last step: {error}")
         assert "after its last step" not in whole.reason
+
+
+@pytest.mark.parametrize(
+    ("ms", "status", "reason"),
+    [
+        (20000, "success", "steps 35-44 of 50"),
+        (60000, "invalid", "step times of the window sum to 540 s, and by the clock 180 s passed"),
+        (2000, "invalid", "a step of the window takes 2 s, and by the clock 20 s"),
+    ],
+)
+def test_step_times_have_to_agree_with_the_clock_of_their_lines(ms, status, reason):
+    found = judge(
+        "".join(
+            f" [2025-06-01 10:{n // 3:02}:{n % 3 * 20:02}] iteration {n}/ 50 |"
+            f" elapsed time per iteration (ms): {ms}.0 | lm loss: 1.1E+01 |"
+            " number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+            for n in range(1, 51)
+        )
+    )
+    assert (found.status, found.reason) == (status, reason)

@@ -13,6 +13,7 @@ from llmb.errors import UsageError
 from llmb.logs.formats.nemo2 import STEP_TIME_FIELD, TFLOPS_FIELD
 from llmb.logs.step_block import StepBlock
 from llmb.logs.step_line import StepLine
+from llmb.metrics.contradictions import Lap
 from llmb.metrics.steady_state import NO_STEADY_STATE, steady_window
 from llmb.metrics.window import STEADY, resolve_window
 
@@ -89,6 +90,10 @@ class LoggedAttempt:
     clock_s: float = 0.0
     """What the clock counts that step times are differences of; see ``StepLine``."""
     step: "array[int]" = field(default_factory=_integers)
+    laps: list[Lap] = field(default_factory=list)
+    """Between lines of the window that tell when they were written."""
+    logged: tuple[int, float] | None = None
+    """The last such line: its step, and when."""
     since: "array[int]" = field(default_factory=_integers)
     """Steps since the line before, which a mean stands for."""
     step_time_s: "array[float]" = field(default_factory=_floats)
@@ -177,6 +182,7 @@ class LoggedAttempt:
             if self.bad_grad_norm_step is None and line.grad_norm is not None and not math.isfinite(line.grad_norm):
                 self.bad_grad_norm_step = line.step
             if self.window and self.window.first <= line.step <= self.window.last:
+                self._note_lap(line)
                 self.step.append(line.step)
                 self.since.append(self._steps_of(line))
                 self.step_time_s.append(line.step_time_s)
@@ -206,6 +212,15 @@ class LoggedAttempt:
         if self.steps:
             return line.step - self.max_step
         return _UNKNOWN if self.continued else line.step - self.first_number + 1
+
+    def _note_lap(self, line: StepLine) -> None:
+        if line.logged_s is None:
+            return
+        if self.logged:
+            step, logged_s = self.logged
+            steps = line.step - step if self.means else 1
+            self.laps.append(Lap(steps_s=line.step_time_s * steps, clock_s=line.logged_s - logged_s))
+        self.logged = line.step, line.logged_s
 
     def _is_news(self, line: StepLine) -> bool:
         """False for a step that another rank logged before, or this one."""
@@ -251,6 +266,7 @@ class LoggedAttempt:
         self.bad_loss_step, self.bad_loss, self.bad_grad_norm_step = None, math.nan, None
         self.skipped_in_window, self.mean_of, self.clock_s = 0, 1, 0.0
         self.gaps, self.ranks = {}, {line.rank: line.step}
+        self.laps, self.logged = [], None
         for column in self._columns:
             del column[:]
         self.window_last = line.last if self.foreseen_last is None else self.foreseen_last

@@ -17,6 +17,7 @@ from llmb.logs.logged_attempt import LoggedAttempt
 from llmb.logs.reader import RunLog
 from llmb.logs.recorder_lines import find_recorder
 from llmb.logs.step_line import find_invalid_line
+from llmb.metrics.contradictions import RunFacts, contradictions
 from llmb.metrics.statistics import Statistics, describe, describe_means
 
 MOST_GAPS = 20
@@ -236,6 +237,11 @@ def _why_invalid(log: RunLog, window: Window | None) -> str | None:
     if attempt.skipped_in_window:
         steps = "1 step" if attempt.skipped_in_window == 1 else f"{attempt.skipped_in_window} steps"
         return f"{steps} of the window skipped the update of the parameters"
+    if window and attempt.laps:
+        span = (window.first, window.last)
+        facts = RunFacts(first_step=window.first, last_step=window.last, window=span, laps=attempt.laps)
+        if found := contradictions(facts):
+            return "; ".join(found)
     return find_invalid_line(log.tail)
 
 

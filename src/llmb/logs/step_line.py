@@ -34,6 +34,8 @@ class StepLine(NamedTuple):
     time that the program measured."""
     after: int | None = None
     """The step after which the run began or resumed, in its first line, if the log tells."""
+    logged_s: float | None = None
+    """When the line was written, by its own clock, beside a step time that the program measured."""
 
 
 def format_step_line(

@@ -92,9 +92,10 @@ def _of_updates(facts: RunFacts) -> str | None:
     return f"{'1 step' if count == 1 else f'{count} steps'} of the window skipped the update of the parameters"
 
 
-def _of_clock(laps: Sequence[Lap]) -> str | None:
+def _of_clock(every: Sequence[Lap]) -> str | None:
+    laps = [lap for lap in every if lap.clock_s >= 0]  # a clock that was set back, as in autumn, tells nothing
     steps_s, clock_s = sum(lap.steps_s for lap in laps), sum(lap.clock_s for lap in laps)
-    if not laps or not all(0 < lap.steps_s < LONGEST_STEP_S for lap in laps):
+    if not clock_s or not all(0 < lap.steps_s < LONGEST_STEP_S for lap in laps):
         return None
     if steps_s > MOST_OF_CLOCK * clock_s + CLOCK_ERROR_S:
         return f"step times of the window sum to {steps_s:.4g} s, and by the clock {clock_s:.4g} s passed"

@@ -14,6 +14,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterator
+from datetime import datetime
 from typing import NamedTuple
 
 from llmb.logs.formats.format import LINE_ENDS_SOON, NUMBER, Format, rank_before
@@ -37,6 +38,8 @@ _LOSS = re.compile(rb" lm loss: (%s) \|" % NUMBER, re.IGNORECASE)
 _GRAD_NORM = re.compile(rb" grad norm: (%s) \|" % NUMBER, re.IGNORECASE)
 _SKIPPED = re.compile(rb" number of (?:skipped|nan) iterations: {1,9}(\d{1,9}) \|")
 """An iteration that is skipped because its loss is not finite is counted in both."""
+_CLOCK = re.compile(rb"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?)\] {1,4}\Z")
+_CLOCK_BYTES = 40
 _MOST_WAITING = 4
 _LEAST_S = 0.5
 """Of which hundredths of seconds are 1 %."""
@@ -67,7 +70,7 @@ class MegatronReader:
             self._find_utilization(text, place, match.start())
             place = match.end()
             if step := self._read(match, rank_before(text, match.start(), start)):
-                yield step
+                yield step._replace(logged_s=_clock_before(text, match.start()))
         self._find_utilization(text, place, end)
 
     def find_unended(self, text: bytes) -> tuple[list[StepLine], bool]:
@@ -109,6 +112,15 @@ class MegatronReader:
         for _ in range(index):
             self.waiting.popleft()
         return self.waiting.popleft().tflops_per_gpu
+
+
+def _clock_before(text: bytes, at: int) -> float | None:
+    """The time stamp before an iteration, if there is one."""
+    match = _CLOCK.search(text, max(0, at - _CLOCK_BYTES), at)
+    try:
+        return datetime.fromisoformat(match[1].decode()).timestamp() if match else None
+    except (ValueError, OverflowError):
+        return None
 
 
 FORMAT = Format(
