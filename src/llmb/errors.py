@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from llmb.secrets import redacted
+from llmb.shown_text import printable_lines
 
 
 class LlmbError(Exception):
@@ -29,7 +30,7 @@ class LlmbError(Exception):
             lines.append(f"  valid: {', '.join(self.choices)}")
         if self.do:
             lines.append(f"  do:    {self.do}")
-        return "\n".join(lines)
+        return printable_lines("\n".join(lines))
 
     def document(self) -> dict[str, Any]:
         """The same for programs; its keys are a contract."""

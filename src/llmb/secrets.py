@@ -2,7 +2,8 @@
 """Detects secrets, by name and by value: the only rule for files, scripts, jobs and messages. Pure."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 # The expressions are compiled at their first use: every command imports this, and few need it.
 # Part or end of the name: HF_TOKEN, OPENAI_API_KEY, SLURM_JWT, DBPWD, but not TOKENIZERS_PARALLELISM.
@@ -26,8 +27,8 @@ _BY_VALUE = (
     r"|eyJ[\w-]{8,400}\.[\w-]{8,}\.[\w-]*"
     r"|(?i:bearer)\s+[\w.~+/=-]{16,}|(?i:basic)\s+(?=[a-z]*[A-Z0-9+/])[A-Za-z0-9+/]{12,}={0,2}(?![\w-])"
     r")|-----BEGIN [A-Z ]*PRIVATE KEY-----"
-    # https://user:password@host, also without the user; https://token@host.
-    r"|(?<=://)([^\s/:@]*:[^\s/@]+|[^\s/:@]{20,})(?=@)"
+    # https://user:password@host, also without the user; https://token@host; as a path, with one slash.
+    r"|(?:(?<=://)|(?<=:/)(?!/))([^\s/:@]*:[^\s/@]+|[^\s/:@]{20,})(?=@)"
 )
 # A setting in a text, such as ?token=... in an address or password=... of a database; not code such as key=$1.
 _PAIR = r"""(?<![\w.])([A-Za-z][\w.-]{0,80})\s{0,3}=\s{0,3}([^\s$"'(<{;&|,]{4})"""
@@ -50,6 +51,21 @@ def has_secret(text: str, *, settings: bool = True) -> bool:
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not holds_secret(name, value)}
+
+
+def secret_word(words: Sequence[str]) -> int | None:
+    """The place, from 1, of the first word of a command that may hold a secret: by itself, or as ``--token VALUE``."""
+    for place, (word, following) in enumerate(pairwise([*words, ""]), start=1):
+        if has_secret(word):
+            return place
+        if (
+            word.startswith("-")
+            and following
+            and not following.startswith("-")
+            and holds_secret(word.strip("-"), following)
+        ):
+            return place + 1
+    return None
 
 
 def redacted(text: str) -> str:

@@ -226,7 +226,7 @@ def test_what_is_wrong_is_first_with_advice_below() -> None:
         "WARN  PCIe lanes of the GPUs  x8 of x16 on GPU 3",
         "                              -> reseat the GPU",
     ]
-    assert "NVIDIA ?[31mH100" in passed
+    assert "NVIDIA \\x1b[31mH100" in passed
     assert left_out.splitlines()[2:] == ["scheduler  all     no Slurm"]
 
 

@@ -238,6 +238,6 @@ def test_the_log_of_another_users_run_is_followed_to_its_end(
     with Store(path, copied(path)) as store:
         store.lock_changes()
         (live,) = store.jobs()
-        follow_log(store, tmp_path, live, sys.stdout.buffer, said.append, None)
+        follow_log(store, tmp_path, live, sys.stdout.buffer.write, said.append, None)
     assert capsysbinary.readouterr().out == b"step 0\nstep 1\n"
     assert said == ["it does not answer"]

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from llmb.errors import EnvironmentProblem
+from llmb import trust
+from llmb.errors import EnvironmentProblem, UsageError
 from llmb.runs import claim
-from llmb.runs import folder as folders
 from llmb.runs.claim import create_run_folder, release_checkpoints
-from llmb.runs.folder import RunFolder, foreign_link, run_parent
+from llmb.runs.folder import RunFolder, run_parent
 from llmb.runs.plan import Plan
 from llmb.runs.record import new_record, read_job, read_record, write_record
+from llmb.trust import foreign_link
 
 MakePlan = Callable[..., Plan]
 
@@ -71,9 +72,9 @@ def test_runs_of_two_roots_never_save_to_one_folder(
 @pytest.fixture
 def somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this user makes is not this process's."""
-    monkeypatch.setattr(folders.os, "geteuid", lambda: os.getuid() + 1)
-    monkeypatch.setattr(folders, "ADMINISTRATOR", -1)
-    monkeypatch.setattr(folders, "_owner", lambda root: None)
+    monkeypatch.setattr(trust.os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(trust, "ADMINISTRATOR", -1)
+    monkeypatch.setattr(trust, "_owner", lambda root: None)
 
 
 def test_a_run_folder_behind_another_users_link_is_not_followed(
@@ -90,8 +91,8 @@ def test_a_run_folder_behind_another_users_link_is_not_followed(
     linked.path.symlink_to(target.path)
     assert read_record(linked) == read_record(target)
     with monkeypatch.context() as patch:
-        patch.setattr(folders, "ADMINISTRATOR", -1)
-        patch.setattr(folders.os, "geteuid", lambda: os.getuid() + 1)
+        patch.setattr(trust, "ADMINISTRATOR", -1)
+        patch.setattr(trust.os, "geteuid", lambda: os.getuid() + 1)
         assert read_record(linked) == read_record(target), "the link is of the root's owner"
     request.getfixturevalue("somebody_else")
     assert foreign_link(linked.path) == linked.path
@@ -102,6 +103,6 @@ def test_a_run_folder_behind_another_users_link_is_not_followed(
     create_run_folder(install, plan)
     parent.rename(tmp_path / "moved")
     parent.symlink_to(tmp_path / "moved")
-    with pytest.raises(EnvironmentProblem, match="another user's link, which is not followed") as caught:
+    with pytest.raises(UsageError, match="another user's link, which is not followed") as caught:
         create_run_folder(install, plan)
     assert caught.value.where == str(parent)

@@ -11,8 +11,9 @@ from llmb.errors import UsageError
 from llmb.input_files import read_text_file
 from llmb.runs.folder import cannot_write, write_atomically
 from llmb.runs.record_file import BrokenRecord, read_record_file
+from llmb.trust import STATE_FOLDER, check_links, check_owner
 
-FOLDER = ".llmb/bisect"
+FOLDER = f"{STATE_FOLDER}/bisect"
 DEFAULT_NAME = "bisect"
 CANDIDATE, LABEL = "{candidate}", "{label}"
 """In a command, what stands for a candidate and for the label of its runs."""
@@ -95,12 +96,14 @@ def state_path(install: Path, name: str) -> Path:
 
 
 def read_state(install: Path, name: str) -> BisectState:
-    """Raises UsageError if there is none, or if its file is damaged."""
+    """Raises UsageError if there is none, or if its file is damaged or of another user than this one and the root's."""
     path = state_path(install, name)
     if not path.is_file():
         others = sorted(found.stem for found in path.parent.glob("*.json"))
         do = "'llmb bisect start --candidates A,B,C' begins one"
         raise UsageError(f"there is no bisection '{name}'", where=str(path), choices=others, do=do)
+    check_links(path)
+    check_owner(path, install)
     try:
         return read_record_file(path, BisectState)
     except BrokenRecord as error:

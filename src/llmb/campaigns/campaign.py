@@ -17,8 +17,9 @@ from llmb.errors import EnvironmentProblem, unknown
 from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.runs.choices import Choices
 from llmb.runs.folder import cannot_write, write_atomically
+from llmb.trust import STATE_FOLDER, check_links
 
-FOLDER = Path(".llmb") / "campaigns"
+FOLDER = Path(STATE_FOLDER) / "campaigns"
 State = Literal["planned", "submitting", "submitted", "refused"]
 
 
@@ -123,6 +124,7 @@ def queued_campaign(campaigns: Iterable[Campaign], asked: str) -> Campaign | Non
 
 
 def _read(path: Path) -> Campaign:
+    check_links(path)
     try:
         return Campaign.model_validate_json(path.read_text())
     except (OSError, ValidationError) as error:

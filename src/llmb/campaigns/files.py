@@ -11,6 +11,7 @@ from llmb.campaigns.yaml_file import YamlReader
 from llmb.doc_pages import see
 from llmb.errors import UsageError
 from llmb.input_files import read_text_file
+from llmb.trust import check_owner
 
 YAML_SUFFIXES = (".yaml", ".yml")
 
@@ -24,7 +25,8 @@ class FileEntries:
 
 
 def read_campaign_file(path: Path, keys: Keys, split_model: SplitModel) -> FileEntries:
-    """Raises UsageError if the file cannot be read or has no entries."""
+    """Raises UsageError if the file cannot be read, has no entries, or is another user's."""
+    check_owner(path)
     text = read_text_file(path)
     reader: YamlReader | TextReader
     if path.suffix.lower() in YAML_SUFFIXES:

@@ -20,6 +20,8 @@ def parsed(path: Path, text: bytes, parse: Callable[[bytes], object]) -> object:
     name = f"{path.parent.name}-{path.stem}"
     kept = folder / f"{name}-{blake2b(text, digest_size=16).hexdigest()}.json"
     try:
+        if kept.stat().st_uid not in (0, os.geteuid()):
+            return parse(text)
         return json.loads(kept.read_bytes())
     except (OSError, ValueError):
         data = parse(text)

@@ -19,6 +19,7 @@ from llmb.cli.root import install_here
 from llmb.errors import InvalidRun, UsageError, unknown
 from llmb.report.bisect_report import bisect_table, bisect_text
 from llmb.report.output import print_json, print_table
+from llmb.secrets import secret_word
 
 app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="markdown")
 
@@ -163,7 +164,10 @@ def _state(
     name: str,
     options: Sequence[str] = (),
 ) -> BisectState:
-    """Of a search that begins. Raises UsageError."""
+    """Of a search that begins. Raises UsageError, also for what may be a secret: all of it is kept in a file."""
+    kept = {"--candidates": [candidates], "--good": [good or ""], "--bad": [bad or ""], "after --": options}
+    for where, words in kept.items():
+        _check_kept(where, words)
     workload, size = _model(workload, size)
     return BisectState(
         name=name,
@@ -176,6 +180,12 @@ def _state(
         bad=bad,
         options=tuple(options),
     )
+
+
+def _check_kept(where: str, words: Sequence[str]) -> None:
+    if place := secret_word(words):
+        do = "give it by a variable of your shell, which reaches what the command starts"
+        raise UsageError(f"word {place} looks like a secret, and the search is kept in a file", where=where, do=do)
 
 
 def _model(workload: str | None, size: str | None) -> tuple[str | None, str | None]:

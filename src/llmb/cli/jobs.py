@@ -6,7 +6,6 @@ commands that do so.
 """
 
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +24,7 @@ from llmb.jobs.job import Job, stale
 from llmb.jobs.point_in_time import parse_since
 from llmb.jobs.store import Filter, Store, check_states
 from llmb.report.jobs_report import job_document, job_table, jobs_document, jobs_table, nodes_document, nodes_table
-from llmb.report.output import print_json, print_table, print_text
+from llmb.report.output import log_writer, print_json, print_table, print_text
 from llmb.runs.folder import RunFolder, install_root
 
 app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="markdown")
@@ -143,14 +142,14 @@ def log(
     """
     from llmb.jobs.follow import follow_log, job_log
 
+    write = log_writer()
     with history_to_read() as store:
         job = find_job(store, job_id)
         if follow:
-            follow_log(store, _install(), job, sys.stdout.buffer, say, tail)
+            follow_log(store, _install(), job, write, say, tail)
         else:
             for chunk in job_log(job, tail):
-                sys.stdout.buffer.write(chunk)
-    sys.stdout.buffer.flush()
+                write(chunk)
 
 
 @app.command()

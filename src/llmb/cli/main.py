@@ -19,6 +19,7 @@ from llmb.cli.common import add_common_options
 from llmb.cli.group import Group
 from llmb.cli.unset_options import skip_unset_options, skipped_if_unset
 from llmb.errors import EnvironmentProblem, LlmbError, UsageError, UserInterrupt
+from llmb.secrets import has_secret
 
 COMMANDS = {
     "list": ("llmb.cli.list", "Workloads, sizes, dtypes, GPU types and scales of the catalogue."),
@@ -180,6 +181,7 @@ def exit_code_of(program: typer.Typer, arguments: list[str]) -> int:
     """Runs a command. Errors are printed, as JSON if the result is printed so."""
     as_json = "--json" in arguments or "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
     try:
+        _check_secrets(arguments)
         with ExitStack() as stack:
             code = program(arguments, prog_name="llmb", standalone_mode=False, obj=stack)
     except LlmbError as error:
@@ -206,6 +208,16 @@ def exit_code_of(program: typer.Typer, arguments: list[str]) -> int:
             return 0
         raise
     return code if isinstance(code, int) else 0
+
+
+def _check_secrets(arguments: list[str]) -> None:
+    """Raises UsageError for what is a secret by its form: every user of a machine sees arguments of processes."""
+    for place, argument in enumerate(arguments, start=1):
+        if has_secret(argument, settings=False):
+            do = "give it by a variable that the program reads, such as HF_TOKEN, or by its own file of credentials"
+            raise UsageError(
+                f"argument {place} looks like a secret, which other users could see and logs would keep", do=do
+            )
 
 
 def _told(error: LlmbError, *, as_json: bool) -> int:

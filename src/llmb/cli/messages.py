@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from llmb.catalogue.unspecified import Unspecified, unspecified_text
 from llmb.report.output import print_line
+from llmb.shown_text import printable_lines
 
 
 def print_unspecified(choices: Sequence[Unspecified]) -> None:
@@ -21,4 +22,4 @@ def can_ask() -> bool:
 
 def say(text: str) -> None:
     """One line on standard error."""
-    sys.stderr.write(f"llmb: {text}\n")
+    sys.stderr.write(printable_lines(f"llmb: {text}\n"))

@@ -23,6 +23,7 @@ from rich.progress import (
 
 from llmb.jobs.job import Job
 from llmb.runs.step_follower import StepNews
+from llmb.shown_text import printable, printable_lines
 
 LINE_EVERY_S = 5.0
 GB = 10**9
@@ -56,7 +57,7 @@ class _LongWork:
             self.bar.update(self.task, completed=done, total=total, description=text)
         elif time.monotonic() - self.spoke_at > LINE_EVERY_S or done == total:
             self.spoke_at = time.monotonic()
-            sys.stderr.write(f"{line}\n")
+            sys.stderr.write(printable_lines(f"{line}\n"))
 
 
 class RunProgress(_LongWork):
@@ -91,7 +92,7 @@ class JobProgress(RunProgress):
         if self.bar:
             self.bar.update(self.task, description=text)
         else:
-            sys.stderr.write(f"{text}\n")
+            sys.stderr.write(printable_lines(f"{text}\n"))
 
 
 class ByteProgress(_LongWork):
@@ -187,10 +188,10 @@ class PhaseProgress:
 
     def phase(self, what: str) -> None:
         if self.spinner:
-            self.spinner.update(f"{self.verb} {escape(what)}")
+            self.spinner.update(f"{self.verb} {escape(printable(what))}")
             return
         if self.timer:
             self.timer.cancel()
-        self.timer = Timer(LINE_EVERY_S, sys.stderr.write, (f"llmb: {self.verb} {what}\n",))
+        self.timer = Timer(LINE_EVERY_S, sys.stderr.write, (f"llmb: {self.verb} {printable(what)}\n",))
         self.timer.daemon = True
         self.timer.start()

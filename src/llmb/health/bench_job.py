@@ -27,9 +27,10 @@ from llmb.runs.folder import RunFolder, cannot_write, write_atomically
 from llmb.schedulers.lookup import QUEUE, find_scheduler
 from llmb.schedulers.port import AskedJob, JobState, Scheduler
 from llmb.site.site import Site
+from llmb.trust import STATE_FOLDER
 
 PROGRAM = "bench"
-FOLDER = Path(".llmb") / "bench_jobs"
+FOLDER = Path(STATE_FOLDER) / "bench_jobs"
 FINISH = "llmb.health.finish_bench"
 TASK = "bench_task.json"
 TIME_LIMIT_MIN = 30

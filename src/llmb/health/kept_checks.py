@@ -10,8 +10,9 @@ from llmb.errors import UsageError
 from llmb.health.records import NodeReport
 from llmb.runs.folder import RunFolder, cannot_write, write_atomically
 from llmb.runs.record_file import read_record_file
+from llmb.trust import STATE_FOLDER
 
-HEALTH = Path(".llmb") / "health"
+HEALTH = Path(STATE_FOLDER) / "health"
 HOW_TO_CHECK = "check nodes with 'llmb doctor --nodes LIST' or 'llmb doctor --partition NAME'"
 
 

@@ -10,8 +10,9 @@ from llmb.errors import UsageError
 from llmb.input_files import open_file
 from llmb.microbenchmarks.records import MeasurementFile
 from llmb.runs.folder import cannot_write, write_atomically
+from llmb.trust import STATE_FOLDER
 
-BENCH = Path(".llmb") / "bench"
+BENCH = Path(STATE_FOLDER) / "bench"
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 """Characters of a node's name that are not used in the name of its folder."""
 

@@ -15,6 +15,7 @@ from llmb.errors import UsageError
 from llmb.install.answers import NONE, Answers
 from llmb.runs.folder import cannot_write
 from llmb.secrets import holds_secret
+from llmb.trust import check_owner
 
 ADVICE = f"{see('install-on-a-cluster')}; 'llmb install --record FILE' writes such a file"
 OF_REFERENCE = frozenset(
@@ -28,7 +29,8 @@ HEAD = "# Answers for 'llmb install --config FILE'; no secrets.\n"
 
 
 def read_answers(path: Path, say: Callable[[str], None]) -> Answers:
-    """The answers of a file of either form. Raises UsageError with all that is wrong in it."""
+    """The answers of a file of either form. Raises UsageError with all that is wrong in it, and for another user's."""
+    check_owner(path)
     try:
         found = read_data(path)
         data = found if isinstance(found, dict) else {}  # what is no mapping is for the schema to report

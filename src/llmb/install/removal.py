@@ -9,7 +9,6 @@ from pathlib import Path
 from llmb.errors import UsageError
 from llmb.install.history import check_no_live_jobs
 from llmb.install.state import (
-    FOLDER,
     LOCK,
     InstallState,
     Made,
@@ -22,6 +21,7 @@ from llmb.install.state import (
 from llmb.jobs.preparation import FOLDER as PREPARATIONS
 from llmb.prepared.folders import PREPARED, WORKLOADS
 from llmb.runs.folder import cannot_write
+from llmb.trust import STATE_FOLDER, check_inside
 
 RESULTS = ("experiments", PREPARATIONS, PREPARED)
 """Folders of a workload that runs and preparations made."""
@@ -60,7 +60,7 @@ def undo(root: Path, say: Callable[[str], None], *, results: bool) -> Removal:
                     shutil.rmtree(path)
                     gone.append(str(path.relative_to(root)))
                 _remove_history(root)
-            removed, kept = remove(root, [item for item in state.made if item.path != FOLDER])
+            removed, kept = remove(root, [item for item in state.made if item.path != STATE_FOLDER])
             _remove_state(root, state)
         except OSError as error:
             raise cannot_write(root, error) from error
@@ -70,12 +70,15 @@ def undo(root: Path, say: Callable[[str], None], *, results: bool) -> Removal:
 
 
 def _results(root: Path, workloads: Sequence[str]) -> list[Path]:
-    folders = (root / WORKLOADS / name / kind for name in workloads for kind in RESULTS)
-    return [path for path in folders if path.is_dir()]
+    folders = [root / WORKLOADS / name / kind for name in workloads for kind in RESULTS]
+    found = [path for path in folders if path.is_dir()]
+    for path in found:
+        check_inside(path, root)
+    return found
 
 
 def _remove_history(root: Path) -> None:
-    for path in (root / FOLDER).iterdir():
+    for path in (root / STATE_FOLDER).iterdir():
         if path.name in (LOCK, state_path(root).name):
             continue
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -83,13 +86,13 @@ def _remove_history(root: Path) -> None:
 
 def _remove_state(root: Path, state: InstallState) -> None:
     """The state goes last, and together with its folders, so that a removal that is killed can be completed."""
-    (root / FOLDER / LOCK).unlink(missing_ok=True)
-    own_folder = state.made_root or Made(path=FOLDER, kind="folder") in state.made
-    if not own_folder or len([*(root / FOLDER).iterdir()]) > 1:
+    (root / STATE_FOLDER / LOCK).unlink(missing_ok=True)
+    own_folder = state.made_root or Made(path=STATE_FOLDER, kind="folder") in state.made
+    if not own_folder or len([*(root / STATE_FOLDER).iterdir()]) > 1:
         state_path(root).unlink()
         return
     is_empty = state.made_root and len([*root.iterdir()]) == 1
-    target = root if is_empty else root / FOLDER
+    target = root if is_empty else root / STATE_FOLDER
     shutil.rmtree(target.rename(partial_of(target)))
 
 
@@ -97,7 +100,7 @@ def complete_removal(root: Path) -> bool:
     """Removes what a removal, or the beginning of an installation, left when it was killed. True if that was all."""
     if state_path(root).exists():
         return False
-    left = [partial for target in (root, root / FOLDER) if (partial := partial_of(target)).exists()]
+    left = [partial for target in (root, root / STATE_FOLDER) if (partial := partial_of(target)).exists()]
     for partial in left:
         shutil.rmtree(partial)
     return bool(left)

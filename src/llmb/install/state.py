@@ -17,8 +17,8 @@ from llmb.install.answers import Answers
 from llmb.install.image_files import remove_image
 from llmb.jobs.locks import file_lock
 from llmb.runs.folder import cannot_write
+from llmb.trust import STATE_FOLDER, check_inside, check_links, check_owner
 
-FOLDER = ".llmb"
 STATE = "install_state.json"
 LOCK = "install.lock"
 PATIENCE_S = 2.0
@@ -54,12 +54,15 @@ class InstallState(Record):
 
 
 def state_path(root: Path) -> Path:
-    return root / FOLDER / STATE
+    return root / STATE_FOLDER / STATE
 
 
 def read_state(root: Path) -> InstallState | None:
-    """None where nothing was installed. Raises UsageError for a file that cannot be read."""
+    """None where nothing was installed. Raises UsageError for a file that cannot be read, or of a user who is neither
+    this one nor the owner of the root."""
     path = state_path(root)
+    check_links(path)
+    check_owner(path, root)
     try:
         return InstallState.model_validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -169,7 +172,7 @@ def locked_journal(root: Path) -> Iterator[Journal]:
     if not state_path(root).exists():
         do = "give the folder of an installation with --path, or set LLMB_INSTALL"
         raise UsageError("nothing was installed here", where=str(root), do=do)
-    with file_lock(root / FOLDER / LOCK, PATIENCE_S, "installing"):
+    with file_lock(root / STATE_FOLDER / LOCK, PATIENCE_S, "installing"):
         partial_of(state_path(root)).unlink(missing_ok=True)
         state = read_state(root)
         if state is None:
@@ -185,13 +188,13 @@ def _begin(root: Path, answers: Answers) -> None:
     if state_path(root).exists():
         return
     state = InstallState(root=str(root), made_root=not root.exists(), answers=answers)
-    if (root / FOLDER).exists():
-        _write_state(root / FOLDER, state)
+    if (root / STATE_FOLDER).exists():
+        _write_state(root / STATE_FOLDER, state)
         return
-    target = root / FOLDER if root.exists() else root
-    own = [Made(path=FOLDER, kind="folder")] if root.exists() else []
+    target = root / STATE_FOLDER if root.exists() else root
+    own = [Made(path=STATE_FOLDER, kind="folder")] if root.exists() else []
     partial = partial_of(target)
-    inner = partial if own else partial / FOLDER
+    inner = partial if own else partial / STATE_FOLDER
     try:
         inner.mkdir(parents=True, exist_ok=True)
         _write_state(inner, state.model_copy(update={"made": tuple(own)}))
@@ -211,12 +214,13 @@ def _write_state(folder: Path, state: InstallState) -> None:
 
 def remove(root: Path, made: Sequence[Made]) -> tuple[list[str], list[str]]:
     """Removes what was made, the last first. Returns the paths that are gone, and those that are kept because they are
-    not as they were made."""
+    not as they were made. Raises UsageError for what is not below the root."""
     gone, kept = list[str](), list[str]()
     for item in reversed(made):
         path = root / item.path
         if not path.exists() and not path.is_symlink() and item.kind != "image":
             continue
+        check_inside(path, root)
         (gone if _removed(path, item) else kept).append(item.path)
     return gone, kept
 

@@ -16,6 +16,7 @@ from llmb.jobs.store import Store
 from llmb.runs.folder import NotWritable, RunFolder
 from llmb.schedulers.lookup import find_scheduler
 
+Write = Callable[[bytes], object]
 CHUNK_BYTES = 1 << 16
 LOOK_EVERY_S = 0.2
 ASK_EVERY_S = 5.0
@@ -66,9 +67,9 @@ def _ends_with_newline(stream: BinaryIO, end: int) -> bool:
 
 
 def follow_log(
-    store: Store, install: Path, job: Job, output: BinaryIO, say: Callable[[str], None], lines: int | None
+    store: Store, install: Path, job: Job, write: Write, say: Callable[[str], None], lines: int | None
 ) -> None:
-    """Writes the log of ``job`` to ``output`` as it grows, until the job has ended."""
+    """Writes the log of ``job`` as it grows, until the job has ended."""
     reader: _Follower | None = None
     asked = 0.0
     while True:
@@ -77,7 +78,7 @@ def follow_log(
             asked = now
             job = _current(store, install, job, say)
         reader = _next_reader(reader, job, lines)
-        wrote = reader.copy(output) if reader else False
+        wrote = reader.copy(write) if reader else False
         if not job.live and not wrote:
             return
         if not wrote:
@@ -92,12 +93,11 @@ class _Follower:
         with path.open("rb") as stream:
             self.offset = 0 if lines is None else start_of_last(stream, lines)
 
-    def copy(self, output: BinaryIO) -> bool:
+    def copy(self, write: Write) -> bool:
         with self.path.open("rb") as stream:
             stream.seek(self.offset)
             chunk = stream.read(CHUNK_BYTES)
-        output.write(chunk)
-        output.flush()
+        write(chunk)
         self.offset += len(chunk)
         return bool(chunk)
 

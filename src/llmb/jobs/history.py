@@ -12,15 +12,18 @@ from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
 from llmb.jobs.store import Damaged, Missing, Store
 from llmb.runs.folder import NotWritable, cannot_write
+from llmb.trust import STATE_FOLDER, check_links
 
-FOLDER = ".llmb"
 DATABASE = "jobs.sqlite"
 PATIENCE_S = 60.0
 _PARTS = ("", "-wal", "-shm", "-journal")
 
 
 def database_path(install: Path) -> Path:
-    return install / FOLDER / DATABASE
+    """Raises UsageError if it is reached through another user's link."""
+    path = install / STATE_FOLDER / DATABASE
+    check_links(path)
+    return path
 
 
 def open_history(install: Path, say: Callable[[str], None]) -> Store:

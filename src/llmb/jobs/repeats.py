@@ -11,7 +11,7 @@ from statistics import fmean, median, stdev
 from typing import NamedTuple
 
 from llmb.jobs.here import LocalRun
-from llmb.jobs.history import FOLDER, read_history
+from llmb.jobs.history import read_history
 from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
 from llmb.jobs.store import Filter
@@ -21,6 +21,7 @@ from llmb.runs.identity import identity_of_plan
 from llmb.runs.plan import Plan
 from llmb.runs.record import ENGINE, read_record
 from llmb.runs.result import Result
+from llmb.trust import STATE_FOLDER
 
 LOCK_DIGITS = 16
 Say = Callable[[str], None]
@@ -104,7 +105,7 @@ def turn_of(local: LocalRun, say: Say) -> Iterator[None]:
         yield
         return
     name = hashlib.sha256(local.label.encode()).hexdigest()[:LOCK_DIGITS]
-    path = local.install / FOLDER / f"repeats-{name}.lock"
+    path = local.install / STATE_FOLDER / f"repeats-{name}.lock"
     waits = f"another client runs repeats with the label '{local.label}'; this one waits for its turn"
     with file_lock(path, math.inf, "running repeats", on_wait=lambda: say(waits)):
         yield

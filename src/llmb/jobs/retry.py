@@ -19,6 +19,7 @@ from llmb.jobspec.spec import read_spec
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record, write_record
 from llmb.schedulers.lookup import find_scheduler
+from llmb.trust import check_owner
 
 LONGEST_AGO_S = 86400.0
 """A job that failed longer ago is not retried."""
@@ -68,6 +69,7 @@ def excluded(*nodes: str | None) -> str | None:
 def _submit_again(store: Store, install: Path, job: Job, environ: Mapping[str, str], now_s: float) -> tuple[str, str]:
     """Id of the new job, and the nodes that it excludes."""
     folder = RunFolder(Path(job.run_dir))
+    check_owner(folder.job_spec, install)
     spec = read_spec(folder)
     if spec is None:
         raise UsageError("it was submitted by an older llmb", do="submit the recipe again")

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem, UsageError
-from llmb.jobs.history import FOLDER
 from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
 from llmb.jobs.order import Order, Prepared, Queued, prepare, removed_if_refused, send, write_job
@@ -23,6 +22,7 @@ from llmb.runs.identity import identity_of_plan
 from llmb.runs.latest_link import link_latest
 from llmb.runs.plan import Plan
 from llmb.runs.record import read_job
+from llmb.trust import STATE_FOLDER
 
 PATIENCE_S = 300.0
 
@@ -34,7 +34,7 @@ def new_key() -> str:
 @contextmanager
 def submission_lock(install: Path) -> Iterator[int]:
     """While it is held, no other submission below ``install`` is in progress."""
-    with file_lock(install / FOLDER / "submit.lock", PATIENCE_S, "submitting jobs") as descriptor:
+    with file_lock(install / STATE_FOLDER / "submit.lock", PATIENCE_S, "submitting jobs") as descriptor:
         yield descriptor
 
 

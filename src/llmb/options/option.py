@@ -13,7 +13,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
+from llmb.errors import UsageError
 from llmb.options.forms import TEXT, Form
+from llmb.secrets import has_secret
 
 Shape = TypeVar("Shape")
 REQUIRED = inspect.Parameter.empty
@@ -118,6 +120,9 @@ class Option:
             return given.lower()
         if self.negates:
             return False if given else self.default
+        if self.folder and has_secret(str(given), settings=False):
+            what = f"{self.spellings[0]} looks like a secret, and paths are saved with what they are for"
+            raise UsageError(what, do="copy what is there, and give a folder or file of this machine")
         return str(Path(given).absolute()) if self.folder else given
 
 

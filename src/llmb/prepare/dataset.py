@@ -23,6 +23,7 @@ from llmb.prepared.folders import PreparedFolders
 from llmb.prepared.packed_dataset import RECORD, SPLITS, PackedDataset, Split
 from llmb.runs.checksums import damaged_files, file_checksum
 from llmb.runs.folder import cannot_write
+from llmb.trust import check_links
 
 Say = Callable[[str], object]
 LOCK = ".lock"
@@ -124,6 +125,7 @@ def prepare_dataset(
         on_count=on_count,
         say=say,
     )
+    check_links(work.folder)
     with file_lock(work.folder / LOCK, PATIENCE_S, "preparing this dataset"):
         try:
             samples, made = _samples(work)

@@ -87,7 +87,7 @@ def retry_after_s(error: BaseException) -> float | None:
     if not text:
         limit = re.search(r"\br=0\b.*?\bt=(\d+)", response.headers.get("RateLimit", ""))  # as the hub itself says it
         return float(limit[1]) if limit else None
-    if text.strip().isdigit():
+    if text.strip().isdecimal():
         return float(text)
     try:
         moment = parsedate_to_datetime(text)

@@ -10,8 +10,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from llmb.microbenchmarks.history import Change, changes
 from llmb.microbenchmarks.records import Measurement, MeasurementFile, NotMeasured
 from llmb.report.numbers import number
-from llmb.report.output import printable
 from llmb.report.table import Column, Table
+from llmb.shown_text import printable
 
 UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 NOTES = {

@@ -6,8 +6,9 @@ import shlex
 from llmb.analysis.bisect_runs import BisectReport
 from llmb.analysis.bisect_state import DEFAULT_NAME
 from llmb.report.numbers import number
-from llmb.report.output import printable, result_table
+from llmb.report.output import result_table
 from llmb.report.table import Table
+from llmb.shown_text import printable
 
 COLUMNS = ("candidate", "runs", "step time (s)", "change (%)", "probability (%)", "standing")
 

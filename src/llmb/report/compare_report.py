@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from llmb.analysis.comparison import Comparison, LeftOutRun, Row, Unmatched
 from llmb.report.numbers import number
-from llmb.report.output import printable, result_table
+from llmb.report.output import result_table
 from llmb.report.table import Table
 from llmb.report.values import shortened
 from llmb.runs.identity import Difference
+from llmb.shown_text import printable
 
 COLUMNS = ("recipe", "runs", "before (s)", "after (s)", "change (%)", "95 % interval", "noise (%)", "verdict")
 RIGHT = COLUMNS[1:-1]

@@ -4,8 +4,9 @@
 from typing import Any
 
 from llmb.prepare.dataset import PackedFolder, PreparedDataset
-from llmb.report.output import printable, result_table
+from llmb.report.output import result_table
 from llmb.report.table import Table
+from llmb.shown_text import printable
 
 MB = 10**6
 COLUMNS = ("split", "packed to", "documents", "left out", "packs", "full", "tokens", "mean squares", "MB", "state")

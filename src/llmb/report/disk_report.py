@@ -10,8 +10,9 @@ from llmb.microbenchmarks.disk import Prediction
 from llmb.microbenchmarks.records import MeasurementFile
 from llmb.report.bench_report import measurement_document
 from llmb.report.numbers import number
-from llmb.report.output import printable, result_table
+from llmb.report.output import result_table
 from llmb.report.table import Table
+from llmb.shown_text import printable
 
 
 def disk_document(measured: MeasurementFile, predicted: Prediction | None) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from typing import Any
 
 from llmb.health.records import SEVERITY, Check, NodeReport, worst
 from llmb.health.rules import AREAS, BETWEEN, Area, names_of, rule_of, rules
-from llmb.report.output import printable, result_table
+from llmb.report.output import result_table
 from llmb.report.table import Table
+from llmb.shown_text import printable
 
 LONGEST_TITLE = 26
 """Of a check beside its advice, which needs the space."""

@@ -2,8 +2,9 @@
 """Why a run is slow, as tables."""
 
 from llmb.report.numbers import number
-from llmb.report.output import printable, result_table
+from llmb.report.output import result_table
 from llmb.report.table import Table
+from llmb.shown_text import printable
 from llmb.verdict.causes import Cause, Explanation
 
 SIGNS = {"about": "", "at least": "≥ ", "at most": "≤ "}

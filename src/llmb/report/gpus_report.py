@@ -7,8 +7,9 @@ from typing import Any
 from llmb.health.gpus import Part, Parts, median_tflops
 from llmb.microbenchmarks.outliers import OutlierRule
 from llmb.report.numbers import number
-from llmb.report.output import printable, result_table
+from llmb.report.output import result_table
 from llmb.report.table import Table
+from llmb.shown_text import printable
 
 MOST_ROWS = 64
 """Above that only slow ones are listed."""

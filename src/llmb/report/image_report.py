@@ -4,7 +4,7 @@
 from typing import Any
 
 from llmb.install.images import ImportedImage
-from llmb.report.output import printable
+from llmb.shown_text import printable
 
 GB = 10**9
 

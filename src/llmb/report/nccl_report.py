@@ -6,8 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from llmb.report.numbers import number
-from llmb.report.output import printable, result_table
+from llmb.report.output import result_table
 from llmb.report.table import Table
+from llmb.shown_text import printable
 from llmb.traces.nccl_summary import Collective, NcclSummary
 from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable, same_tests
 

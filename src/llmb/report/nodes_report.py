@@ -8,8 +8,9 @@ from typing import Any
 from llmb.health.kept_checks import NodesResult
 from llmb.health.records import ANSWER, SEVERITY, Check, NodeReport
 from llmb.report.doctor_report import doctor_document, node_tables, summary, title_of
-from llmb.report.output import printable, result_table
+from llmb.report.output import result_table
 from llmb.report.table import Table
+from llmb.shown_text import printable
 
 HostList = Callable[[Sequence[str]], str]
 """Names of nodes as a list in the scheduler's syntax."""

@@ -3,18 +3,17 @@
 
 import json
 import os
-import re
 import shutil
 import sys
-from collections.abc import Iterable
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from llmb.errors import EnvironmentProblem
 from llmb.report.table import Column, Table, table_lines
+from llmb.shown_text import printable_lines
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Surrogates stand for bytes of file names and texts that are no characters: they cannot be written."""
 
 
 def print_json(document: Any) -> None:  # noqa: ANN401 (any JSON value)
@@ -31,7 +30,7 @@ def print_tables(tables: Iterable[Table]) -> None:
     """The same for several, with an empty line between them."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     texts = ("".join(f"{line}\n" for line in _lines(table, width)) for table in tables)
-    print_text("\n".join(texts))
+    print_text("\n".join(texts), is_safe=True)
 
 
 def _lines(table: Table, width: int | None) -> Iterable[str]:
@@ -56,7 +55,7 @@ def print_markdown(text: str) -> None:
     console = Console()
     with console.capture() as capture:
         console.print(Markdown(text))
-    print_text(capture.get())
+    print_text(capture.get(), is_safe=True)
 
 
 def styled_lines(table: Table, width: int) -> list[str]:
@@ -64,10 +63,13 @@ def styled_lines(table: Table, width: int) -> list[str]:
     return [f"{BOLD}{line.text}{PLAIN}" if line.is_heading else line.text for line in table_lines(table, width)]
 
 
-def print_text(text: str) -> None:
-    """Raises EnvironmentProblem if standard output cannot be written, such as a file on a full disk."""
+def print_text(text: str, *, is_safe: bool = False) -> None:
+    """Shows control characters on a terminal instead of sending them, unless the text is known to have our own alone.
+
+    Raises EnvironmentProblem if standard output cannot be written, such as a file on a full disk.
+    """
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(text if is_safe or not sys.stdout.isatty() else printable_lines(text))
         sys.stdout.flush()
     except BrokenPipeError:
         raise
@@ -76,9 +78,17 @@ def print_text(text: str) -> None:
         raise EnvironmentProblem(what, where="standard output", do=do) from error
 
 
-def printable(text: object) -> str:
-    """Text from a file, safe for a terminal: what is no printable character becomes a question mark."""
-    return CONTROL.sub("?", str(text))
+def log_writer() -> Callable[[bytes], None]:
+    """Writes the bytes of a log: as they are, or on a terminal as text without anything that it would obey."""
+    if not sys.stdout.isatty():
+        return _write_bytes
+    decoder = getincrementaldecoder("utf-8")("backslashreplace")
+    return lambda block: print_text(decoder.decode(block).replace("\r\n", "\n"))
+
+
+def _write_bytes(block: bytes) -> None:
+    sys.stdout.buffer.write(block)
+    sys.stdout.buffer.flush()
 
 
 def result_table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:

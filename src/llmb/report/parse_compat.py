@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmb.logs.window_samples import WindowSamples
-from llmb.report.output import printable
+from llmb.shown_text import printable
 
 _TASK = r"(?:pretrain|finetune|sft|lora)_"
 _BEFORE_EXPERIMENT = re.compile(rf"^log-(?:.*?\.(?={_TASK})|(?!{_TASK})[^.]*\.(?!out$))?")

@@ -9,10 +9,11 @@ from typing import Any
 from llmb.analysis.parsed_groups import RunGroup
 from llmb.analysis.parsed_scaling import Scaling, ScalingRow
 from llmb.report.numbers import number
-from llmb.report.output import printable, result_table
+from llmb.report.output import result_table
 from llmb.report.parse_report import ParseReport, figures_of, one_mfu
 from llmb.report.table import Table
 from llmb.report.values import shortened
+from llmb.shown_text import printable
 
 GROUP_COLUMNS = (
     *("workload", "size", "dtype", "gpu_type", "gpus", "layout", "program", "identity", "runs"),

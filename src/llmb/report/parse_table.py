@@ -8,9 +8,10 @@ from pathlib import Path
 from llmb.analysis.parsed_run import ParsedRun
 from llmb.metrics.anomalies import Anomalies
 from llmb.report.numbers import interval_of, number
-from llmb.report.output import printable, result_table
+from llmb.report.output import result_table
 from llmb.report.parse_report import ParseReport, date_of, figures_of, known_times, one_mfu
 from llmb.report.table import Table
+from llmb.shown_text import printable
 
 UNKNOWN = ""
 MOST_NOTES = 8

@@ -6,8 +6,9 @@ from typing import Any
 from llmb.prepare.checkpoint import PreparedCheckpoint
 from llmb.prepare.verify import Item, Verification
 from llmb.report.checkpoint_report import checkpoint_document
-from llmb.report.output import printable, result_table
+from llmb.report.output import result_table
 from llmb.report.table import Table
+from llmb.shown_text import printable
 
 GIB = 2**30
 NUMBERS = ("GiB", "documented")

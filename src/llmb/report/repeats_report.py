@@ -7,10 +7,11 @@ from typing import Any
 
 from llmb.jobs.repeats import EndedRun, Spread, spread_of
 from llmb.report.numbers import number
-from llmb.report.output import printable, result_table
+from llmb.report.output import result_table
 from llmb.report.run_report import run_document
 from llmb.report.table import Table
 from llmb.runs.short_id import short_id
+from llmb.shown_text import printable
 
 
 def repeats_document(recipes: Sequence[Sequence[EndedRun]], label: str | None) -> dict[str, Any]:

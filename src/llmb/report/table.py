@@ -8,6 +8,8 @@ from itertools import zip_longest
 from typing import NamedTuple
 from unicodedata import combining, east_asian_width
 
+from llmb.shown_text import printable_lines
+
 GAP = "  "
 LONGEST_LABEL = 40
 """A first column up to this width is not wrapped, unless it is no label."""
@@ -34,7 +36,7 @@ class Column:
 
 @dataclass(slots=True)
 class Table:
-    """Cells are plain text, never markup."""
+    """Cells are plain text, never markup; control characters in them are shown."""
 
     title: str
     columns: list[Column]
@@ -63,9 +65,9 @@ def table_lines(table: Table, width: int | None = None) -> Iterator[Line]:
     Cells are wrapped between words. Where that is not enough, each row becomes a paragraph, so that no name is broken
     unless it is longer than a whole line.
     """
-    yield from (Line(text, is_heading=True) for text in _wrapped(table.title, width))
+    yield from (Line(text, is_heading=True) for text in _wrapped(printable_lines(table.title), width))
     headers = tuple(column.header for column in table.columns)
-    cells = table.rows
+    cells = [tuple(map(printable_lines, row)) for row in table.rows]
     columns = zip_longest(headers, *cells, fillvalue="")
     natural = [_natural(column, cells) for column, cells in zip(table.columns, columns, strict=True)]
     widths = natural if width is None else _fitted(table, natural, cells, width - len(GAP) * (len(natural) - 1))
@@ -77,7 +79,7 @@ def table_lines(table: Table, width: int | None = None) -> Iterator[Line]:
         for row in cells:
             yield from map(Line, _row(row, widths, table.columns))
     if table.caption:
-        yield from map(Line, _wrapped(table.caption, width))
+        yield from map(Line, _wrapped(printable_lines(table.caption), width))
 
 
 def _fitted(table: Table, natural: Sequence[int], cells: Sequence[Sequence[str]], available: int) -> list[int] | None:

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from html import escape
 
 from llmb.report.numbers import number
-from llmb.report.output import printable
 from llmb.report.trace_report import shown_parts
+from llmb.shown_text import printable
 from llmb.traces.breakdown import StepBreakdown
 from llmb.traces.summary import TraceSummary
 

@@ -6,8 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from llmb.report.numbers import number
-from llmb.report.output import printable, result_table
+from llmb.report.output import result_table
 from llmb.report.table import Table
+from llmb.shown_text import printable
 from llmb.traces.breakdown import CollectiveTime, StepBreakdown
 from llmb.traces.summary import RankTrace, TraceSummary, shares
 from llmb.traces.timeline import NameTime

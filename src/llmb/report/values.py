@@ -3,8 +3,8 @@
 
 import re
 
-from llmb.report.output import printable
 from llmb.runs.identity import Value, value_text
+from llmb.shown_text import printable
 
 LONGEST_VALUE = 60
 """Lists of nodes and GPUs can be long."""

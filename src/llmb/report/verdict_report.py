@@ -11,9 +11,10 @@ from llmb.analysis.measured import flaw_of
 from llmb.analysis.records import AnalyzedRun, LeftOut
 from llmb.report.explain_report import explanation_tables
 from llmb.report.numbers import interval_of, number
-from llmb.report.output import printable, result_table
+from llmb.report.output import result_table
 from llmb.report.table import Table
 from llmb.report.values import shortened
+from llmb.shown_text import printable
 from llmb.verdict.acceptance import AcceptanceSet
 from llmb.verdict.causes import Explanation
 from llmb.verdict.conditions import title_of

@@ -18,6 +18,7 @@ from llmb.errors import UsageError
 from llmb.prepared.packed_dataset import PackedDataset
 from llmb.runs.foreign_checkpoint import describe_folder
 from llmb.runs.origin import Origin, WeightsOrigin
+from llmb.trust import check_links
 
 RECORD = "checkpoint.json"
 WEIGHTS = "weights"
@@ -154,6 +155,7 @@ def dataset_problem(ours: PackedDataset | None, theirs: PackedDataset | None) ->
 
 def read_checkpoint_record(path: Path) -> CheckpointRecord:
     """Without a look at the files. Raises UsageError, or OSError if it cannot be read."""
+    check_links(path)
     if not path.exists():
         raise UsageError("there is no such checkpoint", where=str(path), do="give a folder that holds 'weights'")
     if path.name.startswith(".") and path.name.endswith(PARTIAL):

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem
-from llmb.runs.folder import RunFolder, cannot_write, experiment_name, foreign_link, run_parent
+from llmb.runs.folder import RunFolder, cannot_write, experiment_name, run_parent
 from llmb.runs.plan import Plan
+from llmb.trust import check_links
 
 PROBE = ".probe"
 PROBE_BYTES = 4096
@@ -28,10 +29,9 @@ def stamped_folder(parent: Path, name: str, claim: Callable[[RunFolder], bool] =
     """A new, empty folder ``<name>_<seconds>/<name>`` in ``parent``, for which ``claim`` holds.
 
     Of several that begin in the same second, the second one has ``-2`` behind the seconds, and so on. Raises
-    EnvironmentProblem where nothing can be written.
+    UsageError for another user's link, EnvironmentProblem where nothing can be written.
     """
-    if link := foreign_link(parent):
-        raise EnvironmentProblem("this is another user's link, which is not followed", where=str(link))
+    check_links(parent)
     stamp = f"{name}_{int(time.time())}"
     try:
         parent.mkdir(parents=True, exist_ok=True)

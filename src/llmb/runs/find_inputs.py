@@ -27,6 +27,7 @@ from llmb.runs.plan import (
     saved_base,
     weights_origin,
 )
+from llmb.trust import check_links
 
 SYNTHETIC = "--synthetic"
 TOKENIZER = "tokenizer.json"
@@ -152,6 +153,7 @@ class Search:
         return self.folders.packed(source.dataset, source.model, "training", self.recipe.layout.seq_len)
 
     def _read(self, path: Path) -> dict[str, TrainingDataset | Packing | None]:
+        check_links(path)
         try:
             packed = PackedDataset.model_validate_json((path / RECORD).read_bytes())
             problems = list(_dataset_problems(packed, self.recipe, self.source))

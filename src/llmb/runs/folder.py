@@ -13,11 +13,11 @@ from llmb.errors import EnvironmentProblem, UsageError
 from llmb.prepared.folders import WORKLOADS
 from llmb.runs.name_parts import ENGINE, name_parts
 from llmb.traces.folders import NCCL_FOLDER, NSYS_FOLDER, TORCH_FOLDER
+from llmb.trust import check_owner
 
 if TYPE_CHECKING:
     from llmb.runs.plan import Plan
 
-ADMINISTRATOR = 0
 CLUSTER_CONFIG = "cluster_config.yaml"
 ROOT_KEY = "install_root"
 ABSOLUTE = "begin it with / or ~"
@@ -167,7 +167,7 @@ class InstallRoot:
 def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
     """$LLMB_INSTALL or $STAGE_PATH, else the nearest folder at or above ``start`` with a cluster_config.yaml, else
     that of the user's defaults, else ~/.llmb. As in the reference scripts, an empty variable is unset. Raises
-    UsageError if both name different folders, or if the defaults cannot be read.
+    UsageError if both name different folders, if the defaults cannot be read, or if another user owns what was found.
     """
     found = {name: text for name in ROOT_VARIABLES if (text := environ.get(name, "").strip())}
     named = {name: Path(text).expanduser().absolute() for name, text in found.items()}
@@ -178,6 +178,8 @@ def chosen_root(environ: Mapping[str, str], start: Path) -> InstallRoot:
         return InstallRoot(path, name)
     for folder in (start, *start.parents):
         if (folder / CLUSTER_CONFIG).is_file():
+            for place in (folder, folder / CLUSTER_CONFIG):
+                check_owner(place, do=f"set {ROOT_VARIABLES[0]}={folder} to use it on purpose, or call llmb elsewhere")
             return InstallRoot(folder, CLUSTER_CONFIG)
     own = user_config(environ)
     if own and own.exists() and (root := user_root(own)):
@@ -195,6 +197,7 @@ def user_root(path: Path) -> Path | None:
     """The root of installation that the user's defaults name. Other keys are for whoever needs them to judge."""
     from llmb.catalogue.data_files import read_data  # few users have such a file
 
+    check_owner(path)
     data = read_data(path)
     root = data.get(ROOT_KEY) if isinstance(data, dict) else None
     if not isinstance(root, str) or not root:
@@ -238,20 +241,6 @@ def run_parent(install: Path, plan: "Plan", name: str | None = None) -> Path:
     return install / WORKLOADS / plan.recipe.workload / "experiments" / (name or experiment_name(plan))
 
 
-def foreign_link(path: Path) -> Path | None:
-    """The link of another user that ``path``, of a run folder or above, is reached through; None if there is none.
-
-    In a root that several users can write to, a link of one of them must not lead another one's commands elsewhere.
-    Links of the root's owner and of the system's administrator are followed, and so are all links above the root.
-    """
-    places = [path, *path.parents]
-    depth = next((number for number, place in enumerate(places) if place.name == WORKLOADS), None)
-    if depth is None:
-        return None
-    trusted = (ADMINISTRATOR, os.geteuid(), _owner(places[depth].parent))
-    return next((place for place in places[: depth + 1] if _link_owner(place) not in (None, *trusted)), None)
-
-
 class NotWritable(EnvironmentProblem):
     """A file or folder cannot be written; what is in it may still be readable."""
 
@@ -259,21 +248,6 @@ class NotWritable(EnvironmentProblem):
 def cannot_write(path: Path, error: OSError) -> NotWritable:
     advice = WRITE_ADVICE.get(error.errno or 0, "set LLMB_INSTALL to another folder")
     return NotWritable(f"cannot write: {error.strerror}", where=str(error.filename or path), do=advice)
-
-
-def _owner(folder: Path) -> int | None:
-    try:
-        return folder.stat().st_uid
-    except OSError:
-        return None  # whoever uses it meets the same error
-
-
-def _link_owner(place: Path) -> int | None:
-    """None for what is not a link, or cannot be looked at."""
-    try:
-        return place.lstat().st_uid if place.is_symlink() else None
-    except OSError:
-        return None
 
 
 def write_atomically(path: Path, text: str, *, errors: str = "strict") -> None:

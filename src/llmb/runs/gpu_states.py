@@ -57,7 +57,7 @@ def command(fields: Iterable[str]) -> list[str]:
 def parse_states(text: str, fields: tuple[str, ...], node: str) -> NodeGpus:
     """What was printed for ``fields``; what is not supported or unknown is None, and other lines are left out."""
     rows = [dict(zip(fields, values, strict=True)) for values in _rows(text) if len(values) == len(fields)]
-    found = [row for row in rows if row["index"].isdigit()]
+    found = [row for row in rows if row["index"].isdecimal()]
     drivers = (_text(row["driver_version"]) for row in found)
     return NodeGpus(next(filter(None, drivers), None), tuple(_state(row, node) for row in found))
 

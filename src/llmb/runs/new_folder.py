@@ -12,6 +12,7 @@ from typing import IO
 
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.runs.checkpoint import PARTIAL, partial_path
+from llmb.trust import check_links
 
 LOCK = ".lock"
 
@@ -47,6 +48,7 @@ def resumable_folder(target: Path, is_worth_keeping: Callable[[Path], bool]) -> 
 
 @contextmanager
 def _as_problems(target: Path) -> Iterator[None]:
+    check_links(target.parent)
     check_free(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

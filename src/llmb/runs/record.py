@@ -13,13 +13,14 @@ from llmb import __version__
 from llmb.catalogue.records import Record, Window
 from llmb.errors import UsageError
 from llmb.runs.environment import Environment
-from llmb.runs.folder import RunFolder, foreign_link, write_atomically
+from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.name_parts import ENGINE as ENGINE
 from llmb.runs.origin import Origin
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record_file import read_record_file
 from llmb.runs.result import Result, Status
 from llmb.runs.source_version import source_version
+from llmb.trust import foreign_link
 
 SCHEMA_VERSION = 1
 
@@ -96,7 +97,7 @@ class SubmittedJob(Record):
     def in_folder(self, folder: RunFolder) -> "SubmittedJob":
         """With what version 0.1 left to the job's id and the folder's name: which run of an array it is."""
         number = self.job_id.partition("_")[2]
-        if self.scheduler != "slurm" or self.array_index is not None or not number.isdigit():
+        if self.scheduler != "slurm" or self.array_index is not None or not number.isdecimal():
             return self
         above = folder.path.parent
         base = above.with_name(above.name.removesuffix(f".{number}")) / folder.name
@@ -254,7 +255,7 @@ def write_record(folder: RunFolder, record: RunRecord) -> None:
     write_atomically(folder.record, record.model_dump_json(indent=2) + "\n")
 
 
-def check_owner(folder: RunFolder) -> None:
+def _check_links(folder: RunFolder) -> None:
     """Raises PermissionError if the folder is reached through another user's link."""
     if link := foreign_link(folder.path):
         raise PermissionError(errno.EPERM, "another user's link, which is not followed", str(link))
@@ -262,13 +263,13 @@ def check_owner(folder: RunFolder) -> None:
 
 def read_record(folder: RunFolder) -> RunRecord:
     """Raises BrokenRecord, or OSError if the file cannot be read, or is another user's by way of a link."""
-    check_owner(folder)
+    _check_links(folder)
     return read_record_file(folder.record, RunRecord)
 
 
 def read_job(folder: RunFolder) -> SubmittedJob | None:
     """None if the run was not submitted, or the client was killed before it could record this. Raises as above."""
-    check_owner(folder)
+    _check_links(folder)
     return read_record_file(folder.job, SubmittedJob).in_folder(folder) if folder.job.exists() else None
 
 

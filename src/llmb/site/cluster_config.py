@@ -17,6 +17,7 @@ from llmb.jobspec.node_setup import Binding, Vboost
 from llmb.jobspec.variables import variable_problems
 from llmb.runs.folder import CLUSTER_CONFIG, ROOT_KEY, user_config
 from llmb.site.reference_config import ReferenceForm, form_of, told, translated
+from llmb.trust import check_owner
 
 Shape = TypeVar("Shape", bound=BaseModel)
 Variables = dict[str, str]
@@ -104,10 +105,12 @@ class SettingsFile:
 def read_cluster_file(path: Path, schema: type[ClusterConfig]) -> SettingsFile:
     """``cluster_config.yaml`` in llmb's form or in one of the reference suite's; empty without one.
 
-    ``schema`` has all sections. Raises UsageError with all that is wrong in it, each with file and line.
+    ``schema`` has all sections. Raises UsageError with all that is wrong in it, each with file and line, and for
+    another user's.
     """
     if not path.exists():
         return SettingsFile(path)
+    check_owner(path, path.parent)
     try:
         data = read_data(path)
         form = form_of(data)
@@ -151,6 +154,7 @@ def read_user_file(environ: Mapping[str, str], schema: type[BaseModel]) -> Setti
     path = user_config(environ)
     if path is None or not path.exists():
         return None
+    check_owner(path)
     try:
         return SettingsFile(path, checked(path, read_data(path), schema))
     except CatalogueError as error:

@@ -118,4 +118,4 @@ def _statistic(steps: str) -> str:
     """Of a window: the one step of ``last`` or ``49``, the mean of ``35-44``."""
     if steps == "last":
         return "the last step's"
-    return f"step {steps}'s" if steps.isdigit() else f"the mean of {steps}"
+    return f"step {steps}'s" if steps.isdecimal() else f"the mean of {steps}"

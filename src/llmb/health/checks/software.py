@@ -92,7 +92,7 @@ def _has_kernels(capability: str, architectures: tuple[str, ...]) -> bool:
     for name in architectures:
         kind, _, digits = name.partition("_")
         known = int(re.sub(r"\D", "", digits) or 0)
-        exact = not digits.isdigit()
+        exact = not digits.isdecimal()
         if kind == "compute" and known <= number:
             return True
         if kind == "sm" and (known == number or (not exact and known // 10 == number // 10 and known < number)):

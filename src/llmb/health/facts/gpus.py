@@ -195,7 +195,7 @@ def parse_remapped(text: str) -> tuple[RemappedRows, ...]:
 
 def parse_processes(text: str) -> tuple[str, ...]:
     rows = (line.partition(",") for line in text.splitlines())
-    return tuple(f"{pid.strip()} {name.strip()}".strip() for pid, _, name in rows if pid.strip().isdigit())
+    return tuple(f"{pid.strip()} {name.strip()}".strip() for pid, _, name in rows if pid.strip().isdecimal())
 
 
 def parse_links(text: str) -> tuple[NvLinks, ...]:

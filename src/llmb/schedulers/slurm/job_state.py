@@ -102,7 +102,7 @@ def parse_queue(text: str) -> dict[str, SlurmJob]:
             signal=signal if over else None,
             reason=_known(reason),
             nodes=_known(nodes),
-            restarts=int(restarts) if restarts.isdigit() else 0,
+            restarts=int(restarts) if restarts.isdecimal() else 0,
             command=command or None,
             submitted_s=_seconds(submitted),
             started_s=None if state == "PENDING" else _seconds(started),  # of a job that waits, when it may start
@@ -112,19 +112,19 @@ def parse_queue(text: str) -> dict[str, SlurmJob]:
 
 
 def _seconds(text: str) -> float | None:
-    return float(text) if text.isdigit() else None
+    return float(text) if text.isdecimal() else None
 
 
 def _wait_status(text: str) -> tuple[int | None, int | None]:
     """Squeue gives the status of wait(2) as one number, unlike Slurm's other commands."""
     if ":" in text:
         return _exit(text)
-    return (int(text) >> 8, int(text) & 0x7F) if text.isdigit() else (None, None)
+    return (int(text) >> 8, int(text) & 0x7F) if text.isdecimal() else (None, None)
 
 
 def _exit(text: str) -> tuple[int | None, int | None]:
     code, _, signal = text.partition(":")
-    return (int(code), int(signal)) if code.isdigit() and signal.isdigit() else (None, None)
+    return (int(code), int(signal)) if code.isdecimal() and signal.isdigit() else (None, None)
 
 
 def _known(text: str | None) -> str | None:

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text of others, safe to show: a terminal obeys control characters, in a name, a record or a log as anywhere. Pure."""
+
+import re
+
+# C0 and C1 controls; marks that change the direction of what follows; surrogates, which stand for bytes that are no
+# characters and cannot be written.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROL_IN_LINES = re.compile(_CONTROL.pattern.replace(r"\x00-\x1f", r"\x00-\x08\x0b-\x1f"))
+
+
+def printable(text: object) -> str:
+    r"""A name or a value in one line: each control character as its escape, such as ``\x1b``."""
+    return _CONTROL.sub(_escape, str(text))
+
+
+def printable_lines(text: str) -> str:
+    """The same for text whose line ends and tabs are kept."""
+    return _CONTROL_IN_LINES.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose files are trusted: the only rule for settings and states that are acted on, and for links in shared folders.
+
+What a file says may be executed, written into a batch script or deleted, by whoever calls ``llmb``. So such a file must
+be of this user or the system's administrator or, below a root of installation, of the root's owner: a root is either
+named on purpose, or found at or above the working folder, where it must not be another user's. Git does the same for
+repositories (``safe.directory``). Results of others can be read by anyone.
+"""
+
+import os
+import pwd
+from pathlib import Path
+
+from llmb.errors import UsageError
+from llmb.prepared.folders import WORKLOADS
+
+ADMINISTRATOR = 0
+STATE_FOLDER = ".llmb"
+"""History, campaigns and state of the installer, in the root."""
+
+
+def check_owner(path: Path, root: Path | None = None, *, do: str | None = None) -> None:
+    """Raises UsageError if another user owns ``path``, or the link that it is. ``root`` is that of installation."""
+    trusted = (ADMINISTRATOR, os.geteuid(), root and _owner(root))
+    for owner in (_link_owner(path), _owner(path)):
+        if owner not in (None, *trusted):
+            what = f"this belongs to another user, {_name(owner)}; what it says would be done as {_name(os.geteuid())}"
+            raise UsageError(what, where=str(path), do=do or "read it, and copy it if you want to use it")
+
+
+def foreign_link(path: Path) -> Path | None:
+    """The link of another user that ``path``, below a root of installation, is reached through; None without one.
+
+    In a root that several users can write to, a link of one of them must not lead another one's commands elsewhere.
+    Links of the root's owner and of the system's administrator are followed, and so are all links above the root.
+    """
+    places = [path, *path.parents]
+    depth = next((number for number, place in enumerate(places) if place.name in (WORKLOADS, STATE_FOLDER)), None)
+    if depth is None or depth + 1 == len(places):
+        return None
+    trusted = (ADMINISTRATOR, os.geteuid(), _owner(places[depth + 1]))
+    return next((place for place in places[: depth + 1] if _link_owner(place) not in (None, *trusted)), None)
+
+
+def check_links(path: Path) -> None:
+    """Raises UsageError if ``path`` is reached through another user's link."""
+    if link := foreign_link(path):
+        do = "have its owner replace it by a folder, or by a link that the owner of the root makes"
+        raise UsageError("this is another user's link, which is not followed", where=str(link), do=do)
+
+
+def check_inside(path: Path, root: Path) -> None:
+    """Raises UsageError if removing ``path`` would remove something outside of ``root``, once links are resolved."""
+    below = path.parent.resolve()
+    if path.name in ("", "..") or path == root or not below.is_relative_to(root.resolve()):
+        do = "nothing was removed there; see what it is, and remove it yourself"
+        raise UsageError("this is not below the root of installation, once links are resolved", where=str(path), do=do)
+
+
+def _owner(path: Path) -> int | None:
+    try:
+        return path.stat().st_uid
+    except OSError:
+        return None  # whoever uses it meets the same error
+
+
+def _link_owner(place: Path) -> int | None:
+    """None for what is not a link, or cannot be looked at."""
+    try:
+        return place.lstat().st_uid if place.is_symlink() else None
+    except OSError:
+        return None
+
+
+def _name(user: int | None) -> str:
+    try:
+        return pwd.getpwuid(user or 0).pw_name
+    except KeyError:
+        return f"user {user}"
