@@ -78,7 +78,7 @@ def _from_head(head: bytes) -> dict[str, Value]:
     for name, value in _PARAMETER.findall(head) if has(head, _PARAMETER_SIGN) else ():
         if name == b"model_name":
             found["workload"] = value.decode("utf-8", "replace")
-        elif value.isdecimal():
+        elif value.isdigit():
             found["layout.seq_len"] = int(value)
     if has(head, _GPU_SIGN) and (gpu := _GPU.search(head)):
         found["gpu_type"] = gpu[1].decode().lower()
