@@ -42,4 +42,4 @@ def _left_in(cgroup: Path) -> int | None:
         limit, used = ((cgroup / name).read_text().strip() for name in ("memory.max", "memory.current"))
     except OSError:
         return None
-    return max(1, int(limit) - int(used)) if limit.isdecimal() and used.isdigit() else None
+    return max(1, int(limit) - int(used)) if limit.isdecimal() and used.isdecimal() else None

@@ -124,7 +124,7 @@ def _wait_status(text: str) -> tuple[int | None, int | None]:
 
 def _exit(text: str) -> tuple[int | None, int | None]:
     code, _, signal = text.partition(":")
-    return (int(code), int(signal)) if code.isdecimal() and signal.isdigit() else (None, None)
+    return (int(code), int(signal)) if code.isdecimal() and signal.isdecimal() else (None, None)
 
 
 def _known(text: str | None) -> str | None:
