@@ -5,7 +5,7 @@ import io
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llmb.errors import UsageError
@@ -47,6 +47,7 @@ VALUES = "{'loss': '2.31', 'grad_norm': '1.9', 'learning_rate': '4.5e-05', 'epoc
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0.01, 3.0), min_size=30, max_size=150), st.sampled_from(["reference", "all"]))
+@example([1.0] * 51 + [3.0] * 4 + [0.0625] + [1.0] * 8, "reference")  # a bar for two steps ends after the window
 def test_a_figure_is_within_its_interval_or_there_is_none(seconds, rule):
     ends = [math.fsum(seconds[: step + 1]) for step in range(len(seconds))]
     found = judged(bars(ends) + VALUES + end(len(seconds), ends[-1]), rule)

@@ -128,8 +128,8 @@ def _judged(log: RunLog) -> LogOutcome:
 def _measured(log: RunLog, last: int, window: Window) -> LogOutcome:
     """Of a run with steps in its window. Lines may stand for steps before it."""
     attempt, weights = log.attempt, log.attempt.weights
-    first = attempt.step[0] - weights[0] + 1 if max(weights) > 1 else window.first
-    window = Window(first=first, last=attempt.step[-1] if max(weights) > 1 else window.last, rule=window.rule)
+    if max(attempt.mean_of, *weights) > 1:
+        window = Window(first=attempt.step[0] - weights[0] + 1, last=attempt.step[-1], rule=window.rule)
     error_s = attempt.clock_s / sum(weights) if attempt.clock_s else None
     times = _statistics(attempt.step_time_s, weights, error_s)
     if error_s and error_s > WIDEST_CLOCK_ERROR * times.mean:
