@@ -22,7 +22,7 @@ from llmb.jobspec.node_setup import Binding
 from llmb.jobspec.spec import JobSpec
 from llmb.prepare.sample_files import SampleFiles
 from llmb.prepared.packed_dataset import PackedDataset
-from llmb.resources.records import HostUse, ResourceUse
+from llmb.resources.records import HostUse, NodeOtherWork, OtherWork, ResourceUse
 from llmb.resources.sample import HostSample, Sample, SamplerStart
 from llmb.runs.folder import RunFolder, experiment_name
 from llmb.runs.plan import EnginePlan, Plan
@@ -229,6 +229,10 @@ def resources(meanings: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
         yield page(title, typed_table({item.name: item.type for item in fields(kind)}, meanings[name]))
     yield page("`resources` of a result:", typed_table(annotations(ResourceUse), meanings["resource_use"]))
     yield page("`resources.hosts[]`:", typed_table(annotations(HostUse), meanings["host_use"]))
+    yield page(
+        "## Other work", "`other_work` of a result:", typed_table(annotations(OtherWork), meanings["other_work"])
+    )
+    yield page("`other_work.nodes[]`:", typed_table(annotations(NodeOtherWork), meanings["node_other_work"]))
 
 
 def cluster_config(meanings: Mapping[str, Mapping[str, str]]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,16 @@ def test_other_work_per_token_is_not_compared(write: Write, compare: Callable[..
     (row,) = found.rows
     assert (row.verdict, row.delta_pct, row.ci95_pct, row.speed_up) == ("not comparable", None, None, None)
     assert row.reason == "a token is not the same work on both sides: layout.seq_len differs"
+
+
+def test_other_work_on_the_machine_is_named(write: Write, tmp_path: Path) -> None:
+    write("before", 2.0)
+    write("after", 2.06)
+    before, after = (find_ended_runs(str(tmp_path / name), tmp_path, lambda _: None) for name in ("before", "after"))
+    busy = replace(after.runs[0], disturbing=("another run", "other processes used 2.0 of 4 cores"))
+    (row,) = compare_runs(before, replace(after, runs=(busy, *after.runs[1:]))).rows
+    named = "other work on the machine after: another run; other processes used 2.0 of 4 cores"
+    assert row.reason and row.reason.endswith(named)
 
 
 def test_what_differs_in_the_records_is_listed(write: Write, compare: Callable[..., Comparison]) -> None:

@@ -26,10 +26,11 @@ def test_a_node(tmp_path: Path) -> None:
             "proc/77/statm": "900 300 100 1 0 20 0\n",
         },
     )
-    assert read_host(77, None, tmp_path) == HostSample(
+    assert read_host(77, None, root=tmp_path) == HostSample(
         cpu_busy_s=21.0,
         cpu_iowait_s=7.0,
         cpu_steal_s=20.0,
+        cpu_used_s=16.0,
         cpu_total_s=148.0,
         load=3.5,
         memory_used_bytes=400 * 1024,
@@ -40,7 +41,7 @@ def test_a_node(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "cpu  1 2\n", "cpu  a b c d e f g h\n"])
 def test_what_cannot_be_read_is_unknown(tmp_path: Path, text: str) -> None:
     put(tmp_path, {"proc/stat": text, "proc/loadavg": "", "proc/meminfo": "MemTotal:\n"})
-    assert read_host(77, None, tmp_path) == HostSample()
+    assert read_host(77, None, root=tmp_path) == HostSample()
 
 
 def test_the_energy_of_all_packages_beyond_the_end_of_their_counters(tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_the_energy_of_all_packages_beyond_the_end_of_their_counters(tmp_path: P
     assert energy.read_j() == 0
     write(1_000_000, 2_500_000)
     assert energy.read_j() == pytest.approx(2 + 1.5)
-    assert read_host(1, energy, tmp_path).cpu_energy_j == pytest.approx(3.5)
+    assert read_host(1, energy, root=tmp_path).cpu_energy_j == pytest.approx(3.5)
     (tmp_path / "sys/class/powercap/intel-rapl:1/energy_uj").unlink()
     assert energy.read_j() is None
 

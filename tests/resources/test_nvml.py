@@ -5,7 +5,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -33,6 +33,7 @@ def test_what_two_gpus_tell(pynvml: ModuleType) -> None:
         temperature_c=(60.0, 61.0),
         memory_used_bytes=(64 << 30, None),
         throttle_reasons=((), ("sw_power_cap", "sw_thermal_slowdown")),
+        other_pids=(None, None),
     )
     assert gpus.read().power_w == (700.0, 400.0)
 
@@ -43,6 +44,17 @@ def test_what_a_gpu_does_not_support_is_asked_once(pynvml: ModuleType) -> None:
     for _ in range(5):
         gpus.read()
     assert pynvml.calls["energy of GPU 1"] == 1
+
+
+def test_other_processes_are_known_where_the_own_ones_are(pynvml: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside of a container the driver may tell ids of the host."""
+    told = [[SimpleNamespace(pid=10), SimpleNamespace(pid=30)], [SimpleNamespace(pid=11)]]
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", told.__getitem__, raising=False)
+    gpus = find_gpus()
+    assert isinstance(gpus, Nvml)
+    assert gpus.read({10, 11}).other_pids == ((30,), ())
+    assert gpus.read({77}).other_pids == (None, None)
+    assert gpus.processes() == ((10, 30), (11,))
 
 
 def test_newer_names_of_a_function_are_preferred(pynvml: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

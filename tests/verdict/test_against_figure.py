@@ -67,6 +67,14 @@ def test_a_published_figure_is_soft_and_an_expectation_only_with_what_weakens() 
     assert judged(around(10.0), weakens, reference=EXPECTED).soft
 
 
+def test_other_work_makes_a_verdict_soft_and_is_named() -> None:
+    measured = Measured(step_time_s=describe(around(12.0)), disturbed="other processes used 3.1 of 8 cores")
+    found = judge(measured, EXPECTED, (), TOLERANCE)
+    assert (found.verdict, found.soft) == ("regressed", True)
+    assert found.conditions[0].own == "other processes used 3.1 of 8 cores"
+    assert "; other work beside yours: other processes used 3.1 of 8 cores" in found.sentence
+
+
 def test_a_condition_that_prevents_a_verdict_leaves_the_difference() -> None:
     other = Condition(key="hardware.device", own="NVIDIA H100 PCIe", reference="NVIDIA H100 SXM", effect="prevents")
     found = judged(around(12.0), other)

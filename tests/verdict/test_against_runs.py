@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs against a baseline of runs."""
 
+from dataclasses import replace
+
 import pytest
 
 from llmb.metrics.statistics import describe
@@ -49,6 +51,19 @@ def test_single_runs_allow_only_a_soft_verdict() -> None:
     found = judged([run(10.3)], [run(10.0)])
     assert (found.verdict, found.soft) == ("regressed", True)
     assert found.sentence.endswith("; one run on each side does not tell how much repeats differ")
+
+
+def test_other_work_beside_any_run_of_either_side_makes_a_verdict_soft() -> None:
+    """Also the same on both sides: it does not take the same from each run."""
+    busy = replace(run(10.0), disturbed="another run")
+    for own, other, values in (
+        ([*group(10.0), busy], group(10.0), ("another run", None)),
+        (group(10.0), [*group(10.0), busy], (None, "another run")),
+        ([*group(10.0), busy], [*group(10.0), busy], ("another run", "another run")),
+    ):
+        found = judged(own, other)
+        assert found.soft
+        assert [(one.own, one.reference) for one in found.conditions if one.key == "other_work"] == [values]
 
 
 def test_an_undecided_difference_says_how_many_more_runs_would_tell() -> None:

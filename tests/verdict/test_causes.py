@@ -71,6 +71,17 @@ def test_a_run_with_nothing_slow_has_no_causes() -> None:
     assert found.gap_s is found.unexplained_s is found.reference is None
 
 
+def test_other_work_is_named_first_whatever_the_rest_costs() -> None:
+    """Two runs at once wait for each other in every collective, which looks like slow communication."""
+    busy = replace(evidence(outside_layers_s=0.4), disturbing=("another run: llmb.engine.worker in /b",))
+    for against in (None, reference(evidence=busy)):
+        first = explained(busy, against).causes[0]
+        assert (first.name, first.share_s, first.evidence) == ("other_work", None, busy.disturbing)
+    assert names(explained(busy))[1:] == ["exposed_communication"]
+    quiet = replace(evidence(), disturbing=())
+    assert names(explained(quiet)) == []
+
+
 SLOW_RANK = {"layer_s_max": 0.02, "slowest_layer_rank": 2}
 
 

@@ -114,7 +114,7 @@ def _row(pair: Pair, recipe: str, given: Tolerance | None) -> Row:
         ci95_pct=None if obstacle else difference.ci95_pct,
         noise_pct=difference.noise_pct,
         verdict="not comparable" if obstacle else decision.verdict,
-        reason=obstacle or decision.reason,
+        reason="; ".join(filter(None, (obstacle or decision.reason, *_disturbed(pair)))) or None,
         more_runs=None if obstacle else decision.more_runs,
         tolerance_pct=tolerance.pct,
         tolerance_source=tolerance.source,
@@ -124,6 +124,12 @@ def _row(pair: Pair, recipe: str, given: Tolerance | None) -> Row:
         before_runs=tuple(run.id for run in before.runs),
         after_runs=tuple(run.id for run in after.runs),
     )
+
+
+def _disturbed(pair: Pair) -> Iterator[str]:
+    for side, group in (("before", pair.before), ("after", pair.after)):
+        if found := " | ".join(dict.fromkeys(run.disturbed for run in group.runs if run.disturbed)):
+            yield f"other work on the machine {side}: {found}"
 
 
 def _works(before: Configuration, after: Configuration) -> tuple[float | None, float | None]:

@@ -2,7 +2,7 @@
 """Judges runs that ended: against published figures, other runs, or what the user expects."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmb.analysis.catalogue_figures import NEEDED, as_catalogued, find_recipe
@@ -89,7 +89,7 @@ def judge_published(run: AnalyzedRun, tolerance: Tolerance | None = None, gpu_ty
     if why := no_figure(run.record.plan.recipe):
         verdict = _without_figure(run, why)
     else:
-        verdict = published_verdict(run.record, run.step_time_s, run.window, flaw_of(run), tolerance)
+        verdict = published_verdict(run.record, measured_run(run), run.window, tolerance)
     return Judged(title_of_run(run), (run,), verdict, run.step_time_s)
 
 
@@ -234,8 +234,13 @@ def _accepted_repeats(title: str, repeats: Sequence[AnalyzedRun], tolerance: Tol
     if why := no_figure(last.record.plan.recipe):
         verdict = without_reference("not comparable", why)
     else:
-        verdict = published_verdict(last.record, times, last.window, flaw_of(last), tolerance)
+        verdict = published_verdict(last.record, _together(repeats), last.window, tolerance)
     return Judged(title, tuple(repeats), verdict, times)
+
+
+def _together(repeats: Sequence[AnalyzedRun]) -> Measured:
+    disturbed = dict.fromkeys(run.disturbed for run in repeats if run.disturbed)
+    return replace(measured_run(repeats[-1]), step_time_s=times_of(repeats), disturbed=" | ".join(disturbed) or None)
 
 
 def measured_run(run: AnalyzedRun) -> Measured:
@@ -243,7 +248,13 @@ def measured_run(run: AnalyzedRun) -> Measured:
     own = {"window": run.window and steps_text(run.window), "nodes": ", ".join(sorted(run.nodes)) or None}
     computed = condition_values(run.identity.configuration, unset="none")
     conditions = computed | condition_values({**run.conditions, **own})
-    return Measured(step_time_s=run.step_time_s, flaw=flaw_of(run), conditions=conditions, nodes=run.nodes)
+    return Measured(
+        step_time_s=run.step_time_s,
+        flaw=flaw_of(run),
+        conditions=conditions,
+        nodes=run.nodes,
+        disturbed=run.disturbed,
+    )
 
 
 def grouped(runs: Iterable[AnalyzedRun]) -> list[list[AnalyzedRun]]:

@@ -98,6 +98,7 @@ def analyzed(run: RecordedRun) -> AnalyzedRun:
         step_times_s=times,
         step_time_s=describe(times) if times else result.step_time_s,
         nodes=record.environment.nodes if record.environment else (),
+        disturbing=result.other_work.disturbing if result.other_work else None,
         recipe=record.plan.recipe,
         record=record,
         source=record.run_id,

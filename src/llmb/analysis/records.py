@@ -33,12 +33,19 @@ class AnalyzedRun:
     """Of the window's steps, in order, without profiled ones; empty unless the run has statistics."""
     step_time_s: Statistics | None = None
     nodes: tuple[str, ...] = ()
+    disturbing: tuple[str, ...] | None = None
+    """Other work on its nodes; None if that was not looked for."""
     recipe: Recipe | None = None
     record: RunRecord | None = None
     source: str | None = None
     """The run's own id, or what its log has of it: equal for copies. None if only ``path`` is known."""
     content: str | None = None
     """Equal for copies that were not changed."""
+
+    @property
+    def disturbed(self) -> str | None:
+        """The same as one text."""
+        return "; ".join(self.disturbing or ()) or None
 
     @property
     def counted_as(self) -> str:

@@ -48,7 +48,7 @@ def run_several(locals_: Sequence[LocalRun], repeats: int, *, start_new: bool, j
     """
     for local in locals_:
         local.check()
-    for line in dict.fromkeys(line for local in locals_ for line in _before(local)):
+    for line in dict.fromkeys(line for local in locals_ for line in (*_before(local), *local.beside())):
         say(line)
     ended = [[] if start_new else earlier_runs(local, say)[:repeats] for local in locals_]
     for local, runs in zip(locals_, ended, strict=True):

@@ -96,6 +96,8 @@ def _run_one(local: LocalRun, ctx: typer.Context, *, json: bool) -> None:
         say(line)
     for warning in scale_warnings(plan):
         say(f"warning: {warning}")
+    for line in local.beside():
+        say(line)
     if plan.profile and plan.profile.reason:
         say(plan.profile.reason)
     if is_verbose(ctx):

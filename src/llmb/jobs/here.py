@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run on this machine from its request to its result, for the command and for Python."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,9 @@ from llmb.jobs.local_run import Say, local_spec, run_here
 from llmb.jobspec.spec import JobSpec
 from llmb.programs.engine.here import check_here
 from llmb.programs.engine.nsys import with_profiler
+from llmb.resources.nvml import find_gpus
+from llmb.resources.other_work import run_text
+from llmb.resources.processes import NodeProcesses
 from llmb.runs.choices import Choices
 from llmb.runs.claim import create_run_folder
 from llmb.runs.disk_space import check_space
@@ -51,6 +54,16 @@ class LocalRun:
         check_here(self.asked)
         saved_in = Path(self.plan.checkpoint_dir) if self.plan.checkpoint_dir else run_parent(self.install, self.plan)
         check_space(self.plan, saved_in)
+
+    def beside(self) -> Iterator[str]:
+        """What else works on this machine now: other runs of llmb, and processes on its GPUs."""
+        processes = NodeProcesses()
+        processes.look()
+        for run in processes.others():
+            yield f"warning: another run is on this machine: {run_text(run)}; step times of both will be rough"
+        gpus = find_gpus() if self.plan.device == "cuda" else ""
+        if not isinstance(gpus, str) and (pids := sorted({pid for each in gpus.processes() for pid in each or ()})):
+            yield f"warning: other processes compute on the GPUs of this machine: {', '.join(map(str, pids))}"
 
     def start(self, on_step: Callable[[StepNews], None], say: Say) -> tuple[RunFolder, Result]:
         """Runs it to its end, successful or not. Raises UserInterrupt and EnvironmentProblem."""

@@ -206,6 +206,8 @@ def run_table(plan: Plan, result: Result) -> Table:
         table.add_row("NOT A MEASUREMENT", "", "", result.measurement_reason)
     if result.note:
         table.add_row("note", "", "", result.note)
+    if result.other_work and result.other_work.disturbing:
+        table.add_row("OTHER WORK", "", "", "; ".join(result.other_work.disturbing))
     table.add_row("weights", "", "", plan.origin.weights.text)
     table.add_row("data", "", "", plan.origin.data.text)
     for name, text in _content_rows(plan, result):

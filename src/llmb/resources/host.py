@@ -2,6 +2,8 @@
 """Reads CPU, memory and CPU energy of this node from the files of the Linux kernel, below ``root``."""
 
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from llmb.resources.sample import HostSample
@@ -12,6 +14,8 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 POWERCAP = "sys/class/powercap"
 IDLE, IOWAIT, STEAL, TIMES = 3, 4, 7, 8
 """Places in the first line of /proc/stat, and how many there are without those that others include."""
+OF_PROCESSES = slice(0, 3)
+"""User, nice and system: what is counted of processes, too."""
 
 
 class CpuEnergy:
@@ -53,7 +57,60 @@ def find_cpu_energy(root: Path = ROOT) -> CpuEnergy | str:
         return f"/{POWERCAP}: {error}"
 
 
-def read_host(worker: int, energy: CpuEnergy | None, root: Path = ROOT) -> HostSample:
+@dataclass(frozen=True, slots=True)
+class CpuLimit:
+    """How many cores the run's control group may use, and the file that counts how long it was stopped for that."""
+
+    cores: float
+    file: Path
+
+    def throttled_s(self) -> float | None:
+        """Version 2 counts microseconds, version 1 nanoseconds."""
+        try:
+            counts = dict(line.split() for line in self.file.read_text().splitlines())
+            if "throttled_usec" in counts:
+                return int(counts["throttled_usec"]) / 1e6
+            return int(counts["throttled_time"]) / 1e9
+        except (OSError, ValueError, KeyError):
+            return None
+
+
+def find_cpu_limit(root: Path = ROOT) -> CpuLimit | None:
+    """The tightest of the control groups above this process; None without one that can be read."""
+    return min(_cpu_limits(root), key=lambda limit: limit.cores, default=None)
+
+
+def _cpu_limits(root: Path) -> Iterator[CpuLimit]:
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mount = root / ("sys/fs/cgroup" if not controllers else f"sys/fs/cgroup/{controllers}")
+        below = mount / path.lstrip("/")
+        # Inside of a container the path may be the host's, and the container's own group is the mount.
+        for folder in (below, *below.parents):
+            if folder == mount.parent:
+                break
+            if (cores := _cores_of(folder)) is not None:
+                yield CpuLimit(cores, folder / "cpu.stat")
+
+
+def _cores_of(folder: Path) -> float | None:
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return int(quota) / int(period) if int(quota) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None  # "max" is no limit
+
+
+def read_host(worker: int, energy: CpuEnergy | None, limit: CpuLimit | None = None, root: Path = ROOT) -> HostSample:
     """``worker`` is the process whose memory is sampled."""
     times = _cpu_times(root)
     idle = times[IDLE] + times[IOWAIT] + times[STEAL] if times else 0.0
@@ -61,6 +118,8 @@ def read_host(worker: int, energy: CpuEnergy | None, root: Path = ROOT) -> HostS
         cpu_busy_s=round(sum(times) - idle, 2) if times else None,
         cpu_iowait_s=times[IOWAIT] if times else None,
         cpu_steal_s=times[STEAL] if times else None,
+        cpu_used_s=round(sum(times[OF_PROCESSES]), 2) if times else None,
+        cpu_throttled_s=limit.throttled_s() if limit else None,
         cpu_total_s=round(sum(times), 2) if times else None,
         load=_load(root),
         memory_used_bytes=_memory_used(root),

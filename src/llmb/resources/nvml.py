@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the GPUs of this node with NVML, if its Python package nvidia-ml-py is installed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -26,7 +26,8 @@ class Nvml:
         self.gpus = tuple(SampledGpu(index=index, uuid=uuid) for index, uuid in enumerate(named))
         self.unsupported: set[tuple[str, int]] = set()
 
-    def read(self) -> GpuSamples:
+    def read(self, own: Collection[int] = ()) -> GpuSamples:
+        """``own`` are the processes of the run."""
         ask, nvml = self._ask, self.package
         reasons = "nvmlDeviceGetCurrentClocksEventReasons"
         if not hasattr(nvml, reasons):
@@ -40,7 +41,20 @@ class Nvml:
             ),
             memory_used_bytes=ask("nvmlDeviceGetMemoryInfo", lambda call, gpu: int(call(gpu).used)),
             throttle_reasons=ask(reasons, lambda call, gpu: reasons_of(call(gpu))),
+            other_pids=self._others(own),
         )
+
+    def processes(self) -> tuple[tuple[int, ...] | None, ...]:
+        """Those that compute on each GPU."""
+        name = "nvmlDeviceGetComputeRunningProcesses"
+        return self._ask(name, lambda call, gpu: tuple(sorted(int(one.pid) for one in call(gpu))))
+
+    def _others(self, own: Collection[int]) -> tuple[tuple[int, ...] | None, ...]:
+        """Inside of a container the driver may tell ids of the host: then not even the run's own are among them."""
+        found = self.processes()
+        if not any(pid in own for pids in found for pid in pids or ()):
+            return (None,) * len(found)
+        return tuple(None if pids is None else tuple(pid for pid in pids if pid not in own) for pids in found)
 
     def _ask(self, name: str, read: Callable[[Any, Any], Value]) -> tuple[Value | None, ...]:
         return tuple(self._ask_one(name, read, index) for index in range(len(self.handles)))

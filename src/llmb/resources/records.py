@@ -68,3 +68,46 @@ class ResourceUse(Record):
     hosts: tuple[HostUse, ...]
     reasons: dict[str, str]
     """Why a figure is None, by name."""
+
+
+class OtherRun(Record):
+    """Another program of llmb that ran beside the run."""
+
+    program: str
+    """Its module, such as ``llmb.engine.worker``."""
+    folder: str | None
+    pid: int
+    since_s: float | None
+    """Unix time."""
+
+
+class NodeOtherWork(Record):
+    """What a node did beside the run, from the last sample before the window to the first one after it."""
+
+    node: str
+    cores: int | None
+    sampled_s: float
+    other_cores: float | None
+    """Mean number of cores that processes used which are not of the run."""
+    run_cores: float | None
+    stolen_cores: float | None
+    """That other virtual machines had."""
+    cpu_limit_cores: float | None
+    """Of the run's control group; None without a limit."""
+    throttled_cores: float | None
+    """On which that limit stopped the run."""
+    load_before: float | None
+    """Mean number of runnable processes in the minute before the run trained, with its own start."""
+    runs: tuple[OtherRun, ...] | None
+    gpu_processes: dict[str, tuple[int, ...]] | None
+    """Others that compute on the run's GPUs, by the id of the GPU."""
+    reasons: dict[str, str]
+    """Why a figure is None, by name."""
+
+
+class OtherWork(Record):
+    """Of all nodes that were sampled."""
+
+    disturbing: tuple[str, ...]
+    """What of it is more than ``other_work.yaml`` takes for harmless; empty if nothing is."""
+    nodes: tuple[NodeOtherWork, ...]

@@ -17,6 +17,16 @@ class SampledGpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SeenRun:
+    """Another program of llmb on the node: what it runs, in which folder, and since when in Unix time."""
+
+    program: str
+    folder: str | None
+    pid: int
+    since_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerStart:
     """The first line of a sampler. ``missing`` has the reason by name of what it cannot read."""
 
@@ -25,6 +35,8 @@ class SamplerStart:
     cores: int | None
     interval_s: float
     gpus: tuple[SampledGpu, ...] = ()
+    cpu_limit_cores: float | None = None
+    """Of the control group of the run; None without a limit."""
     missing: dict[str, str] = field(default_factory=dict)
 
 
@@ -36,6 +48,12 @@ class HostSample:
     cpu_busy_s: float | None = None
     cpu_iowait_s: float | None = None
     cpu_steal_s: float | None = None
+    cpu_used_s: float | None = None
+    """By processes alone, without interrupts."""
+    run_cpu_s: float | None = None
+    """By the processes of the run."""
+    cpu_throttled_s: float | None = None
+    """For which the limit of the run's control group stopped it, summed over cores as the kernel does."""
     cpu_total_s: float | None = None
     load: float | None = None
     """Mean number of runnable processes over the last minute."""
@@ -58,6 +76,8 @@ class GpuSamples:
     temperature_c: tuple[float | None, ...] = ()
     memory_used_bytes: tuple[int | None, ...] = ()
     throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()
+    other_pids: tuple[tuple[int, ...] | None, ...] = ()
+    """Processes that compute on the GPU and are not of the run; None where the run's own are not seen either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +88,8 @@ class Sample:
     time_s: float
     host: HostSample
     gpus: GpuSamples | None = None
+    runs: tuple[SeenRun, ...] | None = None
+    """Others beside this one; None in a sample of an earlier version."""
 
 
 def to_line(item: SamplerStart | Sample) -> bytes:

@@ -12,10 +12,12 @@ import select
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from llmb.resources.host import CpuEnergy, find_cpu_energy, read_host
+from llmb.resources.host import CpuEnergy, find_cpu_energy, find_cpu_limit, read_host
 from llmb.resources.nvml import Nvml, find_gpus
+from llmb.resources.processes import NodeProcesses
 from llmb.resources.sample import Sample, SamplerStart, to_line
 
 LOWEST_PRIORITY = 19
@@ -26,10 +28,13 @@ LONGEST_INTERVAL_S = 30.0
 
 
 class NodeSampler:
-    """All that is sampled on this node, for a run on ``device`` whose worker is the process ``worker``."""
+    """All that is sampled on this node, for the run in ``folder``, on ``device``, whose worker is the process
+    ``worker``.
+    """
 
-    def __init__(self, node: str, device: str, worker: int) -> None:
+    def __init__(self, node: str, device: str, worker: int, folder: Path) -> None:
         self.node, self.worker = node, worker
+        self.processes, self.limit = NodeProcesses(folder), find_cpu_limit()
         gpus = find_gpus() if device == "cuda" else "the run computes on a CPU"
         energy = find_cpu_energy()
         self.gpus: Nvml | None = gpus if isinstance(gpus, Nvml) else None
@@ -42,14 +47,18 @@ class NodeSampler:
             cores=os.cpu_count(),
             interval_s=interval_s,
             gpus=self.gpus.gpus if self.gpus else (),
+            cpu_limit_cores=self.limit.cores if self.limit else None,
             missing=self.missing,
         )
 
     def read(self) -> Sample:
+        host = read_host(self.worker, self.energy, self.limit)
+        self.processes.look()  # at once behind the CPU time of all of them, which it is a part of
         return Sample(
             time_s=round(time.time(), 4),
-            host=read_host(self.worker, self.energy),
-            gpus=self.gpus.read() if self.gpus else None,
+            host=replace(host, run_cpu_s=self.processes.cpu_s()),
+            gpus=self.gpus.read(self.processes.own) if self.gpus else None,
+            runs=self.processes.others(),
         )
 
 
@@ -85,7 +94,8 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     try:
-        sample(Path(file), NodeSampler(node, device, int(worker)), float(interval_s), sys.stdin.fileno())
+        sampler = NodeSampler(node, device, int(worker), Path(file).parent.parent)
+        sample(Path(file), sampler, float(interval_s), sys.stdin.fileno())
     except OSError as error:
         sys.exit(f"llmb: resources are not sampled any more: {error}")
 

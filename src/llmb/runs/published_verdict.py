@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's verdict against the published figure of its recipe."""
 
+from dataclasses import replace
 from fnmatch import fnmatch
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Recipe, Window
-from llmb.metrics.statistics import Statistics
 from llmb.metrics.window import DOCUMENTED_STEPS, resolve_window
 from llmb.runs.origin import dataset_title
 from llmb.runs.plan import EnginePlan, Plan
@@ -28,8 +28,12 @@ def with_verdict(result: Result, record: RunRecord) -> Result:
     """The result of the run of ``record``, judged, or with the reason why it cannot be."""
     if why := no_figure(record.plan.recipe):
         return result.model_copy(update={"verdict": None, "verdict_reason": why})
-    flaw = result.reason or result.step_time_reason or result.measurement_reason
-    verdict = published_verdict(record, result.step_time_s, result.window, flaw)
+    measured = Measured(
+        step_time_s=result.step_time_s,
+        flaw=result.reason or result.step_time_reason or result.measurement_reason,
+        disturbed="; ".join(result.other_work.disturbing) or None if result.other_work else None,
+    )
+    verdict = published_verdict(record, measured, result.window)
     return result.model_copy(update={"verdict": verdict, "verdict_reason": None})
 
 
@@ -46,20 +50,14 @@ def figure_of(recipe: Recipe) -> Expectation | None:
 
 
 def published_verdict(
-    record: RunRecord,
-    step_time_s: Statistics | None,
-    window: Window | None,
-    flaw: str | None,
-    tolerance: Tolerance | None = None,
+    record: RunRecord, measured: Measured, window: Window | None, tolerance: Tolerance | None = None
 ) -> Verdict:
     """Of a run whose recipe has a published figure. ``window`` is the one that its steps decided, if they did.
 
-    ``flaw`` is the reason if the run is not a measurement.
+    The conditions are those that documents tell, in their words.
     """
     own = condition_values(_own(record, window or record.plan.window))
-    return verdict_of_recipe(
-        record.plan.recipe, Measured(step_time_s=step_time_s, flaw=flaw, conditions=own), tolerance
-    )
+    return verdict_of_recipe(record.plan.recipe, replace(measured, conditions=own), tolerance)
 
 
 def verdict_of_recipe(recipe: Recipe, measured: Measured, tolerance: Tolerance | None = None) -> Verdict:

@@ -4,8 +4,9 @@
 from collections.abc import Sequence
 
 from llmb.catalogue.records import Window
+from llmb.resources.other_work import find_other_work
 from llmb.resources.read import read_samples
-from llmb.resources.records import ResourceUse
+from llmb.resources.records import OtherWork, ResourceUse
 from llmb.resources.series import Span
 from llmb.resources.summary import SampledWork, summarize
 from llmb.runs.environment import Environment
@@ -19,38 +20,45 @@ def with_resources(
     result: Result, folder: RunFolder, plan: EnginePlan, steps: Sequence[Step], environment: Environment | None
 ) -> Result:
     """``plan`` has the window of the result. Samples that cannot be read do not spoil a result."""
-    found: ResourceUse | str
+    use: ResourceUse | str
+    others: OtherWork | str
     if plan.resource_interval_s is None:
-        found = "the run was not sampled"
+        use = others = "the run was not sampled"
     elif result.step_time_s is None:
-        found = result.step_time_reason or "the run has no statistics"
+        use = others = result.step_time_reason or "the run has no statistics"
     else:
-        found = _found(folder, plan, steps, environment)
-    if isinstance(found, str):
-        return result.model_copy(update={"resources": None, "resources_reason": found})
-    return result.model_copy(update={"resources": found, "resources_reason": None})
+        use, others = _found(folder, plan, steps, environment)
+    return result.model_copy(
+        update={
+            "resources": None if isinstance(use, str) else use,
+            "resources_reason": use if isinstance(use, str) else None,
+            "other_work": None if isinstance(others, str) else others,
+            "other_work_reason": others if isinstance(others, str) else None,
+        }
+    )
 
 
 def _found(
     folder: RunFolder, plan: EnginePlan, steps: Sequence[Step], environment: Environment | None
-) -> ResourceUse | str:
+) -> tuple[ResourceUse | str, OtherWork | str]:
     inside = _inside(plan.window, steps)
     spans = tuple(Span(step.ended_s - step.step_time_s, step.ended_s) for step in inside if step.ended_s is not None)
     if len(spans) < len(inside):
-        return "the steps do not tell when they ended"
+        return (why := "the steps do not tell when they ended"), why
     layout = plan.recipe.layout
     try:
         sampled = read_samples(folder.resources)
     except OSError as error:
-        return f"the samples cannot be read: {error.strerror}"
+        return (why := f"the samples cannot be read: {error.strerror}"), why
+    gpus = _gpus(environment) if environment and environment.gpus else None
     work = SampledWork(
         spans=spans,
         tokens=len(spans) * layout.gbs * layout.seq_len,
         device=plan.device,
         nodes=environment.nodes if environment else (),
-        gpus=_gpus(environment) if environment and environment.gpus else None,
+        gpus=gpus,
     )
-    return summarize(sampled, work)
+    return summarize(sampled, work), find_other_work(sampled, spans, plan.device, gpus)
 
 
 def _inside(window: Window, steps: Sequence[Step]) -> list[Step]:

@@ -11,7 +11,7 @@ from llmb.metrics.parameters import parameter_count, trainable_parameters
 from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.throughput import throughput
 from llmb.metrics.window import STEADY
-from llmb.resources.records import ResourceUse
+from llmb.resources.records import OtherWork, ResourceUse
 from llmb.runs.attention import AttentionBackend
 from llmb.runs.checkpoint_report import CheckpointReport
 from llmb.runs.choices import Fp8Recipe
@@ -112,6 +112,10 @@ class Result(Record):
     """Of the steps of the window."""
     resources_reason: str | None = None
     """Why ``resources`` is None; None as well in a result of an earlier version."""
+    other_work: OtherWork | None = None
+    """Around the window; its ``disturbing`` makes a verdict soft."""
+    other_work_reason: str | None = None
+    """Why ``other_work`` is None; None as well in a result of an earlier version."""
 
     def document(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 
 from llmb.metrics.single_difference import single_difference
+from llmb.verdict.conditions import other_work
 from llmb.verdict.judgement import UNDECIDED, Finding, Measured, judgement
 from llmb.verdict.records import Condition, Interval, Reference, Verdict
 from llmb.verdict.tolerance import Tolerance
@@ -13,7 +14,8 @@ NO_SPREAD = "a single value has no interval"
 
 def judge(measured: Measured, reference: Reference, conditions: Sequence[Condition], tolerance: Tolerance) -> Verdict:
     """Whether the run is as fast as ``reference`` says, within ``tolerance``; ``conditions`` are what differs."""
-    return judgement(_finding(measured, reference, tolerance), reference, conditions, tolerance)
+    all_conditions = (*other_work([measured.disturbed]), *conditions)
+    return judgement(_finding(measured, reference, tolerance), reference, all_conditions, tolerance)
 
 
 def _finding(measured: Measured, reference: Reference, tolerance: Tolerance) -> Finding:

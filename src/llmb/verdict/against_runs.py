@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 
 from llmb.metrics.group_difference import MOST_MORE_RUNS, RunMean, decide, group_difference
-from llmb.verdict.conditions import find_conditions, merged
+from llmb.verdict.conditions import find_conditions, merged, other_work
 from llmb.verdict.judgement import UNDECIDED, Finding, Measured, judgement
 from llmb.verdict.records import Reference, Verdict
 from llmb.verdict.tolerance import Tolerance, default_tolerance
@@ -24,7 +24,8 @@ def judge(
     nodes = {node for run in counted for node in run.nodes}
     same_nodes = bool(nodes) and nodes == {node for run in baseline for node in run.nodes}
     limit = tolerance or default_tolerance("baseline", same_nodes=same_nodes)
-    conditions = find_conditions(_side(counted), _side(baseline), reference.kind)
+    disturbed = other_work((run.disturbed for run in counted), (run.disturbed for run in baseline))
+    conditions = (*disturbed, *find_conditions(_side(counted), _side(baseline), reference.kind))
     return judgement(_finding(runs, baseline, limit), reference, conditions, limit)
 
 

@@ -45,7 +45,7 @@ class UnknownCause(Record):
 
 
 class Explanation(Record):
-    """The causes by share, largest first; last those whose share is not known."""
+    """Other work first, then the causes by share, largest first; last those whose share is not known."""
 
     run: str
     """Its folder, or its log."""
@@ -110,7 +110,7 @@ def _measured(run: Evidence, baseline: Evidence | None) -> Iterator[tuple[CauseN
         item = find(run)
         if item is None:
             continue
-        if baseline is None or isinstance(item, NotKnown):
+        if baseline is None or isinstance(item, NotKnown) or cause_rules().rule(name).first:
             yield name, item
             continue
         other = find(baseline)
@@ -196,7 +196,11 @@ def _command(rule: CauseRule, words: Words) -> str:
     return rule.confirm.format_map(words)
 
 
-def _order(cause: Cause) -> tuple[float, int]:
+def _order(cause: Cause) -> tuple[bool, float, int]:
     """Equal shares in the order of the data file, in which likelier causes come first."""
     names = [rule.name for rule in cause_rules().causes]
-    return -(-1.0 if cause.share_s is None else cause.share_s), names.index(cause.name)
+    return (
+        not cause_rules().rule(cause.name).first,
+        -(-1.0 if cause.share_s is None else cause.share_s),
+        names.index(cause.name),
+    )

@@ -85,6 +85,8 @@ class Evidence:
     node_of: Mapping[int, str] = field(default_factory=dict)
     """By rank."""
     throttled: tuple[Throttle, ...] | None = None
+    disturbing: tuple[str, ...] | None = None
+    """Other work on its nodes; None if that was not looked for."""
     trained_s: float | None = None
     """All steps of the run."""
 

@@ -46,6 +46,11 @@ class NotKnown:
 Finder = Callable[[Evidence], Found | NotKnown | None]
 
 
+def other_work(run: Evidence) -> Found | None:
+    """What it costs is not known: it makes ranks slow, lets them wait for each other, and stalls steps."""
+    return Found(share_s=None, evidence=run.disturbing) if run.disturbing else None
+
+
 def slow_rank(run: Evidence) -> Found | NotKnown | None:
     """All ranks wait for a slow one; it is the one whose own layers take longer."""
     work = run.work
@@ -275,6 +280,7 @@ def _sampled_throttle(run: Evidence, sampled: Sequence[Throttle]) -> Found:
 
 
 FINDERS: Mapping[CauseName, Finder] = {
+    "other_work": other_work,
     "slow_rank": slow_rank,
     "exposed_communication": exposed_communication,
     "host_bound": host_bound,

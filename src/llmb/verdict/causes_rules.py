@@ -6,13 +6,12 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
-
 from llmb.catalogue.data_files import read_file
-from llmb.catalogue.records import Record
+from llmb.catalogue.record import Record, Threshold
 
 DATA = Path(__file__).with_name("causes.yaml")
 CauseName = Literal[
+    "other_work",
     "slow_rank",
     "exposed_communication",
     "data_bound",
@@ -35,13 +34,6 @@ CauseName = Literal[
 ]
 
 
-class Threshold(Record):
-    """A number, and why it is that."""
-
-    value: float = Field(gt=0)
-    why: str
-
-
 class CauseRule(Record):
     """A cause. ``keys``: patterns of the keys whose difference from the reference makes it one."""
 
@@ -52,6 +44,8 @@ class CauseRule(Record):
     keys: tuple[str, ...] = ()
     times_steps: bool = True
     """Whether a difference changes the time of a step."""
+    first: bool = False
+    """Whether it is named before all others, whatever they cost: it may be behind each of them."""
 
 
 class CauseFile(Record):

@@ -13,6 +13,7 @@ from llmb.verdict.records import Condition, Effect, ReferenceKind
 
 DATA = Path(__file__).with_name("conditions.yaml")
 ORDER: tuple[Effect, ...] = ("prevents", "weakens", "noted")
+OTHER_WORK = "other_work"
 Values = Mapping[str, str]
 """Conditions of one side by dotted key. A key that is missing is not known."""
 
@@ -73,6 +74,16 @@ def find_conditions(own: Values, reference: Values, kind: ReferenceKind) -> tupl
         if effect:
             found.append(Condition(key=key, own=values[0], reference=values[1], effect=effect))
     return tuple(sorted(found, key=lambda condition: (ORDER.index(condition.effect), condition.key)))
+
+
+def other_work(own: Iterable[str | None], reference: Iterable[str | None] = ()) -> tuple[Condition, ...]:
+    """What disturbed runs of either side; also the same on both sides is no equal condition."""
+    texts = [" | ".join(dict.fromkeys(filter(None, side))) or None for side in (own, reference)]
+    if texts == [None, None]:
+        return ()
+    effect = rule_of(OTHER_WORK).effect("baseline", known=False)
+    assert effect, "the data file does not ignore it"
+    return (Condition(key=OTHER_WORK, own=texts[0], reference=texts[1], effect=effect),)
 
 
 def condition_values(known: Mapping[str, object], *, unset: str | None = None) -> dict[str, str]:

@@ -22,6 +22,8 @@ class Measured:
     """Why it is no measurement; None if it is one."""
     conditions: Values = field(default_factory=dict)
     nodes: tuple[str, ...] = ()
+    disturbed: str | None = None
+    """By what other work on its nodes; None if by none that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-from llmb.verdict.conditions import differing
+from llmb.verdict.conditions import OTHER_WORK, differing
 from llmb.verdict.records import Interval, ReferenceKind, Verdict, VerdictName
 
 WINDOW = "window"
@@ -108,7 +108,10 @@ def _weaknesses(verdict: Verdict, kind: ReferenceKind) -> Iterator[str]:
         if condition.key == WINDOW and condition.own and condition.reference:
             own, other = _statistic(condition.own), _statistic(condition.reference)
             yield f"{FIGURES[kind]} is {other}, yours {own}"
-    if others := [condition for condition in weak if condition.key != WINDOW]:
+        if condition.key == OTHER_WORK:
+            sides = ((condition.own, "yours"), (condition.reference, FIGURES[kind]))
+            yield from (f"other work beside {whose}: {what}" for what, whose in sides if what)
+    if others := [condition for condition in weak if condition.key not in (WINDOW, OTHER_WORK)]:
         yield differing(others)
     if kind == "published":
         yield "a soft verdict: a single published figure has no spread"

@@ -4,6 +4,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,11 +42,14 @@ def test_a_run_tells_what_its_window_used(
     """Its steps last until they are sampled: on a busy machine the sampler, of the lowest priority, has to wait."""
     for name, value in slowed(Slow("sampled", rank=0)).items():
         monkeypatch.setenv(name, value)
-    run = start(*LLAMA, *OFTEN, "--steps", "10", "--json", python=forked_python)
-    out, talk = run.process.communicate()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        run = start(*LLAMA, *OFTEN, "--steps", "10", "--json", python=forked_python)
+        out, talk = run.process.communicate()
+        busy.kill()
     assert run.process.returncode == 0, talk
     result = json.loads(out)
     assert result["resources_reason"] is None
+    assert any("other processes used" in each for each in result["other_work"]["disturbing"]), result["other_work"]
     use = ResourceUse.model_validate(result["resources"])
     (host,) = use.hosts
     assert host.node == os.uname().nodename

@@ -48,6 +48,7 @@ def result_of_log(
         window=outcome.window if times and outcome.window and outcome.window.rule == STEADY else None,
         profile=profile,
         resources_reason=NOT_SAMPLED,
+        other_work_reason=NOT_SAMPLED,
         **(figures_of(plan, times.mean) if times else {}),
     )
 
