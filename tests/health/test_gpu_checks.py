@@ -23,10 +23,10 @@ from llmb.health.facts.gpus import (
     parse_unwell,
     read_gpus,
 )
-from llmb.health.facts.source import Said
 from llmb.health.records import Check, NotChecked
 from llmb.health.rules import names_of, rules
 from llmb.health.wanted import Wanted
+from llmb.tools import Said
 
 CATALOGUE = Catalogue().gpus
 H100 = Wanted(catalogue=CATALOGUE, gpu=CATALOGUE["h100"], gpu_type_by="--gpu-type", gpus=8, gpus_by="--gpus")

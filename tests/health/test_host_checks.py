@@ -12,7 +12,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.health.checks.network import network_checks
 from llmb.health.checks.system import cpu_checks, kernel_checks, limit_checks, memory_checks
 from llmb.health.facts.network import read_network
-from llmb.health.facts.source import Said, Source
+from llmb.health.facts.source import Source
 from llmb.health.facts.system import (
     CpuFacts,
     LimitFacts,
@@ -27,6 +27,7 @@ from llmb.health.facts.system import (
 from llmb.health.records import Check, NotChecked
 from llmb.health.rules import Finding, names_of, rules
 from llmb.health.wanted import Wanted
+from llmb.tools import Said
 
 CATALOGUE = Catalogue().gpus
 PUBLIC = """4: eth1    inet 8.8.8.8/24 brd 8.8.8.255 scope global eth1

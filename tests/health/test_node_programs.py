@@ -25,11 +25,12 @@ from llmb.health.facts.clock import read_clock
 from llmb.health.facts.container import EnrootFolder, expanded, read_containers
 from llmb.health.facts.disk import DiskFacts, Mount, Rates, mount_of, read_disk
 from llmb.health.facts.software import read_software
-from llmb.health.facts.source import Missing, Said, Source, ask_program
+from llmb.health.facts.source import Missing, Source
 from llmb.health.records import Check, NotChecked
 from llmb.health.rules import Finding, names_of, rule_of, rules
 from llmb.health.wanted import Wanted
 from llmb.schedulers.port import NodeState, Plugin, SchedulerSetup
+from llmb.tools import Said, ask_program
 
 AREAS = ("scheduler", "container", "disk", "software", "clock")
 PYTHON = "/opt/llmb/bin/python"

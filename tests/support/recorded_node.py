@@ -5,8 +5,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmb.health.facts.source import Said, Source
+from llmb.health.facts.source import Source
 from llmb.runs.gpu_states import QUERIES
+from llmb.tools import Said
 
 GPUS = 8
 LINKS = 18

@@ -4,7 +4,6 @@
 import ctypes
 import os
 import platform
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from llmb.runs.environment import Environment, GpuState
 from llmb.runs.gpu_states import QUERIES, NodeGpus, command, of_run, parse_states
 from llmb.runs.host import host_name
 from llmb.secrets import without_secrets
+from llmb.tools import ask_program
 
 RECORDED = ("NCCL_", "CUDA_", "TORCH_", "OMP_", "GOMP_", "MKL_", "GLOO_", "LLMB_", "SLURM_", "PYTORCH_", "NVIDIA_")
 QUERY_S = 20.0
@@ -70,12 +70,11 @@ def cudnn_text(version: int | None) -> str | None:
 def node_gpus(node: str) -> NodeGpus:
     """All GPUs that nvidia-smi shows on this node; none if it is not here or fails."""
     for fields in QUERIES:
-        try:
-            done = subprocess.run(command(fields), capture_output=True, text=True, timeout=QUERY_S, check=False)
-        except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        said = ask_program(command(fields), QUERY_S)
+        if said.code is None:
             break
-        if done.returncode == 0:
-            return parse_states(done.stdout, fields, node)
+        if said.code == 0:
+            return parse_states(said.text, fields, node)
     return NodeGpus(None, ())
 
 

@@ -2,8 +2,8 @@
 """What an installer sees of the machine that it runs on, and of its scheduler."""
 
 import platform
+import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,11 +19,13 @@ from llmb.errors import EnvironmentProblem, InfrastructureError
 from llmb.schedulers.lookup import QUEUE, find_scheduler
 from llmb.schedulers.port import Offer
 from llmb.site.machine import gpu_type_of, this_machine
+from llmb.tools import ask_program
 
 BUILDS = Path(__file__).with_name("torch_builds.yaml")
 PROGRAMS = ("sinfo", "uv", "conda", "enroot", "apptainer")
 DRIVER = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 DRIVER_LIMIT_S = 30
+MAJOR = re.compile(r"[0-9]{1,6}")
 
 
 class TorchBuild(Record):
@@ -96,9 +98,6 @@ def look_around(catalogue: Catalogue) -> Surroundings:
 
 
 def _driver() -> int | None:
-    try:
-        done = subprocess.run(DRIVER, capture_output=True, text=True, timeout=DRIVER_LIMIT_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    major = done.stdout.strip().partition(".")[0]
-    return int(major) if major.isdecimal() else None
+    said = ask_program(DRIVER, DRIVER_LIMIT_S)
+    major = "" if said.problem else said.text.strip().partition(".")[0]
+    return int(major) if MAJOR.fullmatch(major) else None

@@ -19,6 +19,7 @@ from llmb.install.package import llmb_requirement
 from llmb.install.questions import has_gpus
 from llmb.install.state import Journal, put_file
 from llmb.runs.parent_death import PARENT_DEATH
+from llmb.tools import ask_program
 
 FOLDER = "environment"
 RECORD = "llmb_environment.json"
@@ -163,22 +164,17 @@ def _name(command: Sequence[str]) -> str:
 def proven(python: Path, answers: Answers) -> Contents:
     """What a Python has of what runs need. Raises EnvironmentProblem if it lacks something, or torch is for no GPU."""
     wanted = ["llmb"] if answers.torch == NONE else ["llmb", "torch"]
-    try:
-        done = subprocess.run(
-            [str(python), "-c", PROOF, *wanted],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PROOF_LIMIT_S,
-            check=False,
-        )
-        found = Contents.model_validate(json.loads(done.stdout)) if done.returncode == 0 else None
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        raise EnvironmentProblem(f"this Python does not run: {error}", where=str(python)) from error
-    if found is None:
-        said = done.stderr.strip().splitlines()[-1:] or ["no output"]
+    said = ask_program([str(python), "-c", PROOF, *wanted], PROOF_LIMIT_S, cwd=None)
+    if said.code is None:
+        raise EnvironmentProblem(f"this Python does not run: {said.problem}", where=str(python))
+    if said.code:
+        last = said.errors.strip().splitlines()[-1:] or ["no output"]
         do = f"give a Python that has {' and '.join(wanted)}, or let one be made: --environment venv"
-        raise EnvironmentProblem(f"this Python cannot be used: {said[0]}", where=str(python), do=do)
+        raise EnvironmentProblem(f"this Python cannot be used: {last[0]}", where=str(python), do=do)
+    try:
+        found = Contents.model_validate(json.loads(said.text))
+    except (ValueError, RecursionError) as error:
+        raise EnvironmentProblem(f"this Python does not run: {error}", where=str(python)) from error
     if found.llmb != __version__:
         do = f"install llmb {__version__} there, or call the llmb of that Python"
         raise EnvironmentProblem(

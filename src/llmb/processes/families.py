@@ -8,9 +8,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from llmb.tools import ask_program
+
 PROC = Path("/proc")
 PROCESSES = ["ps", "-A", "-o", "pid=,ppid=,stat="]
 """Where there is no /proc, as on macOS. Small images have no ps."""
+PS_LIMIT_S = 30
 BEGAN = 19
 """Of the fields of ``stat`` after the name of the program."""
 BETWEEN_S = 0.5
@@ -95,7 +98,7 @@ def _by_proc() -> Iterator[tuple[int, int, str]]:
 
 
 def _by_ps() -> Iterator[tuple[int, int, str]]:
-    listing = subprocess.run(PROCESSES, capture_output=True, text=True, check=False).stdout
-    for line in listing.splitlines():
-        child, parent, state = line.split()
-        yield int(child), int(parent), state
+    for line in ask_program(PROCESSES, PS_LIMIT_S).text.splitlines():
+        fields = line.split()
+        if len(fields) == 3 and fields[0].isdecimal() and fields[1].isdecimal():
+            yield int(fields[0]), int(fields[1]), fields[2]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nsight Systems, whatever the program that it records: its options, and its reports exported."""
 
-import subprocess
 from pathlib import Path
 
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import profile_file
+from llmb.tools import ask_program
 from llmb.traces.files import SQLITE_END
 
 NSYS = "nsys"
@@ -39,10 +39,5 @@ def export_report(plan: Plan, folder: RunFolder) -> str | None:
 def _export(report: Path) -> str | None:
     target = report.with_suffix(SQLITE_END)
     command = [NSYS, "export", "--type=sqlite", "--force-overwrite=true", f"--output={target}", str(report)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=EXPORT_LIMIT_S, check=False)
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"{report.name} could not be exported: {error}"
-    if done.returncode:
-        return f"{report.name} could not be exported: {(done.stderr or done.stdout).strip() or done.returncode}"
-    return None
+    said = ask_program(command, EXPORT_LIMIT_S, cwd=None)
+    return f"{report.name} could not be exported: {said.problem}" if said.problem else None

@@ -2,12 +2,12 @@
 """The git commit of the llmb that runs: of its checkout, or as it was recorded when llmb was built or installed."""
 
 import json
-import subprocess
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import NamedTuple
 
 import llmb
+from llmb.tools import ask_program
 
 PACKAGE = Path(llmb.__file__).resolve().parent
 COMMIT_FILE = "commit.txt"
@@ -103,8 +103,5 @@ def _reference(git: Path, common: Path, name: str) -> str:
 def _is_modified(checkout: Path, package: Path) -> bool | None:
     """Whether a file of the package differs from the commit, or is not in it; None if git does not tell."""
     command = ["git", "--no-optional-locks", "-C", str(checkout), "status", "--porcelain", "--", str(package)]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return bool(done.stdout.strip()) if done.returncode == 0 else None
+    said = ask_program(command, PATIENCE_S)
+    return None if said.problem else bool(said.text.strip())

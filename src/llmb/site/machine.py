@@ -4,7 +4,6 @@
 import fnmatch
 import os
 import shutil
-import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,9 +12,12 @@ from llmb.catalogue.records import Gpu, Recipe
 from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, resolve
 from llmb.errors import EnvironmentProblem
 from llmb.runs.plan import Plan
+from llmb.tools import ask_program
 
 QUERY = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
 QUERY_LIMIT_S = 30
+MOST_GPUS = 1024
+"""What is more is no list of GPUs."""
 DETECTED = "detected"
 
 
@@ -41,11 +43,10 @@ def _gpu_names() -> tuple[str, ...]:
     """Empty without a driver. CUDA_VISIBLE_DEVICES counts as the workers will count it."""
     if shutil.which(QUERY[0]) is None:
         return ()
-    try:
-        found = subprocess.run(QUERY, capture_output=True, text=True, timeout=QUERY_LIMIT_S, check=True).stdout
-    except (subprocess.SubprocessError, OSError):
+    said = ask_program(QUERY, QUERY_LIMIT_S)
+    if said.problem:
         return ()
-    names = tuple(line.strip() for line in found.splitlines() if line.strip())
+    names = tuple(line.strip() for line in said.text.splitlines() if line.strip())[:MOST_GPUS]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return names if visible is None else visible_names(names, visible)
 

@@ -120,3 +120,12 @@ def test_a_command_that_cannot_be_started_is_named(
     (tmp_path / "bin" / "squeue").write_bytes(b"\x7fELF of another machine")
     with pytest.raises(EnvironmentProblem, match="squeue cannot be started: Exec format error"):
         controller_states(["1"])
+
+
+@pytest.mark.parametrize("printed", ["", "garbage", "12 13", "9" * 100, "-1"])
+def test_what_is_no_id_of_a_job_is_no_success(program: Program, tmp_path: Path, printed: str) -> None:
+    program("sbatch", f"echo '{printed}'")
+    with pytest.raises(InfrastructureError, match="did not answer with the id of a job"):
+        submit(tmp_path / "script", os.environ)
+    program("sbatch", "echo note; echo '4711;cluster'")
+    assert submit(tmp_path / "script", os.environ) == ("4711", "cluster")

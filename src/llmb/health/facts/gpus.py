@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from llmb.health.facts.source import Missing, Said, Source
+from llmb.health.facts.source import Missing, Source
 from llmb.runs.gpu_states import PROGRAM, QUERIES, NodeGpus, command, parse_states
+from llmb.tools import Said
 
 LIMIT_S = 30.0
 """For one query: without persistence mode it waits for the driver."""

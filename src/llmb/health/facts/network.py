@@ -5,7 +5,8 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from llmb.health.facts.source import Missing, Said, Source
+from llmb.health.facts.source import Missing, Source
+from llmb.tools import Said
 
 NET, RDMA = "/sys/class/net", "/sys/class/infiniband"
 LIMIT_S = 10.0

@@ -3,12 +3,13 @@
 
 import os
 import socket
-import subprocess
 from pathlib import Path
 
 from llmb.runs.record import Process
+from llmb.tools import ask_program
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
+PS_LIMIT_S = 30
 START_FIELD = 19
 """Of /proc/<pid>/stat behind the name: ticks since the boot."""
 
@@ -32,7 +33,7 @@ def started(pid: int) -> str | None:
     stat = Path(f"/proc/{pid}/stat")
     if not Path("/proc/self/stat").exists():
         listing = ["ps", "-o", "lstart=", "-p", str(pid)]
-        return subprocess.run(listing, capture_output=True, text=True, check=False).stdout.strip() or None
+        return ask_program(listing, PS_LIMIT_S).text.strip() or None
     try:
         fields = stat.read_text().rpartition(")")[2].split()
     except OSError:

@@ -2,12 +2,13 @@
 """Slurm's own commands, called with argument lists and read in their text formats."""
 
 import re
-import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem, InfrastructureError, UsageError
 from llmb.secrets import without_secrets
+from llmb.shown_text import printable
+from llmb.tools import Said, ask_program
 
 TIME_OUT_S = 60
 """A command waits 9 s for a controller that does not answer, sbatch twice that."""
@@ -18,6 +19,8 @@ NO_CONFIGURATION = re.compile(
     r"establish a configuration source|Unable to process (configuration|slurm\.conf) file|cannot stat file", re.I
 )
 NO_JOB = "Invalid job id"
+SUBMITTED = re.compile(r"(?P<job_id>[0-9]{1,20})(?:;(?P<cluster>\S+))?", re.ASCII)
+MOST_SHOWN = 80
 SPEAKER = re.compile(r"^\w+: ((error|fatal): )?")
 # sbatch reads SBATCH_ before the script, and a job inherits what the submitting one was given.
 USER_TOKEN = "SLURM_JWT"  # noqa: S105 (its name, not a token)
@@ -41,11 +44,14 @@ def submit(
     kept = submitting_environment(environ, secrets)
     hidden = [not_exported(USER_TOKEN)] if USER_TOKEN in kept else []
     done = call(["sbatch", "--parsable", *hidden, *arguments, str(script)], kept, held=held)
-    if done.returncode:
+    if done.code:
         do = "correct the options or cluster_config.yaml; --dry-run prints the batch script"
         raise UsageError(f"Slurm rejected the job: {message(done)}", do=do)
-    job_id, _, cluster = done.stdout.strip().splitlines()[-1].partition(";")
-    return job_id, cluster or None
+    found = SUBMITTED.fullmatch("".join(done.text.strip().splitlines()[-1:]))
+    if found is None:
+        what = f"sbatch did not answer with the id of a job, but with '{printable(done.text.strip()[:MOST_SHOWN])}'"
+        raise InfrastructureError(what, do="see 'squeue --me'; 'llmb jobs refresh' finds a job that was queued")
+    return found["job_id"], found["cluster"]
 
 
 def not_exported(name: str) -> str:
@@ -58,39 +64,28 @@ def call(
     environ: Mapping[str, str] | None = None,
     time_out_s: float = TIME_OUT_S,
     held: Sequence[int] = (),
-) -> subprocess.CompletedProcess[str]:
+) -> Said:
     """Runs one of Slurm's commands.
 
     Raises EnvironmentProblem where this machine has no Slurm or none that is configured, InfrastructureError where the
     controller is down.
     """
-    try:
-        done = subprocess.run(
-            command,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=time_out_s,
-            pass_fds=held,
-            check=False,
-        )
-    except FileNotFoundError as error:
+    said = ask_program(command, time_out_s, environ=environ, held=held, cwd=None)
+    if said.code == 0:
+        return said
+    problem = said.problem or ""
+    if said.not_here:
         do = "call llmb where Slurm's commands are, such as a login node; or use 'llmb run' here"
-        raise EnvironmentProblem(f"{command[0]} is not on this machine", do=do) from error
-    except OSError as error:
+        raise EnvironmentProblem(problem, do=do)
+    _raise_unless_configured(said.errors)
+    if said.timed_out:
+        raise InfrastructureError(problem, do="try again")
+    if said.code is None:
         do = "look at the file that 'command -v' names; a login node has Slurm's own"
-        raise EnvironmentProblem(f"{command[0]} cannot be started: {error.strerror}", do=do) from error
-    except subprocess.TimeoutExpired as error:
-        said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr or ""
-        _raise_unless_configured(said)
-        raise InfrastructureError(f"{command[0]} did not answer within {time_out_s:.0f} s", do="try again") from error
-    if done.returncode:
-        _raise_unless_configured(done.stderr)
-        if DOWN.search(done.stderr):
-            raise InfrastructureError(f"Slurm does not answer: {message(done)}", do="try again, or see 'scontrol ping'")
-    return done
+        raise EnvironmentProblem(problem, do=do)
+    if DOWN.search(said.errors):
+        raise InfrastructureError(f"Slurm does not answer: {message(said)}", do="try again, or see 'scontrol ping'")
+    return said
 
 
 def _raise_unless_configured(said: str) -> None:
@@ -112,8 +107,8 @@ def submitting_environment(environ: Mapping[str, str], secrets: Collection[str] 
     return harmless | {name: environ[name] for name in (*KEPT, *secrets) if name in environ}
 
 
-def message(done: "subprocess.CompletedProcess[str]") -> str:
-    return last_lines(done.stderr) or f"exit code {done.returncode} with no output"
+def message(said: Said) -> str:
+    return last_lines(said.errors) or f"exit code {said.code} with no output"
 
 
 def last_lines(said: str) -> str:

@@ -19,9 +19,9 @@ def read_nodes(listed: str | None, partition: str | None, time_out_s: float) -> 
     wanted = _listed(listed) if listed is not None else _of_partition(partition, time_out_s)
     names = list(dict.fromkeys(wanted))
     done = call(["scontrol", "--oneliner", "show", "node", compress(names)], time_out_s=time_out_s)
-    found = parse_nodes(done.stdout)
+    found = parse_nodes(done.text)
     if missing := [name for name in names if name not in found]:
-        if done.returncode and ABSENT not in f"{done.stderr}{done.stdout}":
+        if done.code and ABSENT not in f"{done.errors}{done.text}":
             raise InfrastructureError(f"Slurm does not show its nodes: {message(done)}", do="try again")
         do = "'sinfo -N' lists the nodes of this cluster"
         raise UsageError(f"this cluster has no node {compress(missing)}", do=do)
@@ -43,9 +43,9 @@ def _listed(text: str) -> list[str]:
 
 def _of_partition(partition: str | None, time_out_s: float) -> list[str]:
     done = call(["sinfo", "--noheader", "--format=%R|%N"], time_out_s=time_out_s)
-    if done.returncode:
+    if done.code:
         raise InfrastructureError(f"sinfo failed: {message(done)}", do="try again, or see 'scontrol ping'")
-    rows = [line.partition("|")[::2] for line in done.stdout.splitlines() if "|" in line]
+    rows = [line.partition("|")[::2] for line in done.text.splitlines() if "|" in line]
     if partition and partition not in {name for name, _ in rows}:
         raise unknown("partition", partition, sorted({name for name, _ in rows}))
     return [node for name, nodes in rows if partition in (None, name) for node in expand(nodes.strip())]

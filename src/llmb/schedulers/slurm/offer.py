@@ -25,9 +25,9 @@ _ARCHITECTURE = re.compile(r"\bArch=(\S+)")
 def slurm_offer() -> Offer:
     """Raises InfrastructureError where Slurm does not answer, EnvironmentProblem if it is not on this machine."""
     done = call(SINFO)
-    if done.returncode:
+    if done.code:
         raise InfrastructureError(f"sinfo failed: {message(done)}", do="try again, or see 'scontrol ping'")
-    groups = _groups(done.stdout)
+    groups = _groups(done.text)
     accounts, default = _accounts()
     return Offer(partitions=partitions(groups, _architectures(groups)), accounts=accounts, default_account=default)
 
@@ -83,7 +83,7 @@ def _architectures(groups: Iterable[tuple[str, int, str, str]]) -> dict[str, str
         return {}
     done = call(["scontrol", "show", "node", "--oneliner", ",".join(sample)])
     found = {}
-    for line in done.stdout.splitlines():
+    for line in done.text.splitlines():
         node, architecture = _NODE.search(line), _ARCHITECTURE.search(line)
         if node and architecture:
             found[node[1]] = architecture[1]
@@ -99,7 +99,7 @@ def _accounts() -> tuple[tuple[str, ...] | None, str | None]:
         default = call([*query, "user", user, "format=defaultaccount"])
     except (KeyError, InfrastructureError):
         return None, None
-    if mine.returncode or default.returncode:
+    if mine.code or default.code:
         return None, None
-    names = tuple(dict.fromkeys(filter(None, mine.stdout.split())))
-    return names, next(iter(default.stdout.split()), None)
+    names = tuple(dict.fromkeys(filter(None, mine.text.split())))
+    return names, next(iter(default.text.split()), None)

@@ -2,7 +2,6 @@
 """Queries Slurm for many jobs with few calls, to keep the load on the controller low."""
 
 import os
-import subprocess
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
@@ -18,6 +17,7 @@ from llmb.schedulers.slurm.job_state import (
     parse_accounts,
     parse_queue,
 )
+from llmb.tools import Said
 
 IDS_PER_CALL = 1000
 NO_FIELD = "Invalid field requested"
@@ -46,7 +46,7 @@ def accounted_states(job_ids: Sequence[str], time_out_s: float = TIME_OUT_S) -> 
     found: dict[str, SlurmJob] = {}
     for ids in _batches(job_ids):
         done, accounts = _accounts(["-j", ids], time_out_s)
-        if done.returncode and NO_ACCOUNTS in done.stderr:
+        if done.code and NO_ACCOUNTS in done.errors:
             return {}
         _check(done, "accounting does not answer")
         found.update(accounts)
@@ -57,39 +57,37 @@ def own_accounts(since_s: float, time_out_s: float = TIME_OUT_S) -> list[SlurmJo
     """All of this user's jobs since then that are in accounting; none if there is none, or it does not answer."""
     since = datetime.fromtimestamp(since_s - 60).strftime("%Y-%m-%dT%H:%M:%S")  # local time, as Slurm takes it
     done, accounts = _accounts(["-S", since], time_out_s)
-    return list(accounts.values()) if done.returncode == 0 else []
+    return list(accounts.values()) if done.code == 0 else []
 
 
 def cancel_jobs(job_ids: Sequence[str]) -> None:
     """Raises UsageError if Slurm does not cancel one of them; jobs that have ended are no error."""
     for ids in _batches(job_ids):
         done = call(["scancel", *ids.split(",")])
-        if done.returncode and NO_JOB not in done.stderr:
+        if done.code and NO_JOB not in done.errors:
             raise UsageError(f"Slurm does not cancel: {message(done)}")
 
 
-def _accounts(
-    which: Sequence[str], time_out_s: float
-) -> "tuple[subprocess.CompletedProcess[str], dict[str, SlurmJob]]":
+def _accounts(which: Sequence[str], time_out_s: float) -> tuple[Said, dict[str, SlurmJob]]:
     """What sacct answers, and the jobs in it. Before 21.08 it does not know the submit line, but the working folder."""
     for fields in (SACCT_FIELDS, SACCT_FIELDS_BEFORE_21_08):
         command = ["sacct", "-X", "-D", "-n", "-P", f"--delimiter={FIELD}", *which, "-o", fields]
         done = call(command, _environ(), time_out_s)
-        if not (done.returncode and NO_FIELD in done.stderr):
+        if not (done.code and NO_FIELD in done.errors):
             break
-    return done, parse_accounts(done.stdout, fields)
+    return done, parse_accounts(done.text, fields)
 
 
 def _queue(which: Sequence[str], time_out_s: float) -> dict[str, SlurmJob]:
     done = call(["squeue", "-h", "-r", "-t", "all", *which, "-O", SQUEUE_FIELDS], _environ(), time_out_s)
-    if done.returncode and NO_JOB in done.stderr:
+    if done.code and NO_JOB in done.errors:
         return {}
     _check(done, "Slurm does not report its jobs")
-    return parse_queue(done.stdout)
+    return parse_queue(done.text)
 
 
-def _check(done: "subprocess.CompletedProcess[str]", what: str) -> None:
-    if done.returncode:
+def _check(done: Said, what: str) -> None:
+    if done.code:
         raise InfrastructureError(f"{what}: {message(done)}", do="try again, or see 'scontrol ping'")
 
 

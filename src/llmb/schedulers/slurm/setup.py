@@ -42,9 +42,9 @@ def read_setup(node: str, time_out_s: float) -> SchedulerSetup:
     """Of the cluster that this machine belongs to. Raises EnvironmentProblem without one, InfrastructureError if its
     controller does not answer."""
     done = call(["scontrol", "show", "config"], time_out_s=time_out_s)
-    if done.returncode:
+    if done.code:
         raise InfrastructureError(f"Slurm does not show its configuration: {message(done)}")
-    settings = parse_settings(done.stdout)
+    settings = parse_settings(done.text)
     traits = {
         **traits_of(settings),
         **mpi_trait(_said(["srun", "--mpi=list"], time_out_s), settings.get("MpiDefault", "")),
@@ -63,7 +63,7 @@ def _said(command: Sequence[str], time_out_s: float) -> str:
         done = call(command, time_out_s=time_out_s)
     except LlmbError:
         return ""
-    return "" if done.returncode else f"{done.stdout}\n{done.stderr}"
+    return "" if done.code else f"{done.text}\n{done.errors}"
 
 
 def parse_settings(text: str) -> dict[str, str]:
