@@ -14,13 +14,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmb.metrics.group_difference import RunMean, decide, group_difference
+from llmb.metrics.group_difference import RunMean, decide, group_difference, known_spread
 from llmb.metrics.statistics import describe
 
 DATA = Path(__file__).parent / "data" / "step_series.json"
@@ -36,9 +37,32 @@ ORDER = 5
 """Steps that an autoregression looks back."""
 START = 60
 """Steps before the first one, so that it is like the others."""
+BETWEEN, WITHIN = (0.003, 0.01), (CV, 0.02)
+"""Spreads of runs and of steps in the grid."""
 Floats = NDArray[Any]
 Noise = Callable[[np.random.Generator, int, int], Floats]
 """From a number of runs and of steps to noise of mean 0 and about unit variance, one run per row."""
+
+
+class Cell(NamedTuple):
+    """Runs on each side, and earlier runs from which their spread is known."""
+
+    name: str
+    before: int
+    after: int
+    earlier: int = 0
+
+
+GRID = (
+    Cell("1 and 1 runs, soft", 1, 1),
+    Cell("1 and 1 runs, 3 earlier ones", 1, 1, 3),
+    Cell("1 and 1 runs, 5 earlier ones", 1, 1, 5),
+    Cell("1 and 3 runs", 1, 3),
+    Cell("1 and 5 runs", 1, 5),
+    Cell("3 and 3 runs", 3, 3),
+    Cell("3 and 5 runs", 3, 5),
+    Cell("5 and 5 runs", 5, 5),
+)
 
 
 @dataclass(frozen=True)
@@ -66,10 +90,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=10_000, help="simulations of each case (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=SEED, help="of the random numbers (default: %(default)s)")
+    parser.add_argument("--grid", action="store_true", help="only the table of numbers of runs and spreads")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args()
     cases = []
-    for case in measure(options.repeats, options.seed):
+    for case in (measure_grid if options.grid else measure)(options.repeats, options.seed):
         cases.append(case)
         if not options.json:
             sys.stdout.write(f"{_row(case)}\n")
@@ -83,7 +108,7 @@ def main() -> None:
 def _row(case: Case) -> str:
     bounds = [f">= {case.least:.0%}" if case.least else "", f"<= {case.most:.0%}" if case.most is not None else ""]
     target = " and ".join(filter(None, bounds)) or "-"
-    return f"{case.question:34} {case.case:46} {case.share:7.2%}  {target:18} {'ok' if case.met else 'MISSED'}"
+    return f"{case.question:34} {case.case:72} {case.share:7.2%}  {target:18} {'ok' if case.met else 'MISSED'}"
 
 
 def measure(repeats: int, seed: int = SEED, lengths: Sequence[int] = LENGTHS) -> Iterator[Case]:
@@ -92,6 +117,7 @@ def measure(repeats: int, seed: int = SEED, lengths: Sequence[int] = LENGTHS) ->
     yield from _intervals_of_a_difference(rng, repeats)
     yield from _false_alarms(rng, repeats)
     yield from _slow_downs(rng, repeats)
+    yield from measure_grid(max(1, repeats // 2), seed)
     yield from _suggested_runs(rng, max(1, repeats // 4))
 
 
@@ -150,6 +176,33 @@ def _slow_downs(rng: np.random.Generator, repeats: int) -> Iterator[Case]:
             yield Case("slow-down of 3 % found", case, found / repeats, repeats, least=0.95)
 
 
+def measure_grid(repeats: int, seed: int = SEED) -> Iterator[Case]:
+    """By number of runs and by spread: equal sides that seem to differ, and slow-downs that are found."""
+    rng = np.random.default_rng(seed)
+    for cell in GRID:
+        for noise in ("independent", "autocorrelated (0.5)"):
+            for between, cv in product(BETWEEN, WITHIN):
+                case = f"{cell.name}, {noise}, {100 * between:g} % apart, CV {100 * cv:g} %"
+                decide_all = partial(_decisions, rng, cell, _noises()[noise], repeats, between, cv)
+                equal, slower = decide_all(1.0), decide_all(SLOWER)
+                alarms = sum(name in ("regressed", "improved") for name in equal) / repeats
+                yield Case("equal, seem to differ", case, alarms, repeats, most=0.05)
+                found = sum(name == "regressed" for name in slower) / repeats
+                yield Case("3 % slower, found", case, found, repeats)
+
+
+def _decisions(
+    rng: np.random.Generator, cell: Cell, noise: Noise, repeats: int, between: float, cv: float, factor: float
+) -> Iterator[str]:
+    alone = cell.before == cell.after == 1
+    earlier = _pairs(rng, noise, repeats, cell.earlier, 0, between=between, cv=cv) if cell.earlier else None
+    for groups in _pairs(
+        rng, noise, repeats, cell.before, cell.after, between=between, factor=factor, cv=cv, with_intervals=alone
+    ):
+        known = known_spread([run.mean_s for run in next(earlier)[0]]) if earlier else None
+        yield decide(group_difference(*groups, known=known), TOLERANCE_PCT).verdict
+
+
 def _suggested_runs(rng: np.random.Generator, repeats: int) -> Iterator[Case]:
     """How many inconclusive comparisons are decided by as many more runs as are suggested; 80 % are aimed at."""
     noise, asked, decided = _noises()["independent"], 0, 0
@@ -174,12 +227,17 @@ def _pairs(
     between: float,
     factor: float = 1.0,
     steps: int = 10,
+    cv: float = CV,
+    with_intervals: bool = False,
 ) -> Iterator[tuple[list[RunMean], list[RunMean]]]:
     """Two groups of runs, the second one slower by ``factor``; ``between`` is the spread of their levels."""
-    within = 1 + CV * noise(rng, repeats * (before + after), steps).mean(axis=1)
-    means = within * np.exp(between * rng.standard_normal(len(within)))
-    for row in means.reshape(repeats, before + after).tolist():
-        yield [RunMean(10 * mean) for mean in row[:before]], [RunMean(10 * factor * mean) for mean in row[before:]]
+    count = before + after
+    times = 10 * (1 + cv * noise(rng, repeats * count, steps))
+    times *= np.exp(between * rng.standard_normal(len(times)))[:, None]
+    for rows in times.reshape(repeats, count, steps):
+        rows[before:] *= factor
+        runs = [RunMean(float(row.mean()), describe(row.tolist()).ci95 if with_intervals else None) for row in rows]
+        yield runs[:before], runs[before:]
 
 
 def _ar1(rng: np.random.Generator, runs: int, steps: int, *, phi: float, skewed: bool) -> Floats:

@@ -14,7 +14,7 @@ from typing import Any
 from llmb.analysis.compare_runs import compare_runs
 from llmb.analysis.comparison import Comparison
 from llmb.analysis.copies import with_copies
-from llmb.analysis.find_runs import find_ended_runs, find_sides
+from llmb.analysis.find_runs import earlier_runs, find_ended_runs, find_sides
 from llmb.analysis.judge_run import Against, judge_runs
 from llmb.analysis.parsed_run import known_run
 from llmb.catalogue.load import Catalogue
@@ -147,7 +147,8 @@ def compare(
     limit = given_tolerance(tolerance, "tolerance")
     install = chosen_root(os.environ, Path.cwd()).path
     sides = find_sides(str(before), None if after is None else str(after), install, on_message)
-    return compare_runs(*sides, vary=vary, tolerance_pct=limit and limit.pct)
+    earlier = earlier_runs(install, on_message)
+    return compare_runs(*sides, vary=vary, tolerance_pct=limit and limit.pct, earlier=earlier)
 
 
 def _known(options: Mapping[str, Any], request: type, workload: str, size: str, *more: type) -> dict[str, Any]:

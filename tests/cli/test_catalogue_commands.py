@@ -89,7 +89,7 @@ def test_a_proxy_has_no_time_to_train() -> None:
     assert "proxy" in metrics["reasons"]["days_per_1t_tokens"]
 
 
-@pytest.mark.parametrize("step_time", ["0", "-1", "nan"])
+@pytest.mark.parametrize("step_time", ["0", "-1", "nan", "inf", "1e-320"])
 def test_an_impossible_step_time_is_refused(step_time: str) -> None:
     done = llmb("metrics", *SHOW[1:], "--step-time", step_time)
     assert done.returncode == 2

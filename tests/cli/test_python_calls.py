@@ -115,7 +115,15 @@ def test_a_run_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (published.verdict, published.reference and published.reference.kind) == ("pass", "published")
     assert llmb.judge(str(folder), tolerance=0.1).verdict == "regressed"
     other = write_run(tmp_path / "before", gpu_record(), times_around(12.3))
-    assert llmb.judge(tmp_path / "runs", against=other).sentence.startswith("as fast as the baseline")
+    alone = llmb.judge(tmp_path / "runs", against=other)
+    assert alone.sentence.startswith("inconclusive: as fast as the baseline")
+    experiment = tmp_path / "workloads" / "w" / "experiments" / "e"
+    for mean_s in (12.3, 12.31, 12.29):
+        write_run(experiment, gpu_record(), times_around(mean_s))
+    known = llmb.judge(tmp_path / "runs", against=other)
+    assert (known.verdict, known.soft) == ("pass", False)
+    assert known.reason == "one run on each side: repeats differ as much as 3 earlier runs did"
+    assert llmb.compare(tmp_path / "runs", other).rows[0].earlier_runs == 3
     write_run(tmp_path / "runs", gpu_record(), times_around(12.3))
     with pytest.raises(UsageError, match="2 verdicts"):
         llmb.judge(tmp_path / "runs")

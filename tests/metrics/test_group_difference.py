@@ -13,6 +13,7 @@ from llmb.metrics.group_difference import (
     RunMean,
     decide,
     group_difference,
+    known_spread,
     more_runs,
 )
 
@@ -46,14 +47,46 @@ def test_groups_of_unequal_size_may_have_unequal_spread():
     assert high > 100
 
 
-def test_one_run_on_each_side_takes_the_intervals_of_the_steps():
+def test_one_run_on_each_side_takes_the_intervals_of_the_steps_and_an_assumed_spread():
     before, after = RunMean(10.0, (9.97, 10.03)), RunMean(10.5, (10.46, 10.54))
     found = group_difference([before], [after])
-    half = math.hypot(0.03 / 10, 0.04 / 10.5)
-    assert found.ci95_pct == pytest.approx([100 * math.expm1(math.log(1.05) + sign * half) for sign in (-1, 1)])
+    half = math.hypot(0.03 / 10, 0.04 / 10.5, 1.96 * math.sqrt(2) * math.log(1.01))
+    ends = [100 * math.expm1(math.log(1.05) + sign * half) for sign in (-1, 1)]
+    assert found.ci95_pct == pytest.approx(ends, rel=1e-3)
     assert found.noise_pct is None
     assert decide(found, 2.0).verdict == "regressed"
     assert decide(found, 2.0).reason == SINGLE_RUNS
+
+
+def test_two_single_runs_that_differ_by_noise_are_inconclusive():
+    """Their steps alone would call 1.5 % a regression."""
+    found = decide(group_difference([RunMean(10.0, (9.99, 10.01))], [RunMean(10.15, (10.14, 10.16))]), 1.0)
+    assert (found.verdict, found.more_runs) == ("inconclusive", 4)
+    assert found.reason is not None and found.reason.endswith(SINGLE_RUNS)
+
+
+def test_earlier_runs_tell_how_much_two_single_runs_differ():
+    before, after = RunMean(10.0, (9.99, 10.01)), RunMean(10.15, (10.14, 10.16))
+    known = known_spread([10.0, 10.01, 9.99, 10.0, 10.01])
+    found = group_difference([before], [after], known)
+    assert (found.earlier_runs, found.noise_pct) == (5, pytest.approx(0.0837, rel=0.01))
+    assert decide(found, 1.0).verdict == "regressed"
+    assert decide(found, 1.0).reason == "one run on each side: repeats differ as much as 5 earlier runs did"
+    assert group_difference([before] * 2, [after], known).earlier_runs == 0
+    assert known_spread([10.0, 10.01]) is None
+    assert known_spread([10.0, 10.01, 0.0]) is None
+
+
+def test_a_run_of_a_single_step_beside_longer_ones_decides_nothing():
+    longer = [RunMean(10.0, (9.99, 10.01)), RunMean(10.01, (10.0, 10.02))]
+    assert group_difference(longer, [RunMean(11.0)]).ci95_pct is None
+    assert group_difference([RunMean(10.0)] * 3, [RunMean(11.0)]).ci95_pct is not None
+
+
+@pytest.mark.parametrize("mean_s", [0.0, -1.0, math.nan, math.inf])
+def test_a_mean_that_is_no_time_is_an_error(mean_s):
+    with pytest.raises(ValueError, match="step times above 0"):
+        group_difference([RunMean(1.0)], [RunMean(mean_s)])
 
 
 def test_one_run_on_each_side_without_an_interval_decides_nothing():

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from llmb.metrics.group_difference import SINGLE_RUNS
 from llmb.metrics.statistics import describe
 from llmb.verdict.against_runs import judge
 from llmb.verdict.judgement import Measured
@@ -48,9 +49,11 @@ def test_the_default_tolerance_depends_on_the_nodes() -> None:
 
 
 def test_single_runs_allow_only_a_soft_verdict() -> None:
-    found = judged([run(10.3)], [run(10.0)])
+    found = judged([run(10.4)], [run(10.0)])
     assert (found.verdict, found.soft) == ("regressed", True)
-    assert found.sentence.endswith("; one run on each side does not tell how much repeats differ")
+    assert found.sentence.endswith(f"; {SINGLE_RUNS}")
+    noise = judged([run(10.15)], [run(10.0)])
+    assert (noise.verdict, noise.soft) == ("inconclusive", True)
 
 
 def test_other_work_beside_any_run_of_either_side_makes_a_verdict_soft() -> None:

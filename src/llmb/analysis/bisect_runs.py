@@ -177,7 +177,7 @@ def _check_one_recipe(runs: Runs) -> None:
 def _difference(known: Observations) -> GroupDifference | None:
     """Between the last and the first candidate."""
     ends = [[RunMean(mean_s=mean) for mean in known.of(place)] for place in (0, known.count - 1)]
-    return group_difference(*ends) if all(ends) else None
+    return group_difference(ends[0], ends[1]) if all(ends) else None
 
 
 def _candidate_reports(state: BisectState, known: Observations) -> Iterator[CandidateReport]:

@@ -19,7 +19,7 @@ from llmb.analysis.match_runs import (
     same_but,
     titles,
 )
-from llmb.analysis.measured import measured, why_left_out
+from llmb.analysis.measured import Earlier, earlier_spread, measured, no_earlier, why_left_out
 from llmb.analysis.records import AnalyzedRun, FoundRuns, LeftOut
 from llmb.analysis.resource_differences import resource_differences
 from llmb.errors import UsageError
@@ -37,9 +37,16 @@ Side = Literal["before", "after"]
 
 
 def compare_runs(
-    before: FoundRuns, after: FoundRuns | None, *, vary: Sequence[str] = (), tolerance_pct: float | None = None
+    before: FoundRuns,
+    after: FoundRuns | None,
+    *,
+    vary: Sequence[str] = (),
+    tolerance_pct: float | None = None,
+    earlier: Earlier = no_earlier,
 ) -> Comparison:
     """Both with every run that ended. ``after`` is None to compare groups within one selection, which needs ``vary``.
+
+    ``earlier`` finds other runs like one, which tell how much repeats differ where a row has one run on each side.
 
     Raises UsageError for a name of ``vary`` that no run has, and if both selections have the same runs.
     """
@@ -59,7 +66,7 @@ def compare_runs(
         left_out += [_left_out(one, "after") for one in new.left_out]
         matches = match_sides(groups_of(own), groups_of(new.runs), may_vary)
     given = may_vary.tolerance if tolerance_pct is None else Tolerance(tolerance_pct, "as given")
-    rows = tuple(_rows(matches.pairs, given))
+    rows = tuple(_rows(matches.pairs, given, earlier))
     unmatched = tuple(_unmatched(matches, after or before, may_vary))
     return Comparison(
         before=before.title,
@@ -89,19 +96,21 @@ def _verdict(rows: Sequence[Row], unmatched: Sequence[Unmatched]) -> VerdictName
     return min(found, key=WORST.index)
 
 
-def _rows(pairs: Sequence[Pair], given: Tolerance | None) -> Iterator[Row]:
+def _rows(pairs: Sequence[Pair], given: Tolerance | None, earlier: Earlier) -> Iterator[Row]:
     for pair, recipe in zip(pairs, titles(pairs), strict=True):
-        yield _row(pair, recipe, given)
+        yield _row(pair, recipe, given, earlier)
 
 
-def _row(pair: Pair, recipe: str, given: Tolerance | None) -> Row:
+def _row(pair: Pair, recipe: str, given: Tolerance | None, earlier: Earlier) -> Row:
     before, after = pair.before, pair.after
     works = _works(before.configuration, after.configuration)
     changed = differences(before.configuration, after.configuration)
     obstacle = _obstacle(changed, works)
     measure: Measure = "step_time" if works[0] == works[1] or obstacle else "gpu_time_per_token"
     scales = (1.0, 1.0) if measure == "step_time" else tuple(1 / work for work in works if work)
-    difference = group_difference(_means(before, scales[0]), _means(after, scales[1]))
+    difference = group_difference(
+        _means(before, scales[0]), _means(after, scales[1]), earlier_spread(before.runs, after.runs, earlier)
+    )
     tolerance = given or _tolerance(pair)
     decision = decide(difference, tolerance.pct)
     return Row(
@@ -113,6 +122,8 @@ def _row(pair: Pair, recipe: str, given: Tolerance | None) -> Row:
         delta_pct=None if obstacle else difference.delta_pct,
         ci95_pct=None if obstacle else difference.ci95_pct,
         noise_pct=difference.noise_pct,
+        earlier_runs=difference.earlier_runs,
+        soft=difference.noise_pct is None,
         verdict="not comparable" if obstacle else decision.verdict,
         reason="; ".join(filter(None, (obstacle or decision.reason, *_disturbed(pair)))) or None,
         more_runs=None if obstacle else decision.more_runs,

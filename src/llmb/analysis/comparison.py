@@ -23,10 +23,14 @@ class Row(Record):
     delta_pct: float | None
     """Of what ``measure`` says, in percent of that before; above 0 is slower. None if it is not comparable."""
     ci95_pct: tuple[float, float] | None
-    """95 % confidence interval of ``delta_pct``; over runs, and over steps only if each side has a single run."""
+    """95 % confidence interval of ``delta_pct``."""
     noise_pct: float | None
-    """Standard deviation between repeats; None if each side has a single run."""
+    """Standard deviation between repeats; None if it is not known, and assumed for the interval."""
+    earlier_runs: int
+    """From which the noise is known, if each side has a single run."""
     verdict: VerdictName
+    soft: bool
+    """Each side has a single run, and nothing is known of how much repeats differ."""
     reason: str | None
     """Why the verdict is not clear, or what has to be known beside it."""
     more_runs: int | None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llmb.analysis.copies import once_in
 from llmb.analysis.engine_document import runs_of_engines
-from llmb.analysis.measured import measured
+from llmb.analysis.measured import Earlier, measured
 from llmb.analysis.read_run import RecordedRun, analyzed, analyzed_log, read_folder
 from llmb.analysis.read_run import analyzed_run as analyzed_run
 from llmb.analysis.records import AnalyzedRun, FoundRuns, LeftOut
@@ -20,6 +20,7 @@ from llmb.logs.parallel_reader import parse_logs
 from llmb.metrics.window import DEFAULT_RULE
 from llmb.prepared.folders import WORKLOADS
 from llmb.runs.folder import RunFolder
+from llmb.runs.identity import identity_of
 from llmb.runs.record_file import BrokenRecord
 from llmb.site.machine import usable_cores
 
@@ -62,6 +63,25 @@ def labeled_runs(labels: Iterable[str], install: Path, say: Say) -> dict[str, Fo
         if run.label in found:
             found[run.label].append(run)
     return {label: measured(*once_in(_analyzed(label, runs))) for label, runs in found.items()}
+
+
+def earlier_runs(install: Path, say: Say) -> Earlier:
+    """Finds the runs below a root that are repeats of one, on the same nodes. Records are read at the first call."""
+    known: list[RecordedRun] = []
+
+    def find(run: AnalyzedRun) -> Sequence[AnalyzedRun]:
+        if not known:
+            known.extend(_recorded_below(install, say))
+        alike = (
+            one for one in known if identity_of(one.record).key == run.identity.key and _nodes(one) == {*run.nodes}
+        )
+        return once_in(measured(_analyzed("earlier runs", alike)))[0].runs
+
+    return find
+
+
+def _nodes(run: RecordedRun) -> set[str]:
+    return {*run.record.environment.nodes} if run.record.environment else set()
 
 
 def run_folders_below(install: Path) -> set[Path]:

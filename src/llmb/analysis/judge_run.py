@@ -7,8 +7,8 @@ from pathlib import Path
 
 from llmb.analysis.catalogue_figures import NEEDED, as_catalogued, find_recipe
 from llmb.analysis.copies import once_in
-from llmb.analysis.find_runs import find_runs
-from llmb.analysis.measured import flaw_of
+from llmb.analysis.find_runs import earlier_runs, find_runs
+from llmb.analysis.measured import Earlier, earlier_spread, flaw_of, no_earlier
 from llmb.analysis.records import AnalyzedRun, FoundRuns
 from llmb.catalogue.load import Catalogue
 from llmb.errors import unknown
@@ -75,7 +75,7 @@ def judge_runs(
             say(f"left out of {baseline.title}: {one.run}: {one.reason}")
         judged = {run.counted_as for run in runs}
         others = [run for run in baseline.runs if run.counted_as not in judged]
-        return judge_against(runs, others, baseline.title, against.tolerance)
+        return judge_against(runs, others, baseline.title, against.tolerance, earlier_runs(install, say))
     if against.expectations is not None:
         expectations = read_expectations(against.expectations)
         return [judge_expected(run, expectations, against.tolerance) for run in runs]
@@ -133,14 +133,18 @@ def judge_expected(run: AnalyzedRun, expectations: Expectations, tolerance: Tole
 
 
 def judge_against(
-    runs: Iterable[AnalyzedRun], baseline: Sequence[AnalyzedRun], source: str, tolerance: Tolerance | None = None
+    runs: Iterable[AnalyzedRun],
+    baseline: Sequence[AnalyzedRun],
+    source: str,
+    tolerance: Tolerance | None = None,
+    earlier: Earlier = no_earlier,
 ) -> list[Judged]:
     """Repeats together, one verdict each, against those of ``baseline`` that are most like them.
 
     ``source`` names the baseline, whose runs are all measurements.
     """
     groups = grouped(baseline)
-    return [_against_nearest(repeats, groups, source, tolerance) for repeats in grouped(runs)]
+    return [_against_nearest(repeats, groups, source, tolerance, earlier) for repeats in grouped(runs)]
 
 
 def _against_nearest(
@@ -148,13 +152,20 @@ def _against_nearest(
     groups: Sequence[Sequence[AnalyzedRun]],
     source: str,
     tolerance: Tolerance | None,
+    earlier: Earlier,
 ) -> Judged:
     if not groups:
         verdict = without_reference("not comparable", f"{source} has no other run that is a measurement")
         return Judged(title_of_run(repeats[0]), tuple(repeats), verdict, times_of(repeats))
     own = [measured_run(run) for run in repeats]
     verdicts = [
-        judge_against_runs(own, [measured_run(run) for run in group], _baseline(group, source), tolerance)
+        judge_against_runs(
+            own,
+            [measured_run(run) for run in group],
+            _baseline(group, source),
+            tolerance,
+            earlier_spread(group, repeats, earlier),
+        )
         for group in groups
     ]
     verdict, group = min(zip(verdicts, groups, strict=True), key=lambda pair: _distance(pair[0]))

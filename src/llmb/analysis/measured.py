@@ -1,7 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which runs tell how fast a step is. Pure."""
+"""Which runs tell how fast a step is, and how much repeats differ. Pure."""
+
+from collections.abc import Callable, Sequence
 
 from llmb.analysis.records import AnalyzedRun, FoundRuns, LeftOut
+from llmb.metrics.group_difference import KnownSpread, known_spread
+
+Earlier = Callable[[AnalyzedRun], Sequence[AnalyzedRun]]
+"""Finds other runs of the same configuration on the same nodes as one."""
+
+
+def no_earlier(_run: AnalyzedRun) -> Sequence[AnalyzedRun]:
+    return ()
+
+
+def earlier_spread(before: Sequence[AnalyzedRun], after: Sequence[AnalyzedRun], earlier: Earlier) -> KnownSpread | None:
+    """Of a single run on each side, from what was run before on the nodes of both; None if that is not known."""
+    if len(before) != 1 or len(after) != 1 or not before[0].nodes or {*before[0].nodes} != {*after[0].nodes}:
+        return None
+    compared = {run.counted_as for run in (*before, *after)}
+    others = ([run for run in earlier(one) if run.counted_as not in compared] for one in (before[0], after[0]))
+    known = [known_spread([run.step_time_s.mean for run in found if run.step_time_s]) for found in others]
+    return max((one for one in known if one), key=lambda one: one.spread, default=None)
 
 
 def measured(found: FoundRuns) -> FoundRuns:

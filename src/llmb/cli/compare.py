@@ -8,7 +8,7 @@ import typer
 
 from llmb.analysis.compare_runs import compare_runs
 from llmb.analysis.comparison import Comparison
-from llmb.analysis.find_runs import find_sides
+from llmb.analysis.find_runs import earlier_runs, find_sides
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.root import install_here
@@ -80,7 +80,9 @@ def compare(
     limit = given_tolerance(tolerance, "--tolerance")
     names = tuple(name.strip() for text in vary or () for name in text.split(",") if name.strip())
     install = install_here()
-    comparison = compare_runs(*find_sides(before, after, install, say), vary=names, tolerance_pct=limit and limit.pct)
+    sides = find_sides(before, after, install, say)
+    earlier = earlier_runs(install, say)
+    comparison = compare_runs(*sides, vary=names, tolerance_pct=limit and limit.pct, earlier=earlier)
     _print(comparison, Format.JSON if json else form)
     raise_unless_passed(comparison)
 

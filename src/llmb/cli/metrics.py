@@ -11,6 +11,7 @@ from llmb.cli.json_option import Json
 from llmb.cli.messages import print_unspecified
 from llmb.cli.options import takes_recipe
 from llmb.errors import UsageError
+from llmb.metrics.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S
 from llmb.metrics.throughput import throughput
 from llmb.report.output import print_json, print_table
 from llmb.report.recipe_report import metrics_document, throughput_table
@@ -34,7 +35,7 @@ def metrics(
 
     - `llmb metrics -w pretrain_llama3.1 -s 8b --scale 8 --gpu-type h100 --step-time 12.27`
     """
-    if not step_time > 0:
+    if not SHORTEST_STEP_S < step_time < LONGEST_STEP_S:
         raise UsageError(f"step time {step_time} s is invalid", do="specify --step-time in seconds, above 0")
     recipe = resolve(Catalogue(), request)
     result = throughput(recipe, step_time)

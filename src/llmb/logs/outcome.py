@@ -17,7 +17,7 @@ from llmb.logs.logged_attempt import LoggedAttempt
 from llmb.logs.reader import RunLog
 from llmb.logs.recorder_lines import find_recorder
 from llmb.logs.step_line import find_invalid_line
-from llmb.metrics.contradictions import RunFacts, contradictions
+from llmb.metrics.contradictions import LONGEST_STEP_S, SHORTEST_STEP_S, RunFacts, contradictions
 from llmb.metrics.statistics import Statistics, describe, describe_means
 
 MOST_GAPS = 20
@@ -25,7 +25,7 @@ DISTINCT_TIMES = 5
 """So many different step times are not those of another run by chance, with the same losses."""
 WIDEST_CLOCK_ERROR = 0.05
 """Of a step time by a clock of whole seconds, relative: with a wider one there is no figure."""
-SHORTEST_STEP_S, LONGEST_STEP_S, MOST_TFLOPS = 1e-9, 1e9, 1e30
+MOST_TFLOPS = 1e30
 """Other numbers are damage."""
 Status = Literal[
     "success",

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-LONGEST_STEP_S = 1e9
-"""30 years: a larger number is damage."""
+SHORTEST_STEP_S, LONGEST_STEP_S = 1e-9, 1e9
+"""Whatever is not between them, such as 30 years, is damage."""
 MOST_OF_CLOCK = 1.1
 """Step times may sum to this much of the time that passed by the clock, which may have been corrected meanwhile."""
 LEAST_OF_CLOCK = 0.5
@@ -80,7 +80,7 @@ def _of_order(facts: RunFacts) -> str | None:
 
 def _of_times(facts: RunFacts) -> str | None:
     times = zip(facts.steps, facts.step_times_s, strict=True)
-    bad = next(((step, seconds) for step, seconds in times if not 0 < seconds < LONGEST_STEP_S), None)
+    bad = next(((step, seconds) for step, seconds in times if not SHORTEST_STEP_S < seconds < LONGEST_STEP_S), None)
     return f"step {bad[0]} took {bad[1]:.4g} s, which no step takes" if bad else None
 
 

@@ -3,13 +3,14 @@
 
 Run means are compared as logarithms, by their medians, so that one bad run among several does not decide. The interval
 is Student's t: of groups of equal size with their common spread, else with both spreads (Welch), and of a single run
-against several with the spread of those.
+against several with the spread of those. Two single runs do not tell how much repeats differ: it is known from earlier
+runs, or ``ASSUMED_SPREAD_PCT`` is allowed for beside the uncertainty of their steps, and the difference is soft.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import Literal
 
 from llmb.metrics.node_effect import node_effect
@@ -21,8 +22,14 @@ POWER = 0.8
 """Probability that as many more runs as suggested decide, if the estimates are right."""
 REPEATS = 3
 """Runs of each group that are suggested where nothing is known of the spread between runs."""
-SINGLE_RUNS = "one run on each side: how much repeats differ is unknown, the interval is that of the steps"
-NO_INTERVAL = "one run on each side, without an interval"
+FEWEST_EARLIER = 3
+"""Earlier runs from which the spread between repeats is known."""
+ASSUMED_SPREAD_PCT = 1.0
+"""Standard deviation between repeats that is allowed for where nothing is known of it: chips of one type, and the same
+one warm and cold, differ by as much."""
+NORMAL_QUANTILE = 1.959963984540054
+SINGLE_RUNS = f"one run on each side: how much repeats differ is not known, and {ASSUMED_SPREAD_PCT:g} % is allowed for"
+NO_INTERVAL = "the mean of a run of a single step has no interval"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,14 @@ class RunMean:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownSpread:
+    """Of the logarithms of run means between repeats, from so many earlier runs."""
+
+    spread: float
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
 class GroupDifference:
     n_before: int
     n_after: int
@@ -45,11 +60,13 @@ class GroupDifference:
     delta_pct: float
     """``after_s`` relative to ``before_s``; above 0 is slower."""
     ci95_pct: tuple[float, float] | None
-    """95 % confidence interval of ``delta_pct``: over runs, and of steps only if each side has a single run."""
+    """95 % confidence interval of ``delta_pct``; None if a run of a single step is compared with longer ones."""
     noise_pct: float | None
-    """Standard deviation between repeats, in percent; None if each side has a single run: any decision is then soft."""
+    """Standard deviation between repeats, in percent; None if it is assumed: any decision is then soft."""
     node_effect: str | None
     """What is known of nodes that may explain the difference."""
+    earlier_runs: int = 0
+    """From which the noise is known, if each side has a single run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +90,30 @@ class _Precision:
         return _t(self.freedom, 0.975) * self.error
 
 
-def group_difference(before: Sequence[RunMean], after: Sequence[RunMean]) -> GroupDifference:
-    """Raises ValueError for an empty group or a mean that is not above 0."""
-    if not before or not after or min(run.mean_s for run in (*before, *after)) <= 0:
+def known_spread(means_s: Sequence[float]) -> KnownSpread | None:
+    """From earlier runs of one recipe on the same nodes; None for fewer than ``FEWEST_EARLIER``."""
+    if len(means_s) < FEWEST_EARLIER or not all(0 < mean < math.inf for mean in means_s):
+        return None
+    return KnownSpread(stdev(map(math.log, means_s)), len(means_s))
+
+
+def group_difference(
+    before: Sequence[RunMean], after: Sequence[RunMean], known: KnownSpread | None = None
+) -> GroupDifference:
+    """``known`` is used if each side has a single run.
+
+    Raises ValueError for an empty group, or a mean that is not a number above 0.
+    """
+    if not before or not after or not all(0 < run.mean_s < math.inf for run in (*before, *after)):
         raise ValueError("groups of runs with step times above 0 are needed")
     logs = [[math.log(run.mean_s) for run in group] for group in (before, after)]
     center = median(logs[1]) - median(logs[0])
-    precision = _precision(*logs)
-    half = precision.half_width if precision else _half_width_of_steps(before[0], after[0])
+    precision, used = _precision(*logs), 0
+    if precision is None and known:
+        precision, used = _Precision(known.spread, known.spread * math.sqrt(2), known.runs - 1), known.runs
+    half = precision.half_width if precision else _half_width_alone(before[0], after[0])
+    if {run.ci95_s is None for run in (*before, *after)} == {True, False}:
+        half = None
     return GroupDifference(
         n_before=len(before),
         n_after=len(after),
@@ -89,6 +122,7 @@ def group_difference(before: Sequence[RunMean], after: Sequence[RunMean]) -> Gro
         delta_pct=_percent(center),
         ci95_pct=None if half is None else (_percent(center - half), _percent(center + half)),
         noise_pct=_percent(precision.spread) if precision else None,
+        earlier_runs=used,
         node_effect=node_effect(
             [(run.mean_s, run.nodes) for run in before], [(run.mean_s, run.nodes) for run in after]
         ),
@@ -105,8 +139,7 @@ def decide(difference: GroupDifference, tolerance_pct: float) -> Decision:
     if difference.ci95_pct is None:
         return Decision("inconclusive", 2 * (REPEATS - 1), NO_INTERVAL)
     low, high = difference.ci95_pct
-    notes = [SINGLE_RUNS] if difference.noise_pct is None else []
-    notes += [difference.node_effect] if difference.node_effect else []
+    notes = [note for note in (spread_note(difference), difference.node_effect) if note]
     clear: DecisionName | None = None
     if low > 0 and difference.delta_pct > tolerance_pct:
         clear = "regressed"
@@ -120,6 +153,13 @@ def decide(difference: GroupDifference, tolerance_pct: float) -> Decision:
     ends = (f"{round(end, digits) + 0.0:.{digits}f}" for end in (low, high))
     within = f"{' to '.join(ends)} % slower is possible, the tolerance is {tolerance_pct:g} %"
     return Decision("inconclusive", more_runs(difference, tolerance_pct), "; ".join([within, *notes]))
+
+
+def spread_note(difference: GroupDifference) -> str | None:
+    """What has to be said of two single runs; None for groups of repeats."""
+    if difference.earlier_runs:
+        return f"one run on each side: repeats differ as much as {difference.earlier_runs} earlier runs did"
+    return SINGLE_RUNS if difference.noise_pct is None else None
 
 
 def more_runs(difference: GroupDifference, tolerance_pct: float) -> int | None:
@@ -163,10 +203,11 @@ def _variance_of_median(count: int) -> float:
     return math.pi / (2 * count + math.pi - 2)
 
 
-def _half_width_of_steps(before: RunMean, after: RunMean) -> float | None:
-    """Of the logarithm of the ratio of two runs' means, from the intervals of their steps."""
+def _half_width_alone(before: RunMean, after: RunMean) -> float | None:
+    """Of the logarithm of the ratio of two runs' means, from the intervals of their steps and the assumed spread."""
     widths = [(run.ci95_s[1] - run.ci95_s[0]) / (2 * run.mean_s) for run in (before, after) if run.ci95_s is not None]
-    return math.hypot(*widths) if len(widths) == 2 else None
+    between = NORMAL_QUANTILE * math.sqrt(2) * math.log1p(ASSUMED_SPREAD_PCT / 100)
+    return math.hypot(*widths, between) if len(widths) == 2 else None
 
 
 def _percent(log: float) -> float:

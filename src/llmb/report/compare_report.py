@@ -17,7 +17,7 @@ COLUMNS = ("recipe", "runs", "before (s)", "after (s)", "change (%)", "95 % inte
 RIGHT = COLUMNS[1:-1]
 CSV_COLUMNS = (
     *("recipe", "n_before", "n_after", "before_s", "after_s", "delta_pct", "ci95_low_pct", "ci95_high_pct"),
-    *("noise_pct", "verdict", "tolerance_pct", "measure", "speed_up", "scaling", "more_runs", "reason"),
+    *("noise_pct", "verdict", "tolerance_pct", "measure", "speed_up", "scaling", "more_runs", "reason", "soft"),
 )
 MOST_DIGITS = 4
 MOST_RUNS = 6
@@ -60,7 +60,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         _change(row),
         " to ".join(map(_signed, row.ci95_pct)) if row.ci95_pct else "n/a",
         _noise(row.noise_pct),
-        row.verdict,
+        f"{row.verdict} (soft)" if row.soft and row.verdict in ("pass", "regressed", "improved") else row.verdict,
     )
 
 

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run against one figure: a published one, or one that the user expects. Pure."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
+from llmb.metrics.group_difference import ASSUMED_SPREAD_PCT, NORMAL_QUANTILE
 from llmb.metrics.single_difference import single_difference
 from llmb.verdict.conditions import other_work
 from llmb.verdict.judgement import UNDECIDED, Finding, Measured, judgement
@@ -10,6 +13,7 @@ from llmb.verdict.records import Condition, Interval, Reference, Verdict
 from llmb.verdict.tolerance import Tolerance
 
 NO_SPREAD = "a single value has no interval"
+SINGLE_RUN = f"one run: another one may differ by {ASSUMED_SPREAD_PCT:g} % and more"
 
 
 def judge(measured: Measured, reference: Reference, conditions: Sequence[Condition], tolerance: Tolerance) -> Verdict:
@@ -25,7 +29,18 @@ def _finding(measured: Measured, reference: Reference, tolerance: Tolerance) -> 
     delta, interval = single_difference(times, reference.step_time_s, reference.step_time_s_ci95)
     if measured.flaw:
         return Finding(verdict="invalid", delta_pct=delta, ci95_pct=interval, reason=measured.flaw)
-    return _decided(delta, interval, tolerance.pct)
+    found = _decided(delta, interval, tolerance.pct)
+    if interval is None or reference.kind != "expectation":
+        return found
+    allowed = _decided(delta, _allowed(interval), tolerance.pct)
+    return found if allowed.verdict == found.verdict else replace(found, soft=True, reason=SINGLE_RUN)
+
+
+def _allowed(interval: Interval) -> Interval:
+    """The same where the next run may differ from this one by the assumed spread."""
+    low, high = interval
+    half = math.hypot((high - low) / 2, NORMAL_QUANTILE * ASSUMED_SPREAD_PCT)
+    return (low + high) / 2 - half, (low + high) / 2 + half
 
 
 def _decided(delta: float, interval: Interval | None, tolerance_pct: float) -> Finding:
