@@ -4,6 +4,7 @@
 import json
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -81,6 +82,14 @@ def test_a_folder_above_is_no_name_of_a_run(store: Store, job: Callable[..., Job
     with pytest.raises(UsageError, match="there is no job 'work'"):
         find_job(store, "work")
     assert find_job(store, "exp_1") == job(1)
+
+
+def test_a_run_from_the_future_is_not_the_latest_for_ever(store: Store, job: Callable[..., Job]) -> None:
+    """The clock of another node was wrong; alone it is still found."""
+    store.add([job(9, submitted_s=time.time() + 10**6)])
+    assert find_job(store, "latest").key == "k9"
+    store.add([job(8, submitted_s=time.time() + 60)])
+    assert find_job(store, "latest").key == "k8"
 
 
 def test_the_latest_is_the_newest_run_not_a_preparation(store: Store, job: Callable[..., Job]) -> None:

@@ -19,10 +19,10 @@ from llmb.cli.messages import say
 from llmb.cli.root import install_here
 from llmb.errors import EnvironmentProblem, InfrastructureError, UserInterrupt
 from llmb.jobs.find import find_job, find_jobs, unknown_values
-from llmb.jobs.history import open_history, read_history
+from llmb.jobs.history import database_path, open_history, read_history, rename_damaged
 from llmb.jobs.job import Job, stale
 from llmb.jobs.point_in_time import parse_since
-from llmb.jobs.store import Filter, Store, check_states
+from llmb.jobs.store import Damaged, Filter, Store, check_states
 from llmb.report.jobs_report import job_document, job_table, jobs_document, jobs_table, nodes_document, nodes_table
 from llmb.report.output import log_writer, print_json, print_table, print_text
 from llmb.runs.folder import RunFolder, install_root
@@ -238,14 +238,22 @@ def rebuild(json: Json = False) -> None:
 
     - `llmb jobs rebuild`
     """
+    try:
+        found = _rebuilt()
+    except Damaged as error:  # what the look at the whole file does not show
+        say(f"{error.what}; it is kept as {rename_damaged(database_path(_install()))}")
+        found = _rebuilt()
+    _print_jobs(found, json=json)
+
+
+def _rebuilt() -> list[Job]:
     from llmb.jobs.rebuild import jobs_of_folders
 
     with _history() as store:
         added = store.restore(jobs_of_folders(_install()))
         say(f"{added} jobs were added from run folders")
         bring_up_to_date(store)
-        found = store.jobs()
-    _print_jobs(found, json=json)
+        return store.jobs()
 
 
 @app.command()

@@ -21,19 +21,18 @@ from llmb.jobs.root_paths import resolved, stored, stored_of_earlier
 from llmb.runs.folder import WRITE_ADVICE, NotWritable, cannot_write
 from llmb.runs.short_id import may_be_short_id
 
-BUSY_S = 20.0
-"""How long to wait for another process that writes."""
+BUSY_S = 20.0  # how long to wait for another process that writes
 APPLICATION_ID = 0x6C6C6D62  # 'llmb', in the file's header
 CAUSES = {
     sqlite3.SQLITE_FULL: errno.ENOSPC,
     sqlite3.SQLITE_READONLY: errno.EACCES,
     sqlite3.SQLITE_PERM: errno.EACCES,
     sqlite3.SQLITE_CANTOPEN: errno.EACCES,
-}
-"""Why SQLite cannot write."""
+}  # why SQLite cannot write
 UNLESS_KNOWN = "WHERE NOT EXISTS (SELECT 1 FROM jobs WHERE run_dir = :run_dir AND job_id = :job_id)"
-FOLDERS = ("run_dir", "base_dir")
-"""Columns that name a folder."""
+WRONG = """SELECT count(*) FROM jobs WHERE typeof(submitted_s) NOT IN ('real', 'integer') OR typeof(run_dir) != 'text'
+    OR submitted_s NOT BETWEEN 0 AND 32503680000"""  # the year 3000: Python's dates end at 9999
+FOLDERS = ("run_dir", "base_dir")  # columns that name a folder
 _RUNS = (
     "prepares = '' AND NOT EXISTS (SELECT 1 FROM jobs AS later WHERE later.retry_of = jobs.key AND later.state != ?)"
 )
@@ -44,7 +43,7 @@ class Damaged(EnvironmentProblem):
     """The history of jobs is not a database, or an incomplete one."""
 
     def __init__(self, what: str, path: Path) -> None:
-        do = "rerun the command: it renames the file and rebuilds the history from the run folders"
+        do = "'llmb jobs rebuild' renames the file, and makes the history again from the run folders"
         super().__init__(f"the history of jobs is damaged: {what}", where=str(path), do=do)
 
 
@@ -66,6 +65,7 @@ class Filter:
     campaign: str | None = None
     label: str | None = None
     since_s: float | None = None
+    until_s: float | None = None
     runs_only: bool = False
     """Each run once, with its last job; no preparations."""
     limit: int | None = None
@@ -73,8 +73,7 @@ class Filter:
 
 
 class Store:
-    """An open history. Raises NotWritable or EnvironmentProblem if it cannot be read or written, Damaged if it is
-    damaged.
+    """An open history. Raises NotWritable, EnvironmentProblem if it cannot be read or written, or Damaged.
 
     Folders below the install root, which has the file in a folder of its own, are stored relative to it.
 
@@ -86,6 +85,8 @@ class Store:
         self.path = path
         self.root = path.parent.parent
         if copy is None:
+            if path.is_dir():
+                raise Damaged("it is a folder", path)
             check_writable(path)
         with self._problems():
             self.db = copy or self._connection(create=create)
@@ -237,6 +238,9 @@ class Store:
             cursor = self.db.cursor()
             cursor.row_factory = None
             (said,) = cursor.execute("PRAGMA quick_check(1)").fetchone()
+            if said == "ok":
+                (wrong,) = cursor.execute(WRONG).fetchone()
+                said = f"{wrong} jobs have no time or no folder" if wrong else said
         if said != "ok":
             raise Damaged(said, self.path)
 
@@ -314,6 +318,8 @@ class Store:
         try:
             yield
         except sqlite3.OperationalError as error:
+            if _code(error) in (0, sqlite3.SQLITE_ERROR):  # text that is not UTF-8, another schema
+                raise Damaged(str(error), self.path) from error
             raise _environment_problem(error, self.path) from error
         except sqlite3.IntegrityError:
             raise
@@ -354,6 +360,7 @@ def _where(wanted: Filter) -> tuple[str, list[object]]:
         ("campaign", "=", wanted.campaign),
         ("label", "=", wanted.label),
         ("submitted_s", ">=", wanted.since_s),
+        ("submitted_s", "<=", wanted.until_s),
     ):
         if value is not None:
             parts.append(f"{column} {operator} ?")
