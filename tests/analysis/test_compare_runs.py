@@ -150,6 +150,7 @@ def test_other_work_on_the_machine_is_named(write: Write, tmp_path: Path) -> Non
     (row,) = compare_runs(before, replace(after, runs=(busy, *after.runs[1:]))).rows
     named = "other work on the machine after: another run; other processes used 2.0 of 4 cores"
     assert row.reason and row.reason.endswith(named)
+    assert row.soft and not compare_runs(before, after).rows[0].soft
 
 
 def test_what_differs_in_the_records_is_listed(write: Write, compare: Callable[..., Comparison]) -> None:

@@ -102,7 +102,7 @@ def _rows(pairs: Sequence[Pair], given: Tolerance | None, earlier: Earlier) -> I
 
 
 def _row(pair: Pair, recipe: str, given: Tolerance | None, earlier: Earlier) -> Row:
-    before, after = pair.before, pair.after
+    before, after, disturbed = pair.before, pair.after, tuple(_disturbed(pair))
     works = _works(before.configuration, after.configuration)
     changed = differences(before.configuration, after.configuration)
     obstacle = _obstacle(changed, works)
@@ -123,9 +123,9 @@ def _row(pair: Pair, recipe: str, given: Tolerance | None, earlier: Earlier) -> 
         ci95_pct=None if obstacle else difference.ci95_pct,
         noise_pct=difference.noise_pct,
         earlier_runs=difference.earlier_runs,
-        soft=difference.noise_pct is None,
+        soft=difference.noise_pct is None or bool(disturbed),
         verdict="not comparable" if obstacle else decision.verdict,
-        reason="; ".join(filter(None, (obstacle or decision.reason, *_disturbed(pair)))) or None,
+        reason="; ".join(filter(None, (obstacle or decision.reason, *disturbed))) or None,
         more_runs=None if obstacle else decision.more_runs,
         tolerance_pct=tolerance.pct,
         tolerance_source=tolerance.source,

@@ -30,7 +30,7 @@ class Row(Record):
     """From which the noise is known, if each side has a single run."""
     verdict: VerdictName
     soft: bool
-    """Each side has a single run, and nothing is known of how much repeats differ."""
+    """Nothing is known of how much repeats differ, or there was other work on the machine."""
     reason: str | None
     """Why the verdict is not clear, or what has to be known beside it."""
     more_runs: int | None
