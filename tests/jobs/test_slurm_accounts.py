@@ -82,10 +82,10 @@ def test_accounts_alone_tell_how_forgotten_jobs_ended(
     names = ("state", "status", "exit_code", "reason", "restarts", "step_time_s")
     assert {job["job_id"]: tuple(job[name] for name in names) for job in shell.json("jobs", "list")["jobs"]} == {
         killed.job_id: ("CANCELLED", "cancelled", 0, f"{BY_ME}, after 5 of 10 steps", 0, None),
-        again.job_id: ("COMPLETED", "success", 0, None, 1, 0.5),
+        again.job_id: ("COMPLETED", "success", 0, None, 1, 0.05),
         cancelled.job_id: ("CANCELLED", "cancelled", 0, BY_ME, 0, None),
-        through.job_id: ("COMPLETED", "success", 0, None, 0, 0.5),
-        runaway.job_id: ("COMPLETED", "success", 0, None, 0, 0.5),
+        through.job_id: ("COMPLETED", "success", 0, None, 0, 0.05),
+        runaway.job_id: ("COMPLETED", "success", 0, None, 0, 0.05),
         failed.job_id: ("FAILED", "failed", 3, "the batch script ended with exit code 3", 0, None),
     }
     assert len(store.jobs()) == 6

@@ -57,7 +57,7 @@ def test_a_run_that_gets_through_is_a_success_with_its_numbers(submit: Submit, s
     assert job.job_id
     found = after(store, shell, job)
     assert (found.state, found.status, found.reason, found.exit_code) == ("COMPLETED", "success", None, 0)
-    assert (found.step_time_s, found.nodes, found.restarts) == (0.5, "node1", 0)
+    assert (found.step_time_s, found.nodes, found.restarts) == (0.05, "node1", 0)
     assert found.submitted_s - 1 <= (found.started_s or 0) <= (found.ended_s or 0) <= time.time()
     (shown,) = shell.json("jobs", "list", "--state", "success")["jobs"]
     assert shown == found.document()
@@ -114,7 +114,7 @@ def test_a_time_limit_after_the_last_step_is_a_success(submit: Submit, store: St
     found = after(store, shell, through)
     assert (found.state, found.status) == ("TIMEOUT", "success")
     assert found.reason == "ended at its time limit, after its last step"
-    assert found.step_time_s == 0.5
+    assert found.step_time_s == 0.05
     assert read_record(RunFolder(Path(through.run_dir))).status == "success"
     found = after(store, shell, half)
     assert (found.state, found.status) == ("TIMEOUT", "failed")
@@ -199,7 +199,7 @@ def test_jobs_that_slurm_has_forgotten_are_read_from_their_marks(
         (new,) = submit_order(again, order(WAIT), shell.cluster.environ, key="new")
         refresh(again, shell.install)
         found = {job.key: job for job in again.jobs()}
-    assert (found["a"].state, found["a"].status, found["a"].step_time_s) == ("COMPLETED", "success", 0.5)
+    assert (found["a"].state, found["a"].status, found["a"].step_time_s) == ("COMPLETED", "success", 0.05)
     assert (found["b"].state, found["b"].status) == ("FAILED", "failed")
     assert (found["c"].state, found["c"].status) == ("LOST", "failed")
     assert "did not record its end" in str(found["c"].reason)
