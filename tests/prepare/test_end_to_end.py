@@ -77,7 +77,7 @@ def result_of(llmb: Llmb, install: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("workload", [LORA, MAVERICK])
+@pytest.mark.parametrize("workload", [LORA, pytest.param(MAVERICK, marks=pytest.mark.measured)])
 def test_small_data_and_weights_become_a_result(
     workload: str, llmb: Llmb, prepared: Callable[[str], None], install: Path
 ) -> None:
