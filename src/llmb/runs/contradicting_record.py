@@ -40,7 +40,16 @@ def why_contradicting(record: RunRecord, steps: Sequence[Step], *, log_gpus: int
 
 def _lap(before: Step, step: Step) -> Lap:
     assert before.ended_s and step.ended_s
-    return Lap(steps_s=step.step_time_s, clock_s=step.ended_s - before.ended_s, between_s=step.pause_s or 0.0)
+    return Lap(
+        steps_s=step.step_time_s,
+        clock_s=step.ended_s - before.ended_s,
+        between_s=step.pause_s or 0.0,
+        ranks_apart_s=_ranks_apart_s(step),
+    )
+
+
+def _ranks_apart_s(step: Step) -> float:
+    return step.rank_step_time_s_max - step.rank_step_time_s_min
 
 
 def _told_gpus(record: RunRecord, log_gpus: int | None) -> dict[str, int]:
@@ -56,7 +65,8 @@ def _longer_than_the_run(record: RunRecord, steps: Sequence[Step]) -> tuple[str,
     if not began or not ended:
         return ()
     lasted_s = (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds()
-    trained_s = sum(step.step_time_s for step in steps if not last or step.step >= last.first_step)
-    if lasted_s < 0 or trained_s <= lasted_s + WHOLE_SECONDS_S:
+    trained = [step for step in steps if not last or step.step >= last.first_step]
+    trained_s, apart_s = sum(step.step_time_s for step in trained), sum(map(_ranks_apart_s, trained))
+    if lasted_s < 0 or trained_s <= lasted_s + WHOLE_SECONDS_S + apart_s:
         return ()  # an end before the start is a clock that was set
     return (f"its steps sum to {trained_s:.4g} s, and it lasted {lasted_s:.4g} s",)

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When step times and a clock contradict each other."""
+
+import pytest
+
+from llmb.metrics.contradictions import Lap, RunFacts, contradictions
+
+
+def of_laps(*laps: Lap) -> tuple[str, ...]:
+    return contradictions(RunFacts(first_step=0, last_step=9, window=(0, 9), laps=laps))
+
+
+@pytest.mark.parametrize(
+    ("steps_s", "clock_s", "apart_s", "contradicts"),
+    [
+        (10.0, 10.0, 0.0, False),
+        (10.0, 5.0, 0.0, True),
+        (10.0, 5.0, 6.0, False),  # the slowest of ranks that do not wait for each other is another one in every step
+        (10.0, 5.0, 0.5, True),
+        (10.0, 60.0, 0.0, True),
+    ],
+)
+def test_step_times_sum_to_what_passed(steps_s: float, clock_s: float, apart_s: float, contradicts: bool) -> None:
+    laps = [Lap(steps_s=steps_s, clock_s=clock_s, ranks_apart_s=apart_s)] * 8
+    assert bool(of_laps(*laps)) is contradicts
+
+
+def test_a_host_may_see_one_end_late() -> None:
+    """The first of two steps of 10 s is seen when the second one is half done."""
+    assert of_laps(Lap(steps_s=10.0, clock_s=5.0), Lap(steps_s=10.0, clock_s=6.0)) == ()
