@@ -10,6 +10,7 @@ from reference_pages.checks import checks_page
 from reference_pages.commands import commands_page
 from reference_pages.environment import environment_page
 from reference_pages.files import files_page
+from reference_pages.same import same_page
 
 from llmb.catalogue.load import Catalogue
 
@@ -45,6 +46,7 @@ def pages() -> dict[Path, str]:
         "files.md": files_page(catalogue),
         "environment.md": environment_page(catalogue),
         "checks.md": checks_page(),
+        "what-is-the-same.md": same_page(catalogue),
     }
     return {REFERENCE / name: f"{HEADER}\n\n{text.strip()}\n" for name, text in texts.items()}
 

@@ -100,7 +100,8 @@ def test_the_program_of_the_published_figure_takes_what_was_not_measured(tmp_pat
     found = explain(run(tmp_path))
     assert found
     assert found.gap_s == pytest.approx(MEAN_S - 12.27, abs=0.02)
-    assert [cause.name for cause in found.causes] == ["implementation", "convention"]
+    assert [cause.name for cause in found.causes] == ["implementation", "machine", "convention"]
+    assert any("vboost" in said for said in found.causes[1].evidence)
     assert found.causes[0].share_s == pytest.approx(found.gap_s, abs=0.02)
     assert any(said.startswith("program: ") and "NeMo" in said for said in found.causes[0].evidence)
 

@@ -98,7 +98,7 @@ def test_images_are_for_frameworks() -> None:
 
 
 def test_values_have_the_options_names() -> None:
-    assert reading(LORA, FP8_RECIPE="CS") == {"fp8_recipe": "current"}
+    assert reading(LORA, FP8_RECIPE="CS") == {"fp8_recipe": "current-all"}
 
 
 def test_nodes_are_set_up_as_in_the_documents() -> None:

@@ -2,29 +2,59 @@
 """Trains on one process, with none of the engine's ways to spread a model: what layouts are compared with.
 
 Arguments: a file with a plan as JSON, the file to write (initial values, the first step's gradients, and the loss and
-gradient norm of each step), rank.
+gradient norm of each step), into how many parts the ranks to compare with cut a sequence, rank.
 """
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 from layout_values import spread
+from torch import Tensor
 
 from llmb.engine.adapters.apply import add_dropout, apply_lora, token_keys
 from llmb.engine.data.build import build_data
-from llmb.engine.model.decoder import build_model
+from llmb.engine.expert_load import moe_layers
+from llmb.engine.model.attention import Documents
+from llmb.engine.model.decoder import MoEBlock, build_model
 from llmb.engine.model.initialize import initialize
+from llmb.engine.model.rotary import Rotary
 from llmb.engine.optimizer import build_optimizer, clip_gradients, learning_rate, set_learning_rate
 from llmb.runs.plan import EnginePlan
 
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+import megatron_moe
 
-def train(plan: EnginePlan) -> dict[str, object]:
+
+def drop_tokens(
+    block: MoEBlock, factor: float, parts: int, hidden: Tensor, rotary: Rotary, documents: Documents | None
+) -> Tensor:
+    """In place of the block's forward pass: every rank drops among the tokens that it has."""
+    after_attention = block.with_attention(hidden, rotary, documents)
+    hidden, layer = block.post_attention_layernorm(after_attention), block.mlp
+    experts, moe = layer.experts, layer.moe
+    weights = layer.router.weight, experts.gate_up_proj, experts.down_proj
+    sigmoid = moe.router == "sigmoid-scaled-inputs"
+    summed = [
+        megatron_moe.routed(part, *weights, moe.top_k, factor, sigmoid=sigmoid)[0]
+        for sample in hidden
+        for part in sample.chunk(parts)
+    ]
+    output = torch.cat(summed).view_as(hidden)
+    shared = 0.0 if layer.shared_expert is None else layer.shared_expert(hidden)
+    return after_attention + output + shared
+
+
+def train(plan: EnginePlan, parts: int) -> dict[str, object]:
     model, training = build_model(plan.recipe.model), plan.recipe.training
     if plan.lora:
         apply_lora(model, plan.lora, torch.float32)
         add_dropout(model, plan.lora.dropout, plan.seed)
+    for number in moe_layers(model) if plan.capacity_factor else ():
+        block = model.layers[str(number)]
+        block.forward = partial(drop_tokens, block, plan.capacity_factor, parts)
     initialize(model, plan.recipe.model, plan.seed)
     spread(model)
     values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -49,4 +79,4 @@ def train(plan: EnginePlan) -> dict[str, object]:
     return {"values": values, "gradients": gradients, "losses": losses, "norms": norms}
 
 
-torch.save(train(EnginePlan(**json.loads(Path(sys.argv[1]).read_text()))), sys.argv[2])
+torch.save(train(EnginePlan(**json.loads(Path(sys.argv[1]).read_text())), int(sys.argv[3])), sys.argv[2])

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from llmb.catalogue.records import Model
-from llmb.engine.expert_load import ExpertLoadCounter, force_load_balancing
+from llmb.engine.expert_load import ExpertLoadCounter, force_load_balancing, set_capacity
 from llmb.engine.model.decoder import Decoder, build_model
 from llmb.engine.model.moe import Experts
 from llmb.engine.optimizer import gradient_norm
@@ -80,11 +80,15 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("family", "dtype"), [("llama4-maverick", "bf16"), ("llama4-maverick", "delayed"), ("mixtral", "current")]
 )
-def test_with_forced_balance_the_host_waits_for_nothing(
-    models: dict[str, Model], family: str, dtype: Literal["bf16", "delayed", "current"]
+@pytest.mark.parametrize("routing", ["forced balance", "capacity"])
+def test_where_experts_have_equally_many_rows_the_host_waits_for_nothing(
+    models: dict[str, Model], family: str, dtype: Literal["bf16", "delayed", "current"], routing: str
 ) -> None:
     model = moe_model(models, family)
-    force_load_balancing(model, RANKS)
+    if routing == "capacity":
+        set_capacity(model, 1.0)
+    else:
+        force_load_balancing(model, RANKS)
     if dtype != "bf16":
         in_fp8(model, delayed=dtype == "delayed")
     assert step(model).found == []

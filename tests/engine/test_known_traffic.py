@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where balance is forced, ranks know what goes where without asking."""
+"""Where all experts get equally many rows, ranks know what goes where without asking."""
 
 import json
 from collections.abc import Callable
@@ -10,15 +10,19 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from llmb.catalogue.records import MixtureOfExperts
+from llmb.engine.model.routing import BalancedRouter, Router
 from llmb.engine.parallel.expert_parallel import rank_places
 
+MOE = MixtureOfExperts(router="sigmoid-scaled-inputs", experts=4, top_k=1, ffn_hidden_size=8, interleave=1)
 WORKER = Path(__file__).parent / "traffic_worker.py"
 
 
+@pytest.mark.parametrize("routing", ["balanced", "capacity"])
 def test_known_traffic_gives_the_same_results_without_asking(
-    tmp_path: Path, run_ranks: Callable[..., list[str]]
+    routing: str, tmp_path: Path, run_ranks: Callable[..., list[str]]
 ) -> None:
-    found = json.loads(run_ranks(WORKER, 4, tmp_path)[0])
+    found = json.loads(run_ranks(WORKER, 4, tmp_path, routing)[0])
     assert found["same"]
     asked, known = found["collectives"]
     assert known == asked - 2
@@ -30,6 +34,7 @@ def test_places_are_those_of_the_pipeline_stage(rank: int) -> None:
     dist.init_process_group("fake", rank=rank, world_size=8, store=FakeStore())
     try:
         mesh = init_device_mesh("cpu", (2, 1, 2, 2), mesh_dim_names=("pp", "edp", "ep", "etp"))
-        assert rank_places(mesh["ep", "etp"], rank % 4).tolist() == [[0, 1], [2, 3]]
+        router = BalancedRouter(Router(8, MOE), rank % 4)
+        assert rank_places(mesh["ep", "etp"], router).tolist() == [[0, 1], [2, 3]]
     finally:
         dist.destroy_process_group()

@@ -32,17 +32,28 @@ TRIED_FIRST = (LLAMA, MAVERICK)
 
 
 class Kind(NamedTuple):
-    """How a layout is run; ``document_tokens`` packs sequences from documents."""
+    """How a layout is run; ``document_tokens`` packs sequences from documents.
+
+    Experts drop no token without a ``capacity_factor``: which are dropped depends on the tokens that a rank has.
+    """
 
     recompute: str = "none"
     compiled: bool = False
     document_tokens: int | None = None
     parallelism: Parallelism = Parallelism()
+    capacity_factor: float = 0.0
+
+    def choices(self, workload: str) -> dict[str, object]:
+        chosen = self._asdict()
+        if workload not in EXPERTS:
+            del chosen["capacity_factor"]
+        return chosen
 
 
 PLAIN, BOTH = Kind(), Kind("full", compiled=True)
 PACKED = Kind(document_tokens=50)
 SELECTIVE = Kind("selective")
+DROPPING = Kind(capacity_factor=1.0)
 
 
 def sharing(sharding: DpSharding, size: int | None = None) -> Kind:
@@ -137,9 +148,9 @@ LAYOUTS = {
     "PP2": Layout(2, {"pp": 2}),
     "PP2 x VP2": Layout(2, {"pp": 2, "vp": 2}),
     "CP2": Layout(2, {"cp": 2}, (PACKED,)),
-    "EP2": Layout(2, {"ep": 2}),
+    "EP2": Layout(2, {"ep": 2}, (DROPPING, DROPPING._replace(recompute="full", compiled=True))),
     "EP2 x ETP2": Layout(4, {"ep": 2, "etp": 2}),
-    "TP2 x EP2 x ETP2": Layout(4, {"tp": 2, "ep": 2, "etp": 2}),
+    "TP2 x EP2 x ETP2": Layout(4, {"tp": 2, "ep": 2, "etp": 2}, (DROPPING,)),
     "TP2 x PP2": Layout(4, {"tp": 2, "pp": 2}),
     "TP2 x CP2": Layout(4, {"tp": 2, "cp": 2}, (PACKED,)),
     "PP2 x CP2 x VP2": Layout(4, {"pp": 2, "cp": 2, "vp": 2}, (PACKED,)),
@@ -206,10 +217,12 @@ def references(
         key = (steps, *key_of(case))
         if key not in keys:
             keys.append(key)
-            options = {"document_tokens": case.kind.document_tokens, "overrides": case.alone}
+            kind = Kind(document_tokens=case.kind.document_tokens, capacity_factor=case.kind.capacity_factor)
+            options = {**kind.choices(case.workload), "overrides": case.alone}
             plan = tiny_plan(case.workload, scale=1, steps=steps, **options).model_dump(mode="json")
             (folder / "plan.json").write_text(json.dumps(plan))
-            run_ranks(REFERENCE, 1, folder / "plan.json", folder / f"{len(keys) - 1}.pt", limit_s=LIMIT_S)
+            out = folder / f"{len(keys) - 1}.pt"
+            run_ranks(REFERENCE, 1, folder / "plan.json", out, parts_of(case), limit_s=LIMIT_S)
         return folder / f"{keys.index(key)}.pt"
 
     return reference
@@ -217,7 +230,13 @@ def references(
 
 def key_of(case: Case) -> tuple[object, ...]:
     """All that decides what one process does."""
-    return case.workload, case.kind.document_tokens, *sorted(case.alone.items())
+    dropping = (case.kind.capacity_factor, parts_of(case)) if case.kind.capacity_factor else ()
+    return case.workload, case.kind.document_tokens, dropping, *sorted(case.alone.items())
+
+
+def parts_of(case: Case) -> int:
+    """Into how many the ranks cut a sequence."""
+    return int(case.layout.sizes.get("tp", 1))
 
 
 def cases_of(layout: Layout, kinds: Iterable[Kind]) -> list[Case]:
@@ -236,7 +255,7 @@ def run_cases(tiny_plan: MakePlan, references: References, run_ranks: Callable[.
 
     def found_in(case: Case, folder: Path, steps: int) -> Differences:
         ranks = case.layout.ranks
-        options = {"scale": ranks, "overrides": {"gbs": GBS, **case.layout.sizes}, **case.kind._asdict()}
+        options = {"scale": ranks, "overrides": {"gbs": GBS, **case.layout.sizes}, **case.kind.choices(case.workload)}
         plan = tiny_plan(case.workload, steps=steps, **options).model_dump(mode="json")
         folder.mkdir(parents=True)
         (folder / "case.json").write_text(json.dumps({"plan": plan, "reference": str(references(case, steps))}))

@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routing, and grouped products against one product per expert."""
 
+from typing import get_args
+
+import megatron_moe
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from llmb.catalogue.records import MixtureOfExperts
-from llmb.engine.model.moe import MoELayer, grouped_matmul, loop_matmul, permute, runs_grouped
+from llmb.catalogue.records import Router as RouterName
+from llmb.engine.model.moe import MoELayer, grouped_matmul, loop_matmul, permute, rearrange, runs_grouped
 
 COUNTS = {"one-empty": [3, 0, 5, 4], "ends-empty": [0, 7, 5, 0], "all-in-one": [0, 0, 12, 0], "no-rows": [0, 0, 0, 0]}
 
@@ -90,6 +96,54 @@ def test_no_token_is_dropped_when_all_choose_the_same_expert():
         hidden = torch.rand(1, 50, 16)
         routed = layer(hidden) - layer.shared_expert(hidden)
     assert (routed.abs().amax(-1) > 0).all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    tokens=st.integers(1, 40),
+    experts=st.integers(1, 9),
+    top_k=st.integers(1, 3),
+    factor=st.sampled_from([0.5, 1.0, 1.25, 2.0]),
+    kind=st.sampled_from(get_args(RouterName)),
+    seed=st.integers(0, 99),
+)
+def test_tokens_beyond_the_capacity_are_dropped_as_in_megatron(
+    tokens: int, experts: int, top_k: int, factor: float, kind: RouterName, seed: int
+) -> None:
+    top_k = min(top_k, experts)
+    factor = min(factor, experts / top_k)
+    torch.manual_seed(seed)
+    layer = MoELayer(16, MixtureOfExperts(router=kind, experts=experts, top_k=top_k, ffn_hidden_size=8, interleave=1))
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    layer.capacity_factor = factor
+    hidden = torch.randn(1, tokens, 16, requires_grad=True)
+    weights = [layer.router.weight, layer.experts.gate_up_proj, layer.experts.down_proj]
+
+    expected, dropped = megatron_moe.routed(hidden[0], *weights, top_k, factor, sigmoid=kind == "sigmoid-scaled-inputs")
+    routed = layer.dispatch(hidden)
+    found = layer.combine(routed, layer.run_experts(routed))
+    torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-5)
+    given_back = torch.randn_like(expected)
+    gradients = torch.autograd.grad(found[0], [hidden, *weights], given_back)
+    for one, other in zip(gradients, torch.autograd.grad(expected, [hidden, *weights], given_back), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+    capacity = megatron_moe.capacity_of(tokens, top_k, experts, factor)
+    assert routed.counts.tolist() == [capacity] * experts == layer.known_counts(len(routed.rows))
+    assert (routed.places == len(routed.rows)).sum() == dropped
+    padding = routed.order == tokens * top_k
+    assert padding.sum() == experts * capacity - (tokens * top_k - dropped)
+    assert not routed.rows[padding].any()
+
+
+def test_rows_without_a_source_or_a_place_are_zeros_and_have_no_gradient():
+    rows = torch.arange(1.0, 7.0).view(3, 2).requires_grad_()
+    order, inverse = torch.tensor([2, 3, 0, 3]), torch.tensor([2, 4, 0])
+    found = rearrange(rows, order, inverse)
+    assert found.tolist() == [[5, 6], [0, 0], [1, 2], [0, 0]]
+    (gradient,) = torch.autograd.grad(found, rows, torch.arange(10.0, 18.0).view(4, 2))
+    assert gradient.tolist() == [[14, 15], [0, 0], [10, 11]]
 
 
 def test_gradients_of_permuted_rows_are_those_of_autograd():

@@ -62,5 +62,5 @@ def test_a_free_router_takes_the_largest_logits() -> None:
 
 
 def test_load_is_that_of_the_worst_layer_and_leaves_dense_layers_out() -> None:
-    load = summary(torch.tensor([[0, 0, 0, 0], [2, 2, 2, 2], [0, 6, 1, 1]]))
-    assert load.tolist() == [pytest.approx(3.0), 1]
+    load = summary(torch.tensor([[0, 0, 0, 0], [2, 2, 2, 2], [0, 6, 1, 1]]), torch.tensor([0, 1, 3]))
+    assert load.tolist() == [pytest.approx(3.0), 1, 0.25]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of four ranks, EP2 x ETP2, that take experts in turn: what they compute with and without knowing it beforehand.
+"""One of four ranks, EP2 x ETP2, whose experts have equally many rows: what they compute with and without knowing it.
 
-Arguments: folder with room for the rendezvous, rank. The first rank prints, as JSON, how often it communicated without
-and with the knowledge, and whether results and gradients were the same bit for bit on all ranks.
+Arguments: folder with room for the rendezvous, ``balanced`` or ``capacity``, rank. The first rank prints, as JSON, how
+often it communicated without and with the knowledge, and whether results and gradients were the same bit for bit on all
+ranks.
 """
 
 import json
@@ -39,18 +40,21 @@ def passes(layer: MoELayer, hidden: Tensor) -> tuple[int, list[Tensor]]:
     return calls, [result.detach(), *parts]
 
 
-def main(folder: Path, rank: int) -> None:
+def main(folder: Path, routing: str, rank: int) -> None:
     dist.init_process_group(gloo_backend(), rank=rank, world_size=4, init_method=f"file://{folder}/store")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "etp"))
     torch.manual_seed(1)
     layer = MoELayer(16, MOE)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    layer.router = BalancedRouter(layer.router, rank)
+    if routing == "balanced":
+        layer.router = BalancedRouter(layer.router, rank)
+    else:
+        layer.capacity_factor = 1.25
     whole = layer.experts
     hidden = torch.randn(4, 1, 25, 16)[rank]  # 25 x 2 rows for 6 experts: no rank sends the same as another
     found = []
-    for places in (None, rank_places(mesh, rank)):
+    for places in (None, rank_places(mesh, layer.router)):
         layer.experts = ParallelExperts(whole, mesh, MOE.experts, places)
         passes(layer, hidden)
         for parameter in layer.experts.parameters():
@@ -66,4 +70,4 @@ def main(folder: Path, rank: int) -> None:
     os._exit(0)  # gloo's threads may abort an interpreter that ends by itself
 
 
-main(Path(sys.argv[1]), int(sys.argv[2]))
+main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

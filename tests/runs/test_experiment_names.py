@@ -37,7 +37,7 @@ def plan_of(overrides: dict[str, object], **choices: object) -> EnginePlan:
         ({}, {"attention_backend": "flash"}, "_attention-flash"),
         ({}, {"grad_reduce_dtype": "fp32"}, "_reduce-fp32"),
         ({}, {"document_tokens": 512}, "_documents512"),
-        ({}, {"parallelism": {"dp_sharding": "full"}}, ""),
+        ({}, {"parallelism": {"dp_sharding": "full"}}, "_shard-full"),
         ({}, {"parallelism": {"dp_sharding": "none"}}, "_shard-none"),
         ({"seq_len": 4096}, {"recompute": "selective", "checkpoint_interval": 5}, "_seq4096_save5_recompute-selective"),
     ],

@@ -2,6 +2,7 @@
 """Runs judged against the published figure of their recipe."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ from recorded_runs import SXM, gpu_record, times_around
 from llmb.catalogue.records import Window
 from llmb.catalogue.resolve import Overrides
 from llmb.metrics.statistics import describe
+from llmb.runs.parallelism import Parallelism
 from llmb.runs.plan import Plan
-from llmb.runs.published_verdict import with_verdict
+from llmb.runs.published_verdict import figure_of, verdict_of_recipe, with_verdict
 from llmb.runs.record import RunRecord, queued_record
 from llmb.runs.result import Result
+from llmb.verdict.judgement import Measured
 from llmb.verdict.records import Verdict
 
 DOCUMENT = "dgxc-benchmarking v25.04 llama3.1/README.md (lines of the rendered text)"
@@ -46,7 +49,10 @@ def test_a_slow_run_is_said_to_be_slow() -> None:
     assert (reference.kind, reference.step_time_s, reference.window_text) == ("published", 12.27, "last")
     assert reference.window and (reference.window.first, reference.window.last) == (49, 49)
     assert (reference.convention, reference.source) == ("full", f"{DOCUMENT} line 54")
-    assert effects(found) == {"window": "weakens", "program": "weakens", "peak_tflops": "noted", "errata": "noted"}
+    assert effects(found) == {
+        **dict.fromkeys(("window", "program"), "weakens"),
+        **dict.fromkeys(("peak_tflops", "errata", "step_clock", "vboost", "weight_gradients"), "noted"),
+    }
 
 
 @pytest.mark.parametrize(("mean_s", "verdict"), [(12.3, "pass"), (11.0, "improved"), (12.91, "inconclusive")])
@@ -86,13 +92,94 @@ def test_synthetic_data_and_other_adapters_than_the_documents() -> None:
     assert verdict_of(4.1, gpu_record(**lora, lora_rank=64)).verdict == "not comparable"
 
 
-def test_forced_balance_makes_a_verdict_soft() -> None:
-    sft = {"workload": "finetune_llama4-maverick", "size": "400b", "scale": 256, "gpu_type": "b200", "device": None}
-    free = verdict_of(0.224, gpu_record(**sft, synthetic=True))
-    forced = verdict_of(0.224, gpu_record(**sft, synthetic=True, force_load_balancing=True))
-    assert "force_load_balancing" not in effects(free)
-    assert effects(forced)["force_load_balancing"] == "weakens"
-    assert "window" not in effects(verdict_of(0.224, gpu_record(**sft, synthetic=True, window="11-44")))
+MAVERICK = {
+    "workload": "finetune_llama4-maverick",
+    "size": "400b",
+    "scale": 256,
+    "gpu_type": "b200",
+    "device": None,
+    "synthetic": True,
+}
+
+
+def test_the_window_of_the_document_is_no_condition() -> None:
+    assert "window" not in effects(verdict_of(0.224, gpu_record(**MAVERICK, window="11-44")))
+
+
+@pytest.mark.parametrize(
+    ("routing", "found"),
+    [
+        ({}, {}),
+        ({"force_load_balancing": True}, {"force_load_balancing": "noted"}),
+        ({"capacity_factor": 0}, {"expert_rows": "weakens"}),
+        ({"capacity_factor": 1.25}, {"expert_rows": "weakens"}),
+    ],
+)
+def test_tokens_are_dropped_in_the_published_run(routing: dict[str, Any], found: dict[str, str]) -> None:
+    """So that every expert computes as many rows; a run without that does other work."""
+    verdict = verdict_of(0.224, gpu_record(**MAVERICK, **routing))
+    keys = ("force_load_balancing", "expert_rows", "capacity_factor")
+    assert {key: effect for key, effect in effects(verdict).items() if key in keys} == found
+
+
+LORA = {"workload": "finetune_llama3", "size": "70b", "gpu_type": "gb200", "device": None, "synthetic": True}
+LARGE = {"size": "405b", "scale": 512}
+DIFFER = {
+    "405b": (LARGE, "program and overlap of tensor-parallel communication (worth 10 to 13 %) differ"),
+    "405b, FP8": (
+        {**LARGE, "dtype": "fp8"},
+        "program and overlap of tensor-parallel communication (worth 15 to 20 %) differ",
+    ),
+    "405b, other FP8 scaling": (
+        {**LARGE, "dtype": "fp8", "fp8_recipe": "current-all"},
+        "FP8 scaling, program and overlap of tensor-parallel communication (worth 15 to 20 %) differ",
+    ),
+    "8b": ({}, "program differs"),
+    "8b, parameters sharded": (
+        {"parallelism": Parallelism(dp_sharding="full")},
+        "data-parallel sharding and program differ",
+    ),
+    "nemotron": (
+        {"workload": "pretrain_nemotron4", "size": "15b", "scale": 16},
+        "program and overlap of tensor-parallel communication (worth 10 to 13 %) differ",
+    ),
+    "maverick": (
+        MAVERICK,
+        "CUDA graphs (worth 10 to 50 %), data, program and overlap of tensor-parallel communication differ",
+    ),
+    "maverick, dropless": (
+        {**MAVERICK, "capacity_factor": 0},
+        "CUDA graphs (worth 10 to 50 %), data, rows of experts (worth 18 to 36 %), program and overlap of "
+        "tensor-parallel communication differ",
+    ),
+    "lora": (LORA, "CUDA graphs (worth 2 to 8 %), data and program differ"),
+    "lora, weights sharded": (
+        {**LORA, "parallelism": Parallelism(dp_sharding="full")},
+        "CUDA graphs (worth 2 to 8 %), data, data-parallel sharding and program differ",
+    ),
+}
+
+
+@pytest.mark.parametrize(("run", "differ"), DIFFER.values(), ids=DIFFER)
+def test_a_sentence_names_what_differs_from_the_published_run(run: dict[str, Any], differ: str) -> None:
+    record = gpu_record(**run)
+    figure = figure_of(record.plan.recipe)
+    assert figure and figure.step_time_s
+    sentence = verdict_of(figure.step_time_s, record).sentence
+    assert sentence.endswith(f"; {differ}; a soft verdict: a single published figure has no spread")
+
+
+@pytest.mark.parametrize("run", [LARGE, MAVERICK, LORA], ids=["405b", "maverick", "lora"])
+def test_what_is_as_published_is_no_condition(run: dict[str, Any]) -> None:
+    recipe = gpu_record(**run).plan.recipe
+    same = {condition.key: condition.value for condition in recipe.conditions}
+    measured = Measured(step_time_s=describe(times_around(4.0, steps=10)), conditions=same)
+    named = effects(verdict_of_recipe(recipe, measured))
+    assert same and not named.keys() & same.keys()
+    for key in same:
+        other = verdict_of_recipe(recipe, replace(measured, conditions=same | {key: "otherwise"}))
+        (condition,) = [one for one in other.conditions if one.key == key]
+        assert condition.why and (condition.own, condition.reference) == ("otherwise", same[key])
 
 
 def test_a_run_is_judged_by_the_figure_of_its_own_gpu_type() -> None:

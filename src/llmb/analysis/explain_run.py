@@ -179,7 +179,7 @@ def _of_verdict(verdict: Verdict | None, run: AnalyzedRun, steps: Sequence[Step]
     return ReferenceTime(
         step_time_s=reference.step_time_s,
         source=reference.source,
-        differing=tuple(Differing(item.key, item.own, item.reference) for item in verdict.conditions),
+        differing=tuple(Differing(item.key, item.own, item.reference, item.slower_pct) for item in verdict.conditions),
         window_mean_s=_mean_in(window, steps),
         window_text=reference.window_text or _window_text(window),
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
@@ -16,6 +16,7 @@ from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.published import Document, Expectation
 from llmb.catalogue.records import Gpu, Layout, Model
 from llmb.catalogue.schema import (
+    ConditionEntry,
     DocumentsFile,
     ExpectationsFile,
     FabricsFile,
@@ -45,6 +46,13 @@ class Figure:
     gpu_type: str | None
     gpus: int
     expectation: Expectation
+
+
+class Published(NamedTuple):
+    """What a document publishes, and how the code that ran trained."""
+
+    figures: tuple[Figure, ...]
+    conditions: tuple[ConditionEntry, ...]
 
 
 class Files(Mapping[str, Content]):
@@ -134,12 +142,12 @@ class Catalogue:
 
     @cached_property
     def figures(self) -> tuple[Figure, ...]:
-        return tuple(figure for figures in self.published.values() for figure in figures)
+        return tuple(figure for published in self.published.values() for figure in published.figures)
 
     @cached_property
-    def published(self) -> Mapping[str, tuple[Figure, ...]]:
-        """Figures by document."""
-        return Files(self.root / "expectations", lambda path: tuple(_read_figures(path, self.documents)))
+    def published(self) -> "Mapping[str, Published]":
+        """By document."""
+        return Files(self.root / "expectations", lambda path: _read_published(path, self.documents))
 
 
 def layout_of(table: LayoutTable, row: LayoutRow) -> Layout:
@@ -244,12 +252,16 @@ def _row_problems(model: Model, table: LayoutTable, row: LayoutRow) -> list[str]
     ]
 
 
-def _read_figures(path: Path, documents: Mapping[str, Document]) -> Iterator[Figure]:
+def _read_published(path: Path, documents: Mapping[str, Document]) -> Published:
     published = read_file(path, ExpectationsFile)
     _check_name(path, "document", published.document)
     document = documents.get(published.document)
     if document is None:
         raise CatalogueError([located(path, ("document",), f"unknown document '{published.document}'")])
+    return Published(tuple(_figures(published, document)), published.conditions)
+
+
+def _figures(published: ExpectationsFile, document: Document) -> Iterator[Figure]:
     origin = {
         "convention": document.convention,
         "source": document.source,

@@ -47,6 +47,20 @@ class Document(Record):
     notes: tuple[str, ...] = ()
 
 
+class PublishedCondition(Record):
+    """How a published run trained, where a run here may train in another way."""
+
+    key: str
+    """Of the verdict's conditions."""
+    value: str
+    slower_pct: tuple[float, float] | None = None
+    """By how much a step without it is slower, in percent: from, to. Estimates from sizes; None if it is not known."""
+    what: str
+    """What it is, and where the estimate comes from."""
+    source: str
+    """File, line and commit of the code that ran."""
+
+
 class Expectation(Record):
     """A published figure, as published. None for figures that the document does not print."""
 

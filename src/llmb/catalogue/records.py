@@ -6,7 +6,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from llmb.catalogue.published import Checkpoint, Document, DocumentProfile, Expectation, PublishedFlops
+from llmb.catalogue.published import (
+    Checkpoint,
+    Document,
+    DocumentProfile,
+    Expectation,
+    PublishedCondition,
+    PublishedFlops,
+)
 from llmb.catalogue.record import Record as Record
 from llmb.catalogue.unspecified import Unspecified
 from llmb.catalogue.upgrade import upgraded_model
@@ -299,11 +306,16 @@ class Recipe(Record):
     training: Training
     lora: Lora | None = None
     """The adapters that the recipe trains; None if it trains all weights, and in records of earlier versions."""
+    capacity_factor: float | None = None
+    """Rows that each routed expert computes, in equal shares of a rank's tokens, with dropped and padded tokens; None
+    if no token is dropped."""
     packing: Packing | None
     published_flops: PublishedFlops | None
     expectations: tuple[Expectation, ...]
     expectations_reason: str | None
     """The reason if there is no expectation."""
+    conditions: tuple[PublishedCondition, ...] = ()
+    """How the code of its document trained, where a run here may train in another way."""
     checkpoint: Checkpoint | None
     peak_tflops: float | None
     notes: tuple[str, ...]
@@ -333,6 +345,10 @@ class Recipe(Record):
     def title(self, dtype: str | None = None) -> str:
         """``dtype`` may say more of the precision."""
         return f"{self.model_name} {dtype or self.dtype} on {self.scale} x {self.gpu_type}"
+
+    def published_way(self, key: str) -> str | None:
+        """The value of one of the conditions; None if it is not known."""
+        return next((condition.value for condition in self.conditions if condition.key == key), None)
 
     @property
     def documented_profile(self) -> DocumentProfile | None:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Annotated, Literal, NamedTuple
 
 from llmb.catalogue.layout_check import check_layout
-from llmb.catalogue.load import Catalogue, layout_of, model_of
+from llmb.catalogue.load import Catalogue, Published, layout_of, model_of
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Dtype, Layout, Model, Recipe, Record
 from llmb.catalogue.scale_names import by_size, scale_name, scales_above
@@ -343,10 +343,16 @@ def _recipe(
         layout=layout,
         training=workload.training_for(request.size),
         lora=workload.lora.record() if workload.lora else None,
+        capacity_factor=workload.capacity_factor.factor if workload.capacity_factor else None,
         packing=packing_of(workload, layout),
         published_flops=published_flops(catalogue, workload, table, layout),
         expectations=expectations,
         expectations_reason=reason,
+        conditions=tuple(
+            entry.record()
+            for entry in _published(catalogue, table).conditions
+            if entry.holds_for(request.size, dtype, pick.choice.borrowed_from or gpu_type)
+        ),
         checkpoint=checkpoint.record(catalogue.documents[checkpoint.document].source) if checkpoint else None,
         peak_tflops=gpu.peak_tflops.get(dtype) if gpu else None,
         gpu_memory_gb=gpu.memory_gb if gpu else None,
@@ -386,7 +392,7 @@ def _expectations(
         return (), f"the layout differs from the published one ({', '.join(changed)})"
     found = [
         figure.expectation
-        for figure in catalogue.published.get(table.document or "", ())
+        for figure in _published(catalogue, table).figures
         if (figure.workload, figure.size, figure.dtype, figure.gpus)
         == (request.workload, request.size, dtype, pick.row.gpus)
         and figure.gpu_type in gpu_types
@@ -394,6 +400,10 @@ def _expectations(
     ]
     reason = None if found else f"no figure is published for {dtype} on {pick.row.gpus} {gpu_type} GPUs"
     return tuple(sorted(found, key=lambda item: (item.kind != "table", not item.gpu_type_stated))), reason
+
+
+def _published(catalogue: Catalogue, table: LayoutTable) -> Published:
+    return catalogue.published.get(table.document or "") or Published((), ())
 
 
 def _unique(items: Iterable[str]) -> list[str]:

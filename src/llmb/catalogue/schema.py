@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from llmb.catalogue.fabric import Fabric
-from llmb.catalogue.published import Checkpoint, Document, Source
+from llmb.catalogue.published import Checkpoint, Document, PublishedCondition, Source
 from llmb.catalogue.records import Dtype, Gpu, Lora, Packing, Recipe, Record, Training
 
 
@@ -135,6 +135,13 @@ class LoraEntry(Lora):
         return Lora(**self.model_dump(exclude={"source"}))
 
 
+class CapacityEntry(Record):
+    """Rows that each routed expert computes, in equal shares of a rank's tokens."""
+
+    factor: float = Field(gt=0)
+    source: str
+
+
 class PackingEntry(Packing):
     """Packing statistics at one sequence length."""
 
@@ -209,6 +216,8 @@ class WorkloadFile(Record):
     training: dict[str, dict[str, Any]]
     lora: LoraEntry | None = None
     """Of a workload whose task is lora."""
+    capacity_factor: CapacityEntry | None = None
+    """Of a workload that drops tokens."""
     packing: tuple[PackingEntry, ...] = ()
     published_flops: tuple[FlopsEntry, ...]
     checkpoints: dict[str, CheckpointEntry]
@@ -267,10 +276,26 @@ class Example(Record):
     notes: tuple[str, ...] = ()
 
 
+class ConditionEntry(PublishedCondition):
+    """A condition of the figures that it selects; an omitted key matches all."""
+
+    sizes: tuple[str, ...] = ()
+    dtypes: tuple[Dtype, ...] = ()
+    gpu_types: tuple[str, ...] = ()
+
+    def holds_for(self, size: str, dtype: Dtype, gpu_type: str) -> bool:
+        chosen = ((self.sizes, size), (self.dtypes, dtype), (self.gpu_types, gpu_type))
+        return all(not wanted or value in wanted for wanted, value in chosen)
+
+    def record(self) -> PublishedCondition:
+        return PublishedCondition(**self.model_dump(exclude={"sizes", "dtypes", "gpu_types"}))
+
+
 class ExpectationsFile(Record):
     """``expectations/<document>.yaml``."""
 
     document: str
     workload: str
+    conditions: tuple[ConditionEntry, ...] = ()
     tables: tuple[FigureTable, ...] = ()
     examples: tuple[Example, ...] = ()

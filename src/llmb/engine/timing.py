@@ -132,7 +132,9 @@ class StepReader:
             slowest_rank=times.index(max(times)),
             saving=pending.saving,
             profiled=self.plan.slows_down(pending.number),
-            expert_load=ExpertLoad(max_over_mean=load[0], idle_experts=int(load[1])) if load else None,
+            expert_load=ExpertLoad(max_over_mean=load[0], idle_experts=int(load[1]), dropped_share=load[2])
+            if load
+            else None,
             fp8=Fp8Counts(saturated_tensors=int(fp8[0]), not_finite_tensors=int(fp8[1])) if fp8 else None,
         )
 

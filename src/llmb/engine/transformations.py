@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from llmb.engine.adapters.apply import add_dropout, apply_lora
 from llmb.engine.compile import apply_compile
-from llmb.engine.expert_load import force_load_balancing
+from llmb.engine.expert_load import force_load_balancing, set_capacity
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.context_parallel import apply_context_parallel
 from llmb.engine.parallel.data_parallel import compute_dtype, is_sharded, precision_policy, shard
@@ -64,10 +64,12 @@ def _full_recompute(stages: Sequence[Decoder], plan: EnginePlan, _ranks: Ranks) 
             apply_recompute(stage, plan.recompute)
 
 
-def _forced_balance(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
-    if plan.force_load_balancing:
-        for stage in stages:
+def _routing(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> None:
+    for stage in stages:
+        if plan.force_load_balancing:
             force_load_balancing(stage, ranks)
+        if plan.capacity_factor is not None:
+            set_capacity(stage, plan.capacity_factor)
 
 
 def _expert_parallel(stages: Sequence[Decoder], _plan: EnginePlan, ranks: Ranks) -> None:
@@ -134,7 +136,7 @@ TRANSFORMATIONS = (
     Transformation(
         "forced balance",
         "Before expert parallelism, which does not exchange token counts if routers are balanced.",
-        _forced_balance,
+        _routing,
     ),
     Transformation(
         "expert parallel",

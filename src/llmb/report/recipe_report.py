@@ -18,6 +18,7 @@ from llmb.report.output import result_table
 from llmb.report.table import Table
 from llmb.runs.logits import keeps_logits, logits_gb, logits_text
 from llmb.runs.origin import Origin, OriginHere
+from llmb.verdict.conditions import title_of
 
 BILLION = 1e9
 IDENTITY = ("workload", "size", "dtype", "gpu_type", "scale", "release", "task", "proxy")
@@ -46,6 +47,7 @@ def recipe_document(recipe: Recipe, job: JobDefaults, here: OriginHere) -> dict[
         "lora": recipe.lora and recipe.lora.model_dump(mode="json"),
         "flops_per_sequence": {item.value: flops_per_sequence(recipe, item) for item in Convention},
         "published_flops": recipe.published_flops and recipe.published_flops.model_dump(mode="json"),
+        "capacity_factor": recipe.capacity_factor,
         "packing": recipe.packing and recipe.packing.model_dump(mode="json"),
         "peak_tflops": recipe.peak_tflops,
         "logits": {"size_gb": logits_gb(recipe), "kept": keeps_logits(recipe)},
@@ -53,6 +55,7 @@ def recipe_document(recipe: Recipe, job: JobDefaults, here: OriginHere) -> dict[
         "checkpoint": recipe.checkpoint and recipe.checkpoint.model_dump(mode="json"),
         "expectations": [expectation.model_dump(mode="json") for expectation in recipe.expectations],
         "expectations_reason": recipe.expectations_reason,
+        "conditions": [condition.model_dump(mode="json") for condition in recipe.conditions],
         "origin": origin_document(here.origin),
         "not_prepared": here.problem,
         "job": job.model_dump(mode="json"),
@@ -78,6 +81,8 @@ def recipe_tables(recipe: Recipe, job: JobDefaults, here: OriginHere) -> Iterato
     """A recipe as a few tables."""
     yield _summary(recipe, here)
     yield _expectation_table(recipe.expectations, recipe.expectations_reason)
+    if recipe.conditions:
+        yield _conditions_table(recipe)
     yield _job_table(job)
     of_figures = (note for item in recipe.expectations for note in item.notes)
     notes = list(dict.fromkeys([*recipe.decisions, *recipe.notes, *of_figures]))
@@ -156,6 +161,16 @@ def _expectation_table(expectations: Sequence[Expectation], reason: str | None) 
     if not expectations:
         table = result_table("Published", "")
         table.add_row(unknown(reason or "no published figure"))
+    return table
+
+
+def _conditions_table(recipe: Recipe) -> Table:
+    """Ways of the published runs that a run here may not share."""
+    table = result_table("How the published runs trained", "", "", "without it", "source")
+    for condition in recipe.conditions:
+        slower = "{:g} to {:g} % slower".format(*condition.slower_pct) if condition.slower_pct else ""
+        table.add_row(title_of(condition.key), condition.value, slower, condition.source)
+    table.caption = "What of it a run does not share, its verdict names: llmb docs what-is-the-same"
     return table
 
 

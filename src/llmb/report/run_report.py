@@ -76,9 +76,17 @@ def start_lines(plan: Plan) -> list[str]:
 
 
 def plan_title(plan: Plan) -> str:
-    forced = ", expert load forced to balance" if isinstance(plan, EnginePlan) and plan.force_load_balancing else ""
     recorded = ", profiled" if plan.profile else ", NCCL traced" if plan.nccl_trace else ""
-    return f"{plan.recipe.title(_dtype(plan))}{forced}{recorded}"
+    return f"{plan.recipe.title(_dtype(plan))}{_routing(plan)}{recorded}"
+
+
+def _routing(plan: Plan) -> str:
+    """How tokens reach routed experts; empty for a model without them."""
+    if plan.recipe.model.moe is None or not isinstance(plan, EnginePlan):
+        return ""
+    if plan.force_load_balancing:
+        return ", expert load forced to balance"
+    return ", dropless" if plan.capacity_factor is None else f", token drop at capacity {plan.capacity_factor:g}"
 
 
 def _dtype(plan: Plan) -> str:
@@ -295,9 +303,12 @@ def _add_expert_load(table: Table, result: Result) -> None:
     load = result.expert_load
     if load is None:
         return
-    forced = "forced to balance" if load.forced else "as the routers chose"
-    table.add_row("busiest expert / mean", number(load.max_over_mean), "", f"tokens per step, worst layer; {forced}")
+    chosen = "forced to balance" if load.forced else "as the routers chose"
+    table.add_row("busiest expert / mean", number(load.max_over_mean), "", f"tokens per step, worst layer; {chosen}")
     table.add_row("experts without tokens", number(load.idle_experts), "", "all layers, mean of the steps")
+    if load.capacity_factor is not None:
+        limit = f"beyond capacity {load.capacity_factor:g} of an expert; every expert computes as many rows"
+        table.add_row("dropped tokens", number(load.dropped_pct), "%", limit)
 
 
 def _add_fp8(table: Table, result: Result) -> None:

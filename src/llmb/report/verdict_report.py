@@ -17,7 +17,7 @@ from llmb.report.values import shortened
 from llmb.shown_text import printable
 from llmb.verdict.acceptance import AcceptanceSet
 from llmb.verdict.causes import Explanation
-from llmb.verdict.conditions import title_of
+from llmb.verdict.conditions import title_of, worth
 from llmb.verdict.records import WORST, Condition, Verdict, worst
 from llmb.verdict.sentence import percent
 
@@ -86,7 +86,7 @@ def verdict_table(judged: Judged) -> Table:
         table.add_row("95 % interval s", interval_of(own), interval_of(reference.step_time_s_ci95))
     for condition in _two_sided(verdict):
         values = (shortened(value or "unknown") for value in (condition.own, condition.reference))
-        table.add_row(title_of(condition.key), *values, EFFECTS[condition.effect])
+        table.add_row(title_of(condition.key), *values, f"{EFFECTS[condition.effect]}{worth(condition)}")
     return table
 
 
@@ -117,6 +117,8 @@ def _sources(judged: Judged) -> Iterator[tuple[str, str]]:
     verdict = judged.verdict
     if verdict.reference:
         yield "reference", verdict.reference.source
+    if verdict.reference and verdict.reference.kind == "published":
+        yield "what else differs", "llmb docs what-is-the-same"
     if verdict.reference and verdict.tolerance_pct is not None:
         yield "tolerance", f"{percent(verdict.tolerance_pct)} %: {verdict.tolerance_source}"
     for run in judged.runs if len(judged.runs) > 1 else ():

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from llmb.catalogue.records import Dtype, GradReduceDtype, Lora, LoraTargets, Recipe, Record
 from llmb.metrics.window import DEFAULT_RULE
@@ -17,7 +17,7 @@ from llmb.runs.profiling import Profiling
 from llmb.secrets import has_secret
 
 Recompute = Literal["none", "selective", "full"]
-Fp8Recipe = Literal["delayed", "current"]
+Fp8Recipe = Literal["delayed", "current", "current-all"]
 _training = partial(Option, panel="Training")
 _checkpoint = partial(Option, panel="Checkpoints")
 _fine_tuning = partial(Option, panel="Fine-tuning")
@@ -65,7 +65,8 @@ class Choices(Record):
         Fp8Recipe | None,
         _training(
             help="Scaling of FP8 tensors: 'delayed' by the largest values of earlier steps, 'current' by those of the "
-            "tensor itself, with the first and last layer in bf16. Default with --dtype fp8: delayed."
+            "tensor itself, with the first and last layer in bf16, 'current-all' without. Default with --dtype fp8: "
+            "that of the recipe's document, else delayed."
         ),
     ] = None
     emulate_fp8: Annotated[
@@ -101,6 +102,14 @@ class Choices(Record):
     force_load_balancing: Annotated[
         bool, _training(help="Route the same number of tokens to every expert, independent of the router.")
     ] = False
+    capacity_factor: Annotated[
+        float | None,
+        _training(
+            help="Rows that every expert computes, in equal shares of a rank's tokens: of more tokens, those with the "
+            "smallest scores are dropped, fewer are padded. 0: no token is dropped. Default: that of the recipe.",
+            minimum=0,
+        ),
+    ] = None
     stall_limit_s: Annotated[
         int,
         _training(
@@ -220,7 +229,15 @@ class Choices(Record):
 
     def fp8_recipe_of(self, recipe: Recipe) -> Fp8Recipe | None:
         """None for a run without FP8."""
-        return (self.fp8_recipe or "delayed") if recipe.dtype is Dtype.FP8 else None
+        if recipe.dtype is not Dtype.FP8:
+            return None
+        return self.fp8_recipe or cast("Fp8Recipe", recipe.published_way("fp8_recipe") or "delayed")
+
+    def capacity_factor_of(self, recipe: Recipe) -> float | None:
+        """None if no token is dropped."""
+        if self.force_load_balancing:
+            return None
+        return recipe.capacity_factor if self.capacity_factor is None else self.capacity_factor or None
 
     @property
     def saves(self) -> bool:
@@ -233,8 +250,7 @@ class Choices(Record):
         yield from self.label_problems()
         if problem := choice_problem(self.attention_backend, device):
             yield problem
-        if self.force_load_balancing and recipe.model.moe is None:
-            yield f"--force-load-balancing is for models with experts; {recipe.model.model} has none"
+        yield from self._routing_problems(recipe)
         if self.checkpoint_dir and not self.saves:
             yield "--checkpoint-dir is given, but nothing is saved; add --save-checkpoint or --checkpoint-interval"
         if recipe.dtype is Dtype.FP32 and self.grad_reduce_dtype == "bf16":
@@ -242,6 +258,18 @@ class Choices(Record):
         yield from self.parallelism.problems(recipe.layout, compiled=self.compiles_on(device))
         yield from self._fp8_problems(recipe)
         yield from self._lora_problems(recipe, resumed)
+
+    def _routing_problems(self, recipe: Recipe) -> Iterator[str]:
+        moe, factor = recipe.model.moe, self.capacity_factor
+        if moe is None:
+            given = {"--force-load-balancing": self.force_load_balancing, "--capacity-factor": factor is not None}
+            for option in (name for name, is_given in given.items() if is_given):
+                yield f"{option} is for models with experts; {recipe.model.model} has none"
+        elif factor and self.force_load_balancing:
+            yield "--capacity-factor drops tokens of uneven routers, and --force-load-balancing evens them; choose one"
+        elif factor and factor * moe.top_k > moe.experts:
+            most = f"{moe.experts / moe.top_k:g}"
+            yield f"--capacity-factor is {factor:g}; an expert has all tokens at {most}: give at most that"
 
     def label_problems(self) -> Iterator[str]:
         if self.label is None:
@@ -261,7 +289,7 @@ class Choices(Record):
             if self.fp8_recipe == "current" and recipe.model.layers <= 2:
                 yield (
                     "--fp8-recipe current keeps the first and the last layer in bf16, and with "
-                    f"{recipe.model.layers} layers nothing is in FP8; choose delayed, or more --layers"
+                    f"{recipe.model.layers} layers nothing is in FP8; choose delayed, current-all, or more --layers"
                 )
             return
         if self.fp8_recipe:

@@ -20,6 +20,7 @@ SETTINGS = (
     "attention_backend",
     "keep_logits",
     "force_load_balancing",
+    "capacity_factor",
     "checkpoint_interval",
     "nccl_trace",
 )

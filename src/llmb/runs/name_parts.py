@@ -62,14 +62,15 @@ def _data_parts(plan: "Plan") -> Iterator[str]:
 
 def _engine_parts(plan: "Plan") -> Iterator[str]:
     """Settings of llmb's engine; other programs do not have them."""
-    from llmb.runs.plan import EnginePlan  # which imports what imports this
+    from llmb.runs.choices import Choices  # which import what imports this
+    from llmb.runs.plan import EnginePlan
 
     if not isinstance(plan, EnginePlan):
         return
     recipe, training = plan.recipe, plan.recipe.training
     kept = keeps_logits(recipe, delays_weight_gradients=plan.parallelism.delays_weight_gradients)
     named = {
-        "current": plan.fp8_recipe == "current",
+        str(plan.fp8_recipe): plan.fp8_recipe not in (None, Choices().fp8_recipe_of(recipe)),
         "emulated": plan.emulate_fp8,
         f"recompute-{plan.recompute}": plan.recompute != "none",
         "compiled": plan.compiled and plan.device == "cpu",
@@ -78,14 +79,14 @@ def _engine_parts(plan: "Plan") -> Iterator[str]:
         "logits": plan.keep_logits and not kept,
         "chunked-logits": kept and not plan.keep_logits,
         "balanced": plan.force_load_balancing,
+        "dropless": plan.capacity_factor is None and recipe.capacity_factor and not plan.force_load_balancing,
+        f"capacity{plan.capacity_factor or 0:g}": plan.capacity_factor not in (None, recipe.capacity_factor),
         f"reduce-{training.grad_reduce_dtype}": training.grad_reduce_dtype == "fp32" and recipe.dtype is not Dtype.FP32,
         f"documents{training.document_tokens}": training.document_tokens is not None
         and training.document_lengths == "uniform",
     }
     yield from (text for text, differs in named.items() if differs)
-    experts = recipe.model.moe is not None
-    chosen = plan.parallelism.settled(recipe.layout, experts=experts)
-    usual = Parallelism().settled(recipe.layout, experts=experts)
+    chosen, usual = plan.parallelism.settled(recipe), Parallelism().settled(recipe)
     if chosen.dp_sharding != usual.dp_sharding:
         yield f"shard-{chosen.dp_sharding}"
     if chosen.dp_shard_size:

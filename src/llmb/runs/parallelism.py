@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Literal, NamedTuple, Self
 
-from llmb.catalogue.records import Layout, Record
+from llmb.catalogue.records import Layout, Recipe, Record
 from llmb.options.option import Option
 
 DpSharding = Literal["full", "optimizer", "none"]
@@ -27,12 +27,13 @@ class Parallelism(Record):
         DpSharding | None,
         _option(
             help="What data-parallel ranks shard: 'full' parameters, gradients and optimizer state (ZeRO-3), "
-            "'optimizer' all but the parameters within a step (ZeRO-1), 'none' nothing (DDP). Default: full; optimizer "
-            "if there is only one rank."
+            "'optimizer' all but the parameters within a step (ZeRO-1), 'none' nothing (DDP). Default: as in the "
+            "recipe's document; without one full, and optimizer if there is only one rank."
         ),
     ] = None
     """What the ranks of DP x CP shard: parameters, gradients and optimizer state; only gradients and optimizer state;
-    or nothing. None means ``full`` or, if there is only one rank, ``optimizer``; there is nothing to shard then."""
+    or nothing. None means what the published run shards; without one ``full`` or, if there is only one rank,
+    ``optimizer``; there is nothing to shard then."""
     dp_shard_size: Annotated[
         int | None,
         _option(help="Shard within groups of N ranks of DP x CP, each group with a replica. Default: one group."),
@@ -74,12 +75,14 @@ class Parallelism(Record):
             return Replicas()
         return Replicas(replicas // self.dp_shard_size, replicas // self.dp_shard_size)
 
-    def settled(self, layout: Layout, *, experts: bool) -> Self:
+    def settled(self, recipe: Recipe) -> Self:
         """With defaults for the options that are not specified."""
-        shared = layout.dp * layout.cp > 1 or (experts and layout.edp > 1)
+        layout = recipe.layout
+        shared = layout.dp * layout.cp > 1 or (recipe.model.moe is not None and layout.edp > 1)
+        published = recipe.published_way("parallelism.dp_sharding") if shared and self.dp_shard_size is None else None
         return self.model_copy(
             update={
-                "dp_sharding": self.dp_sharding or ("full" if shared else "optimizer"),
+                "dp_sharding": self.dp_sharding or published or ("full" if shared else "optimizer"),
                 "pipeline_schedule": self.schedule_of(layout),
             }
         )

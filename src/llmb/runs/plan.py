@@ -153,6 +153,8 @@ class EnginePlan(Plan):
     keep_logits: bool = False
     attention_backend: AttentionChoice = "auto"
     force_load_balancing: bool = False
+    capacity_factor: float | None = None
+    """Rows that each expert computes, in equal shares of a rank's tokens; None if no token is dropped."""
     parallelism: Parallelism = Parallelism()
     stall_limit_s: int = DEFAULT_STALL_LIMIT_S
     resource_interval_s: float | None = None
@@ -205,7 +207,8 @@ def make_plan(
         attention_backend=choices.attention_backend,
         keep_logits=choices.keeps_logits_of(recipe),
         force_load_balancing=choices.force_load_balancing,
-        parallelism=choices.parallelism.settled(recipe.layout, experts=recipe.model.moe is not None),
+        capacity_factor=choices.capacity_factor_of(recipe),
+        parallelism=choices.parallelism.settled(recipe),
         save_checkpoint=choices.saves,
         checkpoint_interval=choices.checkpoint_interval,
         checkpoint_dir=choices.checkpoint_dir,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from fnmatch import fnmatch
 
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.published import Expectation
+from llmb.catalogue.published import Expectation, PublishedCondition
 from llmb.catalogue.records import Recipe, Window
 from llmb.metrics.window import DOCUMENTED_STEPS, resolve_window
 from llmb.runs.origin import dataset_title
@@ -15,7 +15,7 @@ from llmb.runs.result import Result
 from llmb.verdict.against_figure import judge
 from llmb.verdict.conditions import condition_values, find_conditions
 from llmb.verdict.judgement import Measured
-from llmb.verdict.records import Reference, Verdict
+from llmb.verdict.records import Condition, Reference, Verdict
 from llmb.verdict.tolerance import Tolerance, default_tolerance
 
 SYNTHETIC = "synthetic"
@@ -74,8 +74,18 @@ def verdict_of_recipe(recipe: Recipe, measured: Measured, tolerance: Tolerance |
     )
     published = _published(recipe, figure, measured.conditions.get(DEVICE))
     own = {key: value for key, value in measured.conditions.items() if key in published}
-    conditions = find_conditions(own, condition_values(published), reference.kind)
+    found = find_conditions(own, condition_values(published), reference.kind)
+    known = {condition.key: condition for condition in recipe.conditions}
+    conditions = [_with_estimate(condition, known.get(condition.key)) for condition in found]
     return judge(measured, reference, conditions, tolerance or default_tolerance(reference.kind))
+
+
+def _with_estimate(condition: Condition, published: PublishedCondition | None) -> Condition:
+    """With what the published condition is worth; not if the run is not known to lack it."""
+    if published is None:
+        return condition
+    slower = published.slower_pct if condition.own is not None else None
+    return condition.model_copy(update={"slower_pct": slower, "why": f"{published.what} ({published.source})"})
 
 
 def steps_text(window: Window) -> str:
@@ -96,7 +106,7 @@ def _own(record: RunRecord, window: Window) -> dict[str, object]:
         "data": SYNTHETIC if data.kind == SYNTHETIC else data.name,
         "lora": _lora_text(plan),
         "emulate_fp8": isinstance(plan, EnginePlan) and plan.emulate_fp8,
-        "force_load_balancing": isinstance(plan, EnginePlan) and plan.force_load_balancing,
+        **(ways_of_engine(plan) if isinstance(plan, EnginePlan) else {}),
         DEVICE: record.environment.device if record.environment else None,
         "peak_tflops": plan.recipe.peak_tflops,
         **{f"layout.{name}": getattr(plan.recipe.layout, name) for name in WORK},
@@ -105,7 +115,7 @@ def _own(record: RunRecord, window: Window) -> dict[str, object]:
 
 def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[str, object]:
     """``device`` is the GPU that the figure is compared on."""
-    document = recipe.document
+    document, layout = recipe.document, recipe.layout
     data = {"synthetic": SYNTHETIC, "squad": dataset_title("squad", recipe.layout.seq_len), None: None}
     return {
         "program": document and document.framework,
@@ -114,10 +124,36 @@ def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[
         "lora": recipe.lora and str(recipe.lora),
         "emulate_fp8": False,
         "force_load_balancing": False,
+        **_published_ways(recipe),
         **_published_gpu(recipe.gpu_type, figure, device),
         "peak_tflops": figure.peak_tflops,
         "errata": "; ".join(figure.notes) or None,
-        **{f"layout.{name}": getattr(recipe.layout, name) for name in WORK},
+        **{f"layout.{name}": getattr(layout, name) for name in WORK},
+    }
+
+
+def _published_ways(recipe: Recipe) -> dict[str, object]:
+    alone = recipe.layout.dp * recipe.layout.cp == 1  # then there is nothing to shard
+    return {
+        condition.key: condition.value
+        for condition in recipe.conditions
+        if not (alone and condition.key == "parallelism.dp_sharding")
+    }
+
+
+def ways_of_engine(plan: EnginePlan) -> dict[str, object]:
+    """What the engine does of what the conditions of published figures name, in their words."""
+    layout = plan.recipe.layout
+    even = plan.force_load_balancing or plan.capacity_factor == 1.0
+    return {
+        "force_load_balancing": plan.force_load_balancing,
+        "expert_rows": "even" if even else "as routed" if plan.capacity_factor is None else "with a margin",
+        "parallelism.dp_sharding": plan.parallelism.dp_sharding,
+        "fp8_recipe": plan.fp8_recipe,
+        "cuda_graphs": "none",
+        "tp_overlap": "none",
+        "weight_gradients": "by the product" if layout.dp * layout.cp == 1 else "after the product",
+        "step_clock": "whole steps",
     }
 
 

@@ -36,6 +36,10 @@ class ExpertLoadReport:
     idle_experts: float
     forced: bool
     """Tokens were routed evenly, independent of the routers."""
+    capacity_factor: float | None = None
+    """None if no token was dropped."""
+    dropped_pct: float = 0.0
+    """Of the tokens that chose an expert, those that were beyond its capacity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +254,8 @@ def _expert_load(plan: EnginePlan, steps: Sequence[Step]) -> ExpertLoadReport | 
         max_over_mean=fmean(load.max_over_mean for load in loads),
         idle_experts=fmean(load.idle_experts for load in loads),
         forced=plan.force_load_balancing,
+        capacity_factor=plan.capacity_factor,
+        dropped_pct=100 * fmean(load.dropped_share for load in loads),
     )
 
 

@@ -27,6 +27,8 @@ class ExpertLoad:
     """Tokens of the busiest expert divided by the mean of its layer, in the worst layer; 1 is balanced."""
     idle_experts: int
     """Experts without tokens, summed over layers."""
+    dropped_share: float = 0.0
+    """Tokens beyond the capacity of their expert, of all tokens that chose one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -174,8 +174,15 @@ def _differing(
 
 
 def _said(items: Sequence[Differing]) -> tuple[str, ...]:
-    shown = [f"{item.key}: {item.own or 'none'}, reference {item.reference or 'none'}" for item in items[:MOST_SHOWN]]
+    shown = [
+        f"{item.key}: {item.own or 'none'}, reference {item.reference or 'none'}{_worth(item)}"
+        for item in items[:MOST_SHOWN]
+    ]
     return (*shown, *([f"and {len(items) - MOST_SHOWN} more"] if len(items) > MOST_SHOWN else []))
+
+
+def _worth(item: Differing) -> str:
+    return f", worth {item.slower_pct[0]:g} to {item.slower_pct[1]:g} % of a step" if item.slower_pct else ""
 
 
 def _cause(name: CauseName, item: Found, run: Evidence, words: Words) -> Cause:

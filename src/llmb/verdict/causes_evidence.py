@@ -98,6 +98,8 @@ class Differing:
     key: str
     own: str | None
     reference: str | None
+    slower_pct: tuple[float, float] | None = None
+    """By how much the run is slower for it, in percent, where the reference tells that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

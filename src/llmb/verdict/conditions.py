@@ -58,9 +58,14 @@ def title_of(key: str) -> str:
 
 
 def differing(conditions: Iterable[Condition]) -> str:
-    """Such as ``program and data differ``."""
-    *first, last = dict.fromkeys(title_of(condition.key) for condition in conditions)
+    """Such as ``program and CUDA graphs (worth 10 to 50 %) differ``."""
+    *first, last = dict.fromkeys(f"{title_of(condition.key)}{worth(condition)}" for condition in conditions)
     return f"{', '.join(first)} and {last} differ" if first else f"{last} differs"
+
+
+def worth(condition: Condition) -> str:
+    """By how much a run is slower for it; empty if that is not known."""
+    return "" if condition.slower_pct is None else " (worth {:g} to {:g} %)".format(*condition.slower_pct)
 
 
 def find_conditions(own: Values, reference: Values, kind: ReferenceKind) -> tuple[Condition, ...]:

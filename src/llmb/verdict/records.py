@@ -40,6 +40,10 @@ class Condition(Record):
     reference: str | None
     effect: Effect
     """Whether it prevents a verdict, makes it soft, or is only reported."""
+    slower_pct: Interval | None = None
+    """By how much the run's steps are slower for it, in percent: from, to; None if it is not known."""
+    why: str | None = None
+    """What it is, with its source, where the reference tells that."""
 
 
 class Verdict(Record):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixture of experts. No token is dropped."""
+"""Mixture of experts, with or without a capacity of each expert."""
 
+from math import ceil
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional
 from llmb.catalogue.records import MixtureOfExperts
 from llmb.engine.model.feedforward import GatedMLP
 from llmb.engine.model.local_shard import local_shard
-from llmb.engine.model.routing import Router
+from llmb.engine.model.routing import BalancedRouter, Router
 
 
 def grouped_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
@@ -95,6 +96,15 @@ def permute(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     return permuted
 
 
+def rearrange(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    """``permute`` where some rows go nowhere and some come from nowhere, which are zeros.
+
+    order: [m] of 0 to n, the number of rows, for zeros; inverse: [n] of 0 to m likewise.
+    """
+    rearranged: Tensor = _Rearrange.apply(rows, order, inverse)  # type: ignore[no-untyped-call]
+    return rearranged
+
+
 class _Context(FunctionCtx):
     saved_tensors: tuple[Tensor]
 
@@ -112,6 +122,24 @@ class _Permute(torch.autograd.Function):
         return gradient.index_select(0, inverse), None, None
 
 
+class _Rearrange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return _select_or_zero(rows, order)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (inverse,) = ctx.saved_tensors
+        return _select_or_zero(gradient, inverse), None, None
+
+
+def _select_or_zero(rows: Tensor, order: Tensor) -> Tensor:
+    missing = order == len(rows)
+    return rows.index_select(0, order.masked_fill(missing, 0)).masked_fill(missing.unsqueeze(-1), 0)
+
+
 class Routed(NamedTuple):
     """Tokens that are routed to experts."""
 
@@ -123,10 +151,11 @@ class Routed(NamedTuple):
     counts: Tensor
     """Rows for each expert."""
     order: Tensor
-    """Which choice of the tokens each of the rows is, where those of a token follow each other: [n]."""
+    """Which choice of the tokens each of the rows is, where those of a token follow each other: [n]. Rows that are
+    padding have the number of choices."""
     places: Tensor
     """The inverse: which of the rows is the first, second, ... choice of the first, second, ... token:
-    [tokens, top_k]."""
+    [tokens, top_k]; n for a choice that is dropped."""
     weights: Tensor | None
     """Weights of the outputs, [tokens, top_k]; None if the router scales inputs."""
 
@@ -140,15 +169,28 @@ class MoELayer(nn.Module):
         self.router = Router(hidden_size, moe)
         shared = moe.shared_ffn_hidden_size
         self.shared_expert = None if shared is None else GatedMLP(hidden_size, shared)
-        self.expert_count = moe.experts
+        self.moe = moe
+        self.capacity_factor: float | None = None
         self.scales_inputs = moe.router == "sigmoid-scaled-inputs"
 
     def forward(self, hidden: Tensor) -> Tensor:
         routed = self.dispatch(hidden)
         return self.combine(routed, self.run_experts(routed))
 
+    @property
+    def balances(self) -> bool:
+        """Whether experts get the same numbers of rows whatever the tokens are, so that the host knows them."""
+        return self.capacity_factor is not None or isinstance(self.router, BalancedRouter)
+
+    def capacity(self, choices: int) -> int | None:
+        """Rows of each expert where tokens of this rank make ``choices``: ``get_capacity`` of Megatron-LM.
+
+        None if no token is dropped, and nothing is padded.
+        """
+        return None if self.capacity_factor is None else ceil(choices / self.moe.experts * self.capacity_factor)
+
     def run_experts(self, routed: Routed) -> Tensor:
-        known = self.router.known_counts(len(routed.rows))
+        known = self.known_counts(len(routed.rows))
         outputs: Tensor = self.experts(routed.rows, routed.counts, known)
         return outputs
 
@@ -158,21 +200,54 @@ class MoELayer(nn.Module):
         # Expanded before sorting: the gradient of a gather with repeated sources would not be reproducible.
         copies = tokens.unsqueeze(1).expand(*chosen.shape, -1)
         rows = (copies * scores.unsqueeze(-1) if self.scales_inputs else copies).flatten(0, 1)
+        weights = None if self.scales_inputs else scores
+        capacity = self.capacity(chosen.numel())
+        if capacity is not None:
+            order, places = fill_to_capacity(scores.detach(), chosen, self.moe.experts, capacity)
+            counts = torch.full((self.moe.experts,), capacity, device=chosen.device)
+            return Routed(hidden, rearrange(rows, order, places.flatten()), counts, order, places, weights)
         order = chosen.flatten().argsort(stable=True)
         places = order.argsort().view_as(chosen)
-        weights = None if self.scales_inputs else scores
-        return Routed(hidden, permute(rows, order, places.flatten()), self.counts(chosen), order, places, weights)
+        counts = count_choices(chosen, self.moe.experts)
+        return Routed(hidden, permute(rows, order, places.flatten()), counts, order, places, weights)
 
     def combine(self, routed: Routed, outputs: Tensor) -> Tensor:
         """Outputs of the experts, weighted and summed by token, plus that of the shared expert."""
         # A gather restores the order of tokens: a scatter with repeated targets would not be reproducible.
-        rows = torch.unflatten(permute(outputs, routed.places.flatten(), routed.order), 0, routed.places.shape)
+        arrange = permute if self.capacity_factor is None else rearrange
+        rows = torch.unflatten(arrange(outputs, routed.places.flatten(), routed.order), 0, routed.places.shape)
         weighted = rows if routed.weights is None else rows * routed.weights.unsqueeze(-1)
         summed = weighted.sum(1).view_as(routed.hidden)
         output: Tensor = summed if self.shared_expert is None else self.shared_expert(routed.hidden) + summed
         return output
 
-    def counts(self, chosen: Tensor) -> Tensor:
-        """Rows for each expert. Unlike ``bincount``, its shape does not depend on the data."""
-        experts = torch.arange(self.expert_count, device=chosen.device)
-        return (chosen.reshape(-1, 1) == experts).sum(0)
+    def known_counts(self, rows: int) -> list[int] | None:
+        """How many of this rank's rows each expert has, if that does not depend on the tokens."""
+        if self.capacity_factor is not None:
+            return [rows // self.moe.experts] * self.moe.experts
+        return self.router.known_counts(rows)
+
+
+def count_choices(chosen: Tensor, experts: int) -> Tensor:
+    """How often each expert is chosen: [experts]. Unlike ``bincount``, its shape does not depend on the data."""
+    return (chosen.reshape(-1, 1) == torch.arange(experts, device=chosen.device)).sum(0)
+
+
+def fill_to_capacity(scores: Tensor, chosen: Tensor, experts: int, capacity: int) -> tuple[Tensor, Tensor]:
+    """``order`` and ``places`` of ``Routed`` where each expert has ``capacity`` rows: of its tokens those with the
+    highest scores, and padding.
+
+    scores, chosen: [tokens, top_k], scores above zero. Megatron-LM's rule with ``moe_pad_expert_input_to_capacity``
+    and the drop policy ``probs`` (``topk_softmax_with_capacity``, commit 64cb6bd).
+    """
+    choices = chosen.numel()
+    shape = len(chosen), experts
+    gates = scores.new_zeros(shape).scatter(1, chosen, scores)
+    numbers = torch.arange(choices, device=chosen.device).view_as(chosen)
+    number_of = chosen.new_full(shape, choices).scatter(1, chosen, numbers)
+    taken = gates.topk(capacity, dim=0).indices
+    order = number_of.gather(0, taken).T.flatten()
+    # All padding is written to the last place, which is left out.
+    rows = torch.arange(len(order), device=chosen.device)
+    places = chosen.new_full((choices + 1,), len(order)).scatter(0, order, rows)[:choices]
+    return order, places.view_as(chosen)

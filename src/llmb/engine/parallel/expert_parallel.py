@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.moe import Experts, MoELayer, permute
-from llmb.engine.model.routing import BalancedRouter, balanced_counts
+from llmb.engine.model.routing import BalancedRouter, Router, balanced_counts
 from llmb.engine.parallel.collectives import Group, all_gather, all_to_all, group_of
 
 EXPERT = 0
@@ -28,13 +28,13 @@ def apply_expert_parallel(model: Decoder, mesh: DeviceMesh) -> None:
     if mesh.size() == 1:
         return
     for layer in [module for module in model.modules() if isinstance(module, MoELayer)]:
-        router = layer.router
-        places = rank_places(mesh, router.place) if isinstance(router, BalancedRouter) else None
-        layer.experts = ParallelExperts(layer.experts, mesh, layer.expert_count, places)
+        places = rank_places(mesh, layer.router) if layer.balances else None
+        layer.experts = ParallelExperts(layer.experts, mesh, layer.moe.experts, places)
 
 
-def rank_places(mesh: DeviceMesh, own: int) -> Tensor:
-    """The positions of the ranks of ``mesh`` in their pipeline stage, given this rank's position ``own``."""
+def rank_places(mesh: DeviceMesh, router: Router) -> Tensor:
+    """The places of the ranks of ``mesh`` among those that choose experts in turn; any if all ranks' rows are even."""
+    own = router.place if isinstance(router, BalancedRouter) else mesh.get_rank()
     return mesh.mesh.cpu() - (mesh.get_rank() - own)
 
 
@@ -60,8 +60,8 @@ class Traffic(NamedTuple):
 class ParallelExperts(Experts):
     """Takes rows of this rank for any expert, in the order of experts, and returns the outputs of those experts.
 
-    ``places``, [ep, etp], are given if routing is balanced: the number of rows for each rank is then known, and the
-    host need not wait for the device to count them.
+    ``places``, [ep, etp], are given if every expert gets as many rows: the number of rows for each rank is then known,
+    and the host need not wait for the device to count them.
     """
 
     def __init__(self, full: Experts, mesh: DeviceMesh, experts: int, places: Tensor | None = None) -> None:

@@ -92,8 +92,8 @@ def check_device(device: torch.device) -> None:
 
 
 def fp8_blocks(stage: Decoder, plan: EnginePlan) -> list[nn.Module]:
-    """All blocks; with current scaling the first and the last one of the model stay in bf16."""
-    ends = () if plan.fp8_recipe == "delayed" else (0, stage.model.layers - 1)
+    """All blocks; with the recipe ``current`` the first and the last one of the model stay in bf16."""
+    ends = (0, stage.model.layers - 1) if plan.fp8_recipe == "current" else ()
     return [block for number, block in stage.layers.items() if int(number) not in ends]
 
 
