@@ -32,7 +32,8 @@ def make_plan(tiny_plan: MakePlan, dataset: TrainingDataset) -> MakePlan:
         # The layouts of a recipe whose task is LoRA are those of the model that is trained as a whole.
         of_model = "pretrain_llama3.1" if workload == LLAMA else workload
         plan = tiny_plan(of_model, scale=scale, steps=STEPS, overrides={"gbs": GBS, **sizes})
-        return plan.model_copy(update={"dataset": dataset})
+        # Which tokens a capacity drops depends on the tokens that a rank has.
+        return plan.model_copy(update={"dataset": dataset, "capacity_factor": None})
 
     return make
 
