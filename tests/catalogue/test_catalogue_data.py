@@ -4,7 +4,9 @@
 import pytest
 
 from llmb.catalogue.load import Catalogue, layout_of, model_of
+from llmb.catalogue.records import Convention
 from llmb.catalogue.resolve import Request, resolve
+from llmb.metrics.flops import flops_per_sequence
 from llmb.metrics.parameters import parameter_count
 
 FIT_ONE_GPU = {("pretrain_qwen3", "0.6b")}
@@ -54,9 +56,25 @@ def test_slips_stand_beside_the_published_figure(catalogue: Catalogue) -> None:
     (expectation,) = recipe.expectations
     assert expectation.step_time_s == 12.35
     assert any("11.20" in note for note in expectation.notes)
-    assert recipe.model.kv_heads == 8
+    assert (recipe.model.kv_heads, recipe.model.vocab_size) == (16, 51_200)
     assert recipe.published_flops is not None
-    assert recipe.published_flops.as_published == {"kv_heads": 16}
+    assert recipe.published_flops.as_published == {"vocab_size": 128_256}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "configured", "document"),
+    [(32, 1.2419e15, 1.3040e15), (96, 3.6432e15, 3.7053e15), (192, 7.2452e15, 7.3073e15), (576, 2.1653e16, 2.17e16)],
+)
+def test_405b_of_the_first_release_is_the_model_that_ran(
+    catalogue: Catalogue, gpus: int, configured: float, document: float
+) -> None:
+    """FLOPs of its configuration, and those that its document counts with the vocabulary of a later release."""
+    request = Request(workload="pretrain_llama3.1", size="405b", scale=gpus, release="24.11")
+    recipe = resolve(catalogue, request)
+    assert flops_per_sequence(recipe, Convention.FULL) == pytest.approx(configured, rel=1e-4)
+    assert flops_per_sequence(recipe, Convention.PUBLISHED) == pytest.approx(document, rel=1e-4)
+    later = resolve(catalogue, Request(workload="pretrain_llama3.1", size="405b", scale=512))
+    assert (later.model.kv_heads, later.size, recipe.size) == (8, "405b", "405b")
 
 
 def test_340b_runs_virtual_stages_though_its_table_prints_none(catalogue: Catalogue) -> None:

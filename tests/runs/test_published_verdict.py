@@ -122,6 +122,15 @@ def test_tokens_are_dropped_in_the_published_run(routing: dict[str, Any], found:
     assert {key: effect for key, effect in effects(verdict).items() if key in keys} == found
 
 
+def test_a_printed_time_that_is_a_mean_of_steps_is_said_to_be_that() -> None:
+    """Release 24.11 prints means of the last five steps."""
+    figure = gpu_record(size="405b", scale=576, release="24.11")
+    sentence = verdict_of(17.2, figure).sentence
+    assert "the published figure is the mean of 45-49, yours the mean of 35-44" in sentence
+    same = verdict_of(17.2, gpu_record(size="405b", scale=576, release="24.11", window="45-49"))
+    assert "window" not in effects(same)
+
+
 LORA = {"workload": "finetune_llama3", "size": "70b", "gpu_type": "gb200", "device": None, "synthetic": True}
 LARGE = {"size": "405b", "scale": 512}
 DIFFER = {

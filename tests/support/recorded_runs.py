@@ -30,6 +30,7 @@ def gpu_record(
     *,
     dtype: str = "bf16",
     gpu_type: str = "h100",
+    release: str | None = None,
     device: str | None = SXM,
     nodes: Sequence[str] = ("node1",),
     program: str = "engine",
@@ -38,7 +39,13 @@ def gpu_record(
 ) -> RunRecord:
     """A run of a recipe that never began."""
     request = Request(
-        workload=workload, size=size, gpu_type=gpu_type, scale=scale, dtype=dtype, overrides=overrides or Overrides()
+        workload=workload,
+        size=size,
+        gpu_type=gpu_type,
+        scale=scale,
+        dtype=dtype,
+        release=release,
+        overrides=overrides or Overrides(),
     )
     plan = make_plan(resolve(Catalogue(), request), Choices(**choices), device="cuda")
     seen = device and environment(device, nodes, plan.recipe.layout.gpus // len(nodes))

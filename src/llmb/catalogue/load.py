@@ -198,7 +198,7 @@ def _contradictions(
 ) -> Iterator[str]:
     yield from _unknown_names(path, workload, models, documents)
     for number, table in enumerate(workload.layouts):
-        model = models.get(table.size)
+        model = models.get(table.model_size or table.size)
         for index, row in enumerate(table.rows):
             for problem in _row_problems(model, table, row) if model else ():
                 yield located(path, ("layouts", number, "rows", index), problem)
@@ -222,6 +222,9 @@ def _unknown_names(
             yield located(path, (section, index, "document"), f"unknown document '{document}'")
     places: list[tuple[str, tuple[str | int, ...]]] = [
         (table.size, ("layouts", i, "size")) for i, table in enumerate(workload.layouts)
+    ]
+    places += [
+        (table.model_size, ("layouts", i, "model_size")) for i, table in enumerate(workload.layouts) if table.model_size
     ]
     places += [(size, ("training", size)) for size in workload.training if size != "common"]
     jobs: dict[str, Sequence[JobEntry]] = {
@@ -267,6 +270,7 @@ def _figures(published: ExpectationsFile, document: Document) -> Iterator[Figure
         "source": document.source,
         "release": document.release,
         "window": document.window,
+        "averaged_steps": document.averaged_steps,
     }
     workload = published.workload
     for table in published.tables:

@@ -39,6 +39,8 @@ class Document(Record):
     profile: DocumentProfile
     results: DocumentResults | None = None
     """None if it names the folders as llmb does."""
+    averaged_steps: int = 1
+    """Of how many steps each step time that it prints is the mean."""
     convention: str
     framework: str | None = None
     """What trained there; None in a record of version 0.1."""
@@ -78,6 +80,8 @@ class Expectation(Record):
     release: str
     window: str
     notes: tuple[str, ...]
+    averaged_steps: int = 1
+    """Of how many steps a printed step time is the mean."""
     gpu_type_stated: bool = True
     """False if the document does not tell which of its GPU types the figure is of."""
 

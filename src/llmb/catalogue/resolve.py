@@ -319,7 +319,7 @@ def _recipe(
     given = request.overrides.given()
     published = layout_of(table, row)
     layout = published.model_copy(update=given)
-    full = catalogue.families[workload.model][request.size]
+    full = catalogue.families[workload.model][table.model_size or request.size]
     model = model_of(full, row.model_copy(update={"layers": layout.layers}))
     if problems := check_layout(model, layout):
         raise layout_error(problems)

@@ -76,6 +76,8 @@ class LayoutTable(Record):
     """Layouts of one size. A table without a release is a custom one of the project."""
 
     size: str
+    model_size: str | None = None
+    """Of the model that the document trains under this name, if that is another one."""
     release: str | None = None
     document: str | None = None
     gpu_types: tuple[str, ...] = ()

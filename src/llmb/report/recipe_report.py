@@ -157,7 +157,8 @@ def _expectation_table(expectations: Sequence[Expectation], reason: str | None) 
     table = result_table("Published", *columns, right=("step time s", "tokens/s", "MFU %", "line"))
     for item in expectations:
         figures = [number(value) for value in (item.step_time_s, item.tokens_per_s, item.mfu_pct)]
-        table.add_row(item.kind, *figures, item.convention, item.window, item.source, str(item.line))
+        window = item.window if item.averaged_steps == 1 else f"{item.window}, a mean of {item.averaged_steps}"
+        table.add_row(item.kind, *figures, item.convention, window, item.source, str(item.line))
     if not expectations:
         table = result_table("Published", "")
         table.add_row(unknown(reason or "no published figure"))

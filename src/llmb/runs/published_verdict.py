@@ -64,11 +64,12 @@ def verdict_of_recipe(recipe: Recipe, measured: Measured, tolerance: Tolerance |
     """The same of anything that measured ``recipe``, with its conditions as far as they are known."""
     figure = figure_of(recipe)
     assert figure and figure.step_time_s, "no_figure tells whether there is one"
+    window = published_window(figure)
     reference = Reference(
         kind="published",
         step_time_s=figure.step_time_s,
-        window=resolve_window(figure.window, DOCUMENTED_STEPS),
-        window_text=figure.window,
+        window=window,
+        window_text=figure.window if window.rule == figure.window else steps_text(window),
         convention=figure.convention,
         source=f"{figure.source} line {figure.line}",
     )
@@ -86,6 +87,14 @@ def _with_estimate(condition: Condition, published: PublishedCondition | None) -
         return condition
     slower = published.slower_pct if condition.own is not None else None
     return condition.model_copy(update={"slower_pct": slower, "why": f"{published.what} ({published.source})"})
+
+
+def published_window(figure: Expectation) -> Window:
+    """The steps that a figure is the mean of."""
+    window = resolve_window(figure.window, DOCUMENTED_STEPS)
+    if figure.averaged_steps == 1:
+        return window
+    return Window(first=window.first - figure.averaged_steps + 1, last=window.last, rule="A-B")
 
 
 def steps_text(window: Window) -> str:
@@ -119,7 +128,7 @@ def _published(recipe: Recipe, figure: Expectation, device: str | None) -> dict[
     data = {"synthetic": SYNTHETIC, "squad": dataset_title("squad", recipe.layout.seq_len), None: None}
     return {
         "program": document and document.framework,
-        "window": figure.window,
+        "window": steps_text(published_window(figure)),
         "data": document and data[document.data],
         "lora": recipe.lora and str(recipe.lora),
         "emulate_fp8": False,

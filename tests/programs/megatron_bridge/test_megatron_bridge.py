@@ -105,7 +105,7 @@ def test_everything_that_cannot_be_is_told_at_once() -> None:
     told = caught.value.what
     for words in (
         "not tuned for h200",
-        "cut vocabulary",
+        "proxy of llmb's own",
         "recompute is chosen",
         "load checkpoint is chosen",
         "--fp8-recipe is delayed",
