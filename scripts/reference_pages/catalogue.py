@@ -191,7 +191,7 @@ def job_section(workloads: Iterable[WorkloadFile]) -> str:
             limits.append([*conditions(workload, limit), limit.minutes, limit.source])
         for entry in workload.jobs.variables:
             variables.append([*conditions(workload, entry), entry.variables, entry.source])
-    columns = ["workload", "release", "sizes", "dtypes", "GPU types", "from scale"]
+    columns = ["workload", "release", "sizes", "dtypes", "GPU types", "from scale", "layouts"]
     return page(
         "## Jobs",
         "Defaults of a job on a cluster. The first time limit that matches is used.",
@@ -202,7 +202,8 @@ def job_section(workloads: Iterable[WorkloadFile]) -> str:
 
 def conditions(workload: WorkloadFile, entry: JobEntry) -> list[object]:
     scale = entry.min_scale if entry.min_scale > 1 else None
-    return [workload.workload, entry.release, entry.sizes, entry.dtypes, entry.gpu_types, scale]
+    pipelined = "PP above 1" if entry.pipelined else None
+    return [workload.workload, entry.release, entry.sizes, entry.dtypes, entry.gpu_types, scale, pipelined]
 
 
 def fabric_section(fabrics: Iterable[Fabric]) -> str:

@@ -35,8 +35,11 @@ def variables(catalogue: Catalogue, **request: object) -> dict[str, str]:
 
 def test_variables_hold_for_the_recipes_that_they_name(catalogue: Catalogue) -> None:
     assert variables(catalogue, size="tiny", gpu_type="cpu") == {}
-    assert "NCCL_P2P_NET_CHUNKSIZE" in variables(catalogue, size="405b", scale=576, release="24.11")
-    assert "NCCL_P2P_NET_CHUNKSIZE" not in variables(catalogue, size="405b", scale=512)
+    chunk = "NCCL_P2P_NET_CHUNKSIZE"
+    assert variables(catalogue, size="405b", scale=576, release="24.11")[chunk] == "262144"
+    assert variables(catalogue, size="405b", scale=512)[chunk] == "2097152"
+    assert chunk not in variables(catalogue, size="8b", scale=8)
+    assert chunk not in variables(catalogue, size="405b", scale=32, release="25.04")
     qps = "NCCL_IB_QPS_PER_CONNECTION"
     assert variables(catalogue, size="405b", scale=512, gpu_type="b300")[qps] == "4"
     assert qps not in variables(catalogue, size="70b", scale=256, gpu_type="b300")

@@ -10,6 +10,7 @@ from llmb.catalogue.resolve import Request, resolve
 from llmb.jobs.order import Order
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec
+from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.logits import keeps_logits
 from llmb.runs.plan import EnginePlan
@@ -39,6 +40,8 @@ def plan_of(request: Request) -> EnginePlan:
         recompute="none",
         compiled=request.gpu_type != "cpu",
         keep_logits=keeps_logits(recipe),
+        capacity_factor=recipe.capacity_factor,
+        fp8_recipe=Choices().fp8_recipe_of(recipe),
     )
 
 

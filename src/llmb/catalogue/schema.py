@@ -166,6 +166,8 @@ class JobEntry(Record):
     gpus_with: GpuKind | None = None
     """Also for these GPU types; then not for a CPU."""
     min_scale: int = 1
+    pipelined: bool = False
+    """Only layouts with pipeline parallelism."""
     source: str
 
     def holds_for(self, recipe: Recipe) -> bool:
@@ -175,6 +177,7 @@ class JobEntry(Record):
             and recipe.dtype in (self.dtypes or (recipe.dtype,))
             and recipe.gpu_type in (self.gpu_types or (recipe.gpu_type,))
             and recipe.scale >= self.min_scale
+            and (recipe.layout.pp > 1 or not self.pipelined)
         )
 
 
@@ -198,7 +201,7 @@ class JobsEntry(Record):
 
     @model_validator(mode="after")
     def _every_recipe_has_a_time_limit(self) -> Self:
-        selecting = {"release", "sizes", "dtypes", "gpu_types", "gpus_with", "min_scale"}
+        selecting = {"release", "sizes", "dtypes", "gpu_types", "gpus_with", "min_scale", "pipelined"}
         if not self.time_limits or selecting & self.time_limits[-1].model_fields_set:
             raise ValueError("the last time limit must apply to every recipe")
         return self
