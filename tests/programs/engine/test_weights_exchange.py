@@ -183,7 +183,7 @@ def test_a_model_of_transformers_trains_on_from_its_own_loss(
     layouts = {
         LLAMA: [("1",), ("2", "--tp", "2")],
         NEMOTRON: [("1",)],
-        MAVERICK: [("2",)],
+        MAVERICK: [("2", "--capacity-factor", "0")],  # transformers drops no token
         QWEN: [("1",), ("2", "--pp", "2")],
         MIXTRAL: [("2", "--ep", "2")],
     }[workload]
