@@ -14,7 +14,7 @@ from torch.nn import functional
 
 
 def capacity_of(tokens: int, top_k: int, experts: int, factor: float) -> int:
-    return math.ceil(tokens * top_k / experts * factor)
+    return min(math.ceil(tokens * top_k / experts * factor), tokens)
 
 
 def probabilities(logits: Tensor, top_k: int, factor: float, *, sigmoid: bool) -> tuple[Tensor, Tensor]:

@@ -187,7 +187,9 @@ class MoELayer(nn.Module):
 
         None if no token is dropped, and nothing is padded.
         """
-        return None if self.capacity_factor is None else ceil(choices / self.moe.experts * self.capacity_factor)
+        if self.capacity_factor is None:
+            return None
+        return min(ceil(choices / self.moe.experts * self.capacity_factor), choices // self.moe.top_k)
 
     def run_experts(self, routed: Routed) -> Tensor:
         known = self.known_counts(len(routed.rows))
@@ -245,7 +247,7 @@ def fill_to_capacity(scores: Tensor, chosen: Tensor, experts: int, capacity: int
     gates = scores.new_zeros(shape).scatter(1, chosen, scores)
     numbers = torch.arange(choices, device=chosen.device).view_as(chosen)
     number_of = chosen.new_full(shape, choices).scatter(1, chosen, numbers)
-    taken = gates.topk(capacity, dim=0).indices
+    taken = gates.topk(capacity, dim=0, sorted=False).indices
     order = number_of.gather(0, taken).T.flatten()
     # All padding is written to the last place, which is left out.
     rows = torch.arange(len(order), device=chosen.device)
