@@ -184,19 +184,23 @@ def checkpoint_section(workloads: Iterable[WorkloadFile]) -> str:
 
 
 def job_section(workloads: Iterable[WorkloadFile]) -> str:
-    """Time limits and variables; an empty cell is no condition."""
-    limits, variables = [], []
+    """Time limits, variables and vboost; an empty cell is no condition."""
+    limits, variables, boosts = [], [], []
     for workload in workloads:
         for limit in workload.jobs.time_limits:
             limits.append([*conditions(workload, limit), limit.minutes, limit.source])
         for entry in workload.jobs.variables:
             variables.append([*conditions(workload, entry), entry.variables, entry.source])
+        for boost in workload.jobs.vboost:
+            boosts.append([*conditions(workload, boost), boost.level, boost.source])
     columns = ["workload", "release", "sizes", "dtypes", "GPU types", "from scale", "layouts"]
     return page(
         "## Jobs",
         "Defaults of a job on a cluster. The first time limit that matches is used.",
         table([*columns, "minutes", "source"], limits),
         table([*columns, "variables", "source"], variables),
+        "With `vboost: recipe` in `cluster_config.yaml`, or `--vboost recipe`:",
+        table([*columns, "vboost", "source"], boosts),
     )
 
 

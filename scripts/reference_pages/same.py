@@ -113,7 +113,7 @@ def row(catalogue: Catalogue, document: Document, entry: ConditionEntry) -> list
     where = ", ".join([*entry.sizes, *entry.dtypes, *entry.gpu_types])
     title = title_of(entry.key) + (f" ({where})" if where else "")
     same = "not known" if own is None else "yes" if own == entry.value else "no"
-    return [title, entry.value, own or "depends on the cluster", same, slower(entry), entry.what, entry.source]
+    return [title, entry.value, own or "with `vboost: recipe`", same, slower(entry), entry.what, entry.source]
 
 
 def slower(condition: PublishedCondition) -> str:

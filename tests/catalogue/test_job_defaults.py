@@ -47,6 +47,27 @@ def test_variables_hold_for_the_recipes_that_they_name(catalogue: Catalogue) -> 
     assert variables(catalogue, size="8b", scale=8, gpu_type="gb200")["NCCL_NET_GDR_C2C"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("workload", "size", "scale", "release", "level"),
+    [
+        ("pretrain_llama3.1", "405b", 576, "24.11", None),
+        ("pretrain_llama3.1", "405b", 512, "25.04", 1),
+        ("pretrain_nemotron4", "15b", 16, None, 1),
+        ("finetune_llama4-maverick", "400b", 256, None, 1),
+        ("finetune_llama3", "70b", 8, None, None),
+    ],
+)
+def test_a_boost_is_asked_for_as_published(
+    catalogue: Catalogue, workload: str, size: str, scale: int, release: str | None, level: int | None
+) -> None:
+    gpu_type = (
+        "b200" if workload == "finetune_llama4-maverick" else "gb200" if workload == "finetune_llama3" else "h100"
+    )
+    request = Request(workload=workload, size=size, scale=scale, release=release, gpu_type=gpu_type)
+    defaults = job_defaults(catalogue, resolve(catalogue, request))
+    assert (defaults.vboost, bool(defaults.vboost_source)) == (level, level is not None)
+
+
 def test_nodes_are_those_of_the_gpu_type(catalogue: Catalogue) -> None:
     for gpu_type, expected in {"h100": (8, 1), "gb200": (4, 18), "cpu": (None, 1)}.items():
         request = Request(workload="pretrain_llama3.1", size="tiny", gpu_type=gpu_type)

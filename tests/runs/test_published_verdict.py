@@ -14,7 +14,7 @@ from llmb.metrics.statistics import describe
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.plan import Plan
 from llmb.runs.published_verdict import figure_of, verdict_of_recipe, with_verdict
-from llmb.runs.record import RunRecord, queued_record
+from llmb.runs.record import RunRecord, VboostOutcome, queued_record
 from llmb.runs.result import Result
 from llmb.verdict.judgement import Measured
 from llmb.verdict.records import Verdict
@@ -63,6 +63,20 @@ def test_other_runs_of_the_same_recipe(mean_s: float, verdict: str) -> None:
 def test_the_same_window_is_no_condition() -> None:
     assert "window" not in effects(verdict_of(12.3, gpu_record(window="last")))
     assert "window" in effects(verdict_of(12.3, gpu_record(window="all")))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "own"),
+    [
+        (None, None),
+        (VboostOutcome(level=1, nodes_set=2, nodes=2), "no condition"),
+        (VboostOutcome(level=1, nodes_set=1, nodes=2), "set on 1 of 2 nodes"),
+    ],
+    ids=["not by the job", "on all nodes", "on some"],
+)
+def test_what_came_of_a_boost_is_weighed(outcome: VboostOutcome | None, own: str | None) -> None:
+    found = verdict_of(12.3, gpu_record().model_copy(update={"vboost": outcome}))
+    assert {one.key: one.own for one in found.conditions}.get("vboost", "no condition") == own
 
 
 def test_the_window_is_the_one_that_the_steps_decided() -> None:

@@ -25,6 +25,9 @@ class JobDefaults(Record):
     nvlink_domain_nodes: int
     """Number of nodes whose GPUs NVLink connects."""
     variables: tuple[JobVariable, ...]
+    vboost: int | None
+    """What the published jobs asked for, on nodes that allow it; None for nothing."""
+    vboost_source: str | None
 
 
 def job_defaults(catalogue: Catalogue, recipe: Recipe) -> JobDefaults:
@@ -38,12 +41,15 @@ def job_defaults(catalogue: Catalogue, recipe: Recipe) -> JobDefaults:
         for name, value in entry.variables.items()
     }
     gpu = catalogue.gpus.get(recipe.gpu_type)
+    vboost = next((entry for entry in jobs.vboost if gpu and entry.holds_for(recipe)), None)
     return JobDefaults(
         time_limit_min=limit.minutes,
         time_limit_source=limit.source,
         gpus_per_node=gpu.gpus_per_node if gpu else None,
         nvlink_domain_nodes=gpu.nvlink_domain_gpus // gpu.gpus_per_node if gpu else 1,
         variables=tuple(variables.values()),
+        vboost=vboost.level if vboost else None,
+        vboost_source=vboost.source if vboost else None,
     )
 
 

@@ -193,11 +193,18 @@ class VariablesEntry(JobEntry):
     variables: dict[str, str]
 
 
+class VboostEntry(JobEntry):
+    """The level of ``nvidia-smi boost-slider`` that the published jobs asked for, on nodes that allow it."""
+
+    level: int
+
+
 class JobsEntry(Record):
-    """Defaults of a workload's jobs. The first matching time limit is used."""
+    """Defaults of a workload's jobs. The first matching time limit is used, and the first matching vboost."""
 
     time_limits: tuple[TimeLimitEntry, ...]
     variables: tuple[VariablesEntry, ...] = ()
+    vboost: tuple[VboostEntry, ...] = ()
 
     @model_validator(mode="after")
     def _every_recipe_has_a_time_limit(self) -> Self:

@@ -13,7 +13,7 @@ from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import CPU
 from llmb.errors import InfrastructureError, RunFailed, UsageError, UserInterrupt
 from llmb.health.bench import DeviceChoice
-from llmb.jobs.assemble import binding, mounted_folders
+from llmb.jobs.assemble import binding, boost, mounted_folders
 from llmb.jobspec.arguments import PYTHON, RUN_FOLDER
 from llmb.jobspec.options import JobOptions, StartMode
 from llmb.jobspec.placement import Placement
@@ -111,7 +111,7 @@ class BenchOrder:
             modules=config.modules,
             profiles=(*([fabric.profile] if fabric and fabric.profile else []), *config.profiles),
             prolog=config.prolog,
-            vboost=config.vboost or None if on_gpus else None,
+            vboost=boost(self.options, config, self.nodes.placement) if on_gpus else None,
             binding=binding(self.options, config),
             python=config.python or self.options.python,
             container=mounted_folders(config.container, [str(self.site.install)]),

@@ -7,7 +7,7 @@ from llmb.catalogue.job_defaults import JobDefaults
 from llmb.errors import UsageError
 from llmb.jobspec.arguments import PYTHON, RUN_FOLDER
 from llmb.jobspec.container import ContainerSettings
-from llmb.jobspec.node_setup import Binding
+from llmb.jobspec.node_setup import Binding, Boost
 from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.jobspec.placement import Placement, place
 from llmb.jobspec.spec import JobSpec
@@ -59,7 +59,7 @@ def assemble(
         modules=config.modules,
         profiles=(*([site.fabric.profile] if site.fabric and site.fabric.profile else []), *config.profiles),
         prolog=config.prolog,
-        vboost=vboost(options, config, placement) if gpus else None,
+        vboost=boost(options, config, placement, defaults.vboost) if gpus else None,
         binding=binding(options, config),
         python=config.python or options.python,
         container=mounted_folders(work.container, _own_mounts(plan, site)),
@@ -73,17 +73,20 @@ def assemble(
     return scheduler.completed(spec, options, site)
 
 
-def vboost(options: JobOptions, config: ClusterConfig, placement: Placement) -> int | None:
+def boost(
+    options: JobOptions, config: ClusterConfig, placement: Placement, of_recipe: int | None = None
+) -> Boost | None:
     """None for no boost. The cluster's is for full nodes alone: the other GPUs of a node are of other jobs.
 
-    Raises UsageError where an option asks for it on a part of a node.
+    What the published jobs asked for is tried, as they did. Raises UsageError where an option asks for a boost on a
+    part of a node.
     """
     if options.vboost and not placement.whole_nodes:
         do = "leave --vboost out, or take all GPUs of the node"
         raise UsageError("vboost is for all GPUs of a node, and this job uses a part of one", do=do)
-    if options.vboost is not None:
-        return options.vboost or None
-    return config.vboost or None if placement.whole_nodes else None
+    asked = options.vboost if options.vboost is not None else config.vboost if placement.whole_nodes else None
+    level = of_recipe if asked == "recipe" else asked
+    return Boost(level=level, required=asked != "recipe") if level else None
 
 
 def binding(options: JobOptions, config: ClusterConfig) -> Binding:

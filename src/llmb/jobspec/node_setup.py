@@ -7,10 +7,18 @@ from pydantic import Field
 
 from llmb.catalogue.records import Record
 
-Vboost = Annotated[int, Field(ge=0, le=4)]
-"""Level of ``nvidia-smi boost-slider``; 0 is the driver's default."""
+Vboost = Literal["recipe"] | Annotated[int, Field(ge=0, le=4)]
+"""Level of ``nvidia-smi boost-slider``; 0 is the driver's default. ``recipe`` is what the published jobs asked for."""
 CpuBinding = Literal["none", "cores"] | Annotated[int, Field(ge=1)]
 NumaBinding = Literal["none", "local"]
+
+
+class Boost(Record):
+    """The level of ``nvidia-smi boost-slider`` while the workers train."""
+
+    level: int
+    required: bool = True
+    """Whether a node where it cannot be set fails the job."""
 
 
 class Binding(Record):

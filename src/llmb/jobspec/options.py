@@ -12,7 +12,7 @@ from pydantic import Field
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError
 from llmb.jobspec.container import text_problems
-from llmb.jobspec.node_setup import CpuBinding, NumaBinding
+from llmb.jobspec.node_setup import CpuBinding, NumaBinding, Vboost
 from llmb.options.option import Option
 from llmb.secrets import holds_secret
 
@@ -36,7 +36,7 @@ class JobOptions:
     start: StartMode | None = None
     gpu_request: str | None = None
     """How GPUs are requested, in the scheduler's terms."""
-    vboost: int | None = None
+    vboost: Vboost | None = None
     cpu_binding: CpuBinding | None = None
     numa_binding: NumaBinding | None = None
     retries: int | None = None

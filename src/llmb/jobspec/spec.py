@@ -8,7 +8,7 @@ from pydantic import Field
 from llmb.catalogue.records import Record
 from llmb.jobspec.arguments import Word
 from llmb.jobspec.container import ContainerSettings
-from llmb.jobspec.node_setup import Binding
+from llmb.jobspec.node_setup import Binding, Boost
 from llmb.jobspec.options import StartMode
 from llmb.jobspec.placement import Placement
 from llmb.jobspec.variables import Variable
@@ -64,7 +64,7 @@ class JobSpec(Record):
     profiles: tuple[str, ...] = ()
     prolog: tuple[str, ...] = ()
     """Shell commands that every node runs before the workers, outside of a container."""
-    vboost: int | None = None
+    vboost: Boost | None = None
     """Of the GPUs of every node while the workers train."""
     binding: Binding = Binding()
     """Of each worker."""

@@ -10,8 +10,8 @@ from llmb.runs.environment import read_environment
 from llmb.runs.folder import RunFolder
 from llmb.runs.profile_report import keep_breakdown
 from llmb.runs.published_verdict import with_verdict
-from llmb.runs.record import RunRecord, now, write_record
-from llmb.runs.record_file import BrokenRecord
+from llmb.runs.record import RunRecord, VboostOutcome, now, write_record
+from llmb.runs.record_file import BrokenRecord, read_record_file
 from llmb.runs.result import Result
 
 
@@ -23,7 +23,8 @@ def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> Result:
     """
     program = find_program(record.program)
     environment = read_environment(folder.environment) or record.environment
-    known = record.model_copy(update={"environment": environment})
+    vboost = read_record_file(folder.vboost, VboostOutcome) if folder.vboost.exists() else record.vboost
+    known = record.model_copy(update={"environment": environment, "vboost": vboost})
     after = f"ended by {end.cause}" if end.cause else f"exit code {end.exit_code}" if end.exit_code else None
     done = after is not None and program.progress(folder, record.plan).done
     if done and end.cause:
@@ -43,6 +44,7 @@ def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> Result:
     )
     write_record(folder, ended)
     folder.environment.unlink(missing_ok=True)
+    folder.vboost.unlink(missing_ok=True)
     folder.stall.unlink(missing_ok=True)
     return result
 

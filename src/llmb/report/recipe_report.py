@@ -181,6 +181,8 @@ def _job_table(job: JobDefaults) -> Table:
     table.add_row("time limit", f"{job.time_limit_min} min", job.time_limit_source)
     for variable in job.variables:
         table.add_row("variable", f"{variable.name}={variable.value}", variable.source)
+    if job.vboost is not None:
+        table.add_row("with --vboost recipe", f"level {job.vboost}", job.vboost_source or "")
     return table
 
 

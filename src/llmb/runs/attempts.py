@@ -48,6 +48,7 @@ def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRec
             "started_at": record.started_at or attempt.started_at,
             "ended_at": None,
             "environment": None,
+            "vboost": None,
             "result": None,
             "job": job,
             "plan": with_window(record.plan, first_step),
@@ -59,6 +60,7 @@ def begin_attempt(folder: RunFolder, record: RunRecord, job: BegunJob) -> RunRec
     if number > 1:
         folder.stall.unlink(missing_ok=True)
         folder.environment.unlink(missing_ok=True)
+        folder.vboost.unlink(missing_ok=True)
         with folder.log.open("a") as log:
             log.write(attempt_line(attempt) + "\n")
     return begun

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 CLUSTER_CONFIG = "cluster_config.yaml"
 ROOT_KEY = "install_root"
+VBOOST_FILE = "vboost.json"
 ABSOLUTE = "begin it with / or ~"
 """Of the user's own defaults."""
 ROOT_VARIABLES = ("LLMB_INSTALL", "STAGE_PATH")
@@ -118,6 +119,11 @@ class RunFolder:
     def environment(self) -> Path:
         """Written by the workers; its content moves into the record when the run ends."""
         return self.path / "environment.json"
+
+    @property
+    def vboost(self) -> Path:
+        """What came of a boost of the GPUs, by the batch script; moves into the record when the run ends."""
+        return self.path / VBOOST_FILE
 
     @property
     def stall(self) -> Path:

@@ -10,7 +10,7 @@ from llmb.catalogue.records import Recipe, Window
 from llmb.metrics.window import DOCUMENTED_STEPS, resolve_window
 from llmb.runs.origin import dataset_title
 from llmb.runs.plan import EnginePlan, Plan
-from llmb.runs.record import RunRecord
+from llmb.runs.record import RunRecord, VboostOutcome
 from llmb.runs.result import Result
 from llmb.verdict.against_figure import judge
 from llmb.verdict.conditions import condition_values, find_conditions
@@ -116,6 +116,7 @@ def _own(record: RunRecord, window: Window) -> dict[str, object]:
         "lora": _lora_text(plan),
         "emulate_fp8": isinstance(plan, EnginePlan) and plan.emulate_fp8,
         **(ways_of_engine(plan) if isinstance(plan, EnginePlan) else {}),
+        "vboost": _vboost_text(record.vboost),
         DEVICE: record.environment.device if record.environment else None,
         "peak_tflops": plan.recipe.peak_tflops,
         **{f"layout.{name}": getattr(plan.recipe.layout, name) for name in WORK},
@@ -164,6 +165,13 @@ def ways_of_engine(plan: EnginePlan) -> dict[str, object]:
         "weight_gradients": "by the product" if layout.dp * layout.cp == 1 else "after the product",
         "step_clock": "whole steps",
     }
+
+
+def _vboost_text(vboost: VboostOutcome | None) -> str | None:
+    """None where the job set none: the cluster may."""
+    if vboost is None:
+        return None
+    return "asked for" if vboost.nodes_set == vboost.nodes else f"set on {vboost.nodes_set} of {vboost.nodes} nodes"
 
 
 def _lora_text(plan: Plan) -> str | None:

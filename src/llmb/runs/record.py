@@ -114,6 +114,14 @@ class JobEnd(Record):
     ended_at: Time
 
 
+class VboostOutcome(Record):
+    """What came of ``nvidia-smi boost-slider --vboost`` on the nodes of a job, by its batch script."""
+
+    level: int
+    nodes_set: int
+    nodes: int
+
+
 class RunRecord(Record):
     """The content of ``run.json``. ``environment`` is what the workers saw; None until they wrote it."""
 
@@ -155,6 +163,8 @@ class RunRecord(Record):
     """Of weights and data, as in the plan; None in a record of version 0.1."""
     conventions: dict[str, str]
     environment: Environment | None = None
+    vboost: VboostOutcome | None = None
+    """None for a job that was to set none, and while it runs."""
     result: Result | None = None
 
     @property

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 Losses = Callable[..., list[dict[str, Any]]]
+EVERY_TOKEN = {"finetune_llama4-maverick": ("--capacity-factor", "0")}
+"""Which tokens an expert drops at its capacity is decided by rounding."""
 
 
 def assert_same_training(losses: Losses, workload: str, *options: str, steps: int) -> list[dict[str, Any]]:
-    one = losses("-w", workload, "--scale", "1", "--steps", "20")[:steps]
-    several = losses("-w", workload, *options, "--steps", str(steps))
+    chosen = ("-w", workload, *EVERY_TOKEN.get(workload, ()))
+    one = losses(*chosen, "--scale", "1", "--steps", "20")[:steps]
+    several = losses(*chosen, *options, "--steps", str(steps))
     for single, other in zip(one, several, strict=True):
         assert abs(single["loss"] - other["loss"]) <= 1e-5, single["step"]
         assert other["grad_norm"] == pytest.approx(single["grad_norm"], rel=1e-4)

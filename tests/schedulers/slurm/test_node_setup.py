@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from slurm_cluster import NODES, SlurmCluster
 
-from llmb.jobspec.node_setup import Binding
+from llmb.jobspec.node_setup import Binding, Boost
 from llmb.jobspec.placement import Placement
 from llmb.jobspec.spec import JobSpec
 from llmb.runs.folder import RunFolder
+from llmb.runs.record import VboostOutcome
+from llmb.runs.record_file import read_record_file
 from llmb.schedulers.slurm.script import batch_script
 
 Submit = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -95,7 +97,7 @@ def ended(slurm: SlurmCluster, job: str) -> str:
 def test_vboost_lasts_as_long_as_the_workers(
     smi: Path, queue: Callable[[JobSpec], tuple[str, RunFolder]], slurm: SlurmCluster
 ) -> None:
-    job, folder = queue(spec_of('cat "$SMI_CALLS" >"$SMI_CALLS.$SLURM_PROCID"; sleep 1', vboost=2))
+    job, folder = queue(spec_of('cat "$SMI_CALLS" >"$SMI_CALLS.$SLURM_PROCID"; sleep 1', vboost=Boost(level=2)))
     assert ended(slurm, job) == "COMPLETED 0", (folder.path / "log.out").read_text()
     during = [smi.with_name(f"calls.{rank}").read_text().splitlines() for rank in range(4)]
     assert all(sorted(lines) == [f"{node} boost-slider --vboost 2" for node in NODES] for lines in during), during
@@ -107,7 +109,7 @@ def test_vboost_lasts_as_long_as_the_workers(
 def test_vboost_ends_when_the_job_is_cancelled(
     smi: Path, queue: Callable[[JobSpec], tuple[str, RunFolder]], slurm: SlurmCluster
 ) -> None:
-    job, _ = queue(spec_of(f"touch {smi}.$SLURM_PROCID; sleep 300", vboost=1))
+    job, _ = queue(spec_of(f"touch {smi}.$SLURM_PROCID; sleep 300", vboost=Boost(level=1)))
     slurm.wait_for("the workers", lambda: all(smi.with_name(f"calls.{rank}").exists() for rank in range(4)))
     slurm.run("scancel", job)
     assert ended(slurm, job).startswith("CANCELLED")
@@ -124,11 +126,27 @@ def test_vboost_that_cannot_be_set_fails_the_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SMI_FAILS", "node2")
-    job, folder = queue(spec_of(f"touch {smi}.worked", vboost=1))
+    job, folder = queue(spec_of(f"touch {smi}.worked", vboost=Boost(level=1)))
     assert ended(slurm, job) == "FAILED 1"
     assert "llmb: node node2 failed: vboost 1 could not be set" in (folder.path / "log.out").read_text()
     assert not smi.with_name("calls.worked").exists()
     assert "node1 boost-slider --vboost 0" in smi.read_text()
+
+
+@pytest.mark.slurm
+def test_vboost_of_a_recipe_is_told_where_a_node_does_not_allow_it(
+    smi: Path,
+    queue: Callable[[JobSpec], tuple[str, RunFolder]],
+    slurm: SlurmCluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SMI_FAILS", "node2")
+    job, folder = queue(spec_of(f"touch {smi}.worked", vboost=Boost(level=1, required=False)))
+    assert ended(slurm, job) == "COMPLETED 0"
+    assert "llmb: node node2 trains without vboost 1" in (folder.path / "log.out").read_text()
+    assert smi.with_name("calls.worked").exists()
+    assert read_record_file(folder.vboost, VboostOutcome) == VboostOutcome(level=1, nodes_set=1, nodes=2)
+    assert [line for line in smi.read_text().splitlines() if line.endswith(" 0")] == ["node1 boost-slider --vboost 0"]
 
 
 @pytest.mark.slurm

@@ -15,6 +15,7 @@ from slurm_values import folder_of, job_of, order_of, script_of
 from llmb.catalogue.resolve import Overrides, Request
 from llmb.errors import UsageError
 from llmb.jobs.order import Order, array_folder
+from llmb.jobspec.node_setup import Boost
 from llmb.schedulers.slurm.script import PORT, run_folder_word
 from llmb.secrets import holds_secret
 
@@ -162,12 +163,22 @@ def test_a_part_of_a_node_is_not_boosted() -> None:
     config = {**SITE, "vboost": 1}
     assert job_of(order_of(request, config=config)).vboost is None
     whole = Request(workload="pretrain_llama3.1", size="8b", gpu_type="h100", scale=8)
-    assert job_of(order_of(whole, config=config)).vboost == 1
+    assert job_of(order_of(whole, config=config)).vboost == Boost(level=1)
     order = order_of(request, config=config)
     with pytest.raises(UsageError, match="vboost is for all GPUs of a node"):
         job_of(replace(order, options=replace(order.options, vboost=1)))
     whole_order = order_of(whole, config=config)
     assert job_of(replace(whole_order, options=replace(whole_order.options, vboost=0))).vboost is None
+
+
+@pytest.mark.parametrize(
+    ("release", "expected"), [("25.04", Boost(level=1, required=False)), ("24.11", None)], ids=["25.04", "24.11"]
+)
+def test_a_recipe_is_boosted_as_published_where_the_cluster_allows_it(release: str, expected: Boost | None) -> None:
+    request = Request(workload="pretrain_llama3.1", size="405b", gpu_type="h100", scale=512, release=release)
+    request = request if release == "25.04" else replace(request, scale=576)
+    assert job_of(order_of(request, config=SITE)).vboost is None
+    assert job_of(order_of(request, config={**SITE, "vboost": "recipe"})).vboost == expected
 
 
 def test_a_scale_that_does_not_fill_nodes_is_refused_with_what_would() -> None:

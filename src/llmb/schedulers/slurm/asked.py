@@ -7,7 +7,7 @@ from typing import Annotated
 
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError
-from llmb.jobspec.node_setup import CpuBinding, NumaBinding
+from llmb.jobspec.node_setup import CpuBinding, NumaBinding, Vboost
 from llmb.jobspec.options import Flags, JobOptions, StartMode
 from llmb.jobspec.variables import parse_variables
 from llmb.options.forms import Form, pattern
@@ -139,8 +139,13 @@ class SlurmChoices(Record):
         _option(help="One task per node that starts its ranks, as torchrun, or one per GPU. Default: torchrun."),
     ] = None
     vboost: Annotated[
-        int | None,
-        _option(help="Level of nvidia-smi boost-slider on every node while the workers train; 0 for none.", minimum=0),
+        str | None,
+        _option(
+            help="Level of nvidia-smi boost-slider on every node while the workers train; recipe: what the published"
+            " jobs asked for, where a node allows it.",
+            metavar="recipe|0-4",
+            form=Form(pattern(r"recipe|[0-4]"), "recipe, or a level from 0 (none) to 4", any_case=True),
+        ),
     ] = None
     cpu_binding: Annotated[
         str | None,
@@ -193,13 +198,21 @@ def slurm_options(chosen: SlurmChoices, environ: Mapping[str, str], python: str)
         nodes=chosen.nodes,
         gpus_per_node=chosen.gpus_per_node or shell_gpus_per_node(environ),
         gpu_request=chosen.gpu_request,
-        vboost=chosen.vboost,
+        vboost=_vboost(chosen.vboost),
         cpu_binding=_cpu_binding(chosen.cpu_binding),
         numa_binding=chosen.numa_binding,
         start=chosen.start,
         retries=chosen.retries,
         python=python,
     )
+
+
+def _vboost(text: str | None) -> Vboost | None:
+    """Raises UsageError."""
+    if text is None:
+        return None
+    word = str(convert(options_of(SlurmChoices)["vboost"], "--vboost", (text,)))
+    return int(word) if word.isdecimal() else "recipe"
 
 
 def _cpu_binding(text: str | None) -> CpuBinding | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from llmb.jobspec.spec import JobSpec
 from llmb.processes import bind
+from llmb.runs.folder import VBOOST_FILE
 from llmb.schedulers.slurm.shell import Shell, ShellWord, command_lines
 
 BIND_FILE = Shell('"$llmb_folder"/bind.py')
@@ -17,27 +18,39 @@ PROLOG = r"""for llmb_command; do
     }
 done"""
 BOOST = r"""smi() {
-    sudo -n nvidia-smi boost-slider --vboost "$1" 2>/dev/null || nvidia-smi boost-slider --vboost "$1"
+    timeout 60 sudo -n nvidia-smi boost-slider --vboost "$1" 2>/dev/null ||
+        timeout 60 nvidia-smi boost-slider --vboost "$1"
 } >&2
-trap "smi 0; exit" TERM
+word=unset
+end() {
+    [ "$word" = unset ] || smi 0
+}
+trap "end; exit" TERM
 if smi "$1"; then
-    echo set
-else
+    word=set
+elif [ "$2" = required ]; then
     echo "llmb: node $SLURMD_NODENAME failed: vboost $1 could not be set; it may need sudo" >&2
-    echo unset
+else
+    echo "llmb: node $SLURMD_NODENAME trains without vboost $1, which could not be set" >&2
 fi
+echo "$word"
 read -r
-smi 0"""
+end"""
 BOOST_SET = r"""} &&
 {
     llmb_boost_out=${llmb_boost[0]} llmb_boost_in=${llmb_boost[1]} llmb_boost_step=$llmb_boost_PID llmb_boosted=0
-    while [ "$llmb_boosted" -lt "$SLURM_JOB_NUM_NODES" ] && read -r -u "$llmb_boost_out" llmb_word; do
-        [ "$llmb_word" = set ] || break
-        llmb_boosted=$((llmb_boosted + 1))
+    llmb_told=0
+    while [ "$llmb_told" -lt "$SLURM_JOB_NUM_NODES" ] && read -r -u "$llmb_boost_out" llmb_word; do
+        llmb_told=$((llmb_told + 1))
+        [ "$llmb_word" != set ] || llmb_boosted=$((llmb_boosted + 1))
     done
-    [ "$llmb_boosted" -eq "$SLURM_JOB_NUM_NODES" ]
+    printf '{"level": %d, "nodes_set": %d, "nodes": %d}\n' LEVEL "$llmb_boosted" "$SLURM_JOB_NUM_NODES" \
+        >"$llmb_folder"/VBOOST
+    ENOUGH
 } &&"""
-"""Waits for the word of every node."""
+"""Waits for the word of every node, and writes what came of it."""
+ALL_SET = '[ "$llmb_boosted" -eq "$SLURM_JOB_NUM_NODES" ]'
+ALL_TOLD = '[ "$llmb_told" -eq "$SLURM_JOB_NUM_NODES" ]'
 BOOST_ENDS = r"""llmb_exit_code=$?
 if [ -n "${llmb_boost_in:-}" ]; then
     exec {llmb_boost_in}>&-
@@ -66,10 +79,12 @@ def with_setup(spec: JobSpec, workers: str) -> Iterator[str]:
         yield f"{command_lines(step)} &&"
     if spec.vboost:
         yield "# The boost ends with the pipe to it, or when Slurm ends the job."
-        step = (*_on_every_node(spec), "--overlap", "bash", "-c", BOOST, "llmb-vboost", str(spec.vboost))
+        level, how = str(spec.vboost.level), "required" if spec.vboost.required else "tried"
+        step = (*_on_every_node(spec), "--overlap", "bash", "-c", BOOST, "llmb-vboost", level, how)
         yield "coproc llmb_boost {"
         yield f"exec {command_lines(step)}"
-        yield BOOST_SET
+        enough = ALL_SET if spec.vboost.required else ALL_TOLD
+        yield BOOST_SET.replace("LEVEL", level).replace("VBOOST", VBOOST_FILE).replace("ENOUGH", enough)
     yield workers
     if spec.vboost:
         yield BOOST_ENDS

@@ -87,25 +87,35 @@ done' \
 coproc llmb_boost {
 exec srun --nodes=8 --ntasks=8 --ntasks-per-node=1 --cpu-bind=none --overlap bash -c \
     'smi() {
-    sudo -n nvidia-smi boost-slider --vboost "$1" 2>/dev/null || nvidia-smi boost-slider --vboost "$1"
+    timeout 60 sudo -n nvidia-smi boost-slider --vboost "$1" 2>/dev/null ||
+        timeout 60 nvidia-smi boost-slider --vboost "$1"
 } >&2
-trap "smi 0; exit" TERM
+word=unset
+end() {
+    [ "$word" = unset ] || smi 0
+}
+trap "end; exit" TERM
 if smi "$1"; then
-    echo set
-else
+    word=set
+elif [ "$2" = required ]; then
     echo "llmb: node $SLURMD_NODENAME failed: vboost $1 could not be set; it may need sudo" >&2
-    echo unset
+else
+    echo "llmb: node $SLURMD_NODENAME trains without vboost $1, which could not be set" >&2
 fi
+echo "$word"
 read -r
-smi 0' \
-    llmb-vboost 1
+end' \
+    llmb-vboost 1 required
 } &&
 {
     llmb_boost_out=${llmb_boost[0]} llmb_boost_in=${llmb_boost[1]} llmb_boost_step=$llmb_boost_PID llmb_boosted=0
-    while [ "$llmb_boosted" -lt "$SLURM_JOB_NUM_NODES" ] && read -r -u "$llmb_boost_out" llmb_word; do
-        [ "$llmb_word" = set ] || break
-        llmb_boosted=$((llmb_boosted + 1))
+    llmb_told=0
+    while [ "$llmb_told" -lt "$SLURM_JOB_NUM_NODES" ] && read -r -u "$llmb_boost_out" llmb_word; do
+        llmb_told=$((llmb_told + 1))
+        [ "$llmb_word" != set ] || llmb_boosted=$((llmb_boosted + 1))
     done
+    printf '{"level": %d, "nodes_set": %d, "nodes": %d}\n' 1 "$llmb_boosted" "$SLURM_JOB_NUM_NODES" \
+        >"$llmb_folder"/vboost.json
     [ "$llmb_boosted" -eq "$SLURM_JOB_NUM_NODES" ]
 } &&
 srun --nodes=8 --ntasks=8 --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none "$llmb_python" -P -m \
