@@ -31,8 +31,9 @@ moments; AdamW and clipping; FP8 in all four products of a layer and not in atte
 no validation and no checkpoint within the steps. Maverick: text model, one routed and one shared expert, no auxiliary
 loss. LoRA: rank, alpha, dropout and the fused QKV projection.
 
-Different without an effect on time: standard deviation of initial values, learning rates, scaling of rotary
-frequencies in 25.04's 8b and 70b."""
+Different without an effect on time: standard deviation of initial values, rotary base of 24.11, scaling of rotary
+frequencies in 25.04's 8b and 70b. What of all this can be read in the published code is compared item by item in
+[Checked against the sources](checked-sources.md)."""
 SMALLER = """## Smaller differences in all pre-training documents"""
 SMALLER_ROWS = (
     (

@@ -109,7 +109,7 @@ def one_gpu_bytes(catalogue: Catalogue, name: str, size: str, gpu_type: str) -> 
     workload = catalogue.workloads[name]
     table = next(t for t in workload.layouts if t.size == size and t.rows[0].gpus == 1 and gpu_type in t.gpu_types)
     row = table.rows[0]
-    model = model_of(catalogue.models[(workload.model, size)], row)
+    model = model_of(catalogue.models[(workload.model, size)], table, row)
     layout = layout_of(table, row)
     total, _ = parameter_count(model)
     tokens = layout.mbs * layout.seq_len

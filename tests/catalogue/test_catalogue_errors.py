@@ -45,7 +45,7 @@ def read_whole(catalogue: Catalogue, part: str) -> None:
         (LLAMA, "workload: pretrain_llama3.1", "workload: pretrain_llama", "workloads", "like the name of its file"),
         (LLAMA, "model: llama3.1", "model: llama9", "workloads", "there is no model 'llama9'"),
         ("models/llama3.1.yaml", "model: llama3.1", "model: llama", "models", "like the name of its file"),
-        (LLAMA, "peak_lr: 8.0e-5", "peak_lr: fast", "workloads", "peak_lr"),
+        (LLAMA, "peak_lr: 3.0e-4, min_lr: 3.0e-5", "peak_lr: fast, min_lr: 3.0e-5", "workloads", "peak_lr"),
         ("hardware.yaml", "memory_gb: 80", "memory_gb: lots", "gpus", "memory_gb"),
         ("hardware.yaml", 'tdp_w: "dgxc', 'tdp: "dgxc', "gpus", "no source for tdp_w"),
         ("hardware.yaml", "borrows: [h100]", "borrows: [h1000]", "gpus", "not a GPU type"),

@@ -3,13 +3,12 @@
 
 import doctest
 import re
-import runpy
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import generate_reference
 import pytest
 
 from llmb.catalogue.load import Catalogue
@@ -64,29 +63,22 @@ def commands_in(line: str) -> Iterator[tuple[str, ...]]:
 SHOWN = [shown for page in PAGES for shown in shown_commands(page)]
 
 
-@pytest.fixture(scope="module")
-def generator() -> Iterator[dict[str, Any]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
-        yield runpy.run_path(str(ROOT / "scripts" / "generate_reference.py"))
-
-
-def test_reference_pages_are_fresh(generator: dict[str, Any]) -> None:
-    stale = generator["stale_pages"](generator["pages"]())
+def test_reference_pages_are_fresh() -> None:
+    stale = generate_reference.stale_pages(generate_reference.pages())
     assert not [path.name for path in stale], "run 'make reference'"
 
 
-def test_a_changed_page_is_stale(generator: dict[str, Any], tmp_path: Path) -> None:
+def test_a_changed_page_is_stale(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("old")
-    stale_pages = generator["stale_pages"]
+    stale_pages = generate_reference.stale_pages
     assert stale_pages({page: "old"}) == {}
     assert stale_pages({page: "new", tmp_path / "missing.md": ""}) == {page: "new", tmp_path / "missing.md": ""}
 
 
-def test_every_layout_and_every_figure_is_in_the_catalogue_page(generator: dict[str, Any]) -> None:
+def test_every_layout_and_every_figure_is_in_the_catalogue_page() -> None:
     catalogue = Catalogue()
-    text = generator["pages"]()[ROOT / "docs" / "reference" / "catalogue.md"]
+    text = generate_reference.pages()[ROOT / "docs" / "reference" / "catalogue.md"]
     layouts, figures = text.split("\n## Published figures\n")
     rows = sum(len(item.rows) for workload in catalogue.workloads.values() for item in workload.layouts)
     assert len(re.findall(r"^\| \d* \| \d+ \| \d+ \|", layouts.split("\n## Layouts\n")[1], re.MULTILINE)) == rows

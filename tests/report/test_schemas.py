@@ -2,13 +2,13 @@
 """The JSON documents of commands keep their keys and types: programs of users read them."""
 
 import json
-import runpy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
+import freeze_schemas
 import pytest
 from recorded_runs import gpu_record, times_around, write_run
+from reference_pages import json_types
 from typer.testing import CliRunner
 
 from llmb.cli.main import app, exit_code_of
@@ -24,25 +24,11 @@ RECORDS = sorted((ROOT / "tests" / "data" / "version-0.1").glob("workloads/*/exp
 OLD_RUNS = [path for path in RECORDS if '"status": "queued"' not in path.read_text()]
 
 
-@pytest.fixture(scope="module")
-def freezer() -> Iterator[dict[str, Any]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
-        yield runpy.run_path(str(ROOT / "scripts" / "freeze_schemas.py"))
-
-
-@pytest.fixture(scope="module")
-def types(freezer: dict[str, Any]) -> Any:
-    from reference_pages import json_types  # of scripts, which is on the path by now
-
-    return json_types
-
-
-def test_every_schema_is_as_it_is_stored(freezer: dict[str, Any]) -> None:
-    current = freezer["current_schemas"]()
-    assert {freezer["file_of"](name).name for name in current} == {path.name for path in freezer["FROZEN"].iterdir()}
+def test_every_schema_is_as_it_is_stored() -> None:
+    current = freeze_schemas.current_schemas()
+    assert {freeze_schemas.file_of(name) for name in current} == set(freeze_schemas.FROZEN.iterdir())
     for name, schema in current.items():
-        breaks, news = freezer["changes"](name, freezer["frozen"](name), schema)
+        breaks, news = freeze_schemas.changes(name, freeze_schemas.frozen(name), schema)
         assert not breaks, "programs of users break; 'make schemas' tells how to change a contract"
         assert not news, "run 'make schemas'"
 
@@ -59,10 +45,8 @@ def test_every_schema_is_as_it_is_stored(freezer: dict[str, Any]) -> None:
         ({"a": ["integer"], "b": ["'x'", "null"], "c": ["null"]}, 0, 1),
     ],
 )
-def test_what_breaks_and_what_is_new(
-    freezer: dict[str, Any], after: dict[str, list[str]], breaks: int, news: int
-) -> None:
-    found = freezer["changes"]("run", {"a": ["integer"], "b": ["'x'", "null"]}, after)
+def test_what_breaks_and_what_is_new(after: dict[str, list[str]], breaks: int, news: int) -> None:
+    found = freeze_schemas.changes("run", {"a": ["integer"], "b": ["'x'", "null"]}, after)
     assert tuple(map(len, found)) == (breaks, news)
 
 
@@ -102,36 +86,36 @@ SOUND = {
         ({"free": []}, "free is [], not object"),
     ],
 )
-def test_a_document_is_held_against_its_schema(types: Any, changes: dict[str, Any], violation: str | None) -> None:
-    schema = types.schema_of([SOUND], {"": Outer})
-    found = types.violations(SOUND | changes, schema)
+def test_a_document_is_held_against_its_schema(changes: dict[str, Any], violation: str | None) -> None:
+    schema = json_types.schema_of([SOUND], {"": Outer})
+    found = json_types.violations(SOUND | changes, schema)
     assert found == ([violation] if violation else [])
 
 
-def test_a_missing_key_is_a_violation(types: Any) -> None:
-    schema = types.schema_of([SOUND], {"": Outer})
-    assert types.violations({name: SOUND[name] for name in ("items", "by_name", "free")}, schema) == ["kind is missing"]
+def test_a_missing_key_is_a_violation() -> None:
+    schema = json_types.schema_of([SOUND], {"": Outer})
+    assert json_types.violations({name: SOUND[name] for name in ("items", "by_name", "free")}, schema) == [
+        "kind is missing"
+    ]
 
 
 @pytest.mark.parametrize("record", OLD_RUNS, ids=lambda path: path.parents[1].name)
-def test_the_documents_of_old_runs_are_of_the_schema(freezer: dict[str, Any], types: Any, record: Path) -> None:
+def test_the_documents_of_old_runs_are_of_the_schema(record: Path) -> None:
     folder = RunFolder(record.parent)
     run = read_record(folder)
     document = run_document(folder, run.plan, run.result or finished_result(folder, run))
-    assert types.violations(json.loads(json.dumps(document)), freezer["frozen"]("run")) == []
+    assert json_types.violations(json.loads(json.dumps(document)), freeze_schemas.frozen("run")) == []
 
 
 @pytest.mark.parametrize("options", [(), ("--group",), ("--scaling",)])
-def test_the_document_of_parsed_logs_is_of_the_schema(
-    freezer: dict[str, Any], types: Any, tmp_path: Path, options: tuple[str, ...]
-) -> None:
+def test_the_document_of_parsed_logs_is_of_the_schema(tmp_path: Path, options: tuple[str, ...]) -> None:
     lines = [_line(step) for step in range(50)]
     (tmp_path / "log-good.out").write_text("".join(lines))
     (tmp_path / "log-died.out").write_text("".join(lines[:20]))
     (tmp_path / "log-empty.out").touch()
     (tmp_path / "sbatch_good.out").touch()
     done = CliRunner().invoke(parse_app, [str(tmp_path), "--json", *options])
-    assert types.violations(json.loads(done.stdout), freezer["frozen"]("parse")) == []
+    assert json_types.violations(json.loads(done.stdout), freeze_schemas.frozen("parse")) == []
 
 
 @pytest.mark.parametrize(
@@ -153,8 +137,6 @@ def test_the_document_of_parsed_logs_is_of_the_schema(
     ],
 )
 def test_the_document_of_a_command_is_of_the_schema(
-    freezer: dict[str, Any],
-    types: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -169,7 +151,7 @@ def test_the_document_of_a_command_is_of_the_schema(
     if command[0] in ("result", "watch"):
         paths[1] = str(next((tmp_path / "one").rglob("run.json")).parent)
     assert exit_code_of(app, [*paths, "--json"]) in (0, 4, 5, 6)
-    assert types.violations(json.loads(capsys.readouterr().out), freezer["frozen"](schema)) == []
+    assert json_types.violations(json.loads(capsys.readouterr().out), freeze_schemas.frozen(schema)) == []
 
 
 def _line(step: int) -> str:

@@ -39,14 +39,14 @@ def shown(**fields: Any) -> dict[str, str]:
 
 def test_a_proxy_has_a_checkpoint_of_its_own_size() -> None:
     whole, proxy = {"size": "405b", "scale": 1024}, {"size": "405b", "scale": 32}
-    assert shown(**whole)["checkpoint"].startswith("4,870 GB, saved by llmb")
+    assert shown(**whole)["checkpoint"].startswith("4,871 GB, saved by llmb")
     assert shown(**whole)["published checkpoint"] == "5200 GB, saved by 512 to 2048 GPUs, loaded by 1024 or more"
     recipe = resolve(CATALOGUE, request(**proxy))
     assert (recipe.proxy, recipe.checkpoint) == (True, None)
-    assert shown(**proxy)["checkpoint"].startswith("356.5 GB")
+    assert shown(**proxy)["checkpoint"].startswith("356.8 GB")
     assert "published checkpoint" not in shown(**proxy)
     document = recipe_document(recipe, job_defaults(CATALOGUE, recipe), origin_here(CATALOGUE, NOWHERE, recipe))
-    assert document["checkpoint_size_gb"] == pytest.approx(356.5, abs=0.1)
+    assert document["checkpoint_size_gb"] == pytest.approx(356.8, abs=0.1)
     lora = resolve(CATALOGUE, Request(workload="finetune_llama3", size="70b", gpu_type="h100"))
     # 80 layers of rank 16 on the fused projection of 8,192 to 10,240, in fp32 with two moments.
     adapters = 80 * 16 * (8192 + 10240)

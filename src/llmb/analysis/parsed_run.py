@@ -29,8 +29,8 @@ LOGGED = "logged"
 """The convention of a FLOP rate that the log prints: whatever its framework counts."""
 ASSUMED = "layout.assumed"
 """Key of a configuration whose layout is that of the recipe, because the log does not tell its own."""
-PARALLEL = ("tp", "pp", "cp", "vp", "ep", "etp")
-BATCH = ("mbs", "gbs")
+PARALLEL: tuple[str, ...] = ("tp", "pp", "cp", "vp", "ep", "etp")
+BATCH: tuple[str, ...] = ("mbs", "gbs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -158,11 +158,12 @@ def layout_of(table: LayoutTable, row: LayoutRow) -> Layout:
     )
 
 
-def model_of(model: Model, row: LayoutRow) -> Model:
-    """The model that a row trains: a proxy has fewer layers, tokens or experts."""
+def model_of(model: Model, table: LayoutTable, row: LayoutRow) -> Model:
+    """The model that a row trains: a proxy has fewer layers, tokens or experts; a framework pads vocabularies."""
     changes: dict[str, object] = {"layers": row.layers}
-    if row.vocab_size is not None:
-        changes["vocab_size"] = row.vocab_size
+    vocab_size = row.vocab_size or table.vocab_size
+    if vocab_size is not None:
+        changes["vocab_size"] = vocab_size
     if row.experts is not None and model.moe is not None:
         changes["moe"] = model.moe.model_copy(update={"experts": row.experts})
     return model.model_copy(update=changes)
@@ -244,7 +245,7 @@ def _unknown_names(
 
 def _row_problems(model: Model, table: LayoutTable, row: LayoutRow) -> list[str]:
     layout = layout_of(table, row)
-    problems = check_layout(model_of(model, row), layout)
+    problems = check_layout(model_of(model, table, row), layout)
     if problems:
         return problems
     printed = {"DP": (row.dp, layout.dp), "GA": (row.ga, layout.ga)}

@@ -320,7 +320,7 @@ def _recipe(
     published = layout_of(table, row)
     layout = published.model_copy(update=given)
     full = catalogue.families[workload.model][table.model_size or request.size]
-    model = model_of(full, row.model_copy(update={"layers": layout.layers}))
+    model = model_of(full, table, row.model_copy(update={"layers": layout.layers}))
     if problems := check_layout(model, layout):
         raise layout_error(problems)
     changed = {name: value for name, value in given.items() if value != getattr(published, name)}

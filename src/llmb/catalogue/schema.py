@@ -89,6 +89,8 @@ class LayoutTable(Record):
     """Scales beyond the rows: doublings of the largest, none, or any number with the same batch."""
     batch_rule: BatchRule | None = None
     counts_embedding_and_loss: bool = False
+    vocab_size: int | None = None
+    """After the framework's padding; None for the model's own."""
     notes: tuple[str, ...] = ()
     rows: tuple[LayoutRow, ...]
 

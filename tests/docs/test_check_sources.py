@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/check_sources.py, on a small repository, and the page it wrote of the published runs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import check_sources
+import pytest
+import yaml
+
+MODEL = """
+class Base:
+    norm: str = "RMSNorm"
+    act: Callable = F.silu
+    freq: list = field(default_factory=lambda: [0, 1] * 24)
+
+class Llama(Base, Other):
+    num_layers: int = 32
+    kv_channels: Optional[int] = None
+
+def recipe():
+    peft.dim = 16
+    return run.Config(Optimizer, lr=3e-4)
+"""
+ITEMS = [
+    {"item": "layers", "in": "nemo:model.py", "field": "Llama.num_layers", "llmb": "recipe.model.layers"},
+    {"item": "norm", "in": "nemo:model.py", "field": ["{config}.norm", "{config}.act"],
+     "words": {"RMSNorm, F.silu": "rmsnorm"}, "llmb": "recipe.model.norm"},
+    {"item": "head", "in": "nemo:model.py", "field": "Llama.kv_channels",
+     "quotient": ["recipe.model.hidden_size", "recipe.model.attention_heads"], "llmb": "recipe.model.head_dim"},
+    {"item": "made", "in": "nemo:model.py", "field": "Llama.freq", "is": "[0, 1] * 24"},
+    {"item": "rank", "in": "nemo:model.py", "assigned": "recipe:peft.dim", "is": 16},
+    {"item": "rate", "in": "nemo:model.py", "argument": "recipe:Optimizer.lr", "llmb": "recipe.training.peak_lr"},
+    {"item": "vocabulary", "stated": 128255, "source": "somewhere", "padded": True, "llmb": "recipe.model.vocab_size"},
+    {"item": "nvls", "in": "nemo:run.sh", "text": r"NVLS=(\d)", "llmb": "job.variables.NCCL_NVLS_ENABLE.value"},
+    {"item": "buffer", "in": "nemo:run.yaml", "key": "timing.buffer", "llmb": "recipe.document.averaged_steps"},
+]  # fmt: skip
+
+
+@pytest.fixture
+def checkouts(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkouts" / "NeMo"
+    folder.mkdir(parents=True)
+    (folder / "model.py").write_text(MODEL)
+    (folder / "run.sh").write_text("export NVLS=0\n")
+    (folder / "run.yaml").write_text("timing: {buffer: 1}\n")
+    author = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"], ["tag", "v1"]):
+        subprocess.run(["git", *author, *words], cwd=folder, check=True)
+    return folder.parent
+
+
+def checked(
+    checkouts: Path, *items: dict[str, object], different: dict[str, str] | None = None
+) -> tuple[int, list[str]]:
+    """Exit status and lines of the script for these items of 8b on eight GPUs."""
+    recipe = {"workload": "pretrain_llama3.1", "size": "8b", "release": "25.04", "gpu_type": "h100", "dtype": "bf16"}
+    entry = {
+        "recipe": {**recipe, "scale": 8}, "revisions": {"nemo": "v1"}, "readings": ["all"],
+        "names": {"config": "Llama"}, "different": different or {},
+    }  # fmt: skip
+    sources = checkouts / "sources.yaml"
+    sources.write_text(
+        yaml.safe_dump({"repositories": {"nemo": "NeMo"}, "readings": {"all": items}, "recipes": [entry]})
+    )
+    command = [sys.executable, str(check_sources.SOURCES.with_name("check_sources.py")), str(checkouts)]
+    done = subprocess.run([*command, "--sources", str(sources)], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_every_kind_of_reading_finds_its_value(checkouts: Path) -> None:
+    assert checked(checkouts, *ITEMS) == (0, ["9 items: 9 equal, 0 different and named, 0 wrong"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"field": "Llama.kv_channels"}, "layers: None there, 32 here (NeMo v1 model.py)"),
+        ({"field": "Llama.unknown"}, "layers: None there, 32 here"),
+        ({"field": "Unknown.num_layers"}, "layers: no class Unknown"),
+        ({"field": [], "assigned": "recipe:peft.alpha"}, "layers: no peft.alpha in recipe"),
+        ({"field": [], "assigned": "nothing:peft.dim"}, "layers: no function nothing"),
+        ({"in": "nemo:other.py"}, "layers: fatal: path 'other.py' does not exist in 'v1'"),
+        ({"in": "nemo:run.yaml", "field": [], "key": "timing.none"}, "layers: no key timing.none"),
+        ({"field": [], "text": "layers = ([0-9]+)"}, "layers: no text matches layers = ([0-9]+)"),
+    ],
+)
+def test_what_differs_or_cannot_be_read_is_named(checkouts: Path, change: dict[str, object], words: str) -> None:
+    status, lines = checked(checkouts, {**ITEMS[0], **change})
+    assert (status, len(lines)) == (1, 2)
+    assert lines[0].startswith(f"pretrain_llama3.1 8b, 25.04: {words}")
+    assert lines[1] == "1 items: 0 equal, 0 different and named, 1 wrong"
+
+
+def test_a_difference_may_be_named_only_while_there_is_one(checkouts: Path) -> None:
+    differs = {**ITEMS[0], "field": "Llama.kv_channels"}
+    assert checked(checkouts, differs, different={"layers": "why"})[0] == 0
+    status, lines = checked(checkouts, ITEMS[0], different={"layers": "why", "depth": "why"})
+    assert status == 1
+    assert "layers: named as different, but both are 32" in lines[0]
+    assert "depth: named as different, but not compared" in lines[1]
+
+
+def test_the_page_has_every_item_and_what_the_catalogue_says_now() -> None:
+    """It is written where clones are at hand; a catalogue that has changed since has to be checked again."""
+    sources = check_sources.read_sources(check_sources.SOURCES)
+    sections = check_sources.PAGE.read_text().split("\n## ")[1:]
+    assert [section.splitlines()[0] for section in sections] == [
+        check_sources.title(entry) for entry in sources.recipes
+    ]
+    for entry, section in zip(sources.recipes, sections, strict=True):
+        ours = check_sources.our_values(entry)
+        items = check_sources.readings(sources, entry)
+        expected = [(item.item, check_sources.shown(check_sources.ours_of(item, ours))) for item in items]
+        rows = [[cell.strip() for cell in line.split(" | ")] for line in section.splitlines() if line.startswith("| ")]
+        assert [(row[0].removeprefix("| "), row[2]) for row in rows[2:]] == expected
