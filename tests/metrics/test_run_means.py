@@ -3,7 +3,7 @@
 
 import pytest
 
-from llmb.metrics.run_means import describe_runs
+from llmb.analysis.judge_run import describe_runs
 
 
 def test_the_interval_of_run_means_is_students_t() -> None:

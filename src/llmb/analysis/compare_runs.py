@@ -2,6 +2,7 @@
 """Compares two groups of runs, recipe by recipe. Pure."""
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Literal
 
 from llmb.analysis.compare_modes import Varied, changes_work_per_token, varied
@@ -21,7 +22,6 @@ from llmb.analysis.match_runs import (
 )
 from llmb.analysis.measured import Earlier, earlier_spread, measured, no_earlier, why_left_out
 from llmb.analysis.records import AnalyzedRun, FoundRuns, LeftOut
-from llmb.analysis.resource_differences import resource_differences
 from llmb.errors import UsageError
 from llmb.metrics.group_difference import RunMean, decide, group_difference
 from llmb.runs.identity import Difference, Value, differences, value_text
@@ -29,6 +29,27 @@ from llmb.runs.published_verdict import steps_text
 from llmb.verdict.conditions import rule_of
 from llmb.verdict.records import WORST, VerdictName
 from llmb.verdict.tolerance import Tolerance, default_tolerance
+
+SAMPLED = ("sm_clock_mhz_mean", "power_w_mean")
+LEAST_CHANGE_PCT = 2.0
+"""Repeats on the same GPUs differ, too: a smaller change is not listed."""
+
+
+def resource_differences(before: Sequence[AnalyzedRun], after: Sequence[AnalyzedRun]) -> Iterator[Difference]:
+    """Mean clock and power of a GPU, if both sides were sampled and differ."""
+    for name in SAMPLED:
+        old, new = _mean(before, name), _mean(after, name)
+        if old and new and abs(new / old - 1) >= LEAST_CHANGE_PCT / 100:
+            yield Difference(key=f"resources.{name}", before=round(old), after=round(new))
+
+
+def _mean(runs: Sequence[AnalyzedRun], name: str) -> float | None:
+    """Of the runs that were sampled."""
+    results = [run.record.result for run in runs if run.record and run.record.result]
+    values = [getattr(result.resources, name) for result in results if result.resources]
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
 
 IN_BOTH = "both selections have it: it counts as after"
 WORK = ("layout.gbs", "layout.seq_len", "layout.gpus")

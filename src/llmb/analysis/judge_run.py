@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judges runs that ended: against published figures, other runs, or what the user expects."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +13,7 @@ from llmb.analysis.measured import Earlier, earlier_spread, flaw_of, no_earlier
 from llmb.analysis.records import AnalyzedRun, FoundRuns
 from llmb.catalogue.load import Catalogue
 from llmb.errors import unknown
-from llmb.metrics.run_means import describe_runs
-from llmb.metrics.statistics import Statistics
+from llmb.metrics.statistics import Statistics, describe
 from llmb.metrics.window import STEADY
 from llmb.runs.identity import Value
 from llmb.runs.published_verdict import no_figure, published_verdict, steps_text, verdict_of_recipe
@@ -25,6 +25,18 @@ from llmb.verdict.expectations_file import Expectations, read_expectations
 from llmb.verdict.judgement import Measured, without_reference
 from llmb.verdict.records import Reference, Verdict
 from llmb.verdict.tolerance import Tolerance
+
+
+def describe_runs(means_s: Sequence[float]) -> Statistics:
+    """Of run means, in seconds; the interval is Student's t. Raises ValueError as ``describe``."""
+    from scipy.special import stdtrit  # takes longer to load than most commands take to run
+
+    found = describe(means_s)
+    if found.std is None:
+        return found
+    half = float(stdtrit(found.count - 1, 0.975)) * found.std / math.sqrt(found.count)
+    return replace(found, ci95=(found.mean - half, found.mean + half), effective_count=None)
+
 
 NO_RECIPE = "the catalogue has no recipe with the layout of this log"
 

@@ -2,6 +2,7 @@
 """Queues a campaign: every job is planned first, then the user confirms."""
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 from llmb.campaigns.campaign import Campaign, CampaignJob, JobRequest, new_campaign
 from llmb.campaigns.entry import Entry, SelectedJob, Selection
 from llmb.campaigns.expansion import expand, grouped, narrowed, told
-from llmb.campaigns.history_sender import HistorySender
 from llmb.campaigns.job_request import converted, job_request
 from llmb.campaigns.plan import PlannedJob, planned
 from llmb.campaigns.submission import Outcome, begin_campaign, find_campaign, find_queued, submit_campaign
@@ -18,10 +18,49 @@ from llmb.catalogue.load import Catalogue
 from llmb.doc_pages import see
 from llmb.errors import UsageError, UserInterrupt
 from llmb.jobs.history import open_history
+from llmb.jobs.job import NOT_SUBMITTED
 from llmb.jobs.order import Order, make_order
+from llmb.jobs.refresh import TIME_OUT_S
+from llmb.jobs.resolve import resolve_submissions
+from llmb.jobs.store import Store
+from llmb.jobs.submit import submit_order
 from llmb.runs.record import now
 from llmb.schedulers.lookup import QUEUE, find_scheduler, read_cluster_site
 from llmb.site.site import Site
+
+POLL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class HistorySender:
+    """``order_of`` plans a job; ``environ`` is what the scheduler gets; ``say`` reports lost submissions."""
+
+    order_of: Callable[[CampaignJob], Order]
+    install: Path
+    environ: Mapping[str, str]
+    history: Store
+    say: Callable[[str], None]
+
+    def find(self, job: CampaignJob) -> CampaignJob | None:
+        row = self.history.by_key(job.key)
+        while row and row.job_id is None and row.state != NOT_SUBMITTED:
+            # A submission is given up only after a while, since the scheduler may be busy with it.
+            for line in resolve_submissions(self.history, self.install, row.scheduler, TIME_OUT_S):
+                self.say(line)
+            row = self.history.by_key(job.key)
+            if row and row.job_id is None and row.state != NOT_SUBMITTED:
+                time.sleep(POLL_S)
+        return _submitted(job, row.job_id, row.run_dir) if row and row.job_id else None
+
+    def send(self, job: CampaignJob) -> CampaignJob:
+        campaign = job.key.rpartition("-")[0]
+        (queued,) = submit_order(self.history, self.order_of(job), self.environ, key=job.key, campaign=campaign)
+        return _submitted(job, queued.job.job_id, str(queued.folder.path))
+
+
+def _submitted(job: CampaignJob, job_id: str, folder: str) -> CampaignJob:
+    return job.model_copy(update={"state": "submitted", "folder": folder, "job_id": job_id, "reason": None})
+
 
 MOST_SHOWN = 30
 

@@ -10,15 +10,54 @@ from typing import Annotated, Literal, NamedTuple
 
 from llmb.catalogue.layout_check import check_layout
 from llmb.catalogue.load import Catalogue, Published, layout_of, model_of
-from llmb.catalogue.published import Expectation
-from llmb.catalogue.records import Dtype, Layout, Model, Recipe, Record
-from llmb.catalogue.scale_names import by_size, scale_name, scales_above
+from llmb.catalogue.published import Expectation, PublishedFlops
+from llmb.catalogue.records import Dtype, Layout, Model, Packing, Recipe, Record
 from llmb.catalogue.schema import LayoutRow, LayoutTable, WorkloadFile
-from llmb.catalogue.sequence_flops import packing_of, published_flops
 from llmb.catalogue.unspecified import left_open
 from llmb.errors import UsageError, unknown
 from llmb.options.forms import WORD
 from llmb.options.option import Option
+
+
+def published_flops(
+    catalogue: Catalogue, workload: WorkloadFile, table: LayoutTable, layout: Layout
+) -> PublishedFlops | None:
+    """The document's own count: its printed value if that is for this shape, else its formula."""
+    entries = [
+        entry for entry in workload.published_flops if (entry.size, entry.document) == (table.size, table.document)
+    ]
+    if not entries:
+        return None
+    shape = (layout.seq_len, layout.layers)
+    printed = next((entry for entry in entries if (entry.seq_len, entry.layers) == shape), None)
+    entry = printed or next((entry for entry in entries if entry.printed_flops is None), entries[0])
+    return PublishedFlops(
+        printed_flops=printed.printed_flops if printed else None,
+        source=catalogue.documents[entry.document].source,
+        **entry.model_dump(include={"formula", "as_published", "line", "notes"}),
+    )
+
+
+def packing_of(workload: WorkloadFile, layout: Layout) -> Packing | None:
+    fields = {"seq_len"}
+    found = (entry for entry in workload.packing if entry.seq_len == layout.seq_len)
+    return next((Packing(**entry.model_dump(exclude=fields)) for entry in found), None)
+
+
+def scale_name(row: LayoutRow) -> str:
+    return f"{row.gpus} (proxy)" if row.proxy else str(row.gpus)
+
+
+def by_size(row: LayoutRow) -> tuple[bool, int]:
+    """Proxies last."""
+    return row.proxy, row.gpus
+
+
+def scales_above(tables: Iterable[LayoutTable]) -> list[str]:
+    """The scales above the largest that is listed, in words."""
+    largest = max((table.rows[-1].gpus, table.above_largest) for table in tables)
+    return {"any": ["any"], "double": [f"doublings of {largest[0]}"], "refuse": []}[largest[1]]
+
 
 CPU = "cpu"
 LAYOUT_PANEL = "Layout (default: that of the recipe)"
