@@ -54,8 +54,9 @@ def die(path: Path) -> None:
     store.db.execute("UPDATE jobs SET state = 'BROKEN'")
     for number in range(5000):
         store.db.execute(
-            "INSERT INTO jobs (key, cluster, run_dir, experiment, workload, size, dtype, gpu_type, scale, submitted_s,"
-            " state, status, restarts) VALUES (?, '', '', '', '', '', '', '', 1, 0, 'BROKEN', 'queued', 0)",
+            "INSERT INTO jobs (key, scheduler, run_dir, experiment, workload, size, dtype, gpu_type, scale, proxy, prepares,"
+            " data, submitted_s, state, status, restarts, retries)"
+            " VALUES (?, '', '', '', '', '', '', '', 1, '', '', '', 0, 'BROKEN', 'queued', 0, 0)",
             (f"broken-{number}",),
         )
     os.kill(os.getpid(), signal.SIGKILL)

@@ -3,10 +3,8 @@
 
 import json
 import shutil
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,9 +13,8 @@ from typer.testing import CliRunner
 from llmb.cli.main import app, exit_code_of
 from llmb.errors import UsageError
 from llmb.jobs.find import find_job
-from llmb.jobs.history import database_path, open_history
+from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
-from llmb.jobs.migrations import SCHEMA_VERSION
 from llmb.jobs.store import Filter, Store
 from llmb.runs.folder import RunFolder
 from llmb.runs.latest_link import link_latest
@@ -203,21 +200,6 @@ def test_a_moved_or_copied_root_finds_its_own_runs(
         "/elsewhere/exp_3/exp",
     ]
     assert found[1].base_dir == found[0].run_dir
-
-
-def test_an_earlier_version_s_root_finds_its_own_runs_where_they_are_now(
-    store: Store, job: Callable[..., Job], install: Path
-) -> None:
-    """It stored absolute folders; those of a run that is nowhere in this root stay as they are."""
-    store.add([job(1), job(2)])
-    store.close()
-    before = "/moved/workloads/away/workloads/w/experiments/exp"
-    with closing(sqlite3.connect(database_path(install), isolation_level=None)) as raw:
-        raw.execute(f"UPDATE jobs SET run_dir = '{before}/exp_' || substr(key, 2) || '/exp'")
-        raw.execute(f"PRAGMA user_version = {SCHEMA_VERSION - 1}")
-    Path(job(1).run_dir).mkdir(parents=True)
-    with open_history(install, print) as again:
-        assert [one.run_dir for one in again.jobs()] == [job(1).run_dir, f"{before}/exp_2/exp"]
 
 
 def test_a_name_that_no_run_has_is_told_with_those_that_there_are(

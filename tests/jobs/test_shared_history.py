@@ -4,7 +4,6 @@
 import errno
 import os
 import shutil
-import sqlite3
 import stat
 import subprocess
 import sys
@@ -20,11 +19,9 @@ from history_user import as_user, keep, read
 from llmb.errors import InfrastructureError
 from llmb.jobs import follow
 from llmb.jobs.follow import follow_log
-from llmb.jobs.history import database_path, open_history, read_history
-from llmb.jobs.history_copy import copied
+from llmb.jobs.history import database_path, open_history
 from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
-from llmb.jobs.migrations import MIGRATIONS
 from llmb.jobs.store import Store
 from llmb.runs.claim import create_run_folder
 from llmb.runs.folder import NotWritable, cannot_write, write_atomically
@@ -77,7 +74,6 @@ def test_a_colleague_who_only_lists_leaves_nothing_behind(root: Path) -> None:
     """The owner's umask lets nobody else write; the folder does, so that SQLite could create files."""
     owner(lambda: keep(root, "a"), umask=0o022)
     (root / ".llmb").chmod(0o2775)
-    write_ahead_logging(database_path(root))
     before = contents(root)
     assert colleague(lambda: read(root)) == "a"
     assert colleague(lambda: keep(root, "b")) == "NotWritable: cannot write: Permission denied"
@@ -92,13 +88,6 @@ def test_whoever_lists_an_empty_root_of_others_creates_no_history(root: Path) ->
     assert contents(root) == {}
     assert owner(lambda: read(root)) == ""
     assert database_path(root).exists()
-
-
-def write_ahead_logging(path: Path) -> None:
-    """As version 0.1 wrote it. The owner of the files stays."""
-    raw = sqlite3.connect(path)
-    raw.execute("PRAGMA journal_mode = WAL")
-    raw.close()
 
 
 def test_a_lock_of_another_user_does_not_lock_the_owner_out(root: Path) -> None:
@@ -139,25 +128,13 @@ def test_the_last_writer_of_a_file_locks_nobody_out(tmp_path: Path) -> None:
         os.umask(before)
 
 
-def test_a_copy_has_what_was_written_beside_the_file_and_takes_no_changes(tmp_path: Path) -> None:
-    """A client of version 0.1 that was killed: its last changes are in the log only."""
+def test_a_history_to_read_takes_no_changes_and_creates_no_file(tmp_path: Path) -> None:
     assert keep(tmp_path, "a") == ""
-    path = database_path(tmp_path)
-    raw = sqlite3.connect(path)
-    raw.execute("PRAGMA journal_mode = WAL")
-    raw.execute("UPDATE jobs SET reason = 'in the log'")
-    raw.commit()
-    kept = {part: Path(f"{path}{part}").read_bytes() for part in ("", "-wal")}
-    raw.close()
-    for part, content in kept.items():
-        Path(f"{path}{part}").write_bytes(content)
     before = contents(tmp_path)
-    store = Store(path, copied(path))
-    assert [one.reason for one in store.jobs()] == ["in the log"]
-    store.lock_changes()
-    with pytest.raises(NotWritable, match="it may be read here, not changed"):
-        store.next_query()
-    store.close()
+    with Store(database_path(tmp_path), "read") as store:
+        assert [one.key for one in store.jobs()] == ["a"]
+        with pytest.raises(NotWritable, match="it may be read here, not changed"):
+            store.next_query()
     assert contents(tmp_path) == before
 
 
@@ -177,19 +154,6 @@ def test_a_list_needs_no_room_and_no_permission(
     assert lines[0] == "a", (done.stdout, done.stderr)
     assert "NotWritable" in lines[1]
     assert said in lines[1]
-
-
-def test_an_older_history_is_read_where_it_cannot_be_brought_up_to_date(tmp_path: Path) -> None:
-    path = database_path(tmp_path)
-    path.parent.mkdir()
-    raw = sqlite3.connect(path)
-    raw.executescript(f"{MIGRATIONS[0]} PRAGMA user_version = 1")
-    raw.close()
-    before = path.read_bytes()
-    assert Store(path, copied(path)).jobs() == []
-    assert path.read_bytes() == before
-    with read_history(tmp_path, print) as store:
-        assert store.next_query() == 1
 
 
 @pytest.mark.parametrize(
@@ -235,8 +199,7 @@ def test_the_log_of_another_users_run_is_followed_to_its_end(
 
     monkeypatch.setattr(LocalScheduler, "states", answer)
     monkeypatch.setattr(follow, "ASK_EVERY_S", 0.0)
-    with Store(path, copied(path)) as store:
-        store.lock_changes()
+    with Store(path, "read") as store:
         (live,) = store.jobs()
         follow_log(store, tmp_path, live, sys.stdout.buffer.write, said.append, None)
     assert capsysbinary.readouterr().out == b"step 0\nstep 1\n"

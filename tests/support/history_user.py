@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import llmb.jobs.history_copy
 import llmb.jobs.rebuild  # noqa: F401 (another user may not be able to read what would be imported later)
 from llmb.errors import LlmbError
 from llmb.jobs.history import open_history, read_history

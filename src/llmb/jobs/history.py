@@ -2,7 +2,6 @@
 """Opens the history of an install root; rebuilds it from the run folders if it is missing or damaged."""
 
 import os
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,7 +34,7 @@ def open_history(install: Path, say: Callable[[str], None]) -> Store:
     path = database_path(install)
     try:
         if _has_content(path):
-            return _checked(Store(path, create=False))
+            return _checked(Store(path, "change"))
     except (Damaged, Missing):
         pass  # it is looked at again below, by one process at a time; another one may have renamed it since
     # A second process must find the complete history, and must not rename the new one.
@@ -53,7 +52,7 @@ def open_history(install: Path, say: Callable[[str], None]) -> Store:
 
 def read_history(install: Path, say: Callable[[str], None]) -> Store:
     """The same for a command that changes nothing by itself: also where the history cannot be written, as on a full
-    disk, or in an install root of another user, where no file is created. It is then a copy, which takes no changes.
+    disk, or in an install root of another user, where no file is created. It then takes no changes.
     """
     path = database_path(install)
     try:
@@ -61,22 +60,12 @@ def read_history(install: Path, say: Callable[[str], None]) -> Store:
             return open_history(install, say)
     except NotWritable:
         pass
-    return _copy(install, path, say)
-
-
-def _copy(install: Path, path: Path, say: Callable[[str], None]) -> Store:
-    from llmb.jobs.history_copy import copied  # not needed by whoever may write
-
     try:
         if _has_content(path):
-            store = _checked(Store(path, copied(path)))
-            store.lock_changes()
-            return store
-    except (OSError, sqlite3.DatabaseError) as error:
-        say(f"the history of jobs cannot be read ({error}); run folders are read instead")
-    except Damaged as error:
+            return _checked(Store(path, "read"))
+    except EnvironmentProblem as error:
         say(f"{error.what}; run folders are read instead")
-    store = Store(path, sqlite3.connect(":memory:", isolation_level=None))
+    store = Store(path, "memory")
     store.restore(_jobs_of_folders(install))
     store.lock_changes()
     return store

@@ -12,15 +12,62 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from llmb.errors import EnvironmentProblem, UsageError, unknown
 from llmb.jobs.job import COLUMNS, LIVE, NOT_SUBMITTED, SUBMITTING, Change, Job, Status
-from llmb.jobs.migrations import MIGRATIONS, SCHEMA_VERSION
-from llmb.jobs.root_paths import resolved, stored, stored_of_earlier
 from llmb.runs.folder import WRITE_ADVICE, NotWritable, cannot_write
 from llmb.runs.short_id import may_be_short_id
 
+SCHEMA_VERSION = 10
+"""Lower ones are of development versions before 0.1."""
+SCHEMA = """
+CREATE TABLE jobs (
+  key TEXT PRIMARY KEY,
+  scheduler TEXT NOT NULL,
+  cluster TEXT,
+  job_id TEXT,
+  run_dir TEXT NOT NULL,
+  array_index INTEGER,
+  base_dir TEXT,
+  experiment TEXT NOT NULL,
+  workload TEXT NOT NULL,
+  size TEXT NOT NULL,
+  dtype TEXT NOT NULL,
+  gpu_type TEXT NOT NULL,
+  scale INTEGER NOT NULL,
+  proxy TEXT NOT NULL,
+  prepares TEXT NOT NULL,
+  data TEXT NOT NULL,
+  origin TEXT,
+  label TEXT,
+  campaign TEXT,
+  identity TEXT,
+  submitted_s REAL NOT NULL,
+  state TEXT NOT NULL,
+  status TEXT NOT NULL,
+  reason TEXT,
+  exit_code INTEGER,
+  signal INTEGER,
+  nodes TEXT,
+  restarts INTEGER NOT NULL,
+  started_s REAL,
+  ended_s REAL,
+  checked_s REAL,
+  retries INTEGER NOT NULL,
+  retry_of TEXT,
+  fault TEXT,
+  bad_nodes TEXT,
+  step_time_s REAL,
+  verdict TEXT,
+  query INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX jobs_by_time ON jobs (submitted_s);
+CREATE INDEX jobs_by_id ON jobs (job_id);
+CREATE UNIQUE INDEX jobs_by_repeated ON jobs (retry_of);
+CREATE TABLE queries (latest INTEGER NOT NULL);
+INSERT INTO queries VALUES (0)
+"""
 BUSY_S = 20.0  # how long to wait for another process that writes
 APPLICATION_ID = 0x6C6C6D62  # 'llmb', in the file's header
 CAUSES = {
@@ -77,25 +124,27 @@ class Store:
 
     Folders below the install root, which has the file in a folder of its own, are stored relative to it.
 
-    ``copy`` is the history of another process, in memory: nothing else is read or written then. Without ``create`` a
-    file that does not exist is not created: raises Missing.
+    ``change`` and ``read`` raise Missing for a file that does not exist; a history to ``read`` takes no changes, and
+    one in ``memory`` is empty and no file.
     """
 
-    def __init__(self, path: Path, copy: sqlite3.Connection | None = None, *, create: bool = True) -> None:
+    def __init__(self, path: Path, mode: Literal["create", "change", "read", "memory"] = "create") -> None:
         self.path = path
         self.root = path.parent.parent
-        if copy is None:
+        if mode in ("create", "change"):
             if path.is_dir():
                 raise Damaged("it is a folder", path)
             check_writable(path)
         with self._problems():
-            self.db = copy or self._connection(create=create)
+            self.db = _connection(path, mode)
             self.db.row_factory = self._job
             try:
                 self._prepare()
             except BaseException:
                 self.db.close()
                 raise
+        if mode == "read":
+            self.lock_changes()
 
     def __enter__(self) -> Self:
         return self
@@ -246,23 +295,13 @@ class Store:
 
     def _row(self, job: Job) -> dict[str, Any]:
         row = asdict(job)
-        return row | {name: stored(self.root, row[name]) for name in FOLDERS if row[name]}
+        return row | {name: _below(self.root, row[name]) for name in FOLDERS if row[name]}
 
     def _job(self, cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> Job:  # noqa: ARG002 (as sqlite3 calls it)
         values = dict(zip(COLUMNS, row, strict=True))
-        return Job(**values | {name: resolved(self.root, values[name]) for name in FOLDERS if values[name]})
-
-    def _connection(self, *, create: bool) -> sqlite3.Connection:
-        if create:
-            return sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
-        existing = f"{self.path.absolute().as_uri()}?mode=rw"
-        try:
-            return sqlite3.connect(existing, uri=True, timeout=BUSY_S, isolation_level=None)
-        except sqlite3.OperationalError as error:
-            raise Missing(f"the history of jobs cannot be used: {error}", where=str(self.path)) from error
+        return Job(**values | {name: str(self.root / values[name]) for name in FOLDERS if values[name]})
 
     def _prepare(self) -> None:
-        self._use_journal()
         self.db.execute("PRAGMA synchronous = EXTRA")
         if self._version() == SCHEMA_VERSION:
             return
@@ -270,26 +309,17 @@ class Store:
             version = self._version()  # another process may have come first
             if version > SCHEMA_VERSION:
                 raise EnvironmentProblem(
-                    f"the history of jobs has version {version}; this llmb reads versions up to {SCHEMA_VERSION}",
+                    f"the history of jobs has version {version}; this llmb reads version {SCHEMA_VERSION}",
                     where=str(self.path),
                     do="use the newer llmb that wrote it",
                 )
-            self.db.create_function("stored_of_earlier", 1, lambda path: path and stored_of_earlier(self.root, path))
-            for number in range(version, SCHEMA_VERSION):
-                for statement in MIGRATIONS[number].split(";"):
+            if 0 < version < SCHEMA_VERSION:
+                raise Damaged("a development version before 0.1 wrote it", self.path)
+            if version == 0:
+                for statement in SCHEMA.split(";"):
                     self.db.execute(statement)
-            self.db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            self.db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-    def _use_journal(self) -> None:
-        """Version 0.1 used write-ahead logging, where even readers create files, and which one host alone can use."""
-        self.db.execute("PRAGMA busy_timeout = 0")
-        try:
-            self.db.execute("PRAGMA journal_mode = DELETE")
-        except sqlite3.OperationalError as error:
-            if _code(error) != sqlite3.SQLITE_BUSY:
-                raise  # else a process of version 0.1 has it open: a later one changes it
-        self.db.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
+                self.db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                self.db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _version(self) -> int:
         return self._single("PRAGMA user_version", ())
@@ -327,6 +357,12 @@ class Store:
             raise Damaged(str(error), self.path) from error
 
 
+def _below(root: Path, folder: str) -> str:
+    """``folder`` relative to ``root``, which may be moved or copied; unchanged if it is not below it."""
+    path = Path(folder)
+    return str(path.relative_to(root)) if path.is_relative_to(root) else folder
+
+
 def check_states(states: Sequence[str], store: Store) -> None:
     """Raises UsageError if one is neither a state of a job nor a status of a run, and no job has it."""
     if not states:
@@ -337,6 +373,18 @@ def check_states(states: Sequence[str], store: Store) -> None:
     for state in states:
         if state.upper() not in {name.upper() for name in known} and not store.count(Filter(states=(state,))):
             raise unknown("state", state, known)
+
+
+def _connection(path: Path, mode: str) -> sqlite3.Connection:
+    if mode == "memory":
+        return sqlite3.connect(":memory:", isolation_level=None)
+    if mode == "create":
+        return sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+    existing = f"{path.absolute().as_uri()}?mode={'ro' if mode == 'read' else 'rw'}"
+    try:
+        return sqlite3.connect(existing, uri=True, timeout=BUSY_S, isolation_level=None)
+    except sqlite3.OperationalError as error:
+        raise Missing(f"the history of jobs cannot be used: {error}", where=str(path)) from error
 
 
 def _insert(verb: str, where: str = "") -> str:
