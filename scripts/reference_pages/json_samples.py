@@ -103,7 +103,12 @@ def json_documents(catalogue: Catalogue, plan: EnginePlan, recipe: Recipe) -> di
         "metrics": metrics_document(recipe, throughput(recipe, 17.2)),
         "show": recipe_document(recipe, job_defaults(catalogue, recipe), OriginHere(origin=plan.origin)),
         "submit": submit_document(
-            plan.origin, {RunFolder(Path("run")): SubmittedJob(job_id="1", submitted_at="2026-11-21T10:00:00+00:00")}
+            plan.origin,
+            {
+                RunFolder(Path("run")): SubmittedJob(
+                    scheduler="slurm", job_id="1", submitted_at="2026-11-21T10:00:00+00:00"
+                )
+            },
         ),
         "bulk": sample_campaign(catalogue),
         "runs": runs_document([job], 1),
@@ -245,6 +250,7 @@ def sample_checkpoint(plan: Plan) -> SavedCheckpoint:
         step=plan.steps,
         consumed_samples=plan.samples_before(plan.steps),
         files={},
+        crc32={},
     )
     return SavedCheckpoint(Path("checkpoint"), record)
 

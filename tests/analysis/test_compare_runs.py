@@ -69,7 +69,7 @@ def test_runs_are_grouped_by_their_configuration_whatever_their_folders_are_call
     write("before", 2.0, overrides={"seq_len": 64})
     write("before", 3.0)
     write("after", 3.0)
-    for run in (tmp_path / "before").glob("workloads/*/experiments/*_seq64/*/*"):  # as version 0.1 called them
+    for run in (tmp_path / "before").glob("workloads/*/experiments/*_seq64/*/*"):
         run.rename(run.with_name(run.name.removesuffix("_seq64")))
     for folder in (tmp_path / "before").glob("workloads/*/experiments/*_seq64"):
         folder.rename(folder.with_name(folder.name.removesuffix("_seq64") + "_again"))

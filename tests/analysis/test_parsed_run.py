@@ -12,7 +12,7 @@ from llmb.analysis.parsed_run import ParsedRun, known_run
 from llmb.logs.files import parse_file
 from llmb.runs.short_id import id_of_name, short_id
 
-OLD = Path(__file__).parents[1] / "data" / "version-0.1" / "workloads"
+ROOT = Path(__file__).parents[1] / "data" / "root" / "workloads"
 EXPERIMENT = "pretrain_llama3.1_tiny_fp32_gpus1_tp1_pp1_cp1_vp1_ep1_mbs1_gbs8"
 
 
@@ -23,7 +23,7 @@ def parsed_run(log: Path, rule: str) -> ParsedRun:
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     """Of three steps, in the folder of its run."""
-    (metrics,) = OLD.rglob(f"{EXPERIMENT}_1795298748/*/metrics.jsonl")
+    (metrics,) = ROOT.rglob(f"{EXPERIMENT}_1795298748/*/metrics.jsonl")
     folder = tmp_path / f"{EXPERIMENT}_1795298748" / EXPERIMENT
     shutil.copytree(metrics.parent, folder)
     return folder / f"log-{EXPERIMENT}.out"

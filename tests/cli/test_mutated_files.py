@@ -48,7 +48,7 @@ from llmb.traces.nccl_tests import read_test_tables
 from llmb.traces.summary import summarize
 
 EXAMPLES = int(os.environ.get("LLMB_MUTATIONS", "60"))
-RUNS = Path(__file__).parents[1] / "data" / "version-0.1" / "workloads"
+RUNS = Path(__file__).parents[1] / "data" / "root" / "workloads"
 RULES, CODES, CATALOGUE = Rules(), Codes(), Catalogue()
 TOKENS = (
     b"", b"null", b"NaN", b"-Infinity", b"1e999", b"-1", b"0", b"9" * 400, b"1e18", b"9223372036854775808", b'"x"', b"[]", b"{}",

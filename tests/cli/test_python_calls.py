@@ -16,7 +16,7 @@ import llmb
 from llmb.cli.main import app
 from llmb.errors import UsageError
 
-OLD_RUNS = Path(__file__).parent.parent / "data" / "version-0.1"
+RUNS = Path(__file__).parent.parent / "data" / "root"
 
 
 def test_importing_llmb_loads_nothing_until_it_is_used() -> None:
@@ -40,7 +40,7 @@ def test_options_have_the_names_of_the_command_line(tmp_path: Path, monkeypatch:
 
 
 def test_logs_are_parsed_to_outcomes_by_path() -> None:
-    files = llmb.parse(OLD_RUNS)
+    files = llmb.parse(RUNS)
     assert files == sorted(files, key=lambda file: file.path)
     success = next(file.outcome for file in files if file.outcome.status == "success")
     assert success.step_time_s and success.step_time_s.mean > 0
@@ -51,8 +51,8 @@ def test_a_run_folder_is_parsed_as_by_the_command(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("LLMB_INSTALL", str(tmp_path))
     kinds = set()
     for window in ("reference", "all", "3-5"):
-        files = llmb.parse(OLD_RUNS, window=window)
-        words = ["parse", str(OLD_RUNS), "--json", "--window", window, "--jobs", "1"]
+        files = llmb.parse(RUNS, window=window)
+        words = ["parse", str(RUNS), "--json", "--window", window, "--jobs", "1"]
         printed = json.loads(CliRunner().invoke(app, words).stdout)["results"]
         assert [str(file.path) for file in files] == [one["path"] for one in printed]
         means = [file.outcome.step_time_s.mean if file.outcome.step_time_s else None for file in files]
@@ -62,7 +62,7 @@ def test_a_run_folder_is_parsed_as_by_the_command(tmp_path: Path, monkeypatch: p
 
 
 def test_the_result_of_an_earlier_run_is_read_again() -> None:
-    folders = [path.parent for path in OLD_RUNS.rglob("run.json") if '"status": "success"' in path.read_text()]
+    folders = [path.parent for path in RUNS.rglob("run.json") if '"status": "success"' in path.read_text()]
     before = llmb.result(folders[0])
     assert before.folder == folders[0]
     assert before.result.status == "success"
@@ -133,14 +133,14 @@ def test_a_run_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("tolerance", [float("nan"), float("inf"), -1.0, 0.0])
 def test_a_tolerance_that_decides_nothing_is_refused(tolerance: float) -> None:
-    for call in (partial(llmb.judge, OLD_RUNS), partial(llmb.compare, OLD_RUNS, vary=["layout.gbs"])):
+    for call in (partial(llmb.judge, RUNS), partial(llmb.compare, RUNS, vary=["layout.gbs"])):
         with pytest.raises(UsageError, match="tolerance"):
             call(tolerance=tolerance)
 
 
 def test_runs_are_compared_from_python() -> None:
-    found = llmb.compare(OLD_RUNS, vary=["layout.gbs"])
-    assert (found.before, found.vary) == (str(OLD_RUNS), ("layout.gbs",))
+    found = llmb.compare(RUNS, vary=["layout.gbs"])
+    assert (found.before, found.vary) == (str(RUNS), ("layout.gbs",))
     assert len(found.left_out) > 0
     with pytest.raises(UsageError, match="both sides are the same runs"):
-        llmb.compare(OLD_RUNS, OLD_RUNS)
+        llmb.compare(RUNS, RUNS)

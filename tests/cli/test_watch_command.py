@@ -27,7 +27,7 @@ from llmb.logs.step_line import format_step_line
 
 LLMB = [sys.executable, "-m", "llmb.cli.main"]
 TINY = ("run", "-w", "pretrain_llama3.1", "-s", "tiny", "--gpu-type", "cpu", "--scale", "1")
-OLD = Path(__file__).resolve().parents[1] / "data" / "version-0.1"
+ROOT = Path(__file__).resolve().parents[1] / "data" / "root"
 WITHIN_S = 600
 Called = Callable[..., tuple[str, str]]
 
@@ -83,9 +83,9 @@ def lines(last: int, steps: int = 20, loss: float = 1.5) -> str:
     return "".join(f"{text}\n" for text in texts)
 
 
-def old_run(status: str, tmp_path: Path) -> Path:
-    """A copy of a run folder of version 0.1, outside of an install root."""
-    for record in sorted(OLD.glob("workloads/pretrain*/experiments/*/*/*/run.json")):
+def copied_run(status: str, tmp_path: Path) -> Path:
+    """A copy of a run folder, outside of an install root."""
+    for record in sorted(ROOT.glob("workloads/pretrain*/experiments/*/*/*/run.json")):
         if json.loads(record.read_text())["status"] == status:
             folder = tmp_path / "copy" / record.parent.name
             shutil.copytree(record.parent, folder)
@@ -135,7 +135,7 @@ def test_a_look_at_a_log_that_grows(called: Called, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("status", "code"), [("success", 0), ("failed", 4)])
 def test_a_run_that_has_ended_prints_its_result(called: Called, tmp_path: Path, status: str, code: int) -> None:
-    folder = old_run(status, tmp_path)
+    folder = copied_run(status, tmp_path)
     out, _ = called("watch", str(folder), code=code)
     assert ("step time s, mean" in out) == (status == "success")
     document = json.loads(called("watch", str(folder.parent), "--json", code=code)[0])

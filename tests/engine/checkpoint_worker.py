@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of a (data, tensor) parallel mesh that saves what a name gives, or names what it did not get back.
 
-Arguments: "save", "save as 0.1" or "load", folder of the checkpoint with models.json, data and tensor parallel size,
+Arguments: "save" or "load", folder of the checkpoint with models.json, data and tensor parallel size,
 rank.
 """
 
@@ -66,8 +66,6 @@ def main(action: str, folder: Path, dp: int, tp: int, rank: int) -> None:
             for name, tensor in state.items():
                 if not name.startswith(RANDOM):
                     tensor.copy_(place(named_values(name, tensor), tensor))
-            if action == "save as 0.1":
-                state = {name.replace(".mlp.", ".feed_forward."): tensor for name, tensor in state.items()}
             save(state, storage_writer=Writer(folder / str(number) / "weights"))
             continue
         load_checkpoint(folder / str(number), [decoder], [optimizer], ranks)

@@ -30,17 +30,6 @@ def test_every_layout_reads_what_another_wrote(models, run_ranks, tmp_path):
         assert all("wrong: []" in printed for printed in run_ranks(WORKER, dp * tp, "load", tmp_path, dp, tp))
 
 
-@pytest.mark.slow
-def test_checkpoints_of_version_0_1_are_read(models, run_ranks, tmp_path):
-    """They called feed-forward layers of Llama 4 ``feed_forward``."""
-    (tmp_path / "models.json").write_text(json.dumps([models["llama4"].model_dump(mode="json")]))
-    assert all("wrong: []" in printed for printed in run_ranks(WORKER, 2, "save as 0.1", tmp_path, 1, 2))
-    names = TensorReader(tmp_path / "0" / "weights").read_metadata().state_dict_metadata
-    assert "optimizer.layers.1.feed_forward.experts.down_proj.exp_avg" in names
-    (printed,) = run_ranks(WORKER, 1, "load", tmp_path, 1, 1)
-    assert "wrong: []" in printed
-
-
 def save_here(state, folder):
     with warnings.catch_warnings(action="ignore"):  # torch says that there is one process only
         save(state, storage_writer=Writer(folder), no_dist=True)

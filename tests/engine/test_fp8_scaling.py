@@ -112,16 +112,6 @@ def test_layers_that_share_scales_have_those_of_their_largest_values() -> None:
     assert scales.counts.tolist() == [5, 0]  # all but one gradient
 
 
-def test_scales_that_a_checkpoint_has_for_each_layer_become_the_safest() -> None:
-    scales = Scales(3, torch.device("cpu"), None, delayed=True, length=2, leaders=[0, 0, 2])
-    scales.scale.copy_(torch.tensor([[8.0, 2, 4], [4, 3, 5], [9, 9, 9]]))
-    scales.history.copy_(torch.arange(18.0).view(3, 3, 2))
-    scales.share()
-    assert scales.scale.tolist() == [[4.0, 2, 4], [4, 2, 4], [9, 9, 9]]
-    assert torch.equal(scales.history[0], scales.history[1])
-    assert scales.history[1:].flatten().tolist() == list(range(6, 18))
-
-
 def test_current_and_frozen_scales_of_weights_are_shared_too() -> None:
     for freezes in (False, True):
         scales = Scales(2, torch.device("cpu"), None, delayed=freezes, length=2, leaders=[0, 0])

@@ -54,8 +54,8 @@ def die(path: Path) -> None:
     store.db.execute("UPDATE jobs SET state = 'BROKEN'")
     for number in range(5000):
         store.db.execute(
-            "INSERT INTO jobs (key, scheduler, run_dir, experiment, workload, size, dtype, gpu_type, scale, proxy, prepares,"
-            " data, submitted_s, state, status, restarts, retries)"
+            "INSERT INTO jobs (key, scheduler, run_dir, experiment, workload, size, dtype, gpu_type, scale, proxy,"
+            " prepares, data, submitted_s, state, status, restarts, retries)"
             " VALUES (?, '', '', '', '', '', '', '', 1, '', '', '', 0, 'BROKEN', 'queued', 0, 0)",
             (f"broken-{number}",),
         )

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_steps import step_of
+from quick_order import spec_of
 
 from llmb.errors import UsageError
 from llmb.jobs.begin import begin
@@ -17,11 +19,12 @@ from llmb.jobs.job import Job
 from llmb.jobs.refresh import SETTLE_S, look
 from llmb.jobs.states import decide
 from llmb.jobs.wait import exit_code
+from llmb.jobspec.spec import write_spec
 from llmb.programs.conclude import finished_result
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import queued_record, read_record, write_record
-from llmb.runs.steps import Step, step_to_json
+from llmb.runs.steps import step_to_json
 from llmb.schedulers.slurm.job_state import FIELD, SlurmJob, parse_accounts
 from llmb.schedulers.slurm.meaning import told
 
@@ -29,16 +32,14 @@ IN_A_JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_RESTA
 
 
 def step_line(number: int) -> str:
-    fields = Step.__dataclass_fields__
-    values = dict.fromkeys(fields, 1.0) | {"step": number, "saving": False, "expert_load": None, "fp8": None}
-    values |= {"step_time_s": 0.1, "padded_tokens": None, "ended_s": None}
-    return step_to_json(Step(**values)) + "\n"
+    return step_to_json(step_of(number, 0.1, tokens=1, padded_tokens=1024)) + "\n"
 
 
 @pytest.fixture
 def folder(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> RunFolder:
-    folder = RunFolder(tmp_path)
-    write_record(folder, queued_record(tiny_plan(steps=5), ("sbatch", "x")))
+    folder, plan = RunFolder(tmp_path), tiny_plan(steps=5)
+    write_record(folder, queued_record(plan, ("sbatch", "x")))
+    write_spec(folder, spec_of(plan, tmp_path))
     return folder
 
 
@@ -160,7 +161,7 @@ def test_a_job_without_a_record_of_its_run_is_no_success(
 
 
 def test_a_submission_that_was_given_up_has_a_result(folder: RunFolder) -> None:
-    given_up = {"status": "failed", "reason": "it never reached Slurm"}
+    given_up = {"status": "failed", "reason": "it never reached Slurm", "exit_code": 3}
     write_record(folder, read_record(folder).model_copy(update=given_up))
     assert finished_result(folder, read_record(folder)).reason == "it never reached Slurm"
 

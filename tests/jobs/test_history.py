@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from quick_order import spec_of
 
-from llmb.catalogue.job_defaults import job_defaults
-from llmb.catalogue.load import Catalogue
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.jobs import history
 from llmb.jobs.find import find_job, find_jobs
@@ -19,15 +18,13 @@ from llmb.jobs.follow import job_log, start_of_last
 from llmb.jobs.history import database_path, open_history
 from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
-from llmb.jobs.order import Order, Prepared, Queued, write_job
+from llmb.jobs.order import Prepared, Queued, write_job
 from llmb.jobs.store import Store
 from llmb.jobs.submit import new_job, with_handle
-from llmb.jobspec.options import JobOptions
 from llmb.runs.claim import create_run_folder
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import SubmittedJob, queued_record, write_record
-from llmb.site.site import Site
 
 Submitted = Callable[..., Job]
 
@@ -35,15 +32,14 @@ Submitted = Callable[..., Job]
 @pytest.fixture
 def submitted(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> Submitted:
     """A run folder of a job that Slurm has taken; the history is not told."""
-    plan, catalogue = tiny_plan(scale=1, steps=10), Catalogue()
-    defaults, site = job_defaults(catalogue, plan.recipe), Site(install=tmp_path)
-    spec = Order(plan=plan, defaults=defaults, options=JobOptions(), site=site).sample()
+    plan = tiny_plan(scale=1, steps=10)
+    spec = spec_of(plan, tmp_path)
 
     def submit(key: str, job_id: str, folder: RunFolder | None = None, **values: object) -> Job:
         folder = folder or create_run_folder(tmp_path, plan)
         write_record(folder, queued_record(plan, ()))
         job = new_job(Prepared(spec, folder, {None: folder}), None, plan, key, "c")
-        handle = SubmittedJob(job_id=job_id, submitted_at="2026-11-21T10:00:00+00:00")
+        handle = SubmittedJob(scheduler="slurm", job_id=job_id, submitted_at="2026-11-21T10:00:00+00:00")
         write_job(with_handle(Queued(folder, handle.model_copy(update=values)), job))
         return job
 
@@ -134,7 +130,7 @@ def test_a_history_that_another_process_renames_meanwhile_is_not_taken_for_an_em
 
 
 def write_ahead_log(path: Path) -> bytes:
-    """What version 0.1, which used such logs, leaves beside the history when it is killed."""
+    """Files beside the history that a killed process left."""
     raw = sqlite3.connect(path)
     raw.execute("PRAGMA journal_mode = WAL")
     raw.execute("UPDATE jobs SET reason = 'written ahead'")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_steps import steps_of
 from typer.testing import CliRunner
 
 from llmb.catalogue.load import Catalogue
@@ -30,13 +31,9 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.identity import identity_of
 from llmb.runs.record import new_record, write_record
 from llmb.runs.result import Result, Status, conclude
-from llmb.runs.steps import Step, step_to_json
+from llmb.runs.steps import step_to_json
 
 REQUEST = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=1)
-FIELDS: dict[str, Any] = {
-    "loss": 1.0, "grad_norm": 1.0, "lr": 1e-3, "tokens": 8, "peak_memory_bytes": 1, "peak_memory_rank": 0,
-    "rank_step_time_s_min": 1.0, "rank_step_time_s_max": 1.0, "slowest_rank": 0, "updated": True, "saving": False,
-}  # fmt: skip
 
 
 def test_every_second_round_is_backwards() -> None:
@@ -101,7 +98,7 @@ class QuickRun(LocalRun):
         folder = create_run_folder(self.install, self.plan)
         seconds = float(len(self.script.ran))
         count = 1 if end == "failed" else self.plan.steps
-        steps = [Step(step=number, step_time_s=seconds, profiled=False, **FIELDS) for number in range(count)]
+        steps = steps_of([seconds] * count, self.plan)
         folder.steps.write_text("".join(f"{step_to_json(step)}\n" for step in steps))
         folder.log.touch()
         result = conclude(self.plan, steps, 0, "").model_copy(update={"status": end})

@@ -20,8 +20,8 @@ from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORDS = sorted((ROOT / "tests" / "data" / "version-0.1").glob("workloads/*/experiments/*/*/*/run.json"))
-OLD_RUNS = [path for path in RECORDS if '"status": "queued"' not in path.read_text()]
+RECORDS = sorted((ROOT / "tests" / "data" / "root").glob("workloads/*/experiments/*/*/*/run.json"))
+ENDED_RUNS = [path for path in RECORDS if '"status": "queued"' not in path.read_text()]
 
 
 def test_every_schema_is_as_it_is_stored() -> None:
@@ -99,8 +99,8 @@ def test_a_missing_key_is_a_violation() -> None:
     ]
 
 
-@pytest.mark.parametrize("record", OLD_RUNS, ids=lambda path: path.parents[1].name)
-def test_the_documents_of_old_runs_are_of_the_schema(record: Path) -> None:
+@pytest.mark.parametrize("record", ENDED_RUNS, ids=lambda path: path.parents[1].name)
+def test_the_documents_of_runs_are_of_the_schema(record: Path) -> None:
     folder = RunFolder(record.parent)
     run = read_record(folder)
     document = run_document(folder, run.plan, run.result or finished_result(folder, run))

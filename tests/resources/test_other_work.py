@@ -203,15 +203,6 @@ def test_samples_elsewhere_tell_nothing() -> None:
     assert find_other_work((), WINDOW, "cpu") == NOT_SAMPLED
 
 
-def test_what_an_earlier_version_sampled_is_not_known_with_reasons() -> None:
-    one = sampled(runs=None)
-    old = replace(one, samples=tuple(replace(sample, host=HostSample()) for sample in one.samples))
-    work = found(old)
-    assert work.disturbing == ()
-    none = {name for name, value in work.nodes[0] if value is None}
-    assert none == set(work.nodes[0].reasons) and "other_cores" in none and "runs" in none
-
-
 def test_each_of_several_nodes_is_named() -> None:
     quiet, busy = sampled(), sampled(4.0)
     work = found(quiet, replace(busy, start=replace(busy.start, node="n2")))

@@ -53,6 +53,7 @@ def save(folder: RunFolder, plan: Plan, number: int) -> Path:
         step=number,
         consumed_samples=number * 8,
         files={"weights/x": 1},
+        crc32={"weights/x": "83dcefb7"},
     )
     (path / "checkpoint.json").write_text(record.model_dump_json())
     return path
@@ -64,7 +65,7 @@ def train(folder: RunFolder, *numbers: int) -> None:
 
 
 def job(job_id: str = "7", restarts: int = 0, nodes: str = "n1") -> BegunJob:
-    return BegunJob(job_id=job_id, nodes=nodes, restarts=restarts)
+    return BegunJob(scheduler="slurm", job_id=job_id, nodes=nodes, restarts=restarts)
 
 
 def test_the_first_start_leaves_the_plan_as_it_is(folder: RunFolder, plan: Plan) -> None:

@@ -3,6 +3,7 @@
 
 import json
 import shutil
+import zlib
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,7 @@ def make(tmp_path: Path, tiny_plan: Callable[..., Plan]) -> Make:
             step=step,
             consumed_samples=step * 8,
             files={name: len(content) for name, content in FILES.items()},
+            crc32={name: f"{zlib.crc32(content):08x}" for name, content in FILES.items()},
         )
         (path / "checkpoint.json").write_text(record.model_copy(update=changes).model_dump_json())
         return path

@@ -61,7 +61,7 @@ def test_the_program_and_its_arguments_are_named() -> None:
     assert one != other
 
 
-def test_a_run_on_a_cpu_has_the_name_of_version_0_1(tiny_plan: Callable[..., EnginePlan]) -> None:
+def test_a_run_on_a_cpu_has_a_short_name(tiny_plan: Callable[..., EnginePlan]) -> None:
     assert experiment_name(tiny_plan()) == "pretrain_llama3.1_tiny_fp32_gpus2_tp1_pp1_cp1_vp1_ep1_mbs1_gbs8"
 
 

@@ -129,7 +129,7 @@ def test_conditions_of_a_queued_run_are_unknown_not_absent() -> None:
     assert queued["software.driver"] is None
     assert queued["hardware.gpu_uuids"] is None
     assert queued["nodes"] is None
-    job = BegunJob(job_id="7", nodes="node[1-2]")
+    job = BegunJob(scheduler="slurm", job_id="7", nodes="node[1-2]")
     assert conditions_of(BASE.model_copy(update={"job": job}))["nodes"] == "node[1-2]"
 
 

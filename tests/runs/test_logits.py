@@ -62,7 +62,7 @@ def test_default_depends_on_logits_and_memory(recipe: Recipe, memory_gb: float, 
 
 
 def test_unknown_memory_keeps_nothing() -> None:
-    """A CPU's, a GPU's that is not in the catalogue, and in records of earlier versions."""
+    """A CPU's, and a GPU's that is not in the catalogue."""
     on_cpu = recipe_of("pretrain_llama3.1", "tiny", "cpu", scale=1)
     assert on_cpu.gpu_memory_gb is None
     assert not keeps_logits(on_cpu)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+from fake_steps import step_of
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
@@ -26,27 +27,10 @@ def gpu_plan(profiling: Profiling, steps: int | None = None) -> Plan:
     return make_plan(resolve(Catalogue(), request), Choices(steps=steps, profiling=profiling), device="cuda")
 
 
-def step(number: int, time: float, *, profiled: bool) -> Step:
-    return Step(
-        step=number,
-        step_time_s=time,
-        loss=6.0,
-        grad_norm=1.0,
-        lr=1e-3,
-        tokens=1024,
-        peak_memory_bytes=1,
-        peak_memory_rank=0,
-        rank_step_time_s_min=time,
-        rank_step_time_s_max=time,
-        slowest_rank=0,
-        profiled=profiled,
-    )
-
-
 def steps_of(plan: Plan) -> list[Step]:
     """A step takes 1 s, one that is slowed down 100 s."""
     return [
-        step(number, 100.0 if plan.slows_down(number) else 1.0, profiled=plan.slows_down(number))
+        step_of(number, 100.0 if plan.slows_down(number) else 1.0, profiled=plan.slows_down(number))
         for number in range(plan.steps)
     ]
 
@@ -176,7 +160,7 @@ def test_a_traced_run_has_no_step_time() -> None:
 
 
 def test_a_step_says_that_it_was_profiled() -> None:
-    line = step_to_json(step(3, 1.0, profiled=True))
+    line = step_to_json(step_of(3, 1.0, profiled=True))
     assert json.loads(line)["profiled"] is True
     assert step_from_json(line).profiled
 

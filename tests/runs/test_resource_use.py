@@ -4,7 +4,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from recorded_runs import FIRST_STEP_S, gpu_record, step_of, write_run
+from fake_steps import FIRST_STEP_S, step_of
+from recorded_runs import gpu_record, write_run
 
 from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
 from llmb.runs.environment import GpuState
@@ -74,8 +75,6 @@ def test_why_there_are_none(tmp_path: Path) -> None:
     record = gpu_record()
     folder = RunFolder(write_run(tmp_path, record, [2.0] * 50))
     assert result(folder, record).resources_reason == "the run folder has no samples"
-    old = [replace(step, ended_s=None) for step in STEPS]
-    assert result(folder, record, old).resources_reason == "the steps do not tell when they ended"
     without = gpu_record(resources=False)
     assert result(folder, without).resources_reason == "the run was not sampled"
     failed = RunFolder(write_run(tmp_path, record, [2.0] * 49, exit_code=1))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from fake_steps import steps_of
 
 from llmb.report.run_report import run_table
 from llmb.runs.plan import Plan, Start
@@ -16,25 +17,9 @@ NAN = float("nan")
 
 
 def steps(times: Sequence[float], **last: float) -> list[Step]:
-    made = []
-    for number, time in enumerate(times):
-        spoiled = last if number == len(times) - 1 else {}
-        values = {"loss": 6.0 - number / 100, "grad_norm": 1.0, **spoiled}
-        made.append(
-            Step(
-                step=number,
-                step_time_s=time,
-                lr=1e-3,
-                tokens=1024,
-                peak_memory_bytes=number * 2**20,
-                peak_memory_rank=0,
-                rank_step_time_s_min=time,
-                rank_step_time_s_max=time,
-                slowest_rank=0,
-                **values,
-            )
-        )
-    return made
+    """``last`` are values of the last step."""
+    made = [replace(step, peak_memory_bytes=step.step * 2**20, loss=step.loss - 4) for step in steps_of(times)]
+    return [*made[:-1], *(replace(step, **last) for step in made[-1:])]
 
 
 @pytest.mark.parametrize(

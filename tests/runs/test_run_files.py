@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fake_steps import step_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,20 +23,7 @@ from llmb.runs.steps import Step, read_steps, step_from_json, step_to_json
 
 
 def step(number: int = 0, **changes: object) -> Step:
-    values: dict[str, object] = {
-        "step": number,
-        "step_time_s": 0.1,
-        "loss": 5.0,
-        "grad_norm": 1.0,
-        "lr": 1e-3,
-        "tokens": 1024,
-        "peak_memory_bytes": 2**30,
-        "peak_memory_rank": 0,
-        "rank_step_time_s_min": 0.09,
-        "rank_step_time_s_max": 0.1,
-        "slowest_rank": 1,
-    }
-    return Step(**{**values, **changes})
+    return step_of(number, **{"step_time_s": 0.1, "rank_step_time_s_min": 0.09, "slowest_rank": 1, **changes})
 
 
 def test_two_runs_in_the_same_second_get_folders_of_their_own(

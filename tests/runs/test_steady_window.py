@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from quick_order import step
+from fake_steps import steps_of
 from step_series import step_times
 
 from llmb.metrics.steady_state import NO_STEADY_STATE
@@ -23,7 +23,7 @@ from llmb.runs.steps import Step, step_to_json
 
 
 def series(times: Sequence[float], first: int = 0) -> list[Step]:
-    return [replace(step(first + index), step_time_s=float(time)) for index, time in enumerate(times)]
+    return [replace(one, step=first + one.step) for one in steps_of([float(time) for time in times])]
 
 
 def warming_up(count: int, seed: int = 1) -> list[float]:
@@ -42,7 +42,7 @@ def began(record: RunRecord, *first_steps: int) -> RunRecord:
         Attempt(
             number=number,
             started_at="2026-11-21T10:00:00+00:00",
-            job=BegunJob(job_id="1", nodes="n1"),
+            job=BegunJob(scheduler="slurm", job_id="1", nodes="n1"),
             first_step=first,
             checkpoint=None,
         )
@@ -96,12 +96,6 @@ def test_a_run_that_was_never_steady_has_no_statistics(record: RunRecord, times:
 def test_other_windows_stay(tiny_plan: Callable[..., Plan], rule: str) -> None:
     record = queued_record(tiny_plan(steps=50, window=rule), ())
     assert with_steady_window(record, series(warming_up(50))) == (record, None)
-
-
-def test_a_run_of_an_earlier_version_keeps_its_window(record: RunRecord) -> None:
-    earlier = conclude(record.plan, series(warming_up(50)), 0, "").model_copy(update={"window": None})
-    ended = record.model_copy(update={"result": earlier})
-    assert with_steady_window(ended, series(warming_up(50))) == (ended, None)
 
 
 def test_an_attempt_that_resumes_has_a_provisional_window_of_its_own(record: RunRecord) -> None:

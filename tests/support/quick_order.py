@@ -4,11 +4,18 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fake_steps import step_of
+
+from llmb.catalogue.job_defaults import job_defaults
+from llmb.catalogue.load import Catalogue
 from llmb.jobs.order import Order
 from llmb.jobspec.arguments import RUN_FOLDER
+from llmb.jobspec.options import JobOptions
 from llmb.jobspec.spec import JobSpec
 from llmb.runs.folder import RunFolder
+from llmb.runs.plan import Plan
 from llmb.runs.steps import Step, step_to_json
+from llmb.site.site import Site
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +46,10 @@ def quick_order(template: Order, shell: str, folder: Path, **changes: object) ->
 
 def step(number: int, step_time_s: float = 0.05) -> Step:
     """Ten of them take less time than a job of one command: their sum must not exceed what passed by the clock."""
-    values = {"grad_norm": 1.0, "lr": 0.1, "tokens": 8, "peak_memory_bytes": 1, "peak_memory_rank": 0}
-    ranks = {"rank_step_time_s_min": step_time_s, "rank_step_time_s_max": step_time_s, "slowest_rank": 0}
-    return Step(step=number, step_time_s=step_time_s, loss=5.0 - number / 10, **values, **ranks)
+    return step_of(number, step_time_s, tokens=8)
+
+
+def spec_of(plan: Plan, install: Path) -> JobSpec:
+    """What a submission of ``plan`` writes, on a cluster without settings."""
+    defaults = job_defaults(Catalogue(), plan.recipe)
+    return Order(plan=plan, defaults=defaults, options=JobOptions(), site=Site(install=install)).sample()

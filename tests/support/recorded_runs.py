@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fake_steps import steps_of
+
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.programs.conclude import conclude_run
@@ -14,11 +16,9 @@ from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import make_plan
 from llmb.runs.record import RunRecord, new_run_id, queued_record
-from llmb.runs.steps import Step, step_to_json
+from llmb.runs.steps import step_to_json
 
 SXM = "NVIDIA H100 80GB HBM3"
-FIRST_STEP_S = 1795298800.0
-"""When the first step began, if all take as long."""
 SIGNS = (1, -1, 1, 1, -1, -1, 1, -1, -1, 1)
 """Of the deviation from the mean, repeated: it has no trend and no period of its own."""
 
@@ -79,25 +79,8 @@ def write_run(root: Path, record: RunRecord, step_times_s: Sequence[float], *, e
     number = len(list(root.glob("run_*"))) if root.is_dir() else 0
     folder = RunFolder(root / f"run_{1795298745 + number}" / "run")
     folder.path.mkdir(parents=True)
-    folder.steps.write_text("".join(f"{step_to_json(step_of(*pair))}\n" for pair in enumerate(step_times_s)))
+    folder.steps.write_text("".join(f"{step_to_json(step)}\n" for step in steps_of(step_times_s, record.plan)))
     folder.log.write_text("")
     began = record.model_copy(update={"run_id": new_run_id(), "started_at": f"2026-11-20T10:00:{number:02}+00:00"})
     conclude_run(folder, began, End(exit_code))
     return folder.path
-
-
-def step_of(number: int, step_time_s: float) -> Step:
-    return Step(
-        step=number,
-        step_time_s=step_time_s,
-        loss=10 - number / 100,
-        grad_norm=1.0,
-        lr=1e-3,
-        tokens=1024,
-        peak_memory_bytes=2**30,
-        peak_memory_rank=0,
-        rank_step_time_s_min=step_time_s,
-        rank_step_time_s_max=step_time_s,
-        slowest_rank=0,
-        ended_s=FIRST_STEP_S + (number + 1) * step_time_s,
-    )

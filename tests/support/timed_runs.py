@@ -7,12 +7,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from fake_steps import steps_of
+
 from llmb.programs.conclude import finished_result
 from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, experiment_name, run_parent
 from llmb.runs.plan import Plan
 from llmb.runs.record import RunRecord, new_record, write_record
-from llmb.runs.steps import Step, step_to_json
+from llmb.runs.steps import step_to_json
 
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)
 
@@ -31,7 +33,7 @@ def write_run(
     name = experiment_name(plan)
     folder = RunFolder(run_parent(install, plan) / f"{name}_{1790000000 + number}" / name)
     folder.path.mkdir(parents=True)
-    steps = [_step(index, seconds, plan) for index, seconds in enumerate(step_times_s)]
+    steps = steps_of(step_times_s, plan)
     folder.steps.write_text("".join(f"{step_to_json(step)}\n" for step in steps))
     folder.log.write_text("")
     begun = new_record(plan, ("llmb", "run"))
@@ -54,23 +56,6 @@ def noisy_times(mean_s: float, cv: float, steps: int, seed: int) -> list[float]:
     generator = random.Random(seed)
     own = mean_s * (1 + generator.gauss(0, cv))
     return [own * (1 + generator.gauss(0, cv)) for _ in range(steps)]
-
-
-def _step(number: int, seconds: float, plan: Plan) -> Step:
-    layout = plan.recipe.layout
-    return Step(
-        step=number,
-        step_time_s=seconds,
-        loss=10 - number / 100,
-        grad_norm=1.0,
-        lr=1e-4,
-        tokens=layout.gbs * layout.seq_len,
-        peak_memory_bytes=1 << 30,
-        peak_memory_rank=0,
-        rank_step_time_s_min=seconds,
-        rank_step_time_s_max=seconds,
-        slowest_rank=0,
-    )
 
 
 def _environment(plan: Plan) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fake_steps import step_of
 
 from llmb.runs.steps import Step
 from llmb.traces.breakdown import CollectiveTime, StepBreakdown
@@ -32,9 +33,7 @@ QUIET = {
 
 
 def step(number: int, **values: Any) -> Step:
-    always = {"loss": 1.0, "grad_norm": 1.0, "lr": 1e-4, "tokens": 1, "peak_memory_bytes": 1, "peak_memory_rank": 0}
-    times = {"step_time_s": 1.0, "rank_step_time_s_min": 1.0, "rank_step_time_s_max": 1.0, "slowest_rank": 0}
-    return Step(**{**always, **times, **QUIET, "slowest_layer_rank": number % 4, "step": number, **values})
+    return step_of(number, **{"slowest_layer_rank": number % 4, **values})
 
 
 def evidence(work: Work = WORK, *, count: int = 8, **values: Any) -> Evidence:
@@ -326,12 +325,6 @@ def test_a_log_alone_tells_nothing_and_says_what_would() -> None:
         "throttled_clocks",
     }
     assert all(unknown.reason and unknown.confirm for unknown in found.not_known)
-
-
-def test_steps_of_an_earlier_version_are_not_guessed_from() -> None:
-    found = explained(evidence(**dict.fromkeys(QUIET)))
-    assert found.causes == ()
-    assert {"slow_rank", "data_bound", "logging"} <= {unknown.name for unknown in found.not_known}
 
 
 def test_every_cause_has_a_rule_whose_command_can_be_written() -> None:

@@ -136,7 +136,7 @@ def _time_limit_s(folder: RunFolder) -> float | None:
         spec = read_spec(folder)
     except (OSError, ValueError):
         return None
-    return 60 * spec.time_limit_min if spec and spec.time_limit_min else None
+    return 60 * spec.time_limit_min if spec.time_limit_min else None
 
 
 def _seconds(text: str | None) -> float | None:

@@ -42,10 +42,10 @@ class Document(Record):
     averaged_steps: int = 1
     """Of how many steps each step time that it prints is the mean."""
     convention: str
-    framework: str | None = None
-    """What trained there; None in a record of version 0.1."""
-    data: Literal["synthetic", "squad"] | None = None
-    """What it trained on; None likewise."""
+    framework: str
+    """What trained there."""
+    data: Literal["synthetic", "squad"]
+    """What it trained on."""
     notes: tuple[str, ...] = ()
 
 

@@ -2,9 +2,9 @@
 """Typed, frozen records of the catalogue."""
 
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from llmb.catalogue.published import (
     Checkpoint,
@@ -16,7 +16,6 @@ from llmb.catalogue.published import (
 )
 from llmb.catalogue.record import Record as Record
 from llmb.catalogue.unspecified import Unspecified
-from llmb.catalogue.upgrade import upgraded_model
 
 
 class Dtype(StrEnum):
@@ -167,10 +166,6 @@ class Model(Record):
         return self.chunked_attention is None or (layer + 1) % self.chunked_attention.global_every == 0
 
 
-RecordedModel = Annotated[Model, BeforeValidator(upgraded_model)]
-"""A model in a file that version 0.1 may have written."""
-
-
 class Layout(Record):
     """Parallel sizes and batch sizes of a run. ``vp`` is 1 without virtual stages."""
 
@@ -301,11 +296,11 @@ class Recipe(Record):
     """Where the layout was published; None for a custom layout."""
     task: Literal["pretrain", "lora", "sft"]
     proxy: bool
-    model: RecordedModel
+    model: Model
     layout: Layout
     training: Training
     lora: Lora | None = None
-    """The adapters that the recipe trains; None if it trains all weights, and in records of earlier versions."""
+    """The adapters that the recipe trains; None if it trains all weights."""
     capacity_factor: float | None = None
     """Rows that each routed expert computes, in equal shares of a rank's tokens, with dropped and padded tokens; None
     if no token is dropped."""
@@ -319,13 +314,13 @@ class Recipe(Record):
     checkpoint: Checkpoint | None
     peak_tflops: float | None
     notes: tuple[str, ...]
-    full_layers: int | None = None
-    """Layers of the model that a proxy stands for; None in a record of version 0.1."""
+    full_layers: int
+    """Layers of the model, which a proxy stands for."""
     gpu_memory_gb: float | None = None
-    """Of one GPU, in 10^9 bytes; None if unknown, and in records of earlier versions."""
+    """Of one GPU, in 10^9 bytes; None if unknown."""
     unspecified: tuple[Unspecified, ...] = ()
     overridden: tuple[str, ...] = ()
-    """Fields of ``layout`` that options changed; empty in a record of version 0.1."""
+    """Fields of ``layout`` that options changed."""
     decisions: tuple[str, ...] = ()
     """How it differs from what the document publishes."""
 
@@ -340,7 +335,7 @@ class Recipe(Record):
         if not self.proxy:
             return ""
         layers = self.layout.layers
-        return f"PROXY ({layers} of {self.full_layers} layers)" if self.full_layers else f"PROXY ({layers} layers)"
+        return f"PROXY ({layers} of {self.full_layers} layers)"
 
     def title(self, dtype: str | None = None) -> str:
         """``dtype`` may say more of the precision."""

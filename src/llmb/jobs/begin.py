@@ -14,7 +14,7 @@ from llmb.runs.documented_paths import link_documented
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import BegunJob, RunRecord, now, read_record, source_fields, write_record
-from llmb.schedulers.lookup import QUEUE, find_scheduler
+from llmb.schedulers.lookup import find_scheduler
 
 
 def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
@@ -24,7 +24,7 @@ def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
     restart left.
     """
     spec = read_spec(folder)
-    job = find_scheduler(spec.scheduler if spec else QUEUE).current_job(environ)
+    job = find_scheduler(spec.scheduler).current_job(environ)
     record = read_record(folder)
     check_single(folder, record, job)
     started = find_program(record.program).started(record.plan)
@@ -38,9 +38,9 @@ def begin(folder: RunFolder, environ: Mapping[str, str]) -> None:
     link_as_documented(folder, spec, record.plan)
 
 
-def link_as_documented(folder: RunFolder, spec: JobSpec | None, plan: Plan) -> None:
+def link_as_documented(folder: RunFolder, spec: JobSpec, plan: Plan) -> None:
     """Links the files of a run under the names of its document. A link that cannot be made does not end a run."""
-    if spec and spec.documented_root:
+    if spec.documented_root:
         try:
             link_documented(Path(spec.documented_root), folder, plan)
         except OSError as error:

@@ -14,15 +14,16 @@ from llmb.programs.port import End
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import read_record
 from llmb.runs.result import Result
-from llmb.schedulers.lookup import QUEUE, find_scheduler
+from llmb.schedulers.lookup import find_scheduler
 
 
 def finish_job(folder: RunFolder, exit_code: int, signal: str = "") -> Result:
     """Writes the result of a job whose workers ended; ``signal`` is empty if there was none."""
     record = read_record(folder)
-    scheduler = find_scheduler(record.job.scheduler if record.job else QUEUE)
-    result = conclude_run(folder, record, End(exit_code, scheduler.cause(signal) if signal else None))
-    link_as_documented(folder, read_spec(folder), record.plan)
+    spec = read_spec(folder)
+    cause = find_scheduler(spec.scheduler).cause(signal) if signal else None
+    result = conclude_run(folder, record, End(exit_code, cause))
+    link_as_documented(folder, spec, record.plan)
     return result
 
 

@@ -72,7 +72,7 @@ class Job:
     step_time_s: float | None = None
     """Mean over the window, of a success."""
     proxy: str = ""
-    """How many layers a proxy has, in words; empty for the model itself, and for a job of version 0.1."""
+    """How many layers a proxy has, in words; empty for the model itself."""
     prepares: str = ""
     """``dataset`` or ``checkpoint`` of a job that prepares one; empty for a run."""
     data: str = "synthetic"
@@ -80,11 +80,11 @@ class Job:
     label: str | None = None
     """Given by the user."""
     identity: str | None = None
-    """Equal for repeats; None for a job of version 0.1."""
+    """Equal for repeats; None for a preparation."""
     verdict: str | None = None
     """Of its result; None without one."""
     origin: str | None = None
-    """Where its weights and data come from; None for a job of version 0.1."""
+    """Where its weights and data come from; None for a preparation."""
 
     @property
     def asked(self) -> "AskedJob":

@@ -45,7 +45,7 @@ def node_records(jobs: Iterable[Job]) -> list[NodeRecord]:
 
 
 def _recipe(job: Job) -> Recipe:
-    """Key of runs with comparable step times; that of earlier versions is the experiment's name."""
+    """Key of runs with comparable step times."""
     return job.identity or job.experiment, job.gpu_type
 
 

@@ -63,13 +63,13 @@ def _jobs(install: Path, pattern: str, read: Callable[[RunFolder], dict[str, Any
         except (OSError, ValueError):
             continue  # one unreadable folder must not lose the others
         for one in (*submitted.earlier, submitted) if submitted else ():
-            yield _job(folder, row, one.in_folder(folder))
+            yield _job(folder, row, one)
 
 
 def _job(folder: RunFolder, row: Mapping[str, Any], submitted: SubmittedJob) -> Job:
     return Job(
         **row,
-        key=submitted.key or folder.path.parent.name,
+        key=submitted.key,
         scheduler=submitted.scheduler,
         cluster=submitted.cluster,
         job_id=submitted.job_id,

@@ -71,8 +71,6 @@ def _submit_again(store: Store, install: Path, job: Job, environ: Mapping[str, s
     folder = RunFolder(Path(job.run_dir))
     check_owner(folder.job_spec, install)
     spec = read_spec(folder)
-    if spec is None:
-        raise UsageError("it was submitted by an older llmb", do="submit the recipe again")
     nodes = excluded(spec.excluded_nodes, *(tried.bad_nodes for tried in _tries(store, job)))
     prepared = Prepared(
         spec.model_copy(update={"excluded_nodes": nodes}), job.asked.base, {job.array_index: folder}, again=True

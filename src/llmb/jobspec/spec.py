@@ -90,6 +90,6 @@ def write_spec(folder: RunFolder, spec: JobSpec) -> None:
     write_atomically(folder.job_spec, spec.model_dump_json(indent=2) + "\n")
 
 
-def read_spec(folder: RunFolder) -> JobSpec | None:
-    """None for a run of version 0.1. Raises ValueError for a file that is no specification."""
-    return read_record_file(folder.job_spec, JobSpec) if folder.job_spec.exists() else None
+def read_spec(folder: RunFolder) -> JobSpec:
+    """Raises ValueError for a file that is not a specification, OSError without one."""
+    return read_record_file(folder.job_spec, JobSpec)

@@ -155,7 +155,7 @@ def _checkpoint(wanted: _Wanted, documented_gib: float | None) -> _Found:
     if differences := list(model_differences(wanted.model, record.model)):
         return replace(item, state="damaged", bytes=size, problem=f"it is another model: {differences[0]}"), {}
     source = record.imported_from.path if record.imported_from else f"a run of {record.workload}"
-    return replace(item, state="complete", bytes=size, source=source), record.crc32 or {}
+    return replace(item, state="complete", bytes=size, source=source), record.crc32
 
 
 def _samples(wanted: _Wanted) -> _Found:

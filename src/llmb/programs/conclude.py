@@ -3,7 +3,6 @@
 
 from typing import Any
 
-from llmb.errors import InfrastructureError
 from llmb.programs.lookup import find_program
 from llmb.programs.port import End
 from llmb.runs.environment import read_environment
@@ -52,9 +51,8 @@ def conclude_run(folder: RunFolder, record: RunRecord, end: End) -> Result:
 def finished_result(folder: RunFolder, record: RunRecord) -> Result:
     """The result of a run whose record is finished already; nothing is written. Raises BrokenRecord."""
     assert record.status not in ("queued", "running")
-    # Of a job that never reached its scheduler, earlier versions recorded no exit code.
-    code = InfrastructureError.exit_code if record.exit_code is None else record.exit_code
-    code = 0 if record.status == "success" else code  # what came after the last step is a note
+    assert record.exit_code is not None
+    code = 0 if record.status == "success" else record.exit_code  # what came after the last step is a note
     do = f"the log has its steps: 'llmb parse {folder.log}'"
     try:
         result = find_program(record.program).result(folder, record, End(code))

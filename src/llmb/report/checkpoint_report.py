@@ -41,6 +41,6 @@ def checkpoint_table(checkpoint: SavedCheckpoint) -> Table:
         table.add_row("imported from", record.imported_from.path)
     table.add_row("saved at", f"{record.saved_at}, llmb {record.llmb_version}")
     table.add_row("size", f"{number(checkpoint.size_bytes / 1e9)} GB in {len(record.files)} files")
-    table.add_row("checksums", "CRC-32 of every file" if record.crc32 else "none: damage is not noticed")
+    table.add_row("checksums", "CRC-32 of every file")
     table.add_row("path", str(checkpoint.path))
     return table

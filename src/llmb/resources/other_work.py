@@ -24,7 +24,6 @@ NOT_SAMPLED = "too little time was sampled around the window"
 NOT_SEEN = "the kernel does not show the processes of the run"
 NO_STEAL = "the kernel does not report it"
 NO_LIMIT = "the run has no CPU limit"
-EARLIER = "an earlier version did not look for it"
 NO_GPUS = "the GPUs' processes are not known"
 Device = Literal["cpu", "cuda"]
 
@@ -97,7 +96,7 @@ def _of_node(one: Sampled, around: Sequence[Sample], gpus: Mapping[str, Collecti
         return None if first is None or last is None else max(0.0, last - first) / seconds
 
     used, own = cores(lambda sample: sample.host.cpu_used_s), cores(lambda sample: sample.host.run_cpu_s)
-    looked = [run for sample in around if sample.runs is not None for run in sample.runs]
+    looked = [run for sample in around for run in sample.runs]
     runs = {(run.program, run.folder, run.pid if run.folder is None else None): run for run in looked}
     values = {
         "cores": start.cores,
@@ -107,10 +106,10 @@ def _of_node(one: Sampled, around: Sequence[Sample], gpus: Mapping[str, Collecti
         "cpu_limit_cores": start.cpu_limit_cores,
         "throttled_cores": cores(lambda sample: sample.host.cpu_throttled_s),
         "load_before": one.samples[0].host.load,
-        "runs": tuple(OtherRun(**asdict(run)) for run in runs.values()) if around[-1].runs is not None else None,
+        "runs": tuple(OtherRun(**asdict(run)) for run in runs.values()),
         "gpu_processes": _gpu_processes(one, around, None if gpus is None else gpus.get(start.node, ())),
     }
-    why = {"cpu_limit_cores": NO_LIMIT, "throttled_cores": NO_LIMIT, "runs": EARLIER, "gpu_processes": NO_GPUS}
+    why = {"cpu_limit_cores": NO_LIMIT, "throttled_cores": NO_LIMIT, "gpu_processes": NO_GPUS}
     why |= {"other_cores": NOT_SEEN, "run_cores": NOT_SEEN}
     if "gpus" in start.missing:
         why["gpu_processes"] = start.missing["gpus"]
@@ -132,7 +131,7 @@ def _gpu_processes(
 def _disturbing(nodes: Sequence[NodeOtherWork], device: Device) -> Iterator[str]:
     for node in nodes:
         on = f" on {node.node}" if len(nodes) > 1 else ""
-        yield from (f"another run{on}: {run_text(run)}" for run in node.runs or ())
+        yield from (f"another run{on}: {run_text(run)}" for run in node.runs)
         if _is_more(node.other_cores, node.cores, rules().other_cores_pct[device]):
             yield f"other processes{on} used {node.other_cores:.1f} of {node.cores} cores"
         if _is_more(node.stolen_cores, node.cores, rules().stolen_cores_pct):

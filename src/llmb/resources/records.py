@@ -98,7 +98,7 @@ class NodeOtherWork(Record):
     """On which that limit stopped the run."""
     load_before: float | None
     """Mean number of runnable processes in the minute before the run trained, with its own start."""
-    runs: tuple[OtherRun, ...] | None
+    runs: tuple[OtherRun, ...]
     gpu_processes: dict[str, tuple[int, ...]] | None
     """Others that compute on the run's GPUs, by the id of the GPU."""
     reasons: dict[str, str]

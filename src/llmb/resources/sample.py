@@ -88,8 +88,8 @@ class Sample:
     time_s: float
     host: HostSample
     gpus: GpuSamples | None = None
-    runs: tuple[SeenRun, ...] | None = None
-    """Others beside this one; None in a sample of an earlier version."""
+    runs: tuple[SeenRun, ...] = ()
+    """Others beside this one."""
 
 
 def to_line(item: SamplerStart | Sample) -> bytes:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from llmb.catalogue.records import Dtype, Layout, Lora, Model, Record, RecordedModel, Training
+from llmb.catalogue.records import Dtype, Layout, Lora, Model, Record, Training
 from llmb.errors import UsageError
 from llmb.prepared.packed_dataset import PackedDataset
 from llmb.runs.origin import Origin, WeightsOrigin
@@ -98,7 +98,7 @@ class CheckpointRecord(Record):
     workload: str
     size: str
     dtype: Dtype | None
-    model: RecordedModel
+    model: Model
     layout: Layout | None
     training: Training | None
     seed: int | None
@@ -116,10 +116,10 @@ class CheckpointRecord(Record):
     base: WeightsOrigin | None = None
     """The frozen weights of ``lora``."""
     origin: Origin | None = None
-    """Of the training that saved it; None for imported weights, and for a checkpoint of version 0.1."""
+    """Of the training that saved it; None for imported weights."""
     files: dict[str, int]
-    crc32: dict[str, str] | None = None
-    """Checksum of each file; None in checkpoints of version 0.1."""
+    crc32: dict[str, str]
+    """Checksum of each file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmb.logs.checkpoint_line import find_loads, find_saves
 from llmb.runs.checkpoint import saved_checkpoints
-from llmb.runs.checkpoint_times import CheckpointTime, checkpoint_time, read_checkpoint_times
+from llmb.runs.checkpoint_times import read_checkpoint_times
 from llmb.runs.checksums import Verification
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -28,7 +27,7 @@ class CheckpointReport:
     overlapped_steps: int
     overlapped_steps_in_window: int
     verification: Verification | None = None
-    """Of the checkpoint that was loaded. None without a load, and in runs of version 0.1."""
+    """Of the checkpoint that was loaded; None without a load."""
     verify_s: float | None = None
     """Not part of ``load_s``; None if it was not verified."""
 
@@ -37,7 +36,7 @@ def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> 
     """None for a run that neither loads nor saves. Raises OSError if the run's files cannot be read."""
     if not plan.save_checkpoint and plan.start is None and plan.weights is None:
         return None
-    times = _times(folder)
+    times = read_checkpoint_times(folder.checkpoint_times) if folder.checkpoint_times.exists() else []
     load = next((time for time in reversed(times) if time.kind == "load"), None)
     newest = next(reversed(saved_checkpoints(folder.checkpoints_of(plan))), None)
     overlapped = [step.step for step in steps if step.saving]
@@ -51,18 +50,3 @@ def report_checkpoints(folder: RunFolder, plan: Plan, steps: Sequence[Step]) -> 
         verification=load.verification if load else None,
         verify_s=load.verify_s if load else None,
     )
-
-
-def _times(folder: RunFolder) -> list[CheckpointTime]:
-    """Version 0.1 kept them in the log alone."""
-    if folder.checkpoint_times.exists():
-        return read_checkpoint_times(folder.checkpoint_times)
-    found: list[CheckpointTime] = []
-    if folder.log.exists():
-        with folder.log.open("rb") as log:
-            for line in log:
-                found += [checkpoint_time("load", load.start_s, load.duration_s, None) for load in find_loads(line)]
-                found += [
-                    checkpoint_time("save", save.start_s, save.duration_s, save.iteration) for save in find_saves(line)
-                ]
-    return found

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
-Verification = Literal["verified", "skipped", "no checksums"]
+Verification = Literal["verified", "skipped"]
 BLOCK = 2**22
 
 OnBlock = Callable[[], object]

@@ -28,10 +28,10 @@ def why_contradicting(record: RunRecord, steps: Sequence[Step], *, log_gpus: int
         steps=[step.step for step in steps],
         step_times_s=[step.step_time_s for step in steps],
         not_updated=[step.step for step in steps if not step.updated],
-        laps=[_lap(before, step) for before, step in pairwise(inside) if before.ended_s and step.ended_s],
+        laps=[_lap(before, step) for before, step in pairwise(inside)],
         gpus={"layout": layout.gpus, **_told_gpus(record, log_gpus)},
         tokens_per_step=layout.gbs * layout.seq_len,
-        tokens={step.step: step.padded_tokens for step in steps if step.padded_tokens is not None},
+        tokens={step.step: step.padded_tokens for step in steps},
     )
     not_finite = [step.values_text() for step in steps if not step.finite][:1]
     found = (*not_finite, *contradictions(facts), *_longer_than_the_run(record, steps))
@@ -39,11 +39,10 @@ def why_contradicting(record: RunRecord, steps: Sequence[Step], *, log_gpus: int
 
 
 def _lap(before: Step, step: Step) -> Lap:
-    assert before.ended_s and step.ended_s
     return Lap(
         steps_s=step.step_time_s,
         clock_s=step.ended_s - before.ended_s,
-        between_s=step.pause_s or 0.0,
+        between_s=step.pause_s,
         ranks_apart_s=_ranks_apart_s(step),
     )
 

@@ -57,7 +57,7 @@ class Environment(Record):
     attention: AttentionReport | None = None
     """None until a backend is chosen."""
     fp8_product: Fp8Product | None = None
-    """None for a run without FP8, or of an earlier version."""
+    """None for a run without FP8."""
     driver: str | None = None
     """Of the GPUs."""
     cuda_driver: str | None = None

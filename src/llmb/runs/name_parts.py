@@ -38,7 +38,7 @@ def _layout_parts(recipe: Recipe) -> Iterator[str]:
     if not layout.sequence_parallel and "sequence_parallel" in recipe.overridden:
         yield "no-sp"
     if recipe.proxy:
-        yield f"proxy{layout.layers}of{recipe.full_layers or ''}"
+        yield f"proxy{layout.layers}of{recipe.full_layers}"
 
 
 def _program_parts(program: str, arguments: Mapping[str, str]) -> Iterator[str]:

@@ -16,7 +16,7 @@ class WeightsOrigin(Record):
     """The weights before the first step of a training, also of one that was resumed since."""
 
     kind: Literal["random", "checkpoint", "unknown"]
-    """``unknown``: it resumes from a checkpoint of an earlier version, which does not record it."""
+    """``unknown``: it resumes from imported weights, whose training is not recorded."""
     name: str | None = None
     """Of the model that the checkpoint was made from."""
     path: str | None = None

@@ -5,7 +5,7 @@ import errno
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -21,8 +21,6 @@ from llmb.runs.record_file import read_record_file
 from llmb.runs.result import Result, Status
 from llmb.runs.source_version import source_version
 from llmb.trust import foreign_link
-
-SCHEMA_VERSION = 1
 
 
 def _time(text: str) -> str:
@@ -40,7 +38,7 @@ Time = Annotated[str, AfterValidator(_time)]
 class BegunJob(Record):
     """The run as the scheduler's batch script saw it when it began, for the last time."""
 
-    scheduler: str = "slurm"
+    scheduler: str
     job_id: str
     nodes: str
     """The scheduler's list of nodes, such as ``node[1-2]``."""
@@ -74,12 +72,12 @@ class SubmittedJob(Record):
     """The content of ``job.json``: a run's handle in a scheduler."""
 
     schema_version: int = 1
-    scheduler: str = "slurm"
+    scheduler: str
     job_id: str
     cluster: str | None = None
     submitted_at: Time
     key: str = ""
-    """In the history of jobs."""
+    """In the history of jobs; empty until the job is added there."""
     campaign: str | None = None
     retries: int = 0
     """How often the run may be submitted again."""
@@ -93,15 +91,6 @@ class SubmittedJob(Record):
     """Of a job that is a process of a machine."""
     earlier: tuple["SubmittedJob", ...] = ()
     """The jobs that the run had before."""
-
-    def in_folder(self, folder: RunFolder) -> "SubmittedJob":
-        """With what version 0.1 left to the job's id and the folder's name: which run of an array it is."""
-        number = self.job_id.partition("_")[2]
-        if self.scheduler != "slurm" or self.array_index is not None or not number.isdecimal():
-            return self
-        above = folder.path.parent
-        base = above.with_name(above.name.removesuffix(f".{number}")) / folder.name
-        return self.model_copy(update={"array_index": int(number), "base_dir": str(base)})
 
 
 class JobEnd(Record):
@@ -125,15 +114,16 @@ class VboostOutcome(Record):
 class RunRecord(Record):
     """The content of ``run.json``. ``environment`` is what the workers saw; None until they wrote it."""
 
-    schema_version: int = SCHEMA_VERSION
-    run_id: str | None = None
-    """The run's own, whatever its folder is called and wherever it is copied to; None in an earlier record."""
+    schema_version: Literal[2] = 2
+    """1 is of development versions before 0.1."""
+    run_id: str
+    """The run's own, whatever its folder is called and wherever it is copied to."""
     status: Status
     reason: str | None = None
     exit_code: int | None = None
     llmb_version: str = __version__
     llmb_commit: str | None = None
-    """Git commit of llmb; None if that is unknown, and in a record of version 0.1."""
+    """Git commit of llmb; None if that is unknown."""
     llmb_modified: bool | None = None
     """Whether llmb's source differed from ``llmb_commit``; None if that is unknown."""
     llmb_commit_reason: str | None = None
@@ -145,7 +135,7 @@ class RunRecord(Record):
     arguments: dict[str, str] = Field(default_factory=dict)
     """Of a framework's script, as given by the user."""
     program: str = ENGINE
-    """What trains. Version 0.1 did not record it: its records hold the engine's plan whatever ran."""
+    """What trains."""
     started_at: Time | None
     """None while the run is queued."""
     ended_at: Time | None = None
@@ -159,8 +149,8 @@ class RunRecord(Record):
     attempts: tuple[Attempt, ...] = ()
     """Of a run of a scheduler."""
     plan: EnginePlan | Plan
-    origin: Origin | None = None
-    """Of weights and data, as in the plan; None in a record of version 0.1."""
+    origin: Origin
+    """Of weights and data, as in the plan."""
     conventions: dict[str, str]
     environment: Environment | None = None
     vboost: VboostOutcome | None = None
@@ -280,7 +270,7 @@ def read_record(folder: RunFolder) -> RunRecord:
 def read_job(folder: RunFolder) -> SubmittedJob | None:
     """None if the run was not submitted, or the client was killed before it could record this. Raises as above."""
     _check_links(folder)
-    return read_record_file(folder.job, SubmittedJob).in_folder(folder) if folder.job.exists() else None
+    return read_record_file(folder.job, SubmittedJob) if folder.job.exists() else None
 
 
 def read_job_end(folder: RunFolder) -> JobEnd | None:

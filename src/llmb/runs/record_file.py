@@ -25,6 +25,9 @@ def read_record_file(path: Path, shape: type[Shape]) -> Shape:
         content: Shape = _adapter(shape).validate_json(text)  # type: ignore[arg-type]  # mypy: no hash of a type[T]
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
+        if first["loc"] == ("schema_version",):
+            what = "its form is not that of this llmb: a development version before 0.1 wrote it, or a later one"
+            raise BrokenRecord(what, where=str(path)) from error
         place = "".join(f"{key}: " for key in (".".join(map(str, first["loc"])),) if key)
         raise BrokenRecord(f"it is damaged: {place}{first['msg']}", where=str(path)) from error
     return content

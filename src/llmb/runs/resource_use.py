@@ -42,9 +42,7 @@ def _found(
     folder: RunFolder, plan: EnginePlan, steps: Sequence[Step], environment: Environment | None
 ) -> tuple[ResourceUse | str, OtherWork | str]:
     inside = _inside(plan.window, steps)
-    spans = tuple(Span(step.ended_s - step.step_time_s, step.ended_s) for step in inside if step.ended_s is not None)
-    if len(spans) < len(inside):
-        return (why := "the steps do not tell when they ended"), why
+    spans = tuple(Span(step.ended_s - step.step_time_s, step.ended_s) for step in inside)
     layout = plan.recipe.layout
     try:
         sampled = read_samples(folder.resources)

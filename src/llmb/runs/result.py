@@ -51,7 +51,7 @@ class Fp8Report:
     saturated_tensors: float
     not_finite_tensors: float
     product: Fp8Product | None = None
-    """None for a run of an earlier version, or one that ended before it was chosen."""
+    """None for a run that ended before it was chosen."""
 
 
 class Loss(Record):
@@ -97,7 +97,7 @@ class Result(Record):
     packing: Packing | None = None
     """Statistics of the sequences, of the steps of the window if they have them; None if they are not packed."""
     parameters: Parameters | None = None
-    """None in a result of version 0.1, and for adapters that a run of that version trained."""
+    """None without figures."""
     tflops_per_gpu: dict[str, float | None] | None = None
     """By convention, as are ``mfu_pct`` and ``flops_per_sequence``."""
     mfu_pct: dict[str, float | None] | None = None
@@ -115,11 +115,11 @@ class Result(Record):
     resources: ResourceUse | None = None
     """Of the steps of the window."""
     resources_reason: str | None = None
-    """Why ``resources`` is None; None as well in a result of an earlier version."""
+    """Why ``resources`` is None."""
     other_work: OtherWork | None = None
     """Around the window; its ``disturbing`` makes a verdict soft."""
     other_work_reason: str | None = None
-    """Why ``other_work`` is None; None as well in a result of an earlier version."""
+    """Why ``other_work`` is None."""
 
     def document(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -190,10 +190,7 @@ def figures_of(plan: Plan, step_time_s: float, packing: Packing | None = None) -
     }
 
 
-def parameters_of(plan: Plan) -> Parameters | None:
-    """None for adapters that the record of a run of version 0.1 does not describe."""
-    if plan.recipe.task == "lora" and plan.lora is None:
-        return None
+def parameters_of(plan: Plan) -> Parameters:
     total, active = parameter_count(plan.recipe.model)
     return Parameters(total=total, active=active, trainable=trainable_parameters(plan.recipe.model, plan.lora))
 

@@ -13,19 +13,12 @@ from llmb.runs.steps import Step
 def with_steady_window(record: RunRecord, steps: Sequence[Step]) -> tuple[RunRecord, str | None]:
     """The record with the window that statistics are of, and why there is none."""
     plan = record.plan
-    if not has_steady_window(record):
+    if plan.window.rule != STEADY:
         return record, None
     found = _steady(max(_attempts(record, steps), key=len)[1:])  # the first step of an attempt includes warm-up
     if found is None:
         return record, NO_STEADY_STATE
     return record.model_copy(update={"plan": plan.model_copy(update={"window": found})}), None
-
-
-def has_steady_window(record: RunRecord) -> bool:
-    """False for an ended run of an earlier version, where ``auto`` meant what is now ``reference``."""
-    result = record.result
-    earlier = result is not None and result.step_time_s is not None and result.window is None
-    return record.plan.window.rule == STEADY and not earlier
 
 
 def _attempts(record: RunRecord, steps: Sequence[Step]) -> list[list[Step]]:

@@ -59,6 +59,22 @@ class Step:
     slowest_rank: int
     updated: bool = True
     """Whether the parameters were updated."""
+    padded_tokens: int
+    """Places of all sequences."""
+    counted_labels: int
+    """Labels that the loss is the mean of."""
+    data_wait_s: float
+    """How long the step waited for its data, on the rank that waited longest."""
+    pause_s: float
+    """Between the step before and this one, on the rank where it was longest: logging, saving."""
+    layer_s_median: float
+    """Of all ranks, the mean time of a layer's forward pass in the first micro-batch."""
+    layer_s_max: float
+    slowest_layer_rank: int
+    outside_layers_s: float
+    """From the step's data to the last of those layers, less their own time; on the rank where it was shortest."""
+    ended_s: float
+    """When the first rank saw the end of the step, in Unix time."""
     saving: bool = False
     """Whether a checkpoint was being written at the same time."""
     profiled: bool = False
@@ -67,29 +83,12 @@ class Step:
     """None for a model without experts."""
     fp8: Fp8Counts | None = None
     """None for a run that does not use FP8."""
-    padded_tokens: int | None = None
-    """Places of all sequences. This and what follows is None in steps of version 0.1."""
-    counted_labels: int | None = None
-    """Labels that the loss is the mean of."""
     sum_of_squares: int | None = None
-    """Sum of the squared lengths of all documents; also None if a sequence is one document."""
+    """Sum of the squared lengths of all documents; None if a sequence is one document."""
     chunked_sum_of_squares: int | None = None
-    """The same for documents split at the model's attention chunks; also None if no document is longer than one."""
-    data_wait_s: float | None = None
-    """How long the step waited for its data, on the rank that waited longest."""
-    pause_s: float | None = None
-    """Between the step before and this one, on the rank where it was longest: logging, saving. This and what follows is
-    None in steps of earlier versions."""
+    """Of documents split at the model's attention chunks; None if no document is longer than one."""
     host_ahead_s: float | None = None
     """How long the host waited for the device, on the rank where it was shortest; None without a queue."""
-    layer_s_median: float | None = None
-    """Of all ranks, the mean time of a layer's forward pass in the first micro-batch."""
-    layer_s_max: float | None = None
-    slowest_layer_rank: int | None = None
-    outside_layers_s: float | None = None
-    """From the step's data to the last of those layers, less their own time; on the rank where it was shortest."""
-    ended_s: float | None = None
-    """When the first rank saw the end of the step, in Unix time. None in steps of earlier versions."""
 
     @property
     def finite(self) -> bool:

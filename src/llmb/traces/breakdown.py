@@ -48,7 +48,7 @@ class StepBreakdown:
     """The longest interval in which nothing ran."""
     collectives: tuple[CollectiveTime, ...]
     unclassified_s: float = 0.0
-    """Kernels that no rule knows; version 0.1 counted them as other."""
+    """Kernels that no rule knows."""
     cuda_graph_s: float = 0.0
     """CUDA graphs that were recorded as a whole."""
 

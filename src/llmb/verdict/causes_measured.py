@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import Literal
 
 from llmb.metrics.anomalies import FEWEST_STEPS, find_anomalies
-from llmb.verdict.causes_evidence import Evidence, Throttle, TimedStep
+from llmb.verdict.causes_evidence import Evidence, Throttle
 from llmb.verdict.causes_rules import CauseName, cause_rules
 
 Bound = Literal["about", "at least", "at most"]
@@ -20,7 +20,6 @@ MS = 1000
 MOST_STEPS = 5
 """Numbers of steps that are listed."""
 NO_STEPS = "the run has no metrics.jsonl with steps of its window"
-OLD_STEPS = "its steps were recorded by an earlier version, which did not measure it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +55,9 @@ def slow_rank(run: Evidence) -> Found | NotKnown | None:
     work = run.work
     if work and work.ranks == 1:
         return None
-    timed = [
-        (step.slowest_layer_rank, step.layer_s_max, step.layer_s_median)
-        for step in run.steps
-        if step.slowest_layer_rank is not None and step.layer_s_max is not None and step.layer_s_median is not None
-    ]
+    timed = [(step.slowest_layer_rank, step.layer_s_max, step.layer_s_median) for step in run.steps]
     if not work or not timed:
-        return NotKnown(OLD_STEPS if run.steps else NO_STEPS)
+        return NotKnown(NO_STEPS)
     if not work.comparable_layers:
         return NotKnown("its pipeline stages have different layers, whose times cannot be compared")
     rank, times = Counter(rank for rank, _, _ in timed).most_common(1)[0]
@@ -91,7 +86,7 @@ def exposed_communication(run: Evidence) -> Found | NotKnown | None:
         return None
     if run.trace:
         return _traced_communication(run)
-    outside = _known(run.steps, lambda step: step.outside_layers_s)
+    outside = [step.outside_layers_s for step in run.steps]
     if not outside:
         return NotKnown("no step was traced")
     if host_is_late(run):
@@ -129,13 +124,13 @@ def _traced_communication(run: Evidence) -> Found | None:
 
 
 def _slowest(run: Evidence) -> int | None:
-    ranks = [step.slowest_layer_rank for step in run.steps if step.slowest_layer_rank is not None]
+    ranks = [step.slowest_layer_rank for step in run.steps]
     return Counter(ranks).most_common(1)[0][0] if ranks else None
 
 
 def host_is_late(run: Evidence) -> bool:
     """Whether the GPU is through with its work before the host has queued more."""
-    ahead = _known(run.steps, lambda step: step.host_ahead_s)
+    ahead = _host_ahead(run)
     return bool(ahead) and median(ahead) < run.step_time_s * cause_rules().host_ahead_pct.value / 100
 
 
@@ -148,15 +143,15 @@ def host_bound(run: Evidence) -> Found | NotKnown | None:
         idle_s = run.trace.idle_s / run.trace.duration_s * run.step_time_s
         evidence = f"in step {run.trace.step}, which was traced, the GPU is idle {_ms(run.trace.idle_s)}"
         return Found(share_s=idle_s, evidence=(evidence, *([ahead] if late else [])))
-    if not _known(run.steps, lambda step: step.host_ahead_s):
+    if not _host_ahead(run):
         return NotKnown("no step was traced")
     return Found(share_s=None, evidence=(ahead,)) if late else None
 
 
 def data_bound(run: Evidence) -> Found | NotKnown | None:
-    waits = _known(run.steps, lambda step: step.data_wait_s)
+    waits = [step.data_wait_s for step in run.steps]
     if not waits:
-        return NotKnown(OLD_STEPS if run.steps else NO_STEPS)
+        return NotKnown(NO_STEPS)
     on_gpu = run.work is not None and run.work.on_gpu
     if on_gpu and not host_is_late(run):
         return None  # the host waits while the GPU still has work
@@ -171,13 +166,13 @@ def checkpoint(run: Evidence) -> Found | NotKnown | None:
     """Steps that are slower while a checkpoint is written, and the pauses in which training waits for one."""
     if run.work and not run.work.saves:
         return None
-    pauses = _known(run.steps, lambda step: step.pause_s)
+    pauses = [step.pause_s for step in run.steps]
     saving = [step.step_time_s for step in run.steps if step.saving]
     others = [step.step_time_s for step in run.steps if not step.saving]
     if not run.steps or not run.work:
         return NotKnown(NO_STEPS)
     slower_s = max(0.0, median(saving) - median(others)) if saving and others else 0.0
-    within_s, between_s = slower_s * len(saving) / len(run.steps), fmean(pauses) if pauses else 0.0
+    within_s, between_s = slower_s * len(saving) / len(run.steps), fmean(pauses)
     if saving and others:
         how = f"which take {_ms(slower_s)} longer than the others"
     else:
@@ -188,17 +183,17 @@ def checkpoint(run: Evidence) -> Found | NotKnown | None:
         bound="about" if others else "at least",
         evidence=(
             f"a checkpoint is written during {len(saving)} of {len(run.steps)} steps{', ' if how else ''}{how}",
-            *([f"training waits {_ms(between_s)} per step between steps"] if pauses else []),
+            f"training waits {_ms(between_s)} per step between steps",
         ),
     )
 
 
 def logging(run: Evidence) -> Found | NotKnown | None:
-    pauses = _known(run.steps, lambda step: step.pause_s)
+    pauses = [step.pause_s for step in run.steps]
     if run.work and run.work.saves:
         return None  # the pauses are of its checkpoints
     if not pauses or not run.work:
-        return NotKnown(OLD_STEPS if run.steps else NO_STEPS)
+        return NotKnown(NO_STEPS)
     said = f"{_ms(fmean(pauses))} between two steps, on the rank where it is longest"
     return Found(share_s=fmean(pauses), in_step=False, evidence=(said,))
 
@@ -234,7 +229,7 @@ def recomputation(run: Evidence) -> Found | NotKnown | None:
         return NotKnown("only the plans of llmb's own engine tell what is recomputed")
     if work.recompute == "none":
         return None
-    layers = _known(run.steps, lambda step: step.layer_s_median)
+    layers = [step.layer_s_median for step in run.steps]
     said = f"--recompute {work.recompute}: the backward pass repeats " + (
         "the forward passes of all layers" if work.recompute == "full" else "parts of the layers' forward passes"
     )
@@ -293,10 +288,9 @@ FINDERS: Mapping[CauseName, Finder] = {
 }
 
 
-def _known(steps: Sequence[TimedStep], value: Callable[[TimedStep], float | None]) -> list[float]:
-    """Of all steps, or none: a few would be others than those that the step time is of."""
-    found = [own for step in steps if (own := value(step)) is not None]
-    return found if len(found) == len(steps) else []
+def _host_ahead(run: Evidence) -> list[float]:
+    """Empty for a device without a queue."""
+    return [step.host_ahead_s for step in run.steps if step.host_ahead_s is not None]
 
 
 def _ms(seconds: float) -> str:

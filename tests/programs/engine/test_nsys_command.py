@@ -10,12 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from quick_order import spec_of
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
 from llmb.errors import EnvironmentProblem
 from llmb.jobs.begin import begin
 from llmb.jobs.local_run import local_spec
+from llmb.jobspec.spec import write_spec
 from llmb.programs.conclude import conclude_run
 from llmb.programs.engine import profiled_worker
 from llmb.programs.engine.here import check_here
@@ -89,6 +91,7 @@ def test_a_job_takes_the_profiler_of_its_node(
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     write_record(folder, queued_record(gpu_plan(CHOICES), ("sbatch",)))
+    write_spec(folder, spec_of(gpu_plan(CHOICES), tmp_path))
     if path:
         monkeypatch.setenv("PATH", path)
     begin(folder, {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"})

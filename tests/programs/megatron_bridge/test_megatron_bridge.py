@@ -21,13 +21,13 @@ from llmb.jobs.finish import finish_job
 from llmb.jobs.order import Order, make_order
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions, JobOptions
+from llmb.jobspec.spec import write_spec
 from llmb.prepared.folders import prepared_folders
 from llmb.programs.conclude import finished_result
 from llmb.programs.engine.program import engine_container
 from llmb.programs.megatron_bridge.command import bridge_data
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
-from llmb.runs.plan import Plan
 from llmb.runs.profiling import Profiling
 from llmb.runs.record import queued_record, read_record, write_record
 from llmb.runs.result import Result
@@ -269,6 +269,7 @@ def test_profiled_steps_give_no_figures(tmp_path: Path, profiling: dict[str, obj
     folder.log.write_text(iterations(50))
     (folder.torch_profile / "rank-1.json.gz").write_bytes(b"not a trace")
     write_record(folder, queued_record(order.plan, ("sbatch",), program=order.program))
+    write_spec(folder, order.sample())
     result = finish_job(folder, 0, "")
     assert (result.status, result.step_time_reason) == ("success", reason)
     assert (result.resources, result.resources_reason) == (None, "only runs of llmb's own engine are sampled")
@@ -380,6 +381,7 @@ def test_a_run_is_judged_by_its_log(
     order = order_of(Request(**LORA, gpu_type="b200", scale=8), install=tmp_path)
     folder: RunFolder = folder_of(order)
     folder.path.mkdir(parents=True)
+    write_spec(folder, order.sample())
     folder.log.write_text(log)
     write_record(folder, queued_record(order.plan, ("sbatch",), program=order.program))
     assert finish_job(folder, code, signal).status == status
@@ -392,34 +394,15 @@ def test_a_run_is_judged_by_its_log(
     assert json.loads(folder.record.read_text())["ended_at"]
 
 
-def test_adapters_that_version_0_1_did_not_record_are_not_counted(tmp_path: Path) -> None:
-    order = order_of(Request(**LORA, gpu_type="b200", scale=8), install=tmp_path)
-    folder: RunFolder = folder_of(order)
-    folder.path.mkdir(parents=True)
-    folder.log.write_text(iterations(50))
-
-    def result(plan: Plan) -> Result:
-        write_record(folder, queued_record(plan, ("sbatch",), program=order.program))
-        return finish_job(folder, 0, "")
-
-    counted = result(order.plan).parameters
-    assert counted
-    assert counted.trainable < counted.total / 100
-    assert result(order.plan.model_copy(update={"lora": None})).parameters is None
-
-
-def finished(tmp_path: Path, window: str, earlier: bool = False) -> Result:
+def finished(tmp_path: Path, window: str) -> Result:
     order = order_of(Request(**LORA, gpu_type="b200", scale=8), Choices(window=window), install=tmp_path)
     folder: RunFolder = folder_of(order)
     folder.path.mkdir(parents=True)
+    write_spec(folder, order.sample())
     level = re.sub(r"(?<=: )2\d+", lambda time: f"20{int(time[0]) * 5 % 7:02}", iterations(50))
     folder.log.write_text(re.sub("(?<=: )20", "40", level, count=3))
     write_record(folder, queued_record(order.plan, ("sbatch",), program=order.program))
-    result = finish_job(folder, 0, "")
-    if earlier:
-        record = read_record(folder).model_copy(update={"result": result.model_copy(update={"window": None})})
-        return finished_result(folder, record)
-    return result
+    return finish_job(folder, 0, "")
 
 
 def test_the_default_window_is_in_the_numbers_of_the_log(tmp_path: Path) -> None:
@@ -434,6 +417,7 @@ def test_the_window_is_that_of_the_frameworks_own_parsers(tmp_path: Path) -> Non
     order = order_of(Request(**LORA, gpu_type="b200", scale=8), install=tmp_path)
     folder: RunFolder = folder_of(order)
     folder.path.mkdir(parents=True)
+    write_spec(folder, order.sample())
     folder.log.write_text(iterations(50))
     write_record(folder, queued_record(order.plan, ("sbatch",), program=order.program))
     result = finish_job(folder, 0, "")
@@ -456,6 +440,7 @@ def test_its_run_is_judged_against_the_published_figure(
     order = order_of(Request(**LORA, gpu_type="gb200", scale=8, dtype="bf16"), install=tmp_path)
     folder: RunFolder = folder_of(order)
     folder.path.mkdir(parents=True)
+    write_spec(folder, order.sample())
     folder.log.write_text(iterations(50).replace("(ms): 2", f"(ms): {seconds}"))
     write_record(folder, queued_record(order.plan, ("sbatch",), program=order.program))
     assert finish_job(folder, 0, "").status == "success"
@@ -477,11 +462,3 @@ def test_the_steady_state_is_in_the_numbers_of_the_log(tmp_path: Path) -> None:
     assert (result.window.first, result.window.last, result.window.rule) == (4, 50, "auto")
     assert result.step_time_s
     assert result.step_time_s.count == 47
-
-
-def test_a_run_of_an_earlier_version_keeps_its_window(tmp_path: Path) -> None:
-    """Its rule ``auto`` gave the steps of the plan."""
-    result = finished(tmp_path, "auto", earlier=True)
-    assert result.window is None
-    assert result.step_time_s
-    assert (result.step_time_s.count, result.step_time_s.mean) == (10, pytest.approx(2.0027))

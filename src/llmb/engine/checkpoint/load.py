@@ -22,7 +22,6 @@ from llmb.engine.checkpoint.state import (
     optimizer_state,
     random_state,
     restore_random,
-    saved_name,
     trained_state,
 )
 from llmb.engine.checkpoint.torch_errors import torch_message
@@ -102,8 +101,7 @@ def read_state(path: Path, each: Sequence[Mapping[str, Tensor]]) -> dict[str, Te
     wanted = {name: tensor for of_stage in each for name, tensor in of_stage.items()}
     # A generator that the saving run did not have, because it ran on another type of device, keeps its seed. If it
     # did not use FP8 with delayed scaling, that state is initialized.
-    named = {name: saved_name(name, saved) for name in wanted}
-    state = {name: wanted[ours] for ours, name in named.items() if name in saved or not name.startswith((RANDOM, FP8))}
+    state = {name: value for name, value in wanted.items() if name in saved or not name.startswith((RANDOM, FP8))}
     if missing := sorted(state.keys() - saved.keys()):
         raise UsageError(f"the checkpoint lacks {missing[0]}, one of {len(missing)} tensors", where=str(path))
     try:

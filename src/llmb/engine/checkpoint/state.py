@@ -5,7 +5,7 @@ Weights and optimizer state are DTensors with global shapes, so any number of ra
 There are only tensors, because reading other objects means unpickling, which can run any code that a file contains.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,8 +15,6 @@ from llmb.engine.optimizer import AdamW
 from llmb.engine.precision.state import scale_state
 
 MODEL = "model."
-DENSE_0_1, DENSE = ".feed_forward.", ".mlp."
-"""What version 0.1 called feed-forward layers of Llama 4, and what they are called."""
 RANDOM = "random."
 
 
@@ -53,12 +51,6 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
     if device.type == "cuda":
         state[f"{RANDOM}cuda"] = torch.cuda.get_rng_state(device)
     return state
-
-
-def saved_name(name: str, saved: Container[str]) -> str:
-    """What ``name`` is called in a checkpoint that holds ``saved``: one of version 0.1 may call it otherwise."""
-    before = name.replace(DENSE, DENSE_0_1)
-    return before if name not in saved and before in saved else name
 
 
 def restore_random(state: dict[str, Tensor], device: torch.device) -> None:

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from llmb.engine.adapters.tensors import read_adapters
 from llmb.engine.checkpoint.load import TensorReader
-from llmb.engine.checkpoint.state import MODEL, saved_name
+from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.checkpoint.torch_errors import BROKEN_PICKLE, torch_message
 from llmb.engine.huggingface.safetensors_files import not_finite
 from llmb.engine.huggingface.weights_import import MOST_PROBLEMS, parameter_shapes
@@ -88,7 +88,7 @@ def check_complete(shapes: Mapping[str, Shape], metadata: Metadata, place: str) 
     problems = []
     for name, shape in shapes.items():
         found = metadata.state_dict_metadata
-        saved = found.get(saved_name(MODEL + name, found))
+        saved = found.get(MODEL + name)
         if not isinstance(saved, TensorStorageMetadata):
             problems.append(f"{name} is missing")
         elif tuple(saved.size) != shape:
@@ -112,8 +112,7 @@ def read_tensors(
     dtypes = {name: torch.float32 if name in deltas else dtype for name in shapes}
     tensors = {name: torch.empty(shape, dtype=dtypes[name]) for name, shape in shapes.items()}
     try:
-        found = reader.metadata.state_dict_metadata
-        named = {saved_name(MODEL + name, found): tensor for name, tensor in tensors.items()}
+        named = {MODEL + name: tensor for name, tensor in tensors.items()}
         load(named, storage_reader=reader, no_dist=True)
     except (CheckpointException, OSError) as error:
         raise UsageError(

@@ -6,7 +6,7 @@ has it), current scaling from the tensor itself.
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,19 +75,11 @@ class Scales:
         self.largest, self.overflow = (torch.tensor(values, device=device) for values in (LARGEST, OVERFLOW))
         self.leaders = torch.tensor(leaders or range(layers), dtype=torch.int64, device=device)
         self.leads = self.leaders == torch.arange(layers, device=device)
-        self.shared = False
 
-    def share(self) -> None:
-        """Before the first step: a checkpoint of version 0.1 has other scales for each layer; the safest are taken."""
-        if not self.shared:
-            self.scale.copy_(self.of_all(self.scale, "amin"))
-            self.history.copy_(self.of_all(self.history))
-            self.shared = True
-
-    def of_all(self, values: Tensor, which: Literal["amax", "amin"] = "amax") -> Tensor:
-        """The largest or smallest values of the layers that share scales, for each of them: [layers, ...]."""
+    def of_all(self, values: Tensor) -> Tensor:
+        """The largest values of the layers that share scales, for each of them: [layers, ...]."""
         leaders = self.leaders.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
-        found = torch.scatter_reduce(values, 0, leaders, values, which)
+        found = torch.scatter_reduce(values, 0, leaders, values, "amax")
         return found.index_select(0, self.leaders)
 
     def use(self) -> None:

@@ -28,7 +28,6 @@ def fp8_step(stages: Sequence[nn.Module], number: int) -> Iterator[None]:
         yield
         return
     scales = layers[0].layer_scales.scales
-    scales.share()
     frozen = not any(layer.weight.requires_grad for layer in layers)
     if frozen and scales.frozen_weights is None:
         amax = weight_amax([layer.weight for layer in layers])

@@ -98,11 +98,8 @@ def default_processes() -> int:
 
 
 def verify_saved(checkpoint: SavedCheckpoint, on_note: OnNote) -> None:
-    """Reads every file. Raises UsageError if one is damaged; notes it if the checkpoint has no checksums."""
+    """Reads every file. Raises UsageError if one is damaged."""
     checksums = checkpoint.record.crc32
-    if checksums is None:
-        on_note(f"{checkpoint.path} is not verified: it has no checksums")
-        return
     began = time.monotonic()
     if damaged := list(damaged_files(checkpoint.path, checksums, threads=os.cpu_count() or 1)):
         raise damage_error(checkpoint.path, damaged)

@@ -9,7 +9,6 @@ from llmb.errors import UsageError
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions
 from llmb.jobspec.variables import Layer
-from llmb.metrics.window import STEADY
 from llmb.programs.megatron_bridge.command import (
     bridge_command,
     bridge_data,
@@ -30,7 +29,6 @@ from llmb.runs.plan import Plan
 from llmb.runs.profile_report import report_profile
 from llmb.runs.record import RunRecord
 from llmb.runs.result import Result
-from llmb.runs.steady_window import has_steady_window
 
 
 class MegatronBridge(Program):
@@ -77,10 +75,7 @@ class MegatronBridge(Program):
     def result(self, folder: RunFolder, record: RunRecord, end: End) -> Result:
         plan, lasts = record.plan, record.status in ("queued", "running")
         profile = report_profile(folder, plan, export_report(plan, folder) if lasts else None)
-        # Of earlier versions, "auto" gave the steps of the plan.
-        given = "" if plan.window.rule == STEADY and not has_steady_window(record) else plan.window.rule
-        window = plan.window.model_copy(update={"rule": given})
-        outcome = judge_latest_attempt(folder, window)
+        outcome = judge_latest_attempt(folder, plan.window)
         return result_of_log(plan, outcome, end, profile, why_contradicting(record, (), log_gpus=outcome.gpus))
 
 
