@@ -2,16 +2,14 @@
 import io
 import subprocess
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import small_images
 
 from llmb.errors import LlmbError, UsageError
-from llmb.install.image_files import checksum_file, image_kind, image_problem, read_checksum, sha256_of, write_checksum
 from llmb.install.image_sources import RegistryImage, image_name, image_source, source_problem
 from llmb.install.image_tools import explained
+from llmb.install.images import ImageRequest, import_image, read_checksum, sha256_of, tool_command
 
 
 @pytest.mark.parametrize(
@@ -92,58 +90,26 @@ def test_a_path_is_a_file() -> None:
     assert image_name(Path("/shared/llmb.tar"), "apptainer") == "llmb.sif"
 
 
-@pytest.fixture
-def real_squashfs(tmp_path: Path, needs: Callable[..., None]) -> Path:
-    needs("squashfs", small_images.has_squashfs(), small_images.HOW_TO_GET)
-    return small_images.make_squashfs(tmp_path / "real.sqsh")
-
-
-def test_a_real_squashfs_is_whole_and_no_part_of_it_is(real_squashfs: Path, tmp_path: Path) -> None:
-    content, part = real_squashfs.read_bytes(), tmp_path / "part"
-    assert image_kind(real_squashfs) == "squashfs"
-    assert image_problem(real_squashfs) is None
-    used = int.from_bytes(content[40:48], "little")
-    for size in (0, 3, 4, 50, 95, 96, used // 2, used - 1):
-        part.write_bytes(content[:size])
-        assert image_problem(part), size
-    part.write_bytes(content[:used])  # without the padding to a page
-    assert image_problem(part) is None
-    part.write_bytes(bytes(96) + content[96:])  # mksquashfs was killed: the superblock comes last
-    assert image_problem(part)
-
-
-def test_the_small_images_of_tests_begin_as_real_ones(real_squashfs: Path) -> None:
-    mine, real = small_images.squashfs_bytes(), real_squashfs.read_bytes()
-    assert (mine[:4], mine[28:32]) == (real[:4], real[28:32])
-
-
-@pytest.mark.parametrize("content", [small_images.squashfs_bytes(), small_images.sif_bytes()])
-def test_an_image_that_was_cut_is_not_whole(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "image"
-    path.write_bytes(content)
-    assert image_problem(path) is None
-    for size in (0, 40, 100, len(content) - 1):
-        path.write_bytes(content[:size])
-        assert image_problem(path), size
-
-
 def test_kinds_of_archives(tmp_path: Path) -> None:
-    for member, kind in (("./oci-layout", "OCI archive"), ("manifest.json", "Docker archive"), ("other", None)):
+    for member, kind in (("./oci-layout", "oci-archive"), ("manifest.json", "docker-archive")):
         with tarfile.open(tmp_path / "a.tar", "w") as archive:
             archive.addfile(tarfile.TarInfo(member), io.BytesIO())
-        assert image_kind(tmp_path / "a.tar") == kind
-    (tmp_path / "text").write_text("no image")
-    assert image_kind(tmp_path / "text") is None
+        request = ImageRequest(source="unused", folder=tmp_path, runtime="apptainer")
+        assert tool_command(tmp_path / "a.tar", tmp_path / "a.sif", request)[-1] == f"{kind}:{tmp_path / 'a.tar'}"
+    (tmp_path / "a.tar").write_text("no image")
+    with pytest.raises(UsageError, match="does not start such a file"):
+        import_image(ImageRequest(source=str(tmp_path / "a.tar"), folder=tmp_path, runtime="apptainer"), print)
 
 
 def test_sha256sum_reads_the_checksum_beside_an_image(tmp_path: Path) -> None:
     image = tmp_path / "nvidia+nemo+1.sqsh"
-    image.write_bytes(small_images.squashfs_bytes())
-    write_checksum(image, sha256_of(image))
+    image.write_bytes(b"image")
+    checksum = tmp_path / "nvidia+nemo+1.sqsh.sha256"
+    import_image(ImageRequest(source="nvidia/nemo:1", folder=tmp_path, runtime="pyxis"), print)
     assert read_checksum(image) == sha256_of(image)
-    subprocess.run(["sha256sum", "--check", checksum_file(image).name], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(["sha256sum", "--check", checksum.name], cwd=tmp_path, check=True, capture_output=True)
     for damaged in ("", "0" * 64, f"{'0' * 64}  other.sqsh\n"):
-        checksum_file(image).write_text(damaged)
+        checksum.write_text(damaged)
         assert read_checksum(image) is None
 
 

@@ -49,7 +49,7 @@ def image(
     """Import a container image into a file that all nodes can start: squashfs for Pyxis, SIF for Apptainer.
 
     The file gets its name, such as nvidia+nemo+26.04.01.sqsh, when it is complete, and its SHA-256 beside it. A file
-    that is whole is kept; one that is half-written is imported again, as is what a killed call left.
+    of this name is kept.
 
     It needs enroot or apptainer, and its credentials for private registries: never a password in SOURCE.
 

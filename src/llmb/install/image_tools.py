@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls the tools that import images, shows what they print, and explains their errors."""
 
-import fcntl
 import os
-import pty
 import re
-import select
 import shutil
 import subprocess
 import sys
-import termios
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -29,8 +25,8 @@ from llmb.secrets import redacted
 ERRORS = Path(__file__).with_name("image_errors.yaml")
 TAIL_BYTES = 16384
 SHOWN_LINES = 4
-SILENT_S = 30.0
-"""A tool that prints nothing for so long is reported to be at work."""
+POLL_S = 0.5
+PROGRESS_S = 30.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -50,77 +46,46 @@ class ToolErrors(Record):
     errors: tuple[ToolError, ...] = Field(min_length=1)
 
 
-def run_tool(command: Sequence[str], written: Callable[[], int], say: Callable[[str], None]) -> None:
-    """Shows what a tool prints on standard error, as a terminal if that is one; the tool ends with this process.
+def run_tool(command: Sequence[str], result: Path, say: Callable[[str], None]) -> None:
+    """Shows on standard error what a tool prints, and how large the result is; the tool ends with this process.
 
-    written: bytes of the result so far. Raises the error that the tool's last lines explain, and UserInterrupt.
+    Raises the error that the tool's last lines explain, and UserInterrupt.
     """
     guarded = [sys.executable, "-P", "-m", PARENT_DEATH, str(os.getpid()), *command]
-    reading, writing = _terminal() if sys.stderr.isatty() else os.pipe()
-    tail = deque[bytes](maxlen=TAIL_BYTES // 512)
-    try:
-        with signals_as_exceptions() as signals:
-            process = subprocess.Popen(
-                guarded, stdin=subprocess.DEVNULL, stdout=writing, stderr=writing, start_new_session=True
-            )
-            os.close(writing)
-            try:
-                signals.let_through()
-                _follow(reading, process, tail, written, say)
-            except Interrupted as signal:
-                end_tree(process)
-                raise UserInterrupt(f"interrupted by {signal}; the same command imports the image again") from signal
-            except BaseException:
-                end_tree(process)
-                raise
-    finally:
-        os.close(reading)
+    with signals_as_exceptions() as signals, os.fdopen(os.memfd_create("output"), "w+b") as output:
+        process = subprocess.Popen(
+            guarded, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            signals.let_through()
+            _follow(process, output.fileno(), result, say)
+        except Interrupted as signal:
+            end_tree(process)
+            raise UserInterrupt(f"interrupted by {signal}; the same command imports the image again") from signal
+        except BaseException:
+            end_tree(process)
+            raise
+        size = os.fstat(output.fileno()).st_size
+        tail = os.pread(output.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
     if process.returncode:
-        raise explained(Path(command[0]).name, process.returncode, b"".join(tail).decode(errors="replace"))
+        raise explained(Path(command[0]).name, process.returncode, tail)
 
 
-def _terminal() -> tuple[int, int]:
-    """Both ends of a terminal as wide as the one that is there: tools draw their progress on one alone."""
-    reading, writing = pty.openpty()
-    size = fcntl.ioctl(sys.stderr.fileno(), termios.TIOCGWINSZ, bytes(8))
-    fcntl.ioctl(writing, termios.TIOCSWINSZ, size)
-    modes = termios.tcgetattr(writing)
-    modes[1] &= ~termios.OPOST  # the terminal that shows it ends lines itself
-    termios.tcsetattr(writing, termios.TCSANOW, modes)
-    return reading, writing
-
-
-def _follow(
-    reading: int,
-    process: "subprocess.Popen[bytes]",
-    tail: deque[bytes],
-    written: Callable[[], int],
-    say: Callable[[str], None],
-) -> None:
-    """Until the tool has ended; what it left running may hold the other end of the pipe for longer."""
-    spoke_at = time.monotonic()
-    while True:
-        ended = process.poll() is not None
-        if select.select([reading], [], [], 0 if ended else 0.5)[0]:
-            if not (block := _read(reading)):
-                break
-            tail.append(block)
+def _follow(process: "subprocess.Popen[bytes]", output: int, result: Path, say: Callable[[str], None]) -> None:
+    """Until the tool has ended."""
+    spoke_at, ended, position = time.monotonic(), False, 0
+    while not ended:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_S)
+            ended = True
+        while block := os.pread(output, TAIL_BYTES, position):
+            position += len(block)
             sys.stderr.write(block.decode(errors="replace"))
             sys.stderr.flush()
+        if not ended and time.monotonic() - spoke_at > PROGRESS_S:
+            size = result.stat().st_size if result.exists() else 0
+            say(f"still importing: {size / 10**9:.1f} GB written")
             spoke_at = time.monotonic()
-        elif ended:
-            break
-        elif time.monotonic() - spoke_at > SILENT_S:
-            say(f"still importing: {written() / 10**9:.1f} GB written")
-            spoke_at = time.monotonic()
-    process.wait()
-
-
-def _read(reading: int) -> bytes:
-    try:
-        return os.read(reading, 512)
-    except OSError:  # a terminal whose other end is closed
-        return b""
 
 
 def explained(program: str, code: int, text: str) -> LlmbError:

@@ -1,47 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports an image into a folder that all nodes share; it has its name only when it is complete."""
 
+import glob
+import hashlib
 import os
 import platform
 import shlex
 import shutil
-import time
-from collections.abc import Callable, Sequence
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmb.errors import EnvironmentProblem, UsageError, unknown
-from llmb.install.image_claim import claimed
-from llmb.install.image_files import (
-    BLOCK,
-    checksum_file,
-    image_kind,
-    image_problem,
-    read_checksum,
-    sha256_of,
-    write_checksum,
-)
-from llmb.install.image_sources import SUFFIXES, RegistryImage, image_name, image_source, needs_daemon
+from llmb.install.image_sources import RegistryImage, image_name, image_source, needs_daemon
 from llmb.install.image_tools import has_tool, run_tool
+from llmb.jobs.locks import file_lock
 from llmb.runs.disk_space import check_room
 from llmb.runs.folder import cannot_write
 
 PROGRAMS = {"pyxis": "enroot", "apptainer": "apptainer"}
-KINDS = {"pyxis": "squashfs", "apptainer": "SIF"}
-ARCHIVES = {"OCI archive": "oci-archive", "Docker archive": "docker-archive"}
-CACHES = {
-    "pyxis": (("ENROOT_CACHE_PATH", "~/.cache/enroot"), ("ENROOT_TEMP_PATH", "/tmp")),  # noqa: S108 (Enroot's own)
-    "apptainer": (("APPTAINER_CACHEDIR", "~/.apptainer/cache"), ("APPTAINER_TMPDIR", "/tmp")),  # noqa: S108
-}
-"""Variables that name the tools' folders, and what holds without them and the tools' own settings."""
 TAKEN = {
     "pyxis": "give a squashfs file (.sqsh), or call 'docker load -i FILE' and give dockerd://NAME:TAG",
-    "apptainer": "give a SIF file, an archive of docker or podman, or the image's name in a registry",
+    "apptainer": "give a SIF file (.sif), an archive of docker or podman (.tar), or the image's name in a registry",
 }
+FILES = {"pyxis": (".sqsh", ".squashfs"), "apptainer": (".sif",)}
+"""Names of files that a runtime starts as they are."""
 LEAST_BYTES = 10**9
-USUAL_BYTES = 40 * 10**9
-"""An image with PyTorch takes 10 to 30 GB, and as much again where it is unpacked."""
-SAY_EVERY_S = 10.0
+LOCK_PATIENCE_S = 2.0
 GB = 10**9
 
 Say = Callable[[str], None]
@@ -73,7 +61,7 @@ class ImageRequest:
 
 
 def import_image(request: ImageRequest, say: Say) -> ImportedImage:
-    """An import that was killed is begun again by the next one; a file that is whole is kept.
+    """Keeps an image that has its name; what an import that was killed left is removed by the next one.
 
     Raises UsageError, EnvironmentProblem, InfrastructureError and RunFailed, each with what to do.
     """
@@ -84,92 +72,100 @@ def import_image(request: ImageRequest, say: Say) -> ImportedImage:
     target = folder / image_name(source, request.runtime)
     if isinstance(source, Path):
         _check_file(source, request.runtime)
-    if not request.force and (known := _known(target, request, source, say)):
-        return known
-    if not target.exists():
+    keep = not request.force
+    if keep and not request.verify and has_image(target) and not os.access(folder, os.W_OK):
+        _check_same(target, source, request.runtime, read_checksum(target))  # of another user
+        return _as_it_was(target, read_checksum(target))
+    if not has_image(target):
         _check_possible(source, request)  # before anything is made
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
-    with claimed(target, say) as work:
-        if not request.force and (kept := _kept(target, request, source, say)):
+    with _work_folder(target) as work:
+        if keep and has_image(target) and (kept := _kept(target, request, source, work, say)):
             return kept
         _check_possible(source, request)
-        _check_space(source, request, folder, say)
+        size = source.stat().st_size if isinstance(source, Path) else LEAST_BYTES
+        check_room("the image needs", size, folder, "free some space, or give --folder on another disk")
         partial = work / target.name
         _make(source, partial, request, say)
         return _published(partial, target, request.runtime, say)
 
 
-def _known(target: Path, request: ImageRequest, source: RegistryImage | Path, say: Say) -> ImportedImage | None:
-    """A whole image for which nothing has to be written, so that it can be another user's."""
-    if not target.exists() or _problem(target, request.runtime) or request.verify:
+def has_image(target: Path) -> bool:
+    return target.is_file() and target.stat().st_size > 0
+
+
+@contextmanager
+def _work_folder(image: Path) -> Iterator[Path]:
+    """A new folder beside ``image`` for the import, which no other process on a host with the same locks does.
+
+    Two hosts whose file system has no common locks never write the same file: one import fails, or is replaced.
+    """
+    with file_lock(_lock_file(image), LOCK_PATIENCE_S, "importing this image"):
+        try:
+            for leftover in _leftovers(image):
+                shutil.rmtree(leftover, ignore_errors=True)
+            work = Path(tempfile.mkdtemp(prefix=_work_prefix(image), dir=image.parent))
+            try:
+                yield work
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+        except OSError as error:
+            raise cannot_write(image.parent, error) from error
+
+
+def _kept(
+    target: Path, request: ImageRequest, source: RegistryImage | Path, work: Path, say: Say
+) -> ImportedImage | None:
+    """The image that is there, with its checksum beside it; None if it does not have the checksum that it had."""
+    recorded = read_checksum(target)
+    checksum = recorded if recorded and not request.verify else _checksum(target, say)
+    if recorded and checksum != recorded:
+        say(f"{target}: its checksum is {checksum}, not {recorded}; it is imported again")
         return None
-    checksum = read_checksum(target)
-    if checksum is None and os.access(target.parent, os.W_OK):
-        return None
-    _check_same(target, request, source, say)
+    _check_same(target, source, request.runtime, checksum)
+    if not recorded:
+        _write_checksum(target, checksum, work)
+    return _as_it_was(target, checksum)
+
+
+def _as_it_was(target: Path, checksum: str | None) -> ImportedImage:
     return ImportedImage(path=target, bytes=target.stat().st_size, sha256=checksum, made=False)
-
-
-def _kept(target: Path, request: ImageRequest, source: RegistryImage | Path, say: Say) -> ImportedImage | None:
-    """An image that is there, if it is whole; it gets its checksum."""
-    if not target.exists():
-        return None
-    if problem := _problem(target, request.runtime):
-        say(f"{target}: {problem}; it is imported again")
-        return None
-    _check_same(target, request, source, say)
-    known = read_checksum(target)
-    found = known if known and not request.verify else _checksum(target, say)
-    if known and found != known:
-        say(f"{target}: its checksum is {found}, not {known}; it is imported again")
-        return None
-    if known is None:
-        write_checksum(target, found)
-    return ImportedImage(path=target, bytes=target.stat().st_size, sha256=found, made=False)
-
-
-def _problem(image: Path, runtime: str) -> str | None:
-    try:
-        problem, kind = image_problem(image), image_kind(image)
-    except OSError as error:
-        return f"it cannot be read: {error.strerror}"
-    return problem or (None if kind == KINDS[runtime] else f"it is {kind}, not {KINDS[runtime]}")
 
 
 def _is_copied(source: RegistryImage | Path, runtime: str) -> bool:
     """Whether the image is a file that the runtime starts as it is."""
-    return isinstance(source, Path) and image_kind(source) == KINDS[runtime]
+    return isinstance(source, Path) and source.suffix in FILES[runtime]
 
 
-def _check_same(target: Path, request: ImageRequest, source: RegistryImage | Path, say: Say) -> None:
+def _check_same(target: Path, source: RegistryImage | Path, runtime: str, checksum: str | None) -> None:
     """Raises UsageError if ``target`` is not the copy of a file."""
-    if not isinstance(source, Path) or not _is_copied(source, request.runtime):
+    if not isinstance(source, Path) or not _is_copied(source, runtime) or source.samefile(target):
         return
-    known = None if source.samefile(target) else read_checksum(target)
-    if source.stat().st_size != target.stat().st_size or (known and _checksum(source, say) != known):
+    if source.stat().st_size != target.stat().st_size or (checksum and sha256_of(source) != checksum):
         do = "give --force to replace it, or rename the file"
         raise UsageError("another image of this name is there", where=str(target), do=do)
 
 
 def _check_file(source: Path, runtime: str) -> None:
     """Raises UsageError for a file that cannot be imported."""
+    if not has_image(source):
+        raise UsageError("there is no such file, or it is empty", where=str(source))
+    if _is_copied(source, runtime) or (runtime == "apptainer" and _archive_scheme(source)):
+        return
+    raise UsageError(f"{runtime} does not start such a file", where=str(source), do=TAKEN[runtime])
+
+
+def _archive_scheme(path: Path) -> str | None:
+    """By the members at its top; None for another file. Raises UsageError."""
     try:
-        kind = image_kind(source)
+        with tarfile.open(path) as archive:
+            names = {member.name.removeprefix("./") for member in archive}
     except OSError as error:
-        raise UsageError(f"the image cannot be read: {error.strerror}", where=str(source)) from error
-    if kind == KINDS[runtime]:
-        if problem := image_problem(source):
-            raise UsageError(f"this image is not whole: {problem}", where=str(source))
-        return
-    if runtime == "apptainer" and kind in ARCHIVES:
-        return
-    if kind is None:
-        problem = "it may be half-written" if source.suffix in SUFFIXES.values() else "of no known kind"
-        raise UsageError(f"this is no image, {problem}", where=str(source))
-    raise UsageError(f"{runtime} does not start {kind} files", where=str(source), do=TAKEN[runtime])
+        raise UsageError(f"the image cannot be read: {error.strerror}", where=str(path)) from error
+    except (tarfile.TarError, EOFError):
+        return None
+    if "manifest.json" in names:  # Docker's own archives hold both since version 25
+        return "docker-archive"
+    return "oci-archive" if "oci-layout" in names else None
 
 
 def _check_possible(source: RegistryImage | Path, request: ImageRequest) -> None:
@@ -191,41 +187,19 @@ def _check_possible(source: RegistryImage | Path, request: ImageRequest) -> None
         raise EnvironmentProblem(what, do=do)
 
 
-def _check_space(source: RegistryImage | Path, request: ImageRequest, folder: Path, say: Say) -> None:
-    """Raises EnvironmentProblem; an image's size is not known before it is imported, unless it is a file."""
-    advice = "free some space, or give --folder on another disk"
-    check_room("the image needs", source.stat().st_size if isinstance(source, Path) else LEAST_BYTES, folder, advice)
-    if isinstance(source, Path):
-        return
-    named = [(name, os.environ.get(name) or _default(default)) for name, default in CACHES[request.runtime]]
-    places = [("the folder", folder), *((name, Path(text).expanduser()) for name, text in named)]
-    disks = set()
-    for name, place in places:
-        existing = next(path for path in (place, *place.parents) if path.exists())
-        free, disk = shutil.disk_usage(existing).free, existing.stat().st_dev
-        if free < USUAL_BYTES and disk not in disks:
-            say(f"warning: {free / GB:.1f} GB free for {name} ({place}); an image with PyTorch may need 40 GB")
-        disks.add(disk)
-
-
-def _default(folder: str) -> str:
-    return os.environ.get("TMPDIR") or folder if folder == "/tmp" else folder  # noqa: S108 (compared, not used)
-
-
 def _make(source: RegistryImage | Path, partial: Path, request: ImageRequest, say: Say) -> None:
     if isinstance(source, Path) and _is_copied(source, request.runtime):
-        _copy(source, partial, say)
+        say(f"copying {source} ({source.stat().st_size / GB:.1f} GB)")
+        shutil.copyfile(source, partial)
         return
     say(f"importing {request.source} into {request.folder}")
-    command = tool_command(source, partial, request)
-    run_tool(command, lambda: partial.stat().st_size if partial.exists() else 0, say)
+    run_tool(tool_command(source, partial, request), partial, say)
 
 
 def tool_command(source: RegistryImage | Path, target: Path, request: ImageRequest) -> Sequence[str]:
     """The call that makes ``target``, which does not exist. Raises UsageError."""
     if request.runtime == "apptainer":
-        archive = ARCHIVES[str(image_kind(source))] if isinstance(source, Path) else None
-        origin = source.for_apptainer if isinstance(source, RegistryImage) else f"{archive}:{source}"
+        origin = source.for_apptainer if isinstance(source, RegistryImage) else f"{_archive_scheme(source)}:{source}"
         return ["apptainer", "build", str(target), origin]
     assert isinstance(source, RegistryImage)
     other = request.architecture not in (None, platform.machine())
@@ -233,53 +207,68 @@ def tool_command(source: RegistryImage | Path, target: Path, request: ImageReque
     return ["enroot", "import", *architecture, "--output", str(target), source.for_enroot]
 
 
-def _copy(source: Path, partial: Path, say: Say) -> None:
-    with source.open("rb", buffering=0) as old, partial.open("xb", buffering=0) as new:
-        told = _Told(say, f"copying {source.name}", source.stat().st_size)
-        while block := old.read(BLOCK):
-            view = memoryview(block)
-            while view:
-                view = view[new.write(view) :]
-            told.more(len(block))
-
-
 def _published(partial: Path, target: Path, runtime: str, say: Say) -> ImportedImage:
     """The image under its name, with its checksum beside it."""
-    program = PROGRAMS[runtime]
-    if problem := _problem(partial, runtime) if partial.exists() else "it is not there":
-        raise EnvironmentProblem(f"{program} ended well, but left no whole image: {problem}", where=str(target))
+    if not has_image(partial):
+        raise EnvironmentProblem(f"{PROGRAMS[runtime]} ended well, but left no image", where=str(target))
     with partial.open("rb") as stream:
         os.fsync(stream.fileno())
     checksum, size = _checksum(partial, say), partial.stat().st_size
-    checksum_file(target).unlink(missing_ok=True)  # of what is replaced: a checksum is never beside another file
+    _checksum_file(target).unlink(missing_ok=True)  # of what is replaced: a checksum is never beside another file
     partial.replace(target)
-    _sync_folder(target.parent)
-    shutil.rmtree(partial.parent, ignore_errors=True)  # before the checksum, beside which no import looks for leftovers
-    write_checksum(target, checksum)
+    _write_checksum(target, checksum, partial.parent)
     return ImportedImage(path=target, bytes=size, sha256=checksum, made=True)
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _checksum(path: Path, say: Say) -> str:
-    return sha256_of(path, _Told(say, f"checksum of {path.name}", path.stat().st_size).more)
+    if (size := path.stat().st_size) > GB:
+        say(f"computing the checksum of {path.name} ({size / GB:.1f} GB)")
+    return sha256_of(path)
 
 
-class _Told:
-    """Says how far long work is, every few seconds."""
+def sha256_of(path: Path) -> str:
+    """Reads the whole file. Raises OSError."""
+    with path.open("rb", buffering=0) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
-    def __init__(self, say: Say, text: str, total: int) -> None:
-        self.say, self.text, self.total = say, text, total
-        self.done, self.spoke_at = 0, time.monotonic()
 
-    def more(self, count: int) -> None:
-        self.done += count
-        if time.monotonic() - self.spoke_at > SAY_EVERY_S:
-            self.spoke_at = time.monotonic()
-            self.say(f"{self.text}: {self.done / GB:.1f} of {self.total / GB:.1f} GB")
+def read_checksum(image: Path) -> str | None:
+    """The checksum beside an image, in the form of sha256sum; None if there is none that can be read."""
+    try:
+        words = _checksum_file(image).read_text().split()
+    except (OSError, UnicodeDecodeError):
+        return None
+    is_one = len(words) == 2 and len(words[0]) == 64 and words[1].lstrip("*") == image.name
+    return words[0] if is_one else None
+
+
+def _write_checksum(image: Path, checksum: str, work: Path) -> None:
+    partial = work / "sha256"
+    partial.write_text(f"{checksum}  {image.name}\n")
+    partial.replace(_checksum_file(image))
+
+
+def _checksum_file(image: Path) -> Path:
+    return image.with_name(f"{image.name}.sha256")
+
+
+def _lock_file(image: Path) -> Path:
+    """Stays: whoever removed it could remove what another process has just locked."""
+    return image.with_name(f".{image.name}.lock")
+
+
+def _work_prefix(image: Path) -> str:
+    return f".{image.name}.importing."
+
+
+def _leftovers(image: Path) -> Sequence[Path]:
+    """Folders of imports that are running, or were killed."""
+    return sorted(image.parent.glob(f"{glob.escape(_work_prefix(image))}*"))
+
+
+def remove_image(image: Path) -> None:
+    """With all that lies beside it. Raises OSError."""
+    for leftover in _leftovers(image):
+        shutil.rmtree(leftover)
+    for path in (image, _checksum_file(image), _lock_file(image)):
+        path.unlink(missing_ok=True)

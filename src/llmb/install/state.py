@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from llmb.catalogue.records import Record
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.install.answers import Answers
-from llmb.install.image_files import remove_image
+from llmb.install.images import remove_image
 from llmb.jobs.locks import file_lock
 from llmb.runs.folder import cannot_write
 from llmb.trust import STATE_FOLDER, check_inside, check_links, check_owner

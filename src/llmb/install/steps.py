@@ -11,8 +11,8 @@ from llmb.install.answers import EXISTING, Answers
 from llmb.install.cluster_file import Section, is_settled, settings, write_settings
 from llmb.install.environment import contents_text, is_made, make_environment, proven, python_of
 from llmb.install.hub_check import PREPARED_HOW, check_hub, hub_repositories
-from llmb.install.image_files import is_whole
 from llmb.install.image_sources import SUFFIXES, image_path
+from llmb.install.images import has_image
 from llmb.install.preparation import Preparations, is_prepared
 from llmb.install.prepared_sizes import prepared_sizes
 from llmb.install.state import Journal
@@ -111,7 +111,7 @@ def _image(what: Installation) -> Iterator[Step]:
         return str(found)
 
     def is_done() -> bool:
-        return what.journal.state.image == str(target) and is_whole(target)
+        return what.journal.state.image == str(target) and has_image(target)
 
     yield Step("image", f"import the image {wanted}", is_done, do)
 
