@@ -154,7 +154,8 @@ def test_a_real_environment_without_a_network(call: Install, tmp_path: Path, mon
     seen = subprocess.run(where, capture_output=True, text=True, check=True, cwd="/").stdout
     assert seen.startswith(str(root / "environment"))
     moved = tmp_path / "moved"
-    call(root, "--move", moved, "--yes")
+    root.rename(moved)
+    call(moved, "--yes")
     script = moved / "workloads" / "pretrain_llama3.1" / "launch.sh"
     for command in ([script, "--help"], [moved / "environment" / "bin" / "llmb", "--version"]):
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")

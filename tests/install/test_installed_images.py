@@ -14,7 +14,6 @@ from llmb.errors import EnvironmentProblem
 from llmb.install import images
 from llmb.install.answers import Answers
 from llmb.install.installing import Installed, install_all
-from llmb.install.moving import move
 from llmb.install.removal import undo
 
 Run = Callable[..., Installed]
@@ -69,8 +68,9 @@ def test_the_image_is_imported_once_and_jobs_start_its_file(
     assert image.read_bytes() == small.read_bytes()
     assert state_of_image(run(image="nvcr.io/nvidia/nemo:2")) == "done"
     assert image.with_name("nvidia+nemo+2.sqsh").exists()
-    move(root, tmp_path / "moved", print)
-    assert state_of_image(run(tmp_path / "moved", image="nvcr.io/nvidia/nemo:2")) == "kept"
+    root.rename(tmp_path / "moved")
+    assert state_of_image(run(tmp_path / "moved", image="nvcr.io/nvidia/nemo:2")) == "done"
+    assert len((tmp_path / "calls").read_text().splitlines()) == 3, "the image that was moved is taken"
     assert undo(tmp_path / "moved", print, results=False).kept == ()
     assert not (tmp_path / "moved").exists()
 

@@ -23,7 +23,6 @@ from llmb.install.detect import Surroundings, look_around
 from llmb.install.hub_check import hub_repositories
 from llmb.install.images import ImageRequest, import_image
 from llmb.install.installing import Installed, install_all, known_answers, would_install
-from llmb.install.moving import move
 from llmb.install.next_commands import next_commands
 from llmb.install.removal import Removal, complete_removal, planned_removal, undo
 from llmb.install.space import free_text
@@ -65,9 +64,6 @@ def install(
     keep_settings: Annotated[
         bool, typer.Option("--keep-settings", help="Keep a cluster_config.yaml that says something else as it is.")
     ] = False,
-    move_to: Annotated[
-        Path | None, typer.Option("--move", metavar="FOLDER", help="Move the installation to this new folder.")
-    ] = None,
     remove: Annotated[
         bool, typer.Option("--remove", "--undo", help="Remove what was installed, and nothing else.")
     ] = False,
@@ -111,11 +107,6 @@ def install(
     if remove:
         _remove(root, results=with_results, dry_run=dry_run, yes=yes, json=json)
         return
-    if move_to:
-        new = _normal(str(move_to))
-        _confirm(f"Move {root} to {new}?", yes=yes)
-        move(root, new, say)
-        root, given = new, given.model_copy(update={"path": str(new)})
     answers = _answers(_known(given, root), around, asks=asks, confirm=asks and not dry_run)
     if record:
         write_answers(record, answers)

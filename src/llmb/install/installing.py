@@ -9,7 +9,8 @@ from typing import Any
 from llmb.catalogue.load import Catalogue
 from llmb.install.answers import Answers
 from llmb.install.cluster_file import answers_in, check_settings, kept_changes, settings
-from llmb.install.moving import is_elsewhere, mend, mended_answers
+from llmb.install.environment import FOLDER as ENVIRONMENT
+from llmb.install.environment import RECORD
 from llmb.install.preparation import Preparations
 from llmb.install.run_steps import StepResult, planned, run_steps
 from llmb.install.space import check_space
@@ -35,12 +36,7 @@ def known_answers(given: Answers, root: Path) -> Answers:
     state = read_state(root)
     if state is None:
         return given.above(answers_in(root))
-    return given.above(_here(state, root)).model_copy(update={"path": str(root)})
-
-
-def _here(state: InstallState, root: Path) -> Answers:
-    old = Path(state.root)
-    return mended_answers(state.answers, old, root) if is_elsewhere(old, root) else state.answers
+    return given.above(state.answers).model_copy(update={"path": str(root)})
 
 
 def would_install(root: Path, answers: Answers, catalogue: Catalogue, import_image: ImportImage | None) -> Installed:
@@ -63,10 +59,11 @@ def install_all(
     """Raises the LlmbError of the step that fails; the same call resumes there."""
     check_space(catalogue, answers, root)
     with opened_journal(root, answers) as journal:
-        if is_elsewhere(Path(journal.state.root), root):
-            say(f"this installation was at {journal.state.root}: its paths are mended")
-            for note in mend(journal):
-                say(note)
+        if _was_moved(Path(journal.state.root), root):
+            say(f"this installation was at {journal.state.root}: what holds that path is made again")
+            say("call 'llmb jobs rebuild' afterwards: the history lists run folders by their paths")
+            (root / ENVIRONMENT / RECORD).unlink(missing_ok=True)
+            journal.save(root=str(root), image=None)
         # Not after an environment was made, which takes minutes. What an image is named is known later.
         wanted = {key: value for key, value in settings(answers, root, None).items() if key != "container"}
         if not keep_settings:
@@ -84,3 +81,8 @@ def install_all(
             preparations=preparations,
         )
         return Installed(run_steps(steps(what), say), preparations.jobs)
+
+
+def _was_moved(before: Path, root: Path) -> bool:
+    """False for two names of the same folder, such as through a link."""
+    return before != root and not (before.exists() and before.samefile(root))

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmb.errors import UsageError
-from llmb.install.history import check_no_live_jobs
 from llmb.install.state import (
     LOCK,
     InstallState,
@@ -18,13 +17,17 @@ from llmb.install.state import (
     remove,
     state_path,
 )
+from llmb.jobs.history import database_path, read_history
+from llmb.jobs.job import LIVE
 from llmb.jobs.preparation import FOLDER as PREPARATIONS
+from llmb.jobs.store import Filter
 from llmb.prepared.folders import PREPARED, WORKLOADS
 from llmb.runs.folder import cannot_write
 from llmb.trust import STATE_FOLDER, check_inside
 
 RESULTS = ("experiments", PREPARATIONS, PREPARED)
 """Folders of a workload that runs and preparations made."""
+MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ def undo(root: Path, say: Callable[[str], None], *, results: bool) -> Removal:
     One that was killed is completed by the next call. Raises UsageError while jobs run, EnvironmentProblem.
     """
     with locked_journal(root) as journal:
-        check_no_live_jobs(root, "removed", say)
+        _check_no_live_jobs(root, say)
         state = journal.state
         gone = []
         try:
@@ -104,3 +107,15 @@ def complete_removal(root: Path) -> bool:
     for partial in left:
         shutil.rmtree(partial)
     return bool(left)
+
+
+def _check_no_live_jobs(root: Path, say: Callable[[str], None]) -> None:
+    """Raises UsageError if jobs are queued or running, as far as is known without asking the scheduler."""
+    if not database_path(root).exists():
+        return
+    with read_history(root, say) as store:
+        live = [str(job.job_id or job.key) for job in store.jobs(Filter(states=LIVE))]
+    if live:
+        names = ", ".join(live[:MOST_NAMED]) + (", ..." if len(live) > MOST_NAMED else "")
+        do = "wait for them ('llmb jobs wait'), or cancel them; 'llmb jobs refresh' asks the scheduler"
+        raise UsageError(f"jobs are queued or running: {names}; nothing was removed", where=str(root), do=do)
