@@ -41,7 +41,6 @@ PACKAGES = (
     Package("torchdata", "torchdata", "torchtitan"),
     Package("datasets", "datasets", "torchtitan"),
     Package("tyro", "tyro", "torchtitan"),
-    Package("flash-attn-4", "flash_attn.cute", "attention by flash4"),
     Package("megatron-core", "megatron.core", "megatron-core"),
     Package("transformer-engine", "transformer_engine", "megatron-core"),
 )

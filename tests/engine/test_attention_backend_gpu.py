@@ -8,9 +8,8 @@ import torch
 import torch.distributed as dist
 
 from llmb.catalogue.records import Model
-from llmb.engine.attention_backend import attention_kernel, choose_attention, groups_heads_of_documents
+from llmb.engine.attention_backend import FAILURES, attention_kernel, choose_attention, groups_heads_of_documents
 from llmb.engine.data.batches import moved
-from llmb.engine.flash_attention_4 import FAILURES, check_flash_attention_4
 from llmb.engine.loop import prepare_stages
 from llmb.engine.model.attention import CausalAttention, ChunkedCausalAttention, attend, document_masks
 from llmb.engine.model.documents import document_segments
@@ -128,22 +127,3 @@ def test_auto_times_documents_without_masks_too(gpu: torch.device, tiny_plan: Ca
     assert [trial.backend for trial in report.trials] == [VARLEN, *FUSED]
     assert report.trials[0].problem is None
     assert next(trial for trial in report.trials if trial.backend == "flash").problem
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("strided", [False, True])
-def test_flash_attention_4_computes_what_flash_does(strided: bool, compiled: bool, gpu: torch.device) -> None:
-    """With values that are a view of a joined product, too."""
-    pytest.importorskip("flash_attn.cute.interface")
-    torch.manual_seed(1)
-    heads = torch.randn(1, 1024, 12, 128, device=gpu, dtype=torch.bfloat16)
-    parts = [part if strided else part.contiguous() for part in heads.split([8, 2, 2], 2)]
-    inputs = [part.detach().requires_grad_() for part in parts]
-    core = torch.compile(CausalAttention(), dynamic=False) if compiled else CausalAttention()
-
-    def once() -> tuple[torch.Tensor, ...]:
-        seen = core(*inputs)
-        return (seen, *torch.autograd.grad(seen.float().square().sum(), inputs))
-
-    with attention_kernel("flash"):
-        check_flash_attention_4(once)

@@ -15,7 +15,6 @@ CASES = {
     "optimizer": (OPTIMIZER, {}, [3, 3, 0]),
     "none": (WHOLE, {}, [0, 0, 3]),
     "pipeline": (FULL, {"pp": 2}, [0, 0, 0]),
-    "zero-bubble": (Parallelism(pipeline_schedule="zero-bubble"), {"pp": 2}, [0, 0, 0]),
 }
 """Parallelism, layout, and how often ranks gather, reduce and scatter, and reduce the two blocks and the rest of the
 model in four micro-batches (eight where there is a pipeline)."""

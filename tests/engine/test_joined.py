@@ -14,7 +14,6 @@ from llmb.engine.adapters.apply import apply_lora
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.joined import Joined, join_products, joined_layers
 from llmb.engine.model.local_shard import Linear
-from llmb.engine.parallel.delayed_gradients import delay_weight_gradients
 from llmb.engine.recompute import apply_recompute
 
 Randomised = Callable[[Model], Decoder]
@@ -92,18 +91,6 @@ def test_blocks_compile_once_for_all_layers(recompute: str, models: dict[str, Mo
     assert_equal_gradients(joined, apart, BOUNDS[torch.bfloat16])
     gradients(joined)
     assert counter.frame_count == 1
-
-
-def test_delayed_weight_gradients_of_a_joined_product(models: dict[str, Model], randomised: Randomised) -> None:
-    joined, apart = pair(models["llama"], randomised, torch.bfloat16)
-    left = delay_weight_gradients(joined)
-    found = gradients(joined)
-    assert not any("proj" in name for name in found)
-    left()()
-    for name, gradient in gradients(apart).items():
-        own = joined.get_parameter(name).grad
-        assert own is not None, name
-        assert (own - gradient).norm() <= BOUNDS[torch.bfloat16] * gradient.norm(), name
 
 
 def lora(targets: LoraTargets) -> Lora:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from llmb.runs.parallelism import DpSharding, Parallelism, PipelineSchedule
+from llmb.runs.parallelism import DpSharding, Parallelism
 from llmb.runs.plan import Plan
 
 HERE = Path(__file__).parent
@@ -60,13 +60,8 @@ def sharing(sharding: DpSharding, size: int | None = None) -> Kind:
     return Kind(parallelism=Parallelism(dp_sharding=sharding, dp_shard_size=size))
 
 
-def split(schedule: PipelineSchedule, sharding: DpSharding = "full") -> Kind:
-    return Kind(parallelism=Parallelism(pipeline_schedule=schedule, dp_sharding=sharding))
-
-
 OPTIMIZER, WHOLE = sharing("optimizer"), sharing("none")
 FULL_BY_2, OPTIMIZER_BY_2 = sharing("full", 2), sharing("optimizer", 2)
-ZERO_BUBBLE, ZERO_BUBBLE_V = split("zero-bubble"), split("zero-bubble-v")
 
 
 TABLE_KINDS = {"plain": PLAIN, "compiled and recomputed": BOTH}
@@ -160,21 +155,18 @@ WAYS = {
     "FSDP2": Layout(2, {}, (OPTIMIZER, OPTIMIZER._replace(recompute="full"), SELECTIVE)),
     "EP2": Layout(2, {"ep": 2}, (OPTIMIZER._replace(recompute="selective"), SELECTIVE._replace(compiled=True))),
     "PP2, 1 layer first": Layout(2, {"pp": 2, "first_stage_layers": 1}, (PLAIN,)),
-    "PP2": Layout(2, {"pp": 2}, (ZERO_BUBBLE, ZERO_BUBBLE._replace(recompute="full"))),
-    "PP2 x VP2": Layout(2, {"pp": 2, "vp": 2}, (ZERO_BUBBLE, ZERO_BUBBLE_V._replace(recompute="selective"))),
-    "PP2 x VP2, GA 2": Layout(2, {"pp": 2, "vp": 2, "gbs": 2}, (ZERO_BUBBLE, ZERO_BUBBLE_V)),
+    "PP2 x VP2": Layout(2, {"pp": 2, "vp": 2}, (SELECTIVE,)),
+    "PP2 x VP2, GA 2": Layout(2, {"pp": 2, "vp": 2, "gbs": 2}, (PLAIN,)),
     "FSDP4": Layout(4, {}, (FULL_BY_2, OPTIMIZER_BY_2)),
     "FSDP2 x TP2": Layout(4, {"tp": 2}, (PLAIN, OPTIMIZER, WHOLE, SELECTIVE._replace(compiled=True))),
     "FSDP2 x CP2": Layout(4, {"cp": 2}, (FULL_BY_2, WHOLE)),
-    "FSDP2 x PP2": Layout(4, {"pp": 2}, (WHOLE, ZERO_BUBBLE, split("zero-bubble", "none"))),
-    "FSDP2 x PP2 x VP2": Layout(4, {"pp": 2, "vp": 2}, (split("zero-bubble-v", "optimizer"),)),
-    "FSDP2 x PP2 x VP4": Layout(4, {"pp": 2, "vp": 4, "layers": 8}, (PLAIN, OPTIMIZER, ZERO_BUBBLE)),
+    "FSDP2 x PP2": Layout(4, {"pp": 2}, (WHOLE,)),
+    "FSDP2 x PP2 x VP2": Layout(4, {"pp": 2, "vp": 2}, (OPTIMIZER,)),
+    "FSDP2 x PP2 x VP4": Layout(4, {"pp": 2, "vp": 4, "layers": 8}, (PLAIN, OPTIMIZER)),
     "FSDP4 x EP2": Layout(4, {"ep": 2}, (OPTIMIZER, FULL_BY_2, WHOLE)),
     "EP4": Layout(4, {"ep": 4}, (WHOLE,)),
-    "TP2 x PP2": Layout(4, {"tp": 2, "pp": 2}, (ZERO_BUBBLE,)),
-    "CP2 x PP2 x VP2": Layout(4, {"cp": 2, "pp": 2, "vp": 2}, (ZERO_BUBBLE_V,)),
-    "PP2 x EP2": Layout(4, {"pp": 2, "ep": 2}, (ZERO_BUBBLE,)),
-    "PP4": Layout(4, {"pp": 4}, (ZERO_BUBBLE,)),
+    "PP2 x EP2": Layout(4, {"pp": 2, "ep": 2}, (PLAIN,)),
+    "PP4": Layout(4, {"pp": 4}, (PLAIN,)),
     "FSDP4 x TP2": Layout(8, {"tp": 2}, (OPTIMIZER_BY_2,)),
     "FSDP2 x TP2, no SP": Layout(4, {"tp": 2, **WITHOUT_SP}, (PLAIN,)),
     "TP2 x CP2, no SP": Layout(4, {"tp": 2, "cp": 2, **WITHOUT_SP}, (PLAIN, PACKED)),
@@ -184,7 +176,7 @@ WAYS = {
     "FSDP2 x TP2 x PP2": Layout(8, {"tp": 2, "pp": 2}, (OPTIMIZER, WHOLE)),
     "FSDP2 x TP2 x EP2": Layout(8, {"tp": 2, "ep": 2}, (FULL_BY_2,)),
 }
-"""More layouts, what ranks share out, and in which order a pipeline works: tried for two steps, not in the table."""
+"""More layouts, and what ranks share out: tried for two steps, not in the table."""
 
 
 class Case(NamedTuple):

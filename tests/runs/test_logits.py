@@ -69,8 +69,7 @@ def test_unknown_memory_keeps_nothing() -> None:
     assert not keeps_logits(llama().model_copy(update={"gpu_memory_gb": None}))
 
 
-def test_logits_without_use_or_waiting_for_later_are_not_kept() -> None:
-    assert not keeps_logits(llama(), delays_weight_gradients=True)
+def test_logits_without_use_are_not_kept() -> None:
     assert logits_gb(LORA) < 80 / 32
     assert not keeps_logits(LORA)
 

@@ -5,7 +5,7 @@ import pytest
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Convention, Dtype, Lora
-from llmb.catalogue.resolve import Overrides, Request, resolve
+from llmb.catalogue.resolve import Request, resolve
 from llmb.errors import UsageError
 from llmb.metrics.flops import flops_per_sequence, model_flops
 from llmb.metrics.packing import synthetic_packing
@@ -14,14 +14,10 @@ from llmb.runs.choices import Choices
 from llmb.runs.device import Device
 from llmb.runs.document_packing import with_documents
 from llmb.runs.folder import experiment_name
-from llmb.runs.parallelism import DpSharding, Parallelism, PipelineSchedule
+from llmb.runs.parallelism import DpSharding, Parallelism
 from llmb.runs.plan import EnginePlan, make_plan
 
 RECIPE_LORA = Lora(rank=16, alpha=32, dropout=0, targets="qkv")
-
-
-def ordered(schedule: PipelineSchedule) -> Parallelism:
-    return Parallelism(pipeline_schedule=schedule)
 
 
 def by(size: int, sharding: DpSharding = "full") -> Parallelism:
@@ -41,16 +37,6 @@ def test_everything_wrong_is_said_at_once(tiny_plan: Callable[..., EnginePlan]) 
         make_plan(recipe, Choices(steps=0, peak_lr=-1.0, warmup_steps=-5), device="cpu")
     for said in ("--steps is 0", "--lr is -1.0", "--warmup-steps is -5"):
         assert said in str(caught.value)
-
-
-def test_a_plan_says_its_schedule(tiny_plan: Callable[..., EnginePlan]) -> None:
-    def schedule(sizes: dict[str, int], **options: object) -> str | None:
-        return tiny_plan(overrides=sizes, **options).parallelism.pipeline_schedule
-
-    assert schedule({}) is None
-    assert schedule({"pp": 2}) == "1f1b"
-    assert schedule({"pp": 2, "vp": 2}) == "interleaved"
-    assert schedule({"pp": 2, "vp": 2}, parallelism=ordered("zero-bubble")) == "zero-bubble"
 
 
 def test_what_nobody_shares_is_kept_through_a_step(tiny_plan: Callable[..., EnginePlan]) -> None:
@@ -100,11 +86,6 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Engin
         ("pretrain_llama3.1", {"emulate_fp8": True}, "--emulate-fp8 is given, but the run computes in fp32"),
         (
             "pretrain_llama3.1",
-            {"dtype": "fp8", "parallelism": ordered("zero-bubble"), "overrides": {"pp": 2}},
-            "--pipeline-schedule zero-bubble splits matrix products, which is unsupported in FP8",
-        ),
-        (
-            "pretrain_llama3.1",
             {"dtype": "fp8", "fp8_recipe": "current", "overrides": {"layers": 2}},
             "with 2 layers nothing is in FP8; choose delayed, current-all, or more --layers",
         ),
@@ -113,11 +94,6 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Engin
         ("finetune_llama3", {"lora_rank": 0}, "--lora-rank is 0"),
         ("finetune_llama3", {"lora_dropout": 1.0}, "--lora-dropout is 1; it must be below 1"),
         ("finetune_llama3", {"lora_dropout": 0.1, "overrides": {"pp": 2}}, "--lora-dropout is unsupported with"),
-        (
-            "finetune_llama3",
-            {"overrides": {"pp": 2}, "parallelism": ordered("zero-bubble")},
-            "fills idle time with weight gradients, which frozen weights do not have",
-        ),
         ("pretrain_llama3.1", {"grad_reduce_dtype": "bf16"}, "the run computes in fp32"),
         ("pretrain_llama3.1", {"parallelism": by(3), "scale": 4}, "must divide DP x CP = 4 x 1 = 4: valid are 1, 2, 4"),
         (
@@ -131,37 +107,7 @@ def test_gradients_are_reduced_as_the_recipe_says(tiny_plan: Callable[..., Engin
             {"parallelism": by(1), "scale": 4, "overrides": {"ep": 2}},
             "the number of replicas EDP 2: valid are 2, 4",
         ),
-        (
-            "pretrain_llama3.1",
-            {"parallelism": ordered("1f1b")},
-            "does not fit PP 1 and VP 1: valid are none, as PP is 1",
-        ),
-        (
-            "pretrain_llama3.1",
-            {"parallelism": ordered("interleaved"), "overrides": {"pp": 2}},
-            "does not fit PP 2 and VP 1: valid are 1f1b, zero-bubble",
-        ),
-        (
-            "pretrain_llama3.1",
-            {"parallelism": ordered("1f1b"), "overrides": {"pp": 2, "vp": 2}},
-            "valid are interleaved, zero-bubble, zero-bubble-v",
-        ),
-        (
-            "pretrain_llama3.1",
-            {"parallelism": ordered("zero-bubble-v"), "overrides": {"pp": 2, "vp": 4, "layers": 8}},
-            "valid are interleaved, zero-bubble",
-        ),
-        (
-            "pretrain_llama3.1",
-            {"parallelism": ordered("zero-bubble"), "overrides": {"pp": 2, "gbs": 5}},
-            "GA 5 is not divisible by PP 2",
-        ),
         ("pretrain_llama3.1", {"overrides": {"pp": 2, "gbs": 1}}, "GA 1 is below PP 2"),
-        (
-            "pretrain_llama3.1",
-            {"parallelism": ordered("zero-bubble"), "overrides": {"pp": 2}, "compiled": True},
-            "unsupported for compiled blocks",
-        ),
         ("pretrain_llama3.1", {"window": "35-60"}, "outside the run"),
         ("pretrain_llama3.1", {"window": "late"}, "not a window"),
         ("pretrain_llama3.1", {"document_tokens": -1}, "--document-tokens is -1; it must be 0 or at least 2"),
@@ -187,12 +133,10 @@ def test_what_the_engine_cannot_do_is_refused_before_it_starts(
         ("cpu", Choices(), False),
         ("cuda", Choices(compiled=False), False),
         ("cpu", Choices(compiled=True), True),
-        ("cuda", Choices(parallelism=ordered("zero-bubble")), False),
     ],
 )
 def test_blocks_are_compiled_on_a_gpu_unless_told_otherwise(device: Device, choices: Choices, compiled: bool) -> None:
-    overrides = Overrides(pp=2) if choices.parallelism.pipeline_schedule else Overrides()
-    request = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=2, overrides=overrides)
+    request = Request(workload="pretrain_llama3.1", size="tiny", gpu_type="cpu", scale=2)
     assert make_plan(resolve(Catalogue(), request), choices, device=device).compiled is compiled
 
 

@@ -25,13 +25,8 @@ def stage_layers(layout: Layout) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(bounds)]
 
 
-def rank_stages(layout: Layout, pp_rank: int, *, v_shaped: bool) -> tuple[int, ...]:
-    """The numbers of the stages of a pipeline rank: every PP-th stage.
-
-    In a V schedule, which requires VP 2, a rank has one stage on the way down and one on the way back.
-    """
-    if v_shaped:
-        return pp_rank, 2 * layout.pp - 1 - pp_rank
+def rank_stages(layout: Layout, pp_rank: int) -> tuple[int, ...]:
+    """The numbers of the stages of a pipeline rank: every PP-th stage."""
     return tuple(range(pp_rank, layout.pp * layout.vp, layout.pp))
 
 

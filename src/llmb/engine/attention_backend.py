@@ -8,7 +8,7 @@ import statistics
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from inspect import signature
 from itertools import pairwise
@@ -24,7 +24,6 @@ from torch.nn.attention.varlen import varlen_attn
 from llmb.engine.data.batches import moved
 from llmb.engine.data.build import build_data
 from llmb.engine.device import Moment, synchronize
-from llmb.engine.flash_attention_4 import FAILURES, check_flash_attention_4, flash_attention_4
 from llmb.engine.model.attention import CausalAttention, Documents, document_masks
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.documents import document_segments
@@ -39,13 +38,14 @@ KERNELS: Mapping[AttentionBackend, SDPBackend] = MappingProxyType(
     {
         "varlen": SDPBackend.FLASH_ATTENTION,
         "flash": SDPBackend.FLASH_ATTENTION,
-        "flash4": SDPBackend.FLASH_ATTENTION,
         "cudnn": SDPBackend.CUDNN_ATTENTION,
         "efficient": SDPBackend.EFFICIENT_ATTENTION,
         "math": SDPBackend.MATH,
     }
 )
 WARM_UPS, TIMED = 3, 10
+FAILURES = (RuntimeError, TypeError, ValueError)
+"""What torch raises for inputs that a backend does not take."""
 
 Pass = Callable[[], Sequence[Tensor]]
 """A forward and backward pass of one attention layer."""
@@ -60,21 +60,10 @@ def attention_kernel(backend: AttentionBackend) -> Iterator[None]:
     """
     tag = f"{torch.compiler.config.cache_key_tag}attention={backend}"
     with (
-        flash_attention_4() if backend == "flash4" else nullcontext(),
         sdpa_kernel(KERNELS[backend]),
         torch.compiler.config.patch(cache_key_tag=tag),  # type: ignore[attr-defined]
     ):
         yield
-
-
-def check_results(backend: AttentionBackend, once: Callable[[], Any]) -> None:
-    """Raises one of ``FAILURES`` for a backend that is not torch's own and computes something else.
-
-    once: returns a sequence of tensors.
-    """
-    if backend == "flash4":
-        with attention_kernel("flash"):
-            check_flash_attention_4(once)
 
 
 def choose_attention(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks) -> AttentionReport:
@@ -145,7 +134,6 @@ def attempt_heads(
                 core.repeats_heads = repeats_heads
                 heads = query_key_value(plan, ranks, takes_parts=takes_parts)
                 once = passes(core, heads, documents_of(plan, ranks, varlen=backend == "varlen"))
-                check_results(backend, once)
                 with attention_kernel(backend):
                     once()
                     milliseconds += layers[kind] * (pass_milliseconds(once, ranks.device) if timed else 0.0)

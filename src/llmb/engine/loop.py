@@ -159,7 +159,7 @@ def prepare_stages(plan: EnginePlan, ranks: Ranks) -> list[Decoder]:
     """This rank's shard of the model with initial weights: one pipeline stage, or several with VP."""
     model, layout = plan.recipe.model, plan.recipe.layout
     with torch.device("meta"):
-        stages = build_stages(model, layout, ranks.pp_rank, v_shaped=plan.parallelism.v_shaped)
+        stages = build_stages(model, layout, ranks.pp_rank)
     transform(stages, plan, ranks)
     if is_sharded(model, ranks):
         for stage in stages:
@@ -181,7 +181,7 @@ def choose_accumulation(stages: Sequence[Decoder], plan: EnginePlan) -> None:
     """Sets up how the gradients of micro-batches are summed on a rank that shares its parameters with no other."""
     if plan.recipe.training.grad_reduce_dtype == "fp32":
         accumulate_in_fp32(stages)
-    elif not plan.parallelism.delays_weight_gradients:  # they wait, and autograd sums them
+    else:
         sum_in_products(stages)
 
 
@@ -190,7 +190,8 @@ def build_passes(stages: list[Decoder], plan: EnginePlan, ranks: Ranks) -> Passe
     positions = rank_positions(layout.seq_len, ranks.cp_rank, layout.cp, ranks.device)
     if layout.pp == 1:
         return Accumulation(stages[0], layout, positions, keep_whole=plan.parallelism.keeps_parameters)
-    return Pipeline(stages, layout, plan.parallelism, positions, compute_dtype(plan.recipe.dtype), ranks)
+    dtype = compute_dtype(plan.recipe.dtype)
+    return Pipeline(stages, layout, positions, dtype, ranks, keep_whole=plan.parallelism.keeps_parameters)
 
 
 def mean_count(own: int, layout: Layout, ranks: Ranks) -> Tensor:

@@ -151,7 +151,6 @@ def _add_layout(table: Table, plan: EnginePlan) -> None:
     if layout.pp > 1:
         sizes = [len(stage) for stage in stage_layers(layout)]
         table.add_row("pipeline", f"PP {layout.pp}, VP {layout.vp}, layers of the stages: {', '.join(map(str, sizes))}")
-        table.add_row("pipeline schedule", str(plan.parallelism.pipeline_schedule))
 
 
 def _add_saving(table: Table, plan: EnginePlan) -> None:

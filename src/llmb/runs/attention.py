@@ -8,14 +8,14 @@ from llmb.catalogue.records import Record
 from llmb.errors import UsageError
 from llmb.runs.device import Device
 
-AttentionBackend = Literal["varlen", "flash", "flash4", "cudnn", "efficient", "math"]
-AttentionChoice = Literal["auto", "varlen", "flash", "flash4", "cudnn", "efficient", "math"]
+AttentionBackend = Literal["varlen", "flash", "cudnn", "efficient", "math"]
+AttentionChoice = Literal["auto", "varlen", "flash", "cudnn", "efficient", "math"]
 BACKENDS: dict[Device, tuple[AttentionBackend, ...]] = {
     "cpu": ("varlen", "flash", "math"),
-    "cuda": ("varlen", "flash", "flash4", "cudnn", "efficient", "math"),
+    "cuda": ("varlen", "flash", "cudnn", "efficient", "math"),
 }
 """The backends of each device. ``varlen`` is flash attention of documents of variable length, for packed sequences
-only; the others mask pairs of tokens of different documents. ``flash4`` is in a package of its own. ``math`` is the
+only; the others mask pairs of tokens of different documents. ``math`` is the
 last resort: it keeps the scores of all pairs of tokens."""
 
 

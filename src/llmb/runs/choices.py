@@ -78,7 +78,7 @@ class Choices(Record):
         bool | None,
         _training(
             flags=("--compile/--no-compile",),
-            help="Compile the model's blocks with torch.compile. Default: on a GPU, except for zero-bubble schedules.",
+            help="Compile the model's blocks with torch.compile. Default: on a GPU.",
         ),
     ] = None
     """None for what is fastest on the device."""
@@ -95,8 +95,7 @@ class Choices(Record):
         AttentionChoice,
         _training(
             help="torch's attention kernel. 'auto': on a GPU the fastest at this run's shapes, timed before the first "
-            "step; on a CPU flash, and varlen for packed sequences. 'flash4', 'cudnn' and 'efficient' need a GPU, and "
-            "'flash4' (FlashAttention-4) the package flash-attn-4."
+            "step; on a CPU flash, and varlen for packed sequences. 'cudnn' and 'efficient' need a GPU."
         ),
     ] = "auto"
     force_load_balancing: Annotated[
@@ -216,16 +215,14 @@ class Choices(Record):
         return recorded or (1 if resumes else DEFAULT_STEPS)
 
     def compiles_on(self, device: Device) -> bool:
-        """By default True on a GPU, where it saves memory traffic, unless the schedule splits the backward pass."""
-        if self.compiled is not None:
-            return self.compiled
-        return device == "cuda" and not self.parallelism.delays_weight_gradients
+        """By default True on a GPU, where it saves memory traffic."""
+        return device == "cuda" if self.compiled is None else self.compiled
 
     def keeps_logits_of(self, recipe: Recipe) -> bool:
         """By default True where they fit."""
         if self.keep_logits is not None:
             return self.keep_logits
-        return keeps_logits(recipe, delays_weight_gradients=self.parallelism.delays_weight_gradients)
+        return keeps_logits(recipe)
 
     def fp8_recipe_of(self, recipe: Recipe) -> Fp8Recipe | None:
         """None for a run without FP8."""
@@ -255,7 +252,7 @@ class Choices(Record):
             yield "--checkpoint-dir is given, but nothing is saved; add --save-checkpoint or --checkpoint-interval"
         if recipe.dtype is Dtype.FP32 and self.grad_reduce_dtype == "bf16":
             yield "--grad-reduce-dtype is bf16, but the run computes in fp32; remove it or add --dtype bf16"
-        yield from self.parallelism.problems(recipe.layout, compiled=self.compiles_on(device))
+        yield from self.parallelism.problems(recipe.layout)
         yield from self._fp8_problems(recipe)
         yield from self._lora_problems(recipe, resumed)
 
@@ -281,11 +278,6 @@ class Choices(Record):
 
     def _fp8_problems(self, recipe: Recipe) -> Iterator[str]:
         if recipe.dtype is Dtype.FP8:
-            if self.parallelism.delays_weight_gradients:
-                yield (
-                    f"--pipeline-schedule {self.parallelism.pipeline_schedule} splits matrix products, which is "
-                    "unsupported in FP8; choose another, or --dtype bf16"
-                )
             if self.fp8_recipe == "current" and recipe.model.layers <= 2:
                 yield (
                     "--fp8-recipe current keeps the first and the last layer in bf16, and with "
@@ -315,9 +307,3 @@ class Choices(Record):
             )
         if lora.targets == "all-linear" and recipe.model.moe:
             yield f"--lora-targets all-linear: adapters of experts are unsupported; {recipe.model.model} has experts"
-        if self.parallelism.delays_weight_gradients:
-            schedule = f"--pipeline-schedule {self.parallelism.pipeline_schedule}"
-            yield (
-                f"{schedule} fills idle time with weight gradients, which frozen weights do not have; choose 1f1b, or "
-                "with VP interleaved"
-            )

@@ -18,12 +18,12 @@ def logits_gb(recipe: Recipe) -> float:
     return rows * columns * (4 if recipe.dtype is Dtype.FP32 else 2) / 1e9
 
 
-def keeps_logits(recipe: Recipe, *, delays_weight_gradients: bool = False) -> bool:
+def keeps_logits(recipe: Recipe) -> bool:
     """The default: where they fit, so not where the memory is unknown, as a CPU's and that of another GPU's.
 
-    Not for a frozen head, which has no gradient, nor where weight gradients wait, and logits would with them.
+    Not for a frozen head, which has no gradient.
     """
-    if recipe.gpu_memory_gb is None or recipe.lora is not None or delays_weight_gradients:
+    if recipe.gpu_memory_gb is None or recipe.lora is not None:
         return False
     return logits_gb(recipe) <= LARGEST_PART * recipe.gpu_memory_gb
 

@@ -68,7 +68,7 @@ def _engine_parts(plan: "Plan") -> Iterator[str]:
     if not isinstance(plan, EnginePlan):
         return
     recipe, training = plan.recipe, plan.recipe.training
-    kept = keeps_logits(recipe, delays_weight_gradients=plan.parallelism.delays_weight_gradients)
+    kept = keeps_logits(recipe)
     named = {
         str(plan.fp8_recipe): plan.fp8_recipe not in (None, Choices().fp8_recipe_of(recipe)),
         "emulated": plan.emulate_fp8,
@@ -91,8 +91,6 @@ def _engine_parts(plan: "Plan") -> Iterator[str]:
         yield f"shard-{chosen.dp_sharding}"
     if chosen.dp_shard_size:
         yield f"shards{chosen.dp_shard_size}"
-    if chosen.pipeline_schedule != usual.pipeline_schedule:
-        yield str(chosen.pipeline_schedule)
 
 
 def _digest(text: str) -> str:

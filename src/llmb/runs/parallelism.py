@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How data-parallel ranks shard the model, and the schedule of a pipeline. Pure."""
+"""How data-parallel ranks shard the model. Pure."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -9,7 +9,6 @@ from llmb.catalogue.records import Layout, Recipe, Record
 from llmb.options.option import Option
 
 DpSharding = Literal["full", "optimizer", "none"]
-PipelineSchedule = Literal["1f1b", "interleaved", "zero-bubble", "zero-bubble-v"]
 _option = partial(Option, panel="Parallelism")
 
 
@@ -40,24 +39,6 @@ class Parallelism(Record):
     ] = None
     """Number of ranks that shard one replica; None means all."""
 
-    pipeline_schedule: Annotated[
-        PipelineSchedule | None,
-        _option(
-            help="Pipeline schedule. Default: 1f1b; with VP interleaved. 'zero-bubble' leaves weight "
-            "gradients for idle time, 'zero-bubble-v' (VP 2) also lays the stages in a V."
-        ),
-    ] = None
-    """None without pipeline parallelism."""
-
-    @property
-    def v_shaped(self) -> bool:
-        """Whether the stages run from the first rank to the last and back."""
-        return self.pipeline_schedule == "zero-bubble-v"
-
-    @property
-    def delays_weight_gradients(self) -> bool:
-        return self.pipeline_schedule in ("zero-bubble", "zero-bubble-v")
-
     @property
     def keeps_parameters(self) -> bool:
         """Whether parameters stay gathered on every rank throughout a step."""
@@ -83,25 +64,15 @@ class Parallelism(Record):
         return self.model_copy(
             update={
                 "dp_sharding": self.dp_sharding or published or ("full" if shared else "optimizer"),
-                "pipeline_schedule": self.schedule_of(layout),
             }
         )
 
-    def schedule_of(self, layout: Layout) -> PipelineSchedule | None:
-        """The specified schedule, or the default of the layout."""
-        if self.pipeline_schedule or layout.pp == 1:
-            return self.pipeline_schedule
-        return "1f1b" if layout.vp == 1 else "interleaved"
-
-    def problems(self, layout: Layout, *, compiled: bool) -> Iterator[str]:
+    def problems(self, layout: Layout) -> Iterator[str]:
         """Why ``layout`` cannot run with these options, with the valid choices."""
         if self.dp_shard_size is not None:
             yield from _shard_size_problems(layout, self.dp_sharding or "full", self.dp_shard_size)
-        schedule = self.schedule_of(layout)
-        if schedule is not None:
-            yield from _schedule_problems(layout, schedule)
-        if self.delays_weight_gradients and compiled:
-            yield f"--pipeline-schedule {schedule} splits the backward pass, which is unsupported for compiled blocks"
+        if layout.pp > 1 and layout.vp == 1 and layout.ga < layout.pp:
+            yield f"GA {layout.ga} is below PP {layout.pp}: 1F1B needs a micro-batch for every stage"
 
 
 def _shard_size_problems(layout: Layout, sharding: DpSharding, size: int) -> Iterator[str]:
@@ -112,25 +83,6 @@ def _shard_size_problems(layout: Layout, sharding: DpSharding, size: int) -> Ite
         ranks = f"DP x CP = {layout.dp} x {layout.cp} = {layout.dp * layout.cp}"
         experts = f" and the number of replicas EDP {layout.edp}" if layout.edp % (layout.dp * layout.cp) else ""
         yield f"--dp-shard-size is {size}; it must divide {ranks}{experts}: valid are {', '.join(map(str, valid))}"
-
-
-def _schedule_problems(layout: Layout, schedule: PipelineSchedule) -> Iterator[str]:
-    fitting = fitting_schedules(layout)
-    if schedule not in fitting:
-        valid = ", ".join(fitting) or "none, as PP is 1"
-        yield f"--pipeline-schedule {schedule} does not fit PP {layout.pp} and VP {layout.vp}: valid are {valid}"
-    elif schedule == "1f1b" and layout.ga < layout.pp:
-        yield f"GA {layout.ga} is below PP {layout.pp}: 1F1B needs a micro-batch for every stage"
-    elif schedule == "zero-bubble" and layout.ga % layout.pp:
-        yield f"GA {layout.ga} is not divisible by PP {layout.pp}, which --pipeline-schedule zero-bubble requires"
-
-
-def fitting_schedules(layout: Layout) -> list[PipelineSchedule]:
-    """1F1B has one stage per rank, interleaved 1F1B several, a V schedule two."""
-    if layout.pp == 1:
-        return []
-    by_stages: list[PipelineSchedule] = ["1f1b", "zero-bubble"] if layout.vp == 1 else ["interleaved", "zero-bubble"]
-    return [*by_stages, "zero-bubble-v"] if layout.vp == 2 else by_stages
 
 
 def valid_shard_sizes(layout: Layout) -> list[int]:

@@ -9,7 +9,6 @@ from enum import EnumType
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -108,17 +107,7 @@ def read_state(path: Path, each: Sequence[Mapping[str, Tensor]]) -> dict[str, Te
         load(state, storage_reader=reader)
     except CheckpointException as error:
         raise UsageError(f"the checkpoint cannot be read: {torch_message(error)}", where=str(path)) from error
-    for of_stage in each:
-        fill_copies(of_stage, wanted)
     return wanted
-
-
-@torch.no_grad()
-def fill_copies(of_stage: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> None:
-    """A tied embedding may be in two stages of this rank, and was read into one of them."""
-    for name, tensor in of_stage.items():
-        if tensor is not read[name]:
-            tensor.copy_(read[name])
 
 
 class TensorReader(FileSystemReader):

@@ -10,9 +10,6 @@ of this size in addition to three. If all logits are one chunk, the gradient of 
 product is not needed.
 """
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
@@ -23,8 +20,6 @@ from llmb.engine.model.softmax import Softmax
 
 IGNORED = -100
 """Label of an ignored position."""
-Later = Callable[[Callable[[Tensor], Tensor]], None]
-"""Gets the weight and a function that computes its gradient, to be called later."""
 
 
 class Vocabulary:
@@ -41,7 +36,6 @@ class Head(Linear):
     """Logits of hidden states; with labels, the loss. The attributes select the computation.
 
     smallest_bytes: logits of at most this size are one chunk.
-    later: computes the weight's gradient, if the backward pass should not.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -49,7 +43,6 @@ class Head(Linear):
         self.vocabulary = Vocabulary()
         self.softmax = Softmax()
         self.smallest_bytes: float = SMALLEST_BYTES
-        self.later: Later | None = None
 
     def forward(self, hidden: Tensor, labels: Tensor | None = None, count: Tensor | float | None = None) -> Tensor:
         """[batch, seq, hidden] to [batch, seq, vocab]; with labels, [batch, seq], to the loss, 0-d fp32.
@@ -62,7 +55,7 @@ class Head(Linear):
         shares = label_shares(labels, count).flatten()
         places = labels.flatten() - self.vocabulary.first
         loss: Tensor = _Loss.apply(  # type: ignore[no-untyped-call]
-            hidden.flatten(0, 1), weight.detach() if self.later else weight, places, shares, self
+            hidden.flatten(0, 1), weight, places, shares, self
         )
         return loss
 
@@ -91,7 +84,7 @@ class _Loss(torch.autograd.Function):
         log_sums, label = (torch.empty_like(shares) for _ in range(2))
         own_places = within(places, columns)
         kept: Tensor | None = None
-        makes_weight = ctx.needs_input_grad[1] or head.later is not None
+        makes_weight = ctx.needs_input_grad[1]
         for part in chunk_slices(rows, length):
             logits = torch.mm(hidden[part], weight.T)
             own = head.softmax.statistics(logits, own_places[part], sliced)
@@ -111,13 +104,11 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, places, shares, log_sums, of_hidden, kept = ctx.saved_tensors
         scaled = shares * gradient
+        of_weight: Tensor | None = None
         if kept is not None:
-            make = partial(_from_kept, kept, hidden, gradient)
-        else:
-            make = partial(_from_columns, ctx.head, hidden, places, log_sums, scaled)
-        of_weight = make(weight) if ctx.needs_input_grad[1] else None
-        if ctx.head.later:
-            ctx.head.later(make)
+            of_weight = _from_kept(kept, hidden, gradient)
+        elif ctx.needs_input_grad[1]:
+            of_weight = _from_columns(ctx.head, hidden, places, log_sums, scaled, weight)
         return of_hidden.mul_(gradient), of_weight, None, None, None
 
 
@@ -127,7 +118,7 @@ def within(places: Tensor, columns: int) -> Tensor:
 
 
 @torch.no_grad()
-def _from_kept(kept: Tensor, hidden: Tensor, gradient: Tensor, _weight: Tensor) -> Tensor:
+def _from_kept(kept: Tensor, hidden: Tensor, gradient: Tensor) -> Tensor:
     """The weight's gradient from the logits', which is that for a ``gradient`` of 1."""
     return torch.mm(kept.T, hidden).mul_(gradient)
 

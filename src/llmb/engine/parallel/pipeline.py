@@ -2,8 +2,7 @@
 """Pipeline parallelism: each rank holds some of the model's stages and sends micro-batches to the next stage.
 
 Forward and backward passes alternate on a rank (1F1B; Narayanan et al., 2021, section 2.2). With virtual stages a
-rank holds every PP-th stage (interleaved 1F1B), which shortens the idle time at both ends of a step. Zero-bubble
-schedules (Qi et al., 2024) fill that time with delayed weight gradients; one of them places the stages in a V.
+rank holds every PP-th stage (interleaved 1F1B), which shortens the idle time at both ends of a step.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,15 +10,8 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleZBVZeroBubble,
-)
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import (
     RESHARD,
     UNSHARD,
@@ -34,25 +26,16 @@ from llmb.engine.data.batches import MicroBatch
 from llmb.engine.gradient_accumulation import give_sums
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.documents import DocumentSegments
-from llmb.engine.parallel.delayed_gradients import delay_weight_gradients
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.parallel.tied_embedding import reduce_tied_gradients
-from llmb.runs.parallelism import Parallelism, PipelineSchedule
-
-SCHEDULES: dict[PipelineSchedule, type[_PipelineScheduleRuntime]] = {
-    "interleaved": ScheduleInterleaved1F1B,
-    "zero-bubble": ScheduleInterleavedZeroBubble,
-    "zero-bubble-v": ScheduleZBVZeroBubble,
-}
-"""Schedules with several stages per rank; 1F1B has one."""
 
 
-def build_stages(model: Model, layout: Layout, pp_rank: int, *, v_shaped: bool = False) -> list[Decoder]:
+def build_stages(model: Model, layout: Layout, pp_rank: int) -> list[Decoder]:
     """This rank's stages, in the order in which a token passes them; without pipeline parallelism the full model."""
     layers = stage_layers(layout)
     return [
         Decoder(model, layers[index], embedding=index == 0, head=index == len(layers) - 1)
-        for index in rank_stages(layout, pp_rank, v_shaped=v_shaped)
+        for index in rank_stages(layout, pp_rank)
     ]
 
 
@@ -71,11 +54,6 @@ class Stage(PipelineStage):
         give_sums([self.submod])
         super().scale_grads(grad_scale_factor)
 
-    # In a V schedule, a stage may have its neighbor on its own rank; torch 2.11 would connect the rank to itself.
-    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        connections: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()
-        return [connection for connection in connections if connection.group_peer != self.group_rank]
-
 
 class Pipeline:
     """Runs the passes of a step over all pipeline ranks."""
@@ -84,18 +62,20 @@ class Pipeline:
         self,
         stages: Sequence[Decoder],
         layout: Layout,
-        parallelism: Parallelism,
         positions: Tensor,
         dtype: torch.dtype,
         ranks: Ranks,
+        *,
+        keep_whole: bool,
     ) -> None:
+        """``keep_whole``: parameters stay gathered on every rank throughout a step."""
         self.stages = stages
         self.ranks = ranks
         self.positions = positions
         for index, stage in enumerate(stages):
             # The method is replaced, not the module: FSDP inspects the module that a stage runs.
             stage.forward = partial(self._forward, index, stage.forward)  # type: ignore[method-assign]
-        numbers = rank_stages(layout, ranks.pp_rank, v_shaped=parallelism.v_shaped)
+        numbers = rank_stages(layout, ranks.pp_rank)
         self.has_embedding = numbers[0] == 0
         self.has_loss = numbers[-1] == layout.pp * layout.vp - 1
         self.placed = [
@@ -106,13 +86,12 @@ class Pipeline:
                 ranks.device,
                 *_shapes(stage, layout, dtype, ranks),
                 group=ranks.pp.get_group(),
-                dw_builder=delay_weight_gradients(stage) if parallelism.delays_weight_gradients else None,
             )
             for stage, number in zip(stages, numbers, strict=True)
         ]
         self.count: Tensor | float = 1.0
         self.segments: Sequence[DocumentSegments | None] = ()
-        self.schedule = _schedule(parallelism, self.placed, layout.ga)
+        self.schedule = _schedule(self.placed, layout, keep_whole=keep_whole)
 
     def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor | None:
         self.count = count
@@ -141,13 +120,12 @@ def of_last_stage(loss: Tensor, _labels: Tensor) -> Tensor:
 
 
 def _schedule(
-    parallelism: Parallelism, placed: Sequence[PipelineStage], micro_batches: int
+    placed: Sequence[PipelineStage], layout: Layout, *, keep_whole: bool
 ) -> PipelineScheduleSingle | _PipelineScheduleRuntime:
-    name = parallelism.pipeline_schedule
-    if name is None or name == "1f1b":
-        return Schedule1F1B(placed[0], micro_batches, loss_fn=of_last_stage)
-    schedule = SCHEDULES[name](list(placed), micro_batches, loss_fn=of_last_stage)
-    if parallelism.keeps_parameters:
+    if layout.vp == 1:
+        return Schedule1F1B(placed[0], layout.ga, loss_fn=of_last_stage)
+    schedule = ScheduleInterleaved1F1B(list(placed), layout.ga, loss_fn=of_last_stage)
+    if keep_whole:
         orders = schedule.pipeline_order_with_comms
         schedule.pipeline_order_with_comms = {rank: gathered_once(order) for rank, order in orders.items()}
     return schedule

@@ -19,13 +19,9 @@ from llmb.engine.model.local_shard import local_tensor
 @torch.no_grad()
 def reduce_tied_gradients(stages: Sequence[Decoder], pp: DeviceMesh) -> None:
     """Gives both copies of a tied matrix the sum of their gradients. All ranks of ``pp`` have to call it."""
-    gradients = [gradient for stage in stages if (gradient := tied_gradient(stage)) is not None]
-    if len(gradients) == 2:  # a V begins and ends on the same rank
-        total = gradients[0] + gradients[1]
-        for gradient in gradients:
-            gradient.copy_(total)
-    for gradient in gradients if len(gradients) == 1 else ():
-        gradient.add_(received_for(gradient, pp))
+    for stage in stages:  # of which at most one is an end of the pipeline
+        if (gradient := tied_gradient(stage)) is not None:
+            gradient.add_(received_for(gradient, pp))
 
 
 def tied_gradient(stage: Decoder) -> Tensor | None:
