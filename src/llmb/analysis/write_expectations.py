@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
+import yaml
+
 from llmb.analysis.judge_run import grouped, measured_run, times_of
 from llmb.analysis.measured import flaw_of
 from llmb.analysis.records import AnalyzedRun
@@ -43,8 +45,6 @@ def write_expectations(path: Path, runs: Iterable[AnalyzedRun]) -> int:
 
 
 def _text(entries: Sequence[ExpectedStepTime]) -> str:
-    import yaml  # takes longer to load than the rest of the command
-
     listed = [entry.model_dump(mode="json", exclude_none=True, exclude_defaults=True) for entry in entries]
     file = {"expectations": listed}
     return HEADER + yaml.safe_dump(file, sort_keys=False, default_flow_style=None, allow_unicode=True, width=LINE)

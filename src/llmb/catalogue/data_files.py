@@ -2,13 +2,13 @@
 """Reads YAML data files into typed records; every error names its file and line."""
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from pydantic import BaseModel, ValidationError
 
-from llmb.catalogue.parsed_files import parsed
+from llmb.catalogue.yaml_check import FOREIGN_LOADER, LOADER, check_yaml
 from llmb.errors import UsageError
 from llmb.input_files import read_text_file
 
@@ -50,7 +50,7 @@ def read_file(path: Path, shape: type[Shape], wrap: str | None = None, *, foreig
         text = read_text_file(path)
     except UsageError as error:
         raise CatalogueError([f"{path}: {error.what}"]) from error
-    data = _parse(path, text, foreign=True) if foreign else parsed(path, text, partial(_parse, path))
+    data = _parse(path, text, foreign=foreign)
     try:
         return shape.model_validate({wrap: data} if wrap else {} if data is None else data)
     except ValidationError as error:
@@ -71,10 +71,6 @@ def read_data(path: Path) -> object:
 
 def _parse(path: Path, text: bytes, *, foreign: bool = False) -> object:
     """Raises CatalogueError with the place of what is not YAML."""
-    import yaml  # most commands find the files of this package in the cache
-
-    from llmb.catalogue.yaml_check import FOREIGN_LOADER, LOADER, check_yaml
-
     try:
         if foreign:
             check_yaml(text)
@@ -107,10 +103,6 @@ def located(path: Path, keys: tuple[Key, ...], what: str) -> str:
 
 def compose_file(path: Path) -> Any:  # noqa: ANN401 (yaml's nodes are untyped)
     """The nodes of a YAML file, which have line numbers. It is parsed a second time, because only errors need lines."""
-    import yaml
-
-    from llmb.catalogue.yaml_check import LOADER
-
     with path.open("rb") as stream:
         return yaml.compose(stream, Loader=LOADER)
 
@@ -127,8 +119,6 @@ def line_in(node: Any, keys: tuple[Key, ...]) -> int:  # noqa: ANN401 (yaml's no
 
 def duplicate_keys(node: Any) -> Iterator[tuple[int, str]]:  # noqa: ANN401 (yaml's nodes are untyped)
     """Line and name of each duplicate key of a composed file: YAML would silently drop the first value."""
-    import yaml
-
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             yield from duplicate_keys(item)
@@ -142,8 +132,6 @@ def duplicate_keys(node: Any) -> Iterator[tuple[int, str]]:  # noqa: ANN401 (yam
 
 
 def _child(node: Any, key: Key) -> Any:  # noqa: ANN401 (yaml's nodes are untyped)
-    import yaml
-
     if isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
         return node.value[key]
     if isinstance(node, yaml.MappingNode):

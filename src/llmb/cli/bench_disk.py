@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from llmb.catalogue.load import Catalogue
+from llmb.catalogue.model_name import model_of
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
 from llmb.cli.bench_keep import save_and_show
@@ -124,7 +125,5 @@ def _recipe(catalogue: Catalogue, wanted: dict[str, Any]) -> Recipe | None:
         return None
     values = dict(wanted)
     if not values["size"]:
-        from llmb.catalogue.model_name import model_of
-
         values["workload"], values["size"] = model_of(catalogue, values["workload"].lower(), None)
     return recipe_of(catalogue, made(Request, values), (), "cpu", this_machine())

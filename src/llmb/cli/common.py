@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from llmb.errors import EnvironmentProblem
+from llmb.runs.folder import write_atomically
 
 PANEL = "Output"
 
@@ -137,8 +138,6 @@ def _result_in(path: Path) -> Iterator[None]:
 
 
 def _write(target: Path, text: str) -> None:
-    from llmb.runs.folder import write_atomically  # takes 2 ms
-
     try:
         if target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8", errors="surrogateescape")

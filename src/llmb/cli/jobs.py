@@ -283,7 +283,7 @@ def nodes(
 
 def _waited(store: Store, keys: list[str], timeout: float | None) -> list[Job]:
     """With the steps of a single job shown meanwhile."""
-    from llmb.cli.progress import JobProgress  # takes 10 ms, and no other command needs it
+    from llmb.cli.progress import JobProgress
     from llmb.jobs.wait import Watch, last_try, wait_for
     from llmb.runs.record import read_record
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The top-level command: lists all commands, loads only the one that is called, prints errors."""
 
-import gc
 import json
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib import import_module
@@ -17,7 +17,6 @@ from typer.core import TyperCommand
 from llmb import __version__
 from llmb.cli.common import add_common_options
 from llmb.cli.group import Group
-from llmb.cli.unset_options import skip_unset_options, skipped_if_unset
 from llmb.errors import EnvironmentProblem, LlmbError, UsageError, UserInterrupt
 from llmb.secrets import has_secret
 
@@ -49,7 +48,6 @@ COMMANDS = {
     "docs": ("llmb.cli.docs", "The documentation, page by page, and the manual page."),
 }
 
-STDERR = 2
 PARSER_ERROR: Any = typer.BadParameter.__bases__[0]
 """What typer raises for arguments that it cannot parse; it is not exported."""
 
@@ -74,9 +72,6 @@ class LazyGroup(Group):
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 (typer keeps its context type private)
         return list(COMMANDS)
 
-    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401
-        return skipped_if_unset(super().get_params(ctx))
-
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:  # noqa: ANN401, ARG002
         if cmd_name not in COMMANDS:
             return None
@@ -100,7 +95,6 @@ def load_command(name: str) -> Any:  # noqa: ANN401
     command = typer.main.get_command(import_module(module).app)
     command.name = name
     add_common_options(command)
-    skip_unset_options(command)
     return command
 
 
@@ -134,31 +128,18 @@ def llmb(
 
 def main() -> NoReturn:
     """Entry point of the console scripts."""
-    # Start-up allocates much and frees little: garbage collection would take 7 % of the time of 'llmb list'.
-    gc.set_threshold(200_000)
-    # pydantic would look for plugins in the metadata of every installed distribution, which takes as long as reading
-    # the catalogue.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
-    is_open = sys.stdout is not None
-    _open_standard_streams()
-    exit_code = exit_code_of(app, as_spoken(sys.argv[1:])) if is_open else _told(_closed(), as_json=False)
-    sys.stderr.flush()
-    # Results are flushed. Finalizing the interpreter would take a fifth of the time of 'llmb list'.
-    os._exit(exit_code)
-
-
-def _closed() -> LlmbError:
-    do = "leave it open, or redirect it to a file or to /dev/null"
-    return EnvironmentProblem("the result cannot be written: standard output is closed", do=do)
-
-
-def _open_standard_streams() -> None:
-    """Those that were closed read and write nothing: the next file that is opened must not get their number."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
-        os.set_inheritable(number, True)
-    os.close(number)
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123 (it stays open)
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 (it stays open)
+    if sys.stdout is None:
+        do = "leave it open, or redirect it to a file or to /dev/null"
+        error = EnvironmentProblem("the result cannot be written: standard output is closed", do=do)
+        sys.exit(_told(error, as_json=False))
+    exit_code = exit_code_of(app, as_spoken(sys.argv[1:]))
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # else the interpreter would write again when it ends, and say so
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(exit_code)
 
 
 def install_main() -> NoReturn:
@@ -186,8 +167,6 @@ def exit_code_of(program: typer.Typer, arguments: list[str]) -> int:
             code = program(arguments, prog_name="llmb", standalone_mode=False, obj=stack)
     except LlmbError as error:
         if {"-v", "--verbose"} & {*arguments} and error.__cause__:
-            import traceback  # takes 3 ms
-
             traceback.print_exception(error.__cause__)
         if isinstance(error, UsageError) and not (error.do or error.choices):
             error = UsageError(error.what, where=error.where, do=f"see 'llmb {' '.join(arguments[:1])} --help'")

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from llmb.catalogue.load import Catalogue
+from llmb.catalogue.model_name import model_of
 from llmb.catalogue.resolve import Request
 from llmb.cli import completion
 from llmb.errors import UsageError
@@ -119,9 +121,6 @@ def given_once(name: str, placed: str | None, flagged: str | None) -> str | None
 
 def _model(name: str | None, size: str | None) -> tuple[str, str]:
     """Workload and size, which may be in one word. Raises UsageError with the names that are possible."""
-    from llmb.catalogue.load import Catalogue
-    from llmb.catalogue.model_name import model_of
-
     catalogue = Catalogue()
     if name is None:
         do = "give it with --workload; see 'llmb list'"

@@ -7,8 +7,11 @@ from typing import Annotated
 
 import typer
 
+from llmb.analysis.catalogue_figures import with_catalogue_figures, with_gpu_type
 from llmb.analysis.copies import with_copies
+from llmb.analysis.parsed_groups import group_runs
 from llmb.analysis.parsed_run import ParsedRun, known_run
+from llmb.analysis.parsed_scaling import scaling_of
 from llmb.catalogue.load import Catalogue
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
@@ -19,8 +22,10 @@ from llmb.errors import RunFailed, UsageError, unknown
 from llmb.logs.files import find_all_logs, parse_file
 from llmb.logs.parallel_reader import read_in_parallel
 from llmb.metrics.window import DEFAULT_RULE, check_rule
+from llmb.report import parse_groups as tables
 from llmb.report.output import print_json, print_tables, print_text
 from llmb.report.parse_report import ParseReport, parse_csv, parse_document, parse_report
+from llmb.report.parse_table import parse_tables
 from llmb.site.machine import usable_cores
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -136,14 +141,10 @@ def _runs(roots: list[Path], rule: str, workers: int, gpu_type: str | None) -> l
         if run.unread_record:
             say(f"run {run.id}: its record is not read, only its log: {run.unread_record} ({run.file.path.parent})")
     if gpu_type:
-        from llmb.analysis.catalogue_figures import with_gpu_type
-
         if gpu_type not in (known := Catalogue().gpus):
             raise unknown("GPU type", gpu_type, known)
         runs = with_gpu_type(runs, gpu_type)
     if any(run.folder is None and run.text("gpu_type") for run in runs):
-        from llmb.analysis.catalogue_figures import with_catalogue_figures  # most logs have a record
-
         runs = with_catalogue_figures(runs, Catalogue())
     return runs
 
@@ -160,8 +161,6 @@ def _default_root() -> Path:
 def _print(report: ParseReport, output: Format, *, wide: bool) -> None:
     match output:
         case Format.TABLE:
-            from llmb.report.parse_table import parse_tables
-
             print_tables(parse_tables(report, wide=wide))
         case Format.CSV:
             print_text(parse_csv(report))
@@ -170,10 +169,6 @@ def _print(report: ParseReport, output: Format, *, wide: bool) -> None:
 
 
 def _print_groups(report: ParseReport, output: Format, *, scaling: bool) -> None:
-    from llmb.analysis.parsed_groups import group_runs  # most calls print runs
-    from llmb.analysis.parsed_scaling import scaling_of
-    from llmb.report import parse_groups as tables
-
     groups = group_runs(report.runs)
     scalings = scaling_of(groups, Catalogue()) if scaling else ()
     match output:

@@ -5,6 +5,9 @@ import sys
 from collections.abc import Iterable
 from typing import TypeVar
 
+from rich.console import Console
+from rich.progress import track
+
 from llmb.logs.files import FoundFiles
 
 FROM_FILES = 500
@@ -17,7 +20,4 @@ def reading_progress(files: Iterable[Read], found: FoundFiles) -> Iterable[Read]
     many = len(found.logs) >= FROM_FILES or found.total_bytes >= FROM_BYTES
     if not many or not sys.stderr.isatty():
         return files
-    from rich.console import Console  # most calls show no bar
-    from rich.progress import track
-
     return track(files, "Reading", total=len(found.logs), console=Console(stderr=True), transient=True)

@@ -9,12 +9,16 @@ from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
+from llmb.catalogue.scales import all_scales
 from llmb.cli.json_option import Json
 from llmb.cli.messages import print_unspecified
 from llmb.cli.options import takes_recipe
+from llmb.cli.root import install_here
 from llmb.report.output import print_json, print_tables
 from llmb.report.recipe_report import recipe_document, recipe_tables
+from llmb.report.scales_report import scales_document, scales_table
 from llmb.runs.origin import OriginHere, random_and_synthetic
+from llmb.runs.planning import origin_here
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -56,16 +60,10 @@ def show(
 def _origin(catalogue: Catalogue, recipe: Recipe) -> OriginHere:
     if recipe.task == "pretrain":
         return OriginHere(origin=random_and_synthetic(recipe.training))
-    from llmb.cli.root import install_here  # both take longer than all that a pre-training recipe needs
-    from llmb.runs.planning import origin_here
-
     return origin_here(catalogue, install_here(), recipe)
 
 
 def _show_scales(catalogue: Catalogue, request: Request, *, json: bool) -> None:
-    from llmb.catalogue.scales import all_scales  # one recipe is shown without these
-    from llmb.report.scales_report import scales_document, scales_table
-
     recipes = all_scales(catalogue, request)
     if json:
         print_json(scales_document(recipe for listed in recipes.values() for recipe in listed))

@@ -12,6 +12,7 @@ from statistics import median
 import llmb
 from llmb.catalogue.records import Recipe
 from llmb.errors import EnvironmentProblem, RunFailed
+from llmb.health.facts.disk import mount_of
 from llmb.health.measure import OnProgress
 from llmb.metrics.parameters import checkpoint_bytes
 from llmb.microbenchmarks.disk import PROGRAM, DiskJob, DiskTiming, way_text
@@ -72,8 +73,6 @@ def measure_disk(job: DiskJob, on_progress: OnProgress) -> DiskTiming:
 
 def file_system(path: Path) -> str:
     """What a folder is on, such as ``ext4 at /home``."""
-    from llmb.health.facts.disk import mount_of
-
     try:
         mounts = Path("/proc/mounts").read_text()
     except OSError as error:

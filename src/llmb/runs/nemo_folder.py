@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from llmb.catalogue.records import Model
+from llmb.catalogue.yaml_check import LOADER
 from llmb.errors import UsageError
 from llmb.huggingface.formats import format_of
 from llmb.runs.checkpoint import WEIGHTS
@@ -132,10 +135,6 @@ def _scaling_differences(config: Mapping[str, Any], model: Model) -> Iterator[st
 
 
 def _parsed(path: Path) -> dict[str, Any]:
-    import yaml  # few commands read such files
-
-    from llmb.catalogue.yaml_check import LOADER
-
     try:
         text = path.read_text()
         content = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=LOADER)  # noqa: S506 (a safe loader)
