@@ -18,7 +18,10 @@ from llmb.install.environment import EnvironmentRecord, commands, proven
 
 Install = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[2]
-NEEDED = ("typer", "rich", "pydantic", "pyyaml", "scipy", "pyarrow", "huggingface_hub", "tokenizers", "safetensors")
+NEEDED = (
+    *("typer", "rich", "pydantic", "pyyaml", "ruamel_yaml", "scipy"),
+    *("pyarrow", "huggingface_hub", "tokenizers", "safetensors"),
+)
 
 
 def record(**changes: str | None) -> EnvironmentRecord:

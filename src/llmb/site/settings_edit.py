@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes files of settings on disk: one value at a time, or a file of the reference suite as a whole."""
 
+import io
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import CommentMark, YAMLError
+from ruamel.yaml.tokens import CommentToken
+from ruamel.yaml.util import load_yaml_guess_indent
 
 from llmb.catalogue.data_files import CatalogueError, read_data
 from llmb.catalogue.yaml_check import FOREIGN_LOADER
@@ -16,12 +22,14 @@ from llmb.errors import UsageError
 from llmb.runs.folder import cannot_write, write_atomically
 from llmb.secrets import holds_secret
 from llmb.site.cluster_config import SettingsFile, unusable
-from llmb.site.edited_text import CannotEdit, with_value, without_value
 from llmb.site.reference_config import form_of
 from llmb.site.settings_keys import split_key
 
 KEPT = ".reference"
 """Ends the name of a migrated file's old form."""
+REMOVED = object()
+"""In place of a value that is removed."""
+WIDTH = 10**6
 NEW_FILE = "# See 'llmb config show' for what holds, and docs/reference/files.md for all keys.\n"
 
 
@@ -37,7 +45,7 @@ def set_value(path: Path, schema: type[BaseModel], key: str, text: str) -> str:
     before = _text(path)
     problems: list[str] = []
     for value in _values(text):
-        edited = _edited(path, lambda value=value: with_value(before, keys, value))  # type: ignore[misc]
+        edited = edited_text(path, before, keys, value)
         if found := _problems(schema, edited):
             problems = problems or found
             continue
@@ -53,7 +61,7 @@ def unset_value(path: Path, schema: type[BaseModel], key: str) -> None:
     keys = split_key(schema, key)
     before = _text(path)
     try:
-        edited = _edited(path, lambda: without_value(before, keys))
+        edited = edited_text(path, before, keys)
     except KeyError as error:
         raise UsageError(f"{key} is not set there", where=str(path), do="see 'llmb config show'") from error
     _write(path, edited)
@@ -123,12 +131,139 @@ def _values(text: str) -> list[Any]:
     return [value] if value == text else [value, text]
 
 
-def _edited(path: Path, edit: Callable[[], str]) -> str:
+def edited_text(path: Path, text: str, keys: Sequence[str], value: object = REMOVED) -> str:
+    """Raises UsageError where one value cannot be changed alone, such as that of an alias; KeyError."""
     try:
-        return edit()
-    except CannotEdit as error:
-        where, what = f"{path}:{error.line}", "a value is written there in a way that llmb does not edit"
-        raise UsageError(what, where=where, do="change it there") from error
+        edited = with_value(text, keys, value)
+        wanted = _data(text)
+        _change(wanted, keys, value)
+        if _data(edited) == wanted:
+            return edited
+    except (YAMLError, yaml.YAMLError):
+        pass
+    what = f"{'.'.join(keys)} is written there in a way that llmb does not edit"
+    raise UsageError(what, where=str(path), do="change it there")
+
+
+def with_value(text: str, keys: Sequence[str], value: object) -> str:
+    """The text of a YAML file with ``value`` at ``keys``, or without them; comments and the order of keys stay. Pure.
+
+    Raises KeyError if what is to be removed is not there, YAMLError.
+    """
+    plain = text.replace("\r\n", "\n")
+    _, indent, offset = load_yaml_guess_indent(plain)
+    file = YAML()
+    file.preserve_quotes, file.width, file.explicit_start = True, WIDTH, plain.startswith("---")
+    file.indent(mapping=offset or indent or 2, sequence=(offset or 0) + 2, offset=offset or 0)
+    data, head = file.load(plain), ""
+    if data is None:  # there are no keys, and nothing that would hold comments
+        data, head = CommentedMap(), plain if plain.endswith("\n") or not plain else f"{plain}\n"
+    _change(data, keys, value)
+    written = io.StringIO()
+    file.dump(data, written)
+    edited = head + (written.getvalue() if data else "")
+    return edited.replace("\n", "\r\n") if "\r\n" in text else edited
+
+
+def _change(data: Any, keys: Sequence[str], value: object) -> None:  # noqa: ANN401 (ruamel.yaml's nodes)
+    """Sets or removes a value, without what is then empty above it."""
+    while len(keys) > 1 and isinstance(data.get(keys[0]), dict):
+        if value is REMOVED and _is_alone(data[keys[0]], keys[1:]):
+            keys = keys[:1]
+        else:
+            data, keys = data[keys[0]], keys[1:]
+    key, names = keys[0], list(data)
+    if value is REMOVED:
+        if len(keys) > 1 or key not in data:
+            raise KeyError(key)
+        behind, above = _take_comment(data, key), names[: names.index(key)]
+        del data[key]
+        _give_comment(data, above[-1] if above else None, behind)
+        return
+    behind = _take_comment(data, key if key in data else names[-1]) if names else ""
+    data[key] = _node(_nested(keys[1:], value))
+    _give_comment(data, key, behind)
+
+
+def _is_alone(data: Any, keys: Sequence[str]) -> bool:  # noqa: ANN401 (whatever is there)
+    """Whether nothing is beside what ``keys`` lead to."""
+    for key in keys:
+        if not isinstance(data, dict) or list(data) != [key]:
+            return False
+        data = data[key]
+    return True
+
+
+def _nested(keys: Sequence[str], value: object) -> object:
+    for key in reversed(keys):
+        value = {key: value}
+    return value
+
+
+def _node(value: object) -> Any:  # noqa: ANN401 (ruamel.yaml's nodes)
+    """A value with the quotes that readers of YAML 1.1 need."""
+    if isinstance(value, dict):
+        return CommentedMap({key: _node(item) for key, item in value.items()})
+    file = YAML()
+    file.preserve_quotes = True
+    return file.load(yaml.safe_dump(value, default_flow_style=True, width=WIDTH, allow_unicode=True))
+
+
+def _last_comment(data: Any, key: Any) -> tuple[list[Any], int]:  # noqa: ANN401 (ruamel.yaml's nodes)
+    """Where the comment behind a value is, with the lines that follow: at the end of the last value in it."""
+    while isinstance(data[key], CommentedMap | CommentedSeq) and data[key] and not data[key].fa.flow_style():
+        data = data[key]
+        key = next(reversed(data)) if isinstance(data, CommentedMap) else len(data) - 1
+    return data.ca.items.setdefault(key, [None] * 4), 2 if isinstance(data, CommentedMap) else 0
+
+
+def _take_comment(data: Any, key: object) -> str:  # noqa: ANN401 (ruamel.yaml's nodes)
+    """Cuts off the lines that follow the line of a value: they are about what comes next."""
+    if not isinstance(data, CommentedMap):
+        return ""
+    slots, place = _last_comment(data, key)
+    if slots[place] is None:
+        return ""
+    own, _, following = str(slots[place].value).partition("\n")
+    if own:
+        slots[place].value = f"{own}\n"
+    else:
+        slots[place] = None
+    return following
+
+
+def _give_comment(data: Any, key: object, text: str) -> None:  # noqa: ANN401 (ruamel.yaml's nodes)
+    """Puts lines behind a value; without a key before the first one."""
+    if not text or not data:
+        return
+    if key is not None:
+        slots, place = _last_comment(data, key)
+    elif data.ca.comment and data.ca.comment[0]:
+        slots, place = data.ca.comment, 0
+    else:
+        before = data.ca.comment[1] if data.ca.comment and data.ca.comment[1] else []
+        data.ca.comment = [None, [*before, _comment(text)]]
+        return
+    if slots[place]:
+        slots[place].value += text
+    else:
+        slots[place] = _comment(f"\n{text}")
+
+
+def _comment(text: str) -> CommentToken:
+    return CommentToken(text, CommentMark(0), None)
+
+
+def _data(text: str) -> dict[str, Any]:
+    data = yaml.load(text, Loader=FOREIGN_LOADER)  # noqa: S506 (a safe loader)
+    return _unshared(data) if isinstance(data, dict) else {}
+
+
+def _unshared(data: Any) -> Any:  # noqa: ANN401 (whatever is there)
+    """Aliases as copies: a change of one of them shows."""
+    if isinstance(data, dict):
+        return {key: _unshared(value) for key, value in data.items()}
+    return [_unshared(item) for item in data] if isinstance(data, list) else data
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmb.site.edited_text import CannotEdit, with_value, without_value
+from llmb.errors import UsageError
+from llmb.site.settings_edit import REMOVED, edited_text, with_value
+
+PATH = Path("cluster_config.yaml")
 
 FILE = """\
 # The cluster of the third floor.
@@ -32,9 +37,9 @@ container:
         (("slurm", "flags", "qos"), "high", "qos: normal", "qos: high"),
         (("slurm", "flags", "nice"), "3", '[007,013]"}', "[007,013]\", nice: '3'}"),
         (("slurm", "retries"), 2, "partition: batch\n", "partition: batch\n  retries: 2\n"),
-        (("environment", "NCCL_DEBUG"), "WARN", "environment: {}", "environment: {NCCL_DEBUG: WARN}"),
+        (("environment", "NCCL_DEBUG"), "WARN", "environment: {}", "environment:\n  NCCL_DEBUG: WARN"),
         (("prolog",), ["true"], "prolog:\n- test -w /scratch\n- echo ready  # the last\n", "prolog: ['true']\n"),
-        (("container", "image"), "/a", "container:\n", "container: {image: /a}\n"),
+        (("container", "image"), "/a", "container:\n", "container:\n  image: /a\n"),
         (("vboost",), 1, "container:\n", "container:\nvboost: 1\n"),
         (
             ("workloads", "w", "environment", "A"),
@@ -53,24 +58,25 @@ def test_one_value_changes_and_nothing_else(keys: tuple[str, ...], value: object
     [
         (("gpu_type",), "gpu_type: h100   # all nodes\n"),
         (("slurm", "partition"), "  partition: batch\n"),
+        (("slurm", "account"), "  account: research\n"),
         (("slurm", "flags", "qos"), "qos: normal, "),
         (("slurm", "flags", "exclude"), ', exclude: "node[007,013]"'),
         (("prolog",), "prolog:\n- test -w /scratch\n- echo ready  # the last\n"),
     ],
 )
 def test_one_value_goes_and_nothing_else(keys: tuple[str, ...], before: str) -> None:
-    assert without_value(FILE, keys) == FILE.replace(before, "")
+    assert with_value(FILE, keys, REMOVED) == FILE.replace(before, "")
 
 
 def test_what_is_empty_goes_too() -> None:
     text = "a: 1\nslurm:\n  flags:\n    qos: x\nb: 2\n"
-    assert without_value(text, ("slurm", "flags", "qos")) == "a: 1\nb: 2\n"
-    assert without_value("slurm: {flags: {qos: x}}\n", ("slurm", "flags", "qos")).strip() in ("", "{}")
+    assert with_value(text, ("slurm", "flags", "qos"), REMOVED) == "a: 1\nb: 2\n"
+    assert with_value("slurm: {flags: {qos: x}}\n", ("slurm", "flags", "qos"), REMOVED).strip() in ("", "{}")
 
 
 def test_a_key_that_is_not_there_cannot_go() -> None:
     with pytest.raises(KeyError):
-        without_value(FILE, ("slurm", "qos"))
+        with_value(FILE, ("slurm", "qos"), REMOVED)
 
 
 def test_a_new_file_begins() -> None:
@@ -78,10 +84,32 @@ def test_a_new_file_begins() -> None:
     assert with_value("# mine\n", ("a",), 1) == "# mine\na: 1\n"
 
 
-def test_what_cannot_be_edited_is_left_with_its_line() -> None:
-    with pytest.raises(CannotEdit) as error:
-        with_value("a: &x {b: 1}\nc: *x\n", ("c", "b"), 2)
-    assert error.value.line in (1, 2)
+@pytest.mark.parametrize("keys", [("slurm", "l"), ("slurm", "account"), ("slurm", "flags", "qos"), ("gpu_type",)])
+def test_comments_of_what_follows_stay(keys: tuple[str, ...]) -> None:
+    text = """\
+gpu_type: h100 # x
+# second
+slurm: # asked
+    # the account
+    account: a
+    # ask
+    flags:
+        qos: b
+    # after flags
+    l:
+        - x # xx
+    # after l
+
+# N
+b: 2
+"""
+    gone = {"l": "    l:\n        - x # xx\n", "account": "    account: a\n", "qos": "    flags:\n        qos: b\n"}
+    assert with_value(text, keys, REMOVED) == text.replace(gone.get(keys[-1], "gpu_type: h100 # x\n"), "")
+
+
+def test_what_cannot_be_edited_is_left() -> None:
+    with pytest.raises(UsageError, match=r"c\.b is written there in a way"):
+        edited_text(PATH, "a: &x {b: 1}\nc: *x\n", ("c", "b"), 2)
 
 
 NAMES = st.sampled_from(["account", "partition", "gpu_type", "a-b", "x"])
@@ -102,16 +130,16 @@ def test_any_file_says_afterwards_what_is_wanted_or_is_refused(
 ) -> None:
     text = yaml.safe_dump(tree, default_flow_style=flow, sort_keys=False)
     try:
-        edited = with_value(text, keys, value)
-    except CannotEdit:
+        edited = edited_text(PATH, text, keys, value)
+    except UsageError:
         return
     data = yaml.safe_load(edited)
     for key in keys:
         data = data[key]
     assert data == value
     try:
-        again = yaml.safe_load(without_value(edited, keys)) or {}
-    except CannotEdit:
+        again = yaml.safe_load(edited_text(PATH, edited, keys)) or {}
+    except UsageError:
         return
     for key in keys[:-1]:
         again = again.get(key, {})
