@@ -31,7 +31,6 @@ from llmb.runs.log_tail import tail
 from llmb.runs.plan import EnginePlan
 from llmb.runs.record import ENGINE, RunRecord, new_record, write_record
 from llmb.runs.result import Result
-from llmb.runs.stall import time_to_notice
 from llmb.runs.step_follower import StepNews
 from llmb.schedulers.local.command import local_command
 from llmb.schedulers.local.scheduler import INTERRUPTED, JOB_VARIABLE, WORDS
@@ -127,7 +126,6 @@ def run_here(
 
     Raises UserInterrupt once an interrupted run is ended and recorded, EnvironmentProblem if files cannot be written.
     """
-    patience_s = time_to_notice(plan.stall_limit_s)
     steps = find_program(spec.program).new_steps(folder)
 
     def on_time() -> None:
@@ -138,7 +136,7 @@ def run_here(
         job = _begin(plan, spec, folder, variables, install, say, label)
         try:
             command = local_command(spec, folder)
-            end = End(run_workers(command, variables, folder, on_time, patience_s))
+            end = End(run_workers(command, variables, folder, on_time))
         except Interrupted as signal:
             end = End(INTERRUPTED, str(signal))
         result = conclude_run(folder, job.record, end)

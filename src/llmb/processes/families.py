@@ -11,7 +11,7 @@ from pathlib import Path
 from llmb.tools import ask_program
 
 PROC = Path("/proc")
-PROCESSES = ["ps", "-A", "-o", "pid=,ppid=,stat="]
+PROCESSES = ["ps", "-A", "-o", "pid=,ppid="]
 """Where there is no /proc, as on macOS. Small images have no ps."""
 PS_LIMIT_S = 30
 BEGAN = 19
@@ -66,17 +66,15 @@ def signal_process(pid: int, number: signal.Signals) -> None:
         return
 
 
-def family(pid: int) -> dict[int, str]:
-    """``pid``, its children and their children, each with its state."""
+def family(pid: int) -> list[int]:
+    """``pid``, its children and their children."""
     children: dict[int, list[int]] = {}
-    states: dict[int, str] = {}
-    for child, parent, state in _by_proc() if (PROC / "self" / "stat").exists() else _by_ps():
+    for child, parent in _by_proc() if (PROC / "self" / "stat").exists() else _by_ps():
         children.setdefault(parent, []).append(child)
-        states[child] = state
     found = [pid]
     for member in found:
         found.extend(children.get(member, []))
-    return {member: states.get(member, "") for member in found}
+    return found
 
 
 def _began(pid: int) -> str:
@@ -87,18 +85,18 @@ def _began(pid: int) -> str:
         return ""
 
 
-def _by_proc() -> Iterator[tuple[int, int, str]]:
-    """Id, parent and state of every process; those that end meanwhile are left out."""
+def _by_proc() -> Iterator[tuple[int, int]]:
+    """Id and parent of every process; those that end meanwhile are left out."""
     for stat in PROC.glob("[0-9]*/stat"):
         try:
-            state, parent, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
+            _, parent, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
         except (OSError, ValueError):
             continue
-        yield int(stat.parent.name), int(parent), state
+        yield int(stat.parent.name), int(parent)
 
 
-def _by_ps() -> Iterator[tuple[int, int, str]]:
+def _by_ps() -> Iterator[tuple[int, int]]:
     for line in ask_program(PROCESSES, PS_LIMIT_S).text.splitlines():
         fields = line.split()
-        if len(fields) == 3 and fields[0].isdecimal() and fields[1].isdecimal():
-            yield int(fields[0]), int(fields[1]), fields[2]
+        if len(fields) == 2 and fields[0].isdecimal() and fields[1].isdecimal():
+            yield int(fields[0]), int(fields[1])

@@ -87,33 +87,6 @@ def test_a_stopped_worker_ends_the_run_and_is_named(
     assert not (folder / "stall.txt").exists()
 
 
-@pytest.mark.slow
-def test_a_stopped_launcher_of_the_workers_ends_the_run(start: Start, gone: Gone) -> None:
-    run = start(*TWO, "--stall-limit", str(SHORT_LIMIT_S))
-    run.wait_for_steps(3)
-    workers = run.workers()
-    agent = run.agent()
-    os.kill(agent, signal.SIGSTOP)
-    _, talk = run.process.communicate(timeout=ENDS_WITHIN_S)
-    assert run.process.returncode == 4
-    assert f"the process that starts the workers on {HOST} has been stopped for " in talk
-    assert f" s (process {agent})" in talk
-    assert gone([agent, *workers.values()])
-    assert run.record()["status"] == "failed"
-
-
-@pytest.mark.slow
-def test_a_run_whose_every_worker_is_stopped_ends(start: Start, gone: Gone) -> None:
-    run = start("-w", "pretrain_llama3.1", "--scale", "1", "--steps", "100000", "--stall-limit", str(SHORT_LIMIT_S))
-    run.wait_for_steps(3)
-    workers = run.workers()
-    os.kill(workers[0], signal.SIGSTOP)
-    _, talk = run.process.communicate(timeout=ENDS_WITHIN_S)
-    assert run.process.returncode == 4
-    assert f"the run failed: rank 0 on {HOST} has been stopped for " in talk
-    assert gone(workers.values())
-
-
 @pytest.mark.parametrize(
     ("who", "stopped"),
     [

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from llmb.processes.families import end_stalled, end_tree
 from llmb.processes.signals import signals_as_exceptions
-from llmb.processes.stopped import StoppedFamily
 from llmb.runs.folder import RunFolder, cannot_write
 from llmb.runs.parent_death import PARENT_DEATH
 from llmb.secrets import without_secrets
@@ -23,15 +22,13 @@ def run_workers(
     variables: Mapping[str, str],
     folder: RunFolder,
     on_time: Callable[[], None],
-    stall_limit_s: float = 0,
 ) -> int:
     """Exit code of ``command``, whose output goes to the run's log; ``on_time`` is called on every poll.
 
     Workers get no variable that may hold a secret: libraries print and record their environment.
 
     Workers end when this process is gone, even if it was killed: they know it by a variable, and on Linux the kernel
-    kills those that are stopped. When they end a hung run, or processes are stopped for longer than ``stall_limit_s``,
-    this ends those that are stopped.
+    kills those that are stopped. When they end a hung run, this ends those that are stopped.
 
     Raises Interrupted after ending all workers, and EnvironmentProblem where the log cannot be written.
     """
@@ -49,17 +46,11 @@ def run_workers(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        stopped = StoppedFamily(process, stall_limit_s)
         try:
             signals.let_through()
             while process.poll() is None:
                 on_time()
-                line = stopped.line()
-                if line:
-                    log.write(f"{line}\n".encode())
-                    log.flush()
-                    end_tree(process)
-                elif folder.stall.exists():
+                if folder.stall.exists():
                     end_stalled(process)
                 time.sleep(POLL_S)
         except BaseException:
