@@ -113,7 +113,7 @@ def run_odd(python: str, plan: Plan, install: Path, odd: str) -> tuple[Result, f
     kept = new_record(plan, (python, *words(1, plan.recipe.scale), python, str(ODD_WORKER), str(folder.path)))
     write_record(folder, kept)
     variables = {"ODD": odd, "OMP_NUM_THREADS": "1"}
-    exit_code = run_workers(kept.command, variables, folder, lambda: None, plan.stall_limit_s)
+    exit_code = run_workers(kept.command, variables, folder, lambda: None)
     seconds = time.time() - folder.steps.stat().st_mtime
     return conclude_run(folder, kept, End(exit_code)), seconds
 

@@ -16,8 +16,7 @@ from llmb.jobs.resolve import resolve_submissions
 from llmb.jobs.store import Store
 from llmb.schedulers.slurm.client import submit
 from llmb.schedulers.slurm.job_state import FIELD, RECORD, parse_accounts, parse_queue
-from llmb.schedulers.slurm.queries import accounted_states, controller_states, own_accounts
-from llmb.schedulers.slurm.scheduler import find_submission, is_same
+from llmb.schedulers.slurm.queries import controller_states
 
 Program = Callable[[str, str], None]
 
@@ -29,27 +28,6 @@ def job(run_dir: str = "/runs/e/e_1/e", **changes: object) -> Job:
 
 def line(*fields: str) -> str:
     return FIELD.join(fields)
-
-
-OF_20_11 = r"""
-case "$*" in *SubmitLine*) echo 'sacct: error: Invalid field requested: "SubmitLine"' >&2; exit 1;; esac
-printf '%s\037' 7 FAILED 3:0 n1 None 1 2 3
-echo /runs/e/e_1/e
-"""
-
-
-def test_accounting_without_submit_lines_tells_jobs_apart_by_their_folder(program: Program) -> None:
-    """Slurm 20.11: sacct has no field SubmitLine."""
-    program("sacct", OF_20_11)
-    (seen,) = accounted_states(["7"]).values()
-    assert (seen.state, seen.exit_code, seen.command, seen.work_dir) == ("FAILED", 3, None, "/runs/e/e_1/e")
-    assert is_same(job().asked, seen)
-    assert not is_same(job("/runs/e/e_2/e").asked, seen), "an id that was assigned again"
-    task = job("/runs/e/e_1.3/e", base_dir="/runs/e/e_1/e", array_index=3).asked
-    assert is_same(task, seen.model_copy(update={"work_dir": "/runs/e"})), "the tasks of an array share a folder"
-    assert own_accounts(1.0) == [seen]
-    assert find_submission(job().asked, [seen], set()) == "7"
-    assert find_submission(job("/runs/e/e_2/e").asked, [seen], set()) is None
 
 
 def test_texts_of_other_jobs_replace_no_field() -> None:

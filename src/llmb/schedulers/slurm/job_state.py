@@ -24,7 +24,6 @@ ENDED: dict[str, Phase] = {
 FIELD, RECORD = "\x1f", "\x1e"
 TIME_FORMAT = {"SLURM_TIME_FORMAT": "%s"}
 SACCT_FIELDS = "JobID,State,ExitCode,NodeList,Reason,Submit,Start,End,SubmitLine"
-SACCT_FIELDS_BEFORE_21_08 = SACCT_FIELDS.replace("SubmitLine", "WorkDir")
 SQUEUE_FIELDS = (
     "JobArrayID:|,State:|,exit_code:|,RestartCnt:|,Reason:|,NodeList:|,SubmitTime:|,StartTime:|,EndTime:|,Command:"
 ).replace("|", FIELD) + RECORD
@@ -42,8 +41,6 @@ class SlurmJob(Record):
     restarts: int = 0
     command: str | None = None
     """What was submitted; it ends with the path of the batch script, as it was given."""
-    work_dir: str | None = None
-    """Where the batch script runs; read only where the command is unknown."""
     submitted_s: float | None = None
     """Seconds since 1970, as all times."""
     started_s: float | None = None
@@ -52,22 +49,20 @@ class SlurmJob(Record):
     """Id of the user who did that."""
 
 
-def parse_accounts(text: str, fields: str = SACCT_FIELDS) -> dict[str, SlurmJob]:
-    """From ``sacct -X -D -n -P`` with ``fields``, by job id. Each start of a job has a line; the last one counts.
+def parse_accounts(text: str) -> dict[str, SlurmJob]:
+    """From ``sacct -X -D -n -P`` with SACCT_FIELDS, by job id. Each start of a job has a line; the last one counts.
 
     After ids were reset, an earlier job with the same id has lines too, which are not starts of this one.
     """
-    last = "command" if fields == SACCT_FIELDS else "work_dir"
     found: dict[str, SlurmJob] = {}
     for line in text.splitlines():
         if line.count(FIELD) < SACCT_FIELDS.count(","):
             continue  # the rest of a submit line that holds a line break
-        job_id, state, exit_text, nodes, reason, submitted, started, ended, what = line.split(FIELD, 8)
+        job_id, state, exit_text, nodes, reason, submitted, started, ended, command = line.split(FIELD, 8)
         name, _, who = state.partition(" by ")  # such as "CANCELLED by 1000"
         code, signal = _exit(exit_text)
         over = name in ENDED
         before = found.get(job_id)
-        identity = {last: what or None}
         found[job_id] = SlurmJob(
             job_id=job_id,
             state=name or UNKNOWN,
@@ -75,8 +70,8 @@ def parse_accounts(text: str, fields: str = SACCT_FIELDS) -> dict[str, SlurmJob]
             signal=signal if over else None,
             reason=_known(reason),
             nodes=_known(nodes),
-            restarts=before.restarts + 1 if before and getattr(before, last) == identity[last] else 0,
-            **identity,
+            restarts=before.restarts + 1 if before and before.command == (command or None) else 0,
+            command=command or None,
             submitted_s=_seconds(submitted),
             started_s=_seconds(started),
             ended_s=_seconds(ended) if over else None,

@@ -10,7 +10,6 @@ from llmb.schedulers.slurm.client import NO_JOB, TIME_OUT_S, call, message
 from llmb.schedulers.slurm.job_state import (
     FIELD,
     SACCT_FIELDS,
-    SACCT_FIELDS_BEFORE_21_08,
     SQUEUE_FIELDS,
     TIME_FORMAT,
     SlurmJob,
@@ -20,7 +19,6 @@ from llmb.schedulers.slurm.job_state import (
 from llmb.tools import Said
 
 IDS_PER_CALL = 1000
-NO_FIELD = "Invalid field requested"
 NO_ACCOUNTS = "accounting storage is disabled"
 
 
@@ -69,13 +67,10 @@ def cancel_jobs(job_ids: Sequence[str]) -> None:
 
 
 def _accounts(which: Sequence[str], time_out_s: float) -> tuple[Said, dict[str, SlurmJob]]:
-    """What sacct answers, and the jobs in it. Before 21.08 it does not know the submit line, but the working folder."""
-    for fields in (SACCT_FIELDS, SACCT_FIELDS_BEFORE_21_08):
-        command = ["sacct", "-X", "-D", "-n", "-P", f"--delimiter={FIELD}", *which, "-o", fields]
-        done = call(command, _environ(), time_out_s)
-        if not (done.code and NO_FIELD in done.errors):
-            break
-    return done, parse_accounts(done.text, fields)
+    """What sacct answers, and the jobs in it."""
+    command = ["sacct", "-X", "-D", "-n", "-P", f"--delimiter={FIELD}", *which, "-o", SACCT_FIELDS]
+    done = call(command, _environ(), time_out_s)
+    return done, parse_accounts(done.text)
 
 
 def _queue(which: Sequence[str], time_out_s: float) -> dict[str, SlurmJob]:

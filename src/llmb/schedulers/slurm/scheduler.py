@@ -227,11 +227,9 @@ def accounted(job: AskedJob, accounts: Mapping[str, SlurmJob]) -> JobState:
 def is_same(job: AskedJob, seen: SlurmJob) -> bool:
     """Whether Slurm's answer is of ``job``: ids are reset when a controller loses its state.
 
-    No two jobs share a batch script, and each is submitted by its full path; single ones run in its folder.
+    No two jobs share a batch script, and each is submitted by its full path.
     """
-    if seen.command is not None:
-        return seen.command.endswith(str(job.base.batch_script))
-    return seen.work_dir is None or job.array_index is not None or seen.work_dir == str(job.base.path)
+    return seen.command is None or seen.command.endswith(str(job.base.batch_script))
 
 
 def find_submission(job: AskedJob, seen: Sequence[SlurmJob], claimed: set[str]) -> str | None:
@@ -239,7 +237,6 @@ def find_submission(job: AskedJob, seen: Sequence[SlurmJob], claimed: set[str]) 
     for state in seen:
         index = state.job_id.partition("_")[2]
         own_task = index == str(job.array_index) if index else True
-        known = state.command or (state.work_dir and job.array_index is None)
-        if known and own_task and is_same(job, state) and state.job_id not in claimed:
+        if state.command and own_task and is_same(job, state) and state.job_id not in claimed:
             return state.job_id
     return None
