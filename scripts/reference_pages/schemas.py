@@ -19,9 +19,8 @@ from llmb.logs.outcome import Status
 from llmb.metrics.anomalies import Anomalies
 from llmb.microbenchmarks.disk import Prediction
 from llmb.microbenchmarks.records import Measurement, MeasurementFile
-from llmb.prepare.hub_access import NeededRepository
-from llmb.prepare.hub_errors import AccessState
-from llmb.prepare.hub_token import TokenSource
+from llmb.prepare.hub import AccessState
+from llmb.prepare.hub_access import NeededRepository, TokenSource
 from llmb.runs.origin import DataOrigin, WeightsOrigin
 from llmb.runs.result import Result
 from llmb.verdict.acceptance import AcceptanceSet

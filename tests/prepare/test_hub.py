@@ -1,20 +1,18 @@
-"""Downloads from a hub that a local server plays: files, refusals, retries, the cache, and the token's secrecy."""
+"""Downloads from a hub that a local server plays: files, refusals, the cache, and the token's secrecy."""
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from fake_hub import SHA, FakeHub, serving
 
-from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError, UsageError
-from llmb.prepare.hub import LONGEST_WAIT_S, MODEL_FILES, Hub, fetch_model
-from llmb.prepare.hub_errors import retry_after_s
+from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError, UsageError, UserInterrupt
+from llmb.prepare.hub import MODEL_FILES, Hub, fetch_model
 from llmb.prepared.folders import PreparedFolders
 
 TOKEN = "hf_" + "x" * 34
@@ -48,13 +46,12 @@ def server() -> Iterator[FakeHub]:
 
 
 class Client:
-    """A hub whose messages and pauses are kept."""
+    """A hub whose messages are kept."""
 
     def __init__(self, server: FakeHub, folder: Path) -> None:
         self.said: list[str] = []
-        self.paused: list[float] = []
         self.progress: list[tuple[int, int]] = []
-        self.hub = Hub(folder, self.said.append, endpoint=server.url, pause=self.paused.append)
+        self.hub = Hub(folder, self.said.append, endpoint=server.url)
 
     def fetch(self, name: str = "org/name") -> Path:
         return self.hub.fetch(name, "model", MODEL_FILES, NEEDED, self.count).path
@@ -92,24 +89,11 @@ def test_what_was_downloaded_is_not_downloaded_again(client: Client, server: Fak
     (folder / "model.safetensors").unlink()  # as after a kill between two files
     server.requests.clear()
     assert client.fetch() == folder
-    assert [path.rpartition("/")[2] for method, path in server.requests if method == "GET"] == [
-        "name",
-    ]
+    assert not [path for method, path in server.requests if method == "GET" and "/resolve/" in path]
     server.requests.clear()
     shutil.rmtree(folder.parents[1] / "blobs")
     client.fetch()
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
-
-
-def test_what_a_killed_download_left_is_removed_when_it_is_old(client: Client) -> None:
-    blobs = client.fetch().parents[1] / "blobs"
-    old, new = blobs / "0a.01234567.incomplete", blobs / "0b.01234567.incomplete"
-    for part in (old, new):
-        part.write_bytes(b"part")
-    os.utime(old, (0, 0))
-    client.fetch()
-    assert not old.exists()
-    assert new.exists()  # another process may be writing it
 
 
 def test_a_dataset_has_the_commit_as_its_revision(client: Client) -> None:
@@ -181,35 +165,24 @@ def test_a_repository_without_the_files(client: Client, server: FakeHub) -> None
     assert error.what == "org/empty on the hub has no config.json and no *.safetensors"
 
 
-def test_a_rate_limit_is_waited_for_as_long_as_the_hub_says(client: Client, server: FakeHub) -> None:
-    server.scripted = {
-        "/api/models": [(429, {"Retry-After": "7"}), (429, {"RateLimit": '"api";r=0;t=9'}), (429, {}), (503, {})]
-    }
-    client.fetch()
-    assert client.paused == [7, 9, 8, 16]
-    assert client.said[0] == "the hub limits the rate of requests; retrying in 7 s (1 of 5)"
-    assert client.said[3] == "the hub answered 503 for org/name; retrying in 16 s (4 of 5)"
+def test_an_interrupt_ends_a_download(client: Client) -> None:
+    def interrupt(*_: int) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(UserInterrupt, match="interrupted by SIGTERM"):
+        client.hub.fetch("org/name", "model", MODEL_FILES, NEEDED, interrupt)
 
 
-def test_a_rate_limit_is_not_waited_for_forever(client: Client, server: FakeHub) -> None:
-    server.scripted = {"/api/models": [(429, {"Retry-After": "1"})] * 20}
+def test_a_rate_limit_is_explained(client: Client, server: FakeHub) -> None:
+    server.scripted = {"/api/models": [(429, {"Retry-After": "7"})]}
     error = client.refused(InfrastructureError)
     assert error.what == "the hub limits the rate of requests"
-    assert client.paused == [1] * 5
-    client.paused.clear()
-    server.scripted = {"/api/models": [(429, {"Retry-After": str(int(LONGEST_WAIT_S) + 1)})]}
-    client.refused(InfrastructureError)
-    assert not client.paused
+    assert "with a token the limit is higher" in str(error.do)
 
 
-def test_a_date_to_retry_after() -> None:
-    def asked(text: str) -> float | None:
-        error = OSError("limited")
-        error.response = SimpleNamespace(headers={"Retry-After": text})  # type: ignore[attr-defined]
-        return retry_after_s(error)
-
-    assert 50 < (asked(format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)) or 0) <= 60
-    assert asked("soon") is None
+def test_a_download_that_the_hub_limits_goes_on(client: Client, server: FakeHub) -> None:
+    server.scripted = {"/resolve/": [(429, {"Retry-After": "0"})]}
+    assert names(client.fetch()) == {"config.json", "tokenizer.json", "model.safetensors"}
 
 
 def test_without_a_network_the_advice_is_to_go_where_there_is_one(client: Client) -> None:
@@ -217,7 +190,6 @@ def test_without_a_network_the_advice_is_to_go_where_there_is_one(client: Client
     error = client.refused(EnvironmentProblem)
     assert "the hub cannot be reached" in error.what
     assert "--source" in str(error.do)
-    assert not client.paused
 
 
 def test_without_a_network_an_earlier_download_is_used(client: Client) -> None:
@@ -225,7 +197,7 @@ def test_without_a_network_an_earlier_download_is_used(client: Client) -> None:
     client.hub = replace(client.hub, endpoint="http://127.0.0.1:9")
     assert client.fetch() == folder
     assert "using org/name as it was downloaded before" in client.said[-1]
-    (folder / "model.safetensors").unlink()
+    (folder / "tokenizer.json").unlink()
     client.refused(EnvironmentProblem)
 
 

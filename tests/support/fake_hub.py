@@ -41,11 +41,12 @@ class FakeHub:
         path = path.removesuffix("/auth-check")
         is_listing = path.startswith("/api/")
         name = path.removeprefix("/api/").removeprefix("models/") if is_listing else path[1:].partition("/resolve/")[0]
+        name, is_tree, _ = name.partition("/tree/")
         name, _, _ = name.partition("/revision/")
         if name not in self.repositories:
             return 401 if token is None else 404, {"X-Error-Code": "RepoNotFound"}, b""
         if is_listing and not is_check:
-            return 200, {"Content-Type": "application/json"}, self._listing(name)
+            return 200, {"Content-Type": "application/json"}, self._tree(name) if is_tree else self._listing(name)
         if name in self.gated and token not in self.members:
             return 401 if token is None else 403, {"X-Error-Code": "GatedRepo"}, b""
         if is_check:
@@ -56,6 +57,12 @@ class FakeHub:
         content = self.repositories[name][file]
         etag = hashlib.sha256(content).hexdigest()
         return 200, {"ETag": f'"{etag}"', "X-Repo-Commit": SHA, "Accept-Ranges": "bytes"}, content
+
+    def _tree(self, name: str) -> bytes:
+        files = self.repositories[name].items()
+        return json.dumps(
+            [{"type": "file", "path": file, "size": len(data), "oid": file} for file, data in files]
+        ).encode()
 
     def _listing(self, name: str) -> bytes:
         files = self.repositories[name]

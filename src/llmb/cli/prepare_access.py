@@ -18,8 +18,9 @@ from llmb.prepare.hub_access import (
     check_access,
     lacks_token,
     needed_repositories,
+    token_source,
+    use_token,
 )
-from llmb.prepare.hub_token import token_source, use_token
 from llmb.report.access_report import access_document, access_table
 from llmb.report.output import print_json, print_table
 

@@ -1,47 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """Downloads from the Hugging Face hub: the only module that contacts it, and only to prepare data and weights.
 
-The library reads the token, from HF_TOKEN or the file that 'hf auth login' writes; it is not handled here.
+The hub's library reads the token, from HF_TOKEN or the file that 'hf auth login' writes, repeats requests that the hub
+limits, and keeps what was downloaded; a token is not handled here.
 """
 
 import os
 import shutil
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from threading import Lock
+from typing import Any, Literal, NamedTuple
 
-from llmb.errors import EnvironmentProblem, UsageError
-from llmb.prepare.hub_errors import Refusal, explained, is_local, retry_after_s
+from llmb.errors import EnvironmentProblem, InfrastructureError, LlmbError, UsageError, UserInterrupt
 from llmb.prepare.needed import check_installed
 from llmb.prepare.tokenizer import FILES as TOKENIZER_FILES
 from llmb.prepare.tokenizer import TOKENIZER
 from llmb.prepared.folders import PreparedFolders
+from llmb.processes.signals import Interrupted, SignalGate, signals_as_exceptions
 from llmb.runs.folder import cannot_write
 
 Say = Callable[[str], object]
 OnBytes = Callable[[int, int], object]
 """Called with the bytes done and in all."""
 Kind = Literal["model", "dataset"]
-T = TypeVar("T")
+AccessState = Literal["granted", "not granted", "no token", "token rejected", "not found", "not checked"]
+"""Of a repository for this user; ``not found`` also where it is not shown to them."""
 
 MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors", "model.safetensors.index.json")
 """Of a model: no pickles, and no copies of the weights in other formats in folders below."""
-CACHE_VARIABLES = ("HF_HUB_CACHE", "HF_HOME")
-TRIES = 6
-LONGEST_WAIT_S = 300.0
-"""A hub that asks for more than that is not waited for."""
+RATE_LIMITED, UNAUTHORIZED, FORBIDDEN = 429, 401, 403
 ANSWER_S = 20.0
-"""A hub that does not say in that time who may read what is not waited for."""
+"""A hub that does not say in that time what it has, or who may read it, is not waited for."""
 THREADS = 4
-POLL_S = 0.5
-ABANDONED_S = 3600.0
 GB = 10**9
+ELSEWHERE = "run it on a machine with a network, or give local files with --source or --tokenizer"
+LOG_IN = "set HF_TOKEN, or run 'hf auth login', with a token of https://huggingface.co/settings/tokens"
 
 
 class HubDataset(NamedTuple):
@@ -61,6 +58,16 @@ class Snapshot:
 
     path: Path
     revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The hub gave no answer, or a negative one."""
+
+    error: LlmbError
+    unreachable: bool = False
+    """Files of an earlier download may be used instead."""
+    access: AccessState = "not checked"
 
 
 def fetch_model(name: str, page: str | None, folders: PreparedFolders, on_bytes: OnBytes, say: Say) -> Path:
@@ -98,16 +105,8 @@ def access_refusal(name: str, kind: Kind, page: str, endpoint: str | None) -> Re
             library.get_session().get(url, headers=library.build_hf_headers(), timeout=ANSWER_S)
         )
     except _failures() as error:
-        return explained(error, name, page)
+        return _explained(error, name, page)
     return None
-
-
-def _failures() -> tuple[type[Exception], ...]:
-    """What the library raises where the hub refuses, fails or is not reached."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    # Its base is the class of all errors of the HTTP library, which is another one in other versions.
-    return (HfHubHTTPError.__bases__[0], OSError, RuntimeError, UnicodeEncodeError)
 
 
 def _page(name: str, page: str | None) -> str:
@@ -127,7 +126,6 @@ class Hub:
     """Where access to a repository is requested; None for its own page."""
     endpoint: str | None = None
     """None for that of the library: HF_ENDPOINT, or huggingface.co."""
-    pause: Callable[[float], object] = time.sleep
 
     def cache(self, environ: Mapping[str, str]) -> Path:
         if environ.get("HF_HUB_CACHE"):
@@ -145,122 +143,102 @@ class Hub:
         """
         check_installed("downloading", "huggingface_hub")
         cache = self.cache(os.environ)
-        with _without_bars():
-            try:
-                revision, sizes = self._retried(name, lambda: self._listing(name, kind, patterns))
-            except Refusal as refusal:
-                return self._cached(name, kind, cache, needed, refusal)
-            _check_needed(name, needed, sizes)
-            try:
-                cache.mkdir(parents=True, exist_ok=True)
-                path = self._download(name, kind, cache, revision, sizes, on_bytes)
-            except Refusal as refusal:
-                raise refusal.error from refusal
-            except OSError as error:
+        try:
+            sizes = self._sizes(name, kind, patterns)
+            if missing := _missing(needed, sizes):
+                what = f"{name} on the hub has no {' and no '.join(missing)}"
+                raise UsageError(what, do="give local files with --source or --tokenizer")
+            cache.mkdir(parents=True, exist_ok=True)
+            path = self._download(name, kind, cache, sizes, on_bytes)
+        except _failures() as error:
+            if _is_local(error):
+                assert isinstance(error, OSError)
                 raise cannot_write(cache, error) from error
-        return Snapshot(path, revision)
+            refusal = _explained(error, name, self.page or f"https://huggingface.co/{name}")
+            earlier = _earlier(name, kind, cache, patterns, needed) if refusal.unreachable else None
+            if earlier is None:
+                raise refusal.error from error
+            self.say(f"{refusal.error.what}: using {name} as it was downloaded before")
+            path = earlier
+        return Snapshot(path, path.name)
 
-    def _listing(self, name: str, kind: Kind, patterns: Sequence[str]) -> tuple[str, dict[str, int]]:
-        """The commit, and the size of each file that matches."""
+    def _sizes(self, name: str, kind: Kind, patterns: Sequence[str]) -> dict[str, int]:
+        """The size of each file that matches."""
         from huggingface_hub import HfApi
 
         api = HfApi(endpoint=self.endpoint)
-        info = (api.model_info if kind == "model" else api.dataset_info)(name, files_metadata=True)
+        info = (api.model_info if kind == "model" else api.dataset_info)(name, files_metadata=True, timeout=ANSWER_S)
         files = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-        return str(info.sha), {file: size for file, size in files.items() if _matches(file, patterns)}
+        return {file: size for file, size in files.items() if _matches(file, patterns)}
 
-    def _cached(self, name: str, kind: Kind, cache: Path, needed: Sequence[str], refusal: Refusal) -> Snapshot:
-        """The newest earlier download, if the hub cannot be reached. Raises the refusal's error otherwise."""
-        from huggingface_hub.file_download import repo_folder_name
+    def _download(self, name: str, kind: Kind, cache: Path, sizes: Mapping[str, int], on_bytes: OnBytes) -> Path:
+        from huggingface_hub import snapshot_download, try_to_load_from_cache
 
-        folder = cache / repo_folder_name(repo_id=name, repo_type=kind) / "snapshots"
-        for path in sorted(folder.glob("*"), key=lambda found: found.stat().st_mtime, reverse=True):
-            files = [str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()]
-            if refusal.unreachable and not _missing(needed, files):
-                self.say(f"{refusal.error.what}: using {name} as it was downloaded before")
-                return Snapshot(path, path.name)
-        raise refusal.error from refusal
-
-    def _download(
-        self, name: str, kind: Kind, cache: Path, revision: str, sizes: Mapping[str, int], on_bytes: OnBytes
-    ) -> Path:
-        """Several files at a time; those that are there already take no time."""
-        from huggingface_hub import hf_hub_download, try_to_load_from_cache
-
-        def is_there(file: str) -> bool:
-            found = try_to_load_from_cache(name, file, cache_dir=cache, revision=revision, repo_type=kind)
-            return isinstance(found, str)
-
-        def get(file: str) -> str:
-            return str(
-                hf_hub_download(name, file, repo_type=kind, revision=revision, cache_dir=cache, endpoint=self.endpoint)
-            )
-
-        _remove_leftovers(cache)
-        missing = {file: size for file, size in sizes.items() if not is_there(file)}
-        _check_disk(name, cache, sum(missing.values()))
-        have, total = sum(sizes.values()) - sum(missing.values()), sum(sizes.values())
-        pool = ThreadPoolExecutor(THREADS, thread_name_prefix="hub")
-        try:
-            futures = {
-                pool.submit(self._retried, name, partial(get, file), reconnects=True): size
-                for file, size in missing.items()
-            }
-            _follow(futures, cache, lambda done: on_bytes(min(have + done, total), total))
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # an interrupted command ends at once
-        file = next(iter(sizes))
-        return Path(get(file)).parents[file.count("/")]
-
-    def _retried(self, name: str, action: Callable[[], T], *, reconnects: bool = False) -> T:
-        """Tries again while the hub limits requests or fails, longer apart each time; with ``reconnects`` also after
-        a broken connection. Raises Refusal, or OSError for what this machine's disk refuses.
-        """
-        for attempt in range(1, TRIES + 1):
+        cached = (try_to_load_from_cache(name, file, cache_dir=cache, repo_type=kind) for file in sizes)
+        have = sum(size for size, path in zip(sizes.values(), cached, strict=True) if isinstance(path, str))
+        total = sum(sizes.values())
+        _check_disk(name, cache, total - have)
+        with signals_as_exceptions() as signals:
             try:
-                return action()
-            except _failures() as error:
-                if is_local(error):
-                    raise
-                refusal = explained(error, name, self.page or f"https://huggingface.co/{name}")
-                asked = retry_after_s(error)
-                pause = min(2.0**attempt, LONGEST_WAIT_S) if asked is None else asked
-                may_pass = refusal.passes or (reconnects and refusal.broke)
-                if not may_pass or attempt == TRIES or pause > LONGEST_WAIT_S:
-                    raise refusal from error
-                self.say(f"{refusal.error.what}; retrying in {pause:.0f} s ({attempt} of {TRIES - 1})")
-                self.pause(pause)
-        raise AssertionError
+                signals.let_through()
+                path = snapshot_download(
+                    name,
+                    repo_type=kind,
+                    cache_dir=cache,
+                    endpoint=self.endpoint,
+                    allow_patterns=list(sizes),
+                    max_workers=THREADS,
+                    tqdm_class=_bars(lambda done: on_bytes(min(have + done, total), total), signals),
+                )
+            except Interrupted as signal:
+                do = "repeat the command: it downloads what is missing"
+                raise UserInterrupt(f"interrupted by {signal}", do=do) from signal
+        on_bytes(total, total)
+        return Path(path)
 
 
-def _follow(futures: Mapping["Future[str]", int], cache: Path, on_done: Callable[[int], object]) -> None:
-    """Reports the bytes of complete files and of parts until all are done. Raises the first error."""
-    waiting, began = set(futures), time.time()
-    while waiting:
-        finished, waiting = wait(waiting, timeout=POLL_S, return_when=FIRST_EXCEPTION)
-        for future in finished:
-            future.result()
-        complete = sum(size for future, size in futures.items() if future not in waiting)
-        on_done(complete + (sum(_sizes(cache.glob("*/blobs/*.incomplete"), began)) if waiting else 0))
+def _bars(on_bytes: Callable[[int], object], signals: SignalGate) -> Any:  # noqa: ANN401 (the library's are untyped)
+    """A class of progress bars that show nothing themselves; threads that download end when a signal has arrived."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Bars(tqdm):
+        done, lock = 0, Lock()
+
+        def __init__(self, *args: Any, **values: Any) -> None:  # noqa: ANN401 (those of tqdm)
+            self.counts = values.get("name") == "huggingface_hub.snapshot_download"
+            super().__init__(*args, **{**values, "disable": True})  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> None:
+            if signals.name:
+                raise Interrupted(signals.name)
+            if self.counts:
+                with self.lock:
+                    Bars.done += int(n or 0)
+                    on_bytes(Bars.done)
+
+    return Bars
 
 
-def _remove_leftovers(cache: Path) -> None:
-    """Parts of files that no process writes to any more: a killed one left them, and no other can use them."""
-    for part in cache.glob("*/blobs/*.????????.incomplete"):
-        with suppress(FileNotFoundError):  # it is complete by now
-            if part.stat().st_mtime < time.time() - ABANDONED_S:
-                part.unlink()
+def _earlier(name: str, kind: Kind, cache: Path, patterns: Sequence[str], needed: Sequence[str]) -> Path | None:
+    """The folder of an earlier download, if it is complete."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
-
-def _sizes(files: Iterator[Path], since: float) -> Iterator[int]:
-    """Of the files that were written to ``since``: others are leftovers."""
-    for file in files:
-        try:
-            found = file.stat()
-        except FileNotFoundError:
-            continue  # it was renamed, complete
-        if found.st_mtime >= since:
-            yield found.st_size
+    try:
+        path = Path(
+            snapshot_download(
+                name,
+                repo_type=kind,
+                cache_dir=cache,
+                local_files_only=True,
+                allow_patterns=list(patterns),
+                ignore_patterns=None if any("/" in pattern for pattern in patterns) else "*/*",
+            )
+        )
+    except LocalEntryNotFoundError:
+        return None
+    files = [str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()]
+    return None if _missing(needed, files) else path
 
 
 def _matches(file: str, patterns: Sequence[str]) -> bool:
@@ -273,12 +251,6 @@ def _missing(needed: Sequence[str], files: Collection[str]) -> list[str]:
     return [pattern for pattern in needed if not any(_matches(file, [pattern]) for file in files)]
 
 
-def _check_needed(name: str, needed: Sequence[str], files: Collection[str]) -> None:
-    if missing := _missing(needed, files):
-        what = f"{name} on the hub has no {' and no '.join(missing)}"
-        raise UsageError(what, do="give local files with --source or --tokenizer")
-
-
 def _check_disk(name: str, cache: Path, size: int) -> None:
     free = shutil.disk_usage(cache).free
     if size > free:
@@ -286,16 +258,78 @@ def _check_disk(name: str, cache: Path, size: int) -> None:
         raise EnvironmentProblem(what, where=str(cache), do="free some space, or set HF_HOME to another disk")
 
 
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """The library's own bars would be between those of the command; its warnings about retries are shown."""
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+def _failures() -> tuple[type[Exception], ...]:
+    """What the library raises where the hub refuses, fails or is not reached."""
+    from huggingface_hub.errors import HfHubHTTPError
 
-    showed = not are_progress_bars_disabled()
-    if showed:
-        disable_progress_bars()
-    try:
-        yield
-    finally:
-        if showed:
-            enable_progress_bars()
+    # Its base is the class of all errors of the HTTP library, which is another one in other versions.
+    return (HfHubHTTPError.__bases__[0], OSError, RuntimeError, UnicodeEncodeError)
+
+
+def _explained(error: Exception, name: str, page: str) -> Refusal:
+    """Of an error that was raised while getting ``name``; ``page`` is where access to it is requested."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    if isinstance(error, OfflineModeIsEnabled):
+        return Refusal(EnvironmentProblem("HF_HUB_OFFLINE is set", do=f"unset it, {ELSEWHERE}"), unreachable=True)
+    if isinstance(error, UnicodeEncodeError):  # of the header with the token
+        return Refusal(
+            EnvironmentProblem("the token has characters that no token has", do=LOG_IN), access="token rejected"
+        )
+    if isinstance(error, GatedRepoError):
+        return _gated(name, page)
+    status = _status(error)
+    if isinstance(error, RepositoryNotFoundError):
+        do = "check the name; if the repository is private, " + LOG_IN
+        return Refusal(UsageError(f"the hub has no {name}, or does not show it to you", do=do), access="not found")
+    if status in (UNAUTHORIZED, FORBIDDEN):
+        what = f"the hub rejects the token that was sent for {name}"
+        return Refusal(EnvironmentProblem(what, do=LOG_IN), access="token rejected")
+    if status == RATE_LIMITED:
+        do = "retry later; with a token the limit is higher: " + LOG_IN
+        return Refusal(InfrastructureError("the hub limits the rate of requests", do=do))
+    if status is not None:
+        what = f"the hub answered {status} for {name}"
+        return Refusal(InfrastructureError(what, do="retry later"), unreachable=status >= 500)
+    what = f"the hub cannot be reached: {_first_line(error)}"
+    return Refusal(EnvironmentProblem(what, do=ELSEWHERE), unreachable=True)
+
+
+def _is_local(error: BaseException) -> bool:
+    """Whether it is this machine's disk, not the network, that failed."""
+    network = (ConnectionError, TimeoutError, socket.gaierror)
+    return isinstance(error, OSError) and error.errno is not None and not isinstance(error, network)
+
+
+def _gated(name: str, page: str) -> Refusal:
+    from huggingface_hub import get_token
+
+    if get_token() is None:
+        what, do = f"{name} is gated, and there is no token", f"request access at {page}, then {LOG_IN}"
+        return Refusal(EnvironmentProblem(what, do=do), access="no token")
+    what = f"{name} is gated, and the account of the token has no access"
+    do = f"request access at {page}, with the account of the token, and wait until it is granted"
+    return Refusal(EnvironmentProblem(what, do=do), access="not granted")
+
+
+def _status(error: Exception) -> int | None:
+    response = _response(error)
+    return None if response is None else int(response.status_code)
+
+
+def _response(error: BaseException) -> Any:  # noqa: ANN401 (of one HTTP library or another)
+    if getattr(error, "response", None) is None and error.__cause__ is not None:
+        return getattr(error.__cause__, "response", None)
+    return getattr(error, "response", None)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

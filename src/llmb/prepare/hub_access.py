@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether this user may read the repositories that fine-tunings start from, before anything is downloaded or queued."""
+"""Whether this user may read the repositories that fine-tunings start from, before anything is downloaded or queued.
 
+A token that is typed is never written to a file here: 'hf auth login' does that for users who want it.
+"""
+
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Literal
 
 from llmb.catalogue.load import Catalogue
-from llmb.errors import EnvironmentProblem
+from llmb.errors import EnvironmentProblem, UsageError
 from llmb.prepare.dataset import source_of
-from llmb.prepare.hub import DATASETS, Kind, access_refusal
-from llmb.prepare.hub_errors import LOG_IN, AccessState
+from llmb.prepare.hub import DATASETS, LOG_IN, AccessState, Kind, access_refusal
+from llmb.prepare.needed import check_installed
 
 DATASET_PAGE = "https://huggingface.co/datasets/"
+VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+TokenSource = Literal["environment", "token file"]
 NOT_REFUSED: tuple[AccessState, ...] = ("granted", "not checked")
 
 
@@ -94,3 +101,21 @@ def access_problem(found: Sequence[RepositoryAccess]) -> EnvironmentProblem | No
     if any(item.state == "not found" for item in wanting):
         steps.append("if a repository is private, use a token of an account that may read it")
     return EnvironmentProblem(what, do="; ".join(steps))
+
+
+def token_source() -> TokenSource | None:
+    """None without a token. Raises EnvironmentProblem if the library that reads the file is not installed."""
+    if any(os.environ.get(name, "").strip() for name in VARIABLES):
+        return "environment"
+    check_installed("checking access", "huggingface_hub")
+    from huggingface_hub import get_token
+
+    return "token file" if get_token() else None
+
+
+def use_token(text: str) -> None:
+    """For this process and what it starts. Raises UsageError, which does not repeat it, for what is no token."""
+    token = text.strip()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageError("what was typed is no token: it has spaces or other characters that no token has")
+    os.environ["HF_TOKEN"] = token

@@ -4,8 +4,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from llmb.prepare.hub_access import RepositoryAccess
-from llmb.prepare.hub_token import TokenSource
+from llmb.prepare.hub_access import RepositoryAccess, TokenSource
 from llmb.report.output import result_table
 from llmb.report.table import Table
 
