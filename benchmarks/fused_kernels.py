@@ -30,9 +30,8 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Model
 from llmb.catalogue.resolve import Request, resolve
 from llmb.engine.kernels import fp8_cast, norm, rotary
-from llmb.engine.kernels.fp8_cast import CAPABILITY, Activation
-from llmb.engine.kernels.norm import NormOf
-from llmb.engine.kernels.rotary import Heads, Rotation
+from llmb.engine.kernels.arguments import Activation, Heads, NormOf, Rotation
+from llmb.engine.kernels.fp8_cast import CAPABILITY
 from llmb.engine.model.rotary import rotary_tables
 
 SLOWER, MISSING = 1, 3
@@ -239,7 +238,7 @@ def kernels_of(module: ModuleType) -> ModuleType:
 
 def without_kernels(module: ModuleType) -> AbstractContextManager[object]:
     """Within, functions of the module are traced as torch code."""
-    return mock.patch.object(module, "has_kernel", lambda _tensor: False)
+    return mock.patch.object(module, "has_kernel", lambda _tensor, _module: False)
 
 
 def moved_bytes(arguments: Iterable[object], results: object) -> int:

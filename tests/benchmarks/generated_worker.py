@@ -19,7 +19,8 @@ from benchmarks.generated_code.summary import Scale, kernel_of  # noqa: E402
 from generated_kernels import read_twice, sum_columns, unrolled, written_and_read  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from llmb.engine.kernels.rotary import Rotation, rotate_in_place  # noqa: E402
+from llmb.engine.kernels.arguments import Rotation  # noqa: E402
+from llmb.engine.kernels.rotary import rotate_in_place  # noqa: E402
 
 
 def one_pass(hidden: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from llmb.catalogue.records import Training
-from llmb.engine.kernels.adamw import AdamWNumbers, Casts, OfParameter, update, update_and_cast
+from llmb.engine.kernels.adamw import update, update_and_cast
+from llmb.engine.kernels.arguments import AdamWNumbers, Casts, OfParameter
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.precision.apply import fp8_layers

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from llmb.engine.kernels import adamw_triton
-from llmb.engine.kernels.adamw import AdamWNumbers, Casts, OfParameter
+from llmb.engine.kernels.arguments import AdamWNumbers, Casts, OfParameter
 
 SHAPES = [(1, 7), (33, 1), (130, 70), (3, 5, 34), (0, 8)]
 NUMBERS = AdamWNumbers(lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=1)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from llmb.engine.kernels import fp8_cast, fp8_cast_triton
-from llmb.engine.kernels.fp8_cast import Statistics, activate, activate_backward, cast, normalize
+from llmb.engine.kernels.arguments import Statistics
+from llmb.engine.kernels.fp8_cast import activate, activate_backward, cast, normalize
 
 FORMATS = [torch.float8_e4m3fn, torch.float8_e5m2]
 SHAPES = [(1, 1), (1, 70), (131, 1), (128, 64), (2, 130, 70), (0, 8)]

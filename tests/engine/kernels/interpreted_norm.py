@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from llmb.engine.kernels import fp8_cast_triton, norm, norm_triton
-from llmb.engine.kernels.fp8_cast import Statistics, cast_both_ways, normalize
-from llmb.engine.kernels.norm import NormOf
+from llmb.engine.kernels.arguments import NormOf, Statistics
+from llmb.engine.kernels.fp8_cast import cast_both_ways, normalize
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SCALE = torch.tensor(3.7)

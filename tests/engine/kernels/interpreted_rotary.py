@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from llmb.engine.kernels import rotary, rotary_triton
-from llmb.engine.kernels.fp8_cast import BothWays
-from llmb.engine.kernels.rotary import Heads, Rotation
+from llmb.engine.kernels.arguments import BothWays, Heads, Rotation
 
 E5M2 = torch.float8_e5m2
 SCALE = torch.tensor(3.7)

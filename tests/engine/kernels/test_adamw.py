@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmb.engine.kernels.adamw import AdamWNumbers, Casts, OfParameter, update, update_and_cast
+from llmb.engine.kernels.adamw import update, update_and_cast
+from llmb.engine.kernels.arguments import AdamWNumbers, Casts, OfParameter
 from llmb.engine.kernels.fp8_cast import cast, largest_value
 
 NUMBERS = AdamWNumbers(lr=0.01, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=1)

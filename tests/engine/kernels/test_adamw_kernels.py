@@ -10,7 +10,7 @@ import torch
 from triton_compiler import compiling, resources
 from triton_interpreter import run_cases
 
-from llmb.engine.kernels.adamw import AdamWNumbers, Casts, OfParameter
+from llmb.engine.kernels.arguments import AdamWNumbers, Casts, OfParameter
 
 CASES = Path(__file__).with_name("adamw_cases.py")
 CAPABILITIES = [90, 100]

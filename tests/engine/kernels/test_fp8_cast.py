@@ -11,8 +11,8 @@ from torch.nn import functional
 from triton_compiler import compiling, resources
 from triton_interpreter import run_cases
 
+from llmb.engine.kernels.arguments import Activation
 from llmb.engine.kernels.fp8_cast import (
-    Activation,
     activate,
     activate_backward,
     cast,

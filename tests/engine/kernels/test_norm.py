@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from llmb.engine.kernels import norm as kernels
+from llmb.engine.kernels.arguments import NormOf
 from llmb.engine.kernels.fp8_cast import cast_both_ways
-from llmb.engine.kernels.norm import NormOf, fits, normalize_and_cast, normalize_backward, normalize_backward_and_cast
+from llmb.engine.kernels.norm import fits, normalize_and_cast, normalize_backward, normalize_backward_and_cast
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SCALE = torch.tensor(3.7)
@@ -85,7 +86,7 @@ def test_where_the_cache_does_not_hold_rows_statistics_come_first(
     with torch.no_grad():
         norm, (hidden, update) = norm_of(centered, torch.float32, 64), torch.randn(2, 2, 9, 64).bfloat16()
         expected = normalize_and_cast(hidden, update, norm, SCALE, E4M3)
-        monkeypatch.setattr(kernels, "has_kernel", lambda _tensor: True)
+        monkeypatch.setattr(kernels, "has_kernel", lambda _tensor, _module: True)
         monkeypatch.setattr(kernels, "holds_rows", lambda _device, columns, tensors: (columns, tensors) != (64, 1))
         found = normalize_and_cast(hidden, update, norm, SCALE, E4M3)
     for ours, theirs in zip(found, expected, strict=True):

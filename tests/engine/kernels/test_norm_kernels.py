@@ -15,7 +15,7 @@ from triton_compiler import compiling, resources
 from triton_interpreter import run_cases
 
 from llmb.engine.kernels import norm
-from llmb.engine.kernels.norm import NormOf
+from llmb.engine.kernels.arguments import NormOf
 
 INTERPRETED = Path(__file__).with_name("interpreted_norm.py")
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

@@ -12,8 +12,9 @@ from torch import Tensor
 from triton_compiler import compiling, resources
 from triton_interpreter import run_cases
 
+from llmb.engine.kernels.arguments import Heads, Rotation
 from llmb.engine.kernels.fp8_cast import cast_both_ways
-from llmb.engine.kernels.rotary import Heads, Rotation, cast_rotated_gradient, rotate_in_place
+from llmb.engine.kernels.rotary import cast_rotated_gradient, rotate_in_place
 from llmb.engine.model.rotary import Rotary, apply_rotary
 
 E5M2 = torch.float8_e5m2

@@ -4,63 +4,17 @@
 All tensors have the parameter's shape unless stated otherwise, and are updated in place.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from llmb.engine.kernels.fp8_cast import cast_into, has_kernel
-
-
-class AdamWNumbers(NamedTuple):
-    """The numbers of one step, on the host. ``step`` is 1 for the first."""
-
-    lr: float
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
-    step: int
-
-
-class OfParameter(NamedTuple):
-    """The tensors of one parameter, contiguous. master, first, second: fp32, the two moments last.
-
-    gradient: bf16 or fp32; the latter may be overwritten. weight: bf16, gets the rounded master; None if the master
-    itself is the weight.
-    """
-
-    master: Tensor
-    first: Tensor
-    second: Tensor
-    gradient: Tensor
-    weight: Tensor | None
-
-
-class Casts(NamedTuple):
-    """What gets the weight in FP8 e4m3, [..., rows, columns], as ``fp8_cast.cast`` casts it.
-
-    scale: the factor before the cast, 0-d fp32. transposed: [..., columns, rows]; it and ``values`` may be slices of
-    larger buffers, with contiguous last dimensions. amax: 0-d fp32, gets the largest absolute value of the rounded
-    master, NaN if any is NaN.
-    """
-
-    scale: Tensor
-    values: Tensor
-    transposed: Tensor
-    amax: Tensor
-
-
-def check_contiguous(tensors: OfParameter) -> None:
-    """Kernels take one place for all of them: others would be updated with values of their neighbors."""
-    given = [tensor for tensor in tensors if tensor is not None]
-    assert all(tensor.is_contiguous() and tensor.shape == tensors.master.shape for tensor in given)
+from llmb.engine.kernels.arguments import AdamWNumbers, Casts, OfParameter, check_contiguous
+from llmb.engine.kernels.fp8_cast import cast_into, has_kernel, is_there
 
 
 def update(tensors: OfParameter, divisor: Tensor, numbers: AdamWNumbers) -> None:
     """Updates master and moments with the gradient over ``divisor``, 0-d fp32 on the device, and sets the weight."""
     master, first, second, gradient, weight = tensors
-    if master.is_cuda:
+    if master.is_cuda and is_there("adamw_triton"):
         from llmb.engine.kernels import adamw_triton  # Not at the top: a machine without a GPU has no Triton.
 
         adamw_triton.update(tensors, divisor, numbers)
@@ -89,7 +43,7 @@ def update(tensors: OfParameter, divisor: Tensor, numbers: AdamWNumbers) -> None
 
 def update_and_cast(tensors: OfParameter, divisor: Tensor, numbers: AdamWNumbers, casts: Casts) -> None:
     """``update``, and casts the rounded master; there must be a weight."""
-    if has_kernel(tensors.master):
+    if has_kernel(tensors.master, "adamw_triton"):
         from llmb.engine.kernels import adamw_triton
 
         adamw_triton.update_and_cast(tensors, divisor, numbers, casts)

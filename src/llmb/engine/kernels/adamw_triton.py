@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from llmb.engine.kernels.adamw import AdamWNumbers, Casts, OfParameter, check_contiguous
+from llmb.engine.kernels.arguments import AdamWNumbers, Casts, OfParameter, check_contiguous
 
 BLOCK, BLOCK_WARPS = 1024, 8
 """Elements of a program: four per thread, so that fp32 values move 16 bytes at a time, and no value changes threads."""

@@ -6,32 +6,34 @@ row-major values, the same transposed, both contiguous, and the largest absolute
 any value is NaN. ``scale`` is 0-d fp32; scaled values beyond the range of ``dtype`` are clamped.
 """
 
-from typing import Literal, NamedTuple
+from importlib import import_module
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-Activation = Literal["swiglu", "squared-relu"]
-"""``swiglu`` has two inputs of the same size, gate and up, side by side in one tensor."""
-BothWays = tuple[Tensor, Tensor, Tensor]
-
-
-class Statistics(NamedTuple):
-    """What rows are normalized with: mean and 1 / deviation of each, [..., 1] fp32, weight and bias, [columns]."""
-
-    mean: Tensor | None
-    factor: Tensor
-    weight: Tensor
-    bias: Tensor | None
-
+from llmb.engine.kernels.arguments import Activation, BothWays, Statistics
 
 CAPABILITY = (8, 9)
 """Compute capability of the first GPUs with casts to FP8."""
 
 
-def has_kernel(tensor: Tensor) -> bool:
-    return tensor.is_cuda and _casts(tensor.device.index)
+def has_kernel(tensor: Tensor, module: str) -> bool:
+    """Whether kernels in ``module`` of this package run on the tensor's device; else the reference beside them does."""
+    return tensor.is_cuda and is_there(module) and _casts(tensor.device.index)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def is_there(module: str) -> bool:
+    """Whether neither ``module`` nor one that it builds on was deleted. That Triton is missing remains an error."""
+    package = __name__.rpartition(".")[0]
+    try:
+        import_module(f"{package}.{module}")
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith(package):
+            raise
+        return False
+    return True
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -53,7 +55,7 @@ def cast(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> BothWays:
     """Of [rows, columns], or of each of several stacked matrices, which share the largest value."""
-    if has_kernel(values):
+    if has_kernel(values, "fp8_cast_triton"):
         from llmb.engine.kernels import fp8_cast_triton
 
         found: BothWays = fp8_cast_triton.cast_both_ways(values, scale, dtype)
@@ -64,7 +66,7 @@ def cast_both_ways(values: Tensor, scale: Tensor, dtype: torch.dtype) -> BothWay
 
 def cast_into(source: Tensor, scale: Tensor, values: Tensor, transposed: Tensor, amax: Tensor) -> None:
     """``cast_both_ways`` into given memory, whose rows may be part of longer ones; ``amax`` is overwritten."""
-    if has_kernel(source):
+    if has_kernel(source, "fp8_cast_triton"):
         from llmb.engine.kernels import fp8_cast_triton
 
         fp8_cast_triton.cast_into(source, scale, values, transposed, amax.zero_())
@@ -95,7 +97,7 @@ def activate_backward(inputs: Tensor, gradient: Tensor, activation: Activation) 
 
 def cast_activated(inputs: Tensor, scale: Tensor, activation: Activation, dtype: torch.dtype) -> BothWays:
     """``cast_both_ways`` of ``activate(inputs)``, which is not stored."""
-    if has_kernel(inputs):
+    if has_kernel(inputs, "fp8_cast_triton"):
         from llmb.engine.kernels import fp8_cast_triton
 
         found: BothWays = fp8_cast_triton.cast_activated(inputs, scale, activation, dtype)
@@ -116,7 +118,7 @@ def cast_normalized(inputs: Tensor, statistics: Statistics, scale: Tensor, dtype
 
     inputs: [..., columns]; not flattened, as the compiler would store them once more.
     """
-    if has_kernel(inputs):
+    if has_kernel(inputs, "fp8_cast_triton"):
         from llmb.engine.kernels import fp8_cast_triton
 
         found: BothWays = fp8_cast_triton.cast_normalized(inputs, *statistics, scale, dtype)
@@ -128,7 +130,7 @@ def cast_activation_gradient(
     inputs: Tensor, gradient: Tensor, scale: Tensor, activation: Activation, dtype: torch.dtype
 ) -> BothWays:
     """``cast_both_ways`` of ``activate_backward(inputs, gradient)``, which is not stored."""
-    if has_kernel(inputs):
+    if has_kernel(inputs, "fp8_cast_triton"):
         from llmb.engine.kernels import fp8_cast_triton
 
         found: BothWays = fp8_cast_triton.cast_activation_gradient(inputs, gradient, scale, activation, dtype)

@@ -5,68 +5,34 @@ Every function has a Triton kernel for GPUs, in ``norm_triton``, and torch code,
 bit what autograd computes of ``torch.nn.functional``. Casts are those of ``fp8_cast``.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from llmb.engine.kernels.fp8_cast import BothWays, Statistics, cast_both_ways, cast_normalized, has_kernel, normalize
-
-ROWS = 16
-"""How many rows a program of a kernel that casts takes at a time: a transposed row of them is half a sector."""
-PROGRAMS = 1
-"""Of such a kernel on each multiprocessor."""
-
-
-class NormOf(NamedTuple):
-    """What rows are normalized with.
-
-    weight: [columns]; bias: likewise, or None for a norm that does not subtract the mean. With a bias both are fp32.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    eps: float
-
-
-class Normalized(NamedTuple):
-    """hidden: what was normalized, [..., columns]; the input itself if nothing was added.
-
-    mean, factor: mean and 1 / deviation of each row, [rows] fp32; no mean without a bias. values, transposed, amax:
-    ``cast_both_ways`` of the rows of the result.
-    """
-
-    hidden: Tensor
-    mean: Tensor | None
-    factor: Tensor
-    values: Tensor
-    transposed: Tensor
-    amax: Tensor
-
-
-class NormGradients(NamedTuple):
-    """hidden: as the hidden states. weight, bias: [columns] fp32; no bias without a mean."""
-
-    hidden: Tensor
-    weight: Tensor
-    bias: Tensor | None
+from llmb.engine.kernels.arguments import (
+    PROGRAMS,
+    ROWS,
+    BothWays,
+    Normalized,
+    NormGradients,
+    NormOf,
+    Statistics,
+)
+from llmb.engine.kernels.fp8_cast import cast_both_ways, cast_normalized, has_kernel, normalize
 
 
 def normalize_and_cast(
     hidden: Tensor, update: Tensor | None, norm: NormOf, scale: Tensor, dtype: torch.dtype
 ) -> Normalized:
     """Of ``hidden``, or of the sum with ``update``, [..., columns], which is rounded before it is normalized."""
-    if has_kernel(hidden):
-        if holds_rows(hidden.device, hidden.shape[-1], 1):
-            import llmb.engine.kernels.norm_triton as norm_triton
+    if has_kernel(hidden, "norm_triton") and holds_rows(hidden.device, hidden.shape[-1], 1):
+        import llmb.engine.kernels.norm_triton as norm_triton
 
-            return norm_triton.normalize_and_cast(hidden, update, norm, scale, dtype)
-        total = hidden if update is None else hidden + update
-        statistics, _ = with_statistics(total, norm)
+        return norm_triton.normalize_and_cast(hidden, update, norm, scale, dtype)
+    total = hidden if update is None else hidden + update
+    statistics, result = with_statistics(total, norm)
+    if has_kernel(hidden, "fp8_cast_triton"):
         found = cast_normalized(total, statistics, scale, dtype)
     else:
-        total = hidden if update is None else hidden + update
-        statistics, result = with_statistics(total, norm)
         found = cast_both_ways(result.flatten(0, -2), scale, dtype)
     mean = None if statistics.mean is None else statistics.mean.flatten()
     return Normalized(total, mean, statistics.factor.flatten(), *found)
@@ -89,7 +55,7 @@ def normalize_backward(
 
     The gradient through the norm is rounded, and so is its sum with ``passed``.
     """
-    if has_kernel(hidden):
+    if has_kernel(hidden, "norm_triton"):
         import llmb.engine.kernels.norm_triton as norm_triton
 
         return norm_triton.normalize_backward(given, passed, hidden, mean, factor, weight)
@@ -130,7 +96,7 @@ def normalize_backward_and_cast(
     dtype: torch.dtype,
 ) -> tuple[NormGradients, BothWays]:
     """``normalize_backward``, and ``cast_both_ways`` of the rows of the gradient of ``hidden``."""
-    if has_kernel(hidden) and holds_rows(hidden.device, hidden.shape[-1], 2):
+    if has_kernel(hidden, "norm_triton") and holds_rows(hidden.device, hidden.shape[-1], 2):
         import llmb.engine.kernels.norm_triton as norm_triton
 
         return norm_triton.normalize_backward_and_cast(given, passed, hidden, mean, factor, weight, scale, dtype)

@@ -17,9 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from llmb.engine.kernels.fp8_cast import BothWays
+from llmb.engine.kernels.arguments import PROGRAMS, ROWS, BothWays, Normalized, NormGradients, NormOf
 from llmb.engine.kernels.fp8_cast_triton import empty_casts, load_tile, round_to_bf16, store_cast
-from llmb.engine.kernels.norm import PROGRAMS, ROWS, Normalized, NormGradients, NormOf
 
 WARPS = 16
 ELEMENTS = 16

@@ -6,36 +6,16 @@ The product has one row for each token, with the heads of the queries, of the ke
 which is its reference.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from llmb.engine.kernels.fp8_cast import BothWays, cast_both_ways, has_kernel
-
-
-class Heads(NamedTuple):
-    """Query, key and value, or their gradients: [batch, seq, heads, head_dim] each, with any strides."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-
-
-class Rotation(NamedTuple):
-    """cos and sin: [seq, pairs] or [batch, seq, pairs], fp32.
-
-    A pair is elements (i, i + pairs) of a head, or (2i, 2i + 1) when ``interleaved``.
-    """
-
-    cos: Tensor
-    sin: Tensor
-    interleaved: bool
+from llmb.engine.kernels.arguments import BothWays, Heads, Rotation
+from llmb.engine.kernels.fp8_cast import cast_both_ways, has_kernel
 
 
 def rotate_in_place(product: Tensor, rotation: Rotation, heads: int, head_dim: int) -> None:
     """Rotates the first ``heads`` heads, those of queries and keys, of a product [batch * seq, outputs]."""
-    if has_kernel(product):
+    if has_kernel(product, "rotary_triton"):
         from llmb.engine.kernels import rotary_triton
 
         rotary_triton.rotate_in_place(product, rotation, heads, head_dim)
@@ -59,7 +39,7 @@ def rotate(heads: Tensor, rotation: Rotation) -> Tensor:
 
 def cast_rotated_gradient(gradients: Heads, rotation: Rotation, scale: Tensor, dtype: torch.dtype) -> BothWays:
     """``cast_both_ways`` of the gradient of a product, from those of its rotated heads; it is not stored in bf16."""
-    if has_kernel(gradients.query):
+    if has_kernel(gradients.query, "rotary_triton"):
         from llmb.engine.kernels import rotary_triton
 
         return rotary_triton.cast_rotated_gradient(gradients, rotation, scale, dtype)

@@ -14,9 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from llmb.engine.kernels.fp8_cast import BothWays
+from llmb.engine.kernels.arguments import BothWays, Heads, Rotation
 from llmb.engine.kernels.fp8_cast_triton import empty_casts, largest_bits, round_to_bf16, saturated, store_cast
-from llmb.engine.kernels.rotary import Heads, Rotation
 
 ROWS, COLUMNS = 64, 64
 """Of each of two tiles: the first and the second elements of pairs. The rows of a transposed output have two sectors of

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from llmb.engine.kernels.norm import NormOf
+from llmb.engine.kernels.arguments import NormOf
 from llmb.engine.model.local_shard import local_shard
 
 

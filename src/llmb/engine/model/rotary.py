@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from llmb.catalogue.records import Model, RopeScaling
-from llmb.engine.kernels.rotary import Rotation, rotate
+from llmb.engine.kernels.arguments import Rotation
+from llmb.engine.kernels.rotary import rotate
 
 
 class Rotary(NamedTuple):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from llmb.engine.kernels.fp8_cast import Activation
+from llmb.engine.kernels.arguments import Activation
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.joined import Joined, joined_layers

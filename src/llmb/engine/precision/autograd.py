@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from llmb.engine.kernels.fp8_cast import Activation, cast, cast_activation_gradient
+from llmb.engine.kernels.arguments import Activation
+from llmb.engine.kernels.fp8_cast import cast, cast_activation_gradient
 from llmb.engine.precision.product import Cast, Scaled, cast_tensor, multiply
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, WEIGHT, Factor
 from llmb.runs.fp8_product import ProductDtype

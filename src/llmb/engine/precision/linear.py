@@ -6,12 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from llmb.engine.kernels.fp8_cast import (
-    Activation,
-    cast_activated,
-    cast_both_ways,
-    cast_into,
-)
+from llmb.engine.kernels.arguments import Activation
+from llmb.engine.kernels.fp8_cast import cast_activated, cast_both_ways, cast_into
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.joined import Joined
 from llmb.engine.model.local_shard import Linear, local_shard

@@ -8,14 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from llmb.engine.kernels.norm import (
-    Normalized,
-    NormGradients,
-    NormOf,
-    normalize_and_cast,
-    normalize_backward,
-    normalize_backward_and_cast,
-)
+from llmb.engine.kernels.arguments import Normalized, NormGradients, NormOf
+from llmb.engine.kernels.norm import normalize_and_cast, normalize_backward, normalize_backward_and_cast
 from llmb.engine.precision.autograd import (
     WEIGHTS,
     Context,

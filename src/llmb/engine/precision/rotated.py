@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from llmb.engine.kernels.rotary import Heads, Rotation, cast_rotated_gradient, rotate, rotate_in_place
+from llmb.engine.kernels.arguments import Heads, Rotation
+from llmb.engine.kernels.rotary import cast_rotated_gradient, rotate, rotate_in_place
 from llmb.engine.model.attention import Attention, RotaryPosition
 from llmb.engine.model.rotary import Rotary
 from llmb.engine.precision.autograd import WEIGHTS, Context, Gradients, Operands, backward, forward, save, saved
