@@ -19,7 +19,7 @@ from llmb.health.kept_checks import NodesResult
 from llmb.health.records import Check, NodeReport, NotChecked
 from llmb.install.answers import Answers
 from llmb.install.images import ImportedImage
-from llmb.install.run_steps import StepResult
+from llmb.install.installing import StepResult
 from llmb.jobs.details import JobDetails
 from llmb.jobs.job import Job
 from llmb.jobs.nodes import node_records

@@ -14,7 +14,7 @@ from slurm_cluster import SlurmCluster
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import find_workload
 from llmb.install.answers import Answers
-from llmb.install.next_commands import next_commands
+from llmb.install.installing import next_commands
 from llmb.install.prepared_sizes import prepared_sizes, seq_len_of
 from llmb.prepare.small_files import write_small_files
 

@@ -13,8 +13,7 @@ from llmb.huggingface.config import config_differences
 from llmb.huggingface.formats import format_of
 from llmb.huggingface.tensors import Stored, match_tensors
 from llmb.prepare.dataset import DatasetRequest, prepare_dataset
-from llmb.prepare.small_data import squad_rows
-from llmb.prepare.small_files import MODEL, SAMPLES, write_small_files
+from llmb.prepare.small_files import MODEL, SAMPLES, squad_rows, write_small_files
 from llmb.prepare.small_model import parameter_shapes
 from llmb.prepare.tokenizer import load_tokenizer
 from llmb.prepared.folders import prepared_folders

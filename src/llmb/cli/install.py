@@ -20,12 +20,10 @@ from llmb.install.answer_files import read_answers, write_answers
 from llmb.install.answers import OPTIONS, Answers, absolute, answers_of_shell, given_answers
 from llmb.install.complete import completed, completed_path
 from llmb.install.detect import Surroundings, look_around
-from llmb.install.hub_check import hub_repositories
 from llmb.install.images import ImageRequest, import_image
-from llmb.install.installing import Installed, install_all, known_answers, would_install
-from llmb.install.next_commands import next_commands
+from llmb.install.installing import Installed, free_text, install_all, known_answers, next_commands, would_install
+from llmb.install.preparation import hub_repositories
 from llmb.install.removal import Removal, complete_removal, planned_removal, undo
-from llmb.install.space import free_text
 from llmb.install.state import read_state
 from llmb.prepare.hub_access import can_check
 from llmb.report.install_report import (

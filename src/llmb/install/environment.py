@@ -6,22 +6,23 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from llmb import __version__
+import llmb
 from llmb.catalogue.records import Record
 from llmb.errors import EnvironmentProblem
 from llmb.install.answers import EXISTING, NONE, Answers
 from llmb.install.detect import torch_builds
-from llmb.install.package import llmb_requirement
 from llmb.install.questions import has_gpus
 from llmb.install.state import Journal, put_file
 from llmb.runs.parent_death import PARENT_DEATH
 from llmb.tools import ask_program
 
 FOLDER = "environment"
+SOURCE = "pyproject.toml"
 RECORD = "llmb_environment.json"
 EXTRAS = "prepare,weights"
 TORCH = ">=2.11"
@@ -175,10 +176,10 @@ def proven(python: Path, answers: Answers) -> Contents:
         found = Contents.model_validate(json.loads(said.text))
     except (ValueError, RecursionError) as error:
         raise EnvironmentProblem(f"this Python does not run: {error}", where=str(python)) from error
-    if found.llmb != __version__:
-        do = f"install llmb {__version__} there, or call the llmb of that Python"
+    if found.llmb != llmb.__version__:
+        do = f"install llmb {llmb.__version__} there, or call the llmb of that Python"
         raise EnvironmentProblem(
-            f"this Python has llmb {found.llmb}, and this is {__version__}", where=str(python), do=do
+            f"this Python has llmb {found.llmb}, and this is {llmb.__version__}", where=str(python), do=do
         )
     if has_gpus(answers) and found.torch and found.cuda is None:
         do = "give another build, such as --torch cu128"
@@ -190,3 +191,24 @@ def contents_text(found: Contents) -> str:
     torch = f", torch {found.torch}" if found.torch else ""
     cuda = f" for CUDA {found.cuda}" if found.cuda else ""
     return f"Python {found.python}, llmb {found.llmb}{torch}{cuda}"
+
+
+def llmb_requirement(extras: str, package: Path | None = None) -> str:
+    """The folder of a source tree, the address that pip recorded, or a version of the index."""
+    folder = (package or Path(llmb.__file__).resolve().parent).parents[1]
+    if (folder / SOURCE).is_file():
+        return str(folder)
+    address = _address()
+    return f"llmb[{extras}] @ {address}" if address else f"llmb[{extras}]=={llmb.__version__}"
+
+
+def _address() -> str | None:
+    """Where this llmb was installed from, if not from an index."""
+    try:
+        found = json.loads(distribution("llmb").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, OSError, ValueError):
+        return None
+    address, commit = found.get("url"), found.get("vcs_info", {}).get("commit_id")
+    if address and commit:
+        return f"{found['vcs_info']['vcs']}+{address}@{commit}"
+    return str(address) if address else None

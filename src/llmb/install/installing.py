@@ -1,22 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 """An installation as a whole: what is known of it, what would be done, and doing it."""
 
-from collections.abc import Callable, Sequence
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from llmb.catalogue.load import Catalogue
-from llmb.install.answers import Answers
+from llmb.catalogue.resolve import CPU
+from llmb.errors import LlmbError, UserInterrupt
+from llmb.install.answers import EXISTING, NONE, Answers
 from llmb.install.cluster_file import answers_in, check_settings, kept_changes, settings
 from llmb.install.environment import FOLDER as ENVIRONMENT
-from llmb.install.environment import RECORD
+from llmb.install.environment import RECORD, python_of
 from llmb.install.preparation import Preparations
-from llmb.install.run_steps import StepResult, planned, run_steps
-from llmb.install.space import check_space
+from llmb.install.prepared_sizes import prepared_sizes
 from llmb.install.state import InstallState, Journal, opened_journal, read_state
-from llmb.install.steps import ImportImage, Installation, steps
+from llmb.install.steps import ImportImage, Installation, Step, steps
+from llmb.prepared.folders import prepared_folders
+from llmb.runs.disk_space import check_room
 from llmb.runs.folder import CLUSTER_CONFIG
+
+RESUMED = "the same command resumes here"
+ENVIRONMENT_BYTES = 12 * 10**9
+"""PyTorch for CUDA with its libraries, and as much again while it is unpacked; a guess on the safe side."""
+CPU_ENVIRONMENT_BYTES = 3 * 10**9
+DOWNLOADED = 2
+"""A checkpoint is downloaded, and converted beside the download."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """``kept`` was done before."""
+
+    name: str
+    state: Literal["done", "kept", "open"]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +107,70 @@ def install_all(
 def _was_moved(before: Path, root: Path) -> bool:
     """False for two names of the same folder, such as through a link."""
     return before != root and not (before.exists() and before.samefile(root))
+
+
+def run_steps(steps: Sequence[Step], say: Callable[[str], None]) -> list[StepResult]:
+    """Raises the error of the first step that fails; those before it are done."""
+    results = []
+    for number, step in enumerate(steps, start=1):
+        if step.is_done():
+            results.append(StepResult(step.name, "kept", "done before"))
+            continue
+        say(f"{number}/{len(steps)} {step.title}")
+        try:
+            results.append(StepResult(step.name, "done", step.do()))
+        except LlmbError as error:
+            do = f"{error.do}; {RESUMED}" if error.do else RESUMED
+            what = f"step {number} of {len(steps)}, {step.name}: {error.what}"
+            raise type(error)(what, where=error.where, choices=error.choices, do=do) from error
+        except KeyboardInterrupt as signal:
+            raise UserInterrupt(f"interrupted in step {number} of {len(steps)}, {step.name}; {RESUMED}") from signal
+    return results
+
+
+def planned(steps: Sequence[Step]) -> list[StepResult]:
+    """What would be done."""
+    return [
+        StepResult(step.name, "kept", "done before") if step.is_done() else StepResult(step.name, "open", step.title)
+        for step in steps
+    ]
+
+
+def check_space(catalogue: Catalogue, answers: Answers, root: Path) -> None:
+    """Raises EnvironmentProblem if the disk has less free than the installation takes."""
+    need = 0
+    if answers.environment != EXISTING and not (root / ENVIRONMENT).exists():
+        need += CPU_ENVIRONMENT_BYTES if answers.torch in (CPU, NONE, EXISTING) else ENVIRONMENT_BYTES
+    for workload, size in prepared_sizes(catalogue, answers) if answers.prepare in ("here", "job") else ():
+        documented = catalogue.workloads[workload].checkpoints.get(size)
+        if documented and not prepared_folders(root, workload).models.exists():
+            need += int(documented.size_gb * 10**9) * DOWNLOADED
+    check_room("the installation needs", need, root, "free some space, or give a --path on another disk")
+
+
+def free_text(root: Path) -> str:
+    """What is free on the disk of a folder that need not exist, in words."""
+    existing = next(place for place in (root, *root.parents) if place.exists())
+    return f"{shutil.disk_usage(existing).free / 10**9:,.0f} GB"
+
+
+def next_commands(catalogue: Catalogue, answers: Answers, root: Path, *, jobs: bool) -> Iterator[tuple[str, str]]:
+    """Commands, each after what it is for. ``jobs`` prepare something in the background."""
+    llmb = _llmb(python_of(answers, root))
+    yield "in this shell, and in the next ones", f"export LLMB_INSTALL={shlex.quote(str(root))}"
+    if jobs:
+        yield "preparations in the background", f"{llmb} jobs list"
+    if answers.prepare in ("here", "job"):
+        for workload, size in prepared_sizes(catalogue, answers):
+            yield "what is prepared, and what is missing", f"{llmb} prepare verify -w {workload} -s {size}"
+    plain = [name for name in answers.workloads if not catalogue.workloads[name].sources]
+    model = f"-w {plain[0]}" if plain else f"-w {answers.workloads[0]} --synthetic"
+    command = "submit" if answers.scheduler == "slurm" else "run"
+    wait = " --wait" if command == "submit" else ""
+    yield "a first result", f"{llmb} {command} {model} -s tiny --gpu-type cpu --scale 2{wait}"
+
+
+def _llmb(python: Path) -> str:
+    """The command as a shell takes it."""
+    script = python.with_name("llmb")
+    return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(str(python))} -P -m llmb.cli.main"

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from llmb.catalogue.resolve import CPU, gpu_types_of, sizes_of
 from llmb.catalogue.schema import WorkloadFile
 from llmb.errors import closest
-from llmb.install.answers import ALL, EXISTING, NONE, Answers, absolute
+from llmb.install.answers import ALL, EXISTING, NONE, Answers, absolute, path_problem
 from llmb.install.detect import Surroundings, torch_builds
 from llmb.install.image_sources import source_problem
-from llmb.install.paths import path_problem
 from llmb.install.prepared_sizes import prepared_sizes
 from llmb.schedulers.port import Partition
 

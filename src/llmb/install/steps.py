@@ -10,10 +10,15 @@ from llmb.catalogue.load import Catalogue
 from llmb.install.answers import EXISTING, Answers
 from llmb.install.cluster_file import Section, is_settled, settings, write_settings
 from llmb.install.environment import contents_text, is_made, make_environment, proven, python_of
-from llmb.install.hub_check import PREPARED_HOW, check_hub, hub_repositories
 from llmb.install.image_sources import SUFFIXES, image_path
 from llmb.install.images import has_image
-from llmb.install.preparation import Preparations, is_prepared
+from llmb.install.preparation import (
+    PREPARED_HOW,
+    Preparations,
+    check_hub,
+    hub_repositories,
+    is_prepared,
+)
 from llmb.install.prepared_sizes import prepared_sizes
 from llmb.install.state import Journal
 from llmb.prepared.folders import WORKLOADS

@@ -2,9 +2,12 @@
 """The samples of a dataset on disk: a JSON line each, in three splits, as NeMo's SQuAD has them, with its indexes."""
 
 import json
+import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
+from types import TracebackType
 from typing import Literal
 
 from pydantic import ValidationError
@@ -12,11 +15,10 @@ from pydantic import ValidationError
 from llmb import __version__
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError
-from llmb.prepare.replacing_file import ReplacingFile
 from llmb.prepare.samples import TEMPLATE, Sample
 from llmb.prepare.sources import Files, read_samples
 from llmb.prepared.packed_dataset import SPLITS, Split, incomplete_files
-from llmb.runs.checksums import file_checksum
+from llmb.runs.checksums import ChecksumWriter, file_checksum
 from llmb.runs.record import now
 
 RECORD = "samples.json"
@@ -206,3 +208,24 @@ def _write_index(path: Path) -> dict[str, str]:
 def _read_lines(path: Path) -> Iterator[bytes]:
     with path.open("rb") as stream:
         yield from stream
+
+
+class ReplacingFile(ChecksumWriter):
+    """Written beside ``path``, and renamed to it when the block ends and the content is on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.target, self.partial = path, path.with_name(f".{path.name}.partial")
+        super().__init__(self.partial)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            with closing(self.raw):
+                if kind is None:
+                    self.flush()
+                    os.fsync(self.fileno())
+            if kind is None:
+                self.partial.replace(self.target)
+        finally:
+            self.partial.unlink(missing_ok=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 from llmb.install.answers import OPTIONS, Answers
 from llmb.install.environment import python_of
+from llmb.install.installing import StepResult
 from llmb.install.removal import Removal
-from llmb.install.run_steps import StepResult
 from llmb.report.output import result_table
 from llmb.report.table import Table
 from llmb.shown_text import printable
