@@ -20,9 +20,9 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.engine.device import exact_fp32
 from llmb.engine.microbenchmarks.products import DTYPES, product
-from llmb.engine.microbenchmarks.timing import Prepared, timed
+from llmb.engine.microbenchmarks.timing import PreparedCall, timed
 from llmb.microbenchmarks.cases import gemm_cases
-from llmb.microbenchmarks.jobs import Job, ProductCase, ProductDtype
+from llmb.microbenchmarks.jobs import CaseList, ProductCase, ProductDtype
 
 TARGET = 1.03
 CALLS = 5
@@ -116,8 +116,8 @@ def engine_burst(call: Callable[[], object]) -> float:
         call()
         return time.process_time() - began
 
-    job = Job(device="cpu", cases=(), warm_ups=1, least_repeats=CALLS, most_repeats=CALLS)
-    found = timed(Prepared(call, seconds=seconds), CPU, job, None).seconds
+    job = CaseList(device="cpu", cases=(), warm_ups=1, least_repeats=CALLS, most_repeats=CALLS)
+    found = timed(PreparedCall(call, seconds=seconds), CPU, job, None).seconds
     assert found is not None
     return found
 

@@ -9,9 +9,9 @@ from llmb.microbenchmarks.jobs import (
     PASSES,
     AttentionCase,
     Case,
+    CaseList,
     CopyCase,
     DeviceReport,
-    Job,
     ProductCase,
     ProductDtype,
     Timing,
@@ -86,7 +86,7 @@ def attention_of(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def job_of(request: Mapping[str, Any]) -> Job:
+def job_of(request: Mapping[str, Any]) -> CaseList:
     """A copy, all products, attention with every backend, forward and both passes, then what is sustained."""
     works: list[CopyCase | ProductCase | AttentionCase] = [CopyCase(size_bytes=request["copy_bytes"])]
     works += [ProductCase(**shape) for shape in request["products"]]
@@ -97,7 +97,7 @@ def job_of(request: Mapping[str, Any]) -> Job:
         Case(name=f"sustained {number}", work=ProductCase(**shape), sustained_s=seconds)
         for number, shape in enumerate(request["sustained"])
     ]
-    return Job(device=request["device"], cases=tuple(cases))
+    return CaseList(device=request["device"], cases=tuple(cases))
 
 
 def _ways(device: str) -> Iterator[dict[str, Any]]:
@@ -106,7 +106,7 @@ def _ways(device: str) -> Iterator[dict[str, Any]]:
         yield {"backend": backend, "direction": "both"}
 
 
-def measured_of(job: Job, timings: Timings) -> dict[str, Any]:
+def measured_of(job: CaseList, timings: Timings) -> dict[str, Any]:
     """What was measured, in the form of the comparison's document."""
     rows: dict[str, Any] = {"environment": _environment(timings.device), **{name: [] for name in LISTS}}
     for case, timing in zip(job.cases, timings.timings, strict=True):

@@ -214,7 +214,7 @@ DECLARED: Mapping[str, Mapping[str, Any]] = {
         "mfu_pct": dict[str, float | None] | None,
         "forecast": DatedForecast | None,
         "time_limit_left_s": float | None,
-        "expectation": forecast.Comparison | None,
+        "expectation": forecast.ForecastComparison | None,
         "concerns": tuple[Concern, ...],
         "result": dict[str, Any] | None,
     },

@@ -7,7 +7,7 @@ from llmb.campaigns.entry import Entry, Selection
 from llmb.campaigns.expansion import Expansion, expand, scales_of, swept
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
-from llmb.catalogue.resolve import Request, Scales, resolve, sizes_of
+from llmb.catalogue.resolve import Request, ScaleChoices, resolve, sizes_of
 from llmb.errors import UsageError
 
 LLAMA, NEMOTRON, LORA, MAVERICK = (
@@ -132,7 +132,7 @@ def test_every_name_of_a_model_is_split(catalogue: Catalogue) -> None:
         split_model(catalogue, "")
 
 
-LISTED = Scales((8, 16, 64), (1, 2), "double")
+LISTED = ScaleChoices((8, 16, 64), (1, 2), "double")
 
 
 def test_scales_within_limits() -> None:
@@ -152,7 +152,7 @@ def test_scales_within_limits() -> None:
     st.sampled_from(["double", "refuse", "any"]),
 )
 def test_no_scale_is_above_the_limit_and_none_is_lost(full: set[int], limit: int, exact: bool, above: str) -> None:
-    found = scales_of(Selection(max_scale=limit, exact_scales=exact), Scales(tuple(sorted(full)), (), above))
+    found = scales_of(Selection(max_scale=limit, exact_scales=exact), ScaleChoices(tuple(sorted(full)), (), above))
     assert all(scale <= limit for scale in found)
     assert found == sorted(set(found))
     assert set(found) >= {scale for scale in full if scale <= limit}

@@ -155,9 +155,9 @@ def test_a_recorded_nvidia_smi_is_called_as_a_program(
         return said
 
     from llmb.health.facts.gpus import read_gpus
-    from llmb.health.facts.source import Source
+    from llmb.health.facts.source import FactSource
 
-    read_gpus(Source(root=node.root, ask=record), "node1")
+    read_gpus(FactSource(root=node.root, ask=record), "node1")
     code, document, _ = called(capsys, "--only", "gpu", "--gpu-type", "h100")
     assert (folder / "asked").read_text().splitlines() == [" ".join(command[1:]) for command in asked]
     found = {item["name"]: item for item in document["checks"]}

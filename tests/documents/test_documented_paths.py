@@ -75,6 +75,7 @@ def save_checkpoint(folder: RunFolder, plan: EnginePlan) -> None:
         step=plan.steps,
         consumed_samples=samples,
         files={"weights/__0_0.distcp": 1},
+        crc32={"weights/__0_0.distcp": "00000000"},
     )
     (path / "checkpoint.json").write_text(record.model_dump_json())
 

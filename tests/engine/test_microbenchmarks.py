@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from llmb.engine.microbenchmarks import memory_need, timing
-from llmb.engine.microbenchmarks.attention import Choices
+from llmb.engine.microbenchmarks.attention import AttentionChoices
 from llmb.engine.microbenchmarks.copies import copy
 from llmb.engine.microbenchmarks.launches import MANY, add_many
 from llmb.engine.microbenchmarks.memory_need import free_bytes, needed_bytes
 from llmb.engine.microbenchmarks.products import DTYPES, product
 from llmb.engine.microbenchmarks.run import run_job
-from llmb.engine.microbenchmarks.timing import Prepared, last_part, timed
+from llmb.engine.microbenchmarks.timing import PreparedCall, last_part, timed
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
-from llmb.microbenchmarks.jobs import PASSES, AttentionCase, Case, CopyCase, Job, LaunchCase, ProductCase
+from llmb.microbenchmarks.jobs import PASSES, AttentionCase, Case, CaseList, CopyCase, LaunchCase, ProductCase
 
 CPU = torch.device("cpu")
 M, K, N = 48, 32, 64
@@ -34,7 +34,9 @@ ATTENTION = AttentionCase(
 
 
 def job(*works, **values):
-    return Job(device="cpu", cases=tuple(Case(name=f"case {n}", work=work) for n, work in enumerate(works)), **values)
+    return CaseList(
+        device="cpu", cases=tuple(Case(name=f"case {n}", work=work) for n, work in enumerate(works)), **values
+    )
 
 
 @pytest.mark.parametrize("training_pass", PASSES)
@@ -82,7 +84,7 @@ def plain_attention(query, key, value):
 @pytest.mark.parametrize("direction", ["forward", "backward", "both"])
 def test_attention_is_causal_with_grouped_heads(direction) -> None:
     case = ATTENTION.model_copy(update={"direction": direction})
-    choices = Choices(CPU, job(case))
+    choices = AttentionChoices(CPU, job(case))
     choices.prepare(case)  # tries backends, which draws numbers
     torch.manual_seed(7)
     prepared = choices.prepare(case)
@@ -100,12 +102,12 @@ def test_attention_is_causal_with_grouped_heads(direction) -> None:
 
 def test_a_backward_pass_can_be_repeated() -> None:
     case = ATTENTION.model_copy(update={"direction": "backward", "backend": "math"})
-    prepared = Choices(CPU, job(case)).prepare(case)
+    prepared = AttentionChoices(CPU, job(case)).prepare(case)
     assert timed(prepared, CPU, job(case, least_repeats=4, most_repeats=4), None).repeats == 4
 
 
 def test_the_same_shape_is_tried_once() -> None:
-    choices = Choices(CPU, job(ATTENTION))
+    choices = AttentionChoices(CPU, job(ATTENTION))
     for direction in ("forward", "backward", "both"):
         choices.prepare(ATTENTION.model_copy(update={"direction": direction}))
     assert len(choices.chosen) == 1
@@ -140,7 +142,7 @@ def test_what_is_sustained_takes_as_long_as_asked(monkeypatch) -> None:
         now[0] += 0.01
 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    found = timed(Prepared(call), CPU, job(), sustained_s=3.0)
+    found = timed(PreparedCall(call), CPU, job(), sustained_s=3.0)
     assert found.seconds == pytest.approx(0.01)
     assert now[0] >= 3.0
     per_chunk = round(timing.CHUNK_S / 0.01)
@@ -150,7 +152,8 @@ def test_what_is_sustained_takes_as_long_as_asked(monkeypatch) -> None:
 def test_a_burst_is_the_median_after_warm_ups() -> None:
     times = iter([100.0, 3.0, 1.0, 2.0])
     warm = []
-    found = timed(Prepared(lambda: warm.append(next(times) if not warm else None), seconds=lambda: next(times)), CPU,
+    call = PreparedCall(lambda: warm.append(next(times) if not warm else None), seconds=lambda: next(times))
+    found = timed(call, CPU,
                   job(warm_ups=1, least_repeats=3, most_repeats=3), None)  # fmt: skip
     assert (found.seconds, found.fastest, found.slowest, found.repeats) == (2.0, 1.0, 3.0, 3)
     assert warm == [100.0]
@@ -216,7 +219,7 @@ class TestOnAGpu:
         if dtype == "fp8" and torch.cuda.get_device_capability() < (8, 9):
             pytest.skip("this GPU has no FP8")
         works = [ProductCase(m=256, k=512, n=1024, dtype=dtype, training_pass=one) for one in PASSES]
-        found = run_job(Job(device="cuda", cases=tuple(Case(name="one", work=work) for work in works)), print)
+        found = run_job(CaseList(device="cuda", cases=tuple(Case(name="one", work=work) for work in works)), print)
         assert [timing.reason for timing in found.timings] == [None] * 3
         assert all(0 < timing.fastest <= timing.seconds <= timing.slowest for timing in found.timings)
         assert found.device.device == torch.cuda.get_device_name()
@@ -224,21 +227,21 @@ class TestOnAGpu:
     @pytest.mark.parametrize("direction", ["forward", "backward", "both"])
     def test_attention_has_the_fastest_backend(self, direction) -> None:
         case = ATTENTION.model_copy(update={"direction": direction, "dtype": "bf16", "seq_len": 512, "head_dim": 64})
-        (timing_,) = run_job(Job(device="cuda", cases=(Case(name="one", work=case),)), print).timings
+        (timing_,) = run_job(CaseList(device="cuda", cases=(Case(name="one", work=case),)), print).timings
         assert timing_.seconds > 0 and timing_.backend in ("flash", "cudnn", "efficient")
 
     def test_transfers_both_ways(self) -> None:
         from llmb.microbenchmarks.cases import transfer_cases
 
         cases = tuple(asked.case for asked in transfer_cases((2**20,)))
-        found = run_job(Job(device="cuda", cases=cases), print).timings
+        found = run_job(CaseList(device="cuda", cases=cases), print).timings
         assert len(found) == 4 and all(timing_.seconds > 0 for timing_ in found)
 
     def test_launches_every_way(self) -> None:
         from llmb.microbenchmarks.cases import launch_cases
 
         cases = tuple(asked.case for asked in launch_cases("cuda"))
-        found = run_job(Job(device="cuda", cases=cases), print).timings
+        found = run_job(CaseList(device="cuda", cases=cases), print).timings
         assert [timing_.reason for timing_ in found] == [None] * 4
         host, _device, graph, round_trip = (timing_.seconds for timing_ in found)
         assert graph < round_trip and host < 1e-3
@@ -246,12 +249,12 @@ class TestOnAGpu:
     def test_what_is_sustained_is_one_call(self) -> None:
         work = ProductCase(m=2048, k=2048, n=2048, dtype="bf16", training_pass="forward")
         burst, long = (Case(name="one", work=work, sustained_s=seconds) for seconds in (None, 1.0))
-        found = run_job(Job(device="cuda", cases=(burst, long)), print).timings
+        found = run_job(CaseList(device="cuda", cases=(burst, long)), print).timings
         assert found[1].repeats > found[0].repeats
         assert found[0].seconds / 5 < found[1].seconds < 5 * found[0].seconds
 
     def test_a_shape_without_memory_is_named(self) -> None:
         huge, small = CopyCase(size_bytes=2**42), CopyCase(size_bytes=2**20)
         cases = (Case(name="huge", work=huge), Case(name="small", work=small))
-        found = run_job(Job(device="cuda", cases=cases), print).timings
+        found = run_job(CaseList(device="cuda", cases=cases), print).timings
         assert found[0].out_of_memory and found[1].seconds > 0

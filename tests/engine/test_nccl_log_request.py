@@ -8,7 +8,7 @@ import pytest
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
-from llmb.engine.profile import NcclLog, ask_for_nccl_log
+from llmb.engine.profile import NcclTrace, ask_for_nccl_log
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan, make_plan
@@ -60,7 +60,7 @@ def test_other_runs_ask_for_nothing(tmp_path: Path) -> None:
 def test_a_rank_notes_where_its_steps_begin(tmp_path: Path) -> None:
     log = nccl_log(RunFolder(tmp_path), 3)
     log.parent.mkdir()
-    notes = NcclLog(log)
+    notes = NcclTrace(log)
     line = (
         "node:1:2 [0] NCCL INFO AllReduce: opCount 0 sendbuff 0x1 recvbuff 0x2 count 4 datatype 7 op 0 root 0 comm 0x3"
         " [nranks=8] stream 0x4\n"

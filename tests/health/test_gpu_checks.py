@@ -25,16 +25,16 @@ from llmb.health.facts.gpus import (
 )
 from llmb.health.records import Check, NotChecked
 from llmb.health.rules import names_of, rules
-from llmb.health.wanted import Wanted
+from llmb.health.wanted import WantedFacts
 from llmb.tools import Said
 
 CATALOGUE = Catalogue().gpus
-H100 = Wanted(catalogue=CATALOGUE, gpu=CATALOGUE["h100"], gpu_type_by="--gpu-type", gpus=8, gpus_by="--gpus")
-ANY = Wanted(catalogue=CATALOGUE)
+H100 = WantedFacts(catalogue=CATALOGUE, gpu=CATALOGUE["h100"], gpu_type_by="--gpu-type", gpus=8, gpus_by="--gpus")
+ANY = WantedFacts(catalogue=CATALOGUE)
 Change = Callable[[RecordedNode], object]
 
 
-def checked(node: RecordedNode, wanted: Wanted = H100) -> dict[str, Check | NotChecked]:
+def checked(node: RecordedNode, wanted: WantedFacts = H100) -> dict[str, Check | NotChecked]:
     findings = list(gpu_checks(read_gpus(node.source, "node1"), wanted))
     assert len({finding.name for finding in findings}) == len(findings)
     return {finding.name: finding for finding in findings}

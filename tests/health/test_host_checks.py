@@ -12,7 +12,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.health.checks.network import network_checks
 from llmb.health.checks.system import cpu_checks, kernel_checks, limit_checks, memory_checks
 from llmb.health.facts.network import read_network
-from llmb.health.facts.source import Source
+from llmb.health.facts.source import FactSource
 from llmb.health.facts.system import (
     CpuFacts,
     LimitFacts,
@@ -26,14 +26,16 @@ from llmb.health.facts.system import (
 )
 from llmb.health.records import Check, NotChecked
 from llmb.health.rules import Finding, names_of, rules
-from llmb.health.wanted import Wanted
+from llmb.health.wanted import WantedFacts
 from llmb.tools import Said
 
 CATALOGUE = Catalogue().gpus
 PUBLIC = """4: eth1    inet 8.8.8.8/24 brd 8.8.8.255 scope global eth1
 4: eth1    inet6 2606:4700::1111/64 scope global
 """
-H100 = Wanted(catalogue=CATALOGUE, gpu=CATALOGUE["h100"], gpus=8, gpus_by="--gpus", cluster=True, fabric="infiniband")
+H100 = WantedFacts(
+    catalogue=CATALOGUE, gpu=CATALOGUE["h100"], gpus=8, gpus_by="--gpus", cluster=True, fabric="infiniband"
+)
 GIB = 2**30
 AREAS = ("cpu", "memory", "kernel", "limits", "network")
 NET, IB, CPU = "sys/class/net", "sys/class/infiniband", "sys/devices/system/cpu"
@@ -433,7 +435,7 @@ def test_what_no_file_shows_is_not_checked(tmp_path: Path) -> None:
         (tmp_path / folder).rename(tmp_path / f"no-{folder}")
     host.node.said.clear()
     host.memory.clear()
-    host.wanted, host.gpus = Wanted(), 0
+    host.wanted, host.gpus = WantedFacts(), 0
     passed = {name for name, one in host.found().items() if getattr(one, "status", "") == "pass"}
     assert passed <= {"cpu_allowed", "memory_shm", "limits_nofile", "limits_nproc", "limits_stack"}
 
@@ -465,4 +467,4 @@ def test_control_groups_of_version_1_limit_memory(host: Host, limit: str, known:
 
 
 def test_limits_are_those_of_this_process() -> None:
-    assert {*read_limits(Source()).limits} == {"memlock", "nofile", "nproc", "stack"}
+    assert {*read_limits(FactSource()).limits} == {"memlock", "nofile", "nproc", "stack"}

@@ -25,10 +25,10 @@ from llmb.health.facts.clock import read_clock
 from llmb.health.facts.container import EnrootFolder, expanded, read_containers
 from llmb.health.facts.disk import DiskFacts, Mount, Rates, mount_of, read_disk
 from llmb.health.facts.software import read_software
-from llmb.health.facts.source import Missing, Source
+from llmb.health.facts.source import FactSource, Missing
 from llmb.health.records import Check, NotChecked
 from llmb.health.rules import Finding, names_of, rule_of, rules
-from llmb.health.wanted import Wanted
+from llmb.health.wanted import WantedFacts
 from llmb.schedulers.port import NodeState, Plugin, SchedulerSetup
 from llmb.tools import Said, ask_program
 
@@ -60,7 +60,7 @@ SETUP = SchedulerSetup(
     },
     node=NodeState(state="IDLE", usable=True, gpus=8),
 )
-WANTED = Wanted(gpus=8, gpus_by="--gpus", cluster=True, runtime="none")
+WANTED = WantedFacts(gpus=8, gpus_by="--gpus", cluster=True, runtime="none")
 PYXIS = replace(WANTED, runtime="pyxis")
 
 
@@ -447,7 +447,7 @@ def test_damaged_output_is_no_crash(site: Site) -> None:
 
 
 def test_a_folder_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
-    facts = read_disk(Source(), tmp_path, 8 * 2**20)
+    facts = read_disk(FactSource(), tmp_path, 8 * 2**20)
     assert isinstance(facts, DiskFacts)
     assert isinstance(facts.rates, Rates)
     assert (facts.rates.written, facts.rates.read) == (8 * 2**20, 8 * 2**20)
@@ -459,7 +459,7 @@ def test_a_folder_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a", "x" * 300], ids=["missing", "not to be looked at"])
 def test_the_nearest_folder_stands_in_for_one_that_is_missing(tmp_path: Path, name: str) -> None:
-    facts = read_disk(Source(), tmp_path / name / "b", 0)
+    facts = read_disk(FactSource(), tmp_path / name / "b", 0)
     assert isinstance(facts, DiskFacts)
     assert (facts.exists, facts.path) == (False, str(tmp_path.resolve()))
     assert facts.rates == Missing("not measured: --no-disk")

@@ -26,7 +26,7 @@ from llmb.report.nodes_report import nodes_document, nodes_tables
 from llmb.report.table import table_lines
 from llmb.schedulers.local.scheduler import LocalScheduler
 from llmb.schedulers.lookup import cluster_schema, find_scheduler
-from llmb.schedulers.port import Answers, AskedJob, JobState, NodeState, Submitted
+from llmb.schedulers.port import AskedJob, JobAnswers, JobState, NodeState, Submitted
 from llmb.site.site import Site
 
 WHEN = "2026-11-22T11:00:00+00:00"
@@ -125,9 +125,9 @@ class Scripted(LocalScheduler):
             raise UsageError(self.rejects[spec.node])
         return Submitted({None: f"job-{spec.node}"})
 
-    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> Answers:
+    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
         self.calls["states"] += 1
-        return Answers({job.key: self._next(job.key) for job in jobs})
+        return JobAnswers({job.key: self._next(job.key) for job in jobs})
 
     def _next(self, node: str) -> JobState:
         left = self.phases[node]
@@ -265,7 +265,7 @@ def test_a_check_that_no_job_was_accepted_for_does_not_hide_the_one_before(tmp_p
 
 
 class Silent(Scripted):
-    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> Answers:
+    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
         raise InfrastructureError("Slurm does not answer")
 
 
@@ -278,7 +278,7 @@ def test_a_scheduler_that_never_answers_again_leaves_nodes_unchecked(tmp_path: P
 
 
 class Interrupted(Scripted):
-    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> Answers:
+    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
         raise KeyboardInterrupt
 
 

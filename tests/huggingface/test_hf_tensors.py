@@ -4,7 +4,7 @@
 import pytest
 
 from llmb.huggingface.formats import known_formats
-from llmb.huggingface.tensors import Stored, hugging_face_name, hugging_face_shape, match_tensors, stored_tensors
+from llmb.huggingface.tensors import StoredTensor, hugging_face_name, hugging_face_shape, match_tensors, stored_tensors
 
 LLAMA, LLAMA4, MIXTRAL, QWEN = (
     next(form for form in known_formats() if form.model_type == name)
@@ -15,14 +15,14 @@ THEIR_GATE_UP = "model.layers.1.feed_forward.experts.gate_up_proj"
 PARAMETERS = {"embed_tokens.weight": (8, 4), GATE_UP: (3, 4, 2, 5), "norm.weight": (4,), "lm_head.weight": (8, 4)}
 
 
-def stored(prefix: str = "", dtype: str = "BF16") -> dict[str, Stored]:
+def stored(prefix: str = "", dtype: str = "BF16") -> dict[str, StoredTensor]:
     shapes = {
         "model.embed_tokens.weight": (8, 4),
         THEIR_GATE_UP: (3, 4, 10),
         "model.norm.weight": (4,),
         "lm_head.weight": (8, 4),
     }
-    return {prefix + name: Stored("model.safetensors", shape, dtype) for name, shape in shapes.items()}
+    return {prefix + name: StoredTensor("model.safetensors", shape, dtype) for name, shape in shapes.items()}
 
 
 def test_all_but_the_head_are_below_model() -> None:
@@ -46,7 +46,7 @@ def test_experts_may_have_tensors_of_their_own() -> None:
 
 def test_a_head_is_left_out_only_where_embeddings_are_tied() -> None:
     parameters = {"embed_tokens.weight": (8, 4)}
-    found = {name: Stored("a", (8, 4), "BF16") for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    found = {name: StoredTensor("a", (8, 4), "BF16") for name in ("model.embed_tokens.weight", "lm_head.weight")}
     assert match_tensors(parameters, found, QWEN, tied=True).left_out == ("lm_head.weight",)
     assert match_tensors(parameters, found, QWEN).problems == ("lm_head.weight is not a tensor of this model",)
 
@@ -68,22 +68,24 @@ def test_every_parameter_is_found(prefix: str) -> None:
 def test_the_vision_part_and_computed_tables_are_left_out() -> None:
     extra = ("vision_model.class_embedding", "multi_modal_projector.linear_1.weight")
     table = "language_model.model.layers.0.self_attn.rotary_emb.inv_freq"
-    found = stored("language_model.") | {name: Stored("a", (7,), "I8") for name in (*extra, table)}
+    found = stored("language_model.") | {name: StoredTensor("a", (7,), "I8") for name in (*extra, table)}
     match = match_tensors(PARAMETERS, found, LLAMA4)
     assert match.problems == ()
     assert set(match.left_out) == {*extra, table}
 
 
 def test_a_vision_part_of_no_multimodal_model_is_not_expected() -> None:
-    match = match_tensors(PARAMETERS, stored() | {"vision_model.class_embedding": Stored("a", (7,), "F32")}, LLAMA4)
+    match = match_tensors(
+        PARAMETERS, stored() | {"vision_model.class_embedding": StoredTensor("a", (7,), "F32")}, LLAMA4
+    )
     assert match.problems == ("vision_model.class_embedding is not a tensor of this model",)
 
 
 def test_every_problem_is_told() -> None:
-    found = stored() | {"model.layers.0.self_attn.q_proj.bias": Stored("a", (4,), "F32")}
+    found = stored() | {"model.layers.0.self_attn.q_proj.bias": StoredTensor("a", (4,), "F32")}
     del found["lm_head.weight"]
-    found["model.norm.weight"] = Stored("a", (5,), "F32")
-    found["model.embed_tokens.weight"] = Stored("a", (8, 4), "F8_E4M3")
+    found["model.norm.weight"] = StoredTensor("a", (5,), "F32")
+    found["model.embed_tokens.weight"] = StoredTensor("a", (8, 4), "F8_E4M3")
     assert match_tensors(PARAMETERS, found, LLAMA4).problems == (
         "model.embed_tokens.weight is F8_E4M3; supported are F32, BF16, F16",
         "model.norm.weight has the shape [5]; the model has [4]",

@@ -28,7 +28,7 @@ from llmb.runs.folder import NotWritable, cannot_write, write_atomically
 from llmb.runs.plan import Plan
 from llmb.runs.record import queued_record, write_record
 from llmb.schedulers.local.scheduler import LocalScheduler
-from llmb.schedulers.port import Answers, AskedJob
+from llmb.schedulers.port import AskedJob, JobAnswers
 
 OWNER, COLLEAGUE, GROUP = 20_001, 20_002, 30_001
 
@@ -192,7 +192,7 @@ def test_the_log_of_another_users_run_is_followed_to_its_end(
     answers, said = [InfrastructureError("it does not answer")], list[str]()
     states = LocalScheduler.states
 
-    def answer(self: LocalScheduler, jobs: Sequence[AskedJob], time_out_s: float) -> Answers:
+    def answer(self: LocalScheduler, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
         if answers:
             raise answers.pop()
         return states(self, jobs, time_out_s)

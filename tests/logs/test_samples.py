@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmb.errors import UsageError
 from llmb.logs.files import parse_file
 from llmb.logs.formats.known import FORMATS
 from llmb.logs.formats.nemo2 import find_steps
@@ -268,7 +269,15 @@ def test_a_file_cut_anywhere_is_read_in_any_chunks(name, where, chunk_bytes):
     text = text_of(name)
     end = int(where * len(text))
     text = text[max(0, end - 4 * chunk_bytes - 1000) : end]
-    assert repr(asdict(read(text, chunk_bytes))) == repr(asdict(read(text)))
+    assert outcome(text, chunk_bytes) == outcome(text)
+
+
+def outcome(text, *chunk_bytes):
+    """What is read, or why it is refused: a cut may leave a bar of another length than the training has."""
+    try:
+        return repr(asdict(read(text, *chunk_bytes)))
+    except UsageError as error:
+        return str(error)
 
 
 WORDS = b"\n,\r,\r\n,nan,inf,-1,1e999,.,\x1b[,\x1b[31m,\x00,\xff,11: ,[rank7]: ,{,},],|,  ,Training epoch ".split(b",")

@@ -4,7 +4,13 @@
 import pytest
 
 from llmb.errors import UsageError
-from llmb.health.collectives import Asked, collective_job, measurement_file, named_collectives, raise_if_wrong
+from llmb.health.collectives import (
+    CollectiveRequest,
+    collective_job,
+    measurement_file,
+    named_collectives,
+    raise_if_wrong,
+)
 from llmb.microbenchmarks.collective_records import (
     CollectiveJob,
     CollectiveResult,
@@ -22,7 +28,7 @@ DEVICE = DeviceReport(
     python="3.11", torch="2.13", cuda=None, cudnn=None, cudnn_number=None, nccl=None, driver=None,
     device="a CPU", device_memory_gib=None, cpu_threads=1,
 )  # fmt: skip
-ASKED = Asked(collectives=COLLECTIVES, least=8, most=None, factor=2, iterations=20, warm_ups=5)
+ASKED = CollectiveRequest(collectives=COLLECTIVES, least=8, most=None, factor=2, iterations=20, warm_ups=5)
 
 
 def result_of(*rows, ranks=4, missing=(), nodes=1) -> CollectiveResult:

@@ -11,7 +11,7 @@ from llmb.engine.huggingface.weights_import import parameter_shapes as engine_sh
 from llmb.errors import UsageError
 from llmb.huggingface.config import config_differences
 from llmb.huggingface.formats import format_of
-from llmb.huggingface.tensors import Stored, match_tensors
+from llmb.huggingface.tensors import StoredTensor, match_tensors
 from llmb.prepare.dataset import DatasetRequest, prepare_dataset
 from llmb.prepare.small_files import MODEL, SAMPLES, squad_rows, write_small_files
 from llmb.prepare.small_model import parameter_shapes
@@ -65,7 +65,7 @@ def test_the_model_can_be_imported(workload: str, family: str, tmp_path: Path) -
     folder, model = tmp_path / "small" / MODEL, Catalogue().families[family]["tiny"]
     assert not list(config_differences(model, json.loads((folder / "config.json").read_text())))
     tensors = load_file(folder / "model.safetensors")
-    stored = {name: Stored("model.safetensors", tensor.shape, "F32") for name, tensor in tensors.items()}
+    stored = {name: StoredTensor("model.safetensors", tensor.shape, "F32") for name, tensor in tensors.items()}
     match = match_tensors(engine_shapes(model), stored, format_of(model))
     assert not match.problems
     assert not match.left_out

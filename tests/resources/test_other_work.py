@@ -22,12 +22,12 @@ from llmb.resources.processes import NodeProcesses
 from llmb.resources.read import Sampled
 from llmb.resources.records import OtherWork
 from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, SeenRun
-from llmb.resources.series import Span
+from llmb.resources.series import TimeSpan
 from llmb.runs.choices import Choices
 
 SPIN = "while True: pass"
 ORPHAN = '"$@" >/dev/null & echo $!'
-WINDOW = (Span(12, 14), Span(14, 16))
+WINDOW = (TimeSpan(12, 14), TimeSpan(14, 16))
 SEEN = SeenRun(program="llmb.engine.worker", folder="/b/run", pid=7, since_s=11.0)
 
 
@@ -164,7 +164,7 @@ def sampled(
     return Sampled(SamplerStart(node="n1", cores=cores, interval_s=every_s), samples)
 
 
-def found(*nodes: Sampled, spans: tuple[Span, ...] = WINDOW, device: str = "cpu") -> OtherWork:
+def found(*nodes: Sampled, spans: tuple[TimeSpan, ...] = WINDOW, device: str = "cpu") -> OtherWork:
     work = find_other_work(nodes, spans, "cuda" if device == "cuda" else "cpu")
     assert isinstance(work, OtherWork), work
     return work
@@ -194,12 +194,12 @@ def test_what_disturbs(
 
 
 def test_a_window_between_two_samples_is_known_by_them() -> None:
-    assert found(sampled(2.0), spans=(Span(12.2, 12.3),)).nodes[0].sampled_s == 2
-    assert found(sampled(2.0, every_s=0.1), spans=(Span(12.2, 12.3),)).nodes[0].sampled_s >= 0.5
+    assert found(sampled(2.0), spans=(TimeSpan(12.2, 12.3),)).nodes[0].sampled_s == 2
+    assert found(sampled(2.0, every_s=0.1), spans=(TimeSpan(12.2, 12.3),)).nodes[0].sampled_s >= 0.5
 
 
 def test_samples_elsewhere_tell_nothing() -> None:
-    assert find_other_work((sampled(),), (Span(50, 60),), "cpu") == NOT_SAMPLED
+    assert find_other_work((sampled(),), (TimeSpan(50, 60),), "cpu") == NOT_SAMPLED
     assert find_other_work((), WINDOW, "cpu") == NOT_SAMPLED
 
 

@@ -9,11 +9,11 @@ import pytest
 from llmb.resources.read import Sampled
 from llmb.resources.records import ResourceUse
 from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart
-from llmb.resources.series import Span
+from llmb.resources.series import TimeSpan
 from llmb.resources.summary import NOT_COVERED, NOT_TOLD, SampledWork, summarize
 
 GPUS = (SampledGpu(index=0, uuid="GPU-a"), SampledGpu(index=1, uuid="GPU-b"))
-WORK = SampledWork(spans=(Span(12, 14), Span(14, 16)), tokens=1000, device="cuda", nodes=("n1",))
+WORK = SampledWork(spans=(TimeSpan(12, 14), TimeSpan(14, 16)), tokens=1000, device="cuda", nodes=("n1",))
 GIB = 2**30
 
 
@@ -79,7 +79,7 @@ def test_only_the_steps_of_the_window_count() -> None:
 
 
 def test_time_between_steps_is_left_out() -> None:
-    found = use(replace(WORK, spans=(Span(12, 13), Span(20, 21))))
+    found = use(replace(WORK, spans=(TimeSpan(12, 13), TimeSpan(20, 21))))
     assert found.samples == 4
     assert found.energy_j == pytest.approx(1600)
 
@@ -126,7 +126,7 @@ def test_without_nvml_the_reason_for_no_energy_is_that() -> None:
 
 
 def test_a_window_that_the_samples_do_not_cover() -> None:
-    found = use(replace(WORK, spans=(Span(5, 12),)))
+    found = use(replace(WORK, spans=(TimeSpan(5, 12),)))
     assert found.energy_j is None and found.hosts[0].cpu_pct_mean is None
     assert found.reasons["energy_j"] == found.reasons["hosts.cpu_pct_mean"] == NOT_COVERED
     assert found.gpus and found.gpus[0].power_w_mean == 200
@@ -142,9 +142,13 @@ def test_of_a_restarted_run_the_sampler_that_saw_the_window() -> None:
 @pytest.mark.parametrize(
     ("runs", "spans", "reason"),
     [
-        ((), (Span(1, 2),), "the run folder has no samples"),
-        ((sampled(),), (Span(12.2, 12.4),), "no sample in the 0.2 s of the window's steps; --resource-interval is 1 s"),
-        ((sampled(),), (Span(50, 60),), "the samples end before the window's steps"),
+        ((), (TimeSpan(1, 2),), "the run folder has no samples"),
+        (
+            (sampled(),),
+            (TimeSpan(12.2, 12.4),),
+            "no sample in the 0.2 s of the window's steps; --resource-interval is 1 s",
+        ),
+        ((sampled(),), (TimeSpan(50, 60),), "the samples end before the window's steps"),
     ],
 )
 def test_without_a_sample_there_is_a_reason(runs: tuple[Sampled, ...], spans: Any, reason: str) -> None:

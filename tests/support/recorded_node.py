@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmb.health.facts.source import Source
+from llmb.health.facts.source import FactSource
 from llmb.runs.gpu_states import QUERIES
 from llmb.tools import Said
 
@@ -129,8 +129,8 @@ class RecordedNode:
         (root / "dev" / "shm").mkdir(parents=True)
 
     @property
-    def source(self) -> Source:
-        return Source(root=self.root, ask=self.ask, environ={"HOME": "/home/u"})
+    def source(self) -> FactSource:
+        return FactSource(root=self.root, ask=self.ask, environ={"HOME": "/home/u"})
 
     def write(self, name: str, text: str) -> None:
         path = self.root / name

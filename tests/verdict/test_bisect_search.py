@@ -6,7 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
-from llmb.verdict.bisect_search import MOST_RUNS, Found, Measure, Observations, Step, Stuck, next_step, probabilities
+from llmb.verdict.bisect_search import (
+    MOST_RUNS,
+    BisectFinding,
+    Measure,
+    Observations,
+    Step,
+    Stuck,
+    next_step,
+    probabilities,
+)
 
 Means = dict[int, list[float]]
 
@@ -42,7 +51,7 @@ def test_the_change_is_found_in_noise_with_few_runs(count: int, slow_down: float
         generator = random.Random(seed)
         change = generator.randrange(1, count)
         step, means = searched(count, noisy(change, generator, cv=0.005, slow_down=slow_down, outliers=outliers))
-        found += isinstance(step, Found) and step.first == step.last == change
+        found += isinstance(step, BisectFinding) and step.first == step.last == change
         taken += sum(map(len, means.values()))
     assert found / trials >= 0.95
     assert taken / trials <= runs
@@ -55,7 +64,7 @@ def test_the_probability_that_is_reported_holds() -> None:
         generator = random.Random(seed)
         change = generator.randrange(1, 8)
         step, _ = searched(8, noisy(change, generator, cv=0.005, slow_down=0.015))
-        if isinstance(step, Found):
+        if isinstance(step, BisectFinding):
             said += step.probability
             right += step.first == change
     assert right >= said - 0.05 * trials
@@ -73,7 +82,7 @@ def test_the_two_known_candidates_are_run_first() -> None:
 
 def test_two_candidates_need_no_further_run() -> None:
     known: Means = {0: [1.0, 1.001, 0.999], 1: [1.1, 1.101, 1.099]}
-    assert next_step(Observations(2, known)) == Found(1, 1, 1.0)
+    assert next_step(Observations(2, known)) == BisectFinding(1, 1, 1.0)
     with pytest.raises(ValueError, match="two candidates"):
         next_step(Observations(1, known))
 
@@ -93,11 +102,11 @@ def test_a_difference_that_is_not_clear_yet_needs_more_runs_of_both() -> None:
 def test_candidates_that_cannot_run_are_left_in_the_answer() -> None:
     for change in (3, 4, 5):
         step, means = searched(8, lambda place, change=change: 1.1 if place >= change else 1.0, frozenset({3, 4}))
-        assert isinstance(step, Found)
+        assert isinstance(step, BisectFinding)
         assert (step.first, step.last) == (3, 5)
         assert not {3, 4} & means.keys()
     step, _ = searched(8, lambda place: 1.1 if place >= 6 else 1.0, frozenset({3, 4}))
-    assert isinstance(step, Found) and (step.first, step.last) == (6, 6)
+    assert isinstance(step, BisectFinding) and (step.first, step.last) == (6, 6)
 
 
 def test_two_changes_are_reported_instead_of_one() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from llmb.errors import UsageError
-from llmb.verdict.expectations_file import Entry, Expectations, read_expectations
+from llmb.verdict.expectations_file import ExpectationEntry, Expectations, read_expectations
 
 FILE = """\
 tolerance_pct: 2
@@ -120,5 +120,5 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_an_entry_for_everything_fits_everything(tmp_path: Path) -> None:
     file = expectations(tmp_path, "expectations:\n- {step_time_s: 1.5}\n")
-    assert isinstance(file.entry_for(BF16), Entry)
-    assert isinstance(file.entry_for({}), Entry)
+    assert isinstance(file.entry_for(BF16), ExpectationEntry)
+    assert isinstance(file.entry_for({}), ExpectationEntry)

@@ -20,7 +20,7 @@ from llmb.runs.identity import differences
 from llmb.runs.record_file import BrokenRecord
 from llmb.verdict.bisect_search import (
     CONFIDENCE,
-    Found,
+    BisectFinding,
     Measure,
     Observations,
     Step,
@@ -85,9 +85,9 @@ def bisect_report(state: BisectState, install: Path, say: Say) -> BisectReport:
 
 
 def _report(state: BisectState, known: Observations, step: Step) -> BisectReport:
-    place = step.last if isinstance(step, Found) else step.place
+    place = step.last if isinstance(step, BisectFinding) else step.place
     measure = step if isinstance(step, Measure) else None
-    found = step if isinstance(step, Found) else None
+    found = step if isinstance(step, BisectFinding) else None
     difference = _difference(known)
     return BisectReport(
         name=state.name,

@@ -9,7 +9,7 @@ from llmb.analysis.compare_modes import Varied, changes_work_per_token, varied
 from llmb.analysis.comparison import Comparison, LeftOutRun, Measure, Row, Scaling, Unmatched
 from llmb.analysis.match_runs import (
     Configuration,
-    Group,
+    MatchedRuns,
     Matches,
     Pair,
     group_title,
@@ -189,7 +189,7 @@ def _obstacle(changed: Sequence[Difference], works: tuple[float | None, float | 
     return None
 
 
-def _means(group: Group, scale: float) -> list[RunMean]:
+def _means(group: MatchedRuns, scale: float) -> list[RunMean]:
     """``scale``: 1 for seconds per step, else 1 divided by a step's tokens per GPU."""
     means = []
     for run in group.runs:
@@ -224,7 +224,7 @@ def _unmatched(matches: Matches, after: FoundRuns, may_vary: Varied) -> Iterator
         yield _alone("after", group, matches.only_before, ())
 
 
-def _alone(side: Side, group: Group, others: Sequence[Group], spoiled: Sequence[AnalyzedRun]) -> Unmatched:
+def _alone(side: Side, group: MatchedRuns, others: Sequence[MatchedRuns], spoiled: Sequence[AnalyzedRun]) -> Unmatched:
     near = nearest(group, others)
     reasons = dict.fromkeys(why_left_out(run) or "" for run in spoiled)
     return Unmatched(

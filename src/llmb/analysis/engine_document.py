@@ -18,7 +18,7 @@ LLMB = "llmb"
 """What the document calls the engine that its options are for."""
 
 
-class Case(BaseModel):
+class EngineCase(BaseModel):
     """One engine, model, dtype, batch and round; fields that are not compared are not read.
 
     variant: what llmb does otherwise than it is used. outdated: why the result is not one of the present code.
@@ -57,7 +57,7 @@ class EngineDocument(BaseModel):
     kind: Literal["engine-comparison"]
     settings: dict[str, Any]
     environment: dict[str, Any]
-    cases: tuple[Case, ...]
+    cases: tuple[EngineCase, ...]
 
 
 def runs_of_engines(path: Path, title: str) -> FoundRuns:
@@ -71,7 +71,7 @@ def runs_of_engines(path: Path, title: str) -> FoundRuns:
     return FoundRuns(title, tuple(_run(path, document, case) for case in document.cases))
 
 
-def _run(path: Path, document: EngineDocument, case: Case) -> AnalyzedRun:
+def _run(path: Path, document: EngineDocument, case: EngineCase) -> AnalyzedRun:
     done = case.status == "done" and case.outdated is None and bool(case.step_times_s)
     return AnalyzedRun(
         id=case.name,
@@ -86,7 +86,7 @@ def _run(path: Path, document: EngineDocument, case: Case) -> AnalyzedRun:
     )
 
 
-def _configuration(document: EngineDocument, case: Case) -> dict[str, Value]:
+def _configuration(document: EngineDocument, case: EngineCase) -> dict[str, Value]:
     values = case.model_dump()
     own = {"arguments.llmb_options": document.settings.get("llmb_options")} if case.engine == LLMB else {}
     if case.variant:
@@ -101,7 +101,7 @@ def _configuration(document: EngineDocument, case: Case) -> dict[str, Value]:
     }
 
 
-def _conditions(document: EngineDocument, case: Case) -> dict[str, Value]:
+def _conditions(document: EngineDocument, case: EngineCase) -> dict[str, Value]:
     settings, environment = document.settings, document.environment
     gpu = environment.get("gpu_before") or {}
     return {

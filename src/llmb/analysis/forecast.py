@@ -48,7 +48,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class ForecastComparison:
     """How the pace stands to the expectation. Percentages are of the expected step time; above 0 is slower."""
 
     expected: Expected
@@ -115,16 +115,18 @@ def _left(all_s: float, since_last_s: float) -> float:
     return max(0.0, all_s - since_last_s)
 
 
-def compare_with(expected: Expected, pace: Pace | None) -> Comparison:
+def compare_with(expected: Expected, pace: Pace | None) -> ForecastComparison:
     """Too early to tell before ten steps, and while they are not steady."""
     if pace is None or not pace.steady or pace.step_time_s.ci95 is None:
         missing = FEWEST_STEPS + 1 - (pace.step_time_s.count if pace else 0)
         more = missing if missing > 0 else None
-        return Comparison(expected=expected, standing="too early", delta_pct=None, interval_pct=None, more_steps=more)
+        return ForecastComparison(
+            expected=expected, standing="too early", delta_pct=None, interval_pct=None, more_steps=more
+        )
     times, own = pace.step_time_s, expected.step_time_s
     half = REPEATED_LOOKS * (pace.step_time_s.ci95[1] - times.mean)
     low, delta, high = (100 * (value / own - 1) for value in (times.mean - half, times.mean, times.mean + half))
-    return Comparison(
+    return ForecastComparison(
         expected=expected,
         standing=_standing(low, high, expected.tolerance_pct),
         delta_pct=delta,

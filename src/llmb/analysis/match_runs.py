@@ -22,7 +22,7 @@ Configuration = dict[str, Value]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class MatchedRuns:
     """Repeats of one configuration."""
 
     configuration: Configuration
@@ -35,8 +35,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    before: Group
-    after: Group
+    before: MatchedRuns
+    after: MatchedRuns
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +44,19 @@ class Matches:
     """``pairs`` are compared; the other groups have nothing to be compared with."""
 
     pairs: tuple[Pair, ...]
-    only_before: tuple[Group, ...]
-    only_after: tuple[Group, ...]
+    only_before: tuple[MatchedRuns, ...]
+    only_after: tuple[MatchedRuns, ...]
 
 
-def groups_of(runs: Iterable[AnalyzedRun]) -> list[Group]:
+def groups_of(runs: Iterable[AnalyzedRun]) -> list[MatchedRuns]:
     """Repeats together, by their whole configuration and never by a name."""
     found: dict[str, list[AnalyzedRun]] = defaultdict(list)
     for run in runs:
         found[run.identity.key].append(run)
-    return [Group(group[0].identity.configuration, tuple(group)) for group in found.values()]
+    return [MatchedRuns(group[0].identity.configuration, tuple(group)) for group in found.values()]
 
 
-def match_sides(before: Sequence[Group], after: Sequence[Group], varied: Varied) -> Matches:
+def match_sides(before: Sequence[MatchedRuns], after: Sequence[MatchedRuns], varied: Varied) -> Matches:
     """Each group before with each one after that is the same but for what may vary."""
     pairs = [
         Pair(one, other)
@@ -73,9 +73,9 @@ def match_sides(before: Sequence[Group], after: Sequence[Group], varied: Varied)
     )
 
 
-def match_within(groups: Sequence[Group], varied: Varied) -> Matches:
+def match_within(groups: Sequence[MatchedRuns], varied: Varied) -> Matches:
     """Groups that are the same but for what may vary: the first with each other one."""
-    families: dict[tuple[tuple[str, Value], ...], list[Group]] = defaultdict(list)
+    families: dict[tuple[tuple[str, Value], ...], list[MatchedRuns]] = defaultdict(list)
     for group in groups:
         families[tuple(sorted(_fixed(group.configuration, varied).items()))].append(group)
     pairs, alone = [], []
@@ -96,7 +96,7 @@ def _fixed(configuration: Mapping[str, Value], varied: Varied) -> Configuration:
 
 
 def _by_what_logs_tell(
-    before: Sequence[Group], after: Sequence[Group], varied: Varied, known: Sequence[Pair]
+    before: Sequence[MatchedRuns], after: Sequence[MatchedRuns], varied: Varied, known: Sequence[Pair]
 ) -> list[Pair]:
     """A run known by its log alone has a part of its configuration: it matches the only group that agrees with it."""
     found = []
@@ -107,7 +107,7 @@ def _by_what_logs_tell(
     return [pair for pair in found if sum(pair.after is other.after for other in found) == 1]
 
 
-def _agrees(one: Group, other: Group, varied: Varied) -> bool:
+def _agrees(one: MatchedRuns, other: MatchedRuns, varied: Varied) -> bool:
     if one.is_recorded and other.is_recorded:
         return False
     values, others = _fixed(one.configuration, varied), _fixed(other.configuration, varied)
@@ -116,7 +116,7 @@ def _agrees(one: Group, other: Group, varied: Varied) -> bool:
     return needed <= shared and all(values[key] == others[key] for key in shared)
 
 
-def nearest(group: Group, others: Sequence[Group]) -> Group | None:
+def nearest(group: MatchedRuns, others: Sequence[MatchedRuns]) -> MatchedRuns | None:
     """Of the same model, the one that differs in the fewest keys."""
     own = group.configuration
     similar = [other for other in others if all(own.get(key) == other.configuration.get(key) for key in MODEL)]
@@ -133,7 +133,7 @@ def titles(pairs: Sequence[Pair]) -> list[str]:
     ]
 
 
-def group_title(group: Group) -> str:
+def group_title(group: MatchedRuns) -> str:
     return _title(_texts(group))
 
 
@@ -166,7 +166,7 @@ def _merged(pair: Pair) -> dict[str, str]:
     }
 
 
-def _texts(group: Group) -> dict[str, str]:
+def _texts(group: MatchedRuns) -> dict[str, str]:
     recipe = group.runs[0].recipe
     name = {MODEL_NAME: recipe.model_name} if recipe else {}
     return {**name, **{key: str(value) for key, value in group.configuration.items()}}

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from llmb.analysis.forecast import Comparison, Expected, Forecast, Pace, compare_with, find_pace, forecast
+from llmb.analysis.forecast import Expected, Forecast, ForecastComparison, Pace, compare_with, find_pace, forecast
 from llmb.runs.step_follower import StepNews
 from llmb.verdict.causes_evidence import Evidence, Work
-from llmb.verdict.causes_measured import Found, slow_rank
+from llmb.verdict.causes_measured import FoundCause, slow_rank
 
 State = Literal["queued", "starting", "running", "ended"]
 Kind = Literal["off_expectation", "slowed_down", "stalled", "not_finite", "slow_rank", "time_limit"]
@@ -92,7 +92,7 @@ class Outlook:
     since_last_s: float | None
     pace: Pace | None
     forecast: Forecast | None
-    comparison: Comparison | None
+    comparison: ForecastComparison | None
     concerns: tuple[Concern, ...]
 
     @property
@@ -170,7 +170,7 @@ def _of_limit(here: Circumstances, ends: Forecast | None) -> Iterator[Concern]:
         yield Concern("time_limit", "it may not finish within the job's time limit")
 
 
-def _of_pace(pace: Pace | None, comparison: Comparison | None) -> Iterator[Concern]:
+def _of_pace(pace: Pace | None, comparison: ForecastComparison | None) -> Iterator[Concern]:
     if comparison and comparison.standing == "slower" and comparison.delta_pct is not None:
         text = f"steps take {comparison.delta_pct:.1f} % longer than expected ({comparison.expected.source})"
         yield Concern("off_expectation", text)
@@ -187,5 +187,5 @@ def _of_ranks(here: Circumstances, steps: Sequence[StepNews]) -> Iterator[Concer
         return
     evidence = Evidence(step_time_s=last[-1].step_time_s, steps=last, work=here.work, node_of=here.node_of)
     found = slow_rank(evidence)
-    if isinstance(found, Found):
+    if isinstance(found, FoundCause):
         yield Concern("slow_rank", found.evidence[0])

@@ -13,7 +13,7 @@ from llmb.catalogue.model_name import split_model
 from llmb.catalogue.resolve import (
     CPU,
     Request,
-    Scales,
+    ScaleChoices,
     find_workload,
     gpu_types_of,
     listed_scales,
@@ -45,7 +45,7 @@ class _Recipe(NamedTuple):
     """Scales of a size in one dtype, and whether the entry names only this model."""
 
     request: Request
-    listed: Scales
+    listed: ScaleChoices
     alone: bool
 
 
@@ -156,7 +156,9 @@ def _models(catalogue: Catalogue, selection: Selection, gpu_type: str | None) ->
                 yield name, size
 
 
-def _dtypes(selection: Selection, listed: Mapping[str, Scales], gpu_type: str | None, *, alone: bool) -> Sequence[str]:
+def _dtypes(
+    selection: Selection, listed: Mapping[str, ScaleChoices], gpu_type: str | None, *, alone: bool
+) -> Sequence[str]:
     for dtype in selection.dtypes:
         if dtype not in listed:
             raise unknown("dtype", dtype, listed)
@@ -184,7 +186,7 @@ def _add_jobs(entry: Entry, recipe: _Recipe, expansion: Expansion) -> None:
             raise UsageError(f"there are more than {MOST_JOBS:,} jobs")
 
 
-def scales_of(selection: Selection, listed: Scales, *, alone: bool = False) -> list[int]:
+def scales_of(selection: Selection, listed: ScaleChoices, *, alone: bool = False) -> list[int]:
     """The scales that a selection requests of a recipe, smallest first, whether or not the recipe has them."""
     limit = selection.max_scale
     if selection.scales:

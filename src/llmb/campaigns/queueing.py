@@ -13,7 +13,7 @@ from llmb.campaigns.entry import Entry, SelectedJob, Selection
 from llmb.campaigns.expansion import expand, grouped, narrowed, told
 from llmb.campaigns.job_request import converted, job_request
 from llmb.campaigns.plan import PlannedJob, planned
-from llmb.campaigns.submission import Outcome, begin_campaign, find_campaign, find_queued, submit_campaign
+from llmb.campaigns.submission import SubmissionOutcome, begin_campaign, find_campaign, find_queued, submit_campaign
 from llmb.catalogue.load import Catalogue
 from llmb.doc_pages import see
 from llmb.errors import UsageError, UserInterrupt
@@ -68,7 +68,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedJobs:
     """The requested jobs: ``values`` are all options, ``given`` those specified on the command line."""
 
     source: str
@@ -81,7 +81,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class CampaignContext:
     """Where campaigns are planned and queued."""
 
     catalogue: Catalogue
@@ -120,11 +120,11 @@ class Context:
         return order
 
 
-def campaign_context(install: Path, environ: Mapping[str, str], *, dry_run: bool = False) -> Context:
+def campaign_context(install: Path, environ: Mapping[str, str], *, dry_run: bool = False) -> CampaignContext:
     """Raises UsageError with all problems of the cluster's settings."""
     catalogue = Catalogue()
     site = read_cluster_site(catalogue, install, environ)
-    return Context(catalogue=catalogue, site=site, environ=environ, dry_run=dry_run)
+    return CampaignContext(catalogue=catalogue, site=site, environ=environ, dry_run=dry_run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +164,7 @@ def from_command_line(
     ]
 
 
-def propose(context: Context, wanted: Wanted, *, resume: bool, start_new: bool) -> Proposal:
+def propose(context: CampaignContext, wanted: WantedJobs, *, resume: bool, start_new: bool) -> Proposal:
     """Plans every job, and looks for an unfinished campaign like it. Raises UsageError with all problems."""
     checked, left_out = _checked(context, wanted)
     campaign = new_campaign(wanted.source, checked, now())
@@ -195,8 +195,13 @@ def agree(what: str, ask: Callable[[], bool] | None) -> None:
 
 
 def queue(
-    context: Context, proposal: Proposal, say: Say, on_job: Callable[[Campaign, CampaignJob], None], *, start_new: bool
-) -> Outcome:
+    context: CampaignContext,
+    proposal: Proposal,
+    say: Say,
+    on_job: Callable[[Campaign, CampaignJob], None],
+    *,
+    start_new: bool,
+) -> SubmissionOutcome:
     """Queues the remaining jobs of a proposal; ``on_job`` is called with each job that was submitted or rejected.
 
     Raises UserInterrupt if it is interrupted; the same call then resumes.
@@ -212,7 +217,7 @@ def queue(
             raise UserInterrupt(f"campaign {begun.campaign} was interrupted", do=do) from error
 
 
-def refusal(outcome: Outcome) -> UsageError | None:
+def refusal(outcome: SubmissionOutcome) -> UsageError | None:
     """The error for jobs that the scheduler rejected."""
     if not outcome.refusals:
         return None
@@ -230,7 +235,7 @@ def listed(what: str, items: Iterable[str]) -> str:
     return "\n".join([f"{what}:" if found else what, *(f"  {item}" for item in found[:MOST_SHOWN]), *more])
 
 
-def _checked(context: Context, wanted: Wanted) -> tuple[list[CampaignJob], list[str]]:
+def _checked(context: CampaignContext, wanted: WantedJobs) -> tuple[list[CampaignJob], list[str]]:
     """Every job that can run; and those that are left out because they cannot run and were not named."""
     expansion = expand(context.catalogue, wanted.entries, context.gpu_type(wanted.values))
     refused: list[tuple[SelectedJob, str]] = []
@@ -252,7 +257,7 @@ def _checked(context: Context, wanted: Wanted) -> tuple[list[CampaignJob], list[
     return jobs, left_out
 
 
-def _campaign_job(job: SelectedJob, wanted: Wanted, environ: Mapping[str, str]) -> CampaignJob:
+def _campaign_job(job: SelectedJob, wanted: WantedJobs, environ: Mapping[str, str]) -> CampaignJob:
     profile = {"profile": ("true",)} if job.profiled else {}
     own = {
         "workload": job.workload,

@@ -4,7 +4,7 @@
 from collections.abc import Callable
 
 from llmb.campaigns.campaign import JobRequest
-from llmb.campaigns.queueing import Context
+from llmb.campaigns.queueing import CampaignContext
 from llmb.errors import InfrastructureError, UsageError, UserInterrupt
 from llmb.jobs.history import open_history
 from llmb.jobs.job import Job
@@ -15,7 +15,7 @@ from llmb.jobs.wait import Watch, wait_for
 Say = Callable[[str], None]
 
 
-def plan_one(context: Context, wanted: JobRequest, *, wait: bool) -> Order:
+def plan_one(context: CampaignContext, wanted: JobRequest, *, wait: bool) -> Order:
     """The job, which is to be waited for if ``wait``. Raises UsageError."""
     order = context.order(wanted)
     if wait and order.sample().array:
@@ -23,7 +23,7 @@ def plan_one(context: Context, wanted: JobRequest, *, wait: bool) -> Order:
     return order
 
 
-def queue_one(context: Context, order: Order, say: Say) -> list[Queued]:
+def queue_one(context: CampaignContext, order: Order, say: Say) -> list[Queued]:
     """The job that was queued, or those of an array.
 
     Raises UsageError and EnvironmentProblem if it is rejected. Without an answer, rerunning the command could queue it
@@ -39,7 +39,7 @@ def queue_one(context: Context, order: Order, say: Say) -> list[Queued]:
             raise UserInterrupt("interrupted; the job may be queued all the same", do=do) from error
 
 
-def wait_for_one(context: Context, run: Queued, say: Say, watch: Watch) -> Job:
+def wait_for_one(context: CampaignContext, run: Queued, say: Say, watch: Watch) -> Job:
     """The job once it has ended, or the last of its retries. Raises InfrastructureError, UserInterrupt."""
     with open_history(context.install, say) as store:
         try:

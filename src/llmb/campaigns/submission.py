@@ -45,7 +45,7 @@ class Sender(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SubmissionOutcome:
     """A campaign after a client has submitted its jobs."""
 
     campaign: Campaign
@@ -84,7 +84,9 @@ def begin_campaign(install: Path, wanted: Campaign, *, start_new: bool) -> Campa
         return found or wanted
 
 
-def submit_campaign(install: Path, name: str, sender: Sender, on_job: Callable[[CampaignJob], None]) -> Outcome:
+def submit_campaign(
+    install: Path, name: str, sender: Sender, on_job: Callable[[CampaignJob], None]
+) -> SubmissionOutcome:
     """Submits the remaining jobs of a campaign, in its order; calls ``on_job`` with each submitted or rejected job.
 
     A rejected job is left for the next call, and the others are submitted. Raises EnvironmentProblem if files cannot
@@ -109,4 +111,4 @@ def submit_campaign(install: Path, name: str, sender: Sender, on_job: Callable[[
             campaign = campaign.with_job(done)
             on_job(done)
         write_campaign(install, campaign)
-    return Outcome(campaign, tuple(refusals.values()))
+    return SubmissionOutcome(campaign, tuple(refusals.values()))

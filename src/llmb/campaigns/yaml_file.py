@@ -36,7 +36,7 @@ Text = Annotated[str, BeforeValidator(_text)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
 
 
-class Settings(Record):
+class CampaignSettings(Record):
     """Options and variables of jobs; options are keys of ``params`` or of the mapping itself."""
 
     model_config = ConfigDict(extra="allow")
@@ -60,7 +60,7 @@ class Task(_Own):  # an entry's options are its fields
     """Jobs of one recipe. Missing keys are those of the recipe, then of the file's defaults."""
 
     sweep: dict[str, Texts] = Field(default_factory=dict)
-    overrides: Settings = Settings()
+    overrides: CampaignSettings = CampaignSettings()
 
     def own(self) -> Iterator[Setting]:
         """Selection, repeats and profile, as far as specified here."""
@@ -77,7 +77,7 @@ class RecipeTasks(Task):
     """All jobs of a workload and a size, or several sizes."""
 
     sizes: Texts | None = None
-    defaults: Settings = Settings()
+    defaults: CampaignSettings = CampaignSettings()
     tasks: tuple[Task, ...] = ()
 
 
@@ -88,7 +88,7 @@ class FileDefaults(Task):
     params: dict[str, Texts] = Field(default_factory=dict)
 
     def settings(self) -> Iterator[Setting]:
-        yield from Settings(env=self.env, params=self.params).settings()
+        yield from CampaignSettings(env=self.env, params=self.params).settings()
         yield from super().settings()
 
 
@@ -100,10 +100,10 @@ class CampaignFile(Record):
 
     defaults: FileDefaults = FileDefaults()
     sweep: dict[str, Texts] = Field(default_factory=dict)
-    overrides: Settings = Settings()
+    overrides: CampaignSettings = CampaignSettings()
 
 
-def _below(key: str, settings: Settings) -> Iterator[Setting]:
+def _below(key: str, settings: CampaignSettings) -> Iterator[Setting]:
     yield from (((key, *keys), name, values) for keys, name, values in settings.settings())
 
 

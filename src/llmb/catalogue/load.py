@@ -17,13 +17,13 @@ from llmb.catalogue.records import Gpu, Layout, Model
 from llmb.catalogue.schema import (
     ConditionEntry,
     DocumentsFile,
-    ExpectationsFile,
     FabricsFile,
     HardwareFile,
     JobEntry,
     LayoutRow,
     LayoutTable,
     ModelFile,
+    PublishedFile,
     WorkloadFile,
 )
 
@@ -293,7 +293,7 @@ def _row_problems(model: Model, table: LayoutTable, row: LayoutRow) -> list[str]
 
 
 def _read_published(path: Path, documents: Mapping[str, Document]) -> Published:
-    published = read_file(path, ExpectationsFile)
+    published = read_file(path, PublishedFile)
     _check_name(path, "document", published.document)
     document = documents.get(published.document)
     if document is None:
@@ -301,7 +301,7 @@ def _read_published(path: Path, documents: Mapping[str, Document]) -> Published:
     return Published(tuple(_figures(published, document)), published.conditions)
 
 
-def _figures(published: ExpectationsFile, document: Document) -> Iterator[Figure]:
+def _figures(published: PublishedFile, document: Document) -> Iterator[Figure]:
     origin = {
         "convention": document.convention,
         "source": document.source,

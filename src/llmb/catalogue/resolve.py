@@ -129,7 +129,7 @@ class Request:
     overrides: Overrides = field(default_factory=Overrides)
 
 
-class Scales(NamedTuple):
+class ScaleChoices(NamedTuple):
     """The scales that are listed, and the rule for scales above the largest."""
 
     full: tuple[int, ...]
@@ -190,7 +190,7 @@ def resolve(catalogue: Catalogue, request: Request, found: Mapping[str, str] = M
     return recipe.model_copy(update={"unspecified": tuple(left_open(taken, given, possible, found))})
 
 
-def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, Scales]:
+def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, ScaleChoices]:
     """The scales of a workload's size on a GPU type, by dtype; the request's dtype and scale are ignored.
 
     Raises UsageError for an unknown name.
@@ -199,15 +199,15 @@ def listed_scales(catalogue: Catalogue, request: Request) -> dict[str, Scales]:
     if request.size not in sizes_of(workload):
         raise unknown("size", request.size, sizes_of(workload))
     release = _release(workload, request)
-    found: dict[str, Scales] = {}
+    found: dict[str, ScaleChoices] = {}
     for choice in _choices(workload, request.size, _gpu_type(catalogue, workload, request), release):
         for dtype in choice.table.dtypes:
-            before = found.get(dtype, Scales((), (), "refuse"))
+            before = found.get(dtype, ScaleChoices((), (), "refuse"))
             full = {*before.full, *(row.gpus for row in choice.table.rows if not row.proxy)}
             proxies = {*before.proxies, *(row.gpus for row in choice.table.rows if row.proxy)}
             largest = max(row.gpus for row in choice.table.rows) == max(full | proxies)
             above = choice.table.above_largest if largest else before.above_largest
-            found[dtype] = Scales(tuple(sorted(full)), tuple(sorted(proxies)), above)
+            found[dtype] = ScaleChoices(tuple(sorted(full)), tuple(sorted(proxies)), above)
     return found
 
 

@@ -305,7 +305,7 @@ class ConditionEntry(PublishedCondition):
         return PublishedCondition(**self.model_dump(exclude={"sizes", "dtypes", "gpu_types"}))
 
 
-class ExpectationsFile(Record):
+class PublishedFile(Record):
     """``expectations/<document>.yaml``."""
 
     document: str

@@ -15,7 +15,7 @@ from llmb.cli.bench_collectives import collectives
 from llmb.cli.bench_disk import disk
 from llmb.cli.bench_gpus import gpus
 from llmb.cli.bench_keep import save_and_show
-from llmb.cli.group import Group
+from llmb.cli.group import CommandGroup
 from llmb.cli.json_option import Json
 from llmb.cli.messages import print_unspecified, say
 from llmb.cli.options import selection_options, takes
@@ -24,8 +24,8 @@ from llmb.cli.root import install_here
 from llmb.errors import EnvironmentProblem, UsageError, unknown
 from llmb.health.bench import (
     DEFAULT_MODEL,
+    BenchSettings,
     DeviceChoice,
-    Settings,
     device_here,
     dtypes_asked,
     measure,
@@ -43,7 +43,7 @@ from llmb.microbenchmarks.cases import (
     memory_cases,
     transfer_cases,
 )
-from llmb.microbenchmarks.jobs import ProductDtype, Progress
+from llmb.microbenchmarks.jobs import BenchProgress, ProductDtype
 from llmb.microbenchmarks.records import BENCHMARKS
 from llmb.microbenchmarks.sizes import bytes_of
 from llmb.options.option import made, options_of
@@ -51,7 +51,7 @@ from llmb.report.bench_report import history_document, history_tables, measureme
 from llmb.report.output import print_json, print_line, print_tables
 from llmb.site.machine import this_machine
 
-app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
+app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
 NAMES = ("workload", "size", "scale", "gpu_type", "release", "tp", "cp", "ep", "etp", "mbs", "seq_len")
 SHAPES = selection_options([option for name, option in options_of(Request).items() if name in NAMES])
@@ -228,7 +228,7 @@ class _Measurement:
     def __init__(self, device: DeviceChoice, repeats: int | None, *, json: bool) -> None:
         self.catalogue, self.machine, self.json = Catalogue(), this_machine(), json
         self.device: Device = device_here(device, self.machine)
-        self.settings = Settings(self.device, repeats, ("llmb", *sys.argv[1:]))
+        self.settings = BenchSettings(self.device, repeats, ("llmb", *sys.argv[1:]))
 
     def recipe(self, shapes: dict[str, Any], dtypes: Sequence[ProductDtype]) -> Recipe:
         """The one that was asked for, or a default one, which the first line names."""
@@ -250,7 +250,7 @@ class _Measurement:
         install = install_here()
         with CaseProgress() as progress:
 
-            def show(case: Progress) -> None:
+            def show(case: BenchProgress) -> None:
                 progress.case(case.name, case.number, case.total, case.seconds)
 
             measured = measure(self.catalogue, cases, self.settings, show, recipe)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import llmb
-from llmb.cli.bench_jobs import JOB, DryRun, JobRequest, Program, Ranks, Wait, check_is_job, queue
+from llmb.cli.bench_jobs import JOB, BenchJobRequest, BenchProgram, DryRun, Ranks, Wait, check_is_job, queue
 from llmb.cli.bench_keep import save_and_show
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
@@ -20,7 +20,7 @@ from llmb.health.bench import DeviceChoice, device_here, raise_if_missing
 from llmb.health.collectives import (
     LEAST_BYTES,
     TABLE,
-    Asked,
+    CollectiveRequest,
     collective_job,
     measure_here,
     measurement_file,
@@ -29,7 +29,7 @@ from llmb.health.collectives import (
 )
 from llmb.microbenchmarks.collective_records import JOB as FILE
 from llmb.microbenchmarks.collective_records import PROGRAM
-from llmb.microbenchmarks.jobs import Progress
+from llmb.microbenchmarks.jobs import BenchProgress
 from llmb.microbenchmarks.nccl_table import collective_texts
 from llmb.microbenchmarks.records import MeasurementFile
 from llmb.microbenchmarks.sizes import bytes_of
@@ -85,7 +85,7 @@ def collectives(
 
     - `llmb bench collectives --nodes 2 --partition batch --wait`
     """
-    asked = Asked(
+    asked = CollectiveRequest(
         collectives=named_collectives(names or []),
         least=bytes_of(min_size),
         most=None if max_size is None else bytes_of(max_size),
@@ -94,12 +94,12 @@ def collectives(
         warm_ups=warmup,
     )
     if check_is_job(given_of(ctx, values), wait=wait, dry_run=dry_run):
-        _in_a_job(JobRequest(values, device, ranks), asked, wait=wait, dry_run=dry_run, json=json)
+        _in_a_job(BenchJobRequest(values, device, ranks), asked, wait=wait, dry_run=dry_run, json=json)
     else:
         _here(asked, device, ranks, json=json)
 
 
-def _here(asked: Asked, choice: DeviceChoice, ranks: int | None, *, json: bool) -> None:
+def _here(asked: CollectiveRequest, choice: DeviceChoice, ranks: int | None, *, json: bool) -> None:
     machine = this_machine()
     device = device_here(choice, machine)
     here = len(machine.gpu_names) if device == "cuda" else RANKS_ON_CPU
@@ -112,7 +112,7 @@ def _here(asked: Asked, choice: DeviceChoice, ranks: int | None, *, json: bool) 
     install = install_here()
     with CaseProgress() as progress:
 
-        def show(case: Progress) -> None:
+        def show(case: BenchProgress) -> None:
             progress.case(case.name, case.number, case.total, case.seconds)
 
         result = measure_here(job, ranks, show)
@@ -122,12 +122,12 @@ def _here(asked: Asked, choice: DeviceChoice, ranks: int | None, *, json: bool) 
     _conclude(measured, kept)
 
 
-def _in_a_job(request: JobRequest, asked: Asked, *, wait: bool, dry_run: bool, json: bool) -> None:
+def _in_a_job(request: BenchJobRequest, asked: CollectiveRequest, *, wait: bool, dry_run: bool, json: bool) -> None:
     job = collective_job(asked, request.device)
     placement = request.nodes.placement
     if placement.processes < LEAST_RANKS:
         raise UsageError("collectives need two ranks", do="add --nodes 2, or --ranks")
-    program = Program("collectives", PROGRAM, "torchrun", FILE)
+    program = BenchProgram("collectives", PROGRAM, "torchrun", FILE)
     order = request.order(program, f"collectives over {placement.processes} ranks, by llmb", job.model_dump_json())
     done = queue(order, dry_run=dry_run, wait=wait, json=json)
     if done:

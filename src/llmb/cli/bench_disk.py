@@ -28,7 +28,7 @@ from llmb.health.disk_bench import (
     recipe_checkpoint_bytes,
 )
 from llmb.microbenchmarks.disk import DiskJob, Prediction, prediction, rate, whole_blocks
-from llmb.microbenchmarks.jobs import Progress
+from llmb.microbenchmarks.jobs import BenchProgress
 from llmb.microbenchmarks.records import MeasurementFile
 from llmb.microbenchmarks.sizes import bytes_of
 from llmb.options.option import made, options_of
@@ -110,7 +110,7 @@ def _measured(job: DiskJob, recipe: Recipe | None) -> MeasurementFile:
     measured_at = datetime.now(UTC).isoformat(timespec="seconds")
     with CaseProgress() as progress:
 
-        def show(case: Progress) -> None:
+        def show(case: BenchProgress) -> None:
             progress.case(case.name, case.number, case.total, case.seconds)
 
         timing = measure_disk(job, show)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llmb.cli.bench_jobs import JOB, DryRun, JobRequest, Program, Ranks, Wait, check_is_job, queue
+from llmb.cli.bench_jobs import JOB, BenchJobRequest, BenchProgram, DryRun, Ranks, Wait, check_is_job, queue
 from llmb.cli.bench_keep import save_and_show
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
@@ -20,7 +20,7 @@ from llmb.health.bench import DeviceChoice, device_here
 from llmb.health.gpus import Parts, compare_parts, gpu_files, gpus_job, measure_parts
 from llmb.microbenchmarks.gpu_records import JOB as FILE
 from llmb.microbenchmarks.gpu_records import PROGRAM
-from llmb.microbenchmarks.jobs import Progress
+from llmb.microbenchmarks.jobs import BenchProgress
 from llmb.microbenchmarks.outliers import outlier_rule
 from llmb.microbenchmarks.records import MeasurementFile
 from llmb.report.gpus_report import advice, gpus_document, gpus_tables
@@ -61,8 +61,8 @@ def gpus(
     - `llmb bench gpus --nodes 16 --partition batch --wait`
     """
     if check_is_job(given_of(ctx, values), wait=wait, dry_run=dry_run):
-        request = JobRequest(values, device, ranks)
-        program = Program("gpus", PROGRAM, "task-per-gpu", FILE)
+        request = BenchJobRequest(values, device, ranks)
+        program = BenchProgram("gpus", PROGRAM, "task-per-gpu", FILE)
         title = f"a product on {request.nodes.placement.processes} devices, by llmb"
         document = gpus_job(request.device, seconds).model_dump_json()
         done = queue(request.order(program, title, document), dry_run=dry_run, wait=wait, json=json)
@@ -86,7 +86,7 @@ def _measured_here(choice: DeviceChoice, ranks: int | None, seconds: float) -> l
     measured_at = datetime.now(UTC).isoformat(timespec="seconds")
     with CaseProgress() as progress:
 
-        def show(case: Progress) -> None:
+        def show(case: BenchProgress) -> None:
             progress.case(case.name, case.number, case.total, case.seconds)
 
         reports = measure_parts(gpus_job(device, seconds), ranks or here, show)

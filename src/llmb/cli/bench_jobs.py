@@ -61,7 +61,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Of a job: print the bat
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class BenchProgram:
     """What a job runs: how it is started, and the files that it reads."""
 
     kind: Kind
@@ -78,7 +78,7 @@ def check_is_job(given: Mapping[str, Any], *, wait: bool, dry_run: bool) -> bool
     return bool(given)
 
 
-class JobRequest:
+class BenchJobRequest:
     """A job that a command asks for."""
 
     def __init__(self, values: Mapping[str, Any], device: DeviceChoice, ranks: int | None) -> None:
@@ -90,7 +90,7 @@ class JobRequest:
         self.nodes = job_nodes(catalogue, self.site, self.options, device, ranks)
         self.device: Device = self.nodes.device
 
-    def order(self, program: Program, title: str, document: str) -> BenchOrder:
+    def order(self, program: BenchProgram, title: str, document: str) -> BenchOrder:
         task = BenchTask(
             kind=program.kind,
             install=str(self.install),

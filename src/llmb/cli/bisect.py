@@ -12,7 +12,7 @@ from llmb.analysis.bisect_state import DEFAULT_NAME, BisectState, read_candidate
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of, split_model
 from llmb.catalogue.resolve import find_workload, sizes_of
-from llmb.cli.group import Group
+from llmb.cli.group import CommandGroup
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.root import install_here
@@ -21,7 +21,7 @@ from llmb.report.bisect_report import bisect_table, bisect_text
 from llmb.report.output import print_json, print_table
 from llmb.secrets import secret_word
 
-app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="markdown")
+app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown")
 
 Name = Annotated[str, typer.Option("--name", help="Of this search, if there are several at a time.")]
 Candidates = Annotated[

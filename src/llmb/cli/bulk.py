@@ -12,7 +12,7 @@ from llmb.campaigns.entry import Entry
 from llmb.campaigns.files import read_campaign_file
 from llmb.campaigns.job_request import job_options
 from llmb.campaigns.keys import campaign_keys
-from llmb.campaigns.queueing import Wanted, from_command_line
+from llmb.campaigns.queueing import WantedJobs, from_command_line
 from llmb.campaigns.selection import selection_of
 from llmb.catalogue.model_name import split_model
 from llmb.cli.campaign_options import JOB, SELECTION, DryRun, Resume, StartNew, Yes, run_campaign
@@ -59,7 +59,7 @@ def bulk(
     keys = campaign_keys(job_options().values(), catalogue.variables)
     found = read_campaign_file(file, keys, lambda name: split_model(catalogue, name))
     profile = bool(given.pop("profile", False))
-    wanted = Wanted(
+    wanted = WantedJobs(
         source=str(file.absolute()),
         entries=_avoiding(from_command_line(found.entries, selection, selecting["repeats"], profile=profile)),
         problems=found.problems,

@@ -11,7 +11,17 @@ from llmb.campaigns.campaign import Campaign, CampaignJob
 from llmb.campaigns.entry import Entry, Selection
 from llmb.campaigns.job_request import job_options
 from llmb.campaigns.plan import total_gpu_hours
-from llmb.campaigns.queueing import Context, Proposal, Wanted, agree, listed, propose, queue, queued_before, refusal
+from llmb.campaigns.queueing import (
+    CampaignContext,
+    Proposal,
+    WantedJobs,
+    agree,
+    listed,
+    propose,
+    queue,
+    queued_before,
+    refusal,
+)
 from llmb.cli.messages import can_ask, say
 from llmb.cli.options import selection_options, value_options
 from llmb.options.option import options_of
@@ -37,7 +47,7 @@ StartNew = Annotated[bool, typer.Option("--new", help="Begin a new campaign even
 
 
 def run_campaign(
-    context: Context, wanted: Wanted, *, dry_run: bool, yes: bool, json: bool, resume: bool, start_new: bool
+    context: CampaignContext, wanted: WantedJobs, *, dry_run: bool, yes: bool, json: bool, resume: bool, start_new: bool
 ) -> None:
     """Shows a campaign, asks for confirmation, and queues it.
 
@@ -66,7 +76,7 @@ def run_campaign(
         raise error
 
 
-def _left_open(context: Context, wanted: Wanted, proposal: Proposal) -> list[str]:
+def _left_open(context: CampaignContext, wanted: WantedJobs, proposal: Proposal) -> list[str]:
     """What the jobs take that neither the request nor the cluster's settings name."""
     found = {choice.name: choice.text() for job in proposal.jobs for choice in job.unspecified}
     if context.gpu_type(wanted.values) is None and not all(entry.selection.gpu_type for entry in wanted.entries):

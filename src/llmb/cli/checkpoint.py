@@ -10,7 +10,7 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.resolve import find_model
-from llmb.cli.group import Group
+from llmb.cli.group import CommandGroup
 from llmb.cli.json_option import Json
 from llmb.cli.progress import ByteProgress
 from llmb.errors import UsageError
@@ -27,7 +27,7 @@ from llmb.report.checkpoint_report import checkpoint_document, checkpoint_table
 from llmb.report.output import print_json, print_table
 from llmb.runs.checkpoint import read_checkpoint
 
-app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
+app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
 Checkpoint = Annotated[
     Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint of llmb, the folder above 'weights'.")

@@ -20,7 +20,7 @@ from llmb.verdict.tolerance import given_tolerance
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
-class Format(StrEnum):
+class CompareFormat(StrEnum):
     TABLE = "table"
     MARKDOWN = "markdown"
     CSV = "csv"
@@ -51,7 +51,7 @@ def compare(
             show_default=False,
         ),
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TABLE,
+    form: Annotated[CompareFormat, typer.Option("--format", help="Output format.")] = CompareFormat.TABLE,
     json: Json = False,
 ) -> None:
     """Compare two groups of runs, recipe by recipe: is one faster than the other, beyond their noise?
@@ -83,19 +83,19 @@ def compare(
     sides = find_sides(before, after, install, say)
     earlier = earlier_runs(install, say)
     comparison = compare_runs(*sides, vary=names, tolerance_pct=limit and limit.pct, earlier=earlier)
-    _print(comparison, Format.JSON if json else form)
+    _print(comparison, CompareFormat.JSON if json else form)
     raise_unless_passed(comparison)
 
 
-def _print(comparison: Comparison, form: Format) -> None:
+def _print(comparison: Comparison, form: CompareFormat) -> None:
     match form:
-        case Format.TABLE:
+        case CompareFormat.TABLE:
             print_tables(compare_tables(comparison))
-        case Format.MARKDOWN:
+        case CompareFormat.MARKDOWN:
             print_text(compare_markdown(comparison))
-        case Format.CSV:
+        case CompareFormat.CSV:
             print_text(compare_csv(comparison))
-        case Format.JSON:
+        case CompareFormat.JSON:
             print_json(comparison.model_dump(mode="json"))
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
 from llmb.cli import completion
-from llmb.cli.group import Group
+from llmb.cli.group import CommandGroup
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.root import install_here
@@ -26,7 +26,7 @@ from llmb.site.settings_edit import migrate as migrate_file
 from llmb.site.settings_edit import migrated_text, set_value, unset_value
 from llmb.site.settings_keys import is_key
 
-app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
+app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
 User = Annotated[bool, typer.Option("--user", help="In your own defaults, which are above those of the cluster.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="Dotted, such as slurm.account.")]

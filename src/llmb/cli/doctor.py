@@ -40,7 +40,7 @@ from llmb.cli.root import install_here
 from llmb.errors import UsageError, UserInterrupt, did_you_mean
 from llmb.health.check_nodes import utc_now
 from llmb.health.kept_checks import NodesRequest
-from llmb.health.node import DISK_BYTES, Request, check_node
+from llmb.health.node import DISK_BYTES, CheckRequest, check_node
 from llmb.health.rules import AREAS, rules
 from llmb.health.wanted import named_places, wanted_of
 from llmb.report.doctor_report import doctor_document, node_tables
@@ -127,7 +127,7 @@ def _check_here(
 ) -> None:
     catalogue = Catalogue()
     site = read_cluster_site(catalogue, install, os.environ)
-    request = Request(
+    request = CheckRequest(
         wanted=wanted_of(catalogue, site, gpu_type, gpus),
         places=named_places(site, os.environ),
         python=site.config.python or sys.executable,

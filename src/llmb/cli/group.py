@@ -6,7 +6,7 @@ from typing import Any
 from typer.core import TyperGroup
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """Raises UsageError with the closest command. ``--help-all`` is ``--help``: a group has few options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401

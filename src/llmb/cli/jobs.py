@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from llmb.cli.completion import labels, runs
-from llmb.cli.group import Group
+from llmb.cli.group import CommandGroup
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.root import install_here
@@ -27,7 +27,7 @@ from llmb.report.jobs_report import job_document, job_table, jobs_document, jobs
 from llmb.report.output import log_writer, print_json, print_table, print_text
 from llmb.runs.folder import RunFolder, install_root
 
-app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="markdown")
+app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown")
 
 DEFAULT_LIMIT = 50
 FRESH_S = 10.0

@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 
 from llmb import __version__
 from llmb.cli.common import add_common_options
-from llmb.cli.group import Group
+from llmb.cli.group import CommandGroup
 from llmb.errors import EnvironmentProblem, LlmbError, UsageError, UserInterrupt
 from llmb.secrets import has_secret
 
@@ -66,7 +66,7 @@ Results go to stdout, everything else to stderr.
 """
 
 
-class LazyGroup(Group):
+class LazyGroup(CommandGroup):
     """Lists commands from a table and imports a command's module only to run it, so that ``--help`` is fast."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 (typer keeps its context type private)

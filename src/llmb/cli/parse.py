@@ -15,7 +15,7 @@ from llmb.analysis.parsed_scaling import scaling_of
 from llmb.catalogue.load import Catalogue
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
-from llmb.cli.parse_compat import Format, ParseCommand, print_as_reference
+from llmb.cli.parse_compat import CompatFormat, ParseCommand, print_as_reference
 from llmb.cli.parse_progress import reading_progress
 from llmb.cli.root import install_here
 from llmb.errors import RunFailed, UsageError, unknown
@@ -79,7 +79,7 @@ Jobs = Annotated[
 @app.command(cls=ParseCommand)
 def parse(
     paths: Paths = None,
-    form: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TABLE,
+    form: Annotated[CompatFormat, typer.Option("--format", help="Output format.")] = CompatFormat.TABLE,
     group: Group = False,
     scaling: Scaling = False,
     gpu_type: GpuType = None,
@@ -111,7 +111,7 @@ def parse(
 
     - `llmb parse --compat --format=csv experiments`
     """
-    form = Format.JSON if json else form
+    form = CompatFormat.JSON if json else form
     workers = jobs or usable_cores()
     if compat or compat_bridge:
         print_as_reference(paths or [], window, form, workers, full_names=full_names, bridge=compat_bridge)
@@ -158,24 +158,24 @@ def _default_root() -> Path:
     return kept if kept.is_dir() else Path()
 
 
-def _print(report: ParseReport, output: Format, *, wide: bool) -> None:
+def _print(report: ParseReport, output: CompatFormat, *, wide: bool) -> None:
     match output:
-        case Format.TABLE:
+        case CompatFormat.TABLE:
             print_tables(parse_tables(report, wide=wide))
-        case Format.CSV:
+        case CompatFormat.CSV:
             print_text(parse_csv(report))
-        case Format.JSON:
+        case CompatFormat.JSON:
             print_json(parse_document(report))
 
 
-def _print_groups(report: ParseReport, output: Format, *, scaling: bool) -> None:
+def _print_groups(report: ParseReport, output: CompatFormat, *, scaling: bool) -> None:
     groups = group_runs(report.runs)
     scalings = scaling_of(groups, Catalogue()) if scaling else ()
     match output:
-        case Format.TABLE:
+        case CompatFormat.TABLE:
             print_tables(tables.scaling_tables(report, scalings) if scaling else [tables.groups_table(report, groups)])
-        case Format.CSV:
+        case CompatFormat.CSV:
             print_text(tables.scaling_csv(scalings) if scaling else tables.groups_csv(groups))
-        case Format.JSON:
+        case CompatFormat.JSON:
             scales = tables.scaling_document(scalings) if scaling else None
             print_json(parse_document(report, tables.groups_document(groups), scales))

@@ -20,7 +20,7 @@ from llmb.report.parse_compat import BRIDGE, FORMATS, NEMO, compat_report
 DIRECTORY, WINDOW = Path("experiments"), "35-44"
 
 
-class Format(StrEnum):
+class CompatFormat(StrEnum):
     TABLE = "table"
     CSV = "csv"
     JSON = "json"
@@ -53,7 +53,7 @@ class ParseCommand(TyperCommand):
 
 
 def print_as_reference(
-    folders: list[Path], window: str | None, form: Format, workers: int, *, full_names: bool, bridge: bool
+    folders: list[Path], window: str | None, form: CompatFormat, workers: int, *, full_names: bool, bridge: bool
 ) -> None:
     """Raises CompatError if no run is a success, and for every other error."""
     try:
@@ -63,7 +63,7 @@ def print_as_reference(
 
 
 def _print_as_reference(
-    folders: list[Path], window: str, form: Format, workers: int, *, full_names: bool, bridge: bool
+    folders: list[Path], window: str, form: CompatFormat, workers: int, *, full_names: bool, bridge: bool
 ) -> None:
     check_rule(window)
     if window in WINDOW_RULES[:-1]:

@@ -9,7 +9,7 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.cli import prepare_submit
-from llmb.cli.group import Group
+from llmb.cli.group import CommandGroup
 from llmb.cli.json_option import Json
 from llmb.cli.messages import say
 from llmb.cli.options import model_options, takes
@@ -28,7 +28,7 @@ from llmb.prepared.packed_dataset import SPLITS, Split
 from llmb.report.dataset_report import dataset_document, dataset_tables
 from llmb.report.output import print_json, print_tables, print_text
 
-app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
+app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
 
 @app.callback()

@@ -9,10 +9,10 @@ from llmb.cli.messages import say
 from llmb.runs.folder import chosen_root
 
 if TYPE_CHECKING:
-    from llmb.campaigns.queueing import Context
+    from llmb.campaigns.queueing import CampaignContext
 
 
-def context_here(*, dry_run: bool = False) -> "Context":
+def context_here(*, dry_run: bool = False) -> "CampaignContext":
     """Where this command plans and queues jobs; says what is to be known of the cluster's settings.
 
     Raises UsageError with all problems of these.

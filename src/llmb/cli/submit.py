@@ -11,7 +11,7 @@ import typer
 from llmb.campaigns.campaign import JobRequest
 from llmb.campaigns.entry import Entry
 from llmb.campaigns.job_request import job_request
-from llmb.campaigns.queueing import Context, Wanted
+from llmb.campaigns.queueing import CampaignContext, WantedJobs
 from llmb.campaigns.selection import selection_of, single_model
 from llmb.campaigns.single import plan_one, queue_one, wait_for_one
 from llmb.catalogue.load import Catalogue
@@ -90,7 +90,7 @@ def submit(
         raise UsageError("--wait follows one job, and this is a campaign", do="omit it, or name one recipe")
     profile = bool(values.get("profile"))
     entry = Entry(where=COMMAND_LINE, selection=selection, repeats=repeats, add_profile=profile)
-    campaign = Wanted(
+    campaign = WantedJobs(
         source=COMMAND_LINE,
         entries=[entry],
         values={**values, "profile": False},
@@ -139,7 +139,7 @@ def _confirm(order: Order, *, yes: bool) -> None:
         raise UserInterrupt("nothing was queued")
 
 
-def _wait(context: Context, order: Order, run: Queued, *, json: bool) -> None:
+def _wait(context: CampaignContext, order: Order, run: Queued, *, json: bool) -> None:
     """Follows the run to its end, including retries, and prints its result."""
     with JobProgress(order.plan.steps, order.plan.first_step) as progress:
         job = wait_for_one(context, run, say, Watch(progress.job, progress.step))

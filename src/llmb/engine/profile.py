@@ -27,7 +27,7 @@ from llmb.runs.profile_report import nccl_log, profile_file
 from llmb.traces.folders import NCCL_STEPS_END
 
 
-class Recorder(Protocol):
+class ProfileRecorder(Protocol):
     """Started before the first profiled step and stopped after the last, once each."""
 
     def start(self) -> None: ...
@@ -43,7 +43,7 @@ class StepProfiler:
         self.ranks = ranks
         self.progress = progress
         self.recorder = _recorder(plan, folder, ranks)
-        self.nccl_log = NcclLog(nccl_log(folder, ranks.rank)) if plan.nccl_trace else None
+        self.nccl_log = NcclTrace(nccl_log(folder, ranks.rank)) if plan.nccl_trace else None
         self.recording = False
 
     @contextmanager
@@ -81,7 +81,7 @@ class StepProfiler:
         dist.barrier()
 
 
-def _recorder(plan: Plan, folder: RunFolder, ranks: Ranks) -> Recorder | None:
+def _recorder(plan: Plan, folder: RunFolder, ranks: Ranks) -> ProfileRecorder | None:
     if plan.profile is None or ranks.rank not in plan.profile.ranks:
         return None
     if plan.profile.profiler == "nsys":
@@ -155,7 +155,7 @@ def _nvtx_range(name: str, ranks: Ranks) -> Iterator[None]:
         yield
 
 
-class NcclLog:
+class NcclTrace:
     """NCCL's log of this rank, with its size at the beginning of each step: NCCL itself does not know the steps.
 
     NCCL writes a collective's line when it is called, on the calling thread, and flushes each line.

@@ -13,7 +13,7 @@ from llmb.catalogue.resolve import CPU, Request, find_workload, gpu_types_of, re
 from llmb.errors import EnvironmentProblem, RunFailed, UsageError, unknown
 from llmb.health.measure import OnProgress, run_measurements
 from llmb.microbenchmarks.cases import Asked, Device, meaning
-from llmb.microbenchmarks.jobs import Job, ProductDtype
+from llmb.microbenchmarks.jobs import CaseList, ProductDtype
 from llmb.microbenchmarks.records import Measurement, MeasurementFile, NotMeasured
 from llmb.runs.host import host_name
 from llmb.site.machine import Machine, gpu_type_of
@@ -35,7 +35,7 @@ SMALLER = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BenchSettings:
     """How to measure; ``repeats`` is None for as many as fit in a short time."""
 
     device: Device
@@ -86,7 +86,7 @@ def recipe_of(
 def measure(
     catalogue: Catalogue,
     asked: Sequence[Asked],
-    settings: Settings,
+    settings: BenchSettings,
     on_progress: OnProgress,
     recipe: Recipe | None = None,
 ) -> MeasurementFile:
@@ -112,11 +112,11 @@ def measure(
     )
 
 
-def _job(asked: Sequence[Asked], settings: Settings) -> Job:
+def _job(asked: Sequence[Asked], settings: BenchSettings) -> CaseList:
     cases, repeats = tuple(one.case for one in asked), settings.repeats
     if repeats is None:
-        return Job(device=settings.device, cases=cases, most_repeats=MOST_REPEATS, enough_s=BURST_S)
-    return Job(device=settings.device, cases=cases, least_repeats=repeats, most_repeats=repeats)
+        return CaseList(device=settings.device, cases=cases, most_repeats=MOST_REPEATS, enough_s=BURST_S)
+    return CaseList(device=settings.device, cases=cases, least_repeats=repeats, most_repeats=repeats)
 
 
 def recipe_text(recipe: Recipe) -> str:

@@ -18,7 +18,7 @@ from llmb.jobspec.arguments import PYTHON, RUN_FOLDER
 from llmb.jobspec.options import JobOptions, StartMode
 from llmb.jobspec.placement import Placement
 from llmb.jobspec.spec import JobSpec, write_spec
-from llmb.jobspec.variables import Layer, Variable, layered
+from llmb.jobspec.variables import Variable, VariableLayer, layered
 from llmb.microbenchmarks.cases import Device
 from llmb.microbenchmarks.records import MeasurementFile
 from llmb.processes.signals import Interrupted, signals_as_exceptions
@@ -129,11 +129,11 @@ class BenchOrder:
         """Those of a run, without the ones of a recipe."""
         site, fabric = self.site, self._fabric
         given = [
-            Layer("cluster_config.yaml", site.config.environment),
-            Layer("--env", self.options.variables),
-            Layer("bench", {"LLMB_INSTALL": str(site.install), "PYTHONUNBUFFERED": "1"}),
+            VariableLayer("cluster_config.yaml", site.config.environment),
+            VariableLayer("--env", self.options.variables),
+            VariableLayer("bench", {"LLMB_INSTALL": str(site.install), "PYTHONUNBUFFERED": "1"}),
         ]
-        shipped = [Layer(f"fabric {fabric.fabric}", fabric.variables)] if fabric else []
+        shipped = [VariableLayer(f"fabric {fabric.fabric}", fabric.variables)] if fabric else []
         return layered(shipped, site.shell, given)
 
     def sample_folder(self) -> RunFolder:

@@ -29,7 +29,7 @@ TABLE = "collectives.txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class CollectiveRequest:
     """What to measure; ``most`` is None for the device's default."""
 
     collectives: tuple[Collective, ...]
@@ -50,7 +50,7 @@ def named_collectives(names: list[str]) -> tuple[Collective, ...]:
     return tuple(name for name in COLLECTIVES if not wanted or name in wanted)
 
 
-def collective_job(asked: Asked, device: Device) -> CollectiveJob:
+def collective_job(asked: CollectiveRequest, device: Device) -> CollectiveJob:
     """Raises UsageError if there is no size."""
     most = MOST_BYTES[device] if asked.most is None else asked.most
     sizes = tuple(sizes_between(asked.least, most, asked.factor))

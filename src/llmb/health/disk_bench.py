@@ -16,7 +16,7 @@ from llmb.health.facts.disk import mount_of
 from llmb.health.measure import OnProgress
 from llmb.metrics.parameters import checkpoint_bytes
 from llmb.microbenchmarks.disk import PROGRAM, DiskJob, DiskTiming, way_text
-from llmb.microbenchmarks.jobs import Progress
+from llmb.microbenchmarks.jobs import BenchProgress
 from llmb.microbenchmarks.records import Measurement, MeasurementFile
 from llmb.processes.talking import run_talking
 from llmb.runs.disk_space import check_room
@@ -58,7 +58,7 @@ def measure_disk(job: DiskJob, on_progress: OnProgress) -> DiskTiming:
     check_room(what, need, Path(job.folder), "give a smaller --file-size, fewer --ranks, or --path on another disk")
 
     def follow(line: bytes) -> None:
-        on_progress(Progress.model_validate_json(line))
+        on_progress(BenchProgress.model_validate_json(line))
 
     with folder_for_files(Path(job.folder)) as files, tempfile.TemporaryDirectory(prefix="llmb-bench-") as own:
         asked, answered = Path(own) / "job.json", Path(own) / "timing.json"

@@ -17,7 +17,7 @@ from threading import BrokenBarrierError
 from typing import NamedTuple
 
 from llmb.microbenchmarks.disk import DiskJob, DiskTiming
-from llmb.microbenchmarks.jobs import Progress
+from llmb.microbenchmarks.jobs import BenchProgress
 from llmb.runs.parent_death import end_with_parent
 
 BLOCK = 8 * 2**20
@@ -110,7 +110,7 @@ def _timed(call: Callable[[], None], barrier: Barrier) -> Span:
     return began, time.monotonic()
 
 
-def run(job: DiskJob, say: Callable[[Progress], None]) -> DiskTiming:
+def run(job: DiskJob, say: Callable[[BenchProgress], None]) -> DiskTiming:
     """Raises RuntimeError with the first process's reason if one failed."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(job.ranks)
@@ -135,7 +135,7 @@ def run(job: DiskJob, say: Callable[[Progress], None]) -> DiskTiming:
 
 
 def _ends_of(
-    answers: list[Connection], processes: list[SpawnProcess], job: DiskJob, say: Callable[[Progress], None]
+    answers: list[Connection], processes: list[SpawnProcess], job: DiskJob, say: Callable[[BenchProgress], None]
 ) -> "list[Done | str | None]":
     """What each process sent last; None if it was killed, or if another one failed."""
     ends: list[Done | str | None] = [None] * job.ranks
@@ -152,7 +152,7 @@ def _ends_of(
         if not isinstance(told, int):
             ends[left.pop(answer)] = told
         elif left[answer] == 0:
-            say(Progress(name=f"{job.ranks} x {job.size_bytes:,} bytes", number=told, total=job.repeats))
+            say(BenchProgress(name=f"{job.ranks} x {job.size_bytes:,} bytes", number=told, total=job.repeats))
     return ends
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from llmb.health.disk_files import run
 from llmb.microbenchmarks.disk import DiskJob
-from llmb.microbenchmarks.jobs import Progress
+from llmb.microbenchmarks.jobs import BenchProgress
 
 
 def main() -> None:
     job = DiskJob.model_validate_json(Path(sys.argv[1]).read_text())
 
-    def say(progress: Progress) -> None:
+    def say(progress: BenchProgress) -> None:
         sys.stdout.write(progress.model_dump_json() + "\n")
         sys.stdout.flush()
 

@@ -12,7 +12,7 @@ import llmb
 from llmb.health.measure import OnProgress, run_ranks
 from llmb.microbenchmarks.cases import SQUARE, Device
 from llmb.microbenchmarks.gpu_records import JOB, PARTS, PROGRAM, PartReport
-from llmb.microbenchmarks.jobs import PASSES, Case, Job, ProductCase, ProductDtype
+from llmb.microbenchmarks.jobs import PASSES, Case, CaseList, ProductCase, ProductDtype
 from llmb.microbenchmarks.outliers import OutlierRule, below_median_pct, slow_ones
 from llmb.microbenchmarks.records import Measurement, MeasurementFile, NotMeasured
 
@@ -48,14 +48,14 @@ class Parts:
         return list(dict.fromkeys(named))
 
 
-def gpus_job(device: Device, seconds: float) -> Job:
+def gpus_job(device: Device, seconds: float) -> CaseList:
     size, dtype = SQUARE[device], DTYPE[device]
     work = ProductCase(m=size, k=size, n=size, dtype=dtype, training_pass=PASSES[0])
     case = Case(name=f"{size} x {size} x {size}, {dtype}, for {seconds:g} s", work=work, sustained_s=seconds)
-    return Job(device=device, cases=(case,))
+    return CaseList(device=device, cases=(case,))
 
 
-def measure_parts(job: Job, ranks: int, on_progress: OnProgress) -> list[PartReport]:
+def measure_parts(job: CaseList, ranks: int, on_progress: OnProgress) -> list[PartReport]:
     """On ``ranks`` GPUs of this machine, or as many processes.
 
     Raises EnvironmentProblem without torch, RunFailed if the program failed, or UserInterrupt.

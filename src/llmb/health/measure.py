@@ -11,12 +11,12 @@ from types import MappingProxyType
 
 from llmb.errors import EnvironmentProblem
 from llmb.microbenchmarks.cases import Device
-from llmb.microbenchmarks.jobs import PROGRAM, Job, Progress, Timings
+from llmb.microbenchmarks.jobs import PROGRAM, BenchProgress, CaseList, Timings
 from llmb.processes.ranks import words
 from llmb.processes.talking import run_talking
 from llmb.programs.engine.worker_variables import shipped_variables
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[BenchProgress], None]
 
 
 def need_torch() -> None:
@@ -27,7 +27,7 @@ def need_torch() -> None:
         )
 
 
-def run_measurements(job: Job, on_progress: OnProgress) -> Timings:
+def run_measurements(job: CaseList, on_progress: OnProgress) -> Timings:
     """Raises as ``run_program``."""
     with tempfile.TemporaryDirectory(prefix="llmb-bench-") as folder:
         asked, answered = Path(folder) / "job.json", Path(folder) / "timings.json"
@@ -55,12 +55,12 @@ def run_program(
     UserInterrupt.
     """
     need_torch()
-    last: Progress | None = None
+    last: BenchProgress | None = None
 
     def follow(line: bytes) -> None:
         nonlocal last
         if line.startswith(b"{"):  # libraries print to standard output, too
-            last = Progress.model_validate_json(line)
+            last = BenchProgress.model_validate_json(line)
             on_progress(last)
 
     # As a run's workers have them, so that figures can be compared with those of runs.

@@ -22,11 +22,11 @@ from llmb.health.facts.disk import DiskFacts, read_disk
 from llmb.health.facts.gpus import GpuFacts, read_gpus
 from llmb.health.facts.network import NetworkFacts, read_network
 from llmb.health.facts.software import read_software
-from llmb.health.facts.source import Missing, Source
+from llmb.health.facts.source import FactSource, Missing
 from llmb.health.facts.system import read_cpu, read_kernel, read_limits, read_memory
 from llmb.health.records import Check, NodeReport, NotChecked, worst
 from llmb.health.rules import AREAS, Area, Finding, names_of, rule_of, skipped
-from llmb.health.wanted import Wanted
+from llmb.health.wanted import WantedFacts
 from llmb.runs.host import host_name
 from llmb.schedulers.lookup import QUEUE, find_scheduler
 from llmb.schedulers.port import SchedulerSetup
@@ -52,10 +52,10 @@ TITLES: dict[Area, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class CheckRequest:
     """What to check; ``only`` has names of areas and of checks, and all are checked if it is empty."""
 
-    wanted: Wanted
+    wanted: WantedFacts
     places: Mapping[str, Path]
     """Folders that runs write to, by what they are for; the first is the root of installation."""
     python: str
@@ -73,12 +73,12 @@ class Request:
         return not self.only or bool({of.name, of.area} & {*self.only})
 
 
-def check_node(request: Request, source: Source | None = None, say: Say = lambda _: None) -> NodeReport:
+def check_node(request: CheckRequest, source: FactSource | None = None, say: Say = lambda _: None) -> NodeReport:
     """Reads and judges all that ``request`` asks for, and never raises for what is missing or broken here.
 
     ``say`` is called with each area before it is read, because some take a minute.
     """
-    node = Node(request, source or Source(), say)
+    node = Node(request, source or FactSource(), say)
     findings: list[Finding] = []
     for area in request.areas():
         say(TITLES[area])
@@ -100,7 +100,7 @@ def check_node(request: Request, source: Source | None = None, say: Say = lambda
 class Node:
     """Facts of this node, read when they are first needed: several areas need the number of GPUs."""
 
-    def __init__(self, request: Request, source: Source, say: Say) -> None:
+    def __init__(self, request: CheckRequest, source: FactSource, say: Say) -> None:
         self.request, self.source, self.say = request, source, say
         self.name = host_name()
 

@@ -10,7 +10,7 @@ from llmb.jobspec.arguments import PYTHON
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.placement import Placement
 from llmb.jobspec.spec import JobSpec
-from llmb.jobspec.variables import Layer, layered
+from llmb.jobspec.variables import VariableLayer, layered
 from llmb.runs.folder import CLUSTER_CONFIG, cannot_write, write_atomically
 from llmb.schedulers.port import AskedJob, NodeState, Scheduler
 from llmb.site.site import Site
@@ -35,7 +35,7 @@ class CheckOrder:
         """Raises UsageError if the job is not possible."""
         site, config, own = self.site, self.site.config, folder.job(node)
         variables = {"LLMB_INSTALL": str(site.install), "PYTHONUNBUFFERED": "1"}
-        given = [Layer(CLUSTER_CONFIG, config.environment), Layer("doctor", variables)]
+        given = [VariableLayer(CLUSTER_CONFIG, config.environment), VariableLayer("doctor", variables)]
         spec = JobSpec(
             scheduler=self.scheduler.name,
             program=PROGRAM,

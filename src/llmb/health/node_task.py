@@ -14,18 +14,18 @@ from llmb.catalogue.load import Catalogue
 from llmb.errors import LlmbError
 from llmb.health.facts.shared_clock import read_shared_clock
 from llmb.health.kept_checks import CheckFolder, NodesRequest
-from llmb.health.node import Request, check_node
+from llmb.health.node import CheckRequest, check_node
 from llmb.health.records import NodeReport
 from llmb.health.wanted import named_places, wanted_of
 from llmb.runs.folder import write_atomically
 from llmb.schedulers.lookup import read_cluster_site
 
 
-def node_request(install: Path, asked: NodesRequest, environ: Mapping[str, str]) -> Request:
+def node_request(install: Path, asked: NodesRequest, environ: Mapping[str, str]) -> CheckRequest:
     """What ``llmb doctor`` would ask of this node. Raises UsageError."""
     catalogue = Catalogue()
     site = read_cluster_site(catalogue, install, environ)
-    return Request(
+    return CheckRequest(
         wanted=wanted_of(catalogue, site, asked.gpu_type, asked.gpus),
         places=named_places(site, environ),
         python=site.config.python or sys.executable,

@@ -18,7 +18,7 @@ OF_CLUSTERS = frozenset((QUEUE, "cluster_name", "fabric"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedFacts:
     """What is expected; None is not known. ``gpus_by`` and ``gpu_type_by`` say who expects it."""
 
     catalogue: Mapping[str, Gpu] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Wanted:
         return bool(self.gpus)
 
 
-def wanted_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpus: int | None = None) -> Wanted:
+def wanted_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpus: int | None = None) -> WantedFacts:
     """``gpu_type`` and ``gpus`` are those of the command. Raises UsageError for a GPU type that is not known,
     or that the partition of this job does not have."""
     config, scheduler = site.config, find_scheduler(QUEUE)
@@ -56,7 +56,7 @@ def wanted_of(catalogue: Catalogue, site: Site, gpu_type: str | None = None, gpu
         count, count_by = chosen.gpus_per_node, CLUSTER_CONFIG
     if count is None and gpu:
         count, count_by = gpu.gpus_per_node, f"nodes of {gpu.gpu_type}"
-    return Wanted(
+    return WantedFacts(
         catalogue=catalogue.gpus,
         gpu=gpu,
         gpu_type_by=name_by,

@@ -6,7 +6,7 @@ from typing import Any
 
 from llmb.catalogue.lora import ADAPTED
 from llmb.catalogue.records import Lora, LoraTargets, Model
-from llmb.huggingface.formats import Format
+from llmb.huggingface.formats import WeightsFormat
 from llmb.huggingface.tensors import Shape, hugging_face_name
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -58,7 +58,7 @@ def adapter_problems(config: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} is {config.get(name)}, not a number"
 
 
-def peft_layers(layers: Iterable[str], form: Format) -> dict[str, str]:
+def peft_layers(layers: Iterable[str], form: WeightsFormat) -> dict[str, str]:
     """peft's name of each adapted layer, such as ``layers.0.self_attn.q_proj``."""
     return {layer: PEFT_PREFIX + hugging_face_name(f"{layer}.weight", form).removesuffix(".weight") for layer in layers}
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from llmb.catalogue.parts import part
 from llmb.catalogue.records import Mlp, Model
-from llmb.huggingface.formats import Format, common_settings, format_of
+from llmb.huggingface.formats import WeightsFormat, common_settings, format_of
 
 Config = Mapping[str, Any]
 ExportDtype = Literal["fp32", "bf16"]
@@ -110,11 +110,11 @@ def unknown_keys(model: Model, config: Config) -> Iterator[str]:
                     yield f"{name} is {_shown(value)}, not {common_settings().fixed[name]}"
 
 
-def _types(form: Format) -> tuple[str | None, ...]:
+def _types(form: WeightsFormat) -> tuple[str | None, ...]:
     return (form.model_type, form.multimodal_type) if form.multimodal_type else (form.model_type,)
 
 
-def _text_config(config: Config, form: Format) -> Config:
+def _text_config(config: Config, form: WeightsFormat) -> Config:
     """The settings of the text model, whose embedding the whole of a multimodal model may tie."""
     if config.get("model_type") != form.multimodal_type:
         return config
@@ -153,7 +153,7 @@ def _layer_lists(model: Model) -> dict[str, Any]:
     }
 
 
-def _readings(config: Config, form: Format) -> list[dict[str, Any]]:
+def _readings(config: Config, form: WeightsFormat) -> list[dict[str, Any]]:
     """Settings that affect weights, normalized; None if the file does not specify them.
 
     There are two if it has rotary settings both where transformers 5 writes them and where older versions did: it

@@ -17,7 +17,7 @@ DATA = Path(__file__).with_name("formats.yaml")
 SETTINGS = Path(__file__).with_name("settings.yaml")
 
 
-class Format(Record):
+class WeightsFormat(Record):
     """One entry of ``formats.yaml``, which says what the fields mean."""
 
     model_type: str
@@ -57,11 +57,11 @@ class CommonSettings(Record):
 class FormatsFile(Record):
     """``formats.yaml``."""
 
-    formats: tuple[Format, ...]
+    formats: tuple[WeightsFormat, ...]
 
 
 @cache
-def known_formats() -> tuple[Format, ...]:
+def known_formats() -> tuple[WeightsFormat, ...]:
     return read_file(DATA, FormatsFile, wrap="formats").formats
 
 
@@ -70,7 +70,7 @@ def common_settings() -> CommonSettings:
     return read_file(SETTINGS, CommonSettings)
 
 
-def format_of(model: Model) -> Format:
+def format_of(model: Model) -> WeightsFormat:
     """Raises UsageError for a model that no form can express, with what keeps it from the nearest one."""
     problems = {known.model_class: list(obstacles(model, known)) for known in known_formats()}
     found = next((known for known in known_formats() if not problems[known.model_class]), None)
@@ -82,7 +82,7 @@ def format_of(model: Model) -> Format:
     return found
 
 
-def obstacles(model: Model, known: Format) -> Iterator[str]:
+def obstacles(model: Model, known: WeightsFormat) -> Iterator[str]:
     yield from part_differences(model, known.parts)
     for name, other in known.equal.items():
         if part(model, name) != part(model, other):

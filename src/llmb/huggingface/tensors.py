@@ -4,7 +4,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from llmb.huggingface.formats import Format
+from llmb.huggingface.formats import WeightsFormat
 
 Shape = tuple[int, ...]
 
@@ -22,7 +22,7 @@ ROTARY_TABLE = ".rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """One tensor of a safetensors file."""
 
     file: str
@@ -39,7 +39,7 @@ class Match:
     problems: tuple[str, ...]
 
 
-def hugging_face_name(name: str, form: Format) -> str:
+def hugging_face_name(name: str, form: WeightsFormat) -> str:
     for ours, theirs in form.names.items():
         if ours in name:
             name = name.replace(ours, theirs)
@@ -54,12 +54,12 @@ def hugging_face_shape(name: str, shape: Shape) -> Shape:
     return shape
 
 
-def matrices_of_expert(name: str, form: Format) -> tuple[str, ...]:
+def matrices_of_expert(name: str, form: WeightsFormat) -> tuple[str, ...]:
     """Names of each expert's tensors of a stacked parameter; none if the format stacks experts, too."""
     return form.expert_matrices.get(name.rpartition(".")[2], ())
 
 
-def stored_tensors(name: str, shape: Shape, form: Format) -> dict[str, Shape]:
+def stored_tensors(name: str, shape: Shape, form: WeightsFormat) -> dict[str, Shape]:
     """The tensors that hold a parameter, with their shapes; those of experts in order, each [outputs, inputs]."""
     stored, matrices = hugging_face_name(name, form), matrices_of_expert(name, form)
     if not matrices:
@@ -70,7 +70,7 @@ def stored_tensors(name: str, shape: Shape, form: Format) -> dict[str, Shape]:
 
 
 def match_tensors(
-    parameters: Mapping[str, Shape], found: Mapping[str, Stored], form: Format, *, tied: bool = False
+    parameters: Mapping[str, Shape], found: Mapping[str, StoredTensor], form: WeightsFormat, *, tied: bool = False
 ) -> Match:
     """Finds every parameter, given with its shape, among the stored tensors. None may be missing or unknown.
 
@@ -101,7 +101,7 @@ def _can_be_left_out(name: str, *, multimodal: bool, tied: bool) -> bool:
     return name.endswith(ROTARY_TABLE) or (multimodal and name.startswith(VISION))
 
 
-def _problems(name: str, shape: Shape, found: Mapping[str, Stored]) -> Iterator[str]:
+def _problems(name: str, shape: Shape, found: Mapping[str, StoredTensor]) -> Iterator[str]:
     stored = found.get(name)
     if stored is None:
         yield f"{name} is missing"

@@ -11,8 +11,8 @@ from llmb.jobspec.node_setup import Binding, Boost
 from llmb.jobspec.options import FrameworkOptions, JobOptions
 from llmb.jobspec.placement import Placement, place
 from llmb.jobspec.spec import JobSpec
-from llmb.jobspec.variables import Layer, Variable, layered
-from llmb.programs.port import Asked, Program, Work
+from llmb.jobspec.variables import Variable, VariableLayer, layered
+from llmb.programs.port import Program, ProgramRequest, ProgramWork
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -41,7 +41,7 @@ def assemble(
     config = site.config
     own = (config.environment, config.environment_of(recipe.workload), options.variables)
     known = frozenset(name for names in (site.shell, *own) for name in names)
-    work = program.work(plan, Asked(choices=choices, options=asked, site=site, variables=known), folder)
+    work = program.work(plan, ProgramRequest(choices=choices, options=asked, site=site, variables=known), folder)
     placement = place(recipe.scale, given or defaults.gpus_per_node)
     spec = JobSpec(
         scheduler=scheduler.name,
@@ -96,20 +96,20 @@ def binding(options: JobOptions, config: ClusterConfig) -> Binding:
 
 
 def job_variables(
-    plan: Plan, work: Work, defaults: JobDefaults, options: JobOptions, site: Site
+    plan: Plan, work: ProgramWork, defaults: JobDefaults, options: JobOptions, site: Site
 ) -> tuple[Variable, ...]:
     """Raises UsageError if the network needs a variable that is not set."""
     config = site.config
     fabric = site.fabric if plan.device == "cuda" else None
     shipped = [work.variables]
     if fabric:
-        shipped.append(Layer(f"fabric {fabric.fabric}", fabric.variables))
+        shipped.append(VariableLayer(f"fabric {fabric.fabric}", fabric.variables))
     if work.recipe_variables:
-        shipped.append(Layer("recipe", {variable.name: variable.value for variable in defaults.variables}))
+        shipped.append(VariableLayer("recipe", {variable.name: variable.value for variable in defaults.variables}))
     given = [
-        Layer("cluster_config.yaml", config.environment),
-        Layer("cluster_config.yaml, workload", config.environment_of(plan.recipe.workload)),
-        Layer("--env", options.variables),
+        VariableLayer("cluster_config.yaml", config.environment),
+        VariableLayer("cluster_config.yaml, workload", config.environment_of(plan.recipe.workload)),
+        VariableLayer("--env", options.variables),
     ]
     variables = layered(shipped, site.shell, given)
     known = {variable.name for variable in variables} | set(site.shell)

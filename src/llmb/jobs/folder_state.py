@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from llmb.jobs.preparation import outcome
 from llmb.jobs.states import Left
 from llmb.programs.lookup import find_program
-from llmb.programs.port import Progress
+from llmb.programs.port import StepsDone
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import RunRecord, read_job_end, read_record
 
@@ -20,7 +20,7 @@ def read_left(run_dir: str) -> Left:
     """Missing, damaged and unreadable files count as missing: a job may die at any point."""
     folder = RunFolder(Path(run_dir))
     record, end = _readable(read_record, folder), _readable(read_job_end, folder)
-    progress = _read_progress(folder, record) if record else Progress(0, done=False)
+    progress = _read_progress(folder, record) if record else StepsDone(0, done=False)
     prepared = None if record else _readable(lambda place: outcome(place, end), folder)
     ended = record or prepared
     return Left(
@@ -49,11 +49,11 @@ def _unread(folder: RunFolder) -> str:
     return f"{folder.record.name} " + ("cannot be read" if folder.record.exists() else "is gone")
 
 
-def _read_progress(folder: RunFolder, record: RunRecord) -> Progress:
+def _read_progress(folder: RunFolder, record: RunRecord) -> StepsDone:
     try:
         return find_program(record.program).progress(folder, record.plan)
     except (OSError, ValueError):
-        return Progress(0, done=False)
+        return StepsDone(0, done=False)
 
 
 def read_figures(run_dir: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from llmb.errors import EnvironmentProblem
 from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
 from llmb.jobs.rebuild import jobs_of_folders
-from llmb.jobs.store import Damaged, Missing, Store
+from llmb.jobs.store import Damaged, NoHistory, Store
 from llmb.runs.folder import NotWritable, cannot_write
 from llmb.trust import STATE_FOLDER, check_links
 
@@ -36,7 +36,7 @@ def open_history(install: Path, say: Callable[[str], None]) -> Store:
     try:
         if _has_content(path):
             return _checked(Store(path, "change"))
-    except (Damaged, Missing):
+    except (Damaged, NoHistory):
         pass  # it is looked at again below, by one process at a time; another one may have renamed it since
     # A second process must find the complete history, and must not rename the new one.
     with file_lock(path.with_name("open.lock"), PATIENCE_S, "rebuilding the history of jobs"):

@@ -22,7 +22,7 @@ from llmb.jobspec.variables import layered
 from llmb.processes.signals import Interrupted
 from llmb.programs.conclude import conclude_run
 from llmb.programs.lookup import find_program
-from llmb.programs.port import Asked, End
+from llmb.programs.port import End, ProgramRequest
 from llmb.runs.choices import Choices
 from llmb.runs.failure import last_lines
 from llmb.runs.folder import RunFolder, cannot_write
@@ -48,7 +48,7 @@ def local_spec(plan: EnginePlan, install: Path, environ: Mapping[str, str], fold
     """The job that runs ``plan`` here, in ``folder``, which need not exist."""
     program = find_program(ENGINE)
     site = Site(install=install, shell=environ)
-    asked = Asked(choices=Choices(), options=FrameworkOptions(), site=site, variables=frozenset(environ))
+    asked = ProgramRequest(choices=Choices(), options=FrameworkOptions(), site=site, variables=frozenset(environ))
     work = program.work(plan, asked, folder)
     return JobSpec(
         scheduler=LOCAL,

@@ -53,7 +53,7 @@ def read_preparation(folder: RunFolder) -> Preparation:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PreparationOutcome:
     """How a preparation ended by itself."""
 
     status: Literal["success", "failed"]
@@ -61,14 +61,14 @@ class Outcome:
     """The last line of its log."""
 
 
-def outcome(folder: RunFolder, end: JobEnd | None) -> Outcome | None:
+def outcome(folder: RunFolder, end: JobEnd | None) -> PreparationOutcome | None:
     """None for the folder of a run, and for a preparation that lasts or was ended from outside. Raises OSError."""
     if end is None or end.signal or not folder.preparation.exists():
         return None
     if end.exit_code == 0:
-        return Outcome("success")
+        return PreparationOutcome("success")
     text = tail(folder.log) or tail(folder.batch_output)
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(STARTER)]
     errors = [line for line in lines if line.startswith(ERROR)]
     reason = (errors or lines)[-1:]
-    return Outcome("failed", reason[0].removeprefix(ERROR) if reason else None)
+    return PreparationOutcome("failed", reason[0].removeprefix(ERROR) if reason else None)

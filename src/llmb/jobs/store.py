@@ -94,7 +94,7 @@ class Damaged(EnvironmentProblem):
         super().__init__(f"the history of jobs is damaged: {what}", where=str(path), do=do)
 
 
-class Missing(EnvironmentProblem):
+class NoHistory(EnvironmentProblem):
     """There is no history of jobs, or it cannot be opened."""
 
 
@@ -384,7 +384,7 @@ def _connection(path: Path, mode: str) -> sqlite3.Connection:
     try:
         return sqlite3.connect(existing, uri=True, timeout=BUSY_S, isolation_level=None)
     except sqlite3.OperationalError as error:
-        raise Missing(f"the history of jobs cannot be used: {error}", where=str(path)) from error
+        raise NoHistory(f"the history of jobs cannot be used: {error}", where=str(path)) from error
 
 
 def _insert(verb: str, where: str = "") -> str:

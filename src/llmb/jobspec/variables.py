@@ -26,14 +26,16 @@ class Variable:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class VariableLayer:
     """Variables from one place; later layers replace what earlier ones set."""
 
     origin: str
     variables: Mapping[str, str]
 
 
-def layered(shipped: Iterable[Layer], shell: Mapping[str, str], given: Iterable[Layer]) -> tuple[Variable, ...]:
+def layered(
+    shipped: Iterable[VariableLayer], shell: Mapping[str, str], given: Iterable[VariableLayer]
+) -> tuple[Variable, ...]:
     """Every variable once: what llmb ships, unless the shell that submits has it, below what the user has written.
 
     What holds a secret in that shell does not count as set there.
@@ -48,7 +50,7 @@ def layered(shipped: Iterable[Layer], shell: Mapping[str, str], given: Iterable[
     return tuple(found.values())
 
 
-def _variables(layer: Layer) -> dict[str, Variable]:
+def _variables(layer: VariableLayer) -> dict[str, Variable]:
     return {name: Variable(name, value, layer.origin) for name, value in layer.variables.items()}
 
 

@@ -8,7 +8,7 @@ from llmb.microbenchmarks.records import Measurement, MeasurementFile
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FigureChange:
     """A case of a node: its newest measurement and the one before, if there is one that can be compared."""
 
     latest: Measurement
@@ -24,7 +24,7 @@ class Change:
         return None if self.previous is None else 100 * (self.previous.time_s / self.latest.time_s - 1)
 
 
-def changes(files: Iterable[MeasurementFile], benchmark: str | None = None) -> list[Change]:
+def changes(files: Iterable[MeasurementFile], benchmark: str | None = None) -> list[FigureChange]:
     """files: the oldest first. Sorted by node and benchmark, with cases in the order in which they were measured."""
     seen: dict[tuple[object, ...], list[tuple[str, Measurement]]] = {}
     for file in files:
@@ -35,7 +35,7 @@ def changes(files: Iterable[MeasurementFile], benchmark: str | None = None) -> l
     return sorted(found, key=lambda change: (change.latest.node, change.latest.benchmark))
 
 
-def _change(rows: list[tuple[str, Measurement]]) -> Change:
+def _change(rows: list[tuple[str, Measurement]]) -> FigureChange:
     measured_at, latest = rows[-1]
     previous_at, previous = rows[-2] if len(rows) > 1 else (None, None)
-    return Change(latest, measured_at, previous, previous_at, len(rows))
+    return FigureChange(latest, measured_at, previous, previous_at, len(rows))

@@ -94,7 +94,7 @@ class Case(Record):
     """Repeat for so long, and take the last part; None for a burst."""
 
 
-class Job(Record):
+class CaseList(Record):
     """Bursts end after ``enough_s`` or ``most_repeats``, and have at least ``least_repeats``."""
 
     device: Literal["cpu", "cuda"]
@@ -140,7 +140,7 @@ class Timings(Record):
     timings: tuple[Timing, ...]
 
 
-class Progress(Record):
+class BenchProgress(Record):
     """One line of standard output: what is measured next, its number from 0, and how many there are.
 
     seconds: how long it takes at least, if that was asked for.

@@ -27,7 +27,7 @@ from llmb.jobspec.arguments import PYTHON, Word
 from llmb.jobspec.options import JobOptions
 from llmb.jobspec.placement import Placement
 from llmb.jobspec.spec import JobSpec, write_spec
-from llmb.jobspec.variables import Layer, layered
+from llmb.jobspec.variables import VariableLayer, layered
 from llmb.options.option import Option, limit_problems
 from llmb.prepared.folders import prepared_folders
 from llmb.runs.claim import stamped_folder
@@ -93,10 +93,10 @@ class PreparationOrder:
         site, what, config = self.site, self.preparation, self.site.config
         own = {"LLMB_INSTALL": str(site.install), "PYTHONUNBUFFERED": "1"}
         given = [
-            Layer("cluster_config.yaml", config.environment),
-            Layer("cluster_config.yaml, workload", config.environment_of(what.workload)),
-            Layer("--env", self.options.variables),
-            Layer("prepare", own),
+            VariableLayer("cluster_config.yaml", config.environment),
+            VariableLayer("cluster_config.yaml, workload", config.environment_of(what.workload)),
+            VariableLayer("--env", self.options.variables),
+            VariableLayer("prepare", own),
         ]
         work: tuple[Word, ...] = (PYTHON, "-P", "-m", "llmb.cli.main", "prepare", what.part, *self.arguments)
         spec = JobSpec(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from llmb.catalogue.records import Model
 from llmb.huggingface.config import config_of
-from llmb.huggingface.formats import Format, format_of
+from llmb.huggingface.formats import WeightsFormat, format_of
 from llmb.huggingface.shards import CONFIG, SINGLE_FILE
 from llmb.huggingface.tensors import Shape, stored_tensors
 from llmb.prepare.tokenizer import NAMING, TOKENIZER
@@ -93,7 +93,7 @@ def _weights(model: Model) -> "Iterator[tuple[str, np.ndarray]]":
     """Scaled so that every layer passes on the size of its input: adapters of frozen weights can then learn, too."""
     import numpy as np
 
-    form: Format = format_of(model)
+    form: WeightsFormat = format_of(model)
     drawn = np.random.default_rng(SEED)
     for name, shape in parameter_shapes(model):
         for stored, stored_shape in stored_tensors(name, shape, form).items():

@@ -11,7 +11,7 @@ from llmb.catalogue.records import Recipe
 from llmb.jobspec.arguments import Word
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions, StartMode
-from llmb.jobspec.variables import Layer
+from llmb.jobspec.variables import VariableLayer
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
@@ -22,7 +22,7 @@ from llmb.site.site import Site
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ProgramRequest:
     """What was requested beside the plan, and where."""
 
     choices: Choices
@@ -33,7 +33,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class ProgramWork:
     """What a program needs from the job that runs it."""
 
     command: tuple[Word, ...]
@@ -43,7 +43,7 @@ class Work:
     container: ContainerSettings
     control_in_container: bool = True
     """The container has llmb, which begins and finishes the job."""
-    variables: Layer
+    variables: VariableLayer
     recipe_variables: bool = True
     """Whether variables that the catalogue has for a recipe are for this program."""
     title: str = ""
@@ -51,7 +51,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class StepsDone:
     """How far a run has come. ``done``: every step, and the last checkpoint where one is wanted."""
 
     steps: int
@@ -86,13 +86,13 @@ class Program(Protocol):
         Raises UsageError with everything that it does not support, or that is not prepared.
         """
 
-    def work(self, plan: Plan, asked: Asked, folder: RunFolder) -> Work:
+    def work(self, plan: Plan, asked: ProgramRequest, folder: RunFolder) -> ProgramWork:
         """How it is run in ``folder``, which need not exist. Raises UsageError where the site cannot run it."""
 
     def started(self, plan: Plan) -> Plan:
         """The plan as it is on the machine where the run starts, which may decide what was left open."""
 
-    def progress(self, folder: RunFolder, plan: Plan) -> Progress:
+    def progress(self, folder: RunFolder, plan: Plan) -> StepsDone:
         """Progress from the files of a run, whether it has ended or not."""
 
     def new_steps(self, folder: RunFolder) -> NewSteps:

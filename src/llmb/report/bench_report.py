@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from llmb.microbenchmarks.history import Change, changes
+from llmb.microbenchmarks.history import FigureChange, changes
 from llmb.microbenchmarks.records import Measurement, MeasurementFile, NotMeasured
 from llmb.report.numbers import number
 from llmb.report.table import Column, Table
@@ -154,11 +154,11 @@ def history_tables(files: Sequence[MeasurementFile], benchmark: str | None, fold
         yield _history_table(list(group), f"{name} on node {node}")
 
 
-def _history_table(found: Sequence[Change], title: str) -> Table:
+def _history_table(found: Sequence[FigureChange], title: str) -> Table:
     rows = [change.latest for change in found]
     unit, seconds = _unit(rows)
     rated = any(row.tflops or row.bandwidth_gb_per_s or row.bus_bandwidth_gb_per_s for row in rows)
-    figures: list[_Figure[Change]] = [
+    figures: list[_Figure[FigureChange]] = [
         _Figure("device", lambda change: change.latest.device, right=False, common=True),
         _Figure("rank", lambda change: _whole(change.latest.rank)),
         _Figure("case", lambda change: _case(change.latest), right=False),

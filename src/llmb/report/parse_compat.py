@@ -22,7 +22,7 @@ _DIGITS = (3, 3, 2, 2)
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class CompatForm:
     """What differs between the reference suite's scripts."""
 
     title: str
@@ -44,7 +44,7 @@ class Form:
         return ("filename", "status", *self.csv_times, *rates, "max_iteration")
 
 
-NEMO = Form(
+NEMO = CompatForm(
     title="Train Step Timing and TFLOPS Analysis",
     unit="s",
     rate="TFLOPS_per_GPU",
@@ -52,7 +52,7 @@ NEMO = Form(
     csv_times=("time_mean_seconds", "time_std_dev_seconds"),
     keys=("time_mean", "time_std_dev", "tflops_per_gpu_mean", "tflops_per_gpu_std_dev"),
 )
-BRIDGE = Form(
+BRIDGE = CompatForm(
     title="Elapsed Time (ms) and MODEL_TFLOPS/GPU Analysis",
     unit="ms",
     rate="MODEL_TFLOPS_per_GPU",
@@ -70,7 +70,7 @@ class CompatReport:
     first: int
     last: int
     full_names: bool
-    form: Form
+    form: CompatForm
     runs: tuple[WindowSamples, ...]
 
     @property
@@ -88,7 +88,7 @@ class CompatReport:
 
 
 def compat_report(
-    directory: str, window: str, samples: Sequence[WindowSamples], *, full_names: bool = False, form: Form = NEMO
+    directory: str, window: str, samples: Sequence[WindowSamples], *, full_names: bool = False, form: CompatForm = NEMO
 ) -> CompatReport:
     """``window`` is ``A-B``."""
     first, _, last = window.partition("-")
@@ -161,7 +161,7 @@ def compat_json(report: CompatReport) -> str:
     )
 
 
-def _json_result(run: WindowSamples, form: Form) -> dict[str, Any]:
+def _json_result(run: WindowSamples, form: CompatForm) -> dict[str, Any]:
     if run.kind == "success":
         shown = zip(form.keys, _figures(run, form), strict=True)
         figures = {key: Decimals(text) if text else None for key, text in shown}
@@ -183,7 +183,7 @@ def _json_fields(values: Mapping[str, Any], between: str) -> str:
     )
 
 
-def _figures(run: WindowSamples, form: Form) -> list[str | None]:
+def _figures(run: WindowSamples, form: CompatForm) -> list[str | None]:
     times = (None if one is None else one / form.seconds for one in (run.time_mean_s, run.time_std_s))
     figures = (*times, run.tflops_mean, run.tflops_std)
     return [None if one is None else f"{one:.{digits}f}" for one, digits in zip(figures, _DIGITS, strict=True)]

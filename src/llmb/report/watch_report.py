@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from llmb.analysis.forecast import Comparison, Forecast, Pace
+from llmb.analysis.forecast import Forecast, ForecastComparison, Pace
 from llmb.analysis.watched import Outlook
 from llmb.catalogue.records import Convention
 from llmb.metrics.throughput import Throughput, throughput
@@ -140,12 +140,12 @@ def _limit_text(left_s: float) -> str:
     return f"in {duration(left_s)}" if left_s > 0 else f"{duration(-left_s)} ago"
 
 
-def _comparison_text(comparison: Comparison) -> str:
+def _comparison_text(comparison: ForecastComparison) -> str:
     expected = comparison.expected
     return f"{number(expected.step_time_s)} s per step, {printable(expected.source)}: {_standing_text(comparison)}"
 
 
-def _standing_text(comparison: Comparison) -> str:
+def _standing_text(comparison: ForecastComparison) -> str:
     delta, interval = comparison.delta_pct, comparison.interval_pct
     if delta is None or interval is None:
         more = comparison.more_steps

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from llmb.resources.records import EnergySource, GpuUse
 from llmb.resources.sample import GpuSamples, Sample, SampledGpu
-from llmb.resources.series import Point, Span, integral, rise
+from llmb.resources.series import Point, TimeSpan, integral, rise
 
 GIB = 2**30
 Value = TypeVar("Value")
@@ -16,7 +16,12 @@ Number = TypeVar("Number", int, float)
 
 
 def summarize_gpu(
-    node: str, gpu: SampledGpu, place: int, samples: Sequence[Sample], inside: Sequence[Sample], spans: Sequence[Span]
+    node: str,
+    gpu: SampledGpu,
+    place: int,
+    samples: Sequence[Sample],
+    inside: Sequence[Sample],
+    spans: Sequence[TimeSpan],
 ) -> GpuUse:
     """``place`` is its place in the samples, ``inside`` are those of ``samples`` that were taken in the spans."""
 
@@ -67,7 +72,9 @@ def most_gib(values: Sequence[int]) -> float | None:
     return max(values) / GIB if values else None
 
 
-def _energy(samples: Sequence[Sample], place: int, spans: Sequence[Span]) -> tuple[float | None, EnergySource | None]:
+def _energy(
+    samples: Sequence[Sample], place: int, spans: Sequence[TimeSpan]
+) -> tuple[float | None, EnergySource | None]:
     counted = points(samples, lambda sample: _at(sample.gpus.energy_j, place) if sample.gpus else None)
     if (energy_j := rise(counted, spans)) is not None:
         return energy_j, "gpu_counter"

@@ -17,7 +17,7 @@ from llmb.catalogue.record import Record, Threshold
 from llmb.resources.read import Sampled
 from llmb.resources.records import NodeOtherWork, OtherRun, OtherWork
 from llmb.resources.sample import Sample, SeenRun
-from llmb.resources.series import Span
+from llmb.resources.series import TimeSpan
 
 DATA = Path(__file__).with_name("other_work.yaml")
 NOT_SAMPLED = "too little time was sampled around the window"
@@ -43,14 +43,14 @@ def rules() -> OtherWorkRules:
 
 def find_other_work(
     sampled: Sequence[Sampled],
-    spans: Sequence[Span],
+    spans: Sequence[TimeSpan],
     device: Device,
     gpus: Mapping[str, Collection[str]] | None = None,
 ) -> OtherWork | str:
     """``gpus`` are those of the run by node, None for all. The reason if no node was sampled long enough."""
     begin_s, end_s = min(span.begin_s for span in spans), max(span.end_s for span in spans)
     wider_s = max(0.0, rules().least_sampled_s.value - (end_s - begin_s) / 2)
-    window = Span(begin_s - wider_s, end_s + wider_s)
+    window = TimeSpan(begin_s - wider_s, end_s + wider_s)
     longest: dict[str, tuple[Sampled, tuple[Sample, ...]]] = {}
     for one in sampled:
         around = _around(one.samples, window)
@@ -73,7 +73,7 @@ def run_text(run: OtherRun | SeenRun) -> str:
     return f"{run.program} {where}, since {datetime.fromtimestamp(run.since_s, UTC).astimezone():%H:%M:%S}"
 
 
-def _around(samples: Sequence[Sample], window: Span) -> tuple[Sample, ...]:
+def _around(samples: Sequence[Sample], window: TimeSpan) -> tuple[Sample, ...]:
     """From the last sample before the window, or the first, to the first one after it, or the last. Empty for samples
     that lie outside of it.
     """

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
-class Span(NamedTuple):
+class TimeSpan(NamedTuple):
     """From ``begin_s`` to ``end_s``, in Unix time."""
 
     begin_s: float
@@ -17,30 +17,30 @@ Point = tuple[float, float]
 """Time and value."""
 
 
-def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
+def merged(spans: Iterable[TimeSpan]) -> tuple[TimeSpan, ...]:
     """In order, those that touch or overlap as one."""
-    found: list[Span] = []
+    found: list[TimeSpan] = []
     for span in sorted(spans):
         if found and span.begin_s <= found[-1].end_s:
-            found[-1] = Span(found[-1].begin_s, max(found[-1].end_s, span.end_s))
+            found[-1] = TimeSpan(found[-1].begin_s, max(found[-1].end_s, span.end_s))
         else:
             found.append(span)
     return tuple(found)
 
 
-def length(spans: Iterable[Span]) -> float:
+def length(spans: Iterable[TimeSpan]) -> float:
     """Seconds of all spans."""
     return sum(span.end_s - span.begin_s for span in spans)
 
 
-def places_inside(times: Sequence[float], spans: Sequence[Span]) -> list[int]:
+def places_inside(times: Sequence[float], spans: Sequence[TimeSpan]) -> list[int]:
     """Which of ``times``, which are in order, lie in the spans."""
     return [
         place for span in spans for place in range(bisect_left(times, span.begin_s), bisect_right(times, span.end_s))
     ]
 
 
-def rise(points: Sequence[Point], spans: Sequence[Span]) -> float | None:
+def rise(points: Sequence[Point], spans: Sequence[TimeSpan]) -> float | None:
     """How much a counter rose in the spans, linear between its points; None if the points do not cover them."""
     if not points or not spans or spans[0].begin_s < points[0][0] or spans[-1].end_s > points[-1][0]:
         return None

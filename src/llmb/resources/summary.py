@@ -9,7 +9,7 @@ from llmb.resources.gpu_summary import known, mean, mean_shares, most_gib, point
 from llmb.resources.read import Sampled
 from llmb.resources.records import EnergySource, GpuUse, HostUse, ResourceUse
 from llmb.resources.sample import HostSample, Sample
-from llmb.resources.series import Span, length, merged, places_inside, rise
+from llmb.resources.series import TimeSpan, length, merged, places_inside, rise
 
 OF_GPUS = (
     *("power_w_mean", "power_w_max", "sm_clock_mhz_mean", "sm_clock_mhz_min"),
@@ -25,7 +25,7 @@ UNREADABLE = "the kernel does not report it"
 class SampledWork:
     """The steps that are summarized: when they ran and with how many tokens, and what should have been sampled."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[TimeSpan, ...]
     tokens: int
     device: Literal["cpu", "cuda"]
     nodes: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ def summarize(sampled: Sequence[Sampled], work: SampledWork) -> ResourceUse | st
     return ResourceUse(**values, reasons=dict(_reasons(values, nodes, silent, work.device)))
 
 
-def _nodes(sampled: Sequence[Sampled], spans: Sequence[Span]) -> list[_Node]:
+def _nodes(sampled: Sequence[Sampled], spans: Sequence[TimeSpan]) -> list[_Node]:
     """Of each node the sampler that saw most of the spans; without nodes that none saw."""
     best: dict[str, _Node] = {}
     for one in sampled:
@@ -86,7 +86,7 @@ def _nodes(sampled: Sequence[Sampled], spans: Sequence[Span]) -> list[_Node]:
     return [best[name] for name in sorted(best)]
 
 
-def _no_sample(sampled: Sequence[Sampled], spans: Sequence[Span]) -> str:
+def _no_sample(sampled: Sequence[Sampled], spans: Sequence[TimeSpan]) -> str:
     if not sampled:
         return "the run folder has no samples"
     interval_s = sampled[-1].start.interval_s
@@ -95,7 +95,7 @@ def _no_sample(sampled: Sequence[Sampled], spans: Sequence[Span]) -> str:
     return f"no sample in the {length(spans):.2g} s of the window's steps; --resource-interval is {interval_s:g} s"
 
 
-def _host(node: _Node, spans: Sequence[Span]) -> HostUse:
+def _host(node: _Node, spans: Sequence[TimeSpan]) -> HostUse:
     hosts = [sample.host for sample in node.inside]
 
     def risen(value: Callable[[HostSample], float | None]) -> float | None:
@@ -120,7 +120,7 @@ def _host(node: _Node, spans: Sequence[Span]) -> HostUse:
     )
 
 
-def _gpus(node: _Node, spans: Sequence[Span], wanted: Mapping[str, Collection[str]] | None) -> Iterator[GpuUse]:
+def _gpus(node: _Node, spans: Sequence[TimeSpan], wanted: Mapping[str, Collection[str]] | None) -> Iterator[GpuUse]:
     for place, gpu in enumerate(node.sampled.start.gpus):
         if wanted is None or gpu.uuid in wanted.get(node.name, ()):
             yield summarize_gpu(node.name, gpu, place, node.sampled.samples, node.inside, spans)

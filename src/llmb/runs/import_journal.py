@@ -46,7 +46,7 @@ class FinishedFile(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
+class ImportJournal:
     """``finished`` are the files that an earlier import kept; ``restarted``, why it did not."""
 
     path: Path
@@ -65,7 +65,7 @@ def source_file(path: Path, *, checksum: bool) -> SourceFile:
     return SourceFile(bytes=found.st_size, modified_ns=found.st_mtime_ns, crc32=crc32)
 
 
-def open_journal(folder: Path, key: ImportKey) -> Journal:
+def open_journal(folder: Path, key: ImportKey) -> ImportJournal:
     """The journal of the import into ``folder``; files of an import of something else are removed. Raises OSError."""
     path = folder / JOURNAL
     lines = _lines(path)
@@ -74,7 +74,7 @@ def open_journal(folder: Path, key: ImportKey) -> Journal:
         path.unlink(missing_ok=True)
         _remove_weights(folder, {})
         _append(path, key)
-        return Journal(path, {}, _difference(earlier, key) if lines else None)
+        return ImportJournal(path, {}, _difference(earlier, key) if lines else None)
     finished = {file.name: file for file in _finished(folder, lines[1:])}
     _remove_weights(folder, finished)
     # Rewritten: the last line may be incomplete.
@@ -83,7 +83,7 @@ def open_journal(folder: Path, key: ImportKey) -> Journal:
     for record in (key, *finished.values()):
         _append(temporary, record)
     temporary.replace(path)
-    return Journal(path, finished, None)
+    return ImportJournal(path, finished, None)
 
 
 def has_finished_files(folder: Path) -> bool:

@@ -7,7 +7,7 @@ from llmb.catalogue.records import Window
 from llmb.resources.other_work import find_other_work
 from llmb.resources.read import read_samples
 from llmb.resources.records import OtherWork, ResourceUse
-from llmb.resources.series import Span
+from llmb.resources.series import TimeSpan
 from llmb.resources.summary import SampledWork, summarize
 from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder
@@ -42,7 +42,7 @@ def _found(
     folder: RunFolder, plan: EnginePlan, steps: Sequence[Step], environment: Environment | None
 ) -> tuple[ResourceUse | str, OtherWork | str]:
     inside = _inside(plan.window, steps)
-    spans = tuple(Span(step.ended_s - step.step_time_s, step.ended_s) for step in inside)
+    spans = tuple(TimeSpan(step.ended_s - step.step_time_s, step.ended_s) for step in inside)
     layout = plan.recipe.layout
     try:
         sampled = read_samples(folder.resources)

@@ -78,7 +78,7 @@ class AskedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class JobAnswers:
     """States by key, without jobs whose scheduler could not be queried. ``warnings`` are shown to the user."""
 
     states: Mapping[str, JobState]
@@ -249,7 +249,7 @@ class Scheduler(Protocol):
         Programs that it calls inherit the descriptors ``held``. Raises UsageError if it is rejected.
         """
 
-    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> Answers:
+    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
         """The states of ``jobs``."""
 
     def find(self, jobs: Sequence[AskedJob], since_s: float, claimed: set[str], time_out_s: float) -> dict[str, str]:

@@ -45,7 +45,7 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BisectFinding:
     """The change came with one of the candidates ``first`` to ``last``; those but the last were skipped."""
 
     first: int
@@ -76,7 +76,7 @@ class _Levels:
         return self.noise * math.sqrt(1 / runs + 1 / self.counts[side])
 
 
-Step = Measure | Found | Stuck
+Step = Measure | BisectFinding | Stuck
 
 
 def next_step(known: Observations, confidence: float = CONFIDENCE) -> Step:
@@ -144,7 +144,7 @@ def _found(known: Observations, posterior: Sequence[float], confidence: float) -
     probability = math.fsum(posterior[first : last + 1])
     if probability < confidence:  # no candidate's own is clear, yet the sum over them is: neighbors share it
         return Measure(_least_run(known), 1)
-    return Found(first, last, probability)
+    return BisectFinding(first, last, probability)
 
 
 def _least_run(known: Observations) -> int:

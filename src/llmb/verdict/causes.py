@@ -10,7 +10,7 @@ from typing import Any
 
 from llmb.catalogue.records import Record
 from llmb.verdict.causes_evidence import Differing, Evidence, ReferenceTime
-from llmb.verdict.causes_measured import FINDERS, Bound, Found, NotKnown
+from llmb.verdict.causes_measured import FINDERS, Bound, FoundCause, NotKnown
 from llmb.verdict.causes_rules import CauseName, CauseRule, cause_rules
 
 MOST_SHOWN = 4
@@ -67,7 +67,7 @@ Words = Mapping[str, str]
 
 def explain_evidence(run: Evidence, reference: ReferenceTime | None, words: Words) -> Explanation:
     measured = dict(_measured(run, reference.evidence if reference else None))
-    found = {name: item for name, item in measured.items() if isinstance(item, Found)}
+    found = {name: item for name, item in measured.items() if isinstance(item, FoundCause)}
     gap_s = run.step_time_s - reference.step_time_s if reference else None
     rest_s = None
     if reference and gap_s is not None:
@@ -104,7 +104,7 @@ def explain_evidence(run: Evidence, reference: ReferenceTime | None, words: Word
     )
 
 
-def _measured(run: Evidence, baseline: Evidence | None) -> Iterator[tuple[CauseName, Found | NotKnown]]:
+def _measured(run: Evidence, baseline: Evidence | None) -> Iterator[tuple[CauseName, FoundCause | NotKnown]]:
     """Less what the baseline has of the same. What differs by choice is left to the differences."""
     for name, find in FINDERS.items():
         item = find(run)
@@ -115,7 +115,7 @@ def _measured(run: Evidence, baseline: Evidence | None) -> Iterator[tuple[CauseN
             continue
         other = find(baseline)
         if item.share_s is None:
-            if not isinstance(other, Found):
+            if not isinstance(other, FoundCause):
                 yield name, item
         elif name == "recomputation":
             if baseline.work != run.work:
@@ -126,7 +126,7 @@ def _measured(run: Evidence, baseline: Evidence | None) -> Iterator[tuple[CauseN
             yield name, _more(item, other)
 
 
-def _more(item: Found, other: Found | None) -> Found:
+def _more(item: FoundCause, other: FoundCause | None) -> FoundCause:
     """``item`` without the share that the baseline has as well."""
     if other is None or other.share_s is None or item.share_s is None:
         return item
@@ -136,20 +136,20 @@ def _more(item: Found, other: Found | None) -> Found:
         "in_step": item.in_step,
         "evidence": (*item.evidence, f"the baseline has {other.share_s:.3f} s of it, which are not counted"),
     }
-    return Found(**values)
+    return FoundCause(**values)
 
 
-def _window(run: Evidence, reference: ReferenceTime) -> dict[CauseName, Found]:
+def _window(run: Evidence, reference: ReferenceTime) -> dict[CauseName, FoundCause]:
     """Exact: the run's own steps in the reference's window."""
     if reference.window_mean_s is None:
         return {}
     said = f"the reference is of {reference.window_text}; those of this run take {reference.window_mean_s:.4g} s"
-    return {"window": Found(share_s=run.step_time_s - reference.window_mean_s, evidence=(said,))}
+    return {"window": FoundCause(share_s=run.step_time_s - reference.window_mean_s, evidence=(said,))}
 
 
 def _differing(
-    differing: tuple[Differing, ...], found: Mapping[CauseName, Found], rest_s: float
-) -> dict[CauseName, Found]:
+    differing: tuple[Differing, ...], found: Mapping[CauseName, FoundCause], rest_s: float
+) -> dict[CauseName, FoundCause]:
     """The rest of the gap goes to what differs: all of it to one cause, at most all of it to each of several."""
     rules = cause_rules()
     by_rule: dict[CauseName, list[Differing]] = {}
@@ -159,7 +159,7 @@ def _differing(
             by_rule.setdefault(rule.name, []).append(item)
     timed = [name for name in by_rule if rules.rule(name).times_steps]
     chosen = [name for name in timed if name not in ("machine", "software")]
-    causes: dict[CauseName, Found] = {}
+    causes: dict[CauseName, FoundCause] = {}
     for name, items in by_rule.items():
         said = _said(items)
         measured = found.get(name)
@@ -169,7 +169,7 @@ def _differing(
         if share_s is None and name in timed:
             said = (*said, "listed because it differs; nothing shows that it costs time")
         bound: Bound = "about" if len(chosen or timed) == 1 else "at most"
-        causes[name] = Found(share_s=share_s, bound=bound, evidence=said)
+        causes[name] = FoundCause(share_s=share_s, bound=bound, evidence=said)
     return causes
 
 
@@ -185,7 +185,7 @@ def _worth(item: Differing) -> str:
     return f", worth {item.slower_pct[0]:g} to {item.slower_pct[1]:g} % of a step" if item.slower_pct else ""
 
 
-def _cause(name: CauseName, item: Found, run: Evidence, words: Words) -> Cause:
+def _cause(name: CauseName, item: FoundCause, run: Evidence, words: Words) -> Cause:
     rule = cause_rules().rule(name)
     return Cause(
         name=name,

@@ -23,7 +23,7 @@ NO_STEPS = "the run has no metrics.jsonl with steps of its window"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundCause:
     """A cause. share_s: seconds per step; None if it is there, but its share is not known.
 
     in_step: how much of that is part of the step time; the rest is between steps.
@@ -42,15 +42,15 @@ class NotKnown:
     reason: str
 
 
-Finder = Callable[[Evidence], Found | NotKnown | None]
+Finder = Callable[[Evidence], FoundCause | NotKnown | None]
 
 
-def other_work(run: Evidence) -> Found | None:
+def other_work(run: Evidence) -> FoundCause | None:
     """What it costs is not known: it makes ranks slow, lets them wait for each other, and stalls steps."""
-    return Found(share_s=None, evidence=run.disturbing) if run.disturbing else None
+    return FoundCause(share_s=None, evidence=run.disturbing) if run.disturbing else None
 
 
-def slow_rank(run: Evidence) -> Found | NotKnown | None:
+def slow_rank(run: Evidence) -> FoundCause | NotKnown | None:
     """All ranks wait for a slow one; it is the one whose own layers take longer."""
     work = run.work
     if work and work.ranks == 1:
@@ -68,7 +68,7 @@ def slow_rank(run: Evidence) -> Found | NotKnown | None:
         return None
     node = f" on {run.node_of[rank]}" if rank in run.node_of else ""
     together = f"{work.shared_by} ranks compute its layers together: any of them may be the slow one"
-    return Found(
+    return FoundCause(
         share_s=excess_s * work.layer_passes,
         bound="at least",
         evidence=(
@@ -80,7 +80,7 @@ def slow_rank(run: Evidence) -> Found | NotKnown | None:
     )
 
 
-def exposed_communication(run: Evidence) -> Found | NotKnown | None:
+def exposed_communication(run: Evidence) -> FoundCause | NotKnown | None:
     """By a trace; without one by the time around the layers of a forward pass, in which parameters are gathered."""
     if run.work and run.work.ranks == 1:
         return None
@@ -91,7 +91,7 @@ def exposed_communication(run: Evidence) -> Found | NotKnown | None:
         return NotKnown("no step was traced")
     if host_is_late(run):
         return NotKnown("no step was traced, and the GPU also waits for the host")
-    return Found(
+    return FoundCause(
         share_s=median(outside),
         bound="at least",
         evidence=(
@@ -101,19 +101,19 @@ def exposed_communication(run: Evidence) -> Found | NotKnown | None:
     )
 
 
-def _traced_communication(run: Evidence) -> Found | None:
+def _traced_communication(run: Evidence) -> FoundCause | None:
     trace = run.trace
     assert trace
     part = trace.communication_exposed_s / trace.duration_s
     slow = slow_rank(run)
-    waited_s = slow.share_s or 0.0 if isinstance(slow, Found) and trace.rank != _slowest(run) else 0.0
+    waited_s = slow.share_s or 0.0 if isinstance(slow, FoundCause) and trace.rank != _slowest(run) else 0.0
     longest = sorted(trace.collectives, key=lambda item: -item.exposed_s)[:2]
     kinds = ", ".join(
         f"{item.kind.replace('_', '-')}{f' of {item.group}' if item.group else ''} {_ms(item.exposed_s)}"
         for item in longest
     )
     rank = "" if trace.rank is None else f" on rank {trace.rank}"
-    return Found(
+    return FoundCause(
         share_s=max(0.0, part * run.step_time_s - waited_s),
         evidence=(
             f"step {trace.step} was traced{rank}: in {100 * part:.0f} % of it nothing but communication runs",
@@ -134,7 +134,7 @@ def host_is_late(run: Evidence) -> bool:
     return bool(ahead) and median(ahead) < run.step_time_s * cause_rules().host_ahead_pct.value / 100
 
 
-def host_bound(run: Evidence) -> Found | NotKnown | None:
+def host_bound(run: Evidence) -> FoundCause | NotKnown | None:
     if run.work and not run.work.on_gpu:
         return None
     late = host_is_late(run)
@@ -142,27 +142,27 @@ def host_bound(run: Evidence) -> Found | NotKnown | None:
     if run.trace:
         idle_s = run.trace.idle_s / run.trace.duration_s * run.step_time_s
         evidence = f"in step {run.trace.step}, which was traced, the GPU is idle {_ms(run.trace.idle_s)}"
-        return Found(share_s=idle_s, evidence=(evidence, *([ahead] if late else [])))
+        return FoundCause(share_s=idle_s, evidence=(evidence, *([ahead] if late else [])))
     if not _host_ahead(run):
         return NotKnown("no step was traced")
-    return Found(share_s=None, evidence=(ahead,)) if late else None
+    return FoundCause(share_s=None, evidence=(ahead,)) if late else None
 
 
-def data_bound(run: Evidence) -> Found | NotKnown | None:
+def data_bound(run: Evidence) -> FoundCause | NotKnown | None:
     waits = [step.data_wait_s for step in run.steps]
     if not waits:
         return NotKnown(NO_STEPS)
     on_gpu = run.work is not None and run.work.on_gpu
     if on_gpu and not host_is_late(run):
         return None  # the host waits while the GPU still has work
-    return Found(
+    return FoundCause(
         share_s=fmean(waits),
         bound="at most" if on_gpu else "about",
         evidence=(f"a step waits {_ms(fmean(waits))} for its data, on the rank that waits longest",),
     )
 
 
-def checkpoint(run: Evidence) -> Found | NotKnown | None:
+def checkpoint(run: Evidence) -> FoundCause | NotKnown | None:
     """Steps that are slower while a checkpoint is written, and the pauses in which training waits for one."""
     if run.work and not run.work.saves:
         return None
@@ -177,7 +177,7 @@ def checkpoint(run: Evidence) -> Found | NotKnown | None:
         how = f"which take {_ms(slower_s)} longer than the others"
     else:
         how = "so that none tells how fast it is without" if saving else ""
-    return Found(
+    return FoundCause(
         share_s=within_s + between_s,
         in_step=within_s >= between_s,
         bound="about" if others else "at least",
@@ -188,17 +188,17 @@ def checkpoint(run: Evidence) -> Found | NotKnown | None:
     )
 
 
-def logging(run: Evidence) -> Found | NotKnown | None:
+def logging(run: Evidence) -> FoundCause | NotKnown | None:
     pauses = [step.pause_s for step in run.steps]
     if run.work and run.work.saves:
         return None  # the pauses are of its checkpoints
     if not pauses or not run.work:
         return NotKnown(NO_STEPS)
     said = f"{_ms(fmean(pauses))} between two steps, on the rank where it is longest"
-    return Found(share_s=fmean(pauses), in_step=False, evidence=(said,))
+    return FoundCause(share_s=fmean(pauses), in_step=False, evidence=(said,))
 
 
-def stalls(run: Evidence) -> Found | NotKnown | None:
+def stalls(run: Evidence) -> FoundCause | NotKnown | None:
     """Steps far above their neighbors; neither those that save nor their waiting for data, which are other causes."""
     times = run.step_times_s
     if len(times) < FEWEST_STEPS:
@@ -213,7 +213,7 @@ def stalls(run: Evidence) -> Found | NotKnown | None:
     shown = ", ".join(map(str, list(slow)[:MOST_STEPS])) + (", ..." if len(slow) > MOST_STEPS else "")
     named = f"steps {shown} are" if known else f"{len(slow)} of {len(times)} steps are"
     period = f"every {anomalies.period_steps} steps"
-    return Found(
+    return FoundCause(
         share_s=sum(slow.values()) / len(times),
         evidence=(
             f"{named} up to {_ms(max(slow.values()))} slower than their neighbors",
@@ -222,7 +222,7 @@ def stalls(run: Evidence) -> Found | NotKnown | None:
     )
 
 
-def recomputation(run: Evidence) -> Found | NotKnown | None:
+def recomputation(run: Evidence) -> FoundCause | NotKnown | None:
     """Full recomputation repeats the forward passes of all layers, whose time is measured."""
     work = run.work
     if work is None or work.recompute is None:
@@ -234,13 +234,13 @@ def recomputation(run: Evidence) -> Found | NotKnown | None:
         "the forward passes of all layers" if work.recompute == "full" else "parts of the layers' forward passes"
     )
     if not layers:
-        return Found(share_s=None, evidence=(said,))
+        return FoundCause(share_s=None, evidence=(said,))
     again_s = median(layers) * work.layer_passes
     bound: Bound = "about" if work.recompute == "full" else "at most"
-    return Found(share_s=again_s, bound=bound, evidence=(said, f"all of them take {_ms(again_s)} per step"))
+    return FoundCause(share_s=again_s, bound=bound, evidence=(said, f"all of them take {_ms(again_s)} per step"))
 
 
-def throttled_clocks(run: Evidence) -> Found | NotKnown | None:
+def throttled_clocks(run: Evidence) -> FoundCause | NotKnown | None:
     """``at most``: throttled clocks are lower, not zero."""
     if run.work and not run.work.on_gpu:
         return None
@@ -259,19 +259,19 @@ def throttled_clocks(run: Evidence) -> Found | NotKnown | None:
         for item in shown
     )
     if not counted or not run.trained_s:
-        return Found(share_s=None, evidence=evidence)
+        return FoundCause(share_s=None, evidence=evidence)
     part = min(1.0, max(item.seconds or 0 for item in counted) / run.trained_s)
-    return Found(share_s=part * run.step_time_s, bound="at most", evidence=evidence)
+    return FoundCause(share_s=part * run.step_time_s, bound="at most", evidence=evidence)
 
 
-def _sampled_throttle(run: Evidence, sampled: Sequence[Throttle]) -> Found:
+def _sampled_throttle(run: Evidence, sampled: Sequence[Throttle]) -> FoundCause:
     shown = sorted(sampled, key=lambda item: (-item.lost_share, -(item.share or 0)))[:3]
     evidence = tuple(
         f"{item.gpu}: {item.reason} in {100 * (item.share or 0):.0f} % of the samples"
         + (f", SM clock {item.clock_mhz:.0f} of {item.max_clock_mhz:.0f} MHz" if item.max_clock_mhz else "")
         for item in shown
     )
-    return Found(share_s=shown[0].lost_share * run.step_time_s, bound="at most", evidence=evidence)
+    return FoundCause(share_s=shown[0].lost_share * run.step_time_s, bound="at most", evidence=evidence)
 
 
 FINDERS: Mapping[CauseName, Finder] = {

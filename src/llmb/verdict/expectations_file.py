@@ -89,7 +89,7 @@ class ExpectationsFile(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ExpectationEntry:
     """An entry, with its place in the file."""
 
     expected: ExpectedStepTime
@@ -119,16 +119,16 @@ class Expectations:
 
     path: Path
     tolerance_pct: float | None
-    entries: tuple[Entry, ...]
+    entries: tuple[ExpectationEntry, ...]
 
-    def tolerance_of(self, entry: Entry) -> Tolerance:
+    def tolerance_of(self, entry: ExpectationEntry) -> Tolerance:
         if entry.expected.tolerance_pct is not None:
             return Tolerance(entry.expected.tolerance_pct, entry.where)
         if self.tolerance_pct is not None:
             return Tolerance(self.tolerance_pct, f"{self.path}: tolerance_pct")
         return default_tolerance("expectation")
 
-    def entry_for(self, known: Values) -> Entry | str:
+    def entry_for(self, known: Values) -> ExpectationEntry | str:
         """The entry that names most of what is ``known`` of a run, and nothing else; or why there is none."""
         if not self.entries:
             return f"{self.path} has no entries"
@@ -143,14 +143,14 @@ class Expectations:
         return best[0]
 
 
-def _contradictions(entry: Entry, known: Mapping[str, str]) -> Iterator[str]:
+def _contradictions(entry: ExpectationEntry, known: Mapping[str, str]) -> Iterator[str]:
     """What the entry asks for and the run is known not to be."""
     for key, value in entry.expected.recipe().items():
         if known.get(key, value) != value:
             yield f"{key} {value}, not {known[key]}"
 
 
-def _confirmed(entry: Entry, known: Values) -> int:
+def _confirmed(entry: ExpectationEntry, known: Values) -> int:
     return sum(key in known for key in entry.expected.recipe())
 
 
@@ -166,4 +166,4 @@ def read_expectations(path: Path) -> Expectations:
         do = see("judge-a-run")
         raise UsageError(f"the expectations cannot be used:\n{lines}", do=do) from error
     places = (f"{path}:{line_in(root, ('expectations', number))}" for number in range(len(file.expectations)))
-    return Expectations(path, file.tolerance_pct, tuple(map(Entry, file.expectations, places)))
+    return Expectations(path, file.tolerance_pct, tuple(map(ExpectationEntry, file.expectations, places)))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from llmb.engine.kernels import fp8_cast, fp8_cast_triton
-from llmb.engine.kernels.arguments import Statistics
+from llmb.engine.kernels.arguments import CastStatistics
 from llmb.engine.kernels.fp8_cast import activate, activate_backward, cast, normalize
 
 FORMATS = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -111,7 +111,7 @@ def test_what_a_norm_computes_is_cast_as_if_it_were_stored(centered, worst, rows
     source = with_worst(torch.randn(1, rows, columns).bfloat16() * 3, worst)
     mean, factor = torch.randn(1, rows, 1), torch.rand(1, rows, 1) + 0.5
     weight, bias = torch.randn(columns).bfloat16(), torch.randn(columns)
-    statistics = Statistics(mean, factor, weight, bias) if centered else Statistics(None, factor, weight, None)
+    statistics = CastStatistics(mean, factor, weight, bias) if centered else CastStatistics(None, factor, weight, None)
     found = run(fp8_cast_triton.cast_normalized, source, *statistics, SCALE, FORMATS[0])
     assert_both_ways(found, normalize(source, statistics)[0], FORMATS[0])
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from llmb.engine.kernels import fp8_cast_triton, norm, norm_triton
-from llmb.engine.kernels.arguments import NormOf, Statistics
+from llmb.engine.kernels.arguments import CastStatistics, NormOf
 from llmb.engine.kernels.fp8_cast import cast_both_ways, normalize
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -85,7 +85,7 @@ def test_rows_are_normalized_and_cast(shape, worst, kind, adds):
     else:
         assert found.mean is None
     # To the bit what its own statistics give.
-    statistics = Statistics(mean, found.factor.view(rows), of.weight, of.bias)
+    statistics = CastStatistics(mean, found.factor.view(rows), of.weight, of.bias)
     assert_casts(found[3:], normalize(found.hidden, statistics), E4M3)
 
 

@@ -32,14 +32,14 @@ from llmb.runs.checkpoint import WEIGHTS, StoredDtype
 from llmb.runs.checksums import ChecksumWriter
 from llmb.runs.conversion import ImportedWeights, ImportJob, OnNote, OnProgress
 from llmb.runs.disk_space import check_room
-from llmb.runs.import_journal import FinishedFile, ImportKey, Journal, open_journal, source_file
+from llmb.runs.import_journal import FinishedFile, ImportJournal, ImportKey, open_journal, source_file
 
 METADATA = ".metadata"
 DTYPE_NAMES: dict[torch.dtype, StoredDtype] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 SPACE = "free some space, and run the same command again: files that are finished are kept"
 
 
-class Source(Protocol):
+class ChunkSource(Protocol):
     """Reads parameters chunk by chunk; it is sent to the processes that write."""
 
     @property
@@ -49,7 +49,7 @@ class Source(Protocol):
         """Raises UsageError if the source cannot be taken."""
 
 
-def write_checkpoint(job: ImportJob, source: Source, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights:
+def write_checkpoint(job: ImportJob, source: ChunkSource, on_progress: OnProgress, on_note: OnNote) -> ImportedWeights:
     """Writes ``weights`` of the job's folder, but for files that an earlier attempt finished.
 
     Raises UsageError if the source is rejected, EnvironmentProblem if the disk has no space for it.
@@ -92,7 +92,7 @@ def write_checkpoint(job: ImportJob, source: Source, on_progress: OnProgress, on
 class FileWriter:
     """Writes files of ``weights`` one chunk at a time."""
 
-    def __init__(self, folder: Path, source: Source) -> None:
+    def __init__(self, folder: Path, source: ChunkSource) -> None:
         self.folder = folder
         self.source = source
 
@@ -176,7 +176,7 @@ def _key(job: ImportJob) -> ImportKey:
     )
 
 
-def _tell(journal: Journal, files: int, on_note: OnNote) -> None:
+def _tell(journal: ImportJournal, files: int, on_note: OnNote) -> None:
     if journal.restarted:
         on_note(f"starting again from the first file: {journal.restarted}")
     if journal.finished:

@@ -39,7 +39,7 @@ NEMO_TYPES = METADATA_TYPES | {("torch.distributed.checkpoint.metadata", "BytesS
 """Objects are only described in the metadata; they are never read."""
 
 
-class Stored(NamedTuple):
+class NemoTensor(NamedTuple):
     """The tensor that holds a parameter, and which part of it that is."""
 
     name: str
@@ -47,26 +47,26 @@ class Stored(NamedTuple):
 
 
 OUTSIDE = {
-    "embed_tokens.weight": Stored("embedding.word_embeddings.weight", "whole"),
-    "norm.weight": Stored("decoder.final_layernorm.weight", "whole"),
-    "lm_head.weight": Stored("output_layer.weight", "whole"),
+    "embed_tokens.weight": NemoTensor("embedding.word_embeddings.weight", "whole"),
+    "norm.weight": NemoTensor("decoder.final_layernorm.weight", "whole"),
+    "lm_head.weight": NemoTensor("output_layer.weight", "whole"),
 }
 IN_LAYER = {
-    "input_layernorm.weight": Stored("self_attention.linear_qkv.layer_norm_weight", "whole"),
-    "self_attn.q_proj.weight": Stored("self_attention.linear_qkv.weight", "query"),
-    "self_attn.k_proj.weight": Stored("self_attention.linear_qkv.weight", "key"),
-    "self_attn.v_proj.weight": Stored("self_attention.linear_qkv.weight", "value"),
-    "self_attn.o_proj.weight": Stored("self_attention.linear_proj.weight", "whole"),
-    "post_attention_layernorm.weight": Stored("mlp.linear_fc1.layer_norm_weight", "whole"),
-    "mlp.gate_proj.weight": Stored("mlp.linear_fc1.weight", "gate"),
-    "mlp.up_proj.weight": Stored("mlp.linear_fc1.weight", "up"),
-    "mlp.down_proj.weight": Stored("mlp.linear_fc2.weight", "whole"),
+    "input_layernorm.weight": NemoTensor("self_attention.linear_qkv.layer_norm_weight", "whole"),
+    "self_attn.q_proj.weight": NemoTensor("self_attention.linear_qkv.weight", "query"),
+    "self_attn.k_proj.weight": NemoTensor("self_attention.linear_qkv.weight", "key"),
+    "self_attn.v_proj.weight": NemoTensor("self_attention.linear_qkv.weight", "value"),
+    "self_attn.o_proj.weight": NemoTensor("self_attention.linear_proj.weight", "whole"),
+    "post_attention_layernorm.weight": NemoTensor("mlp.linear_fc1.layer_norm_weight", "whole"),
+    "mlp.gate_proj.weight": NemoTensor("mlp.linear_fc1.weight", "gate"),
+    "mlp.up_proj.weight": NemoTensor("mlp.linear_fc1.weight", "up"),
+    "mlp.down_proj.weight": NemoTensor("mlp.linear_fc2.weight", "whole"),
 }
 VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 """Their rows may be padded."""
 
 
-class Source(NamedTuple):
+class NemoSource(NamedTuple):
     """Where a parameter is: in tensor ``name``, at ``layer`` of its first dimension if that is one of layers."""
 
     name: str
@@ -93,7 +93,7 @@ class NemoParameters:
     groups: int
     tensors: dict[str, TensorStorageMetadata]
     places: dict[MetadataIndex, _StorageInfo]
-    sources: dict[str, Source]
+    sources: dict[str, NemoSource]
     parameters: dict[str, Parameter]
     last: dict[tuple[str, int | None], Tensor] = field(default_factory=dict)
 
@@ -191,15 +191,15 @@ def open_nemo(path: Path, model: Model, shapes: Mapping[str, Shape]) -> tuple[Ne
     )
 
 
-def source_of(name: str, prefix: str, *, stacked: bool) -> Source:
+def source_of(name: str, prefix: str, *, stacked: bool) -> NemoSource:
     """The tensor of a parameter of the engine."""
     if name in OUTSIDE:
-        return Source(prefix + OUTSIDE[name].name, None, OUTSIDE[name].part)
+        return NemoSource(prefix + OUTSIDE[name].name, None, OUTSIDE[name].part)
     layer, _, inside = name.removeprefix(LAYER).partition(".")
     stored = IN_LAYER[inside]
     if stacked:
-        return Source(f"{prefix}{LAYERS}{stored.name}", int(layer), stored.part)
-    return Source(f"{prefix}{LAYERS}{layer}.{stored.name}", None, stored.part)
+        return NemoSource(f"{prefix}{LAYERS}{stored.name}", int(layer), stored.part)
+    return NemoSource(f"{prefix}{LAYERS}{layer}.{stored.name}", None, stored.part)
 
 
 def _read_metadata(path: Path) -> Metadata:
@@ -216,7 +216,7 @@ def _read_metadata(path: Path) -> Metadata:
 def _problems(
     model: Model,
     shapes: Mapping[str, Shape],
-    sources: Mapping[str, Source],
+    sources: Mapping[str, NemoSource],
     tensors: Mapping[str, TensorStorageMetadata],
 ) -> Iterator[str]:
     fused = {

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from llmb.errors import UsageError
-from llmb.huggingface.tensors import Stored
+from llmb.huggingface.tensors import StoredTensor
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 LENGTH_BYTES = 8
@@ -25,7 +25,7 @@ class SafetensorsFiles:
     """Tensors of the files in ``folder``, read chunk by chunk on request."""
 
     folder: Path
-    stored: dict[str, Stored]
+    stored: dict[str, StoredTensor]
     offsets: dict[str, int]
     """The first byte of each tensor in its file."""
 
@@ -68,7 +68,7 @@ def open_files(folder: Path, names: Sequence[str]) -> SafetensorsFiles:
     return files
 
 
-def _read_header(folder: Path, file: str) -> dict[str, tuple[Stored, int]]:
+def _read_header(folder: Path, file: str) -> dict[str, tuple[StoredTensor, int]]:
     path = folder / file
     try:
         with safe_open(path, framework="pt"):  # checks the header, and that it fits the file
@@ -78,7 +78,7 @@ def _read_header(folder: Path, file: str) -> dict[str, tuple[Stored, int]]:
         what = f"{file} is not a complete safetensors file: {error}{_truncated(path)}"
         raise UsageError(what, where=str(path), do="download it again") from error
     return {
-        name: (Stored(file, tuple(entry["shape"]), entry["dtype"]), start + entry["data_offsets"][0])
+        name: (StoredTensor(file, tuple(entry["shape"]), entry["dtype"]), start + entry["data_offsets"][0])
         for name, entry in header.items()
     }
 

@@ -22,7 +22,7 @@ from llmb.engine.huggingface.safetensors_files import not_finite
 from llmb.engine.huggingface.weights_import import MOST_PROBLEMS, parameter_shapes
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.huggingface.config import config_of
-from llmb.huggingface.formats import Format, format_of
+from llmb.huggingface.formats import WeightsFormat, format_of
 from llmb.huggingface.shards import CONFIG, INDEX, index_document, plan_shards, shard_files
 from llmb.huggingface.tensors import Shape, matrices_of_expert, stored_tensors
 from llmb.runs.checkpoint import WEIGHTS
@@ -102,7 +102,7 @@ def read_tensors(
     reader: CachedReader,
     shapes: Mapping[str, Shape],
     dtype: torch.dtype,
-    form: Format,
+    form: WeightsFormat,
     deltas: Mapping[str, Callable[[], Tensor]],
 ) -> dict[str, Tensor]:
     """Full parameters in ``dtype``, by Hugging Face names and shapes; rounded to nearest if it is narrower.
@@ -124,7 +124,7 @@ def read_tensors(
     return {stored: part for name, tensor in tensors.items() for stored, part in stored_parts(name, tensor, form)}
 
 
-def stored_parts(name: str, tensor: Tensor, form: Format) -> Iterator[tuple[str, Tensor]]:
+def stored_parts(name: str, tensor: Tensor, form: WeightsFormat) -> Iterator[tuple[str, Tensor]]:
     """The tensors that hold a parameter, by Hugging Face's names."""
     stored = stored_tensors(name, tuple(tensor.shape), form)
     matrices = len(matrices_of_expert(name, form))

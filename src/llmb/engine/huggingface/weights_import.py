@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from llmb.catalogue.records import Model
-from llmb.engine.checkpoint.chunk_files import Source, write_checkpoint
+from llmb.engine.checkpoint.chunk_files import ChunkSource, write_checkpoint
 from llmb.engine.checkpoint.chunks import CHUNK_BYTES, Chunk, Parameter, chunks_of
 from llmb.engine.checkpoint.nemo_parameters import open_nemo
 from llmb.engine.huggingface.safetensors_files import DTYPES, SafetensorsFiles, open_files
 from llmb.engine.model.decoder import EMBEDDING, build_model
 from llmb.errors import UsageError
-from llmb.huggingface.formats import Format, format_of
+from llmb.huggingface.formats import WeightsFormat, format_of
 from llmb.huggingface.tensors import HEAD_WEIGHT, Match, Shape, match_tensors, matrices_of_expert
 from llmb.runs.conversion import ImportedWeights, ImportJob, OnNote, OnProgress
 
@@ -37,7 +37,7 @@ class HuggingFaceParameters:
     files: SafetensorsFiles
     sources: dict[str, tuple[str, ...]]
     """The stored tensors of each parameter."""
-    form: Format
+    form: WeightsFormat
     parameters: dict[str, Parameter]
 
     def read(self, chunk: Chunk) -> Tensor:
@@ -70,7 +70,7 @@ def import_weights(job: ImportJob, on_progress: OnProgress, on_note: OnNote) -> 
 
 
 def _written(
-    job: ImportJob, source: Source, left_out: Sequence[str], on_progress: OnProgress, on_note: OnNote
+    job: ImportJob, source: ChunkSource, left_out: Sequence[str], on_progress: OnProgress, on_note: OnNote
 ) -> ImportedWeights:
     imported = write_checkpoint(job, source, on_progress, on_note)
     if left_out:

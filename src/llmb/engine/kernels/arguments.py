@@ -10,7 +10,7 @@ Activation = Literal["swiglu", "squared-relu"]
 BothWays = tuple[Tensor, Tensor, Tensor]
 
 
-class Statistics(NamedTuple):
+class CastStatistics(NamedTuple):
     """What rows are normalized with: mean and 1 / deviation of each, [..., 1] fp32, weight and bias, [columns]."""
 
     mean: Tensor | None

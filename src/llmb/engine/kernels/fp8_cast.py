@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from llmb.engine.kernels.arguments import Activation, BothWays, Statistics
+from llmb.engine.kernels.arguments import Activation, BothWays, CastStatistics
 
 CAPABILITY = (8, 9)
 """Compute capability of the first GPUs with casts to FP8."""
@@ -105,7 +105,7 @@ def cast_activated(inputs: Tensor, scale: Tensor, activation: Activation, dtype:
     return cast_both_ways(activate(inputs, activation), scale, dtype)
 
 
-def normalize(inputs: Tensor, statistics: Statistics) -> Tensor:
+def normalize(inputs: Tensor, statistics: CastStatistics) -> Tensor:
     """[..., columns], rounded once."""
     mean, factor, weight, bias = statistics
     centered = inputs.float() if mean is None else inputs.float() - mean
@@ -113,7 +113,7 @@ def normalize(inputs: Tensor, statistics: Statistics) -> Tensor:
     return (scaled if bias is None else scaled + bias.float()).to(inputs.dtype)
 
 
-def cast_normalized(inputs: Tensor, statistics: Statistics, scale: Tensor, dtype: torch.dtype) -> BothWays:
+def cast_normalized(inputs: Tensor, statistics: CastStatistics, scale: Tensor, dtype: torch.dtype) -> BothWays:
     """``cast_both_ways`` of the rows of ``normalize(inputs, statistics)``, which are not stored.
 
     inputs: [..., columns]; not flattened, as the compiler would store them once more.

@@ -12,10 +12,10 @@ from llmb.engine.kernels.arguments import (
     PROGRAMS,
     ROWS,
     BothWays,
+    CastStatistics,
     Normalized,
     NormGradients,
     NormOf,
-    Statistics,
 )
 from llmb.engine.kernels.fp8_cast import cast_both_ways, cast_normalized, has_kernel, normalize
 
@@ -38,14 +38,14 @@ def normalize_and_cast(
     return Normalized(total, mean, statistics.factor.flatten(), *found)
 
 
-def with_statistics(hidden: Tensor, norm: NormOf) -> tuple[Statistics, Tensor]:
+def with_statistics(hidden: Tensor, norm: NormOf) -> tuple[CastStatistics, Tensor]:
     """Statistics of the rows, and these normalized, rounded once."""
     weight, bias, eps = norm
     if bias is None:
-        statistics = Statistics(None, torch.rsqrt(hidden.float().pow(2).mean(-1, keepdim=True) + eps), weight, None)
+        statistics = CastStatistics(None, torch.rsqrt(hidden.float().pow(2).mean(-1, keepdim=True) + eps), weight, None)
         return statistics, normalize(hidden, statistics)
     result, mean, factor = torch.native_layer_norm(hidden.float(), weight.shape, weight, bias, eps)
-    return Statistics(mean, factor, weight, bias), result.to(hidden.dtype)
+    return CastStatistics(mean, factor, weight, bias), result.to(hidden.dtype)
 
 
 def normalize_backward(

@@ -6,16 +6,16 @@ import sys
 from pathlib import Path
 
 from llmb.engine.microbenchmarks.run import run_job
-from llmb.microbenchmarks.jobs import Job, Progress
+from llmb.microbenchmarks.jobs import BenchProgress, CaseList
 
 
-def say(progress: Progress) -> None:
+def say(progress: BenchProgress) -> None:
     sys.stdout.write(progress.model_dump_json() + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    job = Job.model_validate_json(Path(sys.argv[1]).read_text())
+    job = CaseList.model_validate_json(Path(sys.argv[1]).read_text())
     Path(sys.argv[2]).write_text(run_job(job, say).model_dump_json())
     sys.stdout.flush()
     os._exit(0)  # torch's threads can abort a finished program while the interpreter shuts down

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from llmb.engine.attention_backend import FAILURES, KERNELS, attention_kernel
 from llmb.engine.microbenchmarks.products import DTYPES
-from llmb.engine.microbenchmarks.timing import Call, Prepared, burst
+from llmb.engine.microbenchmarks.timing import Call, PreparedCall, burst
 from llmb.engine.model.attention import attend
 from llmb.errors import UsageError
-from llmb.microbenchmarks.jobs import AttentionCase, Job
+from llmb.microbenchmarks.jobs import AttentionCase, CaseList
 from llmb.runs.attention import AttentionBackend, Trial, problem_text, select, try_backends
 from llmb.runs.device import Device
 
 
-class Heads(NamedTuple):
+class HeadTensors(NamedTuple):
     """Query, key and value as projections give them, [batch, seq, heads, head_dim], and the result's gradient."""
 
     query: Tensor
@@ -31,19 +31,19 @@ class Heads(NamedTuple):
         return self.query, self.key, self.value
 
 
-class Choices:
+class AttentionChoices:
     """Which backend the engine would choose for a shape; each shape is tried once."""
 
-    def __init__(self, device: torch.device, job: Job) -> None:
+    def __init__(self, device: torch.device, job: CaseList) -> None:
         self.device, self.job = device, job
         self.chosen: dict[AttentionCase, Trial] = {}
 
-    def prepare(self, case: AttentionCase) -> Prepared:
+    def prepare(self, case: AttentionCase) -> PreparedCall:
         """Raises RuntimeError if no backend computes the shape."""
         trial = self._trial(case)
         call = _call(case, self.device, repeats_heads=trial.repeats_heads, backend=trial.backend)
         context = attention_kernel(trial.backend)
-        return Prepared(call, context, backend=trial.backend, flushes=True)
+        return PreparedCall(call, context, backend=trial.backend, flushes=True)
 
     def _trial(self, case: AttentionCase) -> Trial:
         shape = case.model_copy(update={"direction": "both"})
@@ -73,7 +73,7 @@ class Choices:
                 call = _call(case, self.device, repeats_heads=repeats_heads, backend=backend)
                 with attention_kernel(backend):
                     call()
-                    times = burst(Prepared(call), self.device, self.job) if timed else []
+                    times = burst(PreparedCall(call), self.device, self.job) if timed else []
             except torch.OutOfMemoryError:
                 raise
             except FAILURES as error:
@@ -99,13 +99,13 @@ def _call(case: AttentionCase, device: torch.device, *, repeats_heads: bool, bac
     return lambda: torch.autograd.grad(seen, heads.inputs, heads.gradient, retain_graph=True)
 
 
-def _heads(case: AttentionCase, device: torch.device) -> Heads:
+def _heads(case: AttentionCase, device: torch.device) -> HeadTensors:
     def random(number: int) -> Tensor:
         shape = (case.batch, case.seq_len, number, case.head_dim)
         return torch.randn(shape, dtype=DTYPES[case.dtype], device=device)
 
     query, key, value = (random(number).requires_grad_() for number in (case.heads, case.kv_heads, case.kv_heads))
-    return Heads(query, key, value, random(case.heads))
+    return HeadTensors(query, key, value, random(case.heads))
 
 
 def is_backend(name: str) -> bool:

@@ -42,7 +42,7 @@ from llmb.microbenchmarks.collectives import (
     extents,
     sent_data,
 )
-from llmb.microbenchmarks.jobs import Progress
+from llmb.microbenchmarks.jobs import BenchProgress
 from llmb.runs.host import host_name
 
 GB = 10**9
@@ -56,7 +56,7 @@ UNSUPPORTED = ("support", "implement")
 Call = Callable[[], object]
 
 
-class Group:
+class BenchGroup:
     """All ranks, and the buffers of this one."""
 
     def __init__(self, device: torch.device, most: int) -> None:
@@ -77,7 +77,7 @@ class Group:
         synchronize(self.device)
 
 
-def _measure(group: Group, job: CollectiveJob, collective: Collective, size: Extent) -> CollectiveRow:
+def _measure(group: BenchGroup, job: CollectiveJob, collective: Collective, size: Extent) -> CollectiveRow:
     """Raises RuntimeError or NotImplementedError on every rank if the library lacks the collective."""
     out_of_place = None if collective == "all_reduce" else _way(group, job, collective, size, in_place=False)
     return CollectiveRow(
@@ -89,7 +89,7 @@ def _measure(group: Group, job: CollectiveJob, collective: Collective, size: Ext
     )
 
 
-def _way(group: Group, job: CollectiveJob, collective: Collective, size: Extent, *, in_place: bool) -> Way:
+def _way(group: BenchGroup, job: CollectiveJob, collective: Collective, size: Extent, *, in_place: bool) -> Way:
     sent, received = views(group, collective, size, in_place=in_place)
     call = call_of(collective, sent, received, group)
     for _ in range(job.warm_ups):
@@ -112,7 +112,7 @@ def _way(group: Group, job: CollectiveJob, collective: Collective, size: Extent,
     return Way(time_s=seconds, wrong=round(group.total(sum(wrong(received, piece) for piece in expected))))
 
 
-def views(group: Group, collective: Collective, size: Extent, *, in_place: bool) -> tuple[Tensor, Tensor]:
+def views(group: BenchGroup, collective: Collective, size: Extent, *, in_place: bool) -> tuple[Tensor, Tensor]:
     """What is sent, and where it is received; in place both are parts of one buffer, as NCCL defines it."""
     if not in_place:
         return group.sent[: size.sent], group.received[: size.received]
@@ -125,7 +125,7 @@ def views(group: Group, collective: Collective, size: Extent, *, in_place: bool)
     return sent, received
 
 
-def call_of(collective: Collective, sent: Tensor, received: Tensor, group: Group) -> Call:
+def call_of(collective: Collective, sent: Tensor, received: Tensor, group: BenchGroup) -> Call:
     single: Any = dist
     match collective:
         case "all_reduce":
@@ -180,13 +180,13 @@ def most_bytes(device: torch.device) -> int:
     return sys.maxsize if free is None else int(USED * free) // 2
 
 
-def run(job: CollectiveJob, device: torch.device, say: Callable[[Progress], None]) -> CollectiveResult:
+def run(job: CollectiveJob, device: torch.device, say: Callable[[BenchProgress], None]) -> CollectiveResult:
     """All ranks call it together."""
     limit = int(_least(most_bytes(device), device))
     ranks = dist.get_world_size()
     plan = [(name, size) for name in job.collectives for size in extents(name, job.sizes, ranks)]
     fitting = [size.size_bytes // ELEMENT_BYTES for _, size in plan if size.size_bytes <= limit]
-    group = Group(device, max(fitting, default=1))
+    group = BenchGroup(device, max(fitting, default=1))
     rows: list[CollectiveRow] = []
     missing: list[NotTimed] = []
     lacking: set[Collective] = set()
@@ -197,7 +197,7 @@ def run(job: CollectiveJob, device: torch.device, say: Callable[[Progress], None
             lacking.add(name)
             missing.append(_too_large(name, size, limit, job))
             continue
-        say(Progress(name=f"{name}, {size.size_bytes:,} bytes", number=number, total=len(plan)))
+        say(BenchProgress(name=f"{name}, {size.size_bytes:,} bytes", number=number, total=len(plan)))
         try:
             rows.append(_measure(group, job, name, size))
         except (RuntimeError, NotImplementedError) as error:
@@ -259,7 +259,7 @@ def main() -> None:
     device = local_device(job.device)
     connect_ranks(device, PATIENCE)
 
-    def say(progress: Progress) -> None:
+    def say(progress: BenchProgress) -> None:
         if dist.get_rank() == 0:
             sys.stdout.write(progress.model_dump_json() + "\n")
             sys.stdout.flush()

@@ -13,12 +13,12 @@ import torch
 
 from llmb.engine.microbenchmarks.run import run_job
 from llmb.microbenchmarks.gpu_records import JOB, PARTS, PartReport
-from llmb.microbenchmarks.jobs import Job, Progress, Timing
+from llmb.microbenchmarks.jobs import BenchProgress, CaseList, Timing
 from llmb.runs.host import host_name
 
 
-def measure(job: Job, local_rank: int, rank: int) -> PartReport:
-    def say(progress: Progress) -> None:
+def measure(job: CaseList, local_rank: int, rank: int) -> PartReport:
+    def say(progress: BenchProgress) -> None:
         if rank == 0:
             sys.stdout.write(progress.model_dump_json() + "\n")
             sys.stdout.flush()
@@ -44,7 +44,7 @@ def _uuid(local_rank: int) -> str | None:
 
 def main() -> None:
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-    job = Job.model_validate_json((folder / JOB).read_text())
+    job = CaseList.model_validate_json((folder / JOB).read_text())
     report = measure(job, int(os.environ["LOCAL_RANK"]), rank)
     parts = folder / PARTS
     parts.mkdir(exist_ok=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from llmb.engine.device import Moment, synchronize
-from llmb.engine.microbenchmarks.timing import Prepared
+from llmb.engine.microbenchmarks.timing import PreparedCall
 from llmb.microbenchmarks.jobs import LaunchCase
 
 MANY = 500
@@ -18,7 +18,7 @@ HEAD_START_CYCLES = 20_000_000
 """About 10 ms in which the GPU waits, so that all launches are in its queue when the first one begins."""
 
 
-def launch(case: LaunchCase, device: torch.device) -> Prepared:
+def launch(case: LaunchCase, device: torch.device) -> PreparedCall:
     value = torch.zeros(1, device=device)
     ways: dict[str, Callable[[Tensor, torch.device], float]] = {
         "host": host_seconds,
@@ -29,7 +29,7 @@ def launch(case: LaunchCase, device: torch.device) -> Prepared:
         seconds = partial(graph_seconds, captured(value, device), device)
     else:
         seconds = partial(ways[case.way], value, device)
-    return Prepared(seconds, seconds=seconds)
+    return PreparedCall(seconds, seconds=seconds)
 
 
 def add_many(value: Tensor) -> None:

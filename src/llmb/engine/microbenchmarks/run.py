@@ -8,20 +8,20 @@ import torch
 
 from llmb.engine.device import device_name, exact_fp32
 from llmb.engine.environment import cudnn_text, node_gpus
-from llmb.engine.microbenchmarks.attention import Choices, is_backend
+from llmb.engine.microbenchmarks.attention import AttentionChoices, is_backend
 from llmb.engine.microbenchmarks.copies import copy, transfer
 from llmb.engine.microbenchmarks.launches import launch
 from llmb.engine.microbenchmarks.memory_need import Work, free_bytes, needed_bytes
 from llmb.engine.microbenchmarks.products import product
-from llmb.engine.microbenchmarks.timing import Prepared, timed
+from llmb.engine.microbenchmarks.timing import PreparedCall, timed
 from llmb.microbenchmarks.jobs import (
     AttentionCase,
+    BenchProgress,
     Case,
+    CaseList,
     CopyCase,
     DeviceReport,
-    Job,
     ProductCase,
-    Progress,
     Timing,
     Timings,
     TransferCase,
@@ -32,22 +32,22 @@ GB = 10**9
 CPU_MEMORY_ERRORS = ("can't allocate memory", "not enough memory")
 
 
-def run_job(job: Job, say: Callable[[Progress], None], gpu: int = 0) -> Timings:
+def run_job(job: CaseList, say: Callable[[BenchProgress], None], gpu: int = 0) -> Timings:
     """Times all cases in order; one that the device does not support, or has no memory for, has its reason."""
     device = torch.device("cpu")
     if job.device == "cuda":
         device = torch.device("cuda", gpu)
         torch.cuda.set_device(device)
     exact_fp32()
-    choices = Choices(device, job)
+    choices = AttentionChoices(device, job)
     found = []
     for number, case in enumerate(job.cases):
-        say(Progress(name=case.name, number=number, total=len(job.cases), seconds=case.sustained_s))
+        say(BenchProgress(name=case.name, number=number, total=len(job.cases), seconds=case.sustained_s))
         found.append(attempt(case, choices, device, job))
     return Timings(device=describe(device), timings=tuple(found))
 
 
-def attempt(case: Case, choices: Choices, device: torch.device, job: Job) -> Timing:
+def attempt(case: Case, choices: AttentionChoices, device: torch.device, job: CaseList) -> Timing:
     need, free = needed_bytes(case.work), free_bytes()
     if device.type == "cpu" and free is not None and need > free:
         reason = f"it needs {need / GB:.3g} GB, and {free / GB:.3g} GB of memory are free"
@@ -64,9 +64,9 @@ def attempt(case: Case, choices: Choices, device: torch.device, job: Job) -> Tim
             torch.cuda.empty_cache()
 
 
-def prepare(work: Work, choices: Choices, device: torch.device) -> Prepared:
+def prepare(work: Work, choices: AttentionChoices, device: torch.device) -> PreparedCall:
     if isinstance(work, ProductCase):
-        return Prepared(product(work, device), flushes=True)
+        return PreparedCall(product(work, device), flushes=True)
     if isinstance(work, AttentionCase):
         if not is_backend(work.backend):
             raise ValueError(f"unknown attention backend {work.backend}")

@@ -10,7 +10,7 @@ from statistics import median
 import torch
 
 from llmb.engine.device import Moment, synchronize
-from llmb.microbenchmarks.jobs import Job, Timing
+from llmb.microbenchmarks.jobs import CaseList, Timing
 
 Call = Callable[[], object]
 AT_LEAST_FLUSHED = 2**27
@@ -22,7 +22,7 @@ LAST_PART = 1 / 3
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedCall:
     """A call with its data in place. ``seconds`` times it in another way than between its start and its end."""
 
     call: Call
@@ -33,7 +33,7 @@ class Prepared:
     seconds: Callable[[], float] | None = None
 
 
-def timed(prepared: Prepared, device: torch.device, job: Job, sustained_s: float | None) -> Timing:
+def timed(prepared: PreparedCall, device: torch.device, job: CaseList, sustained_s: float | None) -> Timing:
     with prepared.context:
         for _ in range(job.warm_ups):
             prepared.call()
@@ -50,7 +50,7 @@ def timed(prepared: Prepared, device: torch.device, job: Job, sustained_s: float
     )
 
 
-def burst(prepared: Prepared, device: torch.device, job: Job) -> list[float]:
+def burst(prepared: PreparedCall, device: torch.device, job: CaseList) -> list[float]:
     """Seconds of each of a few calls."""
     once = prepared.seconds or _timer(prepared, device)
     times: list[float] = []
@@ -59,7 +59,7 @@ def burst(prepared: Prepared, device: torch.device, job: Job) -> list[float]:
     return times
 
 
-def _timer(prepared: Prepared, device: torch.device) -> Callable[[], float]:
+def _timer(prepared: PreparedCall, device: torch.device) -> Callable[[], float]:
     if device.type != "cuda":
         return lambda: cpu_seconds(prepared.call)
     flushed = torch.empty(flushed_bytes(device), dtype=torch.uint8, device=device) if prepared.flushes else None

@@ -44,7 +44,7 @@ def add_product(total: Tensor, is_empty: Tensor, gradient: Tensor, rows: Tensor)
         total.addmm_(gradient.t(), rows)
 
 
-class _Context(FunctionCtx):
+class _SumContext(FunctionCtx):
     saved_tensors: tuple[Tensor, Tensor]
     needs_input_grad: tuple[bool, ...]
     total: Tensor
@@ -56,7 +56,7 @@ class _Multiply(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _Context, hidden: Tensor, weight: Tensor, trained: Tensor, total: Tensor, is_empty: Tensor  # noqa: ARG004
+        ctx: _SumContext, hidden: Tensor, weight: Tensor, trained: Tensor, total: Tensor, is_empty: Tensor  # noqa: ARG004
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(hidden, weight)
         ctx.total, ctx.is_empty = total, is_empty
@@ -64,7 +64,7 @@ class _Multiply(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+    def backward(ctx: _SumContext, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         hidden, weight = ctx.saved_tensors
         add_product(ctx.total, ctx.is_empty, gradient.flatten(0, -2), hidden.flatten(0, -2))
         return gradient @ weight if ctx.needs_input_grad[0] else None, None, None, None, None

@@ -69,7 +69,7 @@ def as_heads(outputs: Tensor, head_dim: int | None) -> Tensor:
     return outputs if head_dim is None else torch.unflatten(outputs, -1, (-1, head_dim))
 
 
-class _Context(FunctionCtx):
+class _JoinedContext(FunctionCtx):
     rows: list[int]
 
 
@@ -79,14 +79,14 @@ class _AsOne(torch.autograd.Function):
     # All tensors in one argument: where no part is trained, the compiler counts named arguments to see whether there is
     # a context, and would take the first of two parts for the weight.
     @staticmethod
-    def forward(ctx: _Context, *weight_and_parts: Tensor) -> Tensor:
+    def forward(ctx: _JoinedContext, *weight_and_parts: Tensor) -> Tensor:
         weight, *parts = weight_and_parts
         ctx.rows = [len(part) for part in parts]
         return weight.view_as(weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _JoinedContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return None, *torch.split(gradient, ctx.rows)
 
 

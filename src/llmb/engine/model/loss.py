@@ -66,7 +66,7 @@ def label_shares(labels: Tensor, count: Tensor | float | None) -> Tensor:
     return counts.float() / (counts.sum() if count is None else count)
 
 
-class _Context(FunctionCtx):
+class _LossContext(FunctionCtx):
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
     head: Head
@@ -76,7 +76,9 @@ class _Loss(torch.autograd.Function):
     """Of hidden [rows, hidden], weight [vocab, hidden], and places and shares of labels, [rows]."""
 
     @staticmethod
-    def forward(ctx: _Context, hidden: Tensor, weight: Tensor, places: Tensor, shares: Tensor, head: Head) -> Tensor:
+    def forward(
+        ctx: _LossContext, hidden: Tensor, weight: Tensor, places: Tensor, shares: Tensor, head: Head
+    ) -> Tensor:
         rows, columns = len(hidden), len(weight)
         length = chunk_length(rows, columns, hidden.itemsize, chunk_bytes(rows, columns, head.smallest_bytes))
         sliced = chunk_length(length, columns, 4, slice_bytes(rows, columns))
@@ -101,7 +103,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _LossContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, places, shares, log_sums, of_hidden, kept = ctx.saved_tensors
         scaled = shares * gradient
         of_weight: Tensor | None = None

@@ -105,32 +105,32 @@ def rearrange(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     return rearranged
 
 
-class _Context(FunctionCtx):
+class _PermuteContext(FunctionCtx):
     saved_tensors: tuple[Tensor]
 
 
 class _Permute(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    def forward(ctx: _PermuteContext, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(inverse)
         return rows.index_select(0, order)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: _PermuteContext, gradient: Tensor) -> tuple[Tensor, None, None]:
         (inverse,) = ctx.saved_tensors
         return gradient.index_select(0, inverse), None, None
 
 
 class _Rearrange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    def forward(ctx: _PermuteContext, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(inverse)
         return _select_or_zero(rows, order)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: _PermuteContext, gradient: Tensor) -> tuple[Tensor, None, None]:
         (inverse,) = ctx.saved_tensors
         return _select_or_zero(gradient, inverse), None, None
 

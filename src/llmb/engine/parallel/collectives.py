@@ -67,7 +67,7 @@ def all_reduce(tensor: Tensor, how: Literal["sum", "max"], group: Group) -> Tens
     return reduced
 
 
-class _Context(FunctionCtx):
+class _CollectiveContext(FunctionCtx):
     dim: int
     group: Group
     sent: list[int]
@@ -76,60 +76,60 @@ class _Context(FunctionCtx):
 
 class _AllGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, shard: Tensor, dim: int, group: Group) -> Tensor:
+    def forward(ctx: _CollectiveContext, shard: Tensor, dim: int, group: Group) -> Tensor:
         ctx.dim, ctx.group = dim, group
         return _gathered(shard, dim, group)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: _CollectiveContext, gradient: Tensor) -> tuple[Tensor, None, None]:
         return _scattered(gradient, ctx.dim, ctx.group), None, None
 
 
 class _RankSum(torch.autograd.Function):
     @staticmethod
-    def forward(_: _Context, summand: Tensor, group: Group) -> Tensor:
+    def forward(_: _CollectiveContext, summand: Tensor, group: Group) -> Tensor:
         return all_reduce(summand, "sum", group)
 
     @staticmethod
     @once_differentiable
-    def backward(_: _Context, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(_: _CollectiveContext, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
 
 
 class _GradientSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, tensor: Tensor, group: Group) -> Tensor:
+    def forward(ctx: _CollectiveContext, tensor: Tensor, group: Group) -> Tensor:
         ctx.group = group
         return tensor.view_as(tensor)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _CollectiveContext, gradient: Tensor) -> tuple[Tensor, None]:
         return all_reduce(gradient, "sum", ctx.group), None
 
 
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, full: Tensor, dim: int, group: Group) -> Tensor:
+    def forward(ctx: _CollectiveContext, full: Tensor, dim: int, group: Group) -> Tensor:
         ctx.dim, ctx.group = dim, group
         return _scattered(full, dim, group)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: _CollectiveContext, gradient: Tensor) -> tuple[Tensor, None, None]:
         return _gathered(gradient, ctx.dim, ctx.group), None, None
 
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
+    def forward(ctx: _CollectiveContext, rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
         ctx.sent, ctx.received, ctx.group = sent, received, group
         return _exchanged(rows, sent, received, group)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: _CollectiveContext, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         return _exchanged(gradient, ctx.received, ctx.sent, ctx.group), None, None, None
 
 

@@ -45,7 +45,7 @@ def rank_positions(seq_len: int, rank: int, ranks: int, device: torch.device) ->
     return torch.cat([torch.arange(part.start, part.stop, device=device) for part in rank_ranges(seq_len, rank, ranks)])
 
 
-class Span(NamedTuple):
+class TokenSpan(NamedTuple):
     """Queries from ``first`` to ``stop`` (exclusive) attend to the keys from ``first_key`` up to themselves."""
 
     first: int
@@ -53,12 +53,12 @@ class Span(NamedTuple):
     first_key: int
 
 
-def spans(first: int, stop: int, chunk_size: int | None) -> list[Span]:
+def spans(first: int, stop: int, chunk_size: int | None) -> list[TokenSpan]:
     """Splits queries where attention chunks end: the queries of one span have the same first key."""
     if chunk_size is None:
-        return [Span(first, stop, 0)]
+        return [TokenSpan(first, stop, 0)]
     starts = range(first - first % chunk_size, stop, chunk_size)
-    return [Span(max(first, start), min(stop, start + chunk_size), start) for start in starts]
+    return [TokenSpan(max(first, start), min(stop, start + chunk_size), start) for start in starts]
 
 
 class ContextParallelAttention(nn.Module):
@@ -124,7 +124,7 @@ class SpanAttention(CausalAttention):
 class View:
     """The keys of a span's queries; the index of a query on this rank is its position plus ``moved_by``."""
 
-    def __init__(self, span: Span, moved_by: int) -> None:
+    def __init__(self, span: TokenSpan, moved_by: int) -> None:
         self.queries = slice(span.first + moved_by, span.stop + moved_by)
         self.keys = slice(span.first_key, span.stop)
         # The last query attends to all keys, the one before it to all but one, etc. Made here: it cannot be compiled.

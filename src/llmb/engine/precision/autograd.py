@@ -62,7 +62,7 @@ class Saved(NamedTuple):
     more: Sequence[Tensor]
 
 
-class Context(FunctionCtx):
+class Fp8Context(FunctionCtx):
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
     keeps: bool
@@ -77,7 +77,7 @@ class Context(FunctionCtx):
 Gradients = tuple[Tensor | None, ...]
 
 
-def forward(ctx: Context, operands: Operands, weights: Sequence[Tensor]) -> Tensor:
+def forward(ctx: Fp8Context, operands: Operands, weights: Sequence[Tensor]) -> Tensor:
     """y = x w^T; ``save`` keeps what ``backward`` needs of it."""
     kept = operands.kept
     matrix = cast_weights(weights, operands.weight_scale) if kept is None else kept
@@ -87,7 +87,7 @@ def forward(ctx: Context, operands: Operands, weights: Sequence[Tensor]) -> Tens
     return multiply(taken, turned, fast=True, product_dtype=operands.product_dtype)
 
 
-def save(ctx: Context, operands: Operands, weights: Sequence[Tensor], more: Sequence[Tensor | None] = ()) -> None:
+def save(ctx: Fp8Context, operands: Operands, weights: Sequence[Tensor], more: Sequence[Tensor | None] = ()) -> None:
     held = weights if operands.kept_transposed is None else [operands.kept_transposed]
     ctx.held = len(held)
     ctx.save_for_backward(
@@ -103,14 +103,14 @@ def save(ctx: Context, operands: Operands, weights: Sequence[Tensor], more: Sequ
     )
 
 
-def saved(ctx: Context) -> Saved:
+def saved(ctx: Fp8Context) -> Saved:
     """To be called once in a backward pass: recomputation permits no more."""
     rows, input_inverse, input_amax, scale, inverse, own_scale, own_inverse, *others = ctx.saved_tensors
     held, more = others[: ctx.held], others[ctx.held :]
     return Saved(rows, input_inverse, input_amax, scale, inverse, Factor(own_scale, own_inverse), held, more)
 
 
-def backward(ctx: Context, kept: Saved, given: Cast) -> Gradients:
+def backward(ctx: Fp8Context, kept: Saved, given: Cast) -> Gradients:
     """dx = dy w, dw = dy^T x; each FP8 matrix is stored for both sides of a product (see ``multiply``)."""
     product = partial(multiply, fast=False, product_dtype=ctx.product_dtype)
     found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
@@ -141,18 +141,18 @@ def without_gradients(ctx: FunctionCtx, *outputs: Tensor) -> None:
         ctx.set_materialize_grads(False)
 
 
-class Fp8Product(torch.autograd.Function):
+class ProductFunction(torch.autograd.Function):
     """[rows, sum of outputs]."""
 
     @staticmethod
-    def forward(ctx: Context, *arguments: Tensor) -> Tensor:
+    def forward(ctx: Fp8Context, *arguments: Tensor) -> Tensor:
         operands, weights = Operands(*arguments[:WEIGHTS]), arguments[WEIGHTS:]  # type: ignore[arg-type]
         save(ctx, operands, weights)
         return forward(ctx, operands, weights)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Context, gradient: Tensor) -> Gradients:
+    def backward(ctx: Fp8Context, gradient: Tensor) -> Gradients:
         kept = saved(ctx)
         trained = any(ctx.needs_input_grad[WEIGHTS:])
         given = cast_tensor(gradient, GRADIENT, kept.gradient, delayed=ctx.delayed, transposes=trained)
@@ -166,7 +166,7 @@ class Fp8Activated(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Context, *arguments: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Fp8Context, *arguments: Tensor) -> tuple[Tensor, Tensor]:
         operands, weights = Operands(*arguments[:WEIGHTS]), arguments[WEIGHTS:]  # type: ignore[arg-type]
         assert operands.activation is not None
         ctx.activation = operands.activation
@@ -179,7 +179,7 @@ class Fp8Activated(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Context, _product: None, gradient: Tensor) -> Gradients:
+    def backward(ctx: Fp8Context, _product: None, gradient: Tensor) -> Gradients:
         kept = saved(ctx)
         (product,) = kept.more
         scaled, transposed, amax = cast_activation_gradient(

@@ -71,7 +71,7 @@ class Fp8Stack(nn.Module):
         return result
 
 
-class _Context(FunctionCtx):
+class _StackContext(FunctionCtx):
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
     stack: Fp8Stack
@@ -84,7 +84,7 @@ class _Fp8GroupedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _Context,
+        ctx: _StackContext,
         rows: Tensor,
         weights: Tensor,
         probe: Tensor,  # noqa: ARG004 (used only for its gradient)
@@ -100,7 +100,7 @@ class _Fp8GroupedProduct(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, Tensor | None, Tensor, None, None, None]:
+    def backward(ctx: _StackContext, gradient: Tensor) -> tuple[Tensor, Tensor | None, Tensor, None, None, None]:
         rows, weights, inverse, amax = ctx.saved_tensors
         trained = ctx.needs_input_grad[1]
         given = ctx.stack.cast(gradient, GRADIENT, transposes=trained)

@@ -11,7 +11,7 @@ from llmb.engine.kernels.fp8_cast import cast_activated, cast_both_ways, cast_in
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.joined import Joined
 from llmb.engine.model.local_shard import Linear, local_shard
-from llmb.engine.precision.autograd import Fp8Activated, Fp8Product, Operands
+from llmb.engine.precision.autograd import Fp8Activated, Operands, ProductFunction
 from llmb.engine.precision.layer_scales import LayerScales
 from llmb.engine.precision.product import Cast, cast_tensor
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
@@ -125,7 +125,7 @@ FIRST: dict[type[nn.Module], str] = {GatedMLP: "gate_up", SquaredReluMLP: "up_pr
 
 def product_of(layer: Fp8Linear | Fp8Joined, hidden: Tensor | CastInput) -> Tensor:
     """[..., sum of outputs]."""
-    product: Tensor = Fp8Product.apply(*operands(layer, hidden))  # type: ignore[no-untyped-call]
+    product: Tensor = ProductFunction.apply(*operands(layer, hidden))  # type: ignore[no-untyped-call]
     return torch.unflatten(product, 0, shape_of(hidden)[:-1])
 
 

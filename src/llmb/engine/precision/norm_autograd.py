@@ -12,7 +12,7 @@ from llmb.engine.kernels.arguments import Normalized, NormGradients, NormOf
 from llmb.engine.kernels.norm import normalize_and_cast, normalize_backward, normalize_backward_and_cast
 from llmb.engine.precision.autograd import (
     WEIGHTS,
-    Context,
+    Fp8Context,
     Gradients,
     Operands,
     backward,
@@ -42,7 +42,7 @@ class Fp8Norm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Context, passed: Tensor, given: Tensor, *_cast: None) -> Gradients:
+    def backward(ctx: Fp8Context, passed: Tensor, given: Tensor, *_cast: None) -> Gradients:
         hidden, mean, factor, weight = ctx.saved_tensors
         found = normalize_backward(given, passed, hidden, mean, factor, weight)
         return found.hidden, *of_parameters(found, weight), None, None
@@ -55,7 +55,7 @@ class Fp8ProductNorm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Context, *arguments: Tensor) -> Results:
+    def forward(ctx: Fp8Context, *arguments: Tensor) -> Results:
         operands, own = Operands(*arguments[:WEIGHTS]), arguments[WEIGHTS : WEIGHTS + 1]  # type: ignore[arg-type]
         hidden, weight, bias, eps, scale = arguments[WEIGHTS + 1 :]
         update = forward(ctx, operands, own).view_as(hidden)
@@ -65,7 +65,7 @@ class Fp8ProductNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Context, passed: Tensor, given: Tensor, *_cast: None) -> Gradients:
+    def backward(ctx: Fp8Context, passed: Tensor, given: Tensor, *_cast: None) -> Gradients:
         kept = saved(ctx)
         hidden, mean, factor, weight = kept.more
         found, (values, transposed, amax) = normalize_backward_and_cast(

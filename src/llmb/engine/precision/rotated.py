@@ -15,7 +15,7 @@ from llmb.engine.kernels.arguments import Heads, Rotation
 from llmb.engine.kernels.rotary import cast_rotated_gradient, rotate, rotate_in_place
 from llmb.engine.model.attention import Attention, RotaryPosition
 from llmb.engine.model.rotary import Rotary
-from llmb.engine.precision.autograd import WEIGHTS, Context, Gradients, Operands, backward, forward, save, saved
+from llmb.engine.precision.autograd import WEIGHTS, Fp8Context, Gradients, Operands, backward, forward, save, saved
 from llmb.engine.precision.linear import CastInput, Fp8Joined, operands, shape_of
 from llmb.engine.precision.product import Cast
 from llmb.engine.precision.scaling import FORMATS, GRADIENT
@@ -28,7 +28,7 @@ class Fp8Rotated(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Context, *arguments: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 (torch's interface)
+    def forward(ctx: Fp8Context, *arguments: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 (torch's interface)
         given = Operands(*arguments[:WEIGHTS])
         *weights, cos, sin, interleaved, head_dim, batch, in_place = arguments[WEIGHTS:]
         ctx.interleaved, rotation = interleaved, Rotation(cos, sin, interleaved)
@@ -45,7 +45,7 @@ class Fp8Rotated(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Context, *gradients: Tensor) -> Gradients:
+    def backward(ctx: Fp8Context, *gradients: Tensor) -> Gradients:
         kept = saved(ctx)
         cos, sin = kept.more
         rotation = Rotation(cos, sin, ctx.interleaved)

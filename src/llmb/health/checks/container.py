@@ -7,13 +7,13 @@ from llmb.health.checks.words import gb, listed
 from llmb.health.facts.container import ContainerFacts
 from llmb.health.facts.source import Missing
 from llmb.health.rules import Finding, rule
-from llmb.health.wanted import Wanted
+from llmb.health.wanted import WantedFacts
 
 PROGRAMS = {"pyxis": ("enroot",), "apptainer": ("apptainer", "singularity")}
 """Of which a runtime of cluster_config.yaml needs one."""
 
 
-def container_checks(facts: ContainerFacts, wanted: Wanted) -> Iterator[Finding]:
+def container_checks(facts: ContainerFacts, wanted: WantedFacts) -> Iterator[Finding]:
     of = rule("container_runtime")
     shown = listed(f"{name} {version}" for name, version in facts.versions.items())
     needed = PROGRAMS.get(wanted.runtime, ())

@@ -8,7 +8,7 @@ from llmb.health.checks.words import counted, gb
 from llmb.health.facts.disk import DiskFacts, Mount, Rates
 from llmb.health.facts.source import Missing
 from llmb.health.rules import Finding, rule
-from llmb.health.wanted import Wanted
+from llmb.health.wanted import WantedFacts
 
 IN_MEMORY = frozenset(["tmpfs", "ramfs"])
 SAME_EVERYWHERE = ("install", "images", "checkpoints")
@@ -20,7 +20,7 @@ def is_shared(mount: Mount | None) -> bool:
     return mount is not None and mount.kind in rule("disk_shared").kinds
 
 
-def disk_checks(places: Mapping[str, DiskFacts | Missing], wanted: Wanted) -> Iterator[Finding]:
+def disk_checks(places: Mapping[str, DiskFacts | Missing], wanted: WantedFacts) -> Iterator[Finding]:
     """A file system that several places are on is judged once, under the first, by what all of them need."""
     together: dict[int, list[str]] = {}
     for place, facts in places.items():
@@ -38,7 +38,7 @@ def disk_checks(places: Mapping[str, DiskFacts | Missing], wanted: Wanted) -> It
             yield rule("disk_space").skipped(f"on the same file system as {first}", of=place)
 
 
-def _file_system(places: Sequence[str], facts: DiskFacts, wanted: Wanted) -> Iterator[Finding]:
+def _file_system(places: Sequence[str], facts: DiskFacts, wanted: WantedFacts) -> Iterator[Finding]:
     of, place = rule("disk_space"), places[0]
     on = f" ({facts.mount.kind})" if facts.mount else ""
     missing = "" if facts.exists else f"; {facts.path} is the nearest folder that exists"
@@ -58,7 +58,7 @@ def _file_system(places: Sequence[str], facts: DiskFacts, wanted: Wanted) -> Ite
     yield _rate("read", place, facts.rates, facts.mount)
 
 
-def _shared(place: str, mount: Mount | None, wanted: Wanted) -> Finding:
+def _shared(place: str, mount: Mount | None, wanted: WantedFacts) -> Finding:
     of = rule("disk_shared")
     if mount is None:
         return of.skipped("its mount is not in /proc/mounts", of=place)

@@ -7,7 +7,7 @@ from llmb.health.checks.words import listed
 from llmb.health.facts.gpus import GpuFacts, LinkErrors, NvLinks
 from llmb.health.facts.source import Missing
 from llmb.health.rules import Finding, rule
-from llmb.health.wanted import Wanted
+from llmb.health.wanted import WantedFacts
 from llmb.runs.environment import GpuState
 from llmb.site.machine import gpu_type_of
 
@@ -16,14 +16,14 @@ RECOVERY = "recovery"
 ROUNDING = 0.995
 
 
-def link_checks(facts: GpuFacts, gpus: Sequence[GpuState], wanted: Wanted) -> Iterator[Finding]:
+def link_checks(facts: GpuFacts, gpus: Sequence[GpuState], wanted: WantedFacts) -> Iterator[Finding]:
     yield _links(facts.links, gpus, wanted)
     yield _link_errors(facts.link_errors, gpus)
     yield _fabric(facts, gpus)
     yield _pcie(facts, gpus)
 
 
-def _links(links: Sequence[NvLinks] | Missing, gpus: Sequence[GpuState], wanted: Wanted) -> Finding:
+def _links(links: Sequence[NvLinks] | Missing, gpus: Sequence[GpuState], wanted: WantedFacts) -> Finding:
     """Both directions of all links of each GPU, beside what its type has."""
     of = rule("gpu_nvlink")
     if len(gpus) == 1:

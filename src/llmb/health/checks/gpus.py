@@ -10,7 +10,7 @@ from llmb.health.facts.gpus import GpuFacts
 from llmb.health.facts.source import Missing
 from llmb.health.records import Check
 from llmb.health.rules import Finding, names_of, rule, skipped
-from llmb.health.wanted import Wanted
+from llmb.health.wanted import WantedFacts
 from llmb.runs.environment import GpuState
 from llmb.site.machine import gpu_type_of
 
@@ -21,7 +21,7 @@ OTHER_LIMITS = ("sw_thermal_slowdown", "sync_boost")
 COUNTED_LIMITS = ("hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 
 
-def gpu_checks(facts: GpuFacts, wanted: Wanted) -> Iterator[Finding]:
+def gpu_checks(facts: GpuFacts, wanted: WantedFacts) -> Iterator[Finding]:
     """Without GPUs that should be here, the only check is their number."""
     if isinstance(facts.states, Missing):
         reason = facts.states.reason
@@ -45,14 +45,14 @@ def gpu_checks(facts: GpuFacts, wanted: Wanted) -> Iterator[Finding]:
     yield from link_checks(facts, gpus, wanted)
 
 
-def _none_found(facts: GpuFacts, wanted: Wanted, reason: str) -> Check:
+def _none_found(facts: GpuFacts, wanted: WantedFacts, reason: str) -> Check:
     expected = f" of {wanted.gpus} ({wanted.gpus_by})" if wanted.needs_gpus else ""
     on_bus = f"; {facts.on_bus} on the PCI bus" if facts.on_bus else ""
     case = "hung" if facts.hung else "no_driver" if facts.on_bus else "absent"
     return rule(COUNT).found("fail", f"0{expected}: {reason}{on_bus}", case)
 
 
-def _count(on_bus: int, gpus: Sequence[GpuState], wanted: Wanted) -> Finding:
+def _count(on_bus: int, gpus: Sequence[GpuState], wanted: WantedFacts) -> Finding:
     count = len(gpus)
     expected, by = wanted.gpus, wanted.gpus_by
     if expected is None:
@@ -70,7 +70,7 @@ def _count(on_bus: int, gpus: Sequence[GpuState], wanted: Wanted) -> Finding:
     return rule(COUNT).passed(f"{count}" if expected is None else f"{count} of {expected}")
 
 
-def _types(gpus: Sequence[GpuState], wanted: Wanted) -> Iterator[Finding]:
+def _types(gpus: Sequence[GpuState], wanted: WantedFacts) -> Iterator[Finding]:
     names = Counter(gpu.name for gpu in gpus if gpu.name)
     of = rule("gpu_type")
     if not names:
@@ -188,7 +188,7 @@ def _throttled_time(up_s: float | None, gpus: Sequence[GpuState]) -> Finding:
     return of.measured(100 * seconds / up_s, text)
 
 
-def _settings(gpus: Sequence[GpuState], wanted: Wanted) -> Iterator[Finding]:
+def _settings(gpus: Sequence[GpuState], wanted: WantedFacts) -> Iterator[Finding]:
     yield _mode("gpu_persistence", {gpu.index: gpu.persistence_mode for gpu in gpus}, good="Enabled")
     modes = {gpu.index: gpu.mig_mode for gpu in gpus}
     if any(modes.values()):

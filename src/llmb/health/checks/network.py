@@ -9,7 +9,7 @@ from llmb.health.checks.words import counted, listed
 from llmb.health.facts.network import Card, NetworkFacts, Port
 from llmb.health.facts.source import Missing
 from llmb.health.rules import Finding, rule
-from llmb.health.wanted import Wanted
+from llmb.health.wanted import WantedFacts
 
 NEEDS_RDMA = ("infiniband", "azure-infiniband")
 """Networks of the catalogue that are nothing but verbs."""
@@ -19,7 +19,7 @@ LOOPBACK = ("127.", "::1")
 RDMA_CHECKS = ("network_rdma_rate", "network_rdma_errors", "network_rdma_mtu", "network_gpu_direct")
 
 
-def network_checks(facts: NetworkFacts, gpus: int, wanted: Wanted) -> Iterator[Finding]:
+def network_checks(facts: NetworkFacts, gpus: int, wanted: WantedFacts) -> Iterator[Finding]:
     """``gpus`` are those that this node has."""
     yield _cards(facts.cards)
     yield _card_errors(facts.cards)
@@ -36,7 +36,7 @@ def network_checks(facts: NetworkFacts, gpus: int, wanted: Wanted) -> Iterator[F
         return
     active = [port for port in facts.ports if port.active]
     yield _ports(facts.ports, active, gpus)
-    yield _rates(active, gpus, wanted if len(active) == len(facts.ports) else Wanted())
+    yield _rates(active, gpus, wanted if len(active) == len(facts.ports) else WantedFacts())
     yield _port_errors(active)
     yield _mtus(active)
     yield _gpu_direct(facts, gpus)
@@ -67,7 +67,7 @@ def _card_errors(cards: Sequence[Card]) -> Finding:
     return of.measured(100 * worst.errors / worst.packets, text)
 
 
-def _host_name(facts: NetworkFacts, wanted: Wanted) -> Finding:
+def _host_name(facts: NetworkFacts, wanted: WantedFacts) -> Finding:
     of = rule("network_host_name")
     if not wanted.cluster:
         return of.skipped("cluster_config.yaml describes no cluster")
@@ -77,7 +77,7 @@ def _host_name(facts: NetworkFacts, wanted: Wanted) -> Finding:
     return of.passed(listed(outside)) if outside else of.found("warn", listed(facts.addresses))
 
 
-def _reachable(facts: NetworkFacts, wanted: Wanted) -> Finding:
+def _reachable(facts: NetworkFacts, wanted: WantedFacts) -> Finding:
     """Runs on one node listen on loopback alone, so that only nodes of a cluster are asked."""
     of = rule("network_public_address")
     if not wanted.cluster:
@@ -102,7 +102,7 @@ def _ports(ports: Sequence[Port], active: Sequence[Port], gpus: int) -> Finding:
     return of.found("fail" if few else "warn", f"{text}; {listed(down)}", "" if few else "unused")
 
 
-def _rates(active: Sequence[Port], gpus: int, wanted: Wanted) -> Finding:
+def _rates(active: Sequence[Port], gpus: int, wanted: WantedFacts) -> Finding:
     """Slower ports beside one full port a GPU are those of storage. Nothing is ``wanted`` where a port is down, whose
     part of the rate is missing."""
     of = rule("network_rdma_rate")

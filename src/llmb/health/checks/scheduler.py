@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from llmb.health.facts.source import Missing
 from llmb.health.rules import Finding, names_of, rule, skipped
-from llmb.health.wanted import Wanted
+from llmb.health.wanted import WantedFacts
 from llmb.schedulers.port import SchedulerSetup, Trait
 
 CHECKED: tuple[Trait, ...] = ("tracking", "binding", "selection", "gpus", "mpi", "containers")
@@ -19,7 +19,7 @@ class Silent(NamedTuple):
 
 
 def scheduler_checks(
-    setup: SchedulerSetup | Silent | Missing, title: str, gpus: int, wanted: Wanted
+    setup: SchedulerSetup | Silent | Missing, title: str, gpus: int, wanted: WantedFacts
 ) -> Iterator[Finding]:
     """``gpus`` are those that this node shows."""
     if isinstance(setup, Missing):
@@ -38,7 +38,7 @@ def scheduler_checks(
         yield _trait(trait, setup, wanted)
 
 
-def _trait(trait: Trait, setup: SchedulerSetup, wanted: Wanted) -> Finding:
+def _trait(trait: Trait, setup: SchedulerSetup, wanted: WantedFacts) -> Finding:
     of = rule(f"scheduler_{trait}")
     plugin = setup.traits.get(trait)
     if plugin is None:

@@ -8,14 +8,14 @@ from llmb import __version__
 from llmb.health.facts.software import SoftwareFacts
 from llmb.health.facts.source import Missing
 from llmb.health.rules import Finding, rule, skipped
-from llmb.health.wanted import Wanted
+from llmb.health.wanted import WantedFacts
 
 OLDEST_PYTHON = (3, 11)
 AFTER_PYTHON = ("software_llmb", "software_torch", "software_cuda", "software_gpus", "software_nccl")
 IN_CONTAINER = "jobs run in a container, which has its own"
 
 
-def software_checks(facts: SoftwareFacts | Missing, python: str, gpus: int, wanted: Wanted) -> Iterator[Finding]:
+def software_checks(facts: SoftwareFacts | Missing, python: str, gpus: int, wanted: WantedFacts) -> Iterator[Finding]:
     """``gpus``: those that nvidia-smi shows."""
     of = rule("software_python")
     if isinstance(facts, Missing):

@@ -8,14 +8,14 @@ from llmb.health.checks.words import GIB, counted, gib, listed
 from llmb.health.facts.system import CpuFacts, KernelFacts, LimitFacts, MemoryFacts
 from llmb.health.records import Status
 from llmb.health.rules import Finding, rule
-from llmb.health.wanted import Wanted
+from llmb.health.wanted import WantedFacts
 
 UNSEEN = "Linux does not show it here"
 PASS_THROUGH = re.compile(r"(?:^|\s)(iommu=(?:pt|off)|iommu\.passthrough=1|(?:intel|amd)_iommu=off)(?:\s|$)")
 BYTES = ("memlock", "stack")
 
 
-def cpu_checks(facts: CpuFacts, wanted: Wanted) -> Iterator[Finding]:
+def cpu_checks(facts: CpuFacts, wanted: WantedFacts) -> Iterator[Finding]:
     yield _governor(facts)
     of = rule("cpu_idle_states")
     if facts.deepest_state is None:
@@ -59,7 +59,7 @@ def _numa(facts: CpuFacts) -> Finding:
     return of.passed(text)
 
 
-def _cores(facts: CpuFacts, wanted: Wanted) -> Finding:
+def _cores(facts: CpuFacts, wanted: WantedFacts) -> Finding:
     of = rule("cpu_allowed")
     online = facts.online or facts.allowed
     text = f"{facts.allowed:g} of {counted(int(online), 'CPU')}"

@@ -4,7 +4,7 @@
 import re
 from dataclasses import dataclass
 
-from llmb.health.facts.source import Missing, Source
+from llmb.health.facts.source import FactSource, Missing
 
 LIMIT_S = 10.0
 _OFFSET = re.compile(r"^System time\s*:\s*(\d+\.\d+) seconds (slow|fast) of NTP time", re.MULTILINE)
@@ -21,7 +21,7 @@ class ClockFacts:
     """Of the time of the servers; None is not known."""
 
 
-def read_clock(source: Source) -> ClockFacts | Missing:
+def read_clock(source: FactSource) -> ClockFacts | Missing:
     said = source.ask(["chronyc", "-n", "tracking"], LIMIT_S)
     leap = _LEAP.search(said.text)
     if said.problem is None and leap:

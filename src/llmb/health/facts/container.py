@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llmb.health.facts.disk import DiskFacts, read_disk
-from llmb.health.facts.source import Missing, Source
+from llmb.health.facts.source import FactSource, Missing
 
 LIMIT_S = 20.0
 VERSIONS = {
@@ -45,7 +45,7 @@ class ContainerFacts:
     enroot: tuple[EnrootFolder, ...] | Missing
 
 
-def read_containers(source: Source) -> ContainerFacts:
+def read_containers(source: FactSource) -> ContainerFacts:
     versions = {}
     for name, command in VERSIONS.items():
         said = source.ask(command, LIMIT_S)
@@ -60,7 +60,7 @@ def read_containers(source: Source) -> ContainerFacts:
     return ContainerFacts(versions=versions, enroot=folders)
 
 
-def enroot_settings(source: Source) -> dict[str, str]:
+def enroot_settings(source: FactSource) -> dict[str, str]:
     """Of the system's configuration; later files replace what earlier ones set."""
     main, more = CONFIGURATION
     files = [main, *(f"{more}/{name}" for name in sorted(source.names(more)) if name.endswith(".conf"))]
@@ -69,7 +69,7 @@ def enroot_settings(source: Source) -> dict[str, str]:
     return {setting[1]: setting[2].strip("\"'") for setting in found if setting}
 
 
-def _folder(source: Source, setting: str, value: str) -> EnrootFolder:
+def _folder(source: FactSource, setting: str, value: str) -> EnrootFolder:
     path = expanded(value, source.environ)
     if path is None:
         return EnrootFolder(setting, None, Missing(f"{value} needs a shell"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmb.health.facts.source import Missing, Source
+from llmb.health.facts.source import FactSource, Missing
 
 PROBE = Path(__file__).with_name("disk_probe.py")
 DIRECTION_S = 15.0
@@ -54,7 +54,7 @@ class DiskFacts:
     rates: Rates | Missing
 
 
-def read_disk(source: Source, folder: Path, size: int) -> DiskFacts | Missing:
+def read_disk(source: FactSource, folder: Path, size: int) -> DiskFacts | Missing:
     """``size`` of the test file in bytes; 0 for none."""
     command = [sys.executable, "-I", str(PROBE), str(folder), str(size), str(DIRECTION_S)]
     said = source.ask(command, LIMIT_S if size else SPACE_S)

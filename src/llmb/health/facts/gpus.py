@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from llmb.health.facts.source import Missing, Source
+from llmb.health.facts.source import FactSource, Missing
 from llmb.runs.gpu_states import PROGRAM, QUERIES, NodeGpus, command, parse_states
 from llmb.tools import Said
 
@@ -97,7 +97,7 @@ class GpuFacts:
     """Since the node was booted."""
 
 
-def read_gpus(source: Source, node: str) -> GpuFacts:
+def read_gpus(source: FactSource, node: str) -> GpuFacts:
     on_bus = gpus_on_bus(source)
     states, said = _states(source, node)
     if isinstance(states, Missing):
@@ -112,7 +112,7 @@ def read_gpus(source: Source, node: str) -> GpuFacts:
     )
 
 
-def _details(source: Source) -> tuple[dict[str, Any], str | None]:
+def _details(source: FactSource) -> tuple[dict[str, Any], str | None]:
     """What else is asked for, by the name of the fact, and how it hung, after which nothing more is asked for."""
     queries: dict[str, tuple[list[str], Callable[[str], Sequence[object]]]] = {
         "ecc": (_csv("gpu", ECC_FIELDS), parse_ecc),
@@ -133,7 +133,7 @@ def _details(source: Source) -> tuple[dict[str, Any], str | None]:
     return found, None
 
 
-def gpus_on_bus(source: Source) -> int:
+def gpus_on_bus(source: FactSource) -> int:
     """NVIDIA's GPUs on the PCI bus, whether or not the driver has them."""
     devices = (f"/sys/bus/pci/devices/{name}" for name in source.names("/sys/bus/pci/devices"))
     return sum(
@@ -142,12 +142,12 @@ def gpus_on_bus(source: Source) -> int:
     )
 
 
-def up_seconds(source: Source) -> float | None:
+def up_seconds(source: FactSource) -> float | None:
     found = re.match(r"\d+(\.\d+)?", source.text("/proc/uptime") or "")
     return float(found[0]) if found else None
 
 
-def _states(source: Source, node: str) -> tuple[NodeGpus | Missing, Said]:
+def _states(source: FactSource, node: str) -> tuple[NodeGpus | Missing, Said]:
     """The GPUs by the most complete query that the driver knows, and what that prints."""
     said = Said("", "nvidia-smi was not called")
     for fields in QUERIES:

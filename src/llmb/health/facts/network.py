@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from llmb.health.facts.source import Missing, Source
+from llmb.health.facts.source import FactSource, Missing
 from llmb.tools import Said
 
 NET, RDMA = "/sys/class/net", "/sys/class/infiniband"
@@ -69,7 +69,7 @@ class NetworkFacts:
     """Interface and address of each that is up; without loopback, and docker's bridges, which NCCL leaves out too."""
 
 
-def read_network(source: Source, node: str) -> NetworkFacts:
+def read_network(source: FactSource, node: str) -> NetworkFacts:
     cards = (name for name in source.names(NET) if source.exists(f"{NET}/{name}/device"))
     devices = source.names(RDMA)
     return NetworkFacts(
@@ -83,7 +83,7 @@ def read_network(source: Source, node: str) -> NetworkFacts:
     )
 
 
-def _card(source: Source, name: str) -> Card:
+def _card(source: FactSource, name: str) -> Card:
     folder = f"{NET}/{name}"
     speed = source.number(f"{folder}/speed")
     counts = {
@@ -100,7 +100,7 @@ def _card(source: Source, name: str) -> Card:
     )
 
 
-def _port(source: Source, device: str, number: str) -> Port:
+def _port(source: FactSource, device: str, number: str) -> Port:
     folder = f"{RDMA}/{device}/ports/{number}"
     rate = re.match(r"(\d+(?:\.\d+)?) Gb/sec(?: \((\d+)X)?", source.text(f"{folder}/rate") or "")
     interfaces = source.names(f"{RDMA}/{device}/device/net")
@@ -124,7 +124,7 @@ def _word(text: str | None) -> str:
     return (text or "unknown").partition(": ")[2] or text or "unknown"
 
 
-def _gpu_direct(source: Source) -> str | None:
+def _gpu_direct(source: FactSource) -> str | None:
     modules = {line.split()[0] for line in (source.text("/proc/modules") or "").splitlines() if line.strip()}
     for name in ("nvidia_peermem", "nv_peer_mem"):
         if name in modules:

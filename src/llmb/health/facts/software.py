@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from llmb.health.facts.source import Missing, Source
+from llmb.health.facts.source import FactSource, Missing
 
 PROBE = Path(__file__).with_name("software_probe.py")
 NO_WORKING_FOLDER = "import sys; sys.path[:] = filter(None, sys.path)\n"
@@ -42,7 +42,7 @@ class SoftwareFacts(BaseModel):
     cuda_problem: str | None = None
 
 
-def read_software(source: Source, python: str) -> SoftwareFacts | Missing:
+def read_software(source: FactSource, python: str) -> SoftwareFacts | Missing:
     said = source.ask([python, "-c", NO_WORKING_FOLDER + PROBE.read_text()], LIMIT_S)
     found: dict[str, Any] = {}
     for line in said.text.splitlines():

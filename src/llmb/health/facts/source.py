@@ -20,7 +20,7 @@ Ask = Callable[[Sequence[str], float], Said]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class FactSource:
     """A node; in tests, a recorded tree of files and the recorded output of programs."""
 
     root: Path = Path("/")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from llmb.health.facts.source import Source
+from llmb.health.facts.source import FactSource
 from llmb.site.machine import usable_cores
 
 CPU, NODES = "/sys/devices/system/cpu", "/sys/devices/system/node"
@@ -82,7 +82,7 @@ class LimitFacts:
     """Bytes of the node."""
 
 
-def read_cpu(source: Source) -> CpuFacts:
+def read_cpu(source: FactSource) -> CpuFacts:
     cpus = [name for name in source.names(CPU) if re.fullmatch(r"cpu\d+", name)]
     governors = (source.text(f"{CPU}/{cpu}/cpufreq/scaling_governor") for cpu in cpus)
     threads = {_size(source.text(f"{CPU}/{cpu}/topology/thread_siblings_list")) for cpu in cpus} - {0}
@@ -103,11 +103,11 @@ def read_cpu(source: Source) -> CpuFacts:
     )
 
 
-def numa_nodes(source: Source) -> int:
+def numa_nodes(source: FactSource) -> int:
     return sum(re.fullmatch(r"node\d+", name) is not None for name in source.names(NODES))
 
 
-def _deepest_state(source: Source) -> tuple[str, int] | None:
+def _deepest_state(source: FactSource) -> tuple[str, int] | None:
     folder = f"{CPU}/cpu0/cpuidle"
     found = [
         (latency, source.text(f"{folder}/{state}/name") or state)
@@ -118,7 +118,7 @@ def _deepest_state(source: Source) -> tuple[str, int] | None:
     return max(found)[::-1] if found else None
 
 
-def _without_node(source: Source) -> int:
+def _without_node(source: FactSource) -> int:
     devices = (f"/sys/bus/pci/devices/{name}" for name in source.names("/sys/bus/pci/devices"))
     return sum(
         source.text(f"{device}/vendor") == "0x10de" and source.number(f"{device}/numa_node") == -1 for device in devices
@@ -131,7 +131,7 @@ def _size(text: str | None) -> int:
     return sum(int(last or first) - int(first) + 1 for first, last in parts)
 
 
-def read_memory(source: Source) -> MemoryFacts:
+def read_memory(source: FactSource) -> MemoryFacts:
     text = source.text("/proc/meminfo") or ""
     sizes = {name: int(size) for name, size in re.findall(r"^(\S+):\s+(\d+)", text, re.MULTILINE)}
     kib = {name: size * 1024 for name, size in sizes.items()}
@@ -149,7 +149,7 @@ def read_memory(source: Source) -> MemoryFacts:
     )
 
 
-def _shm(source: Source) -> tuple[int, int] | None:
+def _shm(source: FactSource) -> tuple[int, int] | None:
     try:
         found = os.statvfs(source.path("/dev/shm"))  # noqa: S108 (the kernel's own name)
     except OSError:
@@ -157,7 +157,7 @@ def _shm(source: Source) -> tuple[int, int] | None:
     return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
 
-def _edac(source: Source, counter: str) -> int | None:
+def _edac(source: FactSource, counter: str) -> int | None:
     folder = "/sys/devices/system/edac/mc"
     controllers = [name for name in source.names(folder) if re.fullmatch(r"mc\d+", name)]
     counts = [source.number(f"{folder}/{name}/{counter}") for name in controllers]
@@ -165,7 +165,7 @@ def _edac(source: Source, counter: str) -> int | None:
     return sum(known) if known else None
 
 
-def read_kernel(source: Source) -> KernelFacts:
+def read_kernel(source: FactSource) -> KernelFacts:
     pages = re.search(r"\[(\w+)\]", source.text("/sys/kernel/mm/transparent_hugepage/enabled") or "")
     groups = "/sys/kernel/iommu_groups"
     types = (source.text(f"{groups}/{group}/type") for group in source.names(groups))
@@ -179,13 +179,13 @@ def read_kernel(source: Source) -> KernelFacts:
     )
 
 
-def allowed_cpus(source: Source) -> float:
+def allowed_cpus(source: FactSource) -> float:
     quotas = [re.fullmatch(r"(\d+) (\d+)", text) for text in group_values(source, "", "cpu.max")]
     found = [int(quota[1]) / int(quota[2]) for quota in quotas if quota and int(quota[2])]
     return min([float(usable_cores()), *found])
 
 
-def group_values(source: Source, controller: str, name: str) -> Iterator[str]:
+def group_values(source: FactSource, controller: str, name: str) -> Iterator[str]:
     """What a file says in each of this process's control groups, up to the root; no ``controller`` is version 2."""
     for line in (source.text("/proc/self/cgroup") or "").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
@@ -198,13 +198,13 @@ def group_values(source: Source, controller: str, name: str) -> Iterator[str]:
                 yield text
 
 
-def group_memory(source: Source) -> int | None:
+def group_memory(source: FactSource) -> int | None:
     files = (("", "memory.max"), ("memory", "memory.limit_in_bytes"))
     texts = [text for controller, name in files for text in group_values(source, controller, name)]
     return min((int(text) for text in texts if text.isdecimal()), default=None)
 
 
-def read_limits(source: Source) -> LimitFacts:
+def read_limits(source: FactSource) -> LimitFacts:
     def known(limit: int) -> int | None:
         return None if limit == resource.RLIM_INFINITY else limit
 

@@ -10,12 +10,12 @@ from llmb.errors import UsageError
 from llmb.jobspec.arguments import PYTHON, RUN_FOLDER
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions
-from llmb.jobspec.variables import Layer
+from llmb.jobspec.variables import VariableLayer
 from llmb.programs.engine.nsys import with_profiler
 from llmb.programs.engine.profiled_worker import worker_module
 from llmb.programs.engine.worker_variables import shipped_variables
 from llmb.programs.nsys import export_report
-from llmb.programs.port import Asked, End, Program, Progress, Work
+from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
 from llmb.runs.attempts import cut, is_done, window_began
 from llmb.runs.checkpoint_report import report_checkpoints
 from llmb.runs.choices import Choices
@@ -46,18 +46,18 @@ class EngineProgram(Program):
             raise UsageError("--framework-arg is for a framework's script", do="add --framework, or leave it out")
         return plan_training(catalogue, recipe, choices, install)
 
-    def work(self, plan: Plan, asked: Asked, folder: RunFolder) -> Work:  # noqa: ARG002 (of the port)
-        return Work(
+    def work(self, plan: Plan, asked: ProgramRequest, folder: RunFolder) -> ProgramWork:  # noqa: ARG002 (of the port)
+        return ProgramWork(
             command=(PYTHON, "-P", "-m", worker_module(plan), RUN_FOLDER),
             container=engine_container(asked.options, asked.site.config.container),
-            variables=Layer("engine", shipped_variables(plan.device, asked.variables)),
+            variables=VariableLayer("engine", shipped_variables(plan.device, asked.variables)),
         )
 
     def started(self, plan: Plan) -> Plan:
         return with_profiler(plan)
 
-    def progress(self, folder: RunFolder, plan: Plan) -> Progress:
-        return Progress(len(read_steps(folder.steps)), is_done(folder, plan))
+    def progress(self, folder: RunFolder, plan: Plan) -> StepsDone:
+        return StepsDone(len(read_steps(folder.steps)), is_done(folder, plan))
 
     def new_steps(self, folder: RunFolder) -> StepFollower:
         return StepFollower(folder.steps)

@@ -8,7 +8,7 @@ from llmb.catalogue.records import Recipe
 from llmb.errors import UsageError
 from llmb.jobspec.container import ContainerSettings
 from llmb.jobspec.options import FrameworkOptions
-from llmb.jobspec.variables import Layer
+from llmb.jobspec.variables import VariableLayer
 from llmb.programs.megatron_bridge.command import (
     bridge_command,
     bridge_data,
@@ -21,7 +21,7 @@ from llmb.programs.megatron_bridge.log import NewLogSteps, judge_latest_attempt
 from llmb.programs.megatron_bridge.result import is_done, result_of_log
 from llmb.programs.megatron_bridge.squad import OFFLINE, prepared_squad
 from llmb.programs.nsys import export_report
-from llmb.programs.port import Asked, End, Program, Progress, Work
+from llmb.programs.port import End, Program, ProgramRequest, ProgramWork, StepsDone
 from llmb.runs.choices import Choices
 from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.folder import RunFolder
@@ -48,16 +48,16 @@ class MegatronBridge(Program):
         origin, packed = bridge_origin(recipe, squad, options.arguments), trains_packed(squad, options.arguments)
         return bridge_plan(catalogue, recipe, choices, origin, packed=packed)
 
-    def work(self, plan: Plan, asked: Asked, folder: RunFolder) -> Work:
+    def work(self, plan: Plan, asked: ProgramRequest, folder: RunFolder) -> ProgramWork:
         save_dir = str(folder.checkpoints_of(plan))
         squad = prepared_squad(Catalogue(), plan.recipe, asked.site.install)
         used = squad if squad and plan.origin.data.path == str(squad.root) else None
-        return Work(
+        return ProgramWork(
             command=tuple(bridge_command(plan, asked.choices, save_dir, asked.options.arguments, used)),
             start="task-per-gpu",
             container=bridge_container(asked.options, asked.site.config.container),
             control_in_container=False,
-            variables=Layer(self.name, {**bridge_variables(plan.recipe), **(OFFLINE if used else {})}),
+            variables=VariableLayer(self.name, {**bridge_variables(plan.recipe), **(OFFLINE if used else {})}),
             recipe_variables=False,
             title=f", with {self.name} {bridge_data().release}",
         )
@@ -65,9 +65,9 @@ class MegatronBridge(Program):
     def started(self, plan: Plan) -> Plan:
         return plan
 
-    def progress(self, folder: RunFolder, plan: Plan) -> Progress:
+    def progress(self, folder: RunFolder, plan: Plan) -> StepsDone:
         outcome = judge_latest_attempt(folder, plan.window)
-        return Progress(outcome.steps or 0, is_done(folder, plan, outcome))
+        return StepsDone(outcome.steps or 0, is_done(folder, plan, outcome))
 
     def new_steps(self, folder: RunFolder) -> NewLogSteps:
         return NewLogSteps(folder.log)

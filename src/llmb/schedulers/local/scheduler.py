@@ -21,10 +21,10 @@ from llmb.runs.record import BegunJob, Process, RunRecord, read_job, read_record
 from llmb.schedulers.local.command import local_command
 from llmb.schedulers.port import (
     UNKNOWN,
-    Answers,
     AskedJob,
     Defaults,
     FaultPattern,
+    JobAnswers,
     JobState,
     NodeState,
     Offer,
@@ -121,8 +121,8 @@ class LocalScheduler(Scheduler):
     ) -> Submitted:
         return Submitted({None: f"local-{secrets.token_hex(4)}"}, process=this_process())
 
-    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> Answers:  # noqa: ARG002
-        return Answers({job.key: _state(job) for job in jobs if job.live})
+    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:  # noqa: ARG002
+        return JobAnswers({job.key: _state(job) for job in jobs if job.live})
 
     def find(self, jobs: Sequence[AskedJob], since_s: float, claimed: set[str], time_out_s: float) -> dict[str, str]:  # noqa: ARG002
         return {}

@@ -14,10 +14,10 @@ from llmb.options.option import made
 from llmb.runs.folder import RunFolder
 from llmb.runs.record import BegunJob
 from llmb.schedulers.port import (
-    Answers,
     AskedJob,
     Defaults,
     FaultPattern,
+    JobAnswers,
     JobState,
     NodeState,
     Offer,
@@ -146,7 +146,7 @@ class SlurmScheduler(Scheduler):
         ids: dict[int | None, str] = {index: f"{job_id}_{index}" for index in indices}
         return Submitted(ids or {None: job_id}, cluster)
 
-    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> Answers:
+    def states(self, jobs: Sequence[AskedJob], time_out_s: float) -> JobAnswers:
         """From the controller; for live jobs that it has forgotten, from accounting."""
         ids = list(dict.fromkeys(job.job_id for job in jobs if job.job_id))
         answers = queries.controller_states(ids, time_out_s) if ids else {}
@@ -157,13 +157,13 @@ class SlurmScheduler(Scheduler):
         }
         forgotten = [job for job in jobs if job.live and job.job_id and job.key not in known]
         if not forgotten:
-            return Answers(known)
+            return JobAnswers(known)
         try:
             accounts = queries.accounted_states([str(job.job_id) for job in forgotten], time_out_s)
         except InfrastructureError as error:
             unheard = {job.key: JobState(job_id=str(job.job_id), may_be_told=True) for job in forgotten}
-            return Answers({**known, **unheard}, [error.what])
-        return Answers({**known, **{job.key: accounted(job, accounts) for job in forgotten}})
+            return JobAnswers({**known, **unheard}, [error.what])
+        return JobAnswers({**known, **{job.key: accounted(job, accounts) for job in forgotten}})
 
     def find(self, jobs: Sequence[AskedJob], since_s: float, claimed: set[str], time_out_s: float) -> dict[str, str]:
         seen = [*queries.own_jobs(time_out_s), *queries.own_accounts(since_s, time_out_s)]
