@@ -7,9 +7,7 @@ from llmb.health.gpus import compare_parts
 from llmb.microbenchmarks.disk import prediction
 from llmb.microbenchmarks.outliers import outlier_rule
 from llmb.microbenchmarks.records import Measurement, MeasurementFile, NotMeasured
-from llmb.report.bench_report import history_document, measurement_document
-from llmb.report.disk_report import disk_document
-from llmb.report.gpus_report import gpus_document
+from llmb.report.bench_report import disk_document, gpus_document, history_document, measurement_document
 
 ROW = Measurement(benchmark="gemm", case="qkv_forward", node="node1", device="", time_s=0.1, repetitions=3)
 

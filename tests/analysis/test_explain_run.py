@@ -19,8 +19,8 @@ from llmb.catalogue.resolve import Overrides
 from llmb.cli.judge import app
 from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
-from llmb.report.explain_report import explanation_tables
 from llmb.report.table import Table, plain_lines, table_lines
+from llmb.report.verdict_report import explanation_tables
 from llmb.resources.sample import GpuSamples, HostSample, Sample, SampledGpu, SamplerStart, to_line
 from llmb.runs.environment import GpuState
 from llmb.runs.folder import RunFolder

@@ -18,8 +18,8 @@ from llmb.analysis.find_runs import find_ended_runs
 from llmb.cli.compare import raise_unless_passed
 from llmb.errors import InvalidRun, LlmbError
 from llmb.report.compare_report import compare_csv, compare_markdown, compare_tables
+from llmb.report.numbers import shortened
 from llmb.report.table import table_lines, text_width
-from llmb.report.values import shortened
 from llmb.runs.plan import Plan
 
 

@@ -31,8 +31,7 @@ from llmb.report.nccl_report import nccl_document, nccl_tables
 from llmb.report.output import styled_lines
 from llmb.report.parse_report import parse_document, parse_report
 from llmb.report.table import Table, plain_lines
-from llmb.report.trace_picture import trace_picture
-from llmb.report.trace_report import trace_document, trace_tables
+from llmb.report.trace_report import trace_document, trace_picture, trace_tables
 from llmb.runs.record import JobEnd, RunRecord, SubmittedJob
 from llmb.runs.record_file import read_record_file
 from llmb.runs.steps import read_steps

@@ -11,7 +11,7 @@ from llmb.catalogue.resolve import Request, gpu_types_of, releases_of, sizes_of
 from llmb.catalogue.scales import all_scales
 from llmb.cli import show
 from llmb.errors import UsageError
-from llmb.report.scales_report import scales_table
+from llmb.report.recipe_report import scales_table
 from llmb.report.table import plain_lines
 
 CATALOGUE = Catalogue()

@@ -22,7 +22,7 @@ from llmb.health.node_jobs import CheckOrder
 from llmb.health.records import ANSWER, Check, NodeReport, worst
 from llmb.health.rules import BETWEEN, rule, rules
 from llmb.jobspec.options import JobOptions
-from llmb.report.nodes_report import nodes_document, nodes_tables
+from llmb.report.doctor_report import nodes_document, nodes_tables
 from llmb.report.table import table_lines
 from llmb.schedulers.local.scheduler import LocalScheduler
 from llmb.schedulers.lookup import cluster_schema, find_scheduler

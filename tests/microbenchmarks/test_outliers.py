@@ -8,7 +8,7 @@ import pytest
 from llmb.health.gpus import compare_parts
 from llmb.microbenchmarks.outliers import OutlierRule, below_median_pct, outlier_rule, slow_ones
 from llmb.microbenchmarks.records import Measurement, MeasurementFile, NotMeasured
-from llmb.report.gpus_report import advice, gpus_document, gpus_tables
+from llmb.report.bench_report import advice, gpus_document, gpus_tables
 from llmb.report.table import table_lines
 
 RULE = outlier_rule()

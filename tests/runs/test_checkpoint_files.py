@@ -12,7 +12,7 @@ import pytest
 
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.metrics.parameters import checkpoint_bytes
-from llmb.report.checkpoint_report import checkpoint_table
+from llmb.report.prepared_report import checkpoint_table
 from llmb.runs import disk_space
 from llmb.runs.checkpoint import (
     CheckpointRecord,

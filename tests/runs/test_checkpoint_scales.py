@@ -9,8 +9,8 @@ import pytest
 from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Request, resolve
+from llmb.report.plan_report import plan_document, plan_table
 from llmb.report.recipe_report import recipe_document, recipe_tables
-from llmb.report.run_report import plan_document, plan_table
 from llmb.runs.checkpoint_scales import scale_warnings
 from llmb.runs.choices import Choices
 from llmb.runs.plan import Plan, Start, make_plan

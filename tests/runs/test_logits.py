@@ -8,7 +8,7 @@ import pytest
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Recipe
 from llmb.catalogue.resolve import Overrides, Request, resolve
-from llmb.report.run_report import plan_table
+from llmb.report.plan_report import plan_table
 from llmb.runs.choices import Choices
 from llmb.runs.folder import experiment_name
 from llmb.runs.identity import identity_of_plan

@@ -9,7 +9,7 @@ from llmb.catalogue.resolve import Request, resolve
 from llmb.errors import UsageError
 from llmb.metrics.flops import flops_per_sequence, model_flops
 from llmb.metrics.packing import synthetic_packing
-from llmb.report.run_report import plan_table
+from llmb.report.plan_report import plan_table
 from llmb.runs.choices import Choices
 from llmb.runs.device import Device
 from llmb.runs.document_packing import with_documents

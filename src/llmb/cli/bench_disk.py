@@ -32,7 +32,7 @@ from llmb.microbenchmarks.jobs import BenchProgress
 from llmb.microbenchmarks.records import MeasurementFile
 from llmb.microbenchmarks.sizes import bytes_of
 from llmb.options.option import made, options_of
-from llmb.report.disk_report import disk_document, disk_tables
+from llmb.report.bench_report import disk_document, disk_tables
 from llmb.report.output import print_json, print_tables
 from llmb.site.machine import this_machine
 

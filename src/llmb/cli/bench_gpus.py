@@ -23,7 +23,7 @@ from llmb.microbenchmarks.gpu_records import PROGRAM
 from llmb.microbenchmarks.jobs import BenchProgress
 from llmb.microbenchmarks.outliers import outlier_rule
 from llmb.microbenchmarks.records import MeasurementFile
-from llmb.report.gpus_report import advice, gpus_document, gpus_tables
+from llmb.report.bench_report import advice, gpus_document, gpus_tables
 from llmb.report.output import print_json, print_tables
 from llmb.site.machine import this_machine
 

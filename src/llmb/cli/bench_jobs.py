@@ -32,7 +32,7 @@ from llmb.jobspec.options import StartMode
 from llmb.microbenchmarks.cases import Device
 from llmb.options.option import Option, options_of
 from llmb.report.output import print_json, print_line, print_text
-from llmb.report.submit_report import flags_text
+from llmb.report.plan_report import flags_text
 from llmb.runs.folder import RunFolder
 from llmb.schedulers.lookup import QUEUE, find_scheduler, read_cluster_site
 from llmb.schedulers.port import JobState

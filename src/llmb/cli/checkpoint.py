@@ -23,8 +23,8 @@ from llmb.programs.engine.conversion import (
     import_checkpoint,
     verify_saved,
 )
-from llmb.report.checkpoint_report import checkpoint_document, checkpoint_table
 from llmb.report.output import print_json, print_table
+from llmb.report.prepared_report import checkpoint_document, checkpoint_table
 from llmb.runs.checkpoint import read_checkpoint
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)

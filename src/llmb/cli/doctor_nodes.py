@@ -18,7 +18,7 @@ from llmb.health.kept_checks import CheckFolder, NodesRequest, NodesResult, last
 from llmb.health.node_jobs import CheckOrder
 from llmb.health.records import NodeReport
 from llmb.health.wanted import check_gpu_type
-from llmb.report.nodes_report import nodes_document, nodes_tables
+from llmb.report.doctor_report import nodes_document, nodes_tables
 from llmb.report.output import print_json, print_tables
 from llmb.runs.record_file import BrokenRecord
 from llmb.schedulers.lookup import QUEUE, find_scheduler, read_cluster_site

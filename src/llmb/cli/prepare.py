@@ -25,8 +25,8 @@ from llmb.prepare.dataset import DatasetRequest, PreparedDataset, prepare_datase
 from llmb.prepare.small_files import SIZE, next_commands, write_small_files
 from llmb.prepared.folders import prepared_folders
 from llmb.prepared.packed_dataset import SPLITS, Split
-from llmb.report.dataset_report import dataset_document, dataset_tables
 from llmb.report.output import print_json, print_tables, print_text
+from llmb.report.prepared_report import dataset_document, dataset_tables
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 

@@ -21,8 +21,8 @@ from llmb.prepare.hub_access import (
     token_source,
     use_token,
 )
-from llmb.report.access_report import access_document, access_table
 from llmb.report.output import print_json, print_table
+from llmb.report.prepared_report import access_document, access_table
 
 TINY = "tiny"
 QUESTION = "Hugging Face token (it is not shown and not stored; Enter for none): "

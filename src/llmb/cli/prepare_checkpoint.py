@@ -18,9 +18,8 @@ from llmb.huggingface.shards import parse_size
 from llmb.prepare.checkpoint import CheckpointRequest, prepare_checkpoint
 from llmb.prepared.folders import prepared_folders
 from llmb.programs.engine.conversion import default_processes
-from llmb.report.checkpoint_report import checkpoint_table
 from llmb.report.output import print_json, print_table
-from llmb.report.prepared_report import prepared_checkpoint_document
+from llmb.report.prepared_report import checkpoint_table, prepared_checkpoint_document
 
 
 @takes(model_options())

@@ -16,7 +16,7 @@ from llmb.install.image_sources import SUFFIXES
 from llmb.install.image_tools import has_tool
 from llmb.install.images import PROGRAMS, ImageRequest, import_image
 from llmb.install.steps import IMAGES
-from llmb.report.image_report import image_document, image_text
+from llmb.report.install_report import image_document, image_text
 from llmb.report.output import print_json, print_text
 from llmb.schedulers.lookup import read_cluster_site
 from llmb.site.site import Site

@@ -31,7 +31,7 @@ from llmb.prepare.jobs import (
     submit_preparation,
 )
 from llmb.report.output import print_json, print_text
-from llmb.report.submit_report import flags_text, queued_document, submit_text
+from llmb.report.plan_report import flags_text, queued_document, submit_text
 from llmb.schedulers.lookup import QUEUE, find_scheduler, read_cluster_site
 
 OF_RUNS = frozenset(("nodes", "array", "retries", "start", "segment", "signal_before"))

@@ -14,8 +14,8 @@ from llmb.errors import EnvironmentProblem, InvalidRun, RunFailed, UsageError, U
 from llmb.jobs.here import LocalRun
 from llmb.jobs.repeats import EndedRun, Turn, earlier_runs, interleaved, remaining, turn_of
 from llmb.report.output import print_json, print_tables, print_text
-from llmb.report.repeats_report import repeats_document, repeats_tables
-from llmb.report.run_report import start_lines
+from llmb.report.plan_report import start_lines
+from llmb.report.run_report import repeats_document, repeats_tables
 from llmb.runs.checkpoint_scales import scale_warnings
 from llmb.runs.short_id import short_id
 

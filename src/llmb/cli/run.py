@@ -24,7 +24,7 @@ from llmb.errors import UsageError
 from llmb.jobs.here import LocalRun, plan_here
 from llmb.options.option import arguments_of
 from llmb.report.output import print_json, print_table, print_text
-from llmb.report.run_report import plan_document, plan_table, start_lines
+from llmb.report.plan_report import plan_document, plan_table, start_lines
 from llmb.report.table import plain_lines
 from llmb.runs.checkpoint_scales import scale_warnings
 from llmb.runs.choices import Choices

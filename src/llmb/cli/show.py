@@ -15,8 +15,7 @@ from llmb.cli.messages import print_unspecified
 from llmb.cli.options import takes_recipe
 from llmb.cli.root import install_here
 from llmb.report.output import print_json, print_tables
-from llmb.report.recipe_report import recipe_document, recipe_tables
-from llmb.report.scales_report import scales_document, scales_table
+from llmb.report.recipe_report import recipe_document, recipe_tables, scales_document, scales_table
 from llmb.runs.origin import OriginHere, random_and_synthetic
 from llmb.runs.planning import origin_here
 

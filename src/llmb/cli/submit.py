@@ -27,8 +27,7 @@ from llmb.errors import UsageError, UserInterrupt
 from llmb.jobs.order import Order, Queued
 from llmb.jobs.wait import Watch
 from llmb.report.output import print_json, print_text
-from llmb.report.run_report import start_lines
-from llmb.report.submit_report import flags_text, script_document, submit_document, submit_text
+from llmb.report.plan_report import flags_text, script_document, start_lines, submit_document, submit_text
 from llmb.runs.checkpoint_scales import scale_warnings
 from llmb.runs.folder import RunFolder
 

@@ -9,8 +9,7 @@ import typer
 
 from llmb.cli.json_option import Json
 from llmb.report.output import print_json, print_tables
-from llmb.report.trace_picture import trace_picture
-from llmb.report.trace_report import trace_document, trace_tables
+from llmb.report.trace_report import trace_document, trace_picture, trace_tables
 from llmb.runs.folder import cannot_write, write_atomically
 from llmb.traces.files import find_traces, read_traces
 from llmb.traces.summary import summarize

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements of microbenchmarks, as tables and as JSON documents."""
+"""Measurements of microbenchmarks, of file systems and of all GPUs, as tables and as JSON documents."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any
 
+from llmb.health.gpus import Part, Parts, median_tflops
+from llmb.microbenchmarks.disk import Prediction
 from llmb.microbenchmarks.history import FigureChange, changes
+from llmb.microbenchmarks.outliers import OutlierRule
 from llmb.microbenchmarks.records import Measurement, MeasurementFile, NotMeasured
-from llmb.report.numbers import number
-from llmb.report.table import Column, Table
+from llmb.report.numbers import known, number, whole
+from llmb.report.output import result_table
+from llmb.report.table import Column, Row, Table, number_column, table_of
 from llmb.shown_text import printable
 
 UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
@@ -24,16 +29,8 @@ NOTES = {
 """What the figures of a benchmark mean."""
 SCATTERED = 2.0
 """A median so many times the fastest repetition is not the device's doing."""
-Row = TypeVar("Row")
-
-
-class _Figure(NamedTuple, Generic[Row]):
-    """A column that is shown where a row has a value for it. A ``common`` one is in the title if all are equal."""
-
-    header: str
-    value: Callable[[Row], str | None]
-    right: bool = True
-    common: bool = False
+MOST_DEVICES = 64
+"""Above that only slow ones are listed."""
 
 
 def measurement_document(measured: MeasurementFile) -> dict[str, Any]:
@@ -58,32 +55,40 @@ def measurement_tables(measured: MeasurementFile, title: str) -> Iterator[Table]
 
 
 def not_measured_table(rows: Sequence[NotMeasured]) -> Table:
-    table = Table("Not measured", [Column("case"), Column("shape"), Column("dtype"), Column("reason")])
-    for missing in rows:
-        what = missing.shape or _whole(missing.size_bytes) or ""
-        table.add_row(missing.case, what, missing.dtype or "", printable(missing.reason))
-    return table
+    columns: list[Column[NotMeasured]] = [
+        Column("case", lambda row: row.case),
+        Column("shape", lambda row: row.shape or whole(row.size_bytes)),
+        Column("dtype", lambda row: row.dtype),
+        Column("reason", lambda row: row.reason),
+    ]
+    return table_of("Not measured", rows, columns)
 
 
 def measurement_table(rows: Sequence[Measurement], title: str) -> Table:
     """One line a row. A column that is empty for all rows is left out."""
     unit, seconds = _unit(rows)
-    figures: list[_Figure[Measurement]] = [
-        _Figure("device", lambda row: row.device, right=False, common=True),
-        _Figure("threads", lambda row: _threads(row.cpu_threads), common=True),
-        _Figure("rank", lambda row: _whole(row.rank)),
-        _Figure("case", lambda row: row.case, right=False),
-        _Figure("bytes", lambda row: _whole(row.size_bytes)),
-        _Figure("shape", lambda row: row.shape, right=False),
-        _Figure("dtype", lambda row: row.dtype, right=False, common=True),
-        _Figure("kernel", lambda row: row.backend, right=False, common=True),
-        _Figure(unit, lambda row: number(row.time_s / seconds)),
-        _Figure("TFLOPS", lambda row: _known(row.tflops)),
-        _Figure("GB/s", lambda row: _known(row.bandwidth_gb_per_s)),
-        _Figure("bus GB/s", lambda row: _known(row.bus_bandwidth_gb_per_s)),
-        _Figure("peak %", lambda row: None if row.peak_pct is None else f"{row.peak_pct:.1f}"),
+    columns: list[Column[Measurement]] = [
+        Column("device", lambda row: row.device, common=True),
+        Column("threads", lambda row: row.cpu_threads, _threads, right=True, common=True),
+        number_column("rank", lambda row: row.rank, whole),
+        Column("case", lambda row: row.case),
+        number_column("bytes", lambda row: row.size_bytes, whole),
+        Column("shape", lambda row: row.shape),
+        Column("dtype", lambda row: row.dtype, common=True),
+        Column("kernel", lambda row: row.backend, common=True),
+        number_column(unit, lambda row: row.time_s / seconds),
+        *_rates(lambda row: row),
+        number_column("peak %", lambda row: row.peak_pct, lambda value: "" if value is None else f"{value:.1f}"),
     ]
-    return _table(rows, title, figures)
+    return table_of(printable(title), rows, columns, drop_empty=True)
+
+
+def _rates(row_of: Callable[[Row], Measurement]) -> list[Column[Row]]:
+    return [
+        number_column("TFLOPS", lambda row: row_of(row).tflops, known),
+        number_column("GB/s", lambda row: row_of(row).bandwidth_gb_per_s, known),
+        number_column("bus GB/s", lambda row: row_of(row).bus_bandwidth_gb_per_s, known),
+    ]
 
 
 def _notes(rows: Sequence[Measurement]) -> str | None:
@@ -99,33 +104,14 @@ def _notes(rows: Sequence[Measurement]) -> str | None:
     return "\n".join(map(printable, notes)) or None
 
 
-def _table(rows: Sequence[Row], title: str, figures: Sequence[_Figure[Row]]) -> Table:
-    values = {figure.header: [figure.value(row) for row in rows] for figure in figures}
-    shared = [figure for figure in figures if figure.common and len(set(values[figure.header])) == 1]
-    titles = [title, *(text for figure in shared if (text := values[figure.header][0]) is not None)]
-    shown = [figure for figure in figures if figure not in shared and any(values[figure.header])]
-    table = Table(printable(", ".join(titles)), [Column(figure.header, right=figure.right) for figure in shown])
-    for number_ in range(len(rows)):
-        table.add_row(*(printable(values[figure.header][number_] or "") for figure in shown))
-    return table
-
-
 def _unit(rows: Sequence[Measurement]) -> tuple[str, float]:
     """One for all rows of a table, in which the middle one is at least 1."""
     middle = median(row.time_s for row in rows)
     return next(((name, size) for name, size in UNITS if middle >= size), UNITS[-1])
 
 
-def _threads(count: int | None) -> str | None:
-    return None if count is None else f"{count} thread{'' if count == 1 else 's'}"
-
-
-def _whole(value: int | None) -> str | None:
-    return None if value is None else f"{value:,}"
-
-
-def _known(value: float | None) -> str | None:
-    return None if value is None else number(value)
+def _threads(count: int | None) -> str:
+    return "" if count is None else f"{count} thread{'' if count == 1 else 's'}"
 
 
 def history_document(files: Sequence[MeasurementFile], benchmark: str | None) -> dict[str, Any]:
@@ -158,21 +144,21 @@ def _history_table(found: Sequence[FigureChange], title: str) -> Table:
     rows = [change.latest for change in found]
     unit, seconds = _unit(rows)
     rated = any(row.tflops or row.bandwidth_gb_per_s or row.bus_bandwidth_gb_per_s for row in rows)
-    figures: list[_Figure[FigureChange]] = [
-        _Figure("device", lambda change: change.latest.device, right=False, common=True),
-        _Figure("rank", lambda change: _whole(change.latest.rank)),
-        _Figure("case", lambda change: _case(change.latest), right=False),
-        _Figure("bytes", lambda change: _whole(change.latest.size_bytes)),
-        _Figure("shape", lambda change: change.latest.shape, right=False),
-        _Figure("dtype", lambda change: change.latest.dtype, right=False, common=True),
-        _Figure("measured", lambda change: _minute(change.measured_at), right=False, common=True),
-        _Figure("TFLOPS", lambda change: _known(change.latest.tflops)),
-        _Figure("GB/s", lambda change: _known(change.latest.bandwidth_gb_per_s)),
-        _Figure("bus GB/s", lambda change: _known(change.latest.bus_bandwidth_gb_per_s)),
-        _Figure(unit, lambda change: None if rated else number(change.latest.time_s / seconds)),
-        _Figure("change %", lambda change: None if change.speed_pct is None else f"{change.speed_pct:+.1f}"),
+    columns: list[Column[FigureChange]] = [
+        Column("device", lambda change: change.latest.device, common=True),
+        number_column("rank", lambda change: change.latest.rank, whole),
+        Column("case", lambda change: _case(change.latest)),
+        number_column("bytes", lambda change: change.latest.size_bytes, whole),
+        Column("shape", lambda change: change.latest.shape),
+        Column("dtype", lambda change: change.latest.dtype, common=True),
+        Column("measured", lambda change: _minute(change.measured_at), common=True),
+        *_rates(lambda change: change.latest),
+        *([] if rated else [number_column(unit, lambda change: change.latest.time_s / seconds)]),
+        number_column(
+            "change %", lambda change: change.speed_pct, lambda value: "" if value is None else f"{value:+.1f}"
+        ),
     ]
-    table = _table(found, title, figures)
+    table = table_of(printable(title), found, columns, drop_empty=True)
     if any(change.previous for change in found):
         table.caption = "Change: faster (+) or slower (-) than the previous measurement of the same case."
     return table
@@ -184,3 +170,111 @@ def _case(row: Measurement) -> str:
 
 def _minute(time: str) -> str:
     return f"{time[:16].replace('T', ' ')} UTC"
+
+
+def disk_document(measured: MeasurementFile, predicted: Prediction | None) -> dict[str, Any]:
+    """What is kept, and what it means for a checkpoint: None without a recipe."""
+    return {"measured": measurement_document(measured), "checkpoint": predicted and asdict(predicted)}
+
+
+def disk_tables(measured: MeasurementFile, predicted: Prediction | None, folder: Path) -> Iterator[Table]:
+    rows = measured.measurements
+    first = rows[0]
+    files = f"{first.ranks} file{'' if first.ranks == 1 else 's'} at once"
+    title = printable(f"{folder} ({first.device}), {files}, {first.shape}")
+    table = result_table(title, "", "bytes of a file", "s", "GB/s", right=("bytes of a file", "s", "GB/s"))
+    for row in rows:
+        table.add_row(row.case, f"{row.size_bytes:,}", number(row.time_s), number(row.bandwidth_gb_per_s))
+    table.caption = "Writing ends when fsync has returned in all processes. Read by the node that wrote."
+    yield table
+    if predicted:
+        yield _predicted(predicted, printable(measured.recipe or ""))
+
+
+def _predicted(predicted: Prediction, recipe: str) -> Table:
+    what = f"Checkpoint of {predicted.checkpoint_bytes / 1e9:,.3g} GB from {predicted.nodes} node"
+    title = f"{what}{'' if predicted.nodes == 1 else 's'}: {recipe}"
+    save, load = (predicted.save_each_s, predicted.save_shared_s), (predicted.load_each_s, predicted.load_shared_s)
+    if predicted.nodes == 1:
+        table = result_table(title, "predicted", "s", right=("s",))
+        table.add_row("save", number(save[0]))
+        table.add_row("load", number(load[0]))
+        return table
+    headers = ("s if each node has this rate", "s if all nodes share it")
+    table = result_table(title, "predicted", *headers, right=headers)
+    table.add_row("save", *map(number, save))
+    table.add_row("load", *map(number, load))
+    return table
+
+
+def gpus_document(parts: Parts, rule: OutlierRule) -> dict[str, Any]:
+    """``exclude`` is the list of nodes for ``llmb submit --exclude``; None if no node is unfit."""
+    return {
+        "median_tflops": median_tflops(parts),
+        "rule": rule.model_dump(),
+        "devices": [
+            {
+                "node": part.row.node,
+                "local_rank": part.row.rank,
+                "uuid": part.row.device_uuid,
+                "device": part.row.device,
+                "tflops": part.row.tflops,
+                "below_median_pct": part.below_pct,
+                "slow": part.slow,
+            }
+            for part in parts.measured
+        ],
+        "failed": [{"node": node, "part": row.case, "reason": row.reason} for node, row in parts.failed],
+        "missing_nodes": list(parts.missing_nodes),
+        "exclude": ",".join(parts.unfit_nodes) or None,
+    }
+
+
+def gpus_tables(parts: Parts, rule: OutlierRule) -> Iterator[Table]:
+    """The devices, or of many only the slow ones; then those that failed, and nodes that reported nothing."""
+    if parts.measured:
+        yield _devices(parts, rule)
+    if parts.failed or parts.missing_nodes:
+        table = result_table("Not measured", "node", "part", "reason")
+        for node, row in parts.failed:
+            table.add_row(printable(node), row.case, printable(row.reason))
+        for node in parts.missing_nodes:
+            table.add_row(printable(node), "", "the node reported nothing")
+        yield table
+
+
+def _devices(parts: Parts, rule: OutlierRule) -> Table:
+    slow, many = parts.slow, len(parts.measured) > MOST_DEVICES
+    shown = slow if many else sorted(parts.measured, key=lambda part: (part.row.node, part.row.rank or 0))
+    row = parts.measured[0].row
+    kinds = dict.fromkeys(part.row.device for part in parts.measured)
+    what = f"{row.shape} in {row.dtype} on {len(parts.measured)} devices at once"
+    title = printable(f"{what}, {', '.join(kinds)}: {len(slow)} slow")
+    columns: list[Column[Part]] = [
+        Column("node", lambda part: part.row.node),
+        number_column("local rank", lambda part: part.row.rank, str),
+        number_column("TFLOPS", lambda part: part.row.tflops),
+        number_column("below median %", lambda part: f"{part.below_pct:.1f}", str),
+        Column("", lambda part: "SLOW" if part.slow else ""),
+        Column("uuid", lambda part: part.row.device_uuid, optional=True),
+    ]
+    table = table_of(title, shown, columns)
+    table.caption = _rule_text(parts, rule)
+    return table
+
+
+def _rule_text(parts: Parts, rule: OutlierRule) -> str:
+    if len(parts.measured) < rule.least_devices:
+        return f"No device is called slow with fewer than {rule.least_devices}: nothing tells which one of two is."
+    return (
+        f"Median {number(median_tflops(parts))} TFLOPS. Slow: more than {rule.below_pct:g} % and more than "
+        f"{rule.sigmas:g} robust standard deviations below the median of devices of the same name."
+    )
+
+
+def advice(parts: Parts) -> str | None:
+    """What to do about unfit nodes; None if there are none."""
+    nodes = ",".join(parts.unfit_nodes)
+    if not nodes:
+        return None
+    return f"'llmb doctor' on these nodes looks for the cause; until it is mended: llmb submit --exclude {nodes}"

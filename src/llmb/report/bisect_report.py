@@ -3,33 +3,24 @@
 
 import shlex
 
-from llmb.analysis.bisect_runs import BisectReport
+from llmb.analysis.bisect_runs import BisectReport, CandidateReport
 from llmb.analysis.bisect_state import DEFAULT_NAME
-from llmb.report.numbers import number
-from llmb.report.output import result_table
-from llmb.report.table import Table
-from llmb.shown_text import printable
-
-COLUMNS = ("candidate", "runs", "step time (s)", "change (%)", "probability (%)", "standing")
+from llmb.report.numbers import known
+from llmb.report.table import Column, Table, number_column, table_of
 
 
 def bisect_table(report: BisectReport) -> Table:
-    table = result_table(f"Bisection {report.name}, {report.total_runs} runs so far", *COLUMNS, right=COLUMNS[1:-1])
-    for one in report.candidates:
-        table.add_row(
-            printable(one.candidate),
-            str(one.runs),
-            number(one.step_time_s) if one.step_time_s else "",
-            "" if one.delta_pct is None else f"{one.delta_pct:+.1f}",
-            "" if one.probability is None else f"{100 * one.probability:.1f}",
-            one.standing,
-        )
-    table.caption = printable_lines(bisect_text(report))
+    columns: list[Column[CandidateReport]] = [
+        Column("candidate", lambda one: one.candidate),
+        number_column("runs", lambda one: one.runs, str),
+        number_column("step time (s)", lambda one: one.step_time_s or None, known),
+        number_column("change (%)", lambda one: one.delta_pct, lambda pct: "" if pct is None else f"{pct:+.1f}"),
+        number_column("probability (%)", lambda one: one.probability, lambda p: "" if p is None else f"{100 * p:.1f}"),
+        Column("standing", lambda one: one.standing),
+    ]
+    table = table_of(f"Bisection {report.name}, {report.total_runs} runs so far", report.candidates, columns)
+    table.caption = bisect_text(report)
     return table
-
-
-def printable_lines(text: str) -> str:
-    return "\n".join(map(printable, text.split("\n")))
 
 
 def bisect_text(report: BisectReport) -> str:

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A campaign, before and after it is queued, as a table and a JSON document."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llmb.campaigns.campaign import Campaign
 from llmb.campaigns.plan import PlannedJob, total_gpu_hours
 from llmb.report.numbers import number
-from llmb.report.output import result_table
 from llmb.report.recipe_report import origin_document
-from llmb.report.table import Table
+from llmb.report.table import Column, Table, number_column, table_of
 
 _SHOWN = (
     *(f"request.{name}" for name in ("workload", "size", "dtype", "gpu_type", "scale", "proxy")),
@@ -17,36 +16,37 @@ _SHOWN = (
     "options.flags.time",
 )
 """Settings that are shown in other columns."""
+_PlacedJob = tuple[int, tuple[PlannedJob, str]]
+"""Its place, and the settings that distinguish it."""
 
 
 def campaign_table(jobs: Sequence[PlannedJob]) -> Table:
     """One row per job, in the order of submission, and the total."""
-    columns = ("", "workload", "size", "dtype", "data", "GPUs", "type", "nodes", "time limit", "GPU-hours", "run")
     # Settings that all jobs have in common need no column.
-    asked_by = len({item.job.where for item in jobs}) > 1
-    differing = different_settings(jobs)
-    more = (*(["with"] if any(differing) else []), *(["asked by"] if asked_by else []))
-    table = result_table("Campaign", *columns, *more, right=("", "GPUs", "nodes", "time limit", "GPU-hours"))
-    for place, (item, own) in enumerate(zip(jobs, differing, strict=True), start=1):
-        kind = f"{item.job.repeat}, profiled" if item.job.profiled else str(item.job.repeat)
-        size = f"{item.size} {item.proxy}" if item.proxy else item.size
-        table.add_row(
-            str(place),
-            item.workload,
-            size,
-            item.dtype,
-            item.origin.data.short,
-            str(item.gpus),
-            item.gpu_type,
-            str(item.nodes),
-            limit_text(item.time_limit_min),
-            hours_text(item.gpu_hours),
-            kind,
-            *([own] if any(differing) else []),
-            *([item.job.where] if asked_by else []),
-        )
+    rows = [*enumerate(zip(jobs, different_settings(jobs), strict=True), start=1)]
+    asked_by = [_of_job("asked by", lambda item: item.job.where)] if len({item.job.where for item in jobs}) > 1 else []
+    columns: list[Column[_PlacedJob]] = [
+        number_column("", lambda row: row[0], str),
+        _of_job("workload", lambda item: item.workload),
+        _of_job("size", lambda item: f"{item.size} {item.proxy}" if item.proxy else item.size),
+        _of_job("dtype", lambda item: item.dtype),
+        _of_job("data", lambda item: item.origin.data.short),
+        _of_job("GPUs", lambda item: item.gpus, right=True),
+        _of_job("type", lambda item: item.gpu_type),
+        _of_job("nodes", lambda item: item.nodes, right=True),
+        _of_job("time limit", lambda item: limit_text(item.time_limit_min), right=True),
+        _of_job("GPU-hours", lambda item: hours_text(item.gpu_hours), right=True),
+        _of_job("run", lambda item: f"{item.job.repeat}, profiled" if item.job.profiled else item.job.repeat),
+        Column("with", lambda row: row[1][1], optional=True),
+        *asked_by,
+    ]
+    table = table_of("Campaign", rows, columns)
     table.add_row("", total_text(jobs), *[""] * 7, hours_text(total_gpu_hours(jobs)))
     return table
+
+
+def _of_job(header: str, value: Callable[[PlannedJob], Any], *, right: bool = False) -> Column[_PlacedJob]:
+    return Column(header, lambda row: value(row[1][0]), right=right)
 
 
 def different_settings(jobs: Sequence[PlannedJob]) -> list[str]:

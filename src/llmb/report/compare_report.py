@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A comparison of two groups of runs as tables, Markdown, CSV and a JSON document."""
 
-import csv
-import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 
 from llmb.analysis.comparison import Comparison, LeftOutRun, Row, Unmatched
-from llmb.report.numbers import number
+from llmb.report.numbers import number, shortened
 from llmb.report.output import result_table
-from llmb.report.table import Table
-from llmb.report.values import shortened
+from llmb.report.table import Table, csv_text
 from llmb.runs.identity import Difference
 from llmb.shown_text import printable
 
@@ -174,11 +172,11 @@ def _escaped(text: str) -> str:
 
 def compare_csv(comparison: Comparison) -> str:
     """A header and a line for each row; an unknown value is an empty field."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for row in comparison.rows:
-        low, high = row.ci95_pct or (None, None)
-        values = row.model_dump() | {"ci95_low_pct": low, "ci95_high_pct": high}
-        writer.writerow([values[column] for column in CSV_COLUMNS])
-    return text.getvalue()
+    return csv_text({column: _value_of(column) for column in CSV_COLUMNS}, comparison.rows)
+
+
+def _value_of(column: str) -> Callable[[Row], object]:
+    ends = {"ci95_low_pct": 0, "ci95_high_pct": 1}
+    if column in ends:
+        return lambda row: row.ci95_pct and row.ci95_pct[ends[column]]
+    return attrgetter(column)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of nodes as tables and JSON."""
+"""Checks of a node and of many as tables and JSON."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from llmb.health.records import SEVERITY, Check, NodeReport, worst
+from llmb.health.kept_checks import NodesResult
+from llmb.health.records import ANSWER, SEVERITY, Check, NodeReport, worst
 from llmb.health.rules import AREAS, BETWEEN, Area, names_of, rule_of, rules
 from llmb.report.output import result_table
 from llmb.report.table import Table
@@ -15,6 +16,10 @@ LONGEST_TITLE = 26
 """Of a check beside its advice, which needs the space."""
 MOST_NAMES = 5
 """Checks of one area that are named, if they are all that is left of it."""
+HostList = Callable[[Sequence[str]], str]
+"""Names of nodes as a list in the scheduler's syntax."""
+EVERYWHERE = "(all)"
+Finding = tuple[str, str]
 
 
 def doctor_document(reports: Sequence[NodeReport]) -> dict[str, Any]:
@@ -53,7 +58,7 @@ def summary(report: NodeReport) -> str:
 
 def _problems(report: NodeReport) -> Table:
     title = f"{printable(report.node)}: {report.status.upper()} ({summary(report)})"
-    bad = sorted((check for check in report.checks if check.status != "pass"), key=_severity)
+    bad = _wrong(report.checks)
     table = result_table(title, *(("", "check", "found, and what to do") if bad else ("",)))
     if bad:
         table.columns[1].max_width = LONGEST_TITLE
@@ -61,10 +66,6 @@ def _problems(report: NodeReport) -> Table:
         advice = f"\n-> {check.advice}" if check.advice else ""
         table.add_row(check.status.upper(), title_of(check.name), f"{printable(check.value)}{advice}")
     return table
-
-
-def _severity(check: Check) -> int:
-    return -SEVERITY.index(check.status)
 
 
 def _not_checked(report: NodeReport) -> Table:
@@ -93,3 +94,84 @@ def _with_areas_once(table: Table) -> Table:
     before = ("", *(row[0] for row in rows))
     table.rows = [("", *row[1:]) if row[0] == last else row for row, last in zip(rows, before, strict=False)]
     return table
+
+
+def nodes_document(result: NodesResult, folder: str, host_list: HostList) -> dict[str, Any]:
+    """The JSON of ``llmb doctor`` over nodes: that of one node, and lists. Its keys are a contract."""
+    return {
+        **doctor_document(result.reports),
+        "started_at": result.started_at,
+        "folder": folder,
+        "fit_nodes": host_list(result.fit),
+        "unfit_nodes": host_list(result.unfit),
+        "unchecked_nodes": host_list(result.unchecked),
+    }
+
+
+def nodes_tables(result: NodesResult, folder: str, host_list: HostList) -> Iterator[Table]:
+    """A row per node, the worst first; then the lists. Of a single node everything."""
+    if len(result.reports) == 1:
+        yield from node_tables(result.reports[0])
+    else:
+        yield _rows(result)
+    yield _lists(result, folder, host_list)
+
+
+def _rows(result: NodesResult) -> Table:
+    reports = result.reports
+    table = result_table(f"Check of {len(reports)} nodes, {result.started_at}", "node", "", "found, and what to do")
+    common = _common(reports)
+    given = set[str]()
+    shared = {_key(check): check for report in reports for check in report.checks if _key(check) in common}
+    if shared:
+        table.add_row(EVERYWHERE, "", _text(_wrong([*shared.values()]), given))
+    for report in sorted(reports, key=_node_severity):
+        own = [check for check in _wrong(report.checks) if _key(check) not in common]
+        table.add_row(printable(report.node), _status(report), _text(own, given) if own else summary(report))
+    return table
+
+
+def _lists(result: NodesResult, folder: str, host_list: HostList) -> Table:
+    table = result_table("Nodes", "", "number", "list", right=("number",))
+    table.caption = printable(f"The reports, and what the jobs printed (.jobs), are in {folder}")
+    lists = {"fit": result.fit, "unfit": result.unfit, "not checked": result.unchecked}
+    for name, nodes in lists.items():
+        if nodes or name != "not checked":
+            table.add_row(name, str(len(nodes)), printable(host_list(nodes)) or "none")
+    return table
+
+
+def _common(reports: Sequence[NodeReport]) -> Collection[Finding]:
+    """What is wrong with every node that was looked at, which is reported once."""
+    answered = [report for report in reports if report.answered]
+    count = Counter(_key(check) for report in answered for check in report.checks if check.status != "pass")
+    return {key for key, number in count.items() if number == len(answered) and number > 1}
+
+
+def _key(check: Check) -> Finding:
+    return check.name, str(check.value)
+
+
+def _wrong(checks: Collection[Check]) -> list[Check]:
+    bad = [check for check in checks if check.status != "pass"]
+    return sorted(bad, key=lambda check: -SEVERITY.index(check.status))
+
+
+def _node_severity(report: NodeReport) -> tuple[int, bool]:
+    return -SEVERITY.index(report.status), report.answered
+
+
+def _status(report: NodeReport) -> str:
+    return "-" if report.status != "fail" and not report.answered else report.status.upper()
+
+
+def _text(checks: Collection[Check], given: set[str]) -> str:
+    """Each advice is given once in a table, and then is among ``given``."""
+    lines = []
+    for check in checks:
+        mark = "" if check.name == ANSWER else f"{title_of(check.name)}: "
+        lines.append(f"{mark}{printable(check.value)}")
+        if check.advice and check.advice not in given:
+            lines.append(f"-> {check.advice}")
+            given.add(check.advice)
+    return "\n".join(lines)

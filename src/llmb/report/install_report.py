@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An installation, for people and as a JSON document."""
+"""An installation and its images, for people and as JSON documents."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 
 from llmb.install.answers import OPTIONS, Answers
 from llmb.install.environment import python_of
+from llmb.install.images import ImportedImage
 from llmb.install.installing import StepResult
 from llmb.install.removal import Removal
 from llmb.report.output import result_table
@@ -14,6 +15,7 @@ from llmb.report.table import Table
 from llmb.shown_text import printable
 
 STATES = {"done": "done", "kept": "done before", "open": "to do"}
+GB = 10**9
 
 
 def install_document(
@@ -76,3 +78,22 @@ def removal_table(root: Path, removal: Removal) -> Table:
     for path in removal.kept:
         table.add_row(printable(path), "kept: changed since, or not empty")
     return table
+
+
+def image_document(found: ImportedImage, runtime: str) -> dict[str, Any]:
+    """The JSON of ``llmb prepare image``; its keys are a contract."""
+    return {
+        "path": str(found.path),
+        "runtime": runtime,
+        "bytes": found.bytes,
+        "sha256": found.sha256,
+        "made": found.made,
+    }
+
+
+def image_text(found: ImportedImage, runtime: str) -> str:
+    checksum = f"sha256  {found.sha256}\n" if found.sha256 else ""
+    return (
+        f"image   {printable(str(found.path))}\nsize    {found.bytes / GB:.3f} GB\n{checksum}"
+        f"\n# in cluster_config.yaml:\ncontainer:\n  runtime: {runtime}\n  image: {printable(str(found.path))}\n"
+    )

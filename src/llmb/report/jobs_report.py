@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmb.jobs.job import Job
-from llmb.report.numbers import number
+from llmb.report.numbers import known, number
 from llmb.report.output import result_table
-from llmb.report.table import Table
+from llmb.report.table import Column, Table, number_column, table_of
 from llmb.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from llmb.runs.record import Attempt
 
 LONGEST_REASON = 100
-_LEAST_WIDTHS = {"state": 9}
 # States that add nothing to the status of the run.
 _IMPLIED = {
     "queued": "PENDING",
@@ -37,27 +36,28 @@ def jobs_document(jobs: Sequence[Job], total: int) -> dict[str, Any]:
 
 def jobs_table(jobs: Sequence[Job], total: int) -> Table:
     shown = f"the last {len(jobs)} of {total:,}" if len(jobs) < total else f"{total:,}"
-    judged = ("verdict",) if any(job.verdict for job in jobs) else ()
-    columns = ("job", "state", "workload", "data", "scale", "submitted", "nodes", "step s", *judged, "reason")
-    table = result_table(f"Jobs: {shown}", *columns, right=("scale", "step s"))
-    for column in table.columns:
-        # On a narrow terminal the other columns are shortened: a row has to be found by its id and state.
-        column.wrap = column.header not in ("job", "step s")
-        column.min_width = _LEAST_WIDTHS.get(column.header)
-    for job in jobs:
-        table.add_row(
-            job.job_id or "",
-            job.status if _IMPLIED.get(job.status) == job.state else f"{job.status}: {job.state}",
-            job.title,
-            "" if job.prepares else job.data,
-            f"{job.scale} x {job.gpu_type}",
-            short_time(job.submitted_s),
-            job.nodes or "",
-            "" if job.step_time_s is None else number(job.step_time_s),
-            *((job.verdict or "",) if judged else ()),
-            shortened(job.reason or ""),
-        )
-    return table
+    # On a narrow terminal the other columns are shortened: a row has to be found by its id and state.
+    columns: list[Column[Job]] = [
+        Column("job", lambda job: job.job_id, wrap=False),
+        Column("state", _state, min_width=9),
+        Column("workload", lambda job: job.title),
+        Column("data", lambda job: None if job.prepares else job.data),
+        number_column("scale", _scale, str),
+        Column("submitted", lambda job: short_time(job.submitted_s)),
+        Column("nodes", lambda job: job.nodes),
+        number_column("step s", lambda job: job.step_time_s, known, wrap=False),
+        Column("verdict", lambda job: job.verdict, optional=True),
+        Column("reason", lambda job: shortened(job.reason or "")),
+    ]
+    return table_of(f"Jobs: {shown}", jobs, columns)
+
+
+def _state(job: Job) -> str:
+    return job.status if _IMPLIED.get(job.status) == job.state else f"{job.status}: {job.state}"
+
+
+def _scale(job: Job) -> str:
+    return f"{job.scale} x {job.gpu_type}"
 
 
 def runs_document(runs: Sequence[Job], total: int) -> dict[str, Any]:
@@ -67,24 +67,17 @@ def runs_document(runs: Sequence[Job], total: int) -> dict[str, Any]:
 
 def runs_table(runs: Sequence[Job], total: int) -> Table:
     shown = f"the last {len(runs)} of {total:,}" if len(runs) < total else f"{total:,}"
-    table = result_table(
-        f"Runs: {shown}", "id", "label", "date", "recipe", "scale", "status", "step s", "verdict",
-        right=("scale", "step s"),
-    )  # fmt: skip
-    for column in table.columns:
-        column.wrap = column.header in ("label", "recipe", "scale")
-    for run in runs:
-        table.add_row(
-            run.id,
-            run.label or "",
-            short_time(run.started_s or run.submitted_s),
-            run.title,
-            f"{run.scale} x {run.gpu_type}",
-            run.status,
-            "" if run.step_time_s is None else number(run.step_time_s),
-            run.verdict or "",
-        )
-    return table
+    columns: list[Column[Job]] = [
+        Column("id", lambda run: run.id, wrap=False),
+        Column("label", lambda run: run.label),
+        Column("date", lambda run: short_time(run.started_s or run.submitted_s), wrap=False),
+        Column("recipe", lambda run: run.title),
+        number_column("scale", _scale, str),
+        Column("status", lambda run: run.status, wrap=False),
+        number_column("step s", lambda run: run.step_time_s, known, wrap=False),
+        Column("verdict", lambda run: run.verdict, wrap=False),
+    ]
+    return table_of(f"Runs: {shown}", runs, columns)
 
 
 def job_document(job: Job, details: "JobDetails") -> dict[str, Any]:
@@ -152,12 +145,14 @@ def nodes_document(records: "Sequence[NodeRecord]") -> dict[str, Any]:
 
 
 def nodes_table(records: "Sequence[NodeRecord]") -> Table:
-    columns = ("node", "runs", "failures", "at fault", "slowdown")
-    table = result_table(f"Nodes: {len(records)}", *columns, right=columns[1:])
-    for record in records:
-        slowdown = "n/a" if record.slowdown is None else f"{record.slowdown:.3f}"
-        table.add_row(record.node, str(record.runs), str(record.failures), str(record.blamed), slowdown)
-    return table
+    columns: list[Column[NodeRecord]] = [
+        Column("node", lambda record: record.node),
+        number_column("runs", lambda record: record.runs, str),
+        number_column("failures", lambda record: record.failures, str),
+        number_column("at fault", lambda record: record.blamed, str),
+        number_column("slowdown", lambda record: record.slowdown, lambda by: "n/a" if by is None else f"{by:.3f}"),
+    ]
+    return table_of(f"Nodes: {len(records)}", records, columns)
 
 
 def local_time(time_s: float) -> str:

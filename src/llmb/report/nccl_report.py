@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Summaries of NCCL logs and nccl-tests, as tables and as a JSON document."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
-from llmb.report.numbers import number
+from llmb.report.numbers import number, whole
 from llmb.report.output import result_table
-from llmb.report.table import Table
+from llmb.report.table import Column, Table, number_column, table_of
 from llmb.shown_text import printable
-from llmb.traces.nccl_summary import Collective, NcclSummary
+from llmb.traces.nccl_summary import Collective, NcclSummary, StepTraffic
 from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable, same_tests
 
 PLACES = ("out_of_place", "in_place")
@@ -38,20 +39,18 @@ def nccl_tables(summary: NcclSummary | None, tests: Sequence[TestTable]) -> Iter
 
 
 def _collectives_table(summary: NcclSummary) -> Table:
-    right = ("ranks", "communicators", "count", "MiB per call", "calls per rank", "MiB per rank")
+    columns: list[Column[Collective]] = [
+        Column("operation", lambda row: row.operation),
+        Column("datatype", lambda row: row.datatype),
+        number_column("ranks", lambda row: row.ranks, str),
+        number_column("communicators", _communicators, str),
+        number_column("count", _count, str),
+        number_column("MiB per call", lambda row: row.bytes_per_call, _mib),
+        number_column("calls per rank", lambda row: row.calls_per_rank),
+        number_column("MiB per rank", lambda row: row.bytes_per_rank, _mib),
+    ]
     title = f"Collectives: {summary.calls:,} calls of {summary.logged_ranks} ranks"
-    table = result_table(title, "operation", "datatype", *right, right=right)
-    for row in summary.collectives[:MOST_ROWS]:
-        table.add_row(
-            row.operation,
-            row.datatype,
-            str(row.ranks),
-            _communicators(row),
-            _count(row),
-            _mib(row.bytes_per_call),
-            number(row.calls_per_rank),
-            _mib(row.bytes_per_rank),
-        )
+    table = table_of(title, summary.collectives[:MOST_ROWS], columns)
     hidden = len(summary.collectives) - MOST_ROWS
     notes = [f"{hidden} smaller rows are left out, see --json."] if hidden > 0 else []
     if summary.coarse:
@@ -77,20 +76,23 @@ def _mib(size: float | None) -> str:
 
 
 def _steps_table(summary: NcclSummary) -> Table:
-    right = ("step", "calls per rank", "MiB per rank")
-    table = result_table("By step", *right, right=right)
-    for step in summary.steps:
-        table.add_row(str(step.step), number(step.calls_per_rank), _mib(step.bytes_per_rank))
-    return table
+    columns: list[Column[StepTraffic]] = [
+        number_column("step", lambda step: step.step, str),
+        number_column("calls per rank", lambda step: step.calls_per_rank),
+        number_column("MiB per rank", lambda step: step.bytes_per_rank, _mib),
+    ]
+    return table_of("By step", summary.steps, columns)
 
 
 def _test_table(test: TestTable) -> Table:
-    columns = ("time us", "algbw GB/s", "busbw GB/s", "wrong")
-    right = ("bytes", *columns, *(f"{name} " for name in columns))
-    table = result_table(_title(test), "bytes", "type", "redop", *right[1:], right=right)
-    for row in test.rows:
-        ways = [*_figures(row.out_of_place), *_figures(row.in_place)]
-        table.add_row(f"{row.size_bytes:,}", row.datatype, row.reduction or "", *ways)
+    columns: list[Column[TestRow]] = [
+        number_column("bytes", lambda row: row.size_bytes, whole),
+        Column("type", lambda row: row.datatype),
+        Column("redop", lambda row: row.reduction),
+        *_ways(lambda row: row.out_of_place),
+        *_ways(lambda row: row.in_place, " "),
+    ]
+    table = table_of(_title(test), test.rows, columns)
     average = test.not_finite.get("average_bus_gb_s", number(test.average_bus_gb_s))
     table.caption = f"Left: out of place, right: in place. Average bus bandwidth: {printable(average)} GB/s."
     return table
@@ -101,13 +103,15 @@ def _title(test: TestTable) -> str:
     return f"{test.name or 'nccl-tests'}{ranks}, {test.source}"
 
 
-def _figures(way: Bandwidth | None) -> list[str]:
-    if way is None:
-        return ["n/a"] * 4
-    return [
-        printable(way.not_finite.get(name, number(getattr(way, name))))
-        for name in ("time_us", "algorithm_gb_s", "bus_gb_s", "wrong")
-    ]
+def _ways(way_of: Callable[[TestRow], Bandwidth | None], end: str = "") -> Iterator[Column[TestRow]]:
+    figures = {"time us": "time_us", "algbw GB/s": "algorithm_gb_s", "busbw GB/s": "bus_gb_s", "wrong": "wrong"}
+    for header, name in figures.items():
+        yield number_column(f"{header}{end}", partial(_figure, way_of, name), str)
+
+
+def _figure(way_of: Callable[[TestRow], Bandwidth | None], name: str, row: TestRow) -> str:
+    way = way_of(row)
+    return "n/a" if way is None else printable(way.not_finite.get(name, number(getattr(way, name))))
 
 
 def _comparison(tests: Sequence[TestTable], place: str) -> Table:

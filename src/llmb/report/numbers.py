@@ -1,5 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats numbers for people."""
+"""Formats numbers and other values for people."""
+
+import re
+
+from llmb.runs.identity import Value, value_text
+from llmb.shown_text import printable
+
+LONGEST_VALUE = 60
+"""Lists of nodes and GPUs can be long."""
+_COMMIT = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
+
+
+def as_text(value: object) -> str:
+    """In one line; empty if unknown."""
+    return "" if value is None else printable(value)
+
+
+def known(value: float | None) -> str:
+    """A number; empty if unknown."""
+    return "" if value is None else number(value)
+
+
+def whole(value: int | None) -> str:
+    """With separators of thousands; empty if unknown."""
+    return "" if value is None else f"{value:,}"
 
 
 def number(value: float | None) -> str:
@@ -34,3 +58,9 @@ def duration(seconds: float) -> str:
     place = next(place for place, (size, _) in enumerate(sizes) if whole >= size)
     (size, unit), (small, small_unit) = sizes[place : place + 2]
     return f"{whole // size} {unit} {whole % size // small} {small_unit}"
+
+
+def shortened(value: Value) -> str:
+    """Commits by as many digits as git shows."""
+    text = _COMMIT.sub(r"\1", printable(value_text(value)))
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."

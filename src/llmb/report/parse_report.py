@@ -1,61 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parsed logs with their names, as CSV and as a JSON document. Pure."""
 
-import csv
-import io
 import os
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import compress
 from pathlib import Path
 from typing import Any, get_args
 
 from llmb.analysis.parsed_run import ParsedRun
 from llmb.logs.outcome import LogOutcome, Status
 from llmb.metrics.statistics import Statistics
-from llmb.report.log_names import display_names, text_of
 from llmb.report.recipe_report import origin_document
+from llmb.report.table import csv_text
 
-CSV_COLUMNS = (
-    "filename",
-    "status",
-    "time_mean_seconds",
-    "time_std_dev_seconds",
-    "tflops_per_gpu_mean",
-    "tflops_per_gpu_std_dev",
-    "max_iteration",
-    "reason",
-    "window_first",
-    "window_last",
-    "steps",
-    "time_median_seconds",
-    "time_cv",
-    "time_ci95_low_seconds",
-    "time_ci95_high_seconds",
-    "loss_first",
-    "loss_last",
-    "weights",
-    "data",
-    "run",
-    "workload",
-    "size",
-    "dtype",
-    "gpu_type",
-    "gpus",
-    "layout",
-    "program",
-    "nodes",
-    "date",
-    "mfu_pct",
-    "mfu_convention",
-    "tokens_per_s_per_gpu",
-    "figures",
-    "label",
-    "path",
-)
 CONVENTIONS = ("published", "full", "logged", "causal")
 """How FLOPs are counted, the first that is known counts where one MFU is printed."""
+_ACCOUNT = re.compile(r"^log-(?:.*?\.(?=(?:pretrain|finetune|sft|lora)_))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,50 +66,6 @@ def date_of(run: ParsedRun) -> str | None:
     return None if run.time_s is None else datetime.fromtimestamp(run.time_s, UTC).isoformat(timespec="seconds")
 
 
-def parse_csv(report: ParseReport) -> str:
-    """A header and one line per file; an unknown value is an empty field."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    writer.writerows(_csv_row(report.name(run), run) for run in report.runs)
-    return text.getvalue()
-
-
-def _csv_row(name: str, run: ParsedRun) -> list[str | float | None]:
-    outcome, origin = run.outcome, run.origin
-    window = outcome.window
-    interval = outcome.step_time_s.ci95 if outcome.step_time_s else None
-    return [
-        name,
-        outcome.status,
-        *figures_of(outcome.step_time_s, "mean", "std"),
-        *figures_of(outcome.tflops_per_gpu, "mean", "std"),
-        outcome.max_step,
-        outcome.reason,
-        window.first if window else None,
-        window.last if window else None,
-        outcome.steps,
-        *(known_times(outcome).get(key) for key in ("median", "cv")),
-        *(interval or (None, None)),
-        outcome.loss_first,
-        outcome.loss_last,
-        origin and origin.weights.text,
-        origin and origin.data.text,
-        run.id,
-        *map(run.text, ("workload", "size", "dtype", "gpu_type")),
-        run.gpus,
-        run.layout_text or None,
-        run.text("program"),
-        run.node_count,
-        date_of(run),
-        *one_mfu(run),
-        run.tokens_per_s_per_gpu,
-        run.figures,
-        run.label,
-        text_of(run.file.path),
-    ]
-
-
 _OF_SINGLE_STEPS = ("median", "min", "max")
 
 
@@ -156,8 +76,73 @@ def known_times(outcome: LogOutcome) -> dict[str, Any]:
     return {key: None if key in unknown else value for key, value in found.items()}
 
 
-def figures_of(statistics: Statistics | None, *names: str) -> list[float | None]:
-    return [getattr(statistics, name) if statistics else None for name in names]
+def _statistics(statistics: Statistics) -> dict[str, Any]:
+    keys = ("mean", "median", "std", "cv", "ci95", "min", "max")
+    return {key: getattr(statistics, key) for key in keys}
+
+
+def _time(name: str) -> Callable[[ParsedRun], Any]:
+    return lambda run: known_times(run.outcome).get(name)
+
+
+def _time_limit(place: int) -> Callable[[ParsedRun], Any]:
+    return lambda run: (known_times(run.outcome).get("ci95") or (None, None))[place]
+
+
+def _rate(name: str) -> Callable[[ParsedRun], Any]:
+    return lambda run: run.outcome.tflops_per_gpu and getattr(run.outcome.tflops_per_gpu, name)
+
+
+def _configured(key: str) -> Callable[[ParsedRun], str | None]:
+    return lambda run: run.text(key)
+
+
+VALUES: Mapping[str, Callable[[ParsedRun], Any]] = {
+    "status": lambda run: run.outcome.status,
+    "time_mean_seconds": _time("mean"),
+    "time_std_dev_seconds": _time("std"),
+    "tflops_per_gpu_mean": _rate("mean"),
+    "tflops_per_gpu_std_dev": _rate("std"),
+    "max_iteration": lambda run: run.outcome.max_step,
+    "reason": lambda run: run.outcome.reason,
+    "window_first": lambda run: run.outcome.window and run.outcome.window.first,
+    "window_last": lambda run: run.outcome.window and run.outcome.window.last,
+    "steps": lambda run: run.outcome.steps,
+    "time_median_seconds": _time("median"),
+    "time_cv": _time("cv"),
+    "time_ci95_low_seconds": _time_limit(0),
+    "time_ci95_high_seconds": _time_limit(1),
+    "loss_first": lambda run: run.outcome.loss_first,
+    "loss_last": lambda run: run.outcome.loss_last,
+    "weights": lambda run: run.origin and run.origin.weights.text,
+    "data": lambda run: run.origin and run.origin.data.text,
+    "run": lambda run: run.id,
+    "workload": _configured("workload"),
+    "size": _configured("size"),
+    "dtype": _configured("dtype"),
+    "gpu_type": _configured("gpu_type"),
+    "gpus": lambda run: run.gpus,
+    "layout": lambda run: run.layout_text or None,
+    "program": _configured("program"),
+    "nodes": lambda run: run.node_count,
+    "date": date_of,
+    "mfu_pct": lambda run: one_mfu(run)[0],
+    "mfu_convention": lambda run: one_mfu(run)[1],
+    "tokens_per_s_per_gpu": lambda run: run.tokens_per_s_per_gpu,
+    "figures": lambda run: run.figures,
+    "label": lambda run: run.label,
+    "path": lambda run: text_of(run.file.path),
+}
+"""A run in single values: all of them in this order in CSV, in tables and in JSON some under the same name."""
+
+
+def named_values(run: ParsedRun, *names: str) -> dict[str, Any]:
+    return {name: VALUES[name](run) for name in names}
+
+
+def parse_csv(report: ParseReport) -> str:
+    """A header and a line for each file."""
+    return csv_text({"filename": report.name, **VALUES}, report.runs)
 
 
 def parse_document(
@@ -183,26 +168,21 @@ def _result(run: ParsedRun, name: str) -> dict[str, Any]:
     return {
         "run": run.id,
         "filename": name,
-        "path": text_of(run.file.path),
-        "status": outcome.status,
-        "reason": outcome.reason,
+        **named_values(run, "path", "status", "reason"),
         "copy_of": run.copy_of,
-        **{key: run.text(key) for key in ("workload", "size", "dtype", "gpu_type", "program")},
-        "gpus": run.gpus,
+        **named_values(run, "workload", "size", "dtype", "gpu_type", "program", "gpus"),
         "layout": run.layout,
         "layout_source": run.layout_source,
         "identity": run.key,
-        "label": run.label,
-        "nodes": run.node_count,
+        **named_values(run, "label", "nodes"),
         "node_names": list(run.nodes),
-        "date": date_of(run),
+        **named_values(run, "date"),
         "date_source": None if run.time_s is None else "record" if run.folder else "file",
         "window": outcome.window and outcome.window.model_dump(),
         "format": outcome.format,
         "steps": outcome.steps,
         "attempts": outcome.attempts,
-        "max_iteration": outcome.max_step,
-        "figures": run.figures,
+        **named_values(run, "max_iteration", "figures"),
         "step_time_s": known_times(outcome) or None,
         "clock_error_s": outcome.clock_error_s,
         "anomalies": run.anomalies and asdict(run.anomalies),
@@ -215,6 +195,36 @@ def _result(run: ParsedRun, name: str) -> dict[str, Any]:
     }
 
 
-def _statistics(statistics: Statistics) -> dict[str, Any]:
-    keys = ("mean", "median", "std", "cv", "ci95", "min", "max")
-    return {key: getattr(statistics, key) for key in keys}
+def display_names(paths: Iterable[Path], root: Path, *, full: bool) -> dict[Path, str]:
+    """Short names (with ``full`` file names); equal names are distinguished by the parts of their paths that differ."""
+    groups: dict[str, list[Path]] = defaultdict(list)
+    for path in paths:
+        groups[path.name if full else _short_name(path.name)].append(path)
+    names: dict[Path, str] = {}
+    for name, group in groups.items():
+        names |= _distinguished(name, group, root) if len(group) > 1 else {group[0]: name}
+    taken = Counter(names.values())
+    return {path: text_of(name if taken[name] == 1 else path.relative_to(root)) for path, name in names.items()}
+
+
+def _short_name(file_name: str) -> str:
+    """The experiment and its job: without ``log-``, the account, ``.out`` and the number of a first attempt."""
+    return _ACCOUNT.sub("", file_name).removesuffix(".gz").removesuffix(".out").removesuffix("_0") or file_name
+
+
+def _distinguished(name: str, group: Sequence[Path], root: Path) -> dict[Path, str]:
+    """Names of files that share ``name``: the parts of their paths that differ, and the name unless they contain it."""
+    parts = [path.relative_to(root).parts for path in group]
+    if len({len(own) for own in parts}) > 1:
+        return {path: "/".join(own) for path, own in zip(group, parts, strict=True)}
+    differs = [len(set(column)) > 1 for column in zip(*parts, strict=True)]
+    names = {}
+    for path, own in zip(group, parts, strict=True):
+        different = "/".join(compress(own, differs))
+        names[path] = different if name in different else f"{different}/{name}"
+    return names
+
+
+def text_of(name: object) -> str:
+    """Bytes of a file name that are not UTF-8 are escaped, so that any output can hold them."""
+    return str(name).encode("utf-8", "backslashreplace").decode("utf-8")

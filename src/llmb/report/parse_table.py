@@ -2,31 +2,21 @@
 """Parsed logs as tables: the runs with figures, and those without. Pure."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from llmb.analysis.parsed_run import ParsedRun
+from llmb.catalogue.records import Window
 from llmb.metrics.anomalies import Anomalies
-from llmb.report.numbers import interval_of, number
-from llmb.report.output import result_table
-from llmb.report.parse_report import ParseReport, date_of, figures_of, known_times, one_mfu
-from llmb.report.table import Table
-from llmb.shown_text import printable
+from llmb.report.numbers import as_text, interval_of, number
+from llmb.report.parse_report import VALUES, ParseReport, date_of, known_times, one_mfu
+from llmb.report.table import Column, Table, number_column, table_of
 
-UNKNOWN = ""
 MOST_NOTES = 8
 """Below the table; in the wide table every run has its note."""
 _REASON_WIDTH = 44
 _JOB = re.compile(r"_(\d+(?:_\d{1,2})?)$")
 _DATE_LETTERS = len("2026-11-20 10:15")
-_ALWAYS = ("file", "run", "recipe", "time (s)")
-_FEW_HAVE = ("label", "data", "note")
-_RIGHT = (
-    *("GPUs", "nodes", "time (s)", "median (s)", "std (s)", "CV (%)", "CV %", "ci95 (s)"),
-    *("TFLOPS/GPU", "TFLOPS", "std", "MFU (%)", "MFU %"),
-)
-
-Cell = Callable[[ParsedRun], str]
 
 
 def parse_tables(report: ParseReport, *, wide: bool) -> list[Table]:
@@ -49,12 +39,7 @@ def _measured_table(report: ParseReport, runs: Sequence[ParsedRun], *, wide: boo
     jobs = _jobs(report)
     ids = {run.file.path: jobs.get(run.file.path, run.id) for run in runs}
     columns = _wide_columns(report) if wide else _columns(report, ids)
-    shown = {header: [cell(run) for run in runs] for header, cell in columns.items()}
-    kept = [header for header, cells in shown.items() if _is_kept(header, cells, wide=wide)]
-    right = tuple(header for header in kept if header in _RIGHT)
-    table = result_table(f"Step times, window {report.rule}", *kept, right=right)
-    for row in zip(*(shown[header] for header in kept), strict=True):
-        table.add_row(*row)
+    table = table_of(f"Step times, window {report.rule}", runs, columns)
     conventions = sorted({convention for run in runs if (convention := one_mfu(run)[1])})
     notes = [f"MFU: FLOPs counted by the convention {' or '.join(conventions)}"] if conventions else []
     assumed = sum(run.layout_source == "recipe" for run in runs)
@@ -67,31 +52,27 @@ def _measured_table(report: ParseReport, runs: Sequence[ParsedRun], *, wide: boo
     )
     unknown = sum(run.gpus is None and run.node_count is not None for run in runs)
     notes += [f"GPUs of {unknown} of these logs: only the nodes are reported; add --gpu-type"] if unknown else []
-    told = [f"{ids[run.file.path]}: {note}" for run in runs if (note := note_of(run))] if not wide else []
-    notes += told[:MOST_NOTES]
-    notes += [f"{len(told) - MOST_NOTES} more have a note: --wide"] if len(told) > MOST_NOTES else []
+    noted = [f"{ids[run.file.path]}: {note}" for run in runs if (note := note_of(run))] if not wide else []
+    notes += noted[:MOST_NOTES]
+    notes += [f"{len(noted) - MOST_NOTES} more have a note: --wide"] if len(noted) > MOST_NOTES else []
     table.caption = "\n".join(notes) or None
     return table
 
 
-def _is_kept(header: str, cells: Sequence[str], *, wide: bool) -> bool:
-    """Columns without content are left out, of the wide table only those that few runs have."""
-    may_go = header in _FEW_HAVE if wide else header not in _ALWAYS
-    return not may_go or not {*cells} <= {UNKNOWN, number(None)}
-
-
-def _columns(report: ParseReport, names: Mapping[Path, str]) -> dict[str, Cell]:
-    file: dict[str, Cell] = {"file": lambda run: printable(report.name(run))} if report.full_names else {}
-    return file | {
-        "run": lambda run: names[run.file.path],
-        "recipe": lambda run: run.recipe_text or printable(report.name(run)),
-        "GPUs": lambda run: _known(run.gpus),
-        "layout": lambda run: run.layout_text,
-        "time (s)": _time,
-        "CV %": lambda run: _short(_percent(run)),
-        "TFLOPS": lambda run: number(figures_of(run.outcome.tflops_per_gpu, "mean")[0]),
-        "MFU %": lambda run: _short(one_mfu(run)[0]),
-    }
+def _columns(report: ParseReport, names: Mapping[Path, str]) -> list[Column[ParsedRun]]:
+    return [
+        *([Column("file", report.name)] if report.full_names else []),
+        Column("run", lambda run: names[run.file.path]),
+        Column("recipe", lambda run: run.recipe_text or report.name(run)),
+        Column("GPUs", VALUES["gpus"], right=True, optional=True),
+        Column("layout", VALUES["layout"], optional=True),
+        number_column("time (s)", _time, str),
+        Column(
+            "CV %", VALUES["time_cv"], lambda cv: _short(None if cv is None else 100 * cv), right=True, optional=True
+        ),
+        Column("TFLOPS", VALUES["tflops_per_gpu_mean"], number, right=True, optional=True),
+        Column("MFU %", VALUES["mfu_pct"], _short, right=True, optional=True),
+    ]
 
 
 def _jobs(report: ParseReport) -> dict[Path, str]:
@@ -101,33 +82,29 @@ def _jobs(report: ParseReport) -> dict[Path, str]:
     return found if len({*found.values()}) == len(found) else {}
 
 
-def _wide_columns(report: ParseReport) -> dict[str, Cell]:
-    return {
-        "file": lambda run: printable(report.name(run)),
-        "run": lambda run: run.id,
-        "workload": lambda run: _known(run.text("workload")),
-        "size": lambda run: _known(run.text("size")),
-        "dtype": lambda run: _known(run.text("dtype")),
-        "GPUs": lambda run: _known(run.gpus),
-        "type": lambda run: _known(run.text("gpu_type")),
-        "layout": lambda run: run.layout_text,
-        "program": lambda run: _known(run.text("program")),
-        "nodes": lambda run: _known(run.node_count),
-        "date (UTC)": lambda run: _known(date_of(run)).replace("T", " ")[:_DATE_LETTERS],
-        "label": lambda run: printable(_known(run.label)),
-        "data": lambda run: run.origin.data.short if run.origin else UNKNOWN,
-        "window": _window,
-        "time (s)": _time,
-        "median (s)": lambda run: number(known_times(run.outcome).get("median")),
-        "std (s)": lambda run: _figure(run, "std"),
-        "CV (%)": lambda run: number(_percent(run)),
-        "ci95 (s)": _interval,
-        "TFLOPS/GPU": lambda run: number(figures_of(run.outcome.tflops_per_gpu, "mean")[0]),
-        "std": lambda run: number(figures_of(run.outcome.tflops_per_gpu, "std")[0]),
-        "MFU (%)": lambda run: number(one_mfu(run)[0]),
-        "figures": lambda run: _known(run.figures),
-        "note": note_of,
-    }
+def _wide_columns(report: ParseReport) -> list[Column[ParsedRun]]:
+    return [
+        Column("file", report.name),
+        *(Column(name, VALUES[name]) for name in ("run", "workload", "size", "dtype")),
+        number_column("GPUs", VALUES["gpus"], as_text),
+        Column("type", VALUES["gpu_type"]),
+        *(Column(name, VALUES[name]) for name in ("layout", "program")),
+        number_column("nodes", VALUES["nodes"], as_text),
+        Column("date (UTC)", date_of, lambda date: as_text(date).replace("T", " ")[:_DATE_LETTERS]),
+        Column("label", VALUES["label"], optional=True),
+        Column("data", lambda run: run.origin and run.origin.data.short, optional=True),
+        Column("window", lambda run: run.outcome.window, _window),
+        number_column("time (s)", _time, str),
+        number_column("median (s)", VALUES["time_median_seconds"]),
+        number_column("std (s)", VALUES["time_std_dev_seconds"]),
+        number_column("CV (%)", VALUES["time_cv"], lambda cv: number(None if cv is None else 100 * cv)),
+        number_column("ci95 (s)", lambda run: known_times(run.outcome).get("ci95"), interval_of),
+        number_column("TFLOPS/GPU", VALUES["tflops_per_gpu_mean"]),
+        number_column("std", VALUES["tflops_per_gpu_std_dev"]),
+        number_column("MFU (%)", VALUES["mfu_pct"]),
+        Column("figures", VALUES["figures"]),
+        Column("note", note_of, optional=True),
+    ]
 
 
 def note_of(run: ParsedRun) -> str:
@@ -155,11 +132,12 @@ def _includes_zero(interval: tuple[float, float]) -> bool:
 
 
 def _others_table(report: ParseReport, runs: Sequence[ParsedRun]) -> Table:
-    table = result_table("No result", "file", "status", "reason")
-    table.columns[-1].max_width = _REASON_WIDTH
-    for run in runs:
-        table.add_row(printable(report.name(run)), run.outcome.status, run.outcome.reason)
-    return table
+    columns: list[Column[ParsedRun]] = [
+        Column("file", report.name),
+        Column("status", VALUES["status"]),
+        Column("reason", VALUES["reason"], str, max_width=_REASON_WIDTH),
+    ]
+    return table_of("No result", runs, columns)
 
 
 def _is_hidden(run: ParsedRun) -> bool:
@@ -167,32 +145,14 @@ def _is_hidden(run: ParsedRun) -> bool:
     return run.outcome.status == "not_training_log"
 
 
-def _figure(run: ParsedRun, name: str) -> str:
-    return number(figures_of(run.outcome.step_time_s, name)[0])
-
-
 def _time(run: ParsedRun) -> str:
     error = run.outcome.clock_error_s
-    return _figure(run, "mean") + (f" ±{error:.2g}" if error else "")
-
-
-def _percent(run: ParsedRun) -> float | None:
-    (value,) = figures_of(run.outcome.step_time_s, "cv")
-    return None if value is None else 100 * value
+    return number(VALUES["time_mean_seconds"](run)) + (f" ±{error:.2g}" if error else "")
 
 
 def _short(percent: float | None) -> str:
     return number(None) if percent is None else f"{percent:.2f}"
 
 
-def _interval(run: ParsedRun) -> str:
-    return interval_of(run.outcome.step_time_s.ci95 if run.outcome.step_time_s else None)
-
-
-def _window(run: ParsedRun) -> str:
-    window = run.outcome.window
-    return f"{window.first}-{window.last}" if window else UNKNOWN
-
-
-def _known(value: object) -> str:
-    return UNKNOWN if value is None else str(value)
+def _window(window: Window | None) -> str:
+    return f"{window.first}-{window.last}" if window else ""

@@ -1,18 +1,135 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is prepared for a fine-tuning, as tables and JSON documents."""
+"""What is prepared for runs: access to the hub, datasets and checkpoints, as tables and JSON documents."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from llmb.prepare.checkpoint import PreparedCheckpoint
+from llmb.prepare.dataset import PackedFolder, PreparedDataset
+from llmb.prepare.hub_access import RepositoryAccess, TokenSource
 from llmb.prepare.verify import Item, Verification
-from llmb.report.checkpoint_report import checkpoint_document
+from llmb.report.numbers import number, unknown, whole
 from llmb.report.output import result_table
-from llmb.report.table import Table
+from llmb.report.recipe_report import lora_text
+from llmb.report.table import Column, Table, number_column, table_of
+from llmb.runs.checkpoint import SavedCheckpoint
+from llmb.runs.initial_weights import base_text
 from llmb.shown_text import printable
 
+MB = 10**6
+IMPORTED = unknown("imported weights")
 GIB = 2**30
 NUMBERS = ("GiB", "documented")
 KNOWN_BY = {True: "checksums verified", False: "sizes compared; --checksums reads the files"}
+
+
+def access_document(found: Sequence[RepositoryAccess], token: TokenSource | None) -> dict[str, Any]:
+    """The JSON of ``llmb prepare access``; its keys are a contract."""
+    return {
+        "token": token,
+        "granted": all(item.state == "granted" for item in found),
+        "repositories": [
+            {
+                "name": item.repository.name,
+                "kind": item.repository.kind,
+                "needed_for": list(item.repository.needed_for),
+                "state": item.state,
+                "page": item.repository.page,
+                "reason": item.reason,
+            }
+            for item in found
+        ],
+    }
+
+
+def access_table(found: Sequence[RepositoryAccess]) -> Table:
+    table = result_table("Access to the Hugging Face hub", "repository", "for", "state", "page")
+    for item in found:
+        what = item.repository
+        table.add_row(what.name, ", ".join(what.needed_for), item.state, what.page)
+    return table
+
+
+def dataset_document(prepared: PreparedDataset) -> dict[str, Any]:
+    """The JSON of ``llmb prepare dataset``; its keys are a contract."""
+    return {
+        "path": str(prepared.folder),
+        "made": prepared.samples_made,
+        **prepared.samples.model_dump(mode="json"),
+        "packed": [
+            {
+                "path": str(packed.path),
+                "made": packed.made,
+                "fill": packed.record.fill,
+                "places_per_pack": packed.record.places_per_pack,
+                "squares_per_pack": packed.record.squares_per_pack,
+                **packed.record.model_dump(mode="json"),
+            }
+            for packed in prepared.packed
+        ],
+    }
+
+
+def dataset_tables(prepared: PreparedDataset) -> list[Table]:
+    samples = prepared.samples
+    about = result_table(f"Dataset: {prepared.folder.name}", "", "")
+    about.add_row("source", printable(samples.source))
+    about.add_row("splits", samples.split_rule)
+    about.add_row("template", samples.template)
+    counts = ", ".join(f"{count:,} {split}" for split, count in samples.samples.items())
+    about.add_row("samples", f"{counts}; {samples.without_answer:,} without an answer left out")
+    tokenizers = {packed.record.tokenizer.name: packed.record.tokenizer for packed in prepared.packed}
+    for tokenizer in tokenizers.values():
+        about.add_row("tokenizer", f"{tokenizer.name}, {tokenizer.vocab_size:,} tokens, EOS {tokenizer.eos_id}")
+    about.add_row("path", str(prepared.folder))
+    columns: list[Column[PackedFolder]] = [
+        Column("split", lambda packed: packed.record.split),
+        number_column("packed to", lambda packed: packed.record.seq_len, str),
+        number_column("documents", lambda packed: packed.record.documents, whole),
+        number_column("left out", lambda packed: packed.record.left_out, whole),
+        number_column("packs", lambda packed: packed.record.packs, whole),
+        number_column("full", lambda packed: f"{packed.record.fill:.2%}", str),
+        number_column("tokens", lambda packed: packed.record.places, whole),
+        number_column("mean squares", lambda packed: f"{packed.record.squares_per_pack:,.0f}", str),
+        number_column("MB", lambda packed: f"{sum(packed.record.files.values()) / MB:.1f}", str),
+        Column("state", lambda packed: "new" if packed.made else "kept"),
+    ]
+    table = table_of("Packed", prepared.packed, columns)
+    table.caption = "full: share of all places that documents take; mean squares: squared lengths of documents, a pack"
+    return [about, table]
+
+
+def checkpoint_document(checkpoint: SavedCheckpoint) -> dict[str, Any]:
+    """The JSON of ``llmb checkpoint show``; its keys are a contract."""
+    record = checkpoint.record.model_dump(mode="json")
+    return {"path": str(checkpoint.path), "size_bytes": checkpoint.size_bytes, **record}
+
+
+def checkpoint_table(checkpoint: SavedCheckpoint) -> Table:
+    record, layout = checkpoint.record, checkpoint.record.layout
+    table = result_table(f"Checkpoint: {checkpoint.path.name}", "", "")
+    table.add_row("workload", f"{record.workload} {record.size}")
+    table.add_row("model", f"{record.model.model}, {record.model.layers} layers, vocabulary {record.model.vocab_size}")
+    if record.lora and record.base:
+        table.add_row("contains", f"adapters only: {lora_text(record.lora)}")
+        table.add_row("base", base_text(record.base))
+    if record.origin:
+        table.add_row("weights", f"{record.origin.weights.text}, before the first step")
+        table.add_row("data", record.origin.data.text)
+    table.add_row("step", f"{record.step}, {record.consumed_samples:,} samples consumed")
+    table.add_row("dtype of the weights", ", ".join(record.weights_dtypes))
+    table.add_row("optimizer state", "yes" if record.optimizer_state else "no: training begins with a new one")
+    table.add_row("dtype of the run", str(record.dtype or IMPORTED))
+    sizes = f"TP {layout.tp}, PP {layout.pp}, CP {layout.cp}, EP {layout.ep}, DP {layout.dp}" if layout else IMPORTED
+    table.add_row("saved by", f"{layout.gpus} processes, {sizes}" if layout else sizes)
+    table.add_row("seed", IMPORTED if record.seed is None else str(record.seed))
+    if record.imported_from:
+        table.add_row("imported from", record.imported_from.path)
+    table.add_row("saved at", f"{record.saved_at}, llmb {record.llmb_version}")
+    table.add_row("size", f"{number(checkpoint.size_bytes / 1e9)} GB in {len(record.files)} files")
+    table.add_row("checksums", "CRC-32 of every file")
+    table.add_row("path", str(checkpoint.path))
+    return table
 
 
 def prepared_checkpoint_document(prepared: PreparedCheckpoint) -> dict[str, Any]:

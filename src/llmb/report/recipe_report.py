@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One recipe and its metrics as tables and JSON documents."""
+"""Recipes, their published figures and their metrics as tables and JSON documents."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from llmb.catalogue.job_defaults import JobDefaults
 from llmb.catalogue.pipeline_stages import stage_layers
 from llmb.catalogue.published import Expectation
-from llmb.catalogue.records import Convention, Recipe
+from llmb.catalogue.records import Convention, Lora, Model, Recipe
+from llmb.catalogue.resolve import gpu_types_of, releases_of, sizes_of
+from llmb.catalogue.schema import LayoutTable, WorkloadFile
 from llmb.metrics.flops import flops_per_sequence
-from llmb.metrics.parameters import checkpoint_bytes, parameter_count
+from llmb.metrics.parameters import checkpoint_bytes, parameter_count, trainable_parameters
 from llmb.metrics.throughput import Throughput, unpacked_reason
-from llmb.report.lora_text import trained_text
 from llmb.report.numbers import number, unknown
 from llmb.report.output import result_table
 from llmb.report.table import Table
@@ -29,6 +30,11 @@ CONVENTION_NAMES = {
     Convention.PACKED: "packed documents",
 }
 """How FLOPs are counted, in tables; "published" is the word for figures alone."""
+SCALE_LAYOUT = ("layers", "tp", "pp", "cp", "vp", "dp", "gbs", "ga")
+SHOWN = ("layers", "tp", "pp", "cp", "vp", "gbs")
+FIGURES = ("step_time_s", "tokens_per_s", "mfu_pct", "days_per_1t_tokens")
+HEADERS = ("step s", "tokens/s", "MFU %", "days/1T")
+LEGEND = "(n): a PROXY, with fewer layers than the model; +: doublings of the largest scale too; llmb: no document"
 
 
 def recipe_document(recipe: Recipe, job: JobDefaults, here: OriginHere) -> dict[str, Any]:
@@ -212,3 +218,117 @@ def throughput_table(recipe: Recipe, result: Throughput) -> Table:
         if name != Convention.PACKED or recipe.task != "pretrain":
             table.add_row(f"{name}: {unknown(reason)}")
     return table
+
+
+def scales_document(recipes: Iterable[Recipe]) -> dict[str, Any]:
+    """Every figure is as published; null with its reason where none is."""
+    return {"scales": [_scale_document(recipe) for recipe in recipes]}
+
+
+def _scale_document(recipe: Recipe) -> dict[str, Any]:
+    identity = ("workload", "size", "dtype", "gpu_type", "scale", "release", "proxy")
+    figure = _first_figure(recipe)
+    return {
+        **{name: getattr(recipe, name) for name in identity},
+        "layout": {name: getattr(recipe.layout, name) for name in SCALE_LAYOUT},
+        "published": figure and figure.model_dump(mode="json"),
+        "published_reason": recipe.expectations_reason,
+    }
+
+
+def scales_table(recipes: Sequence[Recipe]) -> Table:
+    """One line for each scale of a dtype, as wide as a terminal of 80 columns."""
+    first = recipes[0]
+    title = f"{first.workload} {first.size} {first.dtype} on {first.gpu_type}, published figures"
+    names = [name if name == "layers" else name.upper() for name in SHOWN]
+    table = result_table(title, "GPUs", *names, *HEADERS, "", right=("GPUs", *names, *HEADERS))
+    for column in table.columns:
+        column.wrap = False
+    for recipe in recipes:
+        figure = _first_figure(recipe)
+        values = [number(getattr(figure, name) if figure else None) for name in FIGURES]
+        layout = [str(getattr(recipe.layout, name)) for name in SHOWN]
+        table.add_row(str(recipe.scale), *layout, *values, "PROXY" if recipe.proxy else "")
+    found = dict.fromkeys(
+        f"{figure.source}, {figure.kind}, line {figure.line}" for figure in map(_first_figure, recipes) if figure
+    )
+    notes = [f"source: {source}" for source in found] or ["no figures are published"]
+    if any(recipe.proxy for recipe in recipes):
+        notes.append("PROXY: fewer layers than the model has; its figures are not those of the model")
+    table.caption = "\n".join(notes)
+    return table
+
+
+def _first_figure(recipe: Recipe) -> Expectation | None:
+    """Tables come before examples."""
+    return next(iter(recipe.expectations), None)
+
+
+def list_document(workloads: Iterable[WorkloadFile]) -> dict[str, Any]:
+    return {"workloads": [_workload_document(workload) for workload in workloads]}
+
+
+def _workload_document(workload: WorkloadFile) -> dict[str, Any]:
+    return {
+        "workload": workload.workload,
+        "title": workload.title,
+        "task": workload.task,
+        "sizes": {
+            size: {
+                "releases": releases_of(workload, size),
+                "gpu_types": gpu_types_of(workload, size),
+                "layouts": [_table_document(table) for table in _layout_tables(workload, size)],
+            }
+            for size in sizes_of(workload)
+        },
+    }
+
+
+def _table_document(table: LayoutTable) -> dict[str, Any]:
+    return {
+        "release": table.release,
+        "gpu_types": list(table.gpu_types),
+        "dtypes": list(table.dtypes),
+        "scales": [row.gpus for row in table.rows if not row.proxy],
+        "proxy_scales": [row.gpus for row in table.rows if row.proxy],
+        "above_largest": table.above_largest,
+    }
+
+
+def list_table(workloads: Iterable[WorkloadFile]) -> Table:
+    table = result_table("Recipes", "workload", "size", "release", "GPU types", "dtypes", "scales")
+    for workload in workloads:
+        for size in sizes_of(workload):
+            for (release, dtypes, scales), gpus in _grouped_types(_layout_tables(workload, size)).items():
+                table.add_row(workload.workload, size, release, " ".join(gpus), dtypes, scales)
+    table.caption = LEGEND
+    return table
+
+
+def _grouped_types(tables: Iterable[LayoutTable]) -> dict[tuple[str, str, str], list[str]]:
+    """GPU types grouped by release, dtypes and scales."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for table in tables:
+        key = (table.release or "llmb", " ".join(table.dtypes), _scales_text(table))
+        groups.setdefault(key, []).extend(table.gpu_types)
+    return groups
+
+
+def _layout_tables(workload: WorkloadFile, size: str) -> list[LayoutTable]:
+    return [table for table in workload.layouts if table.size == size]
+
+
+def _scales_text(table: LayoutTable) -> str:
+    if table.above_largest == "any":
+        return "any"
+    scales = " ".join(f"({row.gpus})" if row.proxy else str(row.gpus) for row in table.rows)
+    return f"{scales} +" if table.above_largest == "double" else scales
+
+
+def lora_text(lora: Lora) -> str:
+    return f"LoRA, rank {lora.rank}, alpha {lora.alpha:g}, dropout {lora.dropout:g}, targets {lora.targets}"
+
+
+def trained_text(model: Model, lora: Lora) -> str:
+    """With the number of parameters."""
+    return f"{trainable_parameters(model, lora):,} parameters: {lora_text(lora)}"

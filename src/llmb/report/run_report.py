@@ -1,49 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan and a run's result as tables and JSON documents."""
+"""Results of a run, and of repeats, as tables and JSON documents."""
 
-import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from llmb.catalogue.pipeline_stages import stage_layers
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Convention
-from llmb.catalogue.unspecified import unspecified_text
-from llmb.metrics.parameters import checkpoint_bytes
-from llmb.metrics.window import STEADY
-from llmb.report.lora_text import trained_text
-from llmb.report.numbers import interval_of, number, unknown
+from llmb.jobs.repeats import EndedRun, Spread, spread_of
+from llmb.report.numbers import interval_of, known, number
 from llmb.report.output import result_table
+from llmb.report.plan_report import plan_title
 from llmb.report.recipe_report import CONVENTION_NAMES, identity_document, origin_document
-from llmb.report.resources_report import resource_rows
-from llmb.report.table import Table
+from llmb.report.table import Column, Table, number_column, table_of
 from llmb.report.trace_report import shown_parts
+from llmb.resources.records import HostUse, ResourceUse
 from llmb.runs.checkpoint_report import CheckpointReport
-from llmb.runs.checkpoint_scales import scale_warnings
 from llmb.runs.folder import RunFolder
-from llmb.runs.fp8_product import fp8_product
-from llmb.runs.logits import logits_text
-from llmb.runs.plan import EnginePlan, Plan
-from llmb.runs.profiling import Profile
-from llmb.runs.result import Result, no_measurement
+from llmb.runs.plan import Plan
+from llmb.runs.result import Result
 from llmb.runs.short_id import short_id
-from llmb.runs.stall import ranks_text
 from llmb.traces.summary import shares
+from llmb.verdict.causes_rules import cause_rules
 from llmb.verdict.sentence import headline
 
-
-def plan_document(
-    plan: EnginePlan, command: str, workers: tuple[str, ...], variables: dict[str, str]
-) -> dict[str, Any]:
-    return {
-        **identity_document(plan.recipe),
-        "origin": origin_document(plan.origin),
-        "plan": plan.model_dump(mode="json"),
-        "same_run": command,
-        "command": list(workers),
-        "variables": variables,
-        "warnings": list(scale_warnings(plan)),
-    }
+SOURCES = {
+    "gpu_counter": "by the GPUs' counters",
+    "gpu_power": "by their sampled power",
+    "cpu_package": "of the CPU packages",
+}
 
 
 def run_document(folder: RunFolder, plan: Plan, result: Result, label: str | None = None) -> dict[str, Any]:
@@ -59,140 +44,6 @@ def run_document(folder: RunFolder, plan: Plan, result: Result, label: str | Non
         "expectations": [expectation.model_dump(mode="json") for expectation in plan.recipe.expectations],
         "expectations_reason": plan.recipe.expectations_reason,
     }
-
-
-def start_lines(plan: Plan) -> list[str]:
-    """What a person has to know before the first step: what was left open, and what changes the run's meaning."""
-    recipe = plan.recipe
-    lines = [unspecified_text(recipe.unspecified)] if recipe.unspecified else []
-    lines.append(f"{plan_title(plan)}, {plan.steps} steps")
-    lines.append(plan.origin.text)
-    if plan.start:
-        lines.append(f"resumes from step {plan.start.step} of {plan.start.path}")
-    if isinstance(plan, EnginePlan) and plan.fp8_recipe:
-        product = fp8_product(plan.device, emulate=plan.emulate_fp8)
-        lines.append(f"FP8 products are computed in {product.dtype}: {product.why}")
-    return [*lines, *recipe.decisions]
-
-
-def plan_title(plan: Plan) -> str:
-    recorded = ", profiled" if plan.profile else ", NCCL traced" if plan.nccl_trace else ""
-    return f"{plan.recipe.title(_dtype(plan))}{_routing(plan)}{recorded}"
-
-
-def _routing(plan: Plan) -> str:
-    """How tokens reach routed experts; empty for a model without them."""
-    if plan.recipe.model.moe is None or not isinstance(plan, EnginePlan):
-        return ""
-    if plan.force_load_balancing:
-        return ", expert load forced to balance"
-    return ", dropless" if plan.capacity_factor is None else f", token drop at capacity {plan.capacity_factor:g}"
-
-
-def _dtype(plan: Plan) -> str:
-    if plan.fp8_recipe is None:
-        return plan.recipe.dtype
-    emulated = ""
-    if isinstance(plan, EnginePlan) and plan.emulate_fp8:
-        emulated = f", emulated: the products are {fp8_product(plan.device, emulate=True).dtype}"
-    return f"{plan.recipe.dtype} ({plan.fp8_recipe} scaling{emulated})"
-
-
-def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, str]) -> Table:
-    """``workers`` is the command that starts them."""
-    layout, window = plan.recipe.layout, plan.window
-    table = result_table(f"Plan: {plan_title(plan)}", "", "")
-    _add_origin(table, plan)
-    for decision in plan.recipe.decisions:
-        table.add_row("note", decision)
-    over = "the steady state" if window.rule == STEADY else f"steps {window.first}-{window.last}"
-    table.add_row("steps", f"{plan.steps}, statistics over {over}")
-    if reason := no_measurement(plan):
-        table.add_row("not a measurement", reason)
-    _add_published(table, plan)
-    _add_layout(table, plan)
-    table.add_row("data parallel", _sharing(plan))
-    table.add_row("gradients", f"reduced in {plan.recipe.training.grad_reduce_dtype}")
-    table.add_row("model", f"{layout.layers} layers" + (f", {plan.recipe.proxy_text}" if plan.recipe.proxy else ""))
-    if plan.lora:
-        table.add_row("trained", trained_text(plan.recipe.model, plan.lora))
-    table.add_row("seed", str(plan.seed))
-    table.add_row("recompute", plan.recompute)
-    table.add_row("logits", logits_text(plan.recipe, kept=plan.keep_logits))
-    table.add_row("compiled", "block by block" if plan.compiled else "no")
-    table.add_row("attention backend", plan.attention_backend)
-    _add_saving(table, plan)
-    if plan.profile:
-        table.add_row("profile", profile_text(plan.profile))
-    if plan.nccl_trace:
-        table.add_row("NCCL's log", "every collective, on each rank")
-    for name, value in variables.items():
-        table.add_row("variable", f"{name}={value}")
-    if workers:
-        table.add_row("workers", shlex.join(workers))
-    return table
-
-
-def _add_origin(table: Table, plan: Plan) -> None:
-    origin = plan.origin
-    for name, part in (("weights", origin.weights), ("data", origin.data)):
-        table.add_row(name, part.text + (f", in {part.path}" if part.path else ""))
-
-
-def _add_layout(table: Table, plan: EnginePlan) -> None:
-    layout = plan.recipe.layout
-    parallel = ", ".join(f"{name.upper()} {getattr(layout, name)}" for name in ("tp", "pp", "vp", "cp", "ep", "etp"))
-    table.add_row("parallel", f"{parallel}, DP {layout.dp}")
-    without = "" if layout.sequence_parallel else ", no sequence parallelism"
-    table.add_row("batch", f"MBS {layout.mbs}, GBS {layout.gbs}, GA {layout.ga}{without}")
-    table.add_row("sequence", f"{layout.seq_len} tokens, {layout.gbs * layout.seq_len:,} tokens per step")
-    if plan.recipe.training.document_tokens:
-        table.add_row("documents", f"{plan.recipe.training.document_tokens} tokens on average, packed")
-    if layout.pp > 1:
-        sizes = [len(stage) for stage in stage_layers(layout)]
-        table.add_row("pipeline", f"PP {layout.pp}, VP {layout.vp}, layers of the stages: {', '.join(map(str, sizes))}")
-
-
-def _add_saving(table: Table, plan: EnginePlan) -> None:
-    if plan.start:
-        fresh = "" if plan.start.optimizer_state else ", with new optimizer state"
-        table.add_row("resumes from", f"step {plan.start.step}: {plan.start.path}{fresh}")
-    if plan.save_checkpoint:
-        every = f"every {plan.checkpoint_interval} steps and " if plan.checkpoint_interval else ""
-        size = number(checkpoint_bytes(plan.recipe.model, plan.lora) / 1e9)
-        table.add_row("checkpoints", f"{every}at the end, about {size} GB each")
-    for warning in scale_warnings(plan):
-        table.add_row("warning", warning)
-
-
-def _add_published(table: Table, plan: EnginePlan) -> None:
-    """The published figure, and the time that the steps take at it."""
-    expected = next(iter(plan.recipe.expectations), None)
-    step_time_s = expected.step_time_s if expected else None
-    if expected is None or step_time_s is None:
-        reason = plan.recipe.expectations_reason or "the document has no step time"
-        table.add_row("published", unknown(reason))
-        table.add_row("duration", unknown("no published step time"))
-        return
-    table.add_row("published", f"{number(step_time_s)} s per step: {expected.source} line {expected.line}")
-    minutes = plan.steps * step_time_s / 60
-    table.add_row("duration", f"about {number(minutes)} min for {plan.steps} steps at that speed, after the start")
-
-
-def profile_text(profile: Profile) -> str:
-    """The profiled steps and ranks, and the profiler."""
-    name = "Nsight Systems" if profile.profiler == "nsys" else "PyTorch's profiler"
-    name += ", or PyTorch's profiler if 'nsys' is not on the PATH" if profile.or_torch else ""
-    return f"steps {profile.first_step}-{profile.stop_step - 1}, ranks {ranks_text(profile.ranks)}, {name}"
-
-
-def _sharing(plan: EnginePlan) -> str:
-    parallelism = plan.parallelism
-    replicas = parallelism.replicas(plan.recipe.layout).dense
-    sharing = parallelism.dp_sharding or "full"
-    shared = {"full": "parameters and optimizer state", "optimizer": "optimizer state", "none": "nothing"}
-    kept = f", {replicas} replicas" if replicas > 1 else ""
-    return f"{sharing}: ranks shard {shared[sharing]}{kept}"
 
 
 def run_table(plan: Plan, result: Result) -> Table:
@@ -357,3 +208,98 @@ def _add_profile(table: Table, result: Result) -> None:
 
 def _memory_note(plan: Plan) -> str:
     return "largest rank, allocator" if plan.device == "cuda" else "largest rank, resident set"
+
+
+def resource_rows(use: ResourceUse) -> Iterator[tuple[str, str, str]]:
+    """Name, value and note. Of GPUs their power, else the busiest node's CPU; and the energy per token."""
+    if use.power_w_mean is not None:
+        yield "GPU power W", number(use.power_w_mean), ", ".join(_gpu_notes(use))
+    else:
+        yield from _host_row(use)
+    if use.energy_j_per_token is not None and use.energy_j is not None and use.energy_source:
+        note = f"{number(use.energy_j)} J in the window, {SOURCES[use.energy_source]}"
+        yield "energy J/token", number(use.energy_j_per_token), note
+
+
+def _gpu_notes(use: ResourceUse) -> Iterator[str]:
+    yield "mean of a GPU"
+    if use.sm_clock_mhz_mean is not None:
+        yield f"SM clock {use.sm_clock_mhz_mean:.0f} MHz"
+    if use.temperature_c_max is not None:
+        yield f"at most {use.temperature_c_max:.0f} C"
+    for name, share in (use.throttled or {}).items():
+        if name not in cause_rules().idle_reasons and share >= 0.01:
+            yield f"{name} {100 * share:.0f} %"
+
+
+def _host_row(use: ResourceUse) -> Iterator[tuple[str, str, str]]:
+    host = max(use.hosts, key=lambda host: host.cpu_pct_mean or 0.0)
+    if host.cpu_pct_mean is not None:
+        of = f"of {host.node}, the busiest of {len(use.hosts)}" if len(use.hosts) > 1 else "of all cores"
+        yield "host CPU %", number(host.cpu_pct_mean), ", ".join([of, *_host_notes(host)])
+
+
+def _host_notes(host: HostUse) -> Iterator[str]:
+    if host.memory_used_gib_max is not None:
+        yield f"memory at most {number(host.memory_used_gib_max)} GiB"
+    for name, share in (("I/O wait", host.iowait_pct_mean), ("stolen", host.steal_pct_mean)):
+        if share is not None and share >= 1:
+            yield f"{name} {number(share)} %"
+
+
+def repeats_document(recipes: Sequence[Sequence[EndedRun]], label: str | None) -> dict[str, Any]:
+    """The JSON of ``llmb run`` with several runs; its keys are a contract. Recipes without a run are left out."""
+    return {"label": label, "recipes": [_recipe_document(runs, label) for runs in recipes if runs]}
+
+
+def _recipe_document(runs: Sequence[EndedRun], label: str | None) -> dict[str, Any]:
+    spread = spread_of(_means(runs))
+    return {
+        "title": runs[0].plan.recipe.title(),
+        "run_means_s": asdict(spread) if spread else None,
+        "runs": [run_document(run.folder, run.plan, run.result, label) for run in runs],
+    }
+
+
+def repeats_tables(recipes: Sequence[Sequence[EndedRun]]) -> Iterator[Table]:
+    """One table for each recipe that has a run."""
+    columns: list[Column[EndedRun]] = [
+        Column("run", lambda run: short_id(run.folder.path)),
+        Column("status", lambda run: run.result.status),
+        number_column("step s", _mean_s, known),
+        number_column("CV %", _cv_pct, known),
+        Column("verdict", lambda run: run.result.verdict and run.result.verdict.verdict),
+        Column("reason", _reason),
+    ]
+    for runs in filter(None, recipes):
+        table = table_of(runs[0].plan.recipe.title(), runs, columns)
+        spread = spread_of(_means(runs))
+        table.caption = _spread_text(spread) if spread else "no run was successful"
+        yield table
+
+
+def _mean_s(run: EndedRun) -> float | None:
+    return run.result.step_time_s.mean if run.mean_s is not None and run.result.step_time_s else None
+
+
+def _cv_pct(run: EndedRun) -> float | None:
+    times = run.result.step_time_s if run.mean_s is not None else None
+    return None if times is None or times.cv is None else 100 * times.cv
+
+
+def _reason(run: EndedRun) -> str | None:
+    return run.result.reason or (run.result.step_time_reason if _mean_s(run) is None else None)
+
+
+def _spread_text(spread: Spread) -> str:
+    if spread.std is None:
+        return f"1 successful run, {number(spread.mean)} s"
+    return (
+        f"mean of {spread.count} runs {number(spread.mean)} s, median {number(spread.median)} s, "
+        f"std {number(spread.std)} s ({number(spread.cv_pct or 0)} %), "
+        f"from {number(spread.min)} to {number(spread.max)} s"
+    )
+
+
+def _means(runs: Sequence[EndedRun]) -> list[float]:
+    return [run.mean_s for run in runs if run.mean_s is not None]

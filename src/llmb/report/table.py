@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table as data, and as lines. Pure."""
+"""Columns of a result: as a table, as its lines, and as CSV. Pure."""
 
+import csv
+import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 from unicodedata import combining, east_asian_width
 
-from llmb.shown_text import printable_lines
+from llmb.report.numbers import as_text, number
+from llmb.shown_text import printable, printable_lines
 
 GAP = "  "
 LONGEST_LABEL = 40
@@ -20,13 +23,26 @@ _WORDS = re.compile(r"\S+(?: %\S*)?")
 _PIECES = re.compile(r"[^_/,=:-]*[_/,=:-]*")
 
 
+Row = TypeVar("Row")
+_NOTHING = {"", number(None)}
+
+
 @dataclass(slots=True)
-class Column:
-    """Columns of numbers are right-aligned. On a narrow terminal, columns with ``wrap`` are wrapped between words."""
+class Column(Generic[Row]):
+    """What is shown of each row: ``value``, as ``form`` writes it.
+
+    Columns of numbers are right-aligned. On a narrow terminal, columns with ``wrap`` are wrapped between words.
+    """
 
     header: str
+    value: Callable[[Row], Any] = str
+    form: Callable[[Any], str] = as_text
     right: bool = False
     wrap: bool = True
+    optional: bool = False
+    """Left out where no row has a value."""
+    common: bool = False
+    """In the title if all rows have the same value."""
     min_width: int | None = None
     max_width: int | None = None
     """Wider cells are always wrapped."""
@@ -39,7 +55,7 @@ class Table:
     """Cells are plain text, never markup; control characters in them are shown."""
 
     title: str
-    columns: list[Column]
+    columns: list[Column[Any]]
     rows: list[tuple[str, ...]] = field(default_factory=list)
     caption: str | None = None
 
@@ -47,6 +63,35 @@ class Table:
         """Columns without a cell stay empty; a row with more cells than columns adds columns without a header."""
         self.columns += [Column("") for _ in cells[len(self.columns) :]]
         self.rows.append(cells)
+
+
+def table_of(title: str, rows: Iterable[Row], columns: Iterable[Column[Row]], *, drop_empty: bool = False) -> Table:
+    """A table with a line for each row. With ``drop_empty``, every column is optional."""
+    listed = list(rows)
+    shown: list[tuple[Column[Any], list[str]]] = []
+    for column in columns:
+        cells = [column.form(column.value(row)) for row in listed]
+        if column.common and len({*cells}) == 1:
+            title = ", ".join(filter(None, (title, printable(cells[0]))))
+        elif not (column.optional or drop_empty) or not {*cells} <= _NOTHING:
+            shown.append((replace(column), cells))
+    lines = list(zip(*(cells for _, cells in shown), strict=True))
+    return Table(title, [column for column, _ in shown], lines)
+
+
+def number_column(
+    header: str, value: Callable[[Row], Any], form: Callable[[Any], str] = number, *, wrap: bool = True
+) -> Column[Row]:
+    return Column(header, value, form, right=True, wrap=wrap)
+
+
+def csv_text(columns: Mapping[str, Callable[[Row], Any]], rows: Iterable[Row]) -> str:
+    """A header and a line for each row; an unknown value is an empty field."""
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([value(row) for value in columns.values()] for row in rows)
+    return lines.getvalue()
 
 
 class Line(NamedTuple):
@@ -107,14 +152,14 @@ def _fitted(table: Table, natural: Sequence[int], cells: Sequence[Sequence[str]]
     return widths
 
 
-def _row(cells: Sequence[str], widths: Sequence[int], columns: Sequence[Column]) -> Iterator[str]:
+def _row(cells: Sequence[str], widths: Sequence[int], columns: Sequence[Column[Any]]) -> Iterator[str]:
     lines = [_wrapped(cell, width) for cell, width in zip(cells, widths, strict=False)]
     for parts in zip_longest(*lines, fillvalue=""):
         placed = zip(parts, widths, columns, strict=False)
         yield GAP.join(_aligned(part, width, right=column.right) for part, width, column in placed).rstrip()
 
 
-def _paragraphs(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+def _paragraphs(columns: Sequence[Column[Any]], cells: Sequence[Sequence[str]], width: int) -> Iterator[str]:
     """For each row the first two cells, which say what it is, and the others, and numbers, with their headers."""
     inner = max(1, width - len(GAP))
     titles = 1 if len(columns) > 1 and columns[1].right else 2
@@ -133,7 +178,7 @@ def _paragraphs(columns: Sequence[Column], cells: Sequence[Sequence[str]], width
             yield from (GAP + text for text in _wrapped(line, inner))
 
 
-def _natural(column: Column, cells: Iterable[str]) -> int:
+def _natural(column: Column[Any], cells: Iterable[str]) -> int:
     """The width of a column of which no cell is wrapped but those that are wider than they may be."""
     lines = [line for cell in cells for line in cell.split("\n")]
     limit = column.max_width or max(map(text_width, lines))

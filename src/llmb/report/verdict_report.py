@@ -9,19 +9,21 @@ from typing import Any
 from llmb.analysis.judge_run import Judged
 from llmb.analysis.measured import flaw_of
 from llmb.analysis.records import AnalyzedRun, LeftOut
-from llmb.report.explain_report import explanation_tables
-from llmb.report.numbers import interval_of, number
+from llmb.report.numbers import interval_of, number, shortened
 from llmb.report.output import result_table
-from llmb.report.table import Table
-from llmb.report.values import shortened
+from llmb.report.table import Column, Table, number_column, table_of
 from llmb.shown_text import printable
-from llmb.verdict.acceptance import AcceptanceSet
-from llmb.verdict.causes import Explanation
+from llmb.verdict.acceptance import AcceptanceRecipe, AcceptanceSet
+from llmb.verdict.causes import Cause, Explanation
 from llmb.verdict.conditions import title_of, worth
 from llmb.verdict.records import WORST, Condition, Verdict, worst
 from llmb.verdict.sentence import percent
 
 EFFECTS = {"prevents": "prevents a verdict", "weakens": "makes it soft", "noted": "only noted"}
+SIGNS = {"about": "", "at least": "≥ ", "at most": "≤ "}
+READABLE = 24
+"""Sentences in a narrower column are hard to read: each row becomes a paragraph."""
+NOTHING = "nothing that was measured costs 1 % of a step or more"
 
 
 def judge_document(
@@ -93,19 +95,24 @@ def verdict_table(judged: Judged) -> Table:
 def summary_table(judged: Sequence[Judged]) -> Table:
     """A row per verdict, behind the tables of several."""
     title = f"{len(judged)} verdicts, the worst: {worst(one.verdict for one in judged)}"
-    columns = ("run", "recipe", "step s", "reference", "difference", "verdict")
-    table = result_table(title, *columns, right=columns[2:5])
-    for one in judged:
-        reference, delta = one.verdict.reference, one.verdict.delta_pct
-        table.add_row(
-            ", ".join(run.id for run in _counted_runs(one)),
-            printable(one.title),
-            number(one.compared_s),
-            number(reference.step_time_s) if reference else "n/a",
-            "n/a" if delta is None else f"{'+' if delta > 0 else ''}{percent(delta)} %",
-            one.verdict.verdict,
-        )
-    return table
+    columns: list[Column[Judged]] = [
+        Column("run", lambda one: ", ".join(run.id for run in _counted_runs(one))),
+        Column("recipe", lambda one: one.title),
+        number_column("step s", lambda one: one.compared_s),
+        number_column("reference", _reference_s),
+        number_column("difference", _difference, str),
+        Column("verdict", lambda one: one.verdict.verdict),
+    ]
+    return table_of(title, judged, columns)
+
+
+def _reference_s(judged: Judged) -> float | None:
+    return judged.verdict.reference.step_time_s if judged.verdict.reference else None
+
+
+def _difference(judged: Judged) -> str:
+    delta = judged.verdict.delta_pct
+    return "n/a" if delta is None else f"{'+' if delta > 0 else ''}{percent(delta)} %"
 
 
 def _two_sided(verdict: Verdict) -> list[Condition]:
@@ -137,19 +144,16 @@ def acceptance_table(wanted: AcceptanceSet, judged: Sequence[Judged]) -> Table:
     """A row per recipe; below, why one does not pass."""
     passed = [one for one in judged if one.verdict.verdict in ("pass", "improved")]
     title = f"Acceptance {wanted.name} ({wanted.title}): {len(passed)} of {len(judged)} recipes pass"
-    columns = ("recipe", "GPUs", "runs", "step s", "published", "%", "verdict")
-    table = result_table(title, *columns, right=columns[1:6])
-    for recipe, one in zip(wanted.recipes, judged, strict=True):
-        reference = one.verdict.reference
-        table.add_row(
-            recipe.name,
-            str(recipe.scale),
-            str(len(one.runs)),
-            number(one.compared_s),
-            number(reference.step_time_s) if reference else "n/a",
-            _throughput_pct(one.verdict),
-            one.verdict.verdict,
-        )
+    columns: list[Column[tuple[AcceptanceRecipe, Judged]]] = [
+        Column("recipe", lambda pair: pair[0].name),
+        number_column("GPUs", lambda pair: pair[0].scale, str),
+        number_column("runs", lambda pair: len(pair[1].runs), str),
+        number_column("step s", lambda pair: pair[1].compared_s),
+        number_column("published", lambda pair: _reference_s(pair[1])),
+        number_column("%", lambda pair: _throughput_pct(pair[1].verdict), str),
+        Column("verdict", lambda pair: pair[1].verdict.verdict),
+    ]
+    table = table_of(title, zip(wanted.recipes, judged, strict=True), columns)
     lines = [f"%: of the published throughput; a recipe passes at {wanted.pass_at_pct:g} %"]
     lines += [f"{one.title}: {printable(one.verdict.sentence)}" for one in judged if one not in passed and one.runs]
     if wanted.valid_months and len(passed) == len(judged):
@@ -179,3 +183,55 @@ def _counted(judged: Judged) -> str:
 
 def _throughput_pct(verdict: Verdict) -> str:
     return "n/a" if verdict.delta_pct is None else f"{100 / (1 + verdict.delta_pct / 100):.1f}"
+
+
+def explanation_tables(explanation: Explanation) -> list[Table]:
+    """The causes with their commands, and what is not known."""
+    tables = [_causes_table(explanation)]
+    if explanation.not_known:
+        tables.append(_unknown_table(explanation))
+    return tables
+
+
+def _causes_table(explanation: Explanation) -> Table:
+    table = result_table("why slow", "cause", "s/step", "%", "evidence", right=("s/step", "%"))
+    for name in ("s/step", "%"):
+        next(column for column in table.columns if column.header == name).wrap = False
+    for cause in explanation.causes:
+        between = [] if cause.in_step else ["between steps, not part of the step time"]
+        first, *others = [*cause.evidence, *between]
+        table.add_row(cause.title, *_cause_share(cause), printable(first))
+        for line in others:
+            table.add_row("", "", "", printable(line))
+    if not explanation.causes:
+        table.add_row(NOTHING, "", "", "")
+    table.caption = "\n".join(_cause_notes(explanation))
+    return table
+
+
+def _cause_share(cause: Cause) -> tuple[str, str]:
+    if cause.share_s is None or cause.share_pct is None:
+        return "?", "?"
+    sign = SIGNS[cause.bound]
+    return f"{sign}{number(cause.share_s)}", f"{sign}{cause.share_pct:.0f}"
+
+
+def _cause_notes(explanation: Explanation) -> list[str]:
+    notes = [f"a step takes {number(explanation.step_time_s)} s"]
+    if explanation.gap_s is not None:
+        more = "longer" if explanation.gap_s > 0 else "less"
+        gap = f"{number(abs(explanation.gap_s))} s {more} than the {number(explanation.reference_s)} s of"
+        notes = [f"{notes[0]}, {gap} {printable(explanation.reference)}"]
+    if explanation.unexplained_s is not None:
+        notes.append(f"{number(explanation.unexplained_s)} s of that are not explained")
+    notes += [f"to confirm {cause.title}: {printable(cause.confirm)}" for cause in explanation.causes]
+    return notes
+
+
+def _unknown_table(explanation: Explanation) -> Table:
+    table = result_table("not known from this run", "cause", "why", "what tells")
+    for column in table.columns[1:]:
+        column.min_width = READABLE
+    for unknown in explanation.not_known:
+        table.add_row(unknown.title, unknown.reason, printable(unknown.confirm))
+    return table

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from slowed_runs import Slow, slowed
 
-from llmb.report.resources_report import resource_rows
+from llmb.report.run_report import resource_rows
 from llmb.resources.read import read_samples
 from llmb.resources.records import ResourceUse
 

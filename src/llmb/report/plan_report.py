@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan, and the jobs that were queued for it, for people and as JSON documents."""
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from llmb.catalogue.pipeline_stages import stage_layers
+from llmb.catalogue.unspecified import unspecified_text
+from llmb.jobs.order import Order
+from llmb.metrics.parameters import checkpoint_bytes
+from llmb.metrics.window import STEADY
+from llmb.report.numbers import number, unknown
+from llmb.report.output import result_table
+from llmb.report.recipe_report import identity_document, origin_document, trained_text
+from llmb.report.table import Table
+from llmb.runs.checkpoint_scales import scale_warnings
+from llmb.runs.folder import RunFolder
+from llmb.runs.fp8_product import fp8_product
+from llmb.runs.logits import logits_text
+from llmb.runs.origin import Origin
+from llmb.runs.plan import EnginePlan, Plan
+from llmb.runs.profiling import Profile
+from llmb.runs.record import SubmittedJob
+from llmb.runs.result import no_measurement
+from llmb.runs.stall import ranks_text
+
+
+def plan_document(
+    plan: EnginePlan, command: str, workers: tuple[str, ...], variables: dict[str, str]
+) -> dict[str, Any]:
+    return {
+        **identity_document(plan.recipe),
+        "origin": origin_document(plan.origin),
+        "plan": plan.model_dump(mode="json"),
+        "same_run": command,
+        "command": list(workers),
+        "variables": variables,
+        "warnings": list(scale_warnings(plan)),
+    }
+
+
+def start_lines(plan: Plan) -> list[str]:
+    """What a person has to know before the first step: what was left open, and what changes the run's meaning."""
+    recipe = plan.recipe
+    lines = [unspecified_text(recipe.unspecified)] if recipe.unspecified else []
+    lines.append(f"{plan_title(plan)}, {plan.steps} steps")
+    lines.append(plan.origin.text)
+    if plan.start:
+        lines.append(f"resumes from step {plan.start.step} of {plan.start.path}")
+    if isinstance(plan, EnginePlan) and plan.fp8_recipe:
+        product = fp8_product(plan.device, emulate=plan.emulate_fp8)
+        lines.append(f"FP8 products are computed in {product.dtype}: {product.why}")
+    return [*lines, *recipe.decisions]
+
+
+def plan_title(plan: Plan) -> str:
+    recorded = ", profiled" if plan.profile else ", NCCL traced" if plan.nccl_trace else ""
+    return f"{plan.recipe.title(_dtype(plan))}{_routing(plan)}{recorded}"
+
+
+def _routing(plan: Plan) -> str:
+    """How tokens reach routed experts; empty for a model without them."""
+    if plan.recipe.model.moe is None or not isinstance(plan, EnginePlan):
+        return ""
+    if plan.force_load_balancing:
+        return ", expert load forced to balance"
+    return ", dropless" if plan.capacity_factor is None else f", token drop at capacity {plan.capacity_factor:g}"
+
+
+def _dtype(plan: Plan) -> str:
+    if plan.fp8_recipe is None:
+        return plan.recipe.dtype
+    emulated = ""
+    if isinstance(plan, EnginePlan) and plan.emulate_fp8:
+        emulated = f", emulated: the products are {fp8_product(plan.device, emulate=True).dtype}"
+    return f"{plan.recipe.dtype} ({plan.fp8_recipe} scaling{emulated})"
+
+
+def plan_table(plan: EnginePlan, workers: tuple[str, ...], variables: dict[str, str]) -> Table:
+    """``workers`` is the command that starts them."""
+    layout, window = plan.recipe.layout, plan.window
+    table = result_table(f"Plan: {plan_title(plan)}", "", "")
+    _add_origin(table, plan)
+    for decision in plan.recipe.decisions:
+        table.add_row("note", decision)
+    over = "the steady state" if window.rule == STEADY else f"steps {window.first}-{window.last}"
+    table.add_row("steps", f"{plan.steps}, statistics over {over}")
+    if reason := no_measurement(plan):
+        table.add_row("not a measurement", reason)
+    _add_published(table, plan)
+    _add_layout(table, plan)
+    table.add_row("data parallel", _sharing(plan))
+    table.add_row("gradients", f"reduced in {plan.recipe.training.grad_reduce_dtype}")
+    table.add_row("model", f"{layout.layers} layers" + (f", {plan.recipe.proxy_text}" if plan.recipe.proxy else ""))
+    if plan.lora:
+        table.add_row("trained", trained_text(plan.recipe.model, plan.lora))
+    table.add_row("seed", str(plan.seed))
+    table.add_row("recompute", plan.recompute)
+    table.add_row("logits", logits_text(plan.recipe, kept=plan.keep_logits))
+    table.add_row("compiled", "block by block" if plan.compiled else "no")
+    table.add_row("attention backend", plan.attention_backend)
+    _add_saving(table, plan)
+    if plan.profile:
+        table.add_row("profile", profile_text(plan.profile))
+    if plan.nccl_trace:
+        table.add_row("NCCL's log", "every collective, on each rank")
+    for name, value in variables.items():
+        table.add_row("variable", f"{name}={value}")
+    if workers:
+        table.add_row("workers", shlex.join(workers))
+    return table
+
+
+def _add_origin(table: Table, plan: Plan) -> None:
+    origin = plan.origin
+    for name, part in (("weights", origin.weights), ("data", origin.data)):
+        table.add_row(name, part.text + (f", in {part.path}" if part.path else ""))
+
+
+def _add_layout(table: Table, plan: EnginePlan) -> None:
+    layout = plan.recipe.layout
+    parallel = ", ".join(f"{name.upper()} {getattr(layout, name)}" for name in ("tp", "pp", "vp", "cp", "ep", "etp"))
+    table.add_row("parallel", f"{parallel}, DP {layout.dp}")
+    without = "" if layout.sequence_parallel else ", no sequence parallelism"
+    table.add_row("batch", f"MBS {layout.mbs}, GBS {layout.gbs}, GA {layout.ga}{without}")
+    table.add_row("sequence", f"{layout.seq_len} tokens, {layout.gbs * layout.seq_len:,} tokens per step")
+    if plan.recipe.training.document_tokens:
+        table.add_row("documents", f"{plan.recipe.training.document_tokens} tokens on average, packed")
+    if layout.pp > 1:
+        sizes = [len(stage) for stage in stage_layers(layout)]
+        table.add_row("pipeline", f"PP {layout.pp}, VP {layout.vp}, layers of the stages: {', '.join(map(str, sizes))}")
+
+
+def _add_saving(table: Table, plan: EnginePlan) -> None:
+    if plan.start:
+        fresh = "" if plan.start.optimizer_state else ", with new optimizer state"
+        table.add_row("resumes from", f"step {plan.start.step}: {plan.start.path}{fresh}")
+    if plan.save_checkpoint:
+        every = f"every {plan.checkpoint_interval} steps and " if plan.checkpoint_interval else ""
+        size = number(checkpoint_bytes(plan.recipe.model, plan.lora) / 1e9)
+        table.add_row("checkpoints", f"{every}at the end, about {size} GB each")
+    for warning in scale_warnings(plan):
+        table.add_row("warning", warning)
+
+
+def _add_published(table: Table, plan: EnginePlan) -> None:
+    """The published figure, and the time that the steps take at it."""
+    expected = next(iter(plan.recipe.expectations), None)
+    step_time_s = expected.step_time_s if expected else None
+    if expected is None or step_time_s is None:
+        reason = plan.recipe.expectations_reason or "the document has no step time"
+        table.add_row("published", unknown(reason))
+        table.add_row("duration", unknown("no published step time"))
+        return
+    table.add_row("published", f"{number(step_time_s)} s per step: {expected.source} line {expected.line}")
+    minutes = plan.steps * step_time_s / 60
+    table.add_row("duration", f"about {number(minutes)} min for {plan.steps} steps at that speed, after the start")
+
+
+def profile_text(profile: Profile) -> str:
+    """The profiled steps and ranks, and the profiler."""
+    name = "Nsight Systems" if profile.profiler == "nsys" else "PyTorch's profiler"
+    name += ", or PyTorch's profiler if 'nsys' is not on the PATH" if profile.or_torch else ""
+    return f"steps {profile.first_step}-{profile.stop_step - 1}, ranks {ranks_text(profile.ranks)}, {name}"
+
+
+def _sharing(plan: EnginePlan) -> str:
+    parallelism = plan.parallelism
+    replicas = parallelism.replicas(plan.recipe.layout).dense
+    sharing = parallelism.dp_sharding or "full"
+    shared = {"full": "parameters and optimizer state", "optimizer": "optimizer state", "none": "nothing"}
+    kept = f", {replicas} replicas" if replicas > 1 else ""
+    return f"{sharing}: ranks shard {shared[sharing]}{kept}"
+
+
+def script_document(order: Order, script: str) -> dict[str, Any]:
+    """The JSON of a dry run; its keys are a contract."""
+    return {
+        **identity_document(order.plan.recipe),
+        "origin": origin_document(order.plan.origin),
+        "not_prepared": order.missing and order.missing.what,
+        "script": script,
+    }
+
+
+def submit_document(origin: Origin, runs: Mapping[RunFolder, SubmittedJob]) -> dict[str, Any]:
+    """The JSON of ``llmb submit``; its keys are a contract."""
+    return {"origin": origin_document(origin), **queued_document(runs)}
+
+
+def queued_document(runs: Mapping[RunFolder, SubmittedJob]) -> dict[str, Any]:
+    """Jobs that were queued, also those that prepare something."""
+    return {
+        "jobs": [
+            {
+                "job_id": job.job_id,
+                "cluster": job.cluster,
+                "run_dir": str(folder.path),
+                "script": str(folder.batch_script),
+                "submitted_at": job.submitted_at,
+            }
+            for folder, job in runs.items()
+        ],
+    }
+
+
+def submit_text(runs: Mapping[RunFolder, SubmittedJob]) -> str:
+    return "".join(f"{job.job_id}  {folder.path}\n" for folder, job in runs.items())
+
+
+def flags_text(flags: Mapping[str, str | None]) -> str:
+    """The resources of a job on one line, before it is queued."""
+    shown = ("nodes", "gpus-per-node", "gres", "time", "account", "partition", "qos", "reservation", "array")
+    return ", ".join(f"{name} {flags[name]}" for name in shown if flags.get(name))
