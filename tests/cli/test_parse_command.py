@@ -23,6 +23,19 @@ from llmb.logs.step_line import format_step_line
 REFERENCE_COLUMNS = (
     "filename,status,time_mean_seconds,time_std_dev_seconds,tflops_per_gpu_mean,tflops_per_gpu_std_dev,max_iteration"
 )
+OWN_COLUMNS = (
+    "reason,window_first,window_last,steps,time_median_seconds,time_cv,time_ci95_low_seconds,time_ci95_high_seconds,"
+    "loss_first,loss_last,weights,data,run,workload,size,dtype,gpu_type,gpus,layout,program,nodes,date,mfu_pct,"
+    "mfu_convention,tokens_per_s_per_gpu,figures,label,path"
+)
+GROUP_COLUMNS = (
+    "workload,size,dtype,gpu_type,gpus,layout,program,identity,runs,time_median_seconds,time_mean_seconds,"
+    "time_std_dev_seconds,spread_pct,mfu_pct,differs"
+)
+SCALING_COLUMNS = (
+    "recipe,gpu_type,program,scaling,gpus,layout,gbs,runs,time_median_seconds,efficiency_pct,days_per_1t_tokens,"
+    "published_seconds,published_efficiency_pct,published_days_per_1t_tokens,published_source"
+)
 
 
 def log_text(steps=50, upto=None, *, loss=12.5, tflops=600.0):
@@ -128,7 +141,7 @@ def test_json_is_null_where_nothing_is_known(results):
 
 def test_csv_has_the_reference_columns_first_and_one_shape(results):
     rows = parse_csv(results)
-    assert ",".join(rows[0]).startswith(REFERENCE_COLUMNS + ",reason,")
+    assert ",".join(rows[0]) == f"{REFERENCE_COLUMNS},{OWN_COLUMNS}"
     assert {len(row) for row in rows} == {35}
     assert len(rows) == 8
     found = {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[1:]}
@@ -347,6 +360,7 @@ def test_repeats_together(scales):
     assert "pretrain_llama3.1 8b bf16     8  cp2 mbs1 gbs128" in text
     assert "1 of 5 files are no success; without --group they are listed" in text
     rows = list(csv.DictReader(io.StringIO(parse(scales, "--group", "--format", "csv").stdout)))
+    assert ",".join(rows[0]) == GROUP_COLUMNS
     assert [row["runs"] for row in rows] == ["3", "1"]
     assert {row["workload"] for row in rows} == {"pretrain_llama3.1"}
 
@@ -365,6 +379,7 @@ def test_scaling_beside_the_published_figures(scales):
     assert lines[0] == "pretrain_llama3.1 8b bf16 on h100, weak scaling, window reference"
     assert max(map(len, lines[:8])) <= 100
     rows = list(csv.DictReader(io.StringIO(parse(scales, "--scaling", "--format", "csv").stdout)))
+    assert ",".join(rows[0]) == SCALING_COLUMNS
     assert [(row["gpus"], row["runs"]) for row in rows] == [("8", "3"), ("128", "1")]
     assert isinstance(parse(scales, "--scaling", "--group").exception, UsageError)
 

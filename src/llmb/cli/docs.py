@@ -8,7 +8,8 @@ import typer
 
 from llmb.cli.json_option import Json
 from llmb.doc_pages import DocPage, doc_pages, find_doc_page
-from llmb.report.output import print_json, print_markdown, print_table, print_text, result_table
+from llmb.report.output import print_json, print_markdown, print_table, print_text
+from llmb.report.table import result_table
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

@@ -14,8 +14,7 @@ from llmb.microbenchmarks.history import FigureChange, changes
 from llmb.microbenchmarks.outliers import OutlierRule
 from llmb.microbenchmarks.records import Measurement, MeasurementFile, NotMeasured
 from llmb.report.numbers import known, number, whole
-from llmb.report.output import result_table
-from llmb.report.table import Column, Row, Table, number_column, table_of
+from llmb.report.table import Column, Row, Table, number_column, result_table, table_of
 from llmb.shown_text import printable
 
 UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))

@@ -6,8 +6,7 @@ from operator import attrgetter
 
 from llmb.analysis.comparison import Comparison, LeftOutRun, Row, Unmatched
 from llmb.report.numbers import number, shortened
-from llmb.report.output import result_table
-from llmb.report.table import Table, csv_text
+from llmb.report.table import Table, csv_text, result_table
 from llmb.runs.identity import Difference
 from llmb.shown_text import printable
 

@@ -8,8 +8,7 @@ from typing import Any
 from llmb.health.kept_checks import NodesResult
 from llmb.health.records import ANSWER, SEVERITY, Check, NodeReport, worst
 from llmb.health.rules import AREAS, BETWEEN, Area, names_of, rule_of, rules
-from llmb.report.output import result_table
-from llmb.report.table import Table
+from llmb.report.table import Table, result_table
 from llmb.shown_text import printable
 
 LONGEST_TITLE = 26

@@ -10,8 +10,7 @@ from llmb.install.environment import python_of
 from llmb.install.images import ImportedImage
 from llmb.install.installing import StepResult
 from llmb.install.removal import Removal
-from llmb.report.output import result_table
-from llmb.report.table import Table
+from llmb.report.table import Table, result_table
 from llmb.shown_text import printable
 
 STATES = {"done": "done", "kept": "done before", "open": "to do"}

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from llmb.report.numbers import number, whole
-from llmb.report.output import result_table
-from llmb.report.table import Column, Table, number_column, table_of
+from llmb.report.table import Column, Table, number_column, result_table, table_of
 from llmb.shown_text import printable
 from llmb.traces.nccl_summary import Collective, NcclSummary, StepTraffic
 from llmb.traces.nccl_tests import Bandwidth, TestRow, TestTable, same_tests

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from llmb.errors import EnvironmentProblem
-from llmb.report.table import Column, Table, table_lines
+from llmb.report.table import Table, table_lines
 from llmb.shown_text import printable_lines
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
@@ -89,8 +89,3 @@ def log_writer() -> Callable[[bytes], None]:
 def _write_bytes(block: bytes) -> None:
     sys.stdout.buffer.write(block)
     sys.stdout.buffer.flush()
-
-
-def result_table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
-    """An empty table in the common style; ``right`` names the columns of numbers, which are right-aligned."""
-    return Table(title, [Column(name, right=name in right) for name in columns])

@@ -11,9 +11,8 @@ from llmb.jobs.order import Order
 from llmb.metrics.parameters import checkpoint_bytes
 from llmb.metrics.window import STEADY
 from llmb.report.numbers import number, unknown
-from llmb.report.output import result_table
 from llmb.report.recipe_report import identity_document, origin_document, trained_text
-from llmb.report.table import Table
+from llmb.report.table import Table, result_table
 from llmb.runs.checkpoint_scales import scale_warnings
 from llmb.runs.folder import RunFolder
 from llmb.runs.fp8_product import fp8_product

@@ -15,8 +15,7 @@ from llmb.metrics.flops import flops_per_sequence
 from llmb.metrics.parameters import checkpoint_bytes, parameter_count, trainable_parameters
 from llmb.metrics.throughput import Throughput, unpacked_reason
 from llmb.report.numbers import number, unknown
-from llmb.report.output import result_table
-from llmb.report.table import Table
+from llmb.report.table import Table, result_table
 from llmb.runs.logits import keeps_logits, logits_gb, logits_text
 from llmb.runs.origin import Origin, OriginHere
 from llmb.verdict.conditions import title_of

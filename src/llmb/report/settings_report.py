@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmb.jobs.settings_in_effect import Setting, SettingsInEffect
-from llmb.report.output import result_table
-from llmb.report.table import Table
+from llmb.report.table import Table, result_table
 
 SOURCES = {
     "option": "option",

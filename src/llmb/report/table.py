@@ -79,6 +79,11 @@ def table_of(title: str, rows: Iterable[Row], columns: Iterable[Column[Row]], *,
     return Table(title, [column for column, _ in shown], lines)
 
 
+def result_table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
+    """An empty table in the common style; ``right`` names the columns of numbers, which are right-aligned."""
+    return Table(title, [Column(name, right=name in right) for name in columns])
+
+
 def number_column(
     header: str, value: Callable[[Row], Any], form: Callable[[Any], str] = number, *, wrap: bool = True
 ) -> Column[Row]:

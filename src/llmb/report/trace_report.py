@@ -7,8 +7,7 @@ from html import escape
 from typing import Any
 
 from llmb.report.numbers import number
-from llmb.report.output import result_table
-from llmb.report.table import Table
+from llmb.report.table import Table, result_table
 from llmb.shown_text import printable
 from llmb.traces.breakdown import CollectiveTime, StepBreakdown
 from llmb.traces.summary import RankTrace, TraceSummary, shares

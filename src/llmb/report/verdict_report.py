@@ -10,8 +10,7 @@ from llmb.analysis.judge_run import Judged
 from llmb.analysis.measured import flaw_of
 from llmb.analysis.records import AnalyzedRun, LeftOut
 from llmb.report.numbers import interval_of, number, shortened
-from llmb.report.output import result_table
-from llmb.report.table import Column, Table, number_column, table_of
+from llmb.report.table import Column, Table, number_column, result_table, table_of
 from llmb.shown_text import printable
 from llmb.verdict.acceptance import AcceptanceRecipe, AcceptanceSet
 from llmb.verdict.causes import Cause, Explanation
