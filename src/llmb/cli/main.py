@@ -29,7 +29,6 @@ COMMANDS = {
     "prepare": ("llmb.cli.prepare", "Data and weights that fine-tuning starts from."),
     "run": ("llmb.cli.run", "Train on this machine, now, and print the result."),
     "submit": ("llmb.cli.submit", "Queue a run on a Slurm cluster."),
-    "single": ("llmb.cli.submit", "The same as submit."),
     "bulk": ("llmb.cli.bulk", "Queue the jobs of a file on a Slurm cluster."),
     "launch": ("llmb.cli.launch", "Queue a run that the environment variables of the reference documents describe."),
     "doctor": ("llmb.cli.doctor", "Whether this node is fit to train: GPUs, host, network, disks, software."),
@@ -48,6 +47,8 @@ COMMANDS = {
     "docs": ("llmb.cli.docs", "The documentation, page by page, and the manual page."),
 }
 
+ALIASES = {"single": "submit"}
+"""Names of the reference suite's launcher."""
 PARSER_ERROR: Any = typer.BadParameter.__bases__[0]
 """What typer raises for arguments that it cannot parse; it is not exported."""
 
@@ -78,7 +79,7 @@ class LazyGroup(CommandGroup):
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401
-        name, stub, rest = super().resolve_command(ctx, args)
+        name, stub, rest = super().resolve_command(ctx, [ALIASES.get(word, word) for word in args[:1]] + args[1:])
         return name, stub and load_command(str(name)), rest
 
 

@@ -18,7 +18,7 @@ from llmb.install.environment import RECORD, python_of
 from llmb.install.preparation import Preparations
 from llmb.install.prepared_sizes import prepared_sizes
 from llmb.install.state import InstallState, Journal, opened_journal, read_state
-from llmb.install.steps import ImportImage, Installation, Step, steps
+from llmb.install.steps import ImportImage, Installation, InstallStep, steps
 from llmb.prepared.folders import prepared_folders
 from llmb.runs.disk_space import check_room
 from llmb.runs.folder import CLUSTER_CONFIG
@@ -109,7 +109,7 @@ def _was_moved(before: Path, root: Path) -> bool:
     return before != root and not (before.exists() and before.samefile(root))
 
 
-def run_steps(steps: Sequence[Step], say: Callable[[str], None]) -> list[StepResult]:
+def run_steps(steps: Sequence[InstallStep], say: Callable[[str], None]) -> list[StepResult]:
     """Raises the error of the first step that fails; those before it are done."""
     results = []
     for number, step in enumerate(steps, start=1):
@@ -128,7 +128,7 @@ def run_steps(steps: Sequence[Step], say: Callable[[str], None]) -> list[StepRes
     return results
 
 
-def planned(steps: Sequence[Step]) -> list[StepResult]:
+def planned(steps: Sequence[InstallStep]) -> list[StepResult]:
     """What would be done."""
     return [
         StepResult(step.name, "kept", "done before") if step.is_done() else StepResult(step.name, "open", step.title)

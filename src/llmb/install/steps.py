@@ -33,7 +33,7 @@ exists when it is complete."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class InstallStep:
     """One step; ``do`` returns what was done, in words."""
 
     name: str
@@ -63,11 +63,11 @@ class Installation:
         return Path(self.answers.image_folder) if self.answers.image_folder else self.root / IMAGES
 
 
-def steps(what: Installation) -> Sequence[Step]:
+def steps(what: Installation) -> Sequence[InstallStep]:
     return [_folders(what), *_environment(what), *_image(what), _settings(what), _scripts(what), *_preparations(what)]
 
 
-def _folders(what: Installation) -> Step:
+def _folders(what: Installation) -> InstallStep:
     own = [WORKLOADS, DATASETS, IMAGES, *(f"{WORKLOADS}/{name}" for name in what.answers.workloads)]
 
     def do() -> str:
@@ -75,10 +75,10 @@ def _folders(what: Installation) -> Step:
             what.journal.folder(name)
         return f"{len(what.answers.workloads)} below {what.root / WORKLOADS}"
 
-    return Step("folders", "make folders", lambda: all((what.root / name).is_dir() for name in own), do)
+    return InstallStep("folders", "make folders", lambda: all((what.root / name).is_dir() for name in own), do)
 
 
-def _environment(what: Installation) -> Iterator[Step]:
+def _environment(what: Installation) -> Iterator[InstallStep]:
     answers = what.answers
     if answers.environment == EXISTING:
         python = python_of(answers, what.root)
@@ -91,9 +91,9 @@ def _environment(what: Installation) -> Iterator[Step]:
             what.journal.save(proven_python=str(python))
             return found
 
-        yield Step("environment", f"look at {python}", is_done, prove)
+        yield InstallStep("environment", f"look at {python}", is_done, prove)
         return
-    yield Step(
+    yield InstallStep(
         "environment",
         f"make the Python environment with {answers.environment}, which takes minutes",
         lambda: is_made(answers, what.root),
@@ -101,7 +101,7 @@ def _environment(what: Installation) -> Iterator[Step]:
     )
 
 
-def _image(what: Installation) -> Iterator[Step]:
+def _image(what: Installation) -> Iterator[InstallStep]:
     wanted = _registry_image(what)
     importer, runtime = what.import_image, str(what.answers.container_runtime)
     if wanted is None or importer is None or runtime not in SUFFIXES:
@@ -118,7 +118,7 @@ def _image(what: Installation) -> Iterator[Step]:
     def is_done() -> bool:
         return what.journal.state.image == str(target) and has_image(target)
 
-    yield Step("image", f"import the image {wanted}", is_done, do)
+    yield InstallStep("image", f"import the image {wanted}", is_done, do)
 
 
 def _registry_image(what: Installation) -> str | None:
@@ -127,12 +127,12 @@ def _registry_image(what: Installation) -> str | None:
     return image if image and not Path(image).exists() else None
 
 
-def _settings(what: Installation) -> Step:
+def _settings(what: Installation) -> InstallStep:
     def wanted() -> Section:
         imported = what.journal.state.image if _registry_image(what) and what.import_image else None
         return settings(what.answers, what.root, imported or what.answers.image)
 
-    return Step(
+    return InstallStep(
         "settings",
         "write cluster_config.yaml",
         lambda: is_settled(what.journal, wanted()),
@@ -140,7 +140,7 @@ def _settings(what: Installation) -> Step:
     )
 
 
-def _scripts(what: Installation) -> Step:
+def _scripts(what: Installation) -> InstallStep:
     texts = {
         f"{WORKLOADS}/{name}/{LAUNCH}": launch_script(name, what.root, python_of(what.answers, what.root))
         for name in what.answers.workloads
@@ -154,7 +154,7 @@ def _scripts(what: Installation) -> Step:
             what.journal.file(path, text, mode=EXECUTABLE)
         return f"{LAUNCH} of {', '.join(what.answers.workloads)}"
 
-    return Step("scripts", f"write {LAUNCH} of each workload", is_done, do)
+    return InstallStep("scripts", f"write {LAUNCH} of each workload", is_done, do)
 
 
 def launch_script(workload: str, root: Path, python: Path) -> str:
@@ -170,13 +170,13 @@ def _has(path: Path, text: str) -> bool:
         return False
 
 
-def _preparations(what: Installation) -> Iterator[Step]:
+def _preparations(what: Installation) -> Iterator[InstallStep]:
     answers = what.answers
     if answers.prepare not in PREPARED_HOW:
         return
     preparations = [_preparation(what, *model) for model in prepared_sizes(what.catalogue, answers)]
     if repositories := hub_repositories(what.catalogue, answers):
-        yield Step(
+        yield InstallStep(
             "access",
             "check access to the repositories on the Hugging Face hub",
             lambda: all(step.is_done() for step in preparations),
@@ -185,10 +185,10 @@ def _preparations(what: Installation) -> Iterator[Step]:
     yield from preparations
 
 
-def _preparation(what: Installation, workload: str, size: str) -> Step:
+def _preparation(what: Installation, workload: str, size: str) -> InstallStep:
     answers = what.answers
     how = "now" if answers.prepare == "here" else "as Slurm jobs"
-    return Step(
+    return InstallStep(
         f"prepare {workload}",
         f"prepare data and checkpoint of {workload} {size}, {how}",
         lambda: is_prepared(what.catalogue, what.root, answers, workload, size),

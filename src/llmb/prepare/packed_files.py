@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from llmb import __version__
 from llmb.errors import UsageError
-from llmb.prepare.packing import Packing, pack
+from llmb.prepare.packing import Packs, pack
 from llmb.prepare.sample_files import SampleFiles, parse_line
 from llmb.prepare.tokenizer import LoadedTokenizer
 from llmb.prepared.packed_dataset import (
@@ -137,7 +137,7 @@ def read_packed(folder: Path) -> PackedDataset | None:
     return record
 
 
-def _write_arrays(folder: Path, documents: Documents, order: "np.ndarray", packing: Packing) -> dict[str, str]:
+def _write_arrays(folder: Path, documents: Documents, order: "np.ndarray", packing: Packs) -> dict[str, str]:
     import numpy as np
 
     lengths = np.diff(documents.starts)[order]

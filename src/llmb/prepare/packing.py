@@ -13,7 +13,7 @@ ENOUGH_FILL = 0.98
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
+class Packs:
     """``order``: int64 [documents], documents by pack; ``packs``: int64 [packs + 1], the first of each in ``order``."""
 
     packer: Packer
@@ -21,7 +21,7 @@ class Packing:
     packs: "np.ndarray"
 
 
-def pack(lengths: "np.ndarray", seq_len: int, seed: int) -> Packing:
+def pack(lengths: "np.ndarray", seq_len: int, seed: int) -> Packs:
     """Packs documents of ``lengths`` places, int64 [documents], none of them longer than ``seq_len``.
 
     Shuffled documents make packs that cost about the same, and are the default of NeMo. Where that leaves more than 2 %
@@ -35,12 +35,12 @@ def pack(lengths: "np.ndarray", seq_len: int, seed: int) -> Packing:
     return min(shuffled, decreasing, key=lambda packing: len(packing.packs))
 
 
-def fill(packing: Packing, lengths: "np.ndarray", seq_len: int) -> float:
+def fill(packing: Packs, lengths: "np.ndarray", seq_len: int) -> float:
     """Share of the places of all packs that documents take."""
     return int(lengths.sum()) / ((len(packing.packs) - 1) * seq_len)
 
 
-def _first_fit(lengths: "np.ndarray", seq_len: int, seed: int, packer: Packer) -> Packing:
+def _first_fit(lengths: "np.ndarray", seq_len: int, seed: int, packer: Packer) -> Packs:
     import numpy as np
 
     taken = np.random.default_rng(seed).permutation(len(lengths))
@@ -49,7 +49,7 @@ def _first_fit(lengths: "np.ndarray", seq_len: int, seed: int, packer: Packer) -
     places = first_fit(lengths[taken].tolist(), seq_len)
     number = np.asarray(places, dtype=np.int64)
     packs = np.concatenate([[0], np.cumsum(np.bincount(number))]).astype(np.int64)
-    return Packing(packer, taken[np.argsort(number, kind="stable")].astype(np.int64), packs)
+    return Packs(packer, taken[np.argsort(number, kind="stable")].astype(np.int64), packs)
 
 
 def first_fit(lengths: list[int], seq_len: int) -> list[int]:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from llmb import __version__
 from llmb.catalogue.records import Record
 from llmb.errors import UsageError
-from llmb.prepare.samples import TEMPLATE, Sample
+from llmb.prepare.samples import TEMPLATE, DatasetSample
 from llmb.prepare.sources import Files, read_samples
 from llmb.prepared.packed_dataset import SPLITS, Split, incomplete_files
 from llmb.runs.checksums import ChecksumWriter, file_checksum
@@ -164,14 +164,14 @@ def _drawn(parts: tuple[Split, ...], count: int) -> Mapping[Split, Sequence[int]
     return {**taken, parts[-1]: order[held_out * (len(parts) - 1) :]}
 
 
-def _picked(path: Path, starts: list[int], order: Iterable[int]) -> Iterator[Sample]:
+def _picked(path: Path, starts: list[int], order: Iterable[int]) -> Iterator[DatasetSample]:
     with path.open("rb") as stream:
         for number in order:
             stream.seek(starts[number])
             yield parse_line(stream.read(starts[number + 1] - starts[number]))
 
 
-def _line(sample: Sample, split: Split) -> bytes:
+def _line(sample: DatasetSample, split: Split) -> bytes:
     """As NeMo writes it: all answers that count as right are kept for tests alone."""
     values: dict[str, object] = {"input": sample.input, "output": sample.output}
     if split == "test" and sample.original_answers:
@@ -179,13 +179,13 @@ def _line(sample: Sample, split: Split) -> bytes:
     return json.dumps(values).encode() + b"\n"
 
 
-def parse_line(line: bytes) -> Sample:
+def parse_line(line: bytes) -> DatasetSample:
     """Of a file that was written here."""
     values = json.loads(line)
-    return Sample(values["input"], values["output"], tuple(values.get("original_answers", ())))
+    return DatasetSample(values["input"], values["output"], tuple(values.get("original_answers", ())))
 
 
-def _write_lines(path: Path, samples: Iterable[Sample], split: Split) -> str:
+def _write_lines(path: Path, samples: Iterable[DatasetSample], split: Split) -> str:
     with ReplacingFile(path) as stream:
         for sample in samples:
             stream.write(_line(sample, split))

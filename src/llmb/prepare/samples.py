@@ -10,7 +10,7 @@ QUESTION_KEYS = ("context", "question", "answers")
 TEMPLATED_KEYS = ("input", "output")
 
 
-class Sample(NamedTuple):
+class DatasetSample(NamedTuple):
     """Keys and text as in the JSONL files of NeMo."""
 
     input: str
@@ -23,14 +23,14 @@ class Malformed(ValueError):
     """A row that is no sample; the message says what is wrong with it."""
 
 
-def from_question(context: str, question: str, answers: tuple[str, ...]) -> Sample | None:
+def from_question(context: str, question: str, answers: tuple[str, ...]) -> DatasetSample | None:
     """A question about a text, in the template. None if it has no answer."""
     if not answers or not answers[0].strip():
         return None
-    return Sample(f"Context: {context} Question: {question} Answer:", answers[0], answers)
+    return DatasetSample(f"Context: {context} Question: {question} Answer:", answers[0], answers)
 
 
-def from_row(row: Mapping[str, Any]) -> Sample | None:
+def from_row(row: Mapping[str, Any]) -> DatasetSample | None:
     """A row of the hub's dataset, or a line that is in the template already. None if it has no answer.
 
     Raises Malformed for anything else.
@@ -40,7 +40,7 @@ def from_row(row: Mapping[str, Any]) -> Sample | None:
         answers = row.get("original_answers", ())
         if not isinstance(answers, list | tuple) or not all(map(_is_text, answers)):
             raise Malformed("'original_answers' is not a list of texts")
-        return Sample(row["input"], row["output"], tuple(answers)) if row["output"].strip() else None
+        return DatasetSample(row["input"], row["output"], tuple(answers)) if row["output"].strip() else None
     _require(row, QUESTION_KEYS[:2])
     return from_question(row["context"], row["question"], _answers(row.get("answers")))
 

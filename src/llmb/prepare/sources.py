@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from llmb.errors import UsageError
 from llmb.input_files import list_folder, open_file
 from llmb.prepare.needed import check_installed
-from llmb.prepare.samples import Malformed, Sample, from_row, from_squad_document
+from llmb.prepare.samples import DatasetSample, Malformed, from_row, from_squad_document
 from llmb.prepared.packed_dataset import Split
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _holds(path: Path, split: Split) -> bool:
     return named is not None or re.fullmatch(NAMES[split], path.parent.name.lower()) is not None
 
 
-def read_samples(path: Path) -> Iterator[Sample | None]:
+def read_samples(path: Path) -> Iterator[DatasetSample | None]:
     """Every sample of a file, in order; None for a question without an answer.
 
     Raises UsageError, with the line or the place, for what is no sample.

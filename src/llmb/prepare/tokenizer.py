@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmb.errors import UsageError
-from llmb.prepare.samples import Sample
+from llmb.prepare.samples import DatasetSample
 from llmb.prepared.packed_dataset import TokenizerRecord
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class LoadedTokenizer:
     record: TokenizerRecord
     space: str
 
-    def encode(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], int]]:
+    def encode(self, samples: Sequence[DatasetSample]) -> Iterator[tuple[list[int], int]]:
         """The tokens of each sample, and the first one of its answer. The last one is EOS; there is no BOS.
 
         So do NeMo and Megatron-Bridge with SQuAD: prompt and answer are encoded apart, without spaces around them.
