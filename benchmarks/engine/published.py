@@ -89,4 +89,7 @@ def as_published(recipe: Recipe, target: Target | None) -> Recipe:
     """``recipe`` with its FLOPs counted by the formula of the target's document, errors included."""
     if target is None or target.flops is None:
         return recipe
-    return recipe.model_copy(update={"published_flops": target.flops.model_copy(update={"printed_flops": None})})
+    # A proxy's vocabulary is its own.
+    slips = {name: size for name, size in target.flops.as_published.items() if name != "vocab_size"}
+    flops = target.flops.model_copy(update={"printed_flops": None, "as_published": slips})
+    return recipe.model_copy(update={"published_flops": flops})
