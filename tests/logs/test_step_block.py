@@ -201,3 +201,12 @@ def test_blocks_do_not_change_what_is_read(text, chunk_bytes, rule):
         pieces = read_log(io.BytesIO(text.encode()), rule, chunk_bytes)
     event("with blocks" if blocks else "without blocks")
     assert repr(asdict(pieces)) == repr(asdict(whole))
+
+
+def test_a_line_that_another_runs_into_is_no_block() -> None:
+    fields = "train_step_timing in s: 12.5 | reduced_train_loss: 12.5"
+    more = " | consumed_samples: 8 | TFLOPS_per_GPU: 12.5"
+    heads = [f"Training epoch 0, iteration {step}/49 | {fields}" for step in range(3)]
+    text = f"{'x' * 100}\n{heads[0]}{more}\n{heads[1]}{heads[1]}{more}\n{heads[2]}\n"
+    counts = {read_log(io.BytesIO(text.encode()), "reference", size).attempt.steps for size in range(60, len(text) + 1)}
+    assert counts == {3}

@@ -110,7 +110,8 @@ def find_block(text: bytes, start: int, end: int) -> StepBlock | None:
 
 
 def _only_step(line: bytes) -> StepLine | None:
-    steps = list(find_steps(line))
+    """None for a line that another one runs into: of its fields those of the other would count."""
+    steps = list(find_steps(line)) if line.count(STEP_LINE_HEAD) == 1 else []
     return steps[0] if len(steps) == 1 else None
 
 
