@@ -24,14 +24,14 @@ from typing import Any
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model
+from llmb.checkpoints.checkpoint import read_checkpoint
+from llmb.checkpoints.conversion import FILE_BYTES
 from llmb.huggingface.config import config_of
 from llmb.huggingface.formats import format_of
 from llmb.huggingface.shards import CONFIG, INDEX, index_document, plan_shards, shard_files
 from llmb.huggingface.tensors import Shape, stored_tensors
 from llmb.metrics.parameters import parameter_count
-from llmb.programs.engine.conversion import ImportRequest, import_checkpoint
-from llmb.runs.checkpoint import read_checkpoint
-from llmb.runs.conversion import FILE_BYTES
+from llmb.weights.conversion import ImportRequest, import_checkpoint
 
 GB = 10**9
 TARGET_BYTES = 2 * GB
@@ -45,7 +45,7 @@ INSIDE = """
 import sys
 from pathlib import Path
 from llmb.catalogue.records import Model
-from llmb.programs.engine.conversion import ImportRequest, import_checkpoint
+from llmb.weights.conversion import ImportRequest, import_checkpoint
 source, target, model, largest = sys.argv[1:]
 model = Model.model_validate_json(model)
 request = ImportRequest(Path(source), Path(target), "pretrain_llama3.1", model, 2, int(largest))
@@ -123,7 +123,7 @@ def write_model(folder: Path, model: Model) -> int:
 
 
 def engine_shapes(model: Model) -> dict[str, Shape]:
-    from llmb.engine.huggingface.weights_import import parameter_shapes
+    from llmb.weights.worker.weights_import import parameter_shapes
 
     return parameter_shapes(model)
 

@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from llmb.bench.cases import gemm_cases
+from llmb.bench.jobs import CaseList, ProductCase, ProductDtype
+from llmb.bench.worker.products import DTYPES, product
+from llmb.bench.worker.timing import PreparedCall, timed
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
 from llmb.engine.device import exact_fp32
-from llmb.engine.microbenchmarks.products import DTYPES, product
-from llmb.engine.microbenchmarks.timing import PreparedCall, timed
-from llmb.microbenchmarks.cases import gemm_cases
-from llmb.microbenchmarks.jobs import CaseList, ProductCase, ProductDtype
 
 TARGET = 1.03
 CALLS = 5

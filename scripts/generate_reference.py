@@ -44,7 +44,7 @@ def pages() -> dict[Path, str]:
         "cli.md": commands_page(),
         "catalogue.md": catalogue_page(catalogue),
         "files.md": files_page(catalogue),
-        "environment.md": environment_page(catalogue),
+        "environment.md": environment_page(),
         "checks.md": checks_page(),
         "what-is-the-same.md": same_page(catalogue),
     }

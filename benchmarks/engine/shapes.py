@@ -4,8 +4,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from llmb.catalogue.records import Dtype, Recipe, Record
-from llmb.microbenchmarks.jobs import (
+from llmb.bench.jobs import (
     PASSES,
     AttentionCase,
     Case,
@@ -17,7 +16,8 @@ from llmb.microbenchmarks.jobs import (
     Timing,
     Timings,
 )
-from llmb.microbenchmarks.shapes import Weights, attention_dtype, product_case, weights_of
+from llmb.bench.shapes import Weights, attention_dtype, product_case, weights_of
+from llmb.catalogue.records import Dtype, Recipe, Record
 from llmb.runs.attention import BACKENDS as GPU_BACKENDS
 
 BACKENDS = tuple(name for name in GPU_BACKENDS["cuda"] if name not in ("varlen", "efficient", "math"))

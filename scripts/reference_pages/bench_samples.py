@@ -3,10 +3,10 @@
 
 from typing import Any
 
-from llmb.health.gpus import compare_parts
-from llmb.microbenchmarks.disk import prediction
-from llmb.microbenchmarks.outliers import outlier_rule
-from llmb.microbenchmarks.records import Measurement, MeasurementFile, NotMeasured
+from llmb.bench.disk import prediction
+from llmb.bench.gpus import compare_parts
+from llmb.bench.outliers import outlier_rule
+from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
 from llmb.report.bench_report import disk_document, gpus_document, history_document, measurement_document
 
 ROW = Measurement(benchmark="gemm", case="qkv_forward", node="node1", device="", time_s=0.1, repetitions=3)

@@ -4,10 +4,9 @@
 from collections.abc import Iterator
 
 from llmb.campaigns.job_request import job_options
-from llmb.catalogue.load import Catalogue
-from llmb.catalogue.variables import LaunchVariable, VariableUse
 from llmb.options.option import options_of
 from llmb.prepare.jobs import PrepareChoices
+from llmb.reference_suite.variables import LaunchVariable, VariableUse, documented_variables
 from reference_pages.markdown import page, table
 
 INTRO = """`llmb launch WORKLOAD` reads these variables, with the names that the reference documents and their scripts
@@ -19,7 +18,7 @@ them at once.
 jobs. It reports others that are set, and does not take them.
 
 `release` is that of the documents or scripts that know a variable; 26.06 is the reference suite's newest and no
-document of the catalogue. The page is generated from `src/llmb/catalogue/data/variables.yaml` and from the options'
+document of the catalogue. The page is generated from `src/llmb/reference_suite/variables.yaml` and from the options'
 declarations, which define valid values."""
 ERRATA = """## Errata of the reference scripts
 
@@ -34,11 +33,11 @@ These errors of the scripts are not repeated:
 - A small `JOB_TOTAL_GPUS` of 405b is a proxy as in the scripts, but the script's output and `llmb list` say so."""
 
 
-def environment_page(catalogue: Catalogue) -> str:
+def environment_page() -> str:
     columns = ["variable", "meaning", "value", "release", "what llmb makes of it"]
     rows = [
         [f"`{item.name}`", item.meaning, value_text(item), item.releases, "; ".join(uses_of(item))]
-        for item in catalogue.variables
+        for item in documented_variables()
     ]
     return page("# Environment variables", INTRO, table(columns, rows), ERRATA)
 

@@ -15,6 +15,8 @@ from llmb.catalogue.job_defaults import job_defaults
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
+from llmb.checkpoints.checkpoint import CheckpointRecord, SavedCheckpoint
+from llmb.checkpoints.origin import OriginHere
 from llmb.health.kept_checks import NodesResult
 from llmb.health.records import Check, NodeReport, NotChecked
 from llmb.install.answers import Answers
@@ -53,10 +55,8 @@ from llmb.report.run_report import repeats_document, run_document
 from llmb.report.settings_report import settings_document
 from llmb.report.trace_report import trace_document
 from llmb.report.watch_report import WatchedTitle, watch_document
-from llmb.runs.checkpoint import CheckpointRecord, SavedCheckpoint
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder
-from llmb.runs.origin import OriginHere
 from llmb.runs.plan import EnginePlan, Plan, make_plan
 from llmb.runs.record import SubmittedJob
 from llmb.runs.result import conclude

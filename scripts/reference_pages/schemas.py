@@ -9,19 +9,19 @@ from llmb.analysis import comparison, forecast
 from llmb.analysis.bisect_runs import BisectReport
 from llmb.analysis.records import LeftOut
 from llmb.analysis.watched import Concern, State
+from llmb.bench.disk import Prediction
+from llmb.bench.records import Measurement, MeasurementFile
 from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Dtype, Window
 from llmb.catalogue.unspecified import Unspecified
+from llmb.checkpoints.origin import DataOrigin, WeightsOrigin
 from llmb.health import records as health
 from llmb.jobs.job import Job
 from llmb.jobs.settings_in_effect import Setting
 from llmb.logs.outcome import Status
 from llmb.metrics.anomalies import Anomalies
-from llmb.microbenchmarks.disk import Prediction
-from llmb.microbenchmarks.records import Measurement, MeasurementFile
 from llmb.prepare.hub import AccessState
 from llmb.prepare.hub_access import NeededRepository, TokenSource
-from llmb.runs.origin import DataOrigin, WeightsOrigin
 from llmb.runs.result import Result
 from llmb.verdict.acceptance import AcceptanceSet
 from llmb.verdict.causes import Explanation

@@ -21,6 +21,7 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request
 from llmb.catalogue.resolve import resolve as resolve_request
+from llmb.checkpoints.origin import Origin
 from llmb.errors import UsageError, unknown
 from llmb.jobs.here import plan_here
 from llmb.jobs.local_run import raise_unless_successful
@@ -31,7 +32,6 @@ from llmb.options.text import valid_values
 from llmb.programs.conclude import finished_result
 from llmb.runs.choices import Choices
 from llmb.runs.folder import RunFolder, chosen_root
-from llmb.runs.origin import Origin
 from llmb.runs.record import read_record, unreadable_record
 from llmb.runs.result import Result
 from llmb.runs.step_follower import StepNews

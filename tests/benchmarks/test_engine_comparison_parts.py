@@ -26,10 +26,10 @@ from benchmarks.engine.shapes import Floor, floor_of, job_of, request_of
 from benchmarks.engine.store import locked, open_document, save
 from engine_comparison import CATALOGUE, SETTINGS, case_result, subject
 
+from llmb.bench.shapes import weights_of
 from llmb.catalogue.records import Dtype
 from llmb.errors import UsageError
 from llmb.metrics.flops import model_flops
-from llmb.microbenchmarks.shapes import weights_of
 from llmb.runs.parent_death import has_ended
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from llmb.campaigns.job_request import job_options
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.variables import LaunchVariable, near_misses, read_variables
 from llmb.errors import UsageError
+from llmb.reference_suite.variables import LaunchVariable, documented_variables, near_misses, read_variables
 
-VARIABLES = Catalogue().variables
+VARIABLES = documented_variables()
 OPTIONS = job_options()
 LLAMA, LORA, MAVERICK = "pretrain_llama3.1", "finetune_llama3", "finetune_llama4-maverick"
 # Every variable that the inventory of the reference suite lists for a recipe's launch or preparation.
@@ -230,4 +230,4 @@ def test_a_use_is_one_thing(tmp_path: Path) -> None:
     file = "- {name: X, meaning: m, type: flag, releases: ['1'], uses: [{sets: tp, ignored: why}]}\n"
     (tmp_path / "variables.yaml").write_text(file)
     with pytest.raises(UsageError, match=r"variables.yaml:1: 0.uses.0: .*one of sets, install"):
-        _ = Catalogue(tmp_path).variables
+        _ = documented_variables(tmp_path / "variables.yaml")

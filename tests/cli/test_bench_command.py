@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from llmb.bench.device_bench import raise_if_missing
+from llmb.bench.kept_measurements import read_measurements, write_measurements
+from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
 from llmb.cli.bench import app
 from llmb.cli.bench_keep import save_and_show
 from llmb.errors import EnvironmentProblem, LlmbError, RunFailed, UsageError
-from llmb.health.bench import raise_if_missing
-from llmb.health.kept_measurements import read_measurements, write_measurements
-from llmb.microbenchmarks.records import Measurement, MeasurementFile, NotMeasured
 from llmb.report.bench_report import history_tables, measurement_tables
 from llmb.report.table import table_lines
 from llmb.runs.folder import NotWritable

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from llmb.bench.disk import DiskJob, prediction, whole_blocks
+from llmb.bench.disk_bench import measure_disk
+from llmb.bench.disk_files import open_unnamed
+from llmb.bench.kept_measurements import read_measurements
 from llmb.errors import EnvironmentProblem
-from llmb.health.disk_bench import measure_disk
-from llmb.health.disk_files import open_unnamed
-from llmb.health.kept_measurements import read_measurements
-from llmb.microbenchmarks.disk import DiskJob, prediction, whole_blocks
 from llmb.traces.nccl_tests import read_test_tables
 
 FACTORS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "alltoall": 1}
@@ -218,8 +218,8 @@ def test_a_process_that_is_killed_ends_the_measurement_of_a_disk(tmp_path) -> No
     """Before, the others waited for it at the next barrier, for an hour."""
     program = """
 import multiprocessing, sys
-from llmb.health.disk_files import run
-from llmb.microbenchmarks.disk import DiskJob
+from llmb.bench.disk_files import run
+from llmb.bench.disk import DiskJob
 
 def say(progress):
     for process in multiprocessing.active_children()[:1]:  # none is left when it is called late, for earlier progress

@@ -16,10 +16,10 @@ from typer.testing import CliRunner, Result
 from llmb.campaigns.entry import Selection
 from llmb.campaigns.job_request import job_options
 from llmb.campaigns.keys import campaign_keys
-from llmb.catalogue.load import Catalogue
 from llmb.cli import bulk, launch, submit
 from llmb.errors import InfrastructureError, LlmbError, UsageError, UserInterrupt
 from llmb.options.option import options_of
+from llmb.reference_suite.variables import documented_variables
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def install(tmp_path: Path) -> Path:
 @pytest.fixture
 def environ(install: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Nothing of the shell that the tests run in."""
-    for variable in Catalogue().variables:
+    for variable in documented_variables():
         monkeypatch.delenv(variable.name, raising=False)
     return {"LLMB_INSTALL": str(install)}
 
@@ -320,8 +320,8 @@ def test_a_launch_that_cannot_be_is_refused(environ: dict[str, str]) -> None:
 
 
 def test_every_variable_sets_an_option_of_launch() -> None:
-    named = {use.sets for variable in Catalogue().variables for use in variable.uses if use.sets}
-    named |= {option for variable in Catalogue().variables for use in variable.uses for option in use.adds}
+    named = {use.sets for variable in documented_variables() for use in variable.uses if use.sets}
+    named |= {option for variable in documented_variables() for use in variable.uses for option in use.adds}
     assert named <= set(job_options())
 
 

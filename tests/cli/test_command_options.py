@@ -18,12 +18,12 @@ from llmb.campaigns.queueing import agree
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Record
 from llmb.catalogue.resolve import Overrides, Request
-from llmb.catalogue.variables import LaunchVariable, VariableUse, read_variables
 from llmb.cli import launch, run, submit
 from llmb.cli.options import record_options, takes
 from llmb.errors import UsageError, UserInterrupt
 from llmb.options.option import Option, made, options_of
 from llmb.options.text import convert
+from llmb.reference_suite.variables import LaunchVariable, VariableUse, documented_variables, read_variables
 from llmb.runs.choices import Choices
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.profiling import Profiling
@@ -75,7 +75,7 @@ def test_commands_have_the_options_that_are_declared() -> None:
 
 def test_variables_of_options_are_those_of_the_documents() -> None:
     """What ``llmb run`` and ``submit`` read from the shell means the same to ``llmb launch``."""
-    variables = {variable.name: variable for variable in Catalogue().variables}
+    variables = {variable.name: variable for variable in documented_variables()}
     for name, option in job_options().items():
         if option.envvar:
             assert name in {use.sets for use in variables[option.envvar].uses}
@@ -84,7 +84,7 @@ def test_variables_of_options_are_those_of_the_documents() -> None:
 
 
 def test_the_shell_stands_for_options_of_the_scheduler() -> None:
-    named = {use.read_for for variable in Catalogue().variables for use in variable.uses if use.read_for}
+    named = {use.read_for for variable in documented_variables() for use in variable.uses if use.read_for}
     assert named <= set(options_of(SlurmChoices))
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from llmb import trust
+from llmb.checkpoints.checkpoint import read_checkpoint
+from llmb.checkpoints.new_folder import new_folder
 from llmb.cli.main import app, exit_code_of
 from llmb.errors import UsageError
 from llmb.install.answers import Answers
 from llmb.install.state import InstallState, Made, state_path
 from llmb.jobs.history import open_history
-from llmb.runs.checkpoint import read_checkpoint
-from llmb.runs.new_folder import new_folder
 
 TINY = ("-w", "pretrain_llama3.1", "-s", "tiny", "--scale", "1")
 Call = Callable[..., tuple[int, str]]

@@ -20,10 +20,10 @@ import pytest
 from documented_launch import launched
 from typer.testing import CliRunner, Result
 
-from llmb.catalogue.load import Catalogue
 from llmb.cli.main import app
 from llmb.errors import LlmbError
 from llmb.logs.step_line import format_step_line
+from llmb.reference_suite.variables import documented_variables
 
 SLURM = {"SBATCH_ACCOUNT": "account_name", "SBATCH_PARTITION": "batch"}
 EVERY_JOB = {"ntasks-per-node", "output", "open-mode", "chdir", "exclusive", "mem", "no-requeue"}
@@ -208,7 +208,7 @@ PARSED = (
 
 
 def call(document: str, command: str, root: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> Result:
-    for variable in Catalogue().variables:
+    for variable in documented_variables():
         monkeypatch.delenv(variable.name, raising=False)
     (root / "cluster_config.yaml").write_text(DOCUMENTS[document].config)
     shell = {name: Template(value).substitute(ROOT=root) for name, value in DOCUMENTS[document].shell.items()}

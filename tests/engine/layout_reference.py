@@ -14,9 +14,9 @@ import torch
 from layout_values import spread
 from torch import Tensor
 
-from llmb.engine.adapters.apply import add_dropout, apply_lora, token_keys
 from llmb.engine.data.build import build_data
 from llmb.engine.expert_load import moe_layers
+from llmb.engine.lora import add_dropout, apply_lora, token_keys
 from llmb.engine.model.attention import Documents
 from llmb.engine.model.decoder import MoEBlock, build_model
 from llmb.engine.model.initialize import initialize

@@ -4,9 +4,9 @@
 import pytest
 from killed_writer import write_or_die, write_or_fail
 
-from llmb.engine.checkpoint.chunk_processes import write_in_processes
-from llmb.engine.checkpoint.chunks import WeightFile
 from llmb.errors import RunFailed
+from llmb.weights.worker.chunk_processes import write_in_processes
+from llmb.weights.worker.chunks import WeightFile
 
 
 def files(*names):

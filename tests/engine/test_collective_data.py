@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from llmb.engine.microbenchmarks import collectives as worker
-from llmb.engine.microbenchmarks import every_gpu
-from llmb.engine.microbenchmarks.collectives import fill, wrong
-from llmb.health.gpus import gpu_files, gpus_job
-from llmb.microbenchmarks.collective_records import CollectiveJob
-from llmb.microbenchmarks.collectives import COLLECTIVES, expected_data, extent, sent_data
+from llmb.bench.collective_records import CollectiveJob
+from llmb.bench.collectives import COLLECTIVES, expected_data, extent, sent_data
+from llmb.bench.gpus import gpu_files, gpus_job
+from llmb.bench.worker import collectives as worker
+from llmb.bench.worker import every_gpu
+from llmb.bench.worker.collectives import fill, wrong
 
 RANKS = 3
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from llmb.checkpoints.checkpoint import partial_path
 from llmb.engine.checkpoint import finalize
 from llmb.engine.checkpoint.finalize import await_discarded, discard
-from llmb.runs.checkpoint import partial_path
 
 
 def test_it_waits_for_the_rank_that_removes_it(tmp_path: Path) -> None:

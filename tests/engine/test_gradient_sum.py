@@ -10,8 +10,8 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from llmb.catalogue.records import Model
-from llmb.engine.adapters.apply import freeze
 from llmb.engine.gradient_accumulation import give_sums, sum_in_products
+from llmb.engine.lora import freeze
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.gradient_sum import add_product
 from llmb.engine.model.joined import join_products

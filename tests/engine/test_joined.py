@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from llmb.catalogue.records import Lora, LoraTargets, Model
-from llmb.engine.adapters.apply import apply_lora
+from llmb.engine.lora import apply_lora
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.joined import Joined, join_products, joined_layers
 from llmb.engine.model.local_shard import Linear

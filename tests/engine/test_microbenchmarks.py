@@ -6,16 +6,16 @@ import time
 import pytest
 import torch
 
-from llmb.engine.microbenchmarks import memory_need, timing
-from llmb.engine.microbenchmarks.attention import AttentionChoices
-from llmb.engine.microbenchmarks.copies import copy
-from llmb.engine.microbenchmarks.launches import MANY, add_many
-from llmb.engine.microbenchmarks.memory_need import free_bytes, needed_bytes
-from llmb.engine.microbenchmarks.products import DTYPES, product
-from llmb.engine.microbenchmarks.run import run_job
-from llmb.engine.microbenchmarks.timing import PreparedCall, last_part, timed
+from llmb.bench.jobs import PASSES, AttentionCase, Case, CaseList, CopyCase, LaunchCase, ProductCase
+from llmb.bench.worker import memory_need, timing
+from llmb.bench.worker.attention import AttentionChoices
+from llmb.bench.worker.copies import copy
+from llmb.bench.worker.launches import MANY, add_many
+from llmb.bench.worker.memory_need import free_bytes, needed_bytes
+from llmb.bench.worker.products import DTYPES, product
+from llmb.bench.worker.run import run_job
+from llmb.bench.worker.timing import PreparedCall, last_part, timed
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
-from llmb.microbenchmarks.jobs import PASSES, AttentionCase, Case, CaseList, CopyCase, LaunchCase, ProductCase
 
 CPU = torch.device("cpu")
 M, K, N = 48, 32, 64
@@ -160,7 +160,7 @@ def test_a_burst_is_the_median_after_warm_ups() -> None:
 
 
 def test_a_shape_without_memory_is_named_and_the_others_are_measured(monkeypatch) -> None:
-    monkeypatch.setattr("llmb.engine.microbenchmarks.run.free_bytes", lambda: 10**6)
+    monkeypatch.setattr("llmb.bench.worker.run.free_bytes", lambda: 10**6)
     small, large = CopyCase(size_bytes=1000), CopyCase(size_bytes=10**6)
     said = []
     found = run_job(job(large, small), said.append)
@@ -171,7 +171,7 @@ def test_a_shape_without_memory_is_named_and_the_others_are_measured(monkeypatch
 
 
 def test_torchs_own_lack_of_memory_is_told_from_other_errors(monkeypatch) -> None:
-    monkeypatch.setattr("llmb.engine.microbenchmarks.run.free_bytes", lambda: None)
+    monkeypatch.setattr("llmb.bench.worker.run.free_bytes", lambda: None)
     huge = CopyCase(size_bytes=2**60)
     odd = ATTENTION.model_copy(update={"backend": "cudnn"})
     unknown = ATTENTION.model_copy(update={"backend": "mine"})
@@ -231,14 +231,14 @@ class TestOnAGpu:
         assert timing_.seconds > 0 and timing_.backend in ("flash", "cudnn", "efficient")
 
     def test_transfers_both_ways(self) -> None:
-        from llmb.microbenchmarks.cases import transfer_cases
+        from llmb.bench.cases import transfer_cases
 
         cases = tuple(asked.case for asked in transfer_cases((2**20,)))
         found = run_job(CaseList(device="cuda", cases=cases), print).timings
         assert len(found) == 4 and all(timing_.seconds > 0 for timing_ in found)
 
     def test_launches_every_way(self) -> None:
-        from llmb.microbenchmarks.cases import launch_cases
+        from llmb.bench.cases import launch_cases
 
         cases = tuple(asked.case for asked in launch_cases("cuda"))
         found = run_job(CaseList(device="cuda", cases=cases), print).timings

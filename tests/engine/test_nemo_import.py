@@ -15,15 +15,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import find_model
+from llmb.checkpoints.checkpoint import read_checkpoint
+from llmb.checkpoints.conversion import ImportJob
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
-from llmb.engine.huggingface.weights_import import import_weights, parameter_shapes
 from llmb.engine.model.decoder import build_model
 from llmb.errors import UsageError
 from llmb.huggingface.config import config_of
-from llmb.programs.engine.conversion import ImportRequest, import_checkpoint, read_source
-from llmb.runs.checkpoint import read_checkpoint
-from llmb.runs.conversion import ImportJob
+from llmb.weights.conversion import ImportRequest, import_checkpoint, read_source
+from llmb.weights.worker.weights_import import import_weights, parameter_shapes
 
 
 def published(model):

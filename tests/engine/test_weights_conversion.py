@@ -15,20 +15,19 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from llmb.engine.checkpoint import chunk_files
-from llmb.engine.checkpoint.chunks import Parameter, chunks_of
+from llmb.checkpoints.checksums import damaged_files
+from llmb.checkpoints.conversion import ExportJob, ImportJob
+from llmb.checkpoints.import_journal import JOURNAL, has_finished_files
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.checkpoint.state import MODEL
-from llmb.engine.huggingface import weights_export, weights_import
-from llmb.engine.huggingface.safetensors_files import open_files
-from llmb.engine.huggingface.weights_export import export_weights, stored_parts
-from llmb.engine.huggingface.weights_import import import_weights, parameter_shapes
 from llmb.engine.model.decoder import build_model
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.huggingface.formats import format_of
-from llmb.runs.checksums import damaged_files
-from llmb.runs.conversion import ExportJob, ImportJob
-from llmb.runs.import_journal import JOURNAL, has_finished_files
+from llmb.weights.worker import chunk_files, weights_export, weights_import
+from llmb.weights.worker.chunks import Parameter, chunks_of
+from llmb.weights.worker.safetensors_files import open_files
+from llmb.weights.worker.weights_export import export_weights, stored_parts
+from llmb.weights.worker.weights_import import import_weights, parameter_shapes
 
 FILE = "model.safetensors"
 NAMES = ["llama", "nemotron4", "llama4", "qwen3", "qwen3-tied", "mixtral"]

@@ -3,9 +3,9 @@
 
 import pytest
 
+from llmb.bench.kept_measurements import bench_folder, read_measurements, write_measurements
+from llmb.bench.records import Measurement, MeasurementFile
 from llmb.errors import UsageError
-from llmb.health.kept_measurements import bench_folder, read_measurements, write_measurements
-from llmb.microbenchmarks.records import Measurement, MeasurementFile
 
 
 def file(node="node-1", at="2026-11-22T10:00:00+00:00", seconds=1.0):

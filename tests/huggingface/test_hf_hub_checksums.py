@@ -10,7 +10,7 @@ import pytest
 from llmb.errors import UsageError
 from llmb.huggingface.folder import HuggingFaceFolder
 from llmb.huggingface.hub_checksums import corrupt_files, hub_checksums
-from llmb.programs.engine.conversion import check_content
+from llmb.weights.conversion import check_content
 
 CONTENT = bytes(range(256)) * 50_000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from slurm_client import wait_until
 
-from llmb.health.kept_measurements import read_measurements
+from llmb.bench.kept_measurements import read_measurements
 from llmb.traces.nccl_tests import read_test_tables
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]

@@ -3,15 +3,14 @@
 
 import pytest
 
-from llmb.errors import UsageError
-from llmb.health.collectives import (
+from llmb.bench.collective_bench import (
     CollectiveRequest,
     collective_job,
     measurement_file,
     named_collectives,
     raise_if_wrong,
 )
-from llmb.microbenchmarks.collective_records import (
+from llmb.bench.collective_records import (
     CollectiveJob,
     CollectiveResult,
     CollectiveRow,
@@ -19,9 +18,10 @@ from llmb.microbenchmarks.collective_records import (
     RankReport,
     Way,
 )
-from llmb.microbenchmarks.collectives import COLLECTIVES, bus_factor, extent, extents, sizes_between
-from llmb.microbenchmarks.jobs import DeviceReport
-from llmb.microbenchmarks.nccl_table import collective_texts
+from llmb.bench.collectives import COLLECTIVES, bus_factor, extent, extents, sizes_between
+from llmb.bench.jobs import DeviceReport
+from llmb.bench.nccl_table import collective_texts
+from llmb.errors import UsageError
 from llmb.traces.nccl_tests import read_test_tables
 
 DEVICE = DeviceReport(

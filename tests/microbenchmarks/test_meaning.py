@@ -3,11 +3,11 @@
 
 import pytest
 
+from llmb.bench.cases import Asked, meaning, memory_cases
+from llmb.bench.history import changes
+from llmb.bench.jobs import Case, DeviceReport, LaunchCase, Timing
+from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
 from llmb.catalogue.load import Catalogue
-from llmb.microbenchmarks.cases import Asked, meaning, memory_cases
-from llmb.microbenchmarks.history import changes
-from llmb.microbenchmarks.jobs import Case, DeviceReport, LaunchCase, Timing
-from llmb.microbenchmarks.records import Measurement, MeasurementFile, NotMeasured
 
 GPUS = Catalogue().gpus
 H100 = DeviceReport(python="3.12", torch="2.13", cuda="13.0", cudnn="9.10.2", cudnn_number=91002, nccl="2.28",

@@ -5,12 +5,12 @@ import math
 
 import pytest
 
+from llmb.bench.cases import attention_cases, gemm_cases
+from llmb.bench.jobs import AttentionCase, ProductCase
+from llmb.bench.shapes import attention_shapes, passes_of, product_case, product_text, weights_of
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve, sizes_of
 from llmb.metrics.flops import model_flops
-from llmb.microbenchmarks.cases import attention_cases, gemm_cases
-from llmb.microbenchmarks.jobs import AttentionCase, ProductCase
-from llmb.microbenchmarks.shapes import attention_shapes, passes_of, product_case, product_text, weights_of
 
 CATALOGUE = Catalogue()
 SIZES = [(w.workload, size) for w in CATALOGUE.workloads.values() for size in sizes_of(w)]

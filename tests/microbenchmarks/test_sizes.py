@@ -3,8 +3,8 @@
 
 import pytest
 
+from llmb.bench.sizes import bytes_of
 from llmb.errors import UsageError
-from llmb.microbenchmarks.sizes import bytes_of
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from llmb.catalogue.load import Catalogue
 from llmb.cli.main import app
 from llmb.errors import UsageError
+from llmb.reference_suite.variables import documented_variables
 
 MARK = "M4RK"
 LORA, MAVERICK = "finetune_llama3", "finetune_llama4-maverick"
@@ -21,7 +21,7 @@ PLACES = {"output", "open-mode", "chdir"}
 
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    for variable in Catalogue().variables:
+    for variable in documented_variables():
         monkeypatch.delenv(variable.name, raising=False)
     (tmp_path / "install").mkdir()
 

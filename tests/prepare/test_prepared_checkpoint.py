@@ -14,15 +14,15 @@ from typer.testing import CliRunner, Result
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import find_model
+from llmb.checkpoints.checkpoint import partial_path, read_checkpoint
+from llmb.checkpoints.import_journal import FinishedFile, ImportKey
 from llmb.cli.prepare import app
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.huggingface.config import config_of
 from llmb.prepare import checkpoint
 from llmb.prepare.small_files import MODEL, SAMPLES, write_small_files
 from llmb.prepared.folders import PreparedFolders, prepared_folders
-from llmb.programs.engine.conversion import export_checkpoint
-from llmb.runs.checkpoint import partial_path, read_checkpoint
-from llmb.runs.import_journal import FinishedFile, ImportKey
+from llmb.weights.conversion import export_checkpoint
 
 WORKLOAD = "finetune_llama3"
 TINY = ("-w", WORKLOAD, "-s", "tiny")

@@ -7,7 +7,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from llmb.catalogue.load import Catalogue
-from llmb.engine.huggingface.weights_import import parameter_shapes as engine_shapes
 from llmb.errors import UsageError
 from llmb.huggingface.config import config_differences
 from llmb.huggingface.formats import format_of
@@ -17,6 +16,7 @@ from llmb.prepare.small_files import MODEL, SAMPLES, squad_rows, write_small_fil
 from llmb.prepare.small_model import parameter_shapes
 from llmb.prepare.tokenizer import load_tokenizer
 from llmb.prepared.folders import prepared_folders
+from llmb.weights.worker.weights_import import parameter_shapes as engine_shapes
 
 WORKLOADS = ("finetune_llama3", "finetune_llama4-maverick")
 MODELS = ("llama3", "llama4-maverick")

@@ -8,11 +8,11 @@ import pytest
 from quick_order import step
 
 from llmb import __version__
+from llmb.checkpoints.checkpoint import CheckpointRecord, checkpoint_name
 from llmb.errors import InfrastructureError
 from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
 from llmb.runs.attempts import attempt_plan, begin_attempt, is_done
-from llmb.runs.checkpoint import CheckpointRecord, checkpoint_name
 from llmb.runs.claim import create_run_folder
 from llmb.runs.failure import failed_host, failure_line, first_failure, latest_attempt
 from llmb.runs.folder import RunFolder

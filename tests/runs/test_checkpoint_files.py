@@ -10,11 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmb.errors import EnvironmentProblem, UsageError
-from llmb.metrics.parameters import checkpoint_bytes
-from llmb.report.prepared_report import checkpoint_table
-from llmb.runs import disk_space
-from llmb.runs.checkpoint import (
+from llmb.checkpoints.checkpoint import (
     CheckpointRecord,
     ImportSource,
     checkpoint_name,
@@ -23,9 +19,13 @@ from llmb.runs.checkpoint import (
     read_checkpoint,
     saved_checkpoints,
 )
+from llmb.checkpoints.origin import random_and_synthetic
+from llmb.errors import EnvironmentProblem, UsageError
+from llmb.metrics.parameters import checkpoint_bytes
+from llmb.report.prepared_report import checkpoint_table
+from llmb.runs import disk_space
 from llmb.runs.choices import DEFAULT_SEED, Choices
 from llmb.runs.disk_space import check_space
-from llmb.runs.origin import random_and_synthetic
 from llmb.runs.plan import Plan, Start, make_plan
 
 FILES = {"weights/.metadata": b"m" * 30, "weights/__0_0.distcp": b"w" * 500, "weights/__1_0.distcp": b"w" * 400}

@@ -8,10 +8,10 @@ import pytest
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import Overrides, Request, resolve
+from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.runs.choices import Choices
 from llmb.runs.environment import Environment, GpuState
 from llmb.runs.identity import conditions_of, differences, identity_of, speed_variables
-from llmb.runs.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.runs.plan import EnginePlan, Plan, make_plan
 from llmb.runs.record import BegunJob, RunRecord, new_record, queued_record
 from llmb.runs.short_id import id_of_name, may_be_short_id, short_id

@@ -7,9 +7,9 @@ from typing import IO
 
 import pytest
 
+from llmb.checkpoints.new_folder import new_folder
 from llmb.errors import EnvironmentProblem, UsageError
 from llmb.runs import new_folder as new_folder_module
-from llmb.runs.new_folder import new_folder
 
 
 def test_it_appears_at_the_end(tmp_path: Path) -> None:

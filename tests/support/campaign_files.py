@@ -10,6 +10,7 @@ from llmb.campaigns.text_file import TextReader
 from llmb.campaigns.yaml_file import YamlReader
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import split_model
+from llmb.reference_suite.variables import documented_variables
 
 OPTIONS = ("tp", "pp", "vp", "mbs", "gbs", "steps", "partition", "nodelist", "slurm_arg")
 
@@ -19,7 +20,7 @@ class CampaignFiles:
 
     def __init__(self, catalogue: Catalogue, folder: Path) -> None:
         options = [job_options()[name] for name in (*OPTIONS, "peak_lr")]
-        self.keys = campaign_keys(options, catalogue.variables)
+        self.keys = campaign_keys(options, documented_variables())
         self.catalogue = catalogue
         self.folder = folder
 

@@ -4,10 +4,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from llmb.campaigns.job_request import job_request
-from llmb.campaigns.launching import read_launch
+from llmb.campaigns.job_request import job_options, job_request
 from llmb.catalogue.load import Catalogue
 from llmb.jobs.order import Order, make_order
+from llmb.reference_suite.variables import read_launch
 from llmb.schedulers.lookup import read_cluster_site
 
 CATALOGUE = Catalogue()
@@ -16,7 +16,7 @@ CATALOGUE = Catalogue()
 def launched(install: Path, workload: str, variables: Mapping[str, str], root: str = "STAGE_PATH") -> Order:
     """Without options; ``root`` is the variable that names the install root."""
     environ = {root: str(install), **variables}
-    wanted = read_launch(CATALOGUE, environ, workload, {}, {})
+    wanted = read_launch(CATALOGUE, job_options(), environ, workload, {}, {})
     request = job_request(wanted.values, environ)
     site = read_cluster_site(CATALOGUE, install, environ)
     return make_order(CATALOGUE, request.request, request.choices, request.options, site, dry_run=True)

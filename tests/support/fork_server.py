@@ -32,7 +32,7 @@ STAND_IN = Path(__file__).with_name("fork_client.py")
 COMMANDS = ("run", "submit", "jobs", "bulk", "checkpoint")
 LOADED = (
     "llmb.engine.worker",
-    "llmb.engine.convert",
+    "llmb.weights.worker.convert",
     "llmb.processes.ranks",
     *(f"llmb.cli.{name}" for name in COMMANDS),
 )

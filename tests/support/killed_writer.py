@@ -5,8 +5,8 @@ import os
 import signal
 from collections.abc import Callable
 
-from llmb.engine.checkpoint.chunks import WeightFile
-from llmb.runs.import_journal import FinishedFile
+from llmb.checkpoints.import_journal import FinishedFile
+from llmb.weights.worker.chunks import WeightFile
 
 
 def write_or_die(file: WeightFile, on_bytes: Callable[[int], None]) -> FinishedFile:

@@ -9,6 +9,7 @@ from typing import Literal, Self
 
 from llmb.analysis.log_identity import log_identity
 from llmb.catalogue.records import Window
+from llmb.checkpoints.origin import Origin
 from llmb.logs.files import ParsedFile, parse_file
 from llmb.logs.outcome import FINISHED, LogOutcome, digest_of
 from llmb.metrics.anomalies import Anomalies, find_anomalies
@@ -18,7 +19,6 @@ from llmb.metrics.window import DEFAULT_RULE
 from llmb.runs.contradicting_record import why_contradicting
 from llmb.runs.folder import RunFolder
 from llmb.runs.identity import RunIdentity, Value, conditions_of, identity_of
-from llmb.runs.origin import Origin
 from llmb.runs.record import RunRecord, read_record
 from llmb.runs.record_file import BrokenRecord
 from llmb.runs.result import figures_of, measured_packing

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmb.campaigns.entry import Entry, Selection, Values
-from llmb.catalogue.variables import LaunchVariable
 from llmb.errors import UsageError, did_you_mean
 from llmb.options.option import Option, options_of
 from llmb.options.text import convert
+from llmb.reference_suite.variables import LaunchVariable
 
 ALL = "all"
 ENVIRONMENT = "env."

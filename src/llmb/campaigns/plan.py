@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from llmb.campaigns.campaign import CampaignJob
 from llmb.catalogue.unspecified import Unspecified
+from llmb.checkpoints.origin import Origin
 from llmb.jobs.order import Order
-from llmb.runs.origin import Origin
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads and checks the complete catalogue."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
@@ -20,19 +20,13 @@ from llmb.catalogue.schema import (
     FabricsFile,
     HardwareFile,
     JobEntry,
+    JobsEntry,
     LayoutRow,
     LayoutTable,
     ModelFile,
     PublishedFile,
     WorkloadFile,
 )
-
-if TYPE_CHECKING:
-    from llmb.catalogue.variables import LaunchVariable
-
-from collections.abc import Iterable
-
-from llmb.catalogue.schema import JobsEntry
 
 Entry = TypeVar("Entry", LayoutTable, JobEntry)
 
@@ -138,13 +132,6 @@ class Catalogue:
     def fabrics(self) -> Mapping[str, Fabric]:
         listed = read_file(self.root / "fabrics.yaml", FabricsFile, wrap="fabrics").fabrics
         return {fabric.fabric: fabric for fabric in listed}
-
-    @cached_property
-    def variables(self) -> "tuple[LaunchVariable, ...]":
-        """The environment variables of the reference documents."""
-        from llmb.catalogue.variables import VariablesFile  # compiles patterns that 'list' and 'show' do not use
-
-        return read_file(self.root / "variables.yaml", VariablesFile, wrap="variables").variables
 
     @cached_property
     def documents(self) -> Mapping[str, Document]:

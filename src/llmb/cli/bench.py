@@ -7,6 +7,30 @@ from typing import Annotated, Any
 
 import typer
 
+from llmb.bench.cases import (
+    Asked,
+    Device,
+    attention_cases,
+    gemm_cases,
+    launch_cases,
+    memory_cases,
+    transfer_cases,
+)
+from llmb.bench.device_bench import (
+    DEFAULT_MODEL,
+    BenchSettings,
+    DeviceChoice,
+    device_here,
+    dtypes_asked,
+    measure,
+    raise_if_missing,
+    recipe_of,
+    recipe_text,
+)
+from llmb.bench.jobs import BenchProgress, ProductDtype
+from llmb.bench.kept_measurements import bench_folder, read_measurements
+from llmb.bench.records import BENCHMARKS
+from llmb.bench.sizes import bytes_of
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.records import Recipe
@@ -22,30 +46,6 @@ from llmb.cli.options import selection_options, takes
 from llmb.cli.progress import CaseProgress
 from llmb.cli.root import install_here
 from llmb.errors import EnvironmentProblem, UsageError, unknown
-from llmb.health.bench import (
-    DEFAULT_MODEL,
-    BenchSettings,
-    DeviceChoice,
-    device_here,
-    dtypes_asked,
-    measure,
-    raise_if_missing,
-    recipe_of,
-    recipe_text,
-)
-from llmb.health.kept_measurements import bench_folder, read_measurements
-from llmb.microbenchmarks.cases import (
-    Asked,
-    Device,
-    attention_cases,
-    gemm_cases,
-    launch_cases,
-    memory_cases,
-    transfer_cases,
-)
-from llmb.microbenchmarks.jobs import BenchProgress, ProductDtype
-from llmb.microbenchmarks.records import BENCHMARKS
-from llmb.microbenchmarks.sizes import bytes_of
 from llmb.options.option import made, options_of
 from llmb.report.bench_report import history_document, history_tables, measurement_document, measurement_tables
 from llmb.report.output import print_json, print_line, print_tables

@@ -8,16 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import llmb
-from llmb.cli.bench_jobs import JOB, BenchJobRequest, BenchProgram, DryRun, Ranks, Wait, check_is_job, queue
-from llmb.cli.bench_keep import save_and_show
-from llmb.cli.json_option import Json
-from llmb.cli.messages import say
-from llmb.cli.options import given_of, takes
-from llmb.cli.progress import CaseProgress
-from llmb.cli.root import install_here
-from llmb.errors import EnvironmentProblem, UsageError
-from llmb.health.bench import DeviceChoice, device_here, raise_if_missing
-from llmb.health.collectives import (
+from llmb.bench.collective_bench import (
     LEAST_BYTES,
     TABLE,
     CollectiveRequest,
@@ -27,12 +18,21 @@ from llmb.health.collectives import (
     named_collectives,
     raise_if_wrong,
 )
-from llmb.microbenchmarks.collective_records import JOB as FILE
-from llmb.microbenchmarks.collective_records import PROGRAM
-from llmb.microbenchmarks.jobs import BenchProgress
-from llmb.microbenchmarks.nccl_table import collective_texts
-from llmb.microbenchmarks.records import MeasurementFile
-from llmb.microbenchmarks.sizes import bytes_of
+from llmb.bench.collective_records import JOB as FILE
+from llmb.bench.collective_records import PROGRAM
+from llmb.bench.device_bench import DeviceChoice, device_here, raise_if_missing
+from llmb.bench.jobs import BenchProgress
+from llmb.bench.nccl_table import collective_texts
+from llmb.bench.records import MeasurementFile
+from llmb.bench.sizes import bytes_of
+from llmb.cli.bench_jobs import JOB, BenchJobRequest, BenchProgram, DryRun, Ranks, Wait, check_is_job, queue
+from llmb.cli.bench_keep import save_and_show
+from llmb.cli.json_option import Json
+from llmb.cli.messages import say
+from llmb.cli.options import given_of, takes
+from llmb.cli.progress import CaseProgress
+from llmb.cli.root import install_here
+from llmb.errors import EnvironmentProblem, UsageError
 from llmb.report.bench_report import measurement_document, not_measured_table
 from llmb.report.output import print_json, print_tables, print_text
 from llmb.site.machine import this_machine

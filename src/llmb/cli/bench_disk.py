@@ -8,6 +8,18 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from llmb.bench.device_bench import recipe_of, recipe_text
+from llmb.bench.disk import DiskJob, Prediction, prediction, rate, whole_blocks
+from llmb.bench.disk_bench import (
+    DEFAULT_BYTES,
+    disk_file,
+    measure_disk,
+    ranks_of_a_node,
+    recipe_checkpoint_bytes,
+)
+from llmb.bench.jobs import BenchProgress
+from llmb.bench.records import MeasurementFile
+from llmb.bench.sizes import bytes_of
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.records import Recipe
@@ -19,18 +31,6 @@ from llmb.cli.options import selection_options, takes
 from llmb.cli.progress import CaseProgress
 from llmb.cli.root import install_here
 from llmb.errors import UsageError
-from llmb.health.bench import recipe_of, recipe_text
-from llmb.health.disk_bench import (
-    DEFAULT_BYTES,
-    disk_file,
-    measure_disk,
-    ranks_of_a_node,
-    recipe_checkpoint_bytes,
-)
-from llmb.microbenchmarks.disk import DiskJob, Prediction, prediction, rate, whole_blocks
-from llmb.microbenchmarks.jobs import BenchProgress
-from llmb.microbenchmarks.records import MeasurementFile
-from llmb.microbenchmarks.sizes import bytes_of
 from llmb.options.option import made, options_of
 from llmb.report.bench_report import disk_document, disk_tables
 from llmb.report.output import print_json, print_tables

@@ -8,6 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from llmb.bench.device_bench import DeviceChoice, device_here
+from llmb.bench.gpu_records import JOB as FILE
+from llmb.bench.gpu_records import PROGRAM
+from llmb.bench.gpus import Parts, compare_parts, gpu_files, gpus_job, measure_parts
+from llmb.bench.jobs import BenchProgress
+from llmb.bench.outliers import outlier_rule
+from llmb.bench.records import MeasurementFile
 from llmb.cli.bench_jobs import JOB, BenchJobRequest, BenchProgram, DryRun, Ranks, Wait, check_is_job, queue
 from llmb.cli.bench_keep import save_and_show
 from llmb.cli.json_option import Json
@@ -16,13 +23,6 @@ from llmb.cli.options import given_of, takes
 from llmb.cli.progress import CaseProgress
 from llmb.cli.root import install_here
 from llmb.errors import EnvironmentProblem, RunFailed
-from llmb.health.bench import DeviceChoice, device_here
-from llmb.health.gpus import Parts, compare_parts, gpu_files, gpus_job, measure_parts
-from llmb.microbenchmarks.gpu_records import JOB as FILE
-from llmb.microbenchmarks.gpu_records import PROGRAM
-from llmb.microbenchmarks.jobs import BenchProgress
-from llmb.microbenchmarks.outliers import outlier_rule
-from llmb.microbenchmarks.records import MeasurementFile
 from llmb.report.bench_report import advice, gpus_document, gpus_tables
 from llmb.report.output import print_json, print_tables
 from llmb.site.machine import this_machine

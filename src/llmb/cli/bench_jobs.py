@@ -10,14 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llmb.catalogue.load import Catalogue
-from llmb.cli.excluded import with_excluded
-from llmb.cli.messages import say
-from llmb.cli.options import value_options
-from llmb.cli.root import install_here
-from llmb.errors import RunFailed, UsageError
-from llmb.health.bench import DeviceChoice
-from llmb.health.bench_job import (
+from llmb.bench.bench_job import (
     TIME_LIMIT_MIN,
     BenchEnd,
     BenchJob,
@@ -28,8 +21,15 @@ from llmb.health.bench_job import (
     submit_bench,
     wait_for_bench,
 )
+from llmb.bench.cases import Device
+from llmb.bench.device_bench import DeviceChoice
+from llmb.catalogue.load import Catalogue
+from llmb.cli.excluded import with_excluded
+from llmb.cli.messages import say
+from llmb.cli.options import value_options
+from llmb.cli.root import install_here
+from llmb.errors import RunFailed, UsageError
 from llmb.jobspec.options import StartMode
-from llmb.microbenchmarks.cases import Device
 from llmb.options.option import Option, options_of
 from llmb.report.output import print_json, print_line, print_text
 from llmb.report.plan_report import flags_text

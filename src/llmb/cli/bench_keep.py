@@ -4,8 +4,8 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from llmb.health.kept_measurements import write_measurements
-from llmb.microbenchmarks.records import MeasurementFile
+from llmb.bench.kept_measurements import write_measurements
+from llmb.bench.records import MeasurementFile
 
 
 def save_and_show(install: Path, files: Sequence[MeasurementFile], show: Callable[[], None]) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from llmb.cli.json_option import Json
 from llmb.cli.options import given_of, takes
 from llmb.cli.root import context_here
 from llmb.health.exclusion import OPTION
+from llmb.reference_suite.variables import documented_variables
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -56,7 +57,7 @@ def bulk(
     catalogue, selection, given = context.catalogue, selection_of(selecting), given_of(ctx, values)
     values = with_excluded(values)
     given = {name: values[name] for name in given}
-    keys = campaign_keys(job_options().values(), catalogue.variables)
+    keys = campaign_keys(job_options().values(), documented_variables())
     found = read_campaign_file(file, keys, lambda name: split_model(catalogue, name))
     profile = bool(given.pop("profile", False))
     wanted = WantedJobs(

@@ -10,22 +10,22 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of
 from llmb.catalogue.resolve import find_model
+from llmb.checkpoints.checkpoint import read_checkpoint
 from llmb.cli.group import CommandGroup
 from llmb.cli.json_option import Json
 from llmb.cli.progress import ByteProgress
 from llmb.errors import UsageError
 from llmb.huggingface.shards import parse_size
-from llmb.programs.engine.adapter_conversion import AdapterImport, base_and_adapters, export_adapters, import_adapters
-from llmb.programs.engine.conversion import (
+from llmb.report.output import print_json, print_table
+from llmb.report.prepared_report import checkpoint_document, checkpoint_table
+from llmb.weights.adapter_conversion import AdapterImport, base_and_adapters, export_adapters, import_adapters
+from llmb.weights.conversion import (
     ImportRequest,
     default_processes,
     export_checkpoint,
     import_checkpoint,
     verify_saved,
 )
-from llmb.report.output import print_json, print_table
-from llmb.report.prepared_report import checkpoint_document, checkpoint_table
-from llmb.runs.checkpoint import read_checkpoint
 
 app = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 

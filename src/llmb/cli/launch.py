@@ -8,14 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from llmb.campaigns.job_request import job_options, job_request
-from llmb.campaigns.launching import read_launch
 from llmb.catalogue.load import Catalogue
-from llmb.catalogue.variables import near_misses
 from llmb.cli.campaign_options import DryRun, Yes
 from llmb.cli.excluded import with_excluded
 from llmb.cli.json_option import Json
 from llmb.cli.options import given_of, takes, value_options
 from llmb.cli.submit import submit_one
+from llmb.reference_suite.variables import documented_variables, near_misses, read_launch
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -52,11 +51,11 @@ def launch(
     - `ENABLE_PROFILE=true JOB_TOTAL_GPUS=256 GPU_TYPE=h100 llmb launch finetune_llama4-maverick --yes`
     """
     catalogue = Catalogue()
-    for warning in near_misses(catalogue.variables, os.environ):
+    for warning in near_misses(documented_variables(), os.environ):
         sys.stderr.write(f"llmb: warning: {warning}\n")
     given = with_excluded(given_of(ctx, values))
     given |= {"size": size} if size else {}
-    wanted = read_launch(catalogue, os.environ, workload, values, given)
+    wanted = read_launch(catalogue, job_options(), os.environ, workload, values, given)
     for note in wanted.notes:
         sys.stderr.write(f"llmb: note: {note}\n")
     submit_one(job_request(wanted.values, os.environ), dry_run=dry_run, wait=wait, yes=yes, json=json)

@@ -14,8 +14,8 @@ from llmb.logs.files import FoundFiles, find_logs
 from llmb.logs.parallel_reader import read_in_parallel, unchanged
 from llmb.logs.window_samples import read_samples
 from llmb.metrics.window import WINDOW_RULES, check_rule
+from llmb.reference_suite.parse_compat import BRIDGE, FORMATS, NEMO, compat_report
 from llmb.report.output import print_text
-from llmb.report.parse_compat import BRIDGE, FORMATS, NEMO, compat_report
 
 DIRECTORY, WINDOW = Path("experiments"), "35-44"
 

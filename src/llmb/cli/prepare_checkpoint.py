@@ -17,9 +17,9 @@ from llmb.cli.root import install_here
 from llmb.huggingface.shards import parse_size
 from llmb.prepare.checkpoint import CheckpointRequest, prepare_checkpoint
 from llmb.prepared.folders import prepared_folders
-from llmb.programs.engine.conversion import default_processes
 from llmb.report.output import print_json, print_table
 from llmb.report.prepared_report import checkpoint_table, prepared_checkpoint_document
+from llmb.weights.conversion import default_processes
 
 
 @takes(model_options())

@@ -11,7 +11,6 @@ import typer
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.model_name import model_of, split_model
 from llmb.catalogue.resolve import find_workload
-from llmb.catalogue.variables import near_misses, read_preparation_variables
 from llmb.cli.campaign_options import DryRun, Yes
 from llmb.cli.excluded import with_excluded
 from llmb.cli.json_option import Json
@@ -30,6 +29,7 @@ from llmb.prepare.jobs import (
     same_jobs,
     submit_preparation,
 )
+from llmb.reference_suite.variables import documented_variables, near_misses, read_preparation_variables
 from llmb.report.output import print_json, print_text
 from llmb.report.plan_report import flags_text, queued_document, submit_text
 from llmb.schedulers.lookup import QUEUE, find_scheduler, read_cluster_site
@@ -72,7 +72,7 @@ def submit(
     - `SKIP_IMPORT_CHECKPOINT=true TIME_LIMIT=01:30:00 llmb prepare submit finetune_llama4-maverick --dry-run`
     """
     catalogue, environ = Catalogue(), os.environ
-    for warning in near_misses(catalogue.variables, environ):
+    for warning in near_misses(documented_variables(), environ):
         say(f"warning: {warning}")
     name = given_once("workload", workload_argument, workload)
     if name is None:
@@ -106,7 +106,7 @@ def _orders(
     """The jobs that options and variables ask for. Raises UsageError."""
     workload, own_size = split_model(catalogue, name)
     known = {**CHOICES, **options_of(find_scheduler(QUEUE).choices)}
-    reading = read_preparation_variables(catalogue.variables, environ, workload, known, given)
+    reading = read_preparation_variables(documented_variables(), environ, workload, known, given)
     for note in reading.notes:
         say(f"note: {note}")
     found = {**values, **reading.options, **given}
@@ -117,7 +117,7 @@ def _orders(
     for note in site.notes:
         say(note)
     # Variables that apply to runs alone, such as GPUS_PER_NODE, are not read by the scheduler's options either.
-    runs = {item.name for item in catalogue.variables if not item.prepares}
+    runs = {item.name for item in documented_variables() if not item.prepares}
     shell = {name: value for name, value in environ.items() if name not in runs}
     options = find_scheduler(QUEUE).asked({name: found.get(name) for name in SLURM}, shell, sys.executable)
     return preparation_orders(catalogue, workload, size, made(PrepareChoices, found), options, site)

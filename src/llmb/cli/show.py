@@ -10,13 +10,13 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import Request, resolve
 from llmb.catalogue.scales import all_scales
+from llmb.checkpoints.origin import OriginHere, random_and_synthetic
 from llmb.cli.json_option import Json
 from llmb.cli.messages import print_unspecified
 from llmb.cli.options import takes_recipe
 from llmb.cli.root import install_here
 from llmb.report.output import print_json, print_tables
 from llmb.report.recipe_report import recipe_document, recipe_tables, scales_document, scales_table
-from llmb.runs.origin import OriginHere, random_and_synthetic
 from llmb.runs.planning import origin_here
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from llmb.catalogue.records import Layout, Training
-from llmb.engine.adapters.apply import token_keys
+from llmb.checkpoints.times import CheckpointTime, add_checkpoint_time
 from llmb.engine.attention_backend import attention_kernel, choose_attention
 from llmb.engine.checkpoint.load import load_checkpoint
 from llmb.engine.checkpoint.load_weights import load_weights
@@ -35,6 +35,7 @@ from llmb.engine.gradient_accumulation import (
     sum_in_products,
 )
 from llmb.engine.layer_times import LayerTimes
+from llmb.engine.lora import token_keys
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.initialize import initialize
 from llmb.engine.model.joined import join_products
@@ -56,7 +57,6 @@ from llmb.engine.reporter import Reporter
 from llmb.engine.timing import StepReader
 from llmb.engine.transformations import transform
 from llmb.engine.watchdog.progress import Progress
-from llmb.runs.checkpoint_times import CheckpointTime, add_checkpoint_time
 from llmb.runs.environment import Environment
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.fp8_product import fp8_product

@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from llmb.engine.adapters.apply import add_dropout, apply_lora
 from llmb.engine.compile import apply_compile
 from llmb.engine.expert_load import force_load_balancing, set_capacity
+from llmb.engine.lora import add_dropout, apply_lora
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.context_parallel import apply_context_parallel
 from llmb.engine.parallel.data_parallel import compute_dtype, is_sharded, precision_policy, shard

@@ -9,8 +9,8 @@ from pathlib import Path
 from llmb.errors import InfrastructureError, LlmbError, UsageError
 from llmb.jobspec.spec import JobSpec, read_spec
 from llmb.programs.lookup import find_program
+from llmb.reference_suite.documented_paths import link_documented
 from llmb.runs.attempts import begin_attempt
-from llmb.runs.documented_paths import link_documented
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.record import BegunJob, RunRecord, now, read_record, source_fields, write_record

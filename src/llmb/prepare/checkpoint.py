@@ -9,15 +9,15 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Source
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model
+from llmb.checkpoints.checkpoint import WEIGHTS, SavedCheckpoint, model_differences, partial_path, read_checkpoint
+from llmb.checkpoints.conversion import OnNote, OnProgress
 from llmb.errors import UsageError
 from llmb.metrics.parameters import parameter_count
 from llmb.prepare.dataset import source_of
 from llmb.prepare.hub import Hub, fetch_model
 from llmb.prepared.folders import PreparedFolders
-from llmb.programs.engine.conversion import ImportRequest, import_checkpoint
-from llmb.runs.checkpoint import WEIGHTS, SavedCheckpoint, model_differences, partial_path, read_checkpoint
-from llmb.runs.conversion import OnNote, OnProgress
 from llmb.runs.disk_space import check_room
+from llmb.weights.conversion import ImportRequest, import_checkpoint
 
 PUBLISHED_BYTES = 2
 """Of a parameter in the models that the documents fine-tune, which are published in bf16."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Source
 from llmb.catalogue.resolve import find_model, find_workload
+from llmb.checkpoints.checksums import damaged_files, file_checksum
 from llmb.errors import UsageError
 from llmb.jobs.locks import file_lock
 from llmb.prepare.hub import DATASETS, OnBytes, fetch_dataset, fetch_tokenizer
@@ -21,7 +22,6 @@ from llmb.prepare.sources import Files, split_files
 from llmb.prepare.tokenizer import LoadedTokenizer, checksum, load_tokenizer, tokenizer_file
 from llmb.prepared.folders import PreparedFolders
 from llmb.prepared.packed_dataset import RECORD, SPLITS, PackedDataset, Split
-from llmb.runs.checksums import damaged_files, file_checksum
 from llmb.runs.folder import cannot_write
 from llmb.trust import check_links
 

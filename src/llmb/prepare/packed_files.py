@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from llmb import __version__
+from llmb.checkpoints.checksums import ChecksumWriter
+from llmb.checkpoints.new_folder import new_folder
 from llmb.errors import UsageError
 from llmb.prepare.packing import Packs, pack
 from llmb.prepare.sample_files import SampleFiles, parse_line
@@ -25,8 +27,6 @@ from llmb.prepared.packed_dataset import (
     Split,
     incomplete_files,
 )
-from llmb.runs.checksums import ChecksumWriter
-from llmb.runs.new_folder import new_folder
 from llmb.runs.record import now
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from pydantic import ValidationError
 
 from llmb import __version__
 from llmb.catalogue.records import Record
+from llmb.checkpoints.checksums import ChecksumWriter, file_checksum
 from llmb.errors import UsageError
 from llmb.prepare.samples import TEMPLATE, DatasetSample
 from llmb.prepare.sources import Files, read_samples
 from llmb.prepared.packed_dataset import SPLITS, Split, incomplete_files
-from llmb.runs.checksums import ChecksumWriter, file_checksum
 from llmb.runs.record import now
 
 RECORD = "samples.json"

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.resolve import find_model
+from llmb.checkpoints.new_folder import new_folder
 from llmb.errors import UsageError
 from llmb.prepare.dataset import source_of
 from llmb.prepare.needed import check_installed
 from llmb.prepare.small_model import write_model
-from llmb.runs.new_folder import new_folder
 
 SEED = 1234
 TEXTS = 1200

@@ -13,6 +13,10 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Source
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model, find_workload
+from llmb.checkpoints.checkpoint import model_differences, partial_path, read_checkpoint
+from llmb.checkpoints.checksums import BLOCK, damaged_files
+from llmb.checkpoints.conversion import OnProgress
+from llmb.checkpoints.import_journal import has_finished_files
 from llmb.errors import UsageError
 from llmb.metrics.parameters import parameter_count
 from llmb.prepare.checkpoint import PUBLISHED_BYTES
@@ -21,10 +25,6 @@ from llmb.prepare.packed_files import read_packed
 from llmb.prepare.sample_files import read_record
 from llmb.prepared.folders import PreparedFolders
 from llmb.prepared.packed_dataset import SPLITS, Split
-from llmb.runs.checkpoint import model_differences, partial_path, read_checkpoint
-from llmb.runs.checksums import BLOCK, damaged_files
-from llmb.runs.conversion import OnProgress
-from llmb.runs.import_journal import has_finished_files
 
 State = Literal["complete", "missing", "incomplete", "damaged", "not needed"]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from llmb.health.gpus import Part, Parts, median_tflops
-from llmb.microbenchmarks.disk import Prediction
-from llmb.microbenchmarks.history import FigureChange, changes
-from llmb.microbenchmarks.outliers import OutlierRule
-from llmb.microbenchmarks.records import Measurement, MeasurementFile, NotMeasured
+from llmb.bench.disk import Prediction
+from llmb.bench.gpus import Part, Parts, median_tflops
+from llmb.bench.history import FigureChange, changes
+from llmb.bench.outliers import OutlierRule
+from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
 from llmb.report.numbers import known, number, whole
 from llmb.report.table import Column, Row, Table, number_column, result_table, table_of
 from llmb.shown_text import printable

@@ -7,6 +7,7 @@ from typing import Any
 
 from llmb.catalogue.pipeline_stages import stage_layers
 from llmb.catalogue.unspecified import unspecified_text
+from llmb.checkpoints.origin import Origin
 from llmb.jobs.order import Order
 from llmb.metrics.parameters import checkpoint_bytes
 from llmb.metrics.window import STEADY
@@ -17,7 +18,6 @@ from llmb.runs.checkpoint_scales import scale_warnings
 from llmb.runs.folder import RunFolder
 from llmb.runs.fp8_product import fp8_product
 from llmb.runs.logits import logits_text
-from llmb.runs.origin import Origin
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.profiling import Profile
 from llmb.runs.record import SubmittedJob

@@ -11,13 +11,13 @@ from llmb.catalogue.published import Expectation
 from llmb.catalogue.records import Convention, Lora, Model, Recipe
 from llmb.catalogue.resolve import gpu_types_of, releases_of, sizes_of
 from llmb.catalogue.schema import LayoutTable, WorkloadFile
+from llmb.checkpoints.origin import Origin, OriginHere
 from llmb.metrics.flops import flops_per_sequence
 from llmb.metrics.parameters import checkpoint_bytes, parameter_count, trainable_parameters
 from llmb.metrics.throughput import Throughput, unpacked_reason
 from llmb.report.numbers import number, unknown
 from llmb.report.table import Table, result_table
 from llmb.runs.logits import keeps_logits, logits_gb, logits_text
-from llmb.runs.origin import Origin, OriginHere
 from llmb.verdict.conditions import title_of
 
 BILLION = 1e9

@@ -13,7 +13,7 @@ from llmb.resources.sample import SeenRun
 
 ROOT = Path("/")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-ENGINE = b"llmb.engine."
+WORKERS = (b"llmb.engine.", b"llmb.bench.worker", b"llmb.weights.worker")
 """What trains, measures or converts begins with this behind ``-m``."""
 PARENT, USER, CHILDREN_SYSTEM, BEGAN = 1, 11, 14, 19
 """Places in /proc/<pid>/stat behind the name: times are those of the process, then of its ended children."""
@@ -108,7 +108,7 @@ class NodeProcesses:
 def _llmb_program(words: tuple[bytes, ...]) -> tuple[str, str | None] | None:
     """Module and folder of a process that trains, measures or converts; None for any other."""
     for place, word in enumerate(words[1:], start=1):
-        if word.startswith(ENGINE) and words[place - 1] == b"-m":
+        if word.startswith(WORKERS) and words[place - 1] == b"-m":
             folder = words[place + 1] if place + 1 < len(words) else b""
             return os.fsdecode(word), os.fsdecode(folder) if folder.startswith(b"/") else None
     return None

@@ -8,9 +8,9 @@ end in the record. ``metrics.jsonl`` has every step of the run once, from the la
 from pathlib import Path
 from typing import TypeVar
 
+from llmb.checkpoints.checkpoint import RECORD, SavedCheckpoint, checkpoint_name, saved_checkpoints
 from llmb.errors import InfrastructureError, UsageError
 from llmb.metrics.window import resolve_window
-from llmb.runs.checkpoint import RECORD, SavedCheckpoint, checkpoint_name, saved_checkpoints
 from llmb.runs.failure import ATTEMPT
 from llmb.runs.folder import RunFolder, write_atomically
 from llmb.runs.plan import EnginePlan, Plan, Start

@@ -4,9 +4,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmb.runs.checkpoint import saved_checkpoints
-from llmb.runs.checkpoint_times import read_checkpoint_times
-from llmb.runs.checksums import Verification
+from llmb.checkpoints.checkpoint import saved_checkpoints
+from llmb.checkpoints.checksums import Verification
+from llmb.checkpoints.times import read_checkpoint_times
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan
 from llmb.runs.steps import Step

@@ -11,13 +11,13 @@ from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Source
 from llmb.catalogue.records import Model, Packing, Recipe
 from llmb.catalogue.resolve import find_workload
+from llmb.checkpoints.checkpoint import CONTEXT, SavedCheckpoint, model_differences, read_checkpoint
+from llmb.checkpoints.origin import DataOrigin, Origin, dataset_title, identity_of
 from llmb.errors import UsageError
 from llmb.metrics.packing import chunked_squares
 from llmb.prepared.folders import PreparedFolders, prepared_folders
 from llmb.prepared.packed_dataset import RECORD, PackedDataset, incomplete_files, map_arrays
-from llmb.runs.checkpoint import CONTEXT, SavedCheckpoint, model_differences, read_checkpoint
 from llmb.runs.choices import Choices
-from llmb.runs.origin import DataOrigin, Origin, dataset_title, identity_of
 from llmb.runs.plan import (
     EnginePlan,
     InitialWeights,

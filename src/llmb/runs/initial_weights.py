@@ -4,9 +4,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from llmb.checkpoints.checkpoint import CheckpointRecord, model_differences, read_checkpoint, read_checkpoint_record
+from llmb.checkpoints.origin import WeightsOrigin, identity_of
 from llmb.errors import UsageError
-from llmb.runs.checkpoint import CheckpointRecord, model_differences, read_checkpoint, read_checkpoint_record
-from llmb.runs.origin import WeightsOrigin, identity_of
 from llmb.runs.plan import Plan
 
 

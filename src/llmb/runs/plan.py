@@ -14,15 +14,15 @@ from llmb.catalogue.records import (
     Training,
     Window,
 )
+from llmb.checkpoints.checkpoint import CheckpointRecord, SavedCheckpoint, model_differences
+from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin, dataset_title, identity_of, synthetic_text
 from llmb.errors import UsageError
 from llmb.metrics.window import resolve_window
 from llmb.prepared.packed_dataset import PackedDataset
 from llmb.runs.attention import AttentionChoice
-from llmb.runs.checkpoint import CheckpointRecord, SavedCheckpoint, model_differences
 from llmb.runs.choices import DEFAULT_SEED, DEFAULT_STALL_LIMIT_S, Choices, Fp8Recipe, Recompute
 from llmb.runs.device import Device
 from llmb.runs.document_packing import document_problems, with_documents, with_packing
-from llmb.runs.origin import DataOrigin, Origin, WeightsOrigin, dataset_title, identity_of, synthetic_text
 from llmb.runs.parallelism import Parallelism
 from llmb.runs.profiling import Profile
 

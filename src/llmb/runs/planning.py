@@ -6,13 +6,13 @@ from pathlib import Path
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Recipe
 from llmb.catalogue.resolve import CPU
+from llmb.checkpoints.checkpoint import read_checkpoint
+from llmb.checkpoints.origin import OriginHere
 from llmb.errors import UsageError
-from llmb.runs.checkpoint import read_checkpoint
 from llmb.runs.choices import Choices
 from llmb.runs.device import Device
 from llmb.runs.find_inputs import search_inputs
 from llmb.runs.initial_weights import check_weights
-from llmb.runs.origin import OriginHere
 from llmb.runs.plan import EnginePlan, make_plan
 
 

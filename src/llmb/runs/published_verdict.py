@@ -7,8 +7,8 @@ from fnmatch import fnmatch
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.published import Expectation, PublishedCondition
 from llmb.catalogue.records import Recipe, Window
+from llmb.checkpoints.origin import dataset_title
 from llmb.metrics.window import DOCUMENTED_STEPS, resolve_window
-from llmb.runs.origin import dataset_title
 from llmb.runs.plan import EnginePlan, Plan
 from llmb.runs.record import RunRecord, VboostOutcome
 from llmb.runs.result import Result

@@ -15,8 +15,8 @@ from llmb.errors import UsageError
 from llmb.jobspec.container import ContainerSettings, text_problems
 from llmb.jobspec.node_setup import Binding, Vboost
 from llmb.jobspec.variables import variable_problems
+from llmb.reference_suite.cluster_config import ReferenceForm, form_of, told, translated
 from llmb.runs.folder import CLUSTER_CONFIG, ROOT_KEY, user_config
-from llmb.site.reference_config import ReferenceForm, form_of, told, translated
 from llmb.trust import check_owner
 
 Shape = TypeVar("Shape", bound=BaseModel)

@@ -19,10 +19,10 @@ from ruamel.yaml.util import load_yaml_guess_indent
 from llmb.catalogue.data_files import CatalogueError, read_data
 from llmb.catalogue.yaml_check import FOREIGN_LOADER
 from llmb.errors import UsageError
+from llmb.reference_suite.cluster_config import form_of
 from llmb.runs.folder import cannot_write, write_atomically
 from llmb.secrets import holds_secret
 from llmb.site.cluster_config import SettingsFile, unusable
-from llmb.site.reference_config import form_of
 from llmb.site.settings_keys import split_key
 
 KEPT = ".reference"

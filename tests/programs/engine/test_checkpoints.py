@@ -17,6 +17,8 @@ import pytest
 from fork_server import Fork, ForkServer
 from free_ports import free_ports
 
+from llmb.checkpoints.checkpoint import partial_path, read_checkpoint, saved_checkpoints
+from llmb.checkpoints.times import read_checkpoint_times
 from llmb.errors import UsageError
 from llmb.logs.checkpoint_line import find_loads, find_saves
 from llmb.logs.outcome import judge_log
@@ -24,8 +26,6 @@ from llmb.logs.reader import read_log
 from llmb.metrics.parameters import checkpoint_bytes
 from llmb.programs.conclude import conclude_run
 from llmb.programs.port import End
-from llmb.runs.checkpoint import partial_path, read_checkpoint, saved_checkpoints
-from llmb.runs.checkpoint_times import read_checkpoint_times
 from llmb.runs.claim import create_run_folder
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import Plan

@@ -21,13 +21,12 @@ import llmb.engine
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Lora, Model
 from llmb.catalogue.resolve import find_model
+from llmb.checkpoints.checkpoint import SavedCheckpoint, read_checkpoint, saved_checkpoints
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.data.build import build_data
 from llmb.engine.model.adapter import is_of_adapter
 from llmb.errors import UsageError
 from llmb.huggingface.config import config_of
-from llmb.programs.engine.conversion import ImportRequest, import_checkpoint
-from llmb.runs.checkpoint import SavedCheckpoint, read_checkpoint, saved_checkpoints
 from llmb.runs.choices import Choices
 from llmb.runs.claim import create_run_folder
 from llmb.runs.folder import RunFolder
@@ -36,6 +35,7 @@ from llmb.runs.plan import InitialWeights, Plan
 from llmb.runs.planning import NotPrepared, plan_training
 from llmb.runs.record import new_record, write_record
 from llmb.runs.steps import read_steps
+from llmb.weights.conversion import ImportRequest, import_checkpoint
 
 WORKER = Path(llmb.engine.__file__).parent / "worker.py"
 pytestmark = pytest.mark.slow

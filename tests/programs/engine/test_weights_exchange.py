@@ -26,11 +26,11 @@ from transformers import AutoModelForCausalLM
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Model
 from llmb.catalogue.resolve import find_model
+from llmb.checkpoints.checkpoint import partial_path, read_checkpoint
 from llmb.engine.checkpoint.load import TensorReader
 from llmb.engine.data.build import build_data
 from llmb.engine.model.decoder import build_model
 from llmb.engine.model.loss import IGNORED
-from llmb.runs.checkpoint import partial_path, read_checkpoint
 from llmb.runs.plan import EnginePlan
 
 Finished = Callable[..., dict[str, Any]]

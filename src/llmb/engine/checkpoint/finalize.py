@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from llmb import __version__
-from llmb.runs.checkpoint import RECORD, WEIGHTS, CheckpointRecord, partial_path
+from llmb.checkpoints.checkpoint import RECORD, WEIGHTS, CheckpointRecord, partial_path
+from llmb.checkpoints.new_folder import flush_folder
+from llmb.checkpoints.origin import WeightsOrigin
 from llmb.runs.folder import write_atomically
-from llmb.runs.new_folder import flush_folder
-from llmb.runs.origin import WeightsOrigin
 from llmb.runs.plan import Plan
 from llmb.runs.record import now
 

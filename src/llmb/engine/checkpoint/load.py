@@ -16,6 +16,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from llmb.checkpoints.checkpoint import WEIGHTS
+from llmb.checkpoints.times import CheckpointTime, checkpoint_time
 from llmb.engine.checkpoint.state import (
     RANDOM,
     optimizer_state,
@@ -30,8 +32,6 @@ from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.state import FP8
 from llmb.errors import UsageError
 from llmb.logs.checkpoint_line import LoadLine, format_load_line
-from llmb.runs.checkpoint import WEIGHTS
-from llmb.runs.checkpoint_times import CheckpointTime, checkpoint_time
 
 # The types that the metadata of a checkpoint of tensors consists of. BytesStorageMetadata is excluded on purpose: it
 # describes objects, which torch would unpickle.

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from llmb.checkpoints.times import CheckpointTime
 from llmb.engine.checkpoint.load import log_load, read_state
 from llmb.engine.checkpoint.state import MODEL
 from llmb.engine.model.adapter import is_of_adapter
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.parallel.mesh import Ranks
-from llmb.runs.checkpoint_times import CheckpointTime
 
 
 def load_weights(path: Path, stages: Sequence[Decoder], ranks: Ranks) -> CheckpointTime:

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from llmb.checkpoints.checkpoint import WEIGHTS, checkpoint_name, partial_path
+from llmb.checkpoints.times import add_checkpoint_time, checkpoint_time
 from llmb.engine.checkpoint.finalize import await_discarded, discard, finalize
 from llmb.engine.checkpoint.shared_folder import check_shared_folder
 from llmb.engine.checkpoint.state import training_state
@@ -24,8 +26,6 @@ from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.watchdog.flight_recorder import CHECKPOINT_GROUP
 from llmb.logs.checkpoint_line import SaveLine, format_save_line
-from llmb.runs.checkpoint import WEIGHTS, checkpoint_name, partial_path
-from llmb.runs.checkpoint_times import add_checkpoint_time, checkpoint_time
 from llmb.runs.folder import RunFolder
 from llmb.runs.initial_weights import base_weights
 from llmb.runs.plan import Plan

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from llmb.checkpoints.checkpoint import damage_error, read_checkpoint_record
+from llmb.checkpoints.checksums import damaged_files
+from llmb.checkpoints.times import Verified
 from llmb.engine.parallel.mesh import Ranks
-from llmb.runs.checkpoint import damage_error, read_checkpoint_record
-from llmb.runs.checkpoint_times import Verified
-from llmb.runs.checksums import damaged_files
 
 MOST_THREADS = 8
 

@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
+from llmb.checkpoints.checksums import ChecksumWriter
 from llmb.errors import EnvironmentProblem
-from llmb.runs.checksums import ChecksumWriter
 
 
 @dataclass(frozen=True)

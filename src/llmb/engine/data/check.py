@@ -9,11 +9,11 @@ import numpy as np
 import torch.distributed as dist
 from pydantic import ValidationError
 
+from llmb.checkpoints.checkpoint import dataset_problem, read_checkpoint_record
+from llmb.checkpoints.checksums import damaged_files
 from llmb.engine.parallel.mesh import Ranks
 from llmb.errors import UsageError
 from llmb.prepared.packed_dataset import RECORD, PackedArrays, PackedDataset, incomplete_files, map_arrays
-from llmb.runs.checkpoint import dataset_problem, read_checkpoint_record
-from llmb.runs.checksums import damaged_files
 from llmb.runs.plan import EnginePlan, TrainingDataset
 
 KINDS = {"tokens": np.uint32, "answers": np.bool_, "documents": np.int64, "packs": np.int64}

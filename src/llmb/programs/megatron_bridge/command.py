@@ -9,13 +9,13 @@ from llmb.catalogue.data_files import read_file
 from llmb.catalogue.load import Catalogue
 from llmb.catalogue.records import Dtype, Recipe, Record
 from llmb.catalogue.resolve import find_model
+from llmb.checkpoints.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.errors import UsageError
 from llmb.jobspec.arguments import RUN_FOLDER, Word
 from llmb.metrics.window import resolve_window
 from llmb.programs.megatron_bridge.squad import ENTER, PACKED, WORKING_FOLDER, Squad
 from llmb.programs.nsys import GPU_METRICS, NSYS, RECORDING
 from llmb.runs.choices import DEFAULT_SEED, Choices, Fp8Recipe
-from llmb.runs.origin import DataOrigin, Origin, WeightsOrigin
 from llmb.runs.plan import Plan
 from llmb.runs.profile_report import report_name
 from llmb.traces.files import REPORT_END

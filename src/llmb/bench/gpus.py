@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same product on every GPU at once, and which of them are slow."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+
+import llmb
+from llmb.bench.cases import SQUARE, Device
+from llmb.bench.gpu_records import JOB, PARTS, PROGRAM, PartReport
+from llmb.bench.jobs import PASSES, Case, CaseList, ProductCase, ProductDtype
+from llmb.bench.measure import OnProgress, run_ranks
+from llmb.bench.outliers import OutlierRule, below_median_pct, slow_ones
+from llmb.bench.records import Measurement, MeasurementFile, NotMeasured
+
+DTYPE: dict[Device, ProductDtype] = {"cpu": "fp32", "cuda": "bf16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One GPU, or one process on a CPU."""
+
+    row: Measurement
+    below_pct: float
+    """Below the median of its kind."""
+    slow: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """All that were measured, those that could not be, by node and local rank, and nodes that reported nothing."""
+
+    measured: tuple[Part, ...]
+    failed: tuple[tuple[str, NotMeasured], ...]
+    missing_nodes: tuple[str, ...]
+
+    @property
+    def slow(self) -> list[Part]:
+        return [part for part in self.measured if part.slow]
+
+    @property
+    def unfit_nodes(self) -> list[str]:
+        """In the order of the measurements, each once."""
+        named = [*(part.row.node for part in self.slow), *(node for node, _ in self.failed), *self.missing_nodes]
+        return list(dict.fromkeys(named))
+
+
+def gpus_job(device: Device, seconds: float) -> CaseList:
+    size, dtype = SQUARE[device], DTYPE[device]
+    work = ProductCase(m=size, k=size, n=size, dtype=dtype, training_pass=PASSES[0])
+    case = Case(name=f"{size} x {size} x {size}, {dtype}, for {seconds:g} s", work=work, sustained_s=seconds)
+    return CaseList(device=device, cases=(case,))
+
+
+def measure_parts(job: CaseList, ranks: int, on_progress: OnProgress) -> list[PartReport]:
+    """On ``ranks`` GPUs of this machine, or as many processes.
+
+    Raises EnvironmentProblem without torch, RunFailed if the program failed, or UserInterrupt.
+    """
+    with tempfile.TemporaryDirectory(prefix="llmb-bench-") as folder:
+        (Path(folder) / JOB).write_text(job.model_dump_json())
+        run_ranks(PROGRAM, Path(folder), ranks, job.device, "GPUs", on_progress)
+        return read_parts(Path(folder))
+
+
+def read_parts(folder: Path) -> list[PartReport]:
+    """By rank."""
+    found = (PartReport.model_validate_json(path.read_text()) for path in (folder / PARTS).glob("*.json"))
+    return sorted(found, key=lambda part: part.rank)
+
+
+def gpu_files(reports: Sequence[PartReport], command: tuple[str, ...], measured_at: str) -> Iterator[MeasurementFile]:
+    """What is kept, a file for each node."""
+    for node, group in groupby(sorted(reports, key=lambda part: (part.node, part.local_rank)), lambda part: part.node):
+        parts = list(group)
+        device = next((part.device for part in parts if part.device), None)
+        versions = device.model_dump(include={"python", "torch", "cuda", "driver"}) if device else {}
+        yield MeasurementFile(
+            node=node,
+            measured_at=measured_at,
+            command=command,
+            software={"llmb": llmb.__version__, **versions},
+            measurements=tuple(row for part in parts if (row := _measurement(part))),
+            not_measured=tuple(_missing(part) for part in parts if part.timing.seconds is None),
+        )
+
+
+def _measurement(part: PartReport) -> Measurement | None:
+    timing, device = part.timing, part.device
+    if timing.seconds is None or device is None:
+        return None
+    on_gpu = device.device_memory_gib is not None
+    kind: Device = "cuda" if on_gpu else "cpu"
+    size = SQUARE[kind]
+    return Measurement(
+        benchmark="gpus",
+        case="square",
+        shape=f"{size} x {size} x {size}",
+        dtype=DTYPE[kind],
+        node=part.node,
+        device=device.device,
+        rank=part.local_rank,
+        time_s=timing.seconds,
+        repetitions=timing.repeats,
+        fastest_s=timing.fastest,
+        slowest_s=timing.slowest,
+        tflops=2 * size**3 / timing.seconds / 1e12,
+        sustained=True,
+        cpu_threads=None if on_gpu else device.cpu_threads,
+        device_uuid=part.uuid,
+    )
+
+
+def _missing(part: PartReport) -> NotMeasured:
+    return NotMeasured(
+        benchmark="gpus",
+        case=f"local rank {part.local_rank}",
+        reason=part.timing.reason or "unknown",
+        out_of_memory=part.timing.out_of_memory,
+    )
+
+
+def compare_parts(files: Sequence[MeasurementFile], missing_nodes: Sequence[str], rule: OutlierRule) -> Parts:
+    """Only devices of the same name are compared."""
+    rows = sorted((row for file in files for row in file.measurements), key=lambda row: row.device)
+    found: list[Part] = []
+    for _, group in groupby(rows, lambda row: row.device):
+        same = list(group)
+        speeds = [row.tflops or 0.0 for row in same]
+        slow = set(slow_ones(speeds, rule))
+        below = below_median_pct(speeds)
+        found += [Part(row, below[number], number in slow) for number, row in enumerate(same)]
+    failed = tuple((file.node, row) for file in files for row in file.not_measured)
+    return Parts(tuple(found), failed, tuple(missing_nodes))
+
+
+def median_tflops(parts: Parts) -> float | None:
+    """None if nothing was measured."""
+    return median(part.row.tflops or 0.0 for part in parts.measured) if parts.measured else None

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measurements that are kept below the root of installation, a folder per node and a file per call."""
+
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from llmb.bench.records import MeasurementFile
+from llmb.errors import UsageError
+from llmb.input_files import open_file
+from llmb.runs.folder import cannot_write, write_atomically
+from llmb.trust import STATE_FOLDER
+
+BENCH = Path(STATE_FOLDER) / "bench"
+UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+"""Characters of a node's name that are not used in the name of its folder."""
+
+
+def bench_folder(install: Path) -> Path:
+    return install / BENCH
+
+
+def write_measurements(install: Path, measured: MeasurementFile) -> Path:
+    """Raises NotWritable. A file is never replaced: the second one of the same second gets a number."""
+    folder = bench_folder(install) / (UNSAFE.sub("-", measured.node).lstrip(".") or "node")
+    stamp = datetime.fromisoformat(measured.measured_at).strftime("%Y%m%dT%H%M%SZ")
+    names = sorted({row.benchmark for row in measured.measurements}) or ["nothing"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = _unused(folder, f"{stamp}_{'-'.join(names)}")
+        write_atomically(path, measured.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    return path
+
+
+def _unused(folder: Path, name: str) -> Path:
+    """Claims the first free name, so that two calls that end at once both keep their measurements."""
+    number = 1
+    while True:
+        path = folder / (f"{name}.json" if number == 1 else f"{name}-{number}.json")
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            number += 1
+            continue
+        return path
+
+
+def read_measurements(install: Path, node: str | None = None) -> list[MeasurementFile]:
+    """All that are kept, or those of ``node``, the oldest first. Those of the same benchmarks, node and second have the
+    order they were written in. Raises UsageError for a file that is damaged or cannot be read.
+
+    An empty file is one that is being written.
+    """
+    found = [file for file in _read_all(bench_folder(install)) if node in (None, file.node)]
+    return sorted(found, key=_moment)
+
+
+def _read_all(folder: Path) -> Iterator[MeasurementFile]:
+    for path in sorted(folder.glob("*/*.json"), key=_name_and_number):
+        with open_file(path) as stream:
+            text = stream.read()
+        if not text:
+            continue
+        try:
+            found = MeasurementFile.model_validate_json(text)
+            _moment(found)
+        except ValueError as error:  # pydantic's is one
+            do = "remove it, or read it with the version of llmb that wrote it"
+            raise UsageError("not a file of measurements of llmb bench", where=str(path), do=do) from error
+        yield found
+
+
+def _name_and_number(path: Path) -> tuple[Path, int]:
+    name, _, number = path.stem.rpartition("-")
+    return (path.with_name(name), int(number)) if name and number.isdecimal() else (path.with_suffix(""), 1)
+
+
+def _moment(measured: MeasurementFile) -> datetime:
+    """Raises ValueError for a time that is none, or has no time zone."""
+    moment = datetime.fromisoformat(measured.measured_at)
+    if moment.tzinfo is None:
+        raise ValueError(f"{measured.measured_at} has no time zone")
+    return moment

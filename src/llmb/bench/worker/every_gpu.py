@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program that measures the GPU of its local rank: ``python -m llmb.bench.worker.every_gpu FOLDER``.
+
+One process a GPU, none of which knows of the others: a GPU or a node that fails keeps no other from its result.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llmb.bench.gpu_records import JOB, PARTS, PartReport
+from llmb.bench.jobs import BenchProgress, CaseList, Timing
+from llmb.bench.worker.run import run_job
+from llmb.runs.host import host_name
+
+
+def measure(job: CaseList, local_rank: int, rank: int) -> PartReport:
+    def say(progress: BenchProgress) -> None:
+        if rank == 0:
+            sys.stdout.write(progress.model_dump_json() + "\n")
+            sys.stdout.flush()
+
+    device, uuid = None, None
+    try:
+        if job.device == "cuda" and local_rank >= torch.cuda.device_count():
+            raise RuntimeError(f"torch {torch.__version__} sees {torch.cuda.device_count()} GPUs")
+        timings = run_job(job, say, local_rank)
+        device, (timing,) = timings.device, timings.timings
+        uuid = _uuid(local_rank) if job.device == "cuda" else None
+    except RuntimeError as error:  # torch has no other for a GPU that is lost, missing or broken
+        timing = Timing(seconds=None, reason=str(error).strip().partition("\n")[0])
+    return PartReport(node=host_name(), rank=rank, local_rank=local_rank, uuid=uuid, device=device, timing=timing)
+
+
+def _uuid(local_rank: int) -> str | None:
+    """As nvidia-smi shows it."""
+    known: Any = torch.cuda.get_device_properties(local_rank)
+    uuid = getattr(known, "uuid", None)
+    return None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}"
+
+
+def main() -> None:
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    job = CaseList.model_validate_json((folder / JOB).read_text())
+    report = measure(job, int(os.environ["LOCAL_RANK"]), rank)
+    parts = folder / PARTS
+    parts.mkdir(exist_ok=True)
+    temporary = parts / f".{rank}"
+    temporary.write_text(report.model_dump_json())
+    temporary.replace(parts / f"{rank}.json")
+    sys.stdout.flush()
+    os._exit(0)  # torch's threads can abort a finished program while the interpreter shuts down
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint on disk: its name, its record, and whether it is complete.
+
+A checkpoint is written to a temporary folder whose name begins with a dot. Its record is written last and lists every
+file with its size and checksum; then the folder is renamed. A folder with the final name is complete, or was damaged
+later.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from llmb.catalogue.records import Dtype, Layout, Lora, Model, Record, Training
+from llmb.checkpoints.origin import Origin, WeightsOrigin
+from llmb.errors import UsageError
+from llmb.prepared.packed_dataset import PackedDataset
+from llmb.trust import check_links
+
+# The first pattern that matches decides; each is a file that its format requires.
+SIGNS = (
+    ("context/model.yaml", "it looks like a NeMo 2 checkpoint"),
+    ("context/io.json", "it looks like a NeMo 2 checkpoint"),
+    ("model_config.yaml", "it looks like a NeMo 1 checkpoint"),
+    ("run_config.yaml", "it looks like a Megatron-Bridge checkpoint"),
+    ("latest_checkpointed_iteration.txt", "it looks like a folder of Megatron checkpoints"),
+    ("common.pt", "it looks like a Megatron-Core distributed checkpoint"),
+    ("weights/common.pt", "it looks like a NeMo 2 checkpoint"),
+    ("*/model_optim_rng.pt", "it looks like a Megatron-LM checkpoint"),
+    ("*.safetensors", "it looks like a Hugging Face model"),
+    ("pytorch_model*.bin", "it looks like a Hugging Face model"),
+    ("consolidated.*.pth", "it looks like the original weights of a Llama model"),
+    (".metadata", "it looks like a checkpoint of torch.distributed.checkpoint by another program"),
+    ("weights/.metadata", "it looks like a checkpoint of torch.distributed.checkpoint by another program"),
+    ("*.pt", "it looks like files of torch.save"),
+    ("*.pth", "it looks like files of torch.save"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """For messages. ``checkpoints`` are those of llmb nearby, which may have been meant."""
+
+    what: str
+    checkpoints: tuple[str, ...] = ()
+
+
+def describe_folder(path: Path, record: str) -> Description:
+    """Describes ``path``, and lists the checkpoints of llmb, which have a ``record``, in or above it."""
+    if not path.is_dir():
+        return Description("it is a file")
+    if (path.parent / record).is_file():
+        return Description("it is the inside of a checkpoint", (str(path.parent),))
+    inside = [*path.glob(f"*/{record}"), *path.glob(f"checkpoints/*/{record}")]
+    named = [str(found.parent.relative_to(path)) for found in inside if not found.parent.name.startswith(".")]
+    if named:
+        return Description("it is a folder that holds some", tuple(sorted(named, key=lambda name: (len(name), name))))
+    for pattern, what in SIGNS:
+        if next(path.glob(pattern), None):
+            return Description(what)
+    return Description("it is an empty folder" if not any(path.iterdir()) else "nothing in it looks like one")
+
+
+RECORD = "checkpoint.json"
+WEIGHTS = "weights"
+CONTEXT = "context"
+"""Configuration and tokenizer of imported weights."""
+PARTIAL = ".partial"
+MOST_PROBLEMS = 10
+NOT_ARCHITECTURE = ("model", "size", "source", "init_std", "max_seq_len")
+"""Fields of a model that may differ between checkpoint and run: names, and fields that only affect new models."""
+
+
+SourceFormat = Literal["huggingface", "nemo"]
+StoredDtype = Literal["bf16", "fp16", "fp32"]
+"""Of weights in a checkpoint: runs save fp32, imported weights keep the dtype of their source."""
+
+
+class ImportSource(Record):
+    """The source of imported weights."""
+
+    format: SourceFormat
+    path: str
+    files: tuple[str, ...]
+
+
+class CheckpointRecord(Record):
+    """The content of ``checkpoint.json``: the model, the training progress, and the files with their sizes in bytes.
+
+    Imported weights do not come from a run of llmb: fields that only a run has are None.
+    """
+
+    schema_version: Literal[1] = 1
+    llmb_version: str
+    saved_at: str
+    workload: str
+    size: str
+    dtype: Dtype | None
+    model: Model
+    layout: Layout | None
+    training: Training | None
+    seed: int | None
+    step: int
+    """Steps done."""
+    consumed_samples: int
+    optimizer_state: bool = True
+    imported_from: ImportSource | None = None
+    weights_dtypes: tuple[StoredDtype, ...] = ("fp32",)
+    """Every dtype that weights are stored in; they are loaded in fp32 all the same."""
+    dataset: PackedDataset | None = None
+    """What it was trained on; None for synthetic tokens."""
+    lora: Lora | None = None
+    """The adapters that it contains instead of all weights."""
+    base: WeightsOrigin | None = None
+    """The frozen weights of ``lora``."""
+    origin: Origin | None = None
+    """Of the training that saved it; None for imported weights."""
+    files: dict[str, int]
+    crc32: dict[str, str]
+    """Checksum of each file."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """A complete checkpoint and its folder."""
+
+    path: Path
+    record: CheckpointRecord
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.record.files.values())
+
+
+def checkpoint_name(step: int, consumed_samples: int) -> str:
+    return f"step={step}-consumed_samples={consumed_samples}"
+
+
+def partial_path(checkpoint: Path) -> Path:
+    """Where ``checkpoint`` is written until it is complete."""
+    return checkpoint.with_name(f".{checkpoint.name}{PARTIAL}")
+
+
+def read_checkpoint(path: Path) -> SavedCheckpoint:
+    """The checkpoint at ``path``, the folder above ``weights``.
+
+    Raises UsageError if there is none, if it is incomplete, or if it is not a checkpoint of llmb.
+    """
+    try:
+        record = read_checkpoint_record(path)
+        missing = list(_damage(path, record))
+    except OSError as error:
+        raise UsageError(f"the checkpoint cannot be read: {error.strerror}", where=str(error.filename)) from error
+    if missing:
+        lines = "\n".join(f"  - {line}" for line in missing[:MOST_PROBLEMS])
+        raise UsageError(f"the checkpoint is incomplete:\n{lines}", where=str(path), do="load another one")
+    return SavedCheckpoint(path.absolute(), record)
+
+
+def damage_error(path: Path, damaged: Sequence[str]) -> UsageError:
+    """For files of the checkpoint at ``path`` whose content is not what was saved."""
+    lines = "\n".join(f"  - {line}" for line in damaged[:MOST_PROBLEMS])
+    return UsageError(f"the checkpoint is damaged:\n{lines}", where=str(path), do="load another one")
+
+
+def saved_checkpoints(folder: Path) -> list[SavedCheckpoint]:
+    """The complete checkpoints in ``folder``, by step."""
+    found = []
+    for path in folder.glob(f"*/{RECORD}"):
+        if not path.parent.name.startswith("."):
+            try:
+                found.append(read_checkpoint(path.parent))
+            except UsageError:
+                continue
+    return sorted(found, key=lambda checkpoint: checkpoint.record.step)
+
+
+def model_differences(ours: Model, theirs: Model) -> Iterator[str]:
+    """The differences that prevent loading the weights of one model into the other, field by field."""
+    mine, other = (model.model_dump(exclude=set(NOT_ARCHITECTURE)) for model in (ours, theirs))
+    for name, value in mine.items():
+        if value != other[name]:
+            yield f"{name} is {other[name]} in the checkpoint and {value} in this run"
+
+
+def dataset_problem(ours: PackedDataset | None, theirs: PackedDataset | None) -> str | None:
+    """Why a run on ``ours`` cannot resume from a checkpoint that was trained on ``theirs``; None if it can.
+
+    The samples that the checkpoint consumed are counted in its own data.
+    """
+    if (ours and ours.crc32) == (theirs and theirs.crc32):
+        return None
+    ours_text, theirs_text = (data.identity if data else "synthetic tokens" for data in (ours, theirs))
+    return f"the checkpoint was trained on {theirs_text}, and this run trains on {ours_text}"
+
+
+def read_checkpoint_record(path: Path) -> CheckpointRecord:
+    """Without a look at the files. Raises UsageError, or OSError if it cannot be read."""
+    check_links(path)
+    if not path.exists():
+        raise UsageError("there is no such checkpoint", where=str(path), do="give a folder that holds 'weights'")
+    if path.name.startswith(".") and path.name.endswith(PARTIAL):
+        raise UsageError("this checkpoint is incomplete: its run ended while saving it", where=str(path))
+    if not (path / RECORD).is_file():
+        description = describe_folder(path, RECORD)
+        raise UsageError(
+            f"this is not a checkpoint of llmb: {description.what}",
+            where=str(path),
+            choices=description.checkpoints,
+            do="give a folder saved by 'llmb run --save-checkpoint', the one above 'weights'; "
+            "'llmb checkpoint import' imports a Hugging Face model",
+        )
+    try:
+        return CheckpointRecord.model_validate_json((path / RECORD).read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        problem = f"{place}: {first['msg']}" if place else first["msg"]
+        raise UsageError(
+            f"'{RECORD}' cannot be read by this version of llmb: {problem}",
+            where=str(path / RECORD),
+            do="load it with the version that saved it, if the record names it",
+        ) from error
+
+
+def _damage(path: Path, record: CheckpointRecord) -> Iterator[str]:
+    if not record.files:
+        yield "its record lists no files"
+    for name, size in record.files.items():
+        file = path / name
+        if not file.is_file():
+            yield f"{name} is missing"
+        elif file.stat().st_size != size:
+            yield f"{name} has {file.stat().st_size} of {size} bytes"

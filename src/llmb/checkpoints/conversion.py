@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The protocol of the program that converts weights: one JSON document in, one per line out."""
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from llmb.catalogue.records import Lora, Model, Record
+from llmb.checkpoints.checkpoint import SourceFormat, StoredDtype
+from llmb.errors import EnvironmentProblem, LlmbError, RunFailed, UsageError
+from llmb.huggingface.config import ExportDtype
+
+ERRORS = {kind.__name__: kind for kind in (UsageError, EnvironmentProblem, RunFailed)}
+"""Errors that are passed from one process to the other."""
+
+FILE_BYTES = 10**9
+"""Largest size of a file of an imported checkpoint: what is lost of it when an import is killed."""
+
+Checksums = dict[str, str]
+"""CRC-32 by the name of the file, as in ``checkpoint.json``."""
+OnProgress = Callable[[int, int], None]
+"""Called with the number of bytes done and in all."""
+OnNote = Callable[[str], None]
+
+
+class MergedAdapters(Record):
+    """Adapters that are added to exported weights, and the checkpoint that contains them."""
+
+    checkpoint: str
+    lora: Lora
+
+
+class ExportJob(Record):
+    """Exports weights of ``checkpoint`` to safetensors files in ``folder``, which exists and is empty."""
+
+    kind: Literal["export"] = "export"
+    checkpoint: str
+    folder: str
+    model: Model
+    dtype: ExportDtype
+    largest_file_bytes: int
+    merged: MergedAdapters | None = None
+
+
+class AdapterExportJob(Record):
+    """Exports the adapters in ``checkpoint`` to peft's files in ``folder``, which exists and is empty.
+
+    model: the one that is adapted. base: its name or path, if it is known.
+    """
+
+    kind: Literal["export adapters"] = "export adapters"
+    checkpoint: str
+    folder: str
+    model: Model
+    lora: Lora
+    base: str | None
+
+
+class AdapterImportJob(Record):
+    """Imports peft's file in ``source`` into a checkpoint of adapters in ``folder``, which exists and is empty."""
+
+    kind: Literal["import adapters"] = "import adapters"
+    source: str
+    folder: str
+    model: Model
+    rank: int
+    alpha: float
+    dropout: float
+
+
+class ImportJob(Record):
+    """Imports ``files`` in ``source`` into a checkpoint in ``folder``, which may hold files of an earlier attempt.
+
+    ``documents`` are the small files of the source that say what the weights are.
+    """
+
+    kind: Literal["import"] = "import"
+    format: SourceFormat = "huggingface"
+    source: str
+    files: tuple[str, ...]
+    documents: tuple[str, ...] = ()
+    folder: str
+    model: Model
+    largest_file_bytes: int = FILE_BYTES
+    processes: int = 1
+
+
+AnyJob = ExportJob | ImportJob | AdapterExportJob | AdapterImportJob
+Job = Annotated[AnyJob, Field(discriminator="kind")]
+
+
+class ErrorRecord(Record):
+    """An LlmbError that is passed from one process to the other."""
+
+    kind: str
+    what: str
+    where: str | None = None
+    choices: tuple[str, ...] = ()
+    do: str | None = None
+
+
+class ImportedWeights(Record):
+    """What an import wrote: ``checksums`` of the files in ``weights``, by name, and dtypes of the tensors in them.
+
+    lora: what imported adapters are.
+    """
+
+    checksums: Checksums
+    dtypes: tuple[StoredDtype, ...]
+    lora: Lora | None = None
+
+
+class ConverterMessage(Record):
+    """One line of the program's output; one of the fields is set. ``progress`` is (bytes done, bytes in all)."""
+
+    progress: tuple[int, int] | None = None
+    note: str | None = None
+    imported: ImportedWeights | None = None
+    error: ErrorRecord | None = None
+
+
+def parse_job(text: str) -> AnyJob:
+    job: AnyJob = TypeAdapter(Job).validate_json(text)
+    return job
+
+
+def error_record(error: LlmbError) -> ErrorRecord:
+    return ErrorRecord(
+        kind=type(error).__name__, what=error.what, where=error.where, choices=error.choices, do=error.do
+    )
+
+
+def error_from(record: ErrorRecord) -> LlmbError:
+    return ERRORS[record.kind](record.what, where=record.where, choices=record.choices, do=record.do)

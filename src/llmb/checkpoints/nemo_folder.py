@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A NeMo 2 checkpoint on disk, with ``context/model.yaml`` and ``weights``: whether it can be imported, and what it is.
+
+Only Llama 3 and 3.1 are read. Nothing is unpickled here; ``common.pt`` is never read at all.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llmb.catalogue.records import Model
+from llmb.catalogue.yaml_check import LOADER
+from llmb.checkpoints.checkpoint import WEIGHTS
+from llmb.errors import UsageError
+from llmb.huggingface.formats import format_of
+
+SIGNS = (f"{WEIGHTS}/metadata.json", f"{WEIGHTS}/common.pt", "context/model.yaml", "context/io.json")
+MODEL_FILE = "context/model.yaml"
+BACKEND_FILE = f"{WEIGHTS}/metadata.json"
+METADATA_FILE = f"{WEIGHTS}/.metadata"
+BACKEND = "torch_dist"
+SUPPORTED = "llama"
+TOKENIZERS = ("context/nemo_tokenizer", "context")
+"""Folders where NeMo keeps the tokenizer of a Hugging Face model."""
+CONVERT = (
+    "convert it with NeMo: llm.export_ckpt(path=CHECKPOINT, target='hf', output_path=FOLDER), and give that folder"
+)
+SAME: dict[str, Any] = {
+    "normalization": "RMSNorm",
+    "gated_linear_unit": True,
+    "add_bias_linear": False,
+    "add_qkv_bias": False,
+    "layernorm_zero_centered_gamma": False,
+    "position_embedding_type": "rope",
+    "rotary_percent": 1.0,
+    "rotary_interleaved": False,
+    "seq_len_interpolation_factor": None,
+    "qk_layernorm": False,
+    "num_moe_experts": None,
+    "multi_latent_attention": False,
+}
+"""Settings that have the same value in every model that is read; settings that versions before them lack are these."""
+
+
+@dataclass(frozen=True, slots=True)
+class NemoFolder:
+    """``files`` are those that hold weights; ``documents``, those that say what the weights are; all below ``path``."""
+
+    path: Path
+    config: Mapping[str, Any]
+    files: tuple[str, ...]
+    documents: tuple[str, ...] = (MODEL_FILE, BACKEND_FILE, METADATA_FILE)
+
+    @property
+    def tokenizer(self) -> Path:
+        found = (self.path / name for name in TOKENIZERS)
+        return next((path for path in found if (path / "tokenizer.json").is_file()), self.path / TOKENIZERS[-1])
+
+
+def is_nemo_folder(path: Path) -> bool:
+    return any((path / sign).is_file() for sign in SIGNS)
+
+
+def read_nemo_folder(path: Path) -> NemoFolder:
+    """Raises UsageError if it cannot be imported, whatever its model."""
+    for name in (MODEL_FILE, BACKEND_FILE, METADATA_FILE):
+        if not (path / name).is_file():
+            what = f"this is a checkpoint of NeMo 2 without '{name}', which says how to read it"
+            raise UsageError(what, where=str(path), do=CONVERT)
+    backend = _parsed(path / BACKEND_FILE).get("sharded_backend")
+    if backend != BACKEND:
+        what = f"this checkpoint of NeMo 2 is kept by '{backend}'; only '{BACKEND}' is supported"
+        raise UsageError(what, where=str(path), do=CONVERT)
+    config = _parsed(path / MODEL_FILE).get("config")
+    if not isinstance(config, dict):
+        raise UsageError("it has no settings of a model under 'config'", where=str(path / MODEL_FILE), do=CONVERT)
+    files = sorted(str(file.relative_to(path)) for file in (path / WEIGHTS).glob("*.distcp"))
+    return NemoFolder(path.absolute(), config, tuple(files))
+
+
+def check_nemo_config(folder: NemoFolder, model: Model) -> None:
+    """Raises UsageError if its model is another one, or one that is not read from NeMo."""
+    name, where = f"{model.model} {model.size}", str(folder.path / MODEL_FILE)
+    if format_of(model).model_type != SUPPORTED or model.tied_embeddings:
+        what = f"checkpoints of NeMo 2 are read for Llama 3 and 3.1 only, not for {name}"
+        raise UsageError(what, where=str(folder.path), do=CONVERT)
+    if differences := list(nemo_differences(folder.config, model)):
+        lines = "\n".join(f"  - {line}" for line in differences)
+        do = "give its workload and size with -w and -s; see 'llmb list'"
+        raise UsageError(f"this is another model than {name}:\n{lines}", where=where, do=do)
+
+
+def nemo_differences(config: Mapping[str, Any], model: Model) -> Iterator[str]:
+    """Settings that make another model of the same weights, or of weights of the same shape."""
+    wanted = {
+        "num_layers": model.layers,
+        "hidden_size": model.hidden_size,
+        "ffn_hidden_size": model.ffn_hidden_size,
+        "num_attention_heads": model.attention_heads,
+        "num_query_groups": model.kv_heads,
+        "rotary_base": model.rope_theta,
+        "layernorm_epsilon": model.norm_eps,
+        "share_embeddings_and_output_weights": model.tied_embeddings,
+    }
+    for name, value in wanted.items():
+        if config.get(name) != value:
+            yield f"{name} is {config.get(name)}; here it is {value}"
+    for name, value in SAME.items():
+        if config.get(name, value) != value:
+            yield f"{name} is {config[name]}; here it is {value}"
+    if (channels := config.get("kv_channels")) not in (None, model.head_dim):
+        yield f"kv_channels is {channels}; here it is {model.head_dim}"
+    activation = config.get("activation_func")
+    if not str(activation.get("_target_") if isinstance(activation, dict) else activation).endswith("silu"):
+        yield f"activation_func is {activation}; here it is silu"
+    yield from _scaling_differences(config, model)
+
+
+def _scaling_differences(config: Mapping[str, Any], model: Model) -> Iterator[str]:
+    """NeMo has these settings in the classes of Llama 3.1 alone."""
+    scaling = model.rope_scaling
+    wanted = {
+        "scale_factor": scaling and scaling.factor,
+        "low_freq_factor": scaling and scaling.low_freq_factor,
+        "high_freq_factor": scaling and scaling.high_freq_factor,
+        "old_context_len": scaling and scaling.original_max_position,
+    }
+    for name, value in wanted.items():
+        if config.get(name) != value:
+            yield f"{name} is {config.get(name)}; here it is {value}"
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text()
+        content = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=LOADER)  # noqa: S506 (a safe loader)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise UsageError(f"it cannot be read: {error}", where=str(path), do=CONVERT) from error
+    if not isinstance(content, dict):
+        raise UsageError("it holds no settings", where=str(path), do=CONVERT)
+    return content

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Converts weights from checkpoints to safetensors files and back, in bounded memory."""

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's files by the names that the recipe's document gives them, for the document's own commands.
+
+The log is a hard link where the file system has them: ``grep -r`` follows no symbolic link that it finds.
+"""
+
+import os
+from pathlib import Path
+
+from llmb.checkpoints.checkpoint import saved_checkpoints
+from llmb.runs.folder import RunFolder, recorded_suffix
+from llmb.runs.plan import Plan
+
+
+def link_documented(root: Path, folder: RunFolder, plan: Plan) -> None:
+    """Makes the links below ``root`` that do not exist yet; nothing for a document whose folders are llmb's own.
+
+    Raises OSError.
+    """
+    document = plan.recipe.document
+    if document is None or document.results is None:
+        return
+    results, recipe = document.results, plan.recipe
+    names = recipe.model_dump(include={"workload", "size", "dtype", "release"}) | {
+        "gpus": recipe.scale,
+        "seconds": folder.path.parent.name.rpartition("_")[2],
+        "recorded": recorded_suffix(plan),
+    }
+    names["experiment"] = results.experiment.format(**names)
+    first, *others = (root / template.format(**names) for template in results.folders)
+    folder.log.touch()
+    for above in (first, *others):
+        _link_file(above / f"log-{folder.path.parent.name}.out", folder.log)
+    if results.nsys_profile and plan.profile:
+        _link_folder(first / results.nsys_profile, folder.nsys_profile)
+    if results.checkpoint:
+        for saved in saved_checkpoints(folder.checkpoints_of(plan)):
+            _link_folder(first / results.checkpoint.format(samples=saved.record.consumed_samples), saved.path)
+
+
+def _link_file(link: Path, file: Path) -> None:
+    if not os.path.lexists(link):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            link.hardlink_to(file)
+        except OSError:  # a file system without hard links
+            _link_folder(link, file)
+
+
+def _link_folder(link: Path, target: Path) -> None:
+    """A symbolic link that stays valid where the file system is mounted elsewhere."""
+    if not os.path.lexists(link):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(target, link.parent))

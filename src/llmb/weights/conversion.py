@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole conversions between checkpoints and Hugging Face's folders: checks, weights, and the name at the end."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+from llmb import __version__
+from llmb.catalogue.records import Model
+from llmb.checkpoints.checkpoint import (
+    CONTEXT,
+    RECORD,
+    WEIGHTS,
+    CheckpointRecord,
+    ImportSource,
+    SavedCheckpoint,
+    SourceFormat,
+    damage_error,
+    read_checkpoint,
+)
+from llmb.checkpoints.checksums import damaged_files, file_checksum
+from llmb.checkpoints.conversion import (
+    FILE_BYTES,
+    ExportJob,
+    ImportedWeights,
+    ImportJob,
+    MergedAdapters,
+    OnNote,
+    OnProgress,
+)
+from llmb.checkpoints.import_journal import JOURNAL, has_finished_files
+from llmb.checkpoints.nemo_folder import check_nemo_config, is_nemo_folder, read_nemo_folder
+from llmb.checkpoints.new_folder import check_free, flush_file, new_folder, resumable_folder
+from llmb.errors import UsageError
+from llmb.huggingface.config import ExportDtype, config_differences, config_of, unknown_keys
+from llmb.huggingface.folder import HuggingFaceFolder, read_folder
+from llmb.huggingface.hub_checksums import corrupt_files, hub_checksums
+from llmb.huggingface.shards import CONFIG, INDEX
+from llmb.input_files import open_file
+from llmb.runs.disk_space import check_weights_space
+from llmb.runs.folder import write_atomically
+from llmb.runs.record import now
+from llmb.weights.converter import check_converter, run_converter
+
+BYTES = {"fp32": 4, "bf16": 2}
+MOST_PROBLEMS = 20
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+MOST_PROCESSES = 8
+GB = 10**9
+CONTEXT_FILES = (
+    CONFIG,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""Files of a Hugging Face model beside its weights that a checkpoint keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsSource:
+    """Weights of another program that can be imported; ``context`` is the folder with the tokenizer."""
+
+    format: SourceFormat
+    path: Path
+    files: tuple[str, ...]
+    documents: tuple[str, ...]
+    context: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRequest:
+    """``target`` is the new checkpoint, of ``model``, which ``workload`` trains."""
+
+    source: Path
+    target: Path
+    workload: str
+    model: Model
+    processes: int
+    largest_file_bytes: int = FILE_BYTES
+
+
+def default_processes() -> int:
+    """As many as this process has cores: converting is bound by copies in memory until the disk is."""
+    return min(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1, MOST_PROCESSES)
+
+
+def verify_saved(checkpoint: SavedCheckpoint, on_note: OnNote) -> None:
+    """Reads every file. Raises UsageError if one is damaged."""
+    checksums = checkpoint.record.crc32
+    began = time.monotonic()
+    if damaged := list(damaged_files(checkpoint.path, checksums, threads=os.cpu_count() or 1)):
+        raise damage_error(checkpoint.path, damaged)
+    on_note(f"{checkpoint.path} is verified: {len(checksums)} files in {time.monotonic() - began:.3f} s")
+
+
+def export_checkpoint(
+    path: Path,
+    target: Path,
+    dtype: ExportDtype,
+    largest_file_bytes: int,
+    on_progress: OnProgress,
+    on_note: OnNote,
+    *,
+    verify: bool,
+    merged: MergedAdapters | None = None,
+) -> None:
+    """Writes the weights of the checkpoint at ``path`` as a Hugging Face model into the new folder ``target``.
+
+    With ``merged`` adapters, if given.
+    Raises UsageError where one of them is not fit, EnvironmentProblem where there is no room.
+    """
+    checkpoint, target = read_checkpoint(path), target.absolute()
+    model = checkpoint.record.model
+    config_of(model, dtype)  # a model without a form there is rejected before any work
+    check_converter()
+    check_free(target)
+    check_weights_space(model, BYTES[dtype], target)
+    if verify:
+        verify_saved(checkpoint, on_note)
+    with new_folder(target) as folder:
+        job = ExportJob(
+            checkpoint=str(checkpoint.path),
+            folder=str(folder),
+            model=model,
+            dtype=dtype,
+            largest_file_bytes=largest_file_bytes,
+            merged=merged,
+        )
+        run_converter(job, on_progress, on_note)
+        add_context(checkpoint.path / CONTEXT, folder)
+
+
+def add_context(context: Path, folder: Path) -> None:
+    """Copies the tokenizer that a checkpoint has to the exported model, and takes the tokens of its configuration."""
+    copy_context(context, folder, CONTEXT_FILES[1:])
+    if (context / CONFIG).is_file():
+        before, config = (json.loads((place / CONFIG).read_bytes()) for place in (context, folder))
+        config |= {name: before[name] for name in TOKENS if name in before}
+        write_atomically(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+
+
+def copy_context(source: Path, target: Path, names: Sequence[str]) -> None:
+    """Those of the files that there are. Raises OSError."""
+    for name in names:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+            flush_file(target / name)
+
+
+def check_context(context: Path) -> None:
+    """Raises UsageError if a file cannot be read that is copied in the end, after hours for a large model."""
+    for path in (context / name for name in CONTEXT_FILES):
+        if path.is_file():
+            open_file(path).close()
+
+
+def import_checkpoint(request: ImportRequest, on_progress: OnProgress, on_note: OnNote) -> None:
+    """Makes a new checkpoint, of weights alone, from another program's; resumes an import that was killed.
+
+    Raises UsageError where the folder holds something else, EnvironmentProblem where there is no room.
+    """
+    source, target = read_source(request.source, request.model), request.target.absolute()
+    check_converter()
+    check_context(source.context)
+    with resumable_folder(target, has_finished_files) as folder:
+        if source.format == "huggingface" and not has_finished_files(folder):
+            check_content(source, request.processes, on_progress, on_note)
+        job = ImportJob(
+            format=source.format,
+            source=str(source.path),
+            files=source.files,
+            documents=source.documents,
+            folder=str(folder),
+            model=request.model,
+            largest_file_bytes=request.largest_file_bytes,
+            processes=request.processes,
+        )
+        imported = run_converter(job, on_progress, on_note)
+        assert imported, "an import that did not fail has a result"
+        context = write_context(source, request.model, imported, folder / CONTEXT)
+        origin = ImportSource(format=source.format, path=str(source.path), files=source.files)
+        record = imported_record(request.workload, request.model, origin, folder, imported.checksums, context)
+        record = record.model_copy(update={"weights_dtypes": imported.dtypes})
+        write_atomically(folder / RECORD, record.model_dump_json(indent=2) + "\n")
+        (folder / JOURNAL).unlink()
+
+
+def read_source(path: Path, model: Model) -> WeightsSource:
+    """A Hugging Face model, or a NeMo 2 checkpoint, of ``model``. Raises UsageError for anything else."""
+    if is_nemo_folder(path):
+        nemo = read_nemo_folder(path)
+        check_nemo_config(nemo, model)
+        return WeightsSource("nemo", nemo.path, nemo.files, nemo.documents, nemo.tokenizer)
+    found = read_folder(path)
+    check_config(found, model)
+    documents = tuple(name for name in (CONFIG, INDEX) if (found.path / name).is_file())
+    return WeightsSource("huggingface", found.path, found.files, documents, found.path)
+
+
+def check_content(source: WeightsSource, threads: int, on_progress: OnProgress, on_note: OnNote) -> None:
+    """Raises UsageError with every file that is not as the hub has it, where its client left the hub's checksums."""
+    checksums = hub_checksums(source.path, source.files)
+    if not checksums:
+        return
+    total, done, lock = sum((source.path / name).stat().st_size for name in checksums), 0, Lock()
+
+    def count(size: int) -> None:
+        nonlocal done
+        with lock:
+            done += size
+            on_progress(done, total)
+
+    on_note(f"verifying the hub's checksums of {len(checksums)} files, {total / GB:.3g} GB")
+    if corrupt := corrupt_files(source.path, checksums, threads, count):
+        what = f"these files are corrupt, their SHA-256 is not that of the hub:\n{_lines(corrupt)}"
+        raise UsageError(what, where=str(source.path), do="remove them, and download them again")
+
+
+def write_context(source: WeightsSource, model: Model, imported: ImportedWeights, target: Path) -> dict[str, str]:
+    """Copies what is needed to tokenize, and to export again; the checksums of the files by name."""
+    target.mkdir(exist_ok=True)
+    for left in target.iterdir():  # by an import that was killed here
+        left.unlink()
+    copy_context(source.context, target, CONTEXT_FILES)
+    if not (target / CONFIG).is_file():
+        dtype: ExportDtype = "bf16" if imported.dtypes == ("bf16",) else "fp32"
+        write_atomically(target / CONFIG, json.dumps(config_of(model, dtype), indent=2) + "\n")
+    return {path.name: file_checksum(path) for path in sorted(target.iterdir())}
+
+
+def check_config(source: HuggingFaceFolder, model: Model) -> None:
+    """Raises UsageError if the configuration is of another model, or may be: with keys that are not understood."""
+    name, where = f"{model.model} {model.size}", str(source.path / CONFIG)
+    if differences := list(config_differences(model, source.config)):
+        what = f"this is another model than {name}:\n{_lines(differences)}"
+        raise UsageError(what, where=where, do="give its workload and size with -w and -s; see 'llmb list'")
+    if unknown := list(unknown_keys(model, source.config)):
+        what = f"the configuration has unknown keys, which may change the model:\n{_lines(unknown)}"
+        raise UsageError(what, where=where, do=f"remove them if the model is {name} without them, too")
+
+
+def _lines(items: Sequence[str]) -> str:
+    shown = [f"  - {item}" for item in items[:MOST_PROBLEMS]]
+    return "\n".join([*shown, *([f"  - and {len(items) - MOST_PROBLEMS} more"] if items[MOST_PROBLEMS:] else [])])
+
+
+def imported_record(
+    workload: str,
+    model: Model,
+    source: ImportSource,
+    folder: Path,
+    weights: Mapping[str, str],
+    context: Mapping[str, str],
+) -> CheckpointRecord:
+    """Of the new checkpoint in ``folder``; ``weights`` and ``context`` are checksums by name of a file in these."""
+    below = {WEIGHTS: weights, CONTEXT: context}
+    checksums = {f"{part}/{name}": found for part, files in below.items() for name, found in sorted(files.items())}
+    return CheckpointRecord(
+        llmb_version=__version__,
+        saved_at=now(),
+        workload=workload,
+        size=model.size,
+        dtype=None,
+        model=model,
+        layout=None,
+        training=None,
+        seed=None,
+        step=0,
+        consumed_samples=0,
+        optimizer_state=False,
+        imported_from=source,
+        files={name: (folder / name).stat().st_size for name in checksums},
+        crc32=checksums,
+    )

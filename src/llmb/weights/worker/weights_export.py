@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converts the weights of a checkpoint to safetensors files."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from llmb.checkpoints.checkpoint import WEIGHTS
+from llmb.checkpoints.conversion import ExportJob, OnProgress
+from llmb.checkpoints.new_folder import flush_file
+from llmb.engine.checkpoint.load import TensorReader
+from llmb.engine.checkpoint.state import MODEL
+from llmb.engine.checkpoint.torch_errors import BROKEN_PICKLE, torch_message
+from llmb.errors import EnvironmentProblem, UsageError
+from llmb.huggingface.config import config_of
+from llmb.huggingface.formats import WeightsFormat, format_of
+from llmb.huggingface.shards import CONFIG, INDEX, index_document, plan_shards, shard_files
+from llmb.huggingface.tensors import Shape, matrices_of_expert, stored_tensors
+from llmb.runs.folder import write_atomically
+from llmb.weights.worker.adapter_tensors import read_adapters
+from llmb.weights.worker.safetensors_files import not_finite
+from llmb.weights.worker.weights_import import MOST_PROBLEMS, parameter_shapes
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def export_weights(job: ExportJob, on_progress: OnProgress) -> None:
+    """Writes weights, index and configuration to the job's folder, the tensors of one file in memory at a time.
+
+    Raises UsageError if the checkpoint does not match its model.
+    """
+    folder, dtype = Path(job.folder), DTYPES[job.dtype]
+    shapes = parameter_shapes(job.model)
+    reader = CachedReader(Path(job.checkpoint) / WEIGHTS)
+    check_complete(shapes, reader.metadata, job.checkpoint)
+    form, deltas = format_of(job.model), deltas_of(job, shapes)
+    sizes = {name: torch.Size(shape).numel() * dtype.itemsize for name, shape in shapes.items()}
+    shards = plan_shards(sizes, job.largest_file_bytes)
+    done, total = 0, sum(sizes.values())
+    on_progress(done, total)
+    for names, file in zip(shards, shard_files(len(shards)), strict=True):
+        # Not bound to a name, so that they are freed before those of the next file are read.
+        wanted = {name: shapes[name] for name in names}
+        write_file(folder / file, read_tensors(reader, wanted, dtype, form, deltas))
+        done += sum(sizes[name] for name in names)
+        on_progress(done, total)
+    if len(shards) > 1:
+        stored = {name: stored_tensors(name, shape, form) for name, shape in shapes.items()}
+        named = [[tensor for name in names for tensor in stored[name]] for names in shards]
+        index = index_document(named, sum(sizes.values()))
+        write_atomically(folder / INDEX, json.dumps(index, indent=2) + "\n")
+    write_atomically(folder / CONFIG, json.dumps(config_of(job.model, job.dtype), indent=2) + "\n")
+
+
+def deltas_of(job: ExportJob, shapes: Mapping[str, Shape]) -> dict[str, Callable[[], Tensor]]:
+    """What adapters add to parameters, by name, computed when called. Raises UsageError if they cannot be read."""
+    if job.merged is None:
+        return {}
+    adapters = read_adapters(Path(job.merged.checkpoint), shapes, job.merged.lora)
+    return {f"{layer}.weight": partial(adapter.delta, job.merged.lora) for layer, adapter in adapters.items()}
+
+
+class CachedReader(TensorReader):
+    """Reads the metadata once for many loads: reading that of a large run takes seconds."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            self.metadata = super().read_metadata()
+        except BROKEN_PICKLE as error:
+            raise UsageError(f"the checkpoint's metadata cannot be read: {error}", where=str(path)) from error
+
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:  # noqa: ARG002 (as torch declares it)
+        return self.metadata
+
+
+def check_complete(shapes: Mapping[str, Shape], metadata: Metadata, place: str) -> None:
+    """Raises UsageError with every parameter that is missing or has another shape."""
+    problems = []
+    for name, shape in shapes.items():
+        found = metadata.state_dict_metadata
+        saved = found.get(MODEL + name)
+        if not isinstance(saved, TensorStorageMetadata):
+            problems.append(f"{name} is missing")
+        elif tuple(saved.size) != shape:
+            problems.append(f"{name} has the shape {list(saved.size)}; its model has {list(shape)}")
+    if problems:
+        lines = "\n".join(f"  - {line}" for line in problems[:MOST_PROBLEMS])
+        raise UsageError(f"the checkpoint does not match the weights of its model:\n{lines}", where=place)
+
+
+def read_tensors(
+    reader: CachedReader,
+    shapes: Mapping[str, Shape],
+    dtype: torch.dtype,
+    form: WeightsFormat,
+    deltas: Mapping[str, Callable[[], Tensor]],
+) -> dict[str, Tensor]:
+    """Full parameters in ``dtype``, by Hugging Face names and shapes; rounded to nearest if it is narrower.
+
+    ``deltas`` are added in fp32.
+    """
+    dtypes = {name: torch.float32 if name in deltas else dtype for name in shapes}
+    tensors = {name: torch.empty(shape, dtype=dtypes[name]) for name, shape in shapes.items()}
+    try:
+        named = {MODEL + name: tensor for name, tensor in tensors.items()}
+        load(named, storage_reader=reader, no_dist=True)
+    except (CheckpointException, OSError) as error:
+        raise UsageError(
+            f"the checkpoint cannot be read: {torch_message(error)}", where=str(reader.path), do="export another one"
+        ) from error
+    tensors |= {name: (tensors[name] + deltas[name]()).to(dtype) for name in deltas.keys() & tensors.keys()}
+    if spoiled := next((name for name, tensor in tensors.items() if not_finite(tensor)), None):
+        raise UsageError(f"{spoiled} has values that are not finite in {dtype}", where=str(reader.path))
+    return {stored: part for name, tensor in tensors.items() for stored, part in stored_parts(name, tensor, form)}
+
+
+def stored_parts(name: str, tensor: Tensor, form: WeightsFormat) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that hold a parameter, by Hugging Face's names."""
+    stored = stored_tensors(name, tuple(tensor.shape), form)
+    matrices = len(matrices_of_expert(name, form))
+    if matrices:
+        parts = tensor.view(*tensor.shape[:2], matrices, tensor.shape[-1]).transpose(1, 2).flatten(0, 1).mT
+    else:
+        parts = tensor.unsqueeze(0)
+    for (other, shape), part in zip(stored.items(), parts, strict=True):
+        yield other, part.contiguous().view(shape)
+
+
+def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Returns when the file is on disk. Raises EnvironmentProblem if it cannot be written."""
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+        path.chmod(0o644)  # safetensors restricts it to its owner
+        flush_file(path)
+    except (SafetensorError, OSError) as error:
+        advice = "free some space, or give a folder on another disk"
+        raise EnvironmentProblem(f"{path.name} cannot be written: {error}", where=str(path), do=advice) from error
