@@ -7,9 +7,9 @@ from typing import IO
 
 import pytest
 
+from llmb.checkpoints import new_folder as new_folder_module
 from llmb.checkpoints.new_folder import new_folder
 from llmb.errors import EnvironmentProblem, UsageError
-from llmb.runs import new_folder as new_folder_module
 
 
 def test_it_appears_at_the_end(tmp_path: Path) -> None:
