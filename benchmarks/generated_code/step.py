@@ -149,8 +149,8 @@ def noting(run_experts: Callable[[MoEBlock, Routed], Tensor], traffic: Traffic) 
         traffic.within = "forward"
         outputs = run_experts(block, routed)
         traffic.within = None
-        outputs.register_hook(become("backward"))  # type: ignore[no-untyped-call]
-        routed.rows.register_hook(become(None))  # type: ignore[no-untyped-call]
+        outputs.register_hook(become("backward"))
+        routed.rows.register_hook(become(None))
         return outputs
 
     return noted

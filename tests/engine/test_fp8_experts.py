@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from llmb.engine.model.moe import Experts
 from llmb.engine.precision import expert_products
-from llmb.engine.precision.apply import fp8_stacks, layers_of
-from llmb.engine.precision.experts import Fp8Experts
+from llmb.engine.precision.apply import layers_of
+from llmb.engine.precision.experts import FusedFp8Products, fp8_stacks
 from llmb.engine.precision.layer_scales import LayerScales
 from llmb.engine.precision.scaling import Scales
 from llmb.engine.recompute import _policy
@@ -55,7 +55,7 @@ def test_casts_with_activations_give_the_same_bits_as_casts_after_them(counts: l
     for fused in (True, False):
         experts, scales = experts_of(counts)
         if fused:
-            experts.compute = Fp8Experts(*fp8_stacks(experts))  # type: ignore[method-assign, assignment]
+            experts.products = FusedFp8Products()
         for stack in fp8_stacks(experts) if keeps else ():
             stack.keep_weight()
         found.append(passes(experts, scales, counts))

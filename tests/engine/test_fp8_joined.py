@@ -20,13 +20,13 @@ from llmb.engine.precision.apply import (
     drop_kept,
     fuse_activations,
     fuse_norms,
+    fuse_rotation,
     join_casts,
     kept_in,
     layers_of,
     rotates_in_place,
 )
 from llmb.engine.precision.layer_scales import LayerScales
-from llmb.engine.precision.rotated import fuse_rotation
 from llmb.engine.precision.scaling import Scales
 from llmb.engine.recompute import apply_recompute
 from llmb.runs.fp8_product import ProductDtype
@@ -50,9 +50,8 @@ def in_fp8(
     scales.use()
     for number, layer in enumerate(found):
         layer.replace(LayerScales(scales, number), product_dtype)
-    for block in model.layers.values():
-        for step in STEPS[:steps]:
-            step(block)
+    for step in STEPS[:steps]:
+        step(model)
     return scales
 
 
@@ -115,8 +114,7 @@ def test_rotation_in_a_product_changes_nothing_when_it_is_recomputed(
     plain, fused = (randomised(models[name]).bfloat16() for _ in range(2))
     in_fp8(plain, 3, product_dtype="fp8")
     in_fp8(fused, 3, product_dtype="fp8")
-    for block in fused.layers.values():
-        fuse_rotation(block, in_place=mode != "selective")
+    fuse_rotation(fused, in_place=mode != "selective")
     torch.compiler.reset()
     if mode == "selective":
         apply_recompute(fused, mode)

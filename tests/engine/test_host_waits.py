@@ -16,8 +16,8 @@ from llmb.engine.expert_load import ExpertLoadCounter, force_load_balancing, set
 from llmb.engine.model.decoder import Decoder, build_model
 from llmb.engine.model.moe import Experts
 from llmb.engine.optimizer import gradient_norm
-from llmb.engine.precision.apply import fp8_stacks, layers_of
-from llmb.engine.precision.experts import Fp8Experts
+from llmb.engine.precision.apply import layers_of
+from llmb.engine.precision.experts import FusedFp8Products
 from llmb.engine.precision.layer_scales import LayerScales
 from llmb.engine.precision.scaling import Scales
 from llmb.engine.precision.step import fp8_step
@@ -55,7 +55,7 @@ def in_fp8(model: Decoder, *, delayed: bool) -> None:
     if delayed:
         for module in model.modules():
             if isinstance(module, Experts):
-                module.compute = Fp8Experts(*fp8_stacks(module))  # type: ignore[method-assign, assignment]
+                module.products = FusedFp8Products()
 
 
 def step(model: Decoder) -> Waits:

@@ -49,7 +49,7 @@ class PlainTrainee:
 
     def add_gradients(self, tokens: Tensor, share: float) -> Tensor:
         loss = self.loss(tokens[:, :-1], tokens[:, 1:])
-        (loss * share).backward()  # type: ignore[no-untyped-call]
+        (loss * share).backward()
         return loss.detach()
 
     def update(self) -> None:

@@ -34,7 +34,7 @@ class MegatronTrainee:
         inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         positions = torch.arange(inputs.shape[1], device=inputs.device).expand_as(inputs)
         loss: Tensor = self.model(inputs, positions, None, labels=labels).mean()
-        (loss * share).backward()  # type: ignore[no-untyped-call]
+        (loss * share).backward()
         return loss.detach()
 
     def update(self) -> None:

@@ -29,7 +29,7 @@ class Moment:
         self.time_s = time.perf_counter()
         self.event: torch.cuda.Event | None = None
         if device.type == "cuda":
-            self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self.event = torch.cuda.Event(enable_timing=True)
             self.event.record()
 
     def wait(self) -> None:

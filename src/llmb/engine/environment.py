@@ -113,12 +113,12 @@ def _governor() -> str | None:
 
 
 def _cudnn_version() -> str | None:
-    number: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    number: int | None = torch.backends.cudnn.version()
     return cudnn_text(number)
 
 
 def _nccl_version() -> str:
-    version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    version: tuple[int, ...] = torch.cuda.nccl.version()
     return ".".join(map(str, version))
 
 

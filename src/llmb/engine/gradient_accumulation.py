@@ -23,8 +23,8 @@ def accumulate_in_fp32(stages: Iterable[nn.Module]) -> None:
     """Sums gradients of micro-batches in fp32 though they are computed in bf16, as FSDP does for sharded parameters."""
     for parameter in trained_parameters(stages):
         parameter.grad_dtype = None  # any
-        parameter.register_hook(partial(_rounded, parameter.dtype))  # type: ignore[no-untyped-call]
-        parameter.register_post_accumulate_grad_hook(_to_fp32)  # type: ignore[no-untyped-call]
+        parameter.register_hook(partial(_rounded, parameter.dtype))
+        parameter.register_post_accumulate_grad_hook(_to_fp32)
 
 
 def _rounded(dtype: torch.dtype, gradient: Tensor) -> Tensor:

@@ -140,10 +140,10 @@ class NsysRecorder:
     """Starts and stops the recording of Nsight Systems, which this process runs under."""
 
     def start(self) -> None:
-        torch.cuda.cudart().cudaProfilerStart()  # type: ignore[no-untyped-call]
+        torch.cuda.cudart().cudaProfilerStart()
 
     def stop(self) -> None:
-        torch.cuda.cudart().cudaProfilerStop()  # type: ignore[no-untyped-call]
+        torch.cuda.cudart().cudaProfilerStop()
 
 
 @contextmanager

@@ -119,6 +119,22 @@ def _whole_logits(stages: Sequence[Decoder], plan: EnginePlan, _ranks: Ranks) ->
 
 TRANSFORMATIONS = (
     Transformation(
+        "forced balance",
+        "Before expert parallelism, which does not exchange token counts if routers are balanced.",
+        _routing,
+    ),
+    Transformation(
+        "expert parallel",
+        "Before FP8 and data parallelism, which apply to the experts that a rank holds.",
+        _expert_parallel,
+    ),
+    Transformation(
+        "FP8",
+        "After expert parallelism; before selective recompute and compile, which change blocks that it replaces, and "
+        "tensor parallelism, which shards the weights of the new layers.",
+        _fp8,
+    ),
+    Transformation(
         "selective recompute",
         "Before compile, so that it is inside compiled blocks, where only the compiler can decide what is kept.",
         _selective_recompute,
@@ -132,21 +148,6 @@ TRANSFORMATIONS = (
         "full recompute",
         "After compile, around compiled blocks: inside, torch 2.13 fails for tensor-parallel parameters.",
         _full_recompute,
-    ),
-    Transformation(
-        "forced balance",
-        "Before expert parallelism, which does not exchange token counts if routers are balanced.",
-        _routing,
-    ),
-    Transformation(
-        "expert parallel",
-        "Before FP8 and data parallelism, which apply to the experts that a rank holds.",
-        _expert_parallel,
-    ),
-    Transformation(
-        "FP8",
-        "After expert parallelism; before tensor parallelism, which shards the weights of the new layers.",
-        _fp8,
     ),
     Transformation(
         "adapters",

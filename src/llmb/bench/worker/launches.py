@@ -46,7 +46,7 @@ def host_seconds(value: Tensor, device: torch.device) -> float:
 
 
 def device_seconds(value: Tensor, device: torch.device) -> float:
-    torch.cuda._sleep(HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(HEAD_START_CYCLES)
     first = Moment(device)
     add_many(value)
     return _since(first, device)
@@ -54,7 +54,7 @@ def device_seconds(value: Tensor, device: torch.device) -> float:
 
 def captured(value: Tensor, device: torch.device) -> torch.cuda.CUDAGraph:
     """All launches as a graph. Capturing needs one that ran before, on another stream than the default one."""
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         value.add_(1)
@@ -66,7 +66,7 @@ def captured(value: Tensor, device: torch.device) -> torch.cuda.CUDAGraph:
 
 
 def graph_seconds(graph: torch.cuda.CUDAGraph, device: torch.device) -> float:
-    torch.cuda._sleep(HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(HEAD_START_CYCLES)
     first = Moment(device)
     graph.replay()
     return _since(first, device)

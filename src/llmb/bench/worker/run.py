@@ -82,8 +82,8 @@ def _first_line(error: Exception) -> str:
 
 def describe(device: torch.device) -> DeviceReport:
     on_gpu = device.type == "cuda"
-    cudnn: int | None = torch.backends.cudnn.version() if on_gpu else None  # type: ignore[no-untyped-call]
-    nccl: tuple[int, ...] = torch.cuda.nccl.version() if on_gpu else ()  # type: ignore[no-untyped-call]
+    cudnn: int | None = torch.backends.cudnn.version() if on_gpu else None
+    nccl: tuple[int, ...] = torch.cuda.nccl.version() if on_gpu else ()
     return DeviceReport(
         python=platform.python_version(),
         torch=torch.__version__,

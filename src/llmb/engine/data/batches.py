@@ -57,7 +57,7 @@ def on_device(batches: Iterable[MicroBatch], device: torch.device) -> Iterator[M
     if device.type != "cuda":
         yield from batches
         return
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream(device)
     ahead = None
     for batch in batches:
         coming = _copied(batch, device, stream)

@@ -19,13 +19,9 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(ffn_hidden_size, hidden_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        output: Tensor = self.down_proj(self.activated(hidden))
-        return output
-
-    def activated(self, hidden: Tensor) -> Tensor:
-        """The input of the last matrix."""
         gate, up = self.gate_up(hidden)
-        return functional.silu(gate) * up
+        output: Tensor = self.down_proj(functional.silu(gate) * up)
+        return output
 
 
 class SquaredReluMLP(nn.Module):
@@ -37,9 +33,5 @@ class SquaredReluMLP(nn.Module):
         self.down_proj = Linear(ffn_hidden_size, hidden_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        output: Tensor = self.down_proj(self.activated(hidden))
+        output: Tensor = self.down_proj(functional.relu(self.up_proj(hidden)).square())
         return output
-
-    def activated(self, hidden: Tensor) -> Tensor:
-        """The input of the last matrix."""
-        return functional.relu(self.up_proj(hidden)).square()

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
+from llmb.engine.typed_autograd import apply
+
 
 class GradientSum:
     """The gradient of one matrix, whose rows are the local shards of ``parameters``.
@@ -30,7 +32,7 @@ class GradientSum:
 
         trained: a parameter, because of which autograd computes a backward pass at all.
         """
-        product: Tensor = _Multiply.apply(hidden, matrix.detach(), trained, self.total, self.is_empty)  # type: ignore[no-untyped-call]
+        product: Tensor = apply(_Multiply, hidden, matrix.detach(), trained, self.total, self.is_empty)
         return product
 
 

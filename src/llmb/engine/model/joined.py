@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from llmb.engine.model.gradient_sum import GradientSum
 from llmb.engine.model.local_shard import Linear, local_shard
+from llmb.engine.typed_autograd import apply
 
 
 class Joined:
@@ -61,7 +62,7 @@ class Joined:
 
     def matrix(self) -> Tensor:
         """The joined weight; its gradient goes to the parameters, as views and not as copies."""
-        matrix: Tensor = _AsOne.apply(self.weight, *(local_shard(layer.weight) for layer in self.layers))  # type: ignore[no-untyped-call]
+        matrix: Tensor = apply(_AsOne, self.weight, *(local_shard(layer.weight) for layer in self.layers))
         return matrix
 
 

@@ -17,6 +17,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from llmb.engine.model.chunking import SMALLEST_BYTES, chunk_bytes, chunk_length, chunk_slices, slice_bytes
 from llmb.engine.model.local_shard import Linear, local_shard
 from llmb.engine.model.softmax import Softmax
+from llmb.engine.typed_autograd import apply, save_for_backward
 
 IGNORED = -100
 """Label of an ignored position."""
@@ -54,8 +55,13 @@ class Head(Linear):
         weight = local_shard(self.weight)
         shares = label_shares(labels, count).flatten()
         places = labels.flatten() - self.vocabulary.first
-        loss: Tensor = _Loss.apply(  # type: ignore[no-untyped-call]
-            hidden.flatten(0, 1), weight, places, shares, self
+        loss: Tensor = apply(
+            _Loss,
+            hidden.flatten(0, 1),
+            weight,
+            places,
+            shares,
+            self,
         )
         return loss
 
@@ -96,7 +102,7 @@ class _Loss(torch.autograd.Function):
                 torch.mm(logits, weight, out=gradient[part])
             kept = logits if length == rows and makes_weight else None
             del logits  # before the next chunk needs the memory
-        ctx.save_for_backward(hidden, weight, places, shares, log_sums, gradient, kept)  # type: ignore[arg-type]
+        save_for_backward(ctx, hidden, weight, places, shares, log_sums, gradient, kept)
         ctx.head = head
         # In fp64, because the sum of a few thousand fp32 terms would depend on their order in its last digits.
         return ((log_sums - label).double() * shares).sum().float()

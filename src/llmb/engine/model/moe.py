@@ -2,7 +2,7 @@
 """Mixture of experts, with or without a capacity of each expert."""
 
 from math import ceil
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from llmb.catalogue.records import MixtureOfExperts
 from llmb.engine.model.feedforward import GatedMLP
 from llmb.engine.model.local_shard import local_shard
 from llmb.engine.model.routing import BalancedRouter, Router
+from llmb.engine.typed_autograd import apply
 
 
 def grouped_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
@@ -54,33 +55,43 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
+class Products(Protocol):
+    """How the matrices of ``Experts`` are multiplied. Takes rows, and their numbers by expert, as ``Experts`` does."""
+
+    needs_known_counts: bool
+    """Whether the host has to know how many rows each expert has, and waits for that if it does not."""
+
+    def __call__(self, experts: "Experts", rows: Tensor, counts: Tensor, known: list[int] | None, /) -> Tensor: ...
+
+
+class GroupedProducts:
+    """One product for all experts."""
+
+    needs_known_counts = False
+
+    def __call__(self, experts: "Experts", rows: Tensor, counts: Tensor, known: list[int] | None) -> Tensor:  # noqa: ARG002
+        inner = experts.activate(grouped_matmul(rows, experts.matrices("gate_up_proj"), counts))
+        return grouped_matmul(inner, experts.matrices("down_proj"), counts)
+
+
 class Experts(nn.Module):
     """Gated feed-forward layers, their matrices stacked. Takes rows [n, hidden] in the order of their experts.
 
     Gate and up are one matrix, for one product, with a separate dimension, so that both can be sharded by features.
     """
 
-    needs_known_counts = False
-    """Whether the host has to know how many rows each expert has, and waits for that if it does not."""
-
     def __init__(self, hidden_size: int, ffn_hidden_size: int, experts: int) -> None:
         super().__init__()
         self.gate_up_proj = nn.Parameter(torch.empty(experts, hidden_size, 2, ffn_hidden_size))
         self.down_proj = nn.Parameter(torch.empty(experts, ffn_hidden_size, hidden_size))
         self.activate = swiglu
+        self.products: Products = GroupedProducts()
 
     def forward(self, rows: Tensor, counts: Tensor, known: list[int] | None = None) -> Tensor:
         """counts: rows for each expert, on the device. known: the same on the host, unless it would have to wait."""
-        if known is None and self.needs_known_counts:
+        if known is None and self.products.needs_known_counts:
             known = counts.tolist()
-        return self.compute(rows, counts, known)
-
-    def compute(self, rows: Tensor, counts: Tensor, known: list[int] | None) -> Tensor:
-        inner = self.activate(self.multiply("gate_up_proj", rows, counts, known))
-        return self.multiply("down_proj", inner, counts, known)
-
-    def multiply(self, name: str, rows: Tensor, counts: Tensor, known: list[int] | None) -> Tensor:  # noqa: ARG002
-        return grouped_matmul(rows, self.matrices(name), counts)
+        return self.products(self, rows, counts, known)
 
     def matrices(self, name: str) -> Tensor:
         """One matrix per expert of this rank: [experts, inputs, outputs]."""
@@ -92,7 +103,7 @@ def permute(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
 
     The gradient is a permutation, too. Autograd, which does not know that, would add each row to one of zeros.
     """
-    permuted: Tensor = _Permute.apply(rows, order, inverse)  # type: ignore[no-untyped-call]
+    permuted: Tensor = apply(_Permute, rows, order, inverse)
     return permuted
 
 
@@ -101,7 +112,7 @@ def rearrange(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
 
     order: [m] of 0 to n, the number of rows, for zeros; inverse: [n] of 0 to m likewise.
     """
-    rearranged: Tensor = _Rearrange.apply(rows, order, inverse)  # type: ignore[no-untyped-call]
+    rearranged: Tensor = apply(_Rearrange, rows, order, inverse)
     return rearranged
 
 

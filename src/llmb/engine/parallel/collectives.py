@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
+from llmb.engine.typed_autograd import apply
+
 c10d = torch.ops._c10d_functional
 
 
@@ -30,13 +32,13 @@ def group_of(mesh: DeviceMesh) -> Group:
 
 def all_gather(shard: Tensor, dim: int, group: Group) -> Tensor:
     """Concatenates the shards of all ranks along ``dim``. Gradients are summed over the ranks."""
-    gathered: Tensor = _AllGather.apply(shard, dim, group)  # type: ignore[no-untyped-call]
+    gathered: Tensor = apply(_AllGather, shard, dim, group)
     return gathered
 
 
 def reduce_scatter(full: Tensor, dim: int, group: Group) -> Tensor:
     """This rank's shard, along ``dim``, of the sum over the ranks."""
-    shard: Tensor = _ReduceScatter.apply(full, dim, group)  # type: ignore[no-untyped-call]
+    shard: Tensor = apply(_ReduceScatter, full, dim, group)
     return shard
 
 
@@ -45,19 +47,19 @@ def all_to_all(rows: Tensor, sent: list[int], received: list[int], group: Group)
 
     Gradients are exchanged in the opposite direction.
     """
-    exchanged: Tensor = _AllToAll.apply(rows, sent, received, group)  # type: ignore[no-untyped-call]
+    exchanged: Tensor = apply(_AllToAll, rows, sent, received, group)
     return exchanged
 
 
 def rank_sum(summand: Tensor, group: Group) -> Tensor:
     """All-reduces the sum. The gradient, which is the same on all ranks, is the gradient of each summand."""
-    total: Tensor = _RankSum.apply(summand, group)  # type: ignore[no-untyped-call]
+    total: Tensor = apply(_RankSum, summand, group)
     return total
 
 
 def gradient_sum(tensor: Tensor, group: Group) -> Tensor:
     """The input, which is the same on all ranks. Its gradients, which differ, are summed over the ranks."""
-    same: Tensor = _GradientSum.apply(tensor, group)  # type: ignore[no-untyped-call]
+    same: Tensor = apply(_GradientSum, tensor, group)
     return same
 
 

@@ -71,7 +71,7 @@ class ParallelExperts(Experts):
             self.register_parameter(
                 name, nn.Parameter(distribute_tensor(parameter, mesh, placements, src_data_rank=None))
             )
-        self.activate = full.activate
+        self.activate, self.products = full.activate, full.products
         self.ep = group_of(mesh["ep"])
         self.etp = group_of(mesh["etp"])
         self.experts = experts

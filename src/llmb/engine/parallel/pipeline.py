@@ -5,7 +5,7 @@ Forward and backward passes alternate on a rank (1F1B; Narayanan et al., 2021, s
 rank holds every PP-th stage (interleaved 1F1B), which shortens the idle time at both ends of a step.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,13 +40,23 @@ def build_stages(model: Model, layout: Layout, pp_rank: int) -> list[Decoder]:
 
 
 class Stage(PipelineStage):
-    """Keeps the number of the micro-batch that it computes forward."""
+    """Gives the model also what the schedule cannot split by micro-batch.
+
+    segments: by micro-batch; they differ in number.
+    """
 
     micro_batch = 0
+    positions: Tensor | None = None
+    count: Tensor | float = 1.0
+    segments: Sequence[DocumentSegments | None] = ()
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401 (as torch declares it)
         self.micro_batch = fwd_chunk_id
         return super().forward_one_chunk(fwd_chunk_id, *args, **options)
+
+    def forward_maybe_with_nosync(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 (as torch declares it)
+        segments = self.segments[self.micro_batch]
+        return self.submod(*args, positions=self.positions, count=self.count, segments=segments, **options)
 
     def scale_grads(self, grad_scale_factor: int) -> None:
         """At the end of a step: torch divides gradients by the number of micro-batches."""
@@ -72,9 +82,6 @@ class Pipeline:
         self.stages = stages
         self.ranks = ranks
         self.positions = positions
-        for index, stage in enumerate(stages):
-            # The method is replaced, not the module: FSDP inspects the module that a stage runs.
-            stage.forward = partial(self._forward, index, stage.forward)  # type: ignore[method-assign]
         numbers = rank_stages(layout, ranks.pp_rank)
         self.has_embedding = numbers[0] == 0
         self.has_loss = numbers[-1] == layout.pp * layout.vp - 1
@@ -89,13 +96,14 @@ class Pipeline:
             )
             for stage, number in zip(stages, numbers, strict=True)
         ]
-        self.count: Tensor | float = 1.0
-        self.segments: Sequence[DocumentSegments | None] = ()
+        for stage in self.placed:
+            stage.positions = positions
         self.schedule = _schedule(self.placed, layout, keep_whole=keep_whole)
 
     def add_gradients(self, batches: Iterable[MicroBatch], count: Tensor | float) -> Tensor | None:
-        self.count = count
-        tokens, labels, starts, _, self.segments = zip(*batches, strict=True)
+        tokens, labels, starts, _, segments = zip(*batches, strict=True)
+        for stage in self.placed:
+            stage.count, stage.segments = count, segments
         inputs = (torch.cat(tokens)[:, self.positions],) if self.has_embedding else ()
         # Every stage needs the starts of its micro-batch: the schedule splits keyword arguments too.
         packed: dict[str, Any] = {} if starts[0] is None else {"starts": torch.cat(starts)}
@@ -107,11 +115,6 @@ class Pipeline:
             self.schedule.step(*inputs, return_outputs=False, **packed)
         reduce_tied_gradients(self.stages, self.ranks.pp)
         return torch.stack([loss.detach().double() for loss in losses]).mean() if losses else None
-
-    def _forward(self, index: int, forward: Callable[..., Tensor], tokens: Tensor, **of_micro_batch: Tensor) -> Tensor:
-        # Segments differ in number, so the schedule cannot split them.
-        segments = self.segments[self.placed[index].micro_batch]
-        return forward(tokens, positions=self.positions, count=self.count, segments=segments, **of_micro_batch)
 
 
 def of_last_stage(loss: Tensor, _labels: Tensor) -> Tensor:

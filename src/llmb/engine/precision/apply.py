@@ -3,29 +3,30 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from llmb.engine.kernels.arguments import Activation
-from llmb.engine.model.decoder import Decoder
+from llmb.engine.model.attention import Attention
+from llmb.engine.model.decoder import Block, Decoder, MoEBlock
 from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
 from llmb.engine.model.joined import Joined, joined_layers
 from llmb.engine.model.local_shard import Linear
 from llmb.engine.model.moe import Experts
 from llmb.engine.parallel.data_parallel import is_sharded
 from llmb.engine.parallel.mesh import Ranks
-from llmb.engine.precision.block import FP8_BLOCKS
-from llmb.engine.precision.experts import Fp8Experts, Fp8Stack
+from llmb.engine.precision.block import Fp8Block, Fp8MoEBlock
+from llmb.engine.precision.experts import Fp8Products, Fp8Stack, FusedFp8Products
 from llmb.engine.precision.layer_scales import LayerScales
-from llmb.engine.precision.linear import CastActivation, Fp8Joined, Fp8Linear, first_product
-from llmb.engine.precision.rotated import fuse_rotation
+from llmb.engine.precision.linear import Fp8GatedMLP, Fp8Joined, Fp8Linear, Fp8SquaredReluMLP
+from llmb.engine.precision.rotated import RotatedAttention, only_rotates
 from llmb.engine.precision.scaling import Scales
 from llmb.errors import EnvironmentProblem
 from llmb.runs.fp8_product import ProductDtype, fp8_product
 from llmb.runs.plan import EnginePlan
 
+Module = TypeVar("Module", bound=nn.Module)
 CAPABILITY = (8, 9)
 """Compute capability of the first GPUs with FP8 products."""
 
@@ -60,17 +61,16 @@ def apply_fp8(stages: Sequence[Decoder], plan: EnginePlan, ranks: Ranks, *, keep
     joins = plan.lora is None or plan.lora.fused
     # With current scaling, a scale is not known before all of a tensor is.
     fuses = plan.lora is None and scales.delayed
-    for block in blocks:
-        if joins:
-            join_casts(block)
-        if fuses:
-            fuse_activations(block)
+    for block in blocks if joins else ():
+        join_casts(block)
+    for stage in stages if fuses else ():
+        fuse_activations(stage)
+        fuse_rotation(stage, in_place=rotates_in_place(plan))
         # Tensor parallelism gathers what a norm computes.
-        if fuses and plan.compiled and plan.recipe.layout.tp == 1:
-            fuse_norms(block)
-        if fuses:
-            fuse_rotation(block, in_place=rotates_in_place(plan))
-        if keep_weights:
+        if plan.compiled and plan.recipe.layout.tp == 1:
+            fuse_norms(stage)
+    if keep_weights:
+        for block in [block for stage in stages for block in fp8_blocks(stage, plan)]:
             keep_from_forward_on(block)
 
 
@@ -130,25 +130,35 @@ def join_casts(block: nn.Module) -> None:
             setattr(module, name, Fp8Joined(module, *joined.names))
 
 
-def fuse_activations(block: nn.Module) -> None:
+def replace_modules(stage: nn.Module, replaced: type[Module], new: Callable[[Module], nn.Module | None]) -> None:
+    """Replaces modules of exactly the type ``replaced`` below ``stage``, unless ``new`` returns None for one."""
+    for owner in list(stage.modules()):
+        for name, module in list(owner.named_children()):
+            other = new(module) if type(module) is replaced else None
+            if other is not None:
+                owner.add_module(name, other)
+
+
+def fuse_activations(stage: nn.Module) -> None:
     """Casts what activations compute, also of experts, without storing it before; after ``join_casts``."""
-    for module in block.modules():
-        if isinstance(module, GatedMLP | SquaredReluMLP):
-            last = module.get_submodule("down_proj")
-            assert isinstance(last, Fp8Linear)
-            activated = CastActivation(first_product(module), last, ACTIVATIONS[type(module)])
-            module.activated = activated  # type: ignore[method-assign, assignment]
-        elif isinstance(module, Experts):
-            module.compute = Fp8Experts(*fp8_stacks(module))  # type: ignore[method-assign, assignment]
+    replace_modules(stage, GatedMLP, Fp8GatedMLP)
+    replace_modules(stage, SquaredReluMLP, Fp8SquaredReluMLP)
+    for module in stage.modules():
+        if isinstance(module, Experts):
+            module.products = FusedFp8Products()
 
 
-def fuse_norms(block: nn.Module) -> None:
+def fuse_rotation(stage: nn.Module, *, in_place: bool) -> None:
+    """Rotates in the product where only positions come between it and attention; after ``join_casts``."""
+    replace_modules(
+        stage, Attention, lambda whole: RotatedAttention(whole, in_place=in_place) if only_rotates(whole) else None
+    )
+
+
+def fuse_norms(stage: nn.Module) -> None:
     """Adds, normalizes and casts in one pass over memory, if compiled; after ``fuse_activations``."""
-    # Another class, as blocks with a method of their own would each be compiled.
-    block.__class__ = FP8_BLOCKS[type(block)]
-
-
-ACTIVATIONS: dict[type[nn.Module], Activation] = {GatedMLP: "swiglu", SquaredReluMLP: "squared-relu"}
+    replace_modules(stage, Block, Fp8Block)
+    replace_modules(stage, MoEBlock, Fp8MoEBlock)
 
 
 def keep_from_forward_on(block: nn.Module) -> None:
@@ -182,20 +192,7 @@ def _replace_linear(
 
 def _replace_stack(experts: Experts, name: str, layer_scales: LayerScales, product_dtype: ProductDtype) -> None:
     experts.add_module(f"{name}_product", Fp8Stack(experts, name, layer_scales, product_dtype=product_dtype))
-    experts.needs_known_counts = True
-    experts.multiply = partial(_multiply, experts)  # type: ignore[method-assign]
-
-
-def fp8_stacks(experts: Experts) -> tuple[Fp8Stack, Fp8Stack]:
-    first, last = (experts.get_submodule(f"{name}_product") for name in ("gate_up_proj", "down_proj"))
-    assert isinstance(first, Fp8Stack)
-    assert isinstance(last, Fp8Stack)
-    return first, last
-
-
-def _multiply(experts: Experts, name: str, rows: Tensor, _counts: Tensor, known: list[int] | None) -> Tensor:
-    product: Tensor = experts.get_submodule(f"{name}_product")(rows, known)
-    return product
+    experts.products = Fp8Products()
 
 
 def _keep_weights(layers: Iterable[Fp8Linear | Fp8Joined | Fp8Stack], _module: nn.Module, _inputs: object) -> None:

@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from llmb.engine.kernels.arguments import Activation
 from llmb.engine.kernels.fp8_cast import cast, cast_activation_gradient
 from llmb.engine.precision.product import Cast, Scaled, cast_tensor, multiply
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, WEIGHT, Factor
+from llmb.engine.typed_autograd import save_for_backward
 from llmb.runs.fp8_product import ProductDtype
 
 
@@ -90,8 +91,9 @@ def forward(ctx: Fp8Context, operands: Operands, weights: Sequence[Tensor]) -> T
 def save(ctx: Fp8Context, operands: Operands, weights: Sequence[Tensor], more: Sequence[Tensor | None] = ()) -> None:
     held = weights if operands.kept_transposed is None else [operands.kept_transposed]
     ctx.held = len(held)
-    ctx.save_for_backward(
-        operands.transposed,  # type: ignore[arg-type]
+    save_for_backward(
+        ctx,
+        operands.transposed,
         operands.input_inverse,
         operands.input_amax,
         operands.weight_scale,
@@ -99,7 +101,7 @@ def save(ctx: Fp8Context, operands: Operands, weights: Sequence[Tensor], more: S
         operands.gradient_scale,
         operands.gradient_inverse,
         *held,
-        *more,  # type: ignore[arg-type]
+        *more,
     )
 
 
@@ -145,8 +147,8 @@ class ProductFunction(torch.autograd.Function):
     """[rows, sum of outputs]."""
 
     @staticmethod
-    def forward(ctx: Fp8Context, *arguments: Tensor) -> Tensor:
-        operands, weights = Operands(*arguments[:WEIGHTS]), arguments[WEIGHTS:]  # type: ignore[arg-type]
+    def forward(ctx: Fp8Context, *arguments: Any) -> Tensor:  # noqa: ANN401 (torch's interface)
+        operands, weights = Operands(*arguments[:WEIGHTS]), arguments[WEIGHTS:]
         save(ctx, operands, weights)
         return forward(ctx, operands, weights)
 
@@ -166,8 +168,8 @@ class Fp8Activated(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Fp8Context, *arguments: Tensor) -> tuple[Tensor, Tensor]:
-        operands, weights = Operands(*arguments[:WEIGHTS]), arguments[WEIGHTS:]  # type: ignore[arg-type]
+    def forward(ctx: Fp8Context, *arguments: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401 (torch's interface)
+        operands, weights = Operands(*arguments[:WEIGHTS]), arguments[WEIGHTS:]
         assert operands.activation is not None
         ctx.activation = operands.activation
         product = forward(ctx, operands, weights)

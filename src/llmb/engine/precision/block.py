@@ -12,27 +12,39 @@ from llmb.engine.model.decoder import Block, MoEBlock
 from llmb.engine.model.joined import Joined
 from llmb.engine.model.norms import Norm
 from llmb.engine.model.rotary import Rotary
-from llmb.engine.precision.linear import CastInput, Fp8Joined, Fp8Linear, first_product, operands
+from llmb.engine.precision.linear import CastInput, Fp8GatedMLP, Fp8Joined, Fp8Linear, Fp8SquaredReluMLP, operands
 from llmb.engine.precision.norm_autograd import Fp8Norm, Fp8ProductNorm, Results
 from llmb.engine.precision.product import Cast
 from llmb.engine.precision.scaling import INPUT, Factor
+from llmb.engine.typed_autograd import apply
 
 Product = Fp8Linear | Fp8Joined
 
 
 class Fp8Block(Block):
+    """``whole``, whose modules it takes."""
+
+    def __init__(self, whole: Block) -> None:
+        nn.Module.__init__(self)
+        take_modules(self, whole)
+
     def with_attention(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> tuple[Tensor, CastInput]:
-        attention, first = self.self_attn, first_product(self.mlp)
+        assert isinstance(self.mlp, Fp8GatedMLP | Fp8SquaredReluMLP)
+        attention, first = self.self_attn, self.mlp.first
         hidden, normalized = normalized_for(attention.qkv, self.input_layernorm, hidden)
         attended = attention.attended(normalized, rotary, documents)  # type: ignore[arg-type]
         arguments = norm_arguments(first, self.post_attention_layernorm)
         assert isinstance(attention.o_proj, Fp8Linear)
-        found: Results = Fp8ProductNorm.apply(*operands(attention.o_proj, attended), hidden, *arguments)  # type: ignore[no-untyped-call]
+        found: Results = apply(Fp8ProductNorm, *operands(attention.o_proj, attended), hidden, *arguments)
         return with_cast(found, first)
 
 
 class Fp8MoEBlock(MoEBlock):
     """Only what is before attention: a router takes what the second norm computes."""
+
+    def __init__(self, whole: MoEBlock) -> None:
+        nn.Module.__init__(self)
+        take_modules(self, whole)
 
     def with_attention(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
         hidden, normalized = normalized_for(self.self_attn.qkv, self.input_layernorm, hidden)
@@ -40,13 +52,16 @@ class Fp8MoEBlock(MoEBlock):
         return hidden + update
 
 
-FP8_BLOCKS: dict[type[nn.Module], type[nn.Module]] = {Block: Fp8Block, MoEBlock: Fp8MoEBlock}
+def take_modules(block: nn.Module, whole: nn.Module) -> None:
+    """Blocks have nothing but modules."""
+    for name, module in whole.named_children():
+        block.add_module(name, module)
 
 
 def normalized_for(product: Joined, norm: Norm, hidden: Tensor) -> tuple[Tensor, CastInput]:
     """The hidden states, and these normalized, cast for ``product``."""
     assert isinstance(product, Fp8Joined)
-    found: Results = Fp8Norm.apply(hidden, *norm_arguments(product, norm))  # type: ignore[no-untyped-call]
+    found: Results = apply(Fp8Norm, hidden, *norm_arguments(product, norm))
     return with_cast(found, product)
 
 

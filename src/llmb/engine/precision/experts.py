@@ -13,6 +13,7 @@ from llmb.engine.precision.expert_products import expert_products, expert_weight
 from llmb.engine.precision.layer_scales import LayerScales
 from llmb.engine.precision.product import Cast, cast_tensor
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
+from llmb.engine.typed_autograd import apply, save_for_backward
 from llmb.runs.fp8_product import ProductDtype
 
 
@@ -36,8 +37,14 @@ class Fp8Stack(nn.Module):
 
     def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
         """[n, inputs] of all experts, in order, to [n, outputs]; counts: rows of each."""
-        product: Tensor = _Fp8GroupedProduct.apply(  # type: ignore[no-untyped-call]
-            rows, self.matrices(), self.layer_scales.probe, self, self.kept, counts
+        product: Tensor = apply(
+            _Fp8GroupedProduct,
+            rows,
+            self.matrices(),
+            self.layer_scales.probe,
+            self,
+            self.kept,
+            counts,
         )
         return product
 
@@ -95,7 +102,7 @@ class _Fp8GroupedProduct(torch.autograd.Function):
         taken = stack.cast(rows, INPUT, transposes=ctx.needs_input_grad[1])
         _, transposed = kept or stack.cast_weights(weights)
         ctx.stack, ctx.kept, ctx.counts = stack, kept, counts
-        ctx.save_for_backward(taken.transposed, weights, taken.inverse, taken.amax)  # type: ignore[arg-type]
+        save_for_backward(ctx, taken.transposed, weights, taken.inverse, taken.amax)
         return stack.product(taken, transposed, counts, fast=True)
 
     @staticmethod
@@ -110,18 +117,32 @@ class _Fp8GroupedProduct(torch.autograd.Function):
         return to_rows, to_weights, torch.stack((amax, given.amax)), None, None, None
 
 
-class Fp8Experts:
-    """All that ``experts`` compute, with activations and their gradients cast as they are computed.
+class Fp8Products:
+    """Both products of experts in FP8, see ``model.moe.Products``."""
+
+    needs_known_counts = True
+
+    def __call__(self, experts: Experts, rows: Tensor, _counts: Tensor, known: list[int] | None) -> Tensor:
+        assert known is not None
+        first, last = fp8_stacks(experts)
+        inner = experts.activate(first(rows, known))
+        output: Tensor = last(inner, known)
+        return output
+
+
+class FusedFp8Products:
+    """``Fp8Products`` with activations and their gradients cast as they are computed.
 
     For trained matrices and delayed scaling: then the scales are known before.
     """
 
-    def __init__(self, first: Fp8Stack, last: Fp8Stack) -> None:
-        self.first, self.last = first, last
+    needs_known_counts = True
 
-    def __call__(self, rows: Tensor, _counts: Tensor, known: list[int]) -> Tensor:
-        stacks = self.first, self.last
-        outputs: Tensor = _Fp8Experts.apply(  # type: ignore[no-untyped-call]
+    def __call__(self, experts: Experts, rows: Tensor, _counts: Tensor, known: list[int] | None) -> Tensor:
+        assert known is not None
+        stacks = fp8_stacks(experts)
+        outputs: Tensor = apply(
+            _Fp8Experts,
             rows,
             *(stack.matrices() for stack in stacks),
             *(stack.layer_scales.probe for stack in stacks),
@@ -130,6 +151,13 @@ class Fp8Experts:
             known,
         )
         return outputs
+
+
+def fp8_stacks(experts: Experts) -> tuple[Fp8Stack, Fp8Stack]:
+    first, last = (experts.get_submodule(f"{name}_product") for name in ("gate_up_proj", "down_proj"))
+    assert isinstance(first, Fp8Stack)
+    assert isinstance(last, Fp8Stack)
+    return first, last
 
 
 class _ExpertsContext(FunctionCtx):
@@ -161,7 +189,7 @@ class _Fp8Experts(torch.autograd.Function):
         scale, inverse = last.layer_scales.factors[INPUT]
         values, transposed, amax = cast_activated(gate_up, scale, "swiglu", FORMATS[INPUT])
         inner = Cast(values, transposed, inverse, amax)
-        ctx.save_for_backward(taken.transposed, taken.amax, gate_up, transposed, amax, first_weights, last_weights)  # type: ignore[arg-type]
+        save_for_backward(ctx, taken.transposed, taken.amax, gate_up, transposed, amax, first_weights, last_weights)
         return last.product(inner, (kept[1] or last.cast_weights(last_weights))[1], counts, fast=True)
 
     @staticmethod

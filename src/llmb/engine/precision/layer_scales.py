@@ -25,7 +25,7 @@ class LayerScales:
         self.weight_amax = scales.amax[number, WEIGHT]
         self.probe = torch.zeros(2, device=scales.amax.device, requires_grad=True)
         found = scales.amax[number, INPUT : GRADIENT + 1 : GRADIENT - INPUT]
-        self.probe.register_post_accumulate_grad_hook(partial(_record, found))  # type: ignore[no-untyped-call]
+        self.probe.register_post_accumulate_grad_hook(partial(_record, found))
 
 
 def _record(amax: Tensor, probe: Tensor) -> None:

@@ -15,6 +15,7 @@ from llmb.engine.precision.autograd import Fp8Activated, Operands, ProductFuncti
 from llmb.engine.precision.layer_scales import LayerScales
 from llmb.engine.precision.product import Cast, cast_tensor
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT
+from llmb.engine.typed_autograd import apply
 from llmb.runs.fp8_product import ProductDtype
 
 Kept = tuple[Tensor, Tensor]
@@ -98,34 +99,67 @@ class Fp8Joined(Joined):
         self.kept = values, transposed
 
 
-class CastActivation:
-    """What a feed-forward layer does before its last matrix, with the cast of the result, in one pass over memory.
+class Fp8GatedMLP(GatedMLP):
+    """Casts what the activation computes in one pass over memory; takes the matrices of ``whole``.
 
     For trained weights and delayed scaling: then the scales are known before.
     """
 
-    def __init__(self, first: Fp8Linear | Fp8Joined, last: Fp8Linear, activation: Activation) -> None:
-        self.first, self.last, self.activation = first, last, activation
+    down_proj: Fp8Linear
 
-    def __call__(self, hidden: Tensor | CastInput) -> CastInput:
-        product, activated = Fp8Activated.apply(*operands(self.first, hidden, self.activation))  # type: ignore[no-untyped-call]
-        scale, inverse = self.last.factors[INPUT]
-        values, transposed, amax = cast_activated(product, scale, self.activation, FORMATS[INPUT])
-        return CastInput(torch.unflatten(activated, 0, shape_of(hidden)[:-1]), Cast(values, transposed, inverse, amax))
+    def __init__(self, whole: GatedMLP) -> None:
+        nn.Module.__init__(self)
+        self.gate_proj, self.up_proj, self.down_proj = whole.gate_proj, whole.up_proj, as_fp8(whole.down_proj)
+        self.gate_up = Fp8Joined(self, "gate_proj", "up_proj")
+
+    @property
+    def first(self) -> Fp8Joined:
+        """What multiplies the input."""
+        assert isinstance(self.gate_up, Fp8Joined)
+        return self.gate_up
+
+    def forward(self, hidden: Tensor | CastInput) -> Tensor:
+        output: Tensor = self.down_proj(cast_activation(self.first, self.down_proj, hidden, "swiglu"))
+        return output
 
 
-def first_product(layer: nn.Module) -> Fp8Linear | Fp8Joined:
-    """What multiplies the input of a feed-forward layer."""
-    product: Fp8Linear | Fp8Joined = getattr(layer, FIRST[type(layer)])
-    return product
+class Fp8SquaredReluMLP(SquaredReluMLP):
+    """Likewise."""
+
+    down_proj: Fp8Linear
+
+    def __init__(self, whole: SquaredReluMLP) -> None:
+        nn.Module.__init__(self)
+        self.up_proj, self.down_proj = whole.up_proj, as_fp8(whole.down_proj)
+
+    @property
+    def first(self) -> Fp8Linear:
+        """What multiplies the input."""
+        return as_fp8(self.up_proj)
+
+    def forward(self, hidden: Tensor | CastInput) -> Tensor:
+        output: Tensor = self.down_proj(cast_activation(self.first, self.down_proj, hidden, "squared-relu"))
+        return output
 
 
-FIRST: dict[type[nn.Module], str] = {GatedMLP: "gate_up", SquaredReluMLP: "up_proj"}
+def as_fp8(layer: nn.Module) -> Fp8Linear:
+    assert isinstance(layer, Fp8Linear)
+    return layer
+
+
+def cast_activation(
+    first: Fp8Linear | Fp8Joined, last: Fp8Linear, hidden: Tensor | CastInput, activation: Activation
+) -> CastInput:
+    """The input of ``last``, cast: what the activation makes of the product of ``first``."""
+    product, activated = apply(Fp8Activated, *operands(first, hidden, activation))
+    scale, inverse = last.factors[INPUT]
+    values, transposed, amax = cast_activated(product, scale, activation, FORMATS[INPUT])
+    return CastInput(torch.unflatten(activated, 0, shape_of(hidden)[:-1]), Cast(values, transposed, inverse, amax))
 
 
 def product_of(layer: Fp8Linear | Fp8Joined, hidden: Tensor | CastInput) -> Tensor:
     """[..., sum of outputs]."""
-    product: Tensor = ProductFunction.apply(*operands(layer, hidden))  # type: ignore[no-untyped-call]
+    product: Tensor = apply(ProductFunction, *operands(layer, hidden))
     return torch.unflatten(product, 0, shape_of(hidden)[:-1])
 
 

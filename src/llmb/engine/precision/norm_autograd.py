@@ -4,6 +4,8 @@
 Each returns the hidden states, too: the gradients of both of their uses meet in one backward function.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
@@ -24,6 +26,7 @@ from llmb.engine.precision.autograd import (
 )
 from llmb.engine.precision.product import Cast
 from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT
+from llmb.engine.typed_autograd import save_for_backward
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 """The hidden states; what stands for them normalized, of which only the gradient is used; and their cast."""
@@ -37,7 +40,7 @@ class Fp8Norm(torch.autograd.Function):
         ctx: FunctionCtx, hidden: Tensor, weight: Tensor, bias: Tensor | None, eps: float, scale: Tensor
     ) -> Results:
         found = normalize_and_cast(hidden, None, NormOf(weight, bias, eps), scale, FORMATS[INPUT])
-        ctx.save_for_backward(hidden, found.mean, found.factor, weight)  # type: ignore[arg-type]
+        save_for_backward(ctx, hidden, found.mean, found.factor, weight)
         return results(ctx, found._replace(hidden=hidden.view_as(hidden)))
 
     @staticmethod
@@ -55,11 +58,11 @@ class Fp8ProductNorm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Fp8Context, *arguments: Tensor) -> Results:
-        operands, own = Operands(*arguments[:WEIGHTS]), arguments[WEIGHTS : WEIGHTS + 1]  # type: ignore[arg-type]
+    def forward(ctx: Fp8Context, *arguments: Any) -> Results:  # noqa: ANN401 (torch's interface)
+        operands, own = Operands(*arguments[:WEIGHTS]), arguments[WEIGHTS : WEIGHTS + 1]
         hidden, weight, bias, eps, scale = arguments[WEIGHTS + 1 :]
         update = forward(ctx, operands, own).view_as(hidden)
-        found = normalize_and_cast(hidden, update, NormOf(weight, bias, eps), scale, FORMATS[INPUT])  # type: ignore[arg-type]
+        found = normalize_and_cast(hidden, update, NormOf(weight, bias, eps), scale, FORMATS[INPUT])
         save(ctx, operands, own, [found.hidden, found.mean, found.factor, weight])
         return results(ctx, found)
 

@@ -19,6 +19,7 @@ from llmb.engine.precision.autograd import WEIGHTS, Fp8Context, Gradients, Opera
 from llmb.engine.precision.linear import CastInput, Fp8Joined, operands, shape_of
 from llmb.engine.precision.product import Cast
 from llmb.engine.precision.scaling import FORMATS, GRADIENT
+from llmb.engine.typed_autograd import apply
 
 
 class Fp8Rotated(torch.autograd.Function):
@@ -55,27 +56,27 @@ class Fp8Rotated(torch.autograd.Function):
 
 
 class RotatedAttention(Attention):
-    """``in_place``: where the product wrote them, instead of in new tensors; see ``apply.rotates_in_place``."""
+    """``whole``, of which only positions come between product and attention, and whose modules it takes.
 
-    in_place: bool
+    in_place: rotates where the product wrote them, instead of in new tensors; see ``apply.rotates_in_place``.
+    """
+
+    def __init__(self, whole: Attention, *, in_place: bool) -> None:
+        nn.Module.__init__(self)
+        assert only_rotates(whole)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = whole.q_proj, whole.k_proj, whole.v_proj, whole.o_proj
+        self.qkv = Fp8Joined(self, *whole.qkv.names)
+        self.qkv_adapter, self.q_norm, self.k_norm = None, None, None
+        self.head_dim, self.position, self.core = whole.head_dim, whole.position, whole.core
+        self.in_place = in_place
 
     def rotated(self, hidden: Tensor | CastInput, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         assert isinstance(self.qkv, Fp8Joined)
         assert isinstance(self.position, RotaryPosition)
         batch = shape_of(hidden)[0]
         more = rotary.cos, rotary.sin, self.position.interleaved, self.head_dim, batch, self.in_place
-        query, key, value = Fp8Rotated.apply(*operands(self.qkv, hidden), *more)  # type: ignore[no-untyped-call]
+        query, key, value = apply(Fp8Rotated, *operands(self.qkv, hidden), *more)
         return query, key, value
-
-
-def fuse_rotation(block: nn.Module, *, in_place: bool) -> None:
-    """Rotates as above where only positions come between product and attention."""
-    for module in block.modules():
-        if type(module) is Attention and only_rotates(module):
-            # Another class, as blocks with a method of their own would each be compiled.
-            module.__class__ = RotatedAttention
-            assert isinstance(module, RotatedAttention)
-            module.in_place = in_place
 
 
 def only_rotates(attention: Attention) -> bool:

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch's autograd functions are called with, whose annotations are missing or narrower than what torch takes."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.function import Function, FunctionCtx
+
+
+def apply(function: type[Function], *arguments: object) -> Any:  # noqa: ANN401 (what its ``forward`` returns)
+    return function.apply(*arguments)
+
+
+def save_for_backward(ctx: FunctionCtx, *tensors: Tensor | None) -> None:
+    """Torch restores None as None."""
+    ctx.save_for_backward(*tensors)  # type: ignore[arg-type]
