@@ -16,7 +16,7 @@ BASE_PACKAGES = "python3,python3-venv,ca-certificates"
 LIBRARIES = ("torch==2.13.0", "numpy", "setuptools>=77", "wheel")
 COMMIT = "c" * 40
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.measured  # minutes of building what only a change of the Containerfile can break
 
 
 class Buildah:
