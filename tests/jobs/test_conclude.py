@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fake_steps import step_of
+from job_rows import job_row
 from quick_order import spec_of
 
 from llmb.errors import UsageError
@@ -115,20 +116,7 @@ def test_the_mark_of_a_job_that_was_not_let_in_says_nothing_of_the_run(folder: R
 
 
 def row_of(folder: RunFolder) -> Job:
-    return Job(
-        key="k",
-        job_id="7",
-        run_dir=str(folder.path),
-        experiment="e",
-        workload="w",
-        size="tiny",
-        dtype="fp32",
-        gpu_type="cpu",
-        scale=1,
-        submitted_s=1.0,
-        status="running",
-        restarts=1,
-    )
+    return job_row(job_id="7", run_dir=str(folder.path), status="running", restarts=1)
 
 
 def delete(folder: RunFolder) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from job_rows import job_row
 from quick_order import spec_of
 
 from llmb.errors import EnvironmentProblem, UsageError
@@ -180,10 +181,9 @@ def store(tmp_path: Path) -> Store:
 
 
 def row(key: str, job_id: str, name: str) -> Job:
-    values = {"experiment": "e", "workload": "w", "size": "s", "dtype": "d", "gpu_type": "cpu", "scale": 1}
     base, _, index = name.partition(".")
     array = {"array_index": int(index), "base_dir": f"/runs/w/{base}/e"} if index else {}
-    return Job(key=key, job_id=job_id, run_dir=f"/runs/w/{name}/e", submitted_s=float(key[1:]), **values, **array)
+    return job_row(key, job_id=job_id, run_dir=f"/runs/w/{name}/e", submitted_s=float(key[1:]), **array)
 
 
 @pytest.mark.parametrize(

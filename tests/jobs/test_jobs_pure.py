@@ -4,6 +4,7 @@
 from pathlib import Path
 
 import pytest
+from job_rows import job_row
 from recorded_runs import gpu_record, times_around, write_run
 
 from llmb.catalogue.data_files import CatalogueError
@@ -23,21 +24,6 @@ from llmb.schedulers.lookup import find_scheduler
 from llmb.schedulers.slurm.hostlist import expand
 from llmb.schedulers.slurm.job_state import FIELD, RECORD, SlurmJob, parse_accounts, parse_queue
 from llmb.schedulers.slurm.scheduler import find_submission
-
-
-def job(key: str = "k", **changes: object) -> Job:
-    values = {
-        "key": key,
-        "run_dir": "/runs/e/e_1/e",
-        "experiment": "e",
-        "workload": "w",
-        "size": "tiny",
-        "dtype": "fp32",
-        "gpu_type": "cpu",
-        "scale": 2,
-        "submitted_s": 1.0,
-    }
-    return Job(**{**values, **changes})
 
 
 @pytest.mark.parametrize(
@@ -149,12 +135,12 @@ def test_a_table_with_a_bad_pattern_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_retry_is_a_new_job_with_fewer_retries() -> None:
-    failed = job("k", job_id="7", state="FAILED", status="failed", retries=3, restarts=1, fault="f", bad_nodes="n1",
+    failed = job_row("k", job_id="7", state="FAILED", status="failed", retries=3, restarts=1, fault="f", bad_nodes="n1",
                  checked_s=9.0, ended_s=8.0, nodes="n[1-2]", campaign="c", exit_code=1,
                  label="l", identity="i", proxy="PROXY", data="SQuAD", origin="o", verdict="pass")  # fmt: skip
     again = repeated(failed, 50.0)
     same = {"campaign": "c", "label": "l", "identity": "i", "proxy": "PROXY", "data": "SQuAD", "origin": "o"}
-    assert again == job("k#2", retry_of="k", retries=1, submitted_s=50.0, **same)
+    assert again == job_row("k#2", retry_of="k", retries=1, submitted_s=50.0, **same)
     assert repeated(again, 60.0).key == "k#3"
 
 
@@ -173,20 +159,20 @@ def test_a_submission_is_found_by_its_script_once() -> None:
     theirs = SlurmJob(job_id="5", state="RUNNING", command="/home/x/train.sh")
     ours = SlurmJob(job_id="7", state="PENDING", command="/runs/e/e_1/e/sbatch_e.sh")
     tasks = [ours.model_copy(update={"job_id": f"8_{index}"}) for index in (0, 1)]
-    assert find_submission(job().asked, [theirs, ours], set()) == "7"
-    assert find_submission(job().asked, [theirs, ours], {"7"}) is None
+    assert find_submission(job_row().asked, [theirs, ours], set()) == "7"
+    assert find_submission(job_row().asked, [theirs, ours], {"7"}) is None
     assert (
         find_submission(
-            job(run_dir="/runs/e/e_1.1/e", base_dir="/runs/e/e_1/e", array_index=1).asked, [theirs, *tasks], set()
+            job_row(run_dir="/runs/e/e_1.1/e", base_dir="/runs/e/e_1/e", array_index=1).asked, [theirs, *tasks], set()
         )
         == "8_1"
     )
-    assert find_submission(job(run_dir="/runs/e/e_2/e").asked, [theirs, ours, *tasks], set()) is None
+    assert find_submission(job_row(run_dir="/runs/e/e_2/e").asked, [theirs, ours, *tasks], set()) is None
 
 
 def test_the_worst_end_decides() -> None:
     def code(*statuses: str, fault: str | None = None) -> int:
-        return exit_code([job(status=status, fault=fault) for status in statuses])
+        return exit_code([job_row(status=status, fault=fault) for status in statuses])
 
     assert code() == 0
     assert code("success", "success") == 0
@@ -194,12 +180,15 @@ def test_the_worst_end_decides() -> None:
     assert code("cancelled", "running") == 6
     assert code("invalid", "success") == 6
     assert code("failed", fault="node_fail") == 7
-    assert exit_code([job(status="failed", fault="node_fail"), job(status="failed"), job(status="invalid")]) == 4
+    assert (
+        exit_code([job_row(status="failed", fault="node_fail"), job_row(status="failed"), job_row(status="invalid")])
+        == 4
+    )
 
 
 def test_slow_nodes_are_found_by_runs_of_the_same_recipe_elsewhere() -> None:
     def run(nodes: str, step_time_s: float | None, **changes: object) -> Job:
-        return job(nodes=nodes, step_time_s=step_time_s, status="success", **changes)
+        return job_row(nodes=nodes, step_time_s=step_time_s, status="success", **changes)
 
     jobs = [
         run("n[1-2]", 1.0),
@@ -207,8 +196,8 @@ def test_slow_nodes_are_found_by_runs_of_the_same_recipe_elsewhere() -> None:
         run("n[3-4]", 1.5),
         run("n[1,4]", 1.0),
         run("n1", 9.0, experiment="other"),
-        job(nodes="n3", status="failed", bad_nodes="n3"),
-        job(nodes=None, status="failed"),
+        job_row(nodes="n3", status="failed", bad_nodes="n3"),
+        job_row(nodes=None, status="failed"),
     ]
     slow, *others = node_records(jobs)
     assert slow == NodeRecord("n3", runs=3, failures=1, blamed=1, slowdown=1.5)
@@ -264,8 +253,8 @@ def test_a_row_of_a_narrow_terminal_has_id_state_and_reason() -> None:
     """Slurm's state is named where it says more than the run's status."""
     values = {"workload": "pretrain_llama3.1", "nodes": "node[1-12]", "step_time_s": 12.3456}
     ended = [
-        job(job_id="1234567", state="COMPLETED", status="success", **values),
-        job(job_id="1234568", state="TIMEOUT", status="success", reason="after the last step", **values),
+        job_row(job_id="1234567", state="COMPLETED", status="success", **values),
+        job_row(job_id="1234568", state="TIMEOUT", status="success", reason="after the last step", **values),
     ]
     lines = styled_lines(jobs_table(ended, 2), 80)
     text = "\n".join(lines)
@@ -277,7 +266,7 @@ def test_a_row_of_a_narrow_terminal_has_id_state_and_reason() -> None:
 
 
 def test_verdicts_are_listed_if_there_are_any() -> None:
-    rows = [job(job_id="1", verdict="regressed", step_time_s=13.15), job(job_id="2")]
+    rows = [job_row(job_id="1", verdict="regressed", step_time_s=13.15), job_row(job_id="2")]
     table = jobs_table(rows, 2)
     place = [column.header for column in table.columns].index("verdict")
     assert [row[place] for row in table.rows] == ["regressed", ""]
@@ -286,7 +275,7 @@ def test_verdicts_are_listed_if_there_are_any() -> None:
 
 def test_a_job_is_shown_with_its_verdict(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "runs", gpu_record(), times_around(13.15))
-    row = job(run_dir=str(folder), status="success")
+    row = job_row(run_dir=str(folder), status="success")
     details = read_details(row)
     cells = dict(line[:2] for line in job_table(row, details).rows)
     assert cells["verdict"].startswith("REGRESSED: 7.2 % slower than published (")
@@ -295,6 +284,6 @@ def test_a_job_is_shown_with_its_verdict(tmp_path: Path) -> None:
 
 
 def test_a_proxy_is_not_listed_as_its_model() -> None:
-    proxy = job(workload="pretrain_llama3.1", size="405b", proxy="PROXY (8 of 126 layers)")
+    proxy = job_row(workload="pretrain_llama3.1", size="405b", proxy="PROXY (8 of 126 layers)")
     (row,) = jobs_table([proxy], 1).rows
     assert row[2].startswith("pretrain_llama3.1 405b PROXY (8 of 126 layers) ")

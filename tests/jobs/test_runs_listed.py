@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from job_rows import job_row
 from typer.testing import CliRunner
 
 from llmb.cli.main import app, exit_code_of
@@ -44,18 +45,14 @@ def job(install: Path) -> Callable[..., Job]:
             "key": f"k{number}",
             "job_id": str(4000 + number),
             "run_dir": str(run_dir),
-            "experiment": "exp",
             "workload": "w",
             "size": "8b",
-            "dtype": "bf16",
-            "gpu_type": "h100",
-            "scale": 8,
             "submitted_s": 1000.0 + number,
             "state": "COMPLETED",
             "status": "success",
             "checked_s": 1.0,
         }
-        return Job(**(usual | fields))  # type: ignore[arg-type]
+        return job_row(**(usual | fields))
 
     return made
 

@@ -9,18 +9,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import history_user
 import pytest
 from history_user import as_user, keep, read
+from job_rows import job_row
 
 from llmb.errors import InfrastructureError
 from llmb.jobs import follow
 from llmb.jobs.follow import follow_log
 from llmb.jobs.history import database_path, open_history
-from llmb.jobs.job import Job
 from llmb.jobs.locks import file_lock
 from llmb.jobs.store import Store
 from llmb.runs.claim import create_run_folder
@@ -184,10 +183,9 @@ def test_the_log_of_another_users_run_is_followed_to_its_end(
     folder.log.write_text("step 0\nstep 1\n")
     record = queued_record(tiny_plan(steps=2), ())
     write_record(folder, record.model_copy(update={"status": "success", "exit_code": 0}))
-    values = {"experiment": "e", "workload": "w", "size": "s", "dtype": "d", "gpu_type": "cpu", "scale": 1}
-    job = Job(key="a", scheduler="local", job_id="local-1", run_dir=str(folder.path), submitted_s=1.0, **values)
+    ids = {"scheduler": "local", "job_id": "local-1", "run_dir": str(folder.path)}
     with open_history(tmp_path, print) as store:
-        store.add([replace(job, state="RUNNING", status="running")])
+        store.add([job_row(**ids, state="RUNNING", status="running")])
     path = database_path(tmp_path)
     answers, said = [InfrastructureError("it does not answer")], list[str]()
     states = LocalScheduler.states

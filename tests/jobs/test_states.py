@@ -4,6 +4,7 @@
 from dataclasses import replace
 
 import pytest
+from job_rows import job_row
 
 from llmb.jobs.job import Change, Job
 from llmb.jobs.refresh import look
@@ -15,21 +16,7 @@ from llmb.schedulers.slurm.meaning import told
 from llmb.schedulers.slurm.scheduler import accounted, is_same
 
 NOW = 1000.0
-JOB = Job(
-    key="k",
-    job_id="7",
-    run_dir="/runs/e/e_1/e",
-    experiment="e",
-    workload="w",
-    size="tiny",
-    dtype="fp32",
-    gpu_type="cpu",
-    scale=2,
-    submitted_s=1.0,
-    state="RUNNING",
-    status="running",
-    nodes="n[1-2]",
-)
+JOB = job_row("k", job_id="7", state="RUNNING", status="running", nodes="n[1-2]")
 NOTHING = Left()
 HALF = Left(begun=True, run_status="running", steps=5, planned=10)
 WHOLE = Left(begun=True, run_status="success", steps=10, planned=10, done=True)

@@ -9,28 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import store_writer
+from job_rows import job_row
 
 from llmb.errors import EnvironmentProblem, UsageError
-from llmb.jobs.job import COLUMNS, Change, Job, stale
+from llmb.jobs.job import COLUMNS, Change, stale
 from llmb.jobs.store import SCHEMA_VERSION, Damaged, Filter, KeyTaken, Store, check_states
-
-WRITER = Path(__file__).with_name("store_writer.py")
-
-
-def job(key: str = "a", **changes: object) -> Job:
-    values = {
-        "key": key,
-        "cluster": "test",
-        "run_dir": "/runs/e/e_1/e",
-        "experiment": "e",
-        "workload": "pretrain_llama3.1",
-        "size": "tiny",
-        "dtype": "fp32",
-        "gpu_type": "cpu",
-        "scale": 2,
-        "submitted_s": 1.0,
-    }
-    return Job(**{**values, **changes})
 
 
 def change(key: str = "a", **changes: object) -> Change:
@@ -39,7 +23,7 @@ def change(key: str = "a", **changes: object) -> Change:
 
 
 def writer(*arguments: str, prefix: list[str] | None = None) -> subprocess.Popen[str]:
-    command = [*(prefix or []), sys.executable, str(WRITER), *arguments]
+    command = [*(prefix or []), sys.executable, store_writer.__file__, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -57,29 +41,29 @@ def store(path: Path) -> Iterator[Store]:
 def test_what_was_written_is_read_by_the_next_process(path: Path, store: Store) -> None:
     ended = {"exit_code": 3, "signal": 9, "nodes": "n[1-2]", "restarts": 2, "started_s": 2.5, "ended_s": 3.5}
     again = {"retries": 1, "retry_of": "a", "fault": "f", "bad_nodes": "n1", "step_time_s": 0.5}
-    whole = job("b", job_id="7", campaign="c", reason="r", checked_s=4.5, **ended, **again)
-    store.add([job(), whole])
+    whole = job_row("b", job_id="7", campaign="c", reason="r", checked_s=4.5, **ended, **again)
+    store.add([job_row(), whole])
     with Store(path) as other:
-        assert other.jobs() == [job(), whole]
+        assert other.jobs() == [job_row(), whole]
         assert other.by_key("b") == whole
         assert other.by_key("c") is None
 
 
 def test_a_key_is_taken_once_and_a_group_is_added_whole_or_not_at_all(store: Store) -> None:
-    store.add([job()])
+    store.add([job_row()])
     with pytest.raises(KeyTaken):
-        store.add([job("new"), job()])
+        store.add([job_row("new"), job_row()])
     assert [found.key for found in store.jobs()] == ["a"]
 
 
 def test_a_job_is_repeated_by_one_other_alone(store: Store) -> None:
-    store.add([job(), job("again", retry_of="a")])
+    store.add([job_row(), job_row("again", retry_of="a")])
     with pytest.raises(KeyTaken):
-        store.add([job("and again", retry_of="a")])
+        store.add([job_row("and again", retry_of="a")])
 
 
 def test_an_id_is_given_once(store: Store) -> None:
-    store.add([job(), job("refused")])
+    store.add([job_row(), job_row("refused")])
     store.submitted({"a": "7"})
     store.submitted({"a": "8"})
     store.not_submitted("a", "late news")
@@ -91,17 +75,17 @@ def test_an_id_is_given_once(store: Store) -> None:
 
 
 def test_what_never_reached_slurm_may_be_tried_again(store: Store) -> None:
-    store.add([job(), job("refused"), job("lost")])
+    store.add([job_row(), job_row("refused"), job_row("lost")])
     store.submitted({"a": "7"})
     store.withdraw(["a", "refused"])
     store.not_submitted("lost", "the client died")
     assert [found.key for found in store.jobs()] == ["a", "lost"]
-    store.add([job("lost"), job("refused")])
+    store.add([job_row("lost"), job_row("refused")])
     assert {found.key for found in store.live()} == {"a", "lost", "refused"}
 
 
 def test_what_was_seen_later_stays(store: Store) -> None:
-    store.add([job()])
+    store.add([job_row()])
     first, second, third = (store.next_query() for _ in range(3))
     store.apply([change(checked_s=20.0, state="COMPLETED", status="success", ended_s=19.0)], second)
     store.apply([change(checked_s=15.0)], first)
@@ -111,7 +95,7 @@ def test_what_was_seen_later_stays(store: Store) -> None:
 
 
 def test_a_clock_that_was_a_day_ahead_hides_no_later_end(store: Store) -> None:
-    store.add([job()])
+    store.add([job_row()])
     store.apply([change(checked_s=86_400.0)], store.next_query())
     assert stale(store.jobs(), 20.0, 10.0), "so a list asks again"
     store.apply([change(checked_s=20.0, state="CANCELLED", status="cancelled")], store.next_query())
@@ -121,10 +105,10 @@ def test_a_clock_that_was_a_day_ahead_hides_no_later_end(store: Store) -> None:
 def test_filters(store: Store) -> None:
     store.add(
         [
-            job("a", submitted_s=1, workload="w"),
-            job("b", submitted_s=2, campaign="c"),
-            job("c", submitted_s=3, state="TIMEOUT", status="success"),
-            job("d", submitted_s=4, state="TIMEOUT", status="failed"),
+            job_row("a", submitted_s=1, workload="w"),
+            job_row("b", submitted_s=2, campaign="c"),
+            job_row("c", submitted_s=3, state="TIMEOUT", status="success"),
+            job_row("d", submitted_s=4, state="TIMEOUT", status="failed"),
         ]
     )
 
@@ -148,7 +132,7 @@ def test_a_state_of_a_later_slurm_can_be_selected_once_a_job_has_it(store: Store
     check_states(["timeout", "SUCCESS"], store)
     with pytest.raises(UsageError, match="unknown state 'NEWSTATE'"):
         check_states(["NEWSTATE"], store)
-    store.add([job(state="NEWSTATE", status="running")])
+    store.add([job_row(state="NEWSTATE", status="running")])
     check_states(["newstate"], store)
 
 
@@ -167,15 +151,15 @@ def test_two_processes_hammer_it_and_nothing_is_lost_or_taken_twice(path: Path) 
 
 
 def test_a_process_killed_in_a_transaction_leaves_the_state_before_it(path: Path, store: Store) -> None:
-    store.add([job()])
+    store.add([job_row()])
     process = writer("die", str(path))
     process.communicate(timeout=60)
     assert process.returncode == -9
-    assert store.jobs() == [job()]
+    assert store.jobs() == [job_row()]
     store.close()
     with Store(path) as again:
         again.check()
-        assert again.jobs() == [job()]
+        assert again.jobs() == [job_row()]
         again.submitted({"a": "7"})
 
 
@@ -198,7 +182,7 @@ def test_a_file_that_is_no_database_is_known_as_damaged(path: Path, content: byt
 
 def test_a_broken_page_is_found(path: Path) -> None:
     with Store(path) as store:
-        store.add([job(f"{number}", run_dir="/runs" * 50) for number in range(200)])
+        store.add([job_row(f"{number}", run_dir="/runs" * 50) for number in range(200)])
     content = bytearray(path.read_bytes())
     content[20_000:30_000] = b"\x5a" * 10_000
     path.write_bytes(content)
@@ -224,7 +208,7 @@ def test_a_history_of_a_development_version_is_refused(path: Path) -> None:
 
 def test_a_history_of_a_later_version_is_left_alone(path: Path) -> None:
     with Store(path) as store:
-        store.add([job()])
+        store.add([job_row()])
     raw = sqlite3.connect(path)
     raw.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     raw.close()
@@ -235,7 +219,7 @@ def test_a_history_of_a_later_version_is_left_alone(path: Path) -> None:
 
 
 def test_a_text_that_is_not_utf8_is_an_error_with_advice(path: Path, store: Store) -> None:
-    store.add([job()])
+    store.add([job_row()])
     store.db.execute("UPDATE jobs SET reason = CAST(x'ff41' AS TEXT)")
     with pytest.raises(EnvironmentProblem, match="Could not decode to UTF-8"):
         store.jobs()
@@ -247,10 +231,10 @@ def test_what_cannot_be_opened_is_said(tmp_path: Path) -> None:
 
 
 def test_people_may_read_while_somebody_writes(path: Path, store: Store) -> None:
-    store.add([job()])
+    store.add([job_row()])
     with Store(path) as other:
         other.db.execute("BEGIN IMMEDIATE")
         other.db.execute("UPDATE jobs SET state = 'RUNNING'")
-        assert store.jobs() == [job()]
+        assert store.jobs() == [job_row()]
         other.db.execute("ROLLBACK")
-    assert replace(job(), state="x") != job()
+    assert replace(job_row(), state="x") != job_row()

@@ -9,18 +9,18 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from job_rows import job_row
+
 import llmb.jobs.rebuild  # noqa: F401 (another user may not be able to read what would be imported later)
 from llmb.errors import LlmbError
 from llmb.jobs.history import open_history, read_history
-from llmb.jobs.job import Job
 
 
 def keep(root: Path, key: str) -> str:
     """Adds a job as a command does that queues one; the error, if there is one."""
-    values = {"experiment": "e", "workload": "w", "size": "s", "dtype": "d", "gpu_type": "cpu", "scale": 1}
     try:
         with open_history(root, print) as store:
-            store.add([Job(key=key, run_dir=f"/runs/e/e_{key}/e", submitted_s=1.0, **values)])
+            store.add([job_row(key, run_dir=f"/runs/e/e_{key}/e")])
     except LlmbError as error:
         return f"{type(error).__name__}: {error.what}"
     return ""

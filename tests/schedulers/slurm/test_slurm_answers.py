@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from job_rows import job_row
 
 from llmb.errors import EnvironmentProblem, InfrastructureError
 from llmb.jobs.job import Job
@@ -22,8 +23,7 @@ Program = Callable[[str, str], None]
 
 
 def job(run_dir: str = "/runs/e/e_1/e", **changes: object) -> Job:
-    values = {"experiment": "e", "workload": "w", "size": "s", "dtype": "d", "gpu_type": "cpu", "scale": 1}
-    return Job(key="k", job_id="7", run_dir=run_dir, submitted_s=1.0, **values, **changes)
+    return job_row("k", job_id="7", run_dir=run_dir, **changes)
 
 
 def line(*fields: str) -> str:

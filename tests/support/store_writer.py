@@ -6,26 +6,13 @@ import signal
 import sys
 from pathlib import Path
 
+from job_rows import job_row
+
 from llmb.errors import LlmbError
-from llmb.jobs.job import Change, Job
+from llmb.jobs.job import Change
 from llmb.jobs.store import KeyTaken, Store
 
 ROUNDS = 40
-
-
-def job(key: str, number: int = 0) -> Job:
-    return Job(
-        key=key,
-        cluster="test",
-        run_dir=f"/runs/x/x_{number}/x",
-        experiment="x",
-        workload="pretrain_llama3.1",
-        size="tiny",
-        dtype="fp32",
-        gpu_type="cpu",
-        scale=2,
-        submitted_s=1000.0 + number,
-    )
 
 
 def hammer(path: Path, name: str) -> None:
@@ -33,10 +20,10 @@ def hammer(path: Path, name: str) -> None:
     won = []
     for number in range(ROUNDS):
         with Store(path) as store:
-            store.add([job(f"{name}-{number}", number)])
+            store.add([job_row(f"{name}-{number}")])
             store.submitted({f"{name}-{number}": f"{name}{number}"})
             try:
-                store.add([job(f"shared-{number}", number)])
+                store.add([job_row(f"shared-{number}")])
                 won.append(number)
             except KeyTaken:
                 pass
@@ -68,7 +55,7 @@ def fill(path: Path) -> None:
     try:
         for number in range(100_000):
             with Store(path) as store:
-                store.add([job(f"{number}-{'x' * 2000}", number)])
+                store.add([job_row(f"{number}-{'x' * 2000}")])
             taken += 1
     except LlmbError as error:
         print(taken, type(error).__name__, str(error).splitlines()[0], sep="|", flush=True)
