@@ -35,12 +35,15 @@ class LayerTimes:
         self.sizes = [len(stage.layers) for stage in stages]
         self.begin()
         for number, stage in enumerate(stages):
-            for block in stage.layers.values():
-                block.forward = partial(self._timed, number, block.forward)
+            for block in stage.blocks():
+                block.wrap("compute", partial(self._timing, number))
 
     def begin(self) -> None:
         """A step begins."""
         self.spans: list[list[Span]] = [[] for _ in self.sizes]
+
+    def _timing(self, stage: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        return partial(self._timed, stage, forward)
 
     def _timed(self, stage: int, forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
         spans = self.spans[stage]

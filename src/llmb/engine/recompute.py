@@ -36,7 +36,6 @@ KEPT = frozenset(
     }
 )
 """What ``selective`` keeps: the results that are most expensive to compute for their size."""
-PARTS = ("before_experts", "run_experts", "after_experts")
 
 
 def apply_recompute(model: Decoder, mode: Literal["none", "selective", "full"], *, by_part: bool = False) -> None:
@@ -49,10 +48,9 @@ def apply_recompute(model: Decoder, mode: Literal["none", "selective", "full"], 
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     if mode == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-    for block in model.layers.values():
-        # Methods are replaced, not modules: parameters keep their names.
-        for part in PARTS if by_part and isinstance(block, MoEBlock) else ("forward",):
-            setattr(block, part, partial(checkpoint, getattr(block, part), **options))
+    for block in model.blocks():
+        for stage in MoEBlock.PARTS if by_part and isinstance(block, MoEBlock) else ("compute",):
+            block.wrap(stage, lambda function: partial(checkpoint, function, **options))
 
 
 def hide_gathering(model: Decoder) -> None:
@@ -60,7 +58,7 @@ def hide_gathering(model: Decoder) -> None:
 
     Recomputation has to run the same operations as the forward pass, but parameters may already be gathered then.
     """
-    for block in model.layers.values():
+    for block in model.blocks():
         for module in [part for part in block.modules() if part is not block and isinstance(part, FSDPModule)]:
             for hooks in (module._forward_pre_hooks, module._forward_hooks):
                 hooks.update({key: _unseen(hook) for key, hook in hooks.items()})

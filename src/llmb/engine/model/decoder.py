@@ -2,7 +2,7 @@
 """The decoder: embedding, blocks, final norm and head, or the part of them in one pipeline stage."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,24 @@ NORMS: dict[NormName, type[Norm]] = {"rmsnorm": RMSNorm, "layernorm1p": LayerNor
 MLPS: dict[Mlp, type[GatedMLP | SquaredReluMLP]] = {"swiglu": GatedMLP, "squared-relu": SquaredReluMLP}
 
 
-class Block(nn.Module):
+class Staged(nn.Module):
+    """A module whose forward pass consists of stages: methods, each of which is compiled, recomputed or timed whole.
+
+    The module itself is not replaced for that: parameters keep their names, and what FSDP does before and after the
+    module stays outside, where the compiler cannot reorder it.
+    """
+
+    STAGES: ClassVar[tuple[str, ...]] = ("compute",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages: dict[str, Callable[..., Any]] = {name: getattr(self, name) for name in self.STAGES}
+
+    def wrap(self, stage: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self.stages[stage] = wrapper(self.stages[stage])
+
+
+class Block(Staged):
     """One layer: attention, then a feed-forward layer, each with a norm before it and a residual connection."""
 
     def __init__(self, model: Model, layer: int) -> None:
@@ -35,6 +52,10 @@ class Block(nn.Module):
         self.mlp = build_mlp(model)
 
     def forward(self, hidden: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
+        output: Tensor = self.stages["compute"](hidden, rotary, documents)
+        return output
+
+    def compute(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
         hidden, normalized = self.with_attention(hidden, rotary, documents)
         update: Tensor = self.mlp(normalized)
         return hidden + update
@@ -45,12 +66,15 @@ class Block(nn.Module):
         return hidden, self.post_attention_layernorm(hidden)
 
 
-class MoEBlock(nn.Module):
-    """``Block`` with a mixture of experts, in three parts.
+class MoEBlock(Staged):
+    """``Block`` with a mixture of experts, in three parts, which are stages of their own.
 
     Only the parts around the experts can be compiled: the experts' shapes depend on the tokens, and their
     parameters are gathered separately from the block.
     """
+
+    PARTS: ClassVar[tuple[str, ...]] = ("before_experts", "run_experts", "after_experts")
+    STAGES = ("compute", *PARTS)
 
     def __init__(self, model: Model, layer: int, experts: MixtureOfExperts) -> None:
         super().__init__()
@@ -60,8 +84,13 @@ class MoEBlock(nn.Module):
         self.mlp = MoELayer(model.hidden_size, experts)
 
     def forward(self, hidden: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
-        hidden, routed = self.before_experts(hidden, rotary, documents)
-        return self.after_experts(hidden, routed, self.run_experts(routed))
+        output: Tensor = self.stages["compute"](hidden, rotary, documents)
+        return output
+
+    def compute(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
+        hidden, routed = self.stages["before_experts"](hidden, rotary, documents)
+        output: Tensor = self.stages["after_experts"](hidden, routed, self.stages["run_experts"](routed))
+        return output
 
     def before_experts(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> tuple[Tensor, Routed]:
         hidden = self.with_attention(hidden, rotary, documents)
@@ -117,6 +146,11 @@ class Decoder(nn.Module):
         for name, parameter in self.named_parameters():
             yield name, self.masters.get(parameter, parameter.detach())
 
+    def blocks(self) -> Iterator[Staged]:
+        for block in self.layers.values():
+            assert isinstance(block, Staged)
+            yield block
+
     @torch.no_grad()
     def round_masters(self) -> None:
         """Sets the parameters from their masters, after these were written."""
@@ -159,7 +193,7 @@ class Decoder(nn.Module):
         hidden = tokens
         if self.embeds and self.embed_tokens is not None:
             hidden = self.embed_tokens(tokens)
-        for block in self.layers.values():
+        for block in self.blocks():
             hidden = block(hidden, rotary, documents)
         if self.norm is None or self.lm_head is None:
             return hidden

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixture of experts, with or without a capacity of each expert."""
 
+from collections.abc import Callable
 from math import ceil
 from typing import NamedTuple, Protocol
 
@@ -84,7 +85,7 @@ class Experts(nn.Module):
         super().__init__()
         self.gate_up_proj = nn.Parameter(torch.empty(experts, hidden_size, 2, ffn_hidden_size))
         self.down_proj = nn.Parameter(torch.empty(experts, ffn_hidden_size, hidden_size))
-        self.activate = swiglu
+        self.activate: Callable[[Tensor], Tensor] = swiglu
         self.products: Products = GroupedProducts()
 
     def forward(self, rows: Tensor, counts: Tensor, known: list[int] | None = None) -> Tensor:

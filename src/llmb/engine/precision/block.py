@@ -8,7 +8,7 @@ last matrix and what norms compute are never stored alone. Parameters and module
 from torch import Tensor, nn
 
 from llmb.engine.model.attention import Documents
-from llmb.engine.model.decoder import Block, MoEBlock
+from llmb.engine.model.decoder import Block, MoEBlock, Staged
 from llmb.engine.model.joined import Joined
 from llmb.engine.model.norms import Norm
 from llmb.engine.model.rotary import Rotary
@@ -25,7 +25,7 @@ class Fp8Block(Block):
     """``whole``, whose modules it takes."""
 
     def __init__(self, whole: Block) -> None:
-        nn.Module.__init__(self)
+        Staged.__init__(self)
         take_modules(self, whole)
 
     def with_attention(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> tuple[Tensor, CastInput]:
@@ -43,7 +43,7 @@ class Fp8MoEBlock(MoEBlock):
     """Only what is before attention: a router takes what the second norm computes."""
 
     def __init__(self, whole: MoEBlock) -> None:
-        nn.Module.__init__(self)
+        Staged.__init__(self)
         take_modules(self, whole)
 
     def with_attention(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
