@@ -30,7 +30,7 @@ from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel import pipeline
 from llmb.engine.parallel.mesh import arrange
 from llmb.engine.precision import experts
-from llmb.engine.precision.expert_products import expert_products, expert_weight_gradients
+from llmb.engine.precision.experts import expert_products, expert_weight_gradients
 from llmb.runs.choices import Choices
 from llmb.runs.plan import EnginePlan, make_plan
 

@@ -12,11 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from llmb.engine.model.moe import Experts
-from llmb.engine.precision import expert_products
+from llmb.engine.precision import experts as expert_products
 from llmb.engine.precision.apply import layers_of
 from llmb.engine.precision.experts import FusedFp8Products, fp8_stacks
-from llmb.engine.precision.layer_scales import LayerScales
-from llmb.engine.precision.scaling import Scales
+from llmb.engine.precision.scaling import LayerScales, Scales
 from llmb.engine.recompute import _policy
 from llmb.runs.fp8_product import ProductDtype
 

@@ -26,8 +26,7 @@ from llmb.engine.precision.apply import (
     layers_of,
     rotates_in_place,
 )
-from llmb.engine.precision.layer_scales import LayerScales
-from llmb.engine.precision.scaling import Scales
+from llmb.engine.precision.scaling import LayerScales, Scales
 from llmb.engine.recompute import apply_recompute
 from llmb.runs.fp8_product import ProductDtype
 

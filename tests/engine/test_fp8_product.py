@@ -14,10 +14,19 @@ from llmb.engine.model.local_shard import Linear
 from llmb.engine.model.moe import Experts
 from llmb.engine.precision.apply import check_device
 from llmb.engine.precision.experts import Fp8Stack
-from llmb.engine.precision.layer_scales import LayerScales
-from llmb.engine.precision.linear import Fp8Linear
-from llmb.engine.precision.product import Scaled, multiply
-from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, LARGEST, WEIGHT, Scales, scale_from
+from llmb.engine.precision.layers import Fp8Linear
+from llmb.engine.precision.scaling import (
+    FORMATS,
+    GRADIENT,
+    INPUT,
+    LARGEST,
+    WEIGHT,
+    LayerScales,
+    Scaled,
+    Scales,
+    multiply,
+    scale_from,
+)
 from llmb.errors import EnvironmentProblem
 from llmb.runs.fp8_product import ProductDtype
 

@@ -18,8 +18,7 @@ from llmb.engine.model.moe import Experts
 from llmb.engine.optimizer import gradient_norm
 from llmb.engine.precision.apply import layers_of
 from llmb.engine.precision.experts import FusedFp8Products
-from llmb.engine.precision.layer_scales import LayerScales
-from llmb.engine.precision.scaling import Scales
+from llmb.engine.precision.scaling import LayerScales, Scales
 from llmb.engine.precision.step import fp8_step
 
 DEVICE = torch.device("meta")

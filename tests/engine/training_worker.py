@@ -30,8 +30,7 @@ from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import build_optimizer
 from llmb.engine.parallel.gloo import gloo_backend
 from llmb.engine.parallel.mesh import Ranks, arrange
-from llmb.engine.precision.state import scale_state
-from llmb.engine.precision.step import fp8_counts
+from llmb.engine.precision.step import fp8_counts, scale_state
 from llmb.runs.folder import RunFolder
 from llmb.runs.plan import EnginePlan
 

@@ -30,7 +30,7 @@ from llmb.engine.model.documents import document_segments
 from llmb.engine.parallel.context_parallel import rank_positions, rank_ranges
 from llmb.engine.parallel.data_parallel import compute_dtype
 from llmb.engine.parallel.mesh import Ranks
-from llmb.engine.precision.rotated import RotatedAttention
+from llmb.engine.precision.layers import RotatedAttention
 from llmb.runs.attention import AttentionBackend, AttentionReport, Trial, problem_text, select, try_backends
 from llmb.runs.plan import EnginePlan
 

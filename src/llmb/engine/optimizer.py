@@ -17,7 +17,7 @@ from llmb.engine.model.decoder import Decoder
 from llmb.engine.model.local_shard import local_tensor
 from llmb.engine.precision.apply import fp8_layers
 from llmb.engine.precision.experts import Fp8Stack
-from llmb.engine.precision.linear import Fp8Linear
+from llmb.engine.precision.layers import Fp8Linear
 from llmb.engine.precision.scaling import WEIGHT
 
 SMALLEST_NORM = 1e-6

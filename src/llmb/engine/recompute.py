@@ -18,7 +18,7 @@ from torch.utils.checkpoint import (
 )
 
 from llmb.engine.model.decoder import Decoder, MoEBlock
-from llmb.engine.precision.expert_products import expert_products
+from llmb.engine.precision.experts import expert_products
 
 aten = torch.ops.aten
 KEPT = frozenset(

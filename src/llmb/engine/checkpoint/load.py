@@ -29,7 +29,7 @@ from llmb.engine.checkpoint.torch_errors import torch_message
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import AdamW
 from llmb.engine.parallel.mesh import Ranks
-from llmb.engine.precision.state import FP8
+from llmb.engine.precision.step import FP8
 from llmb.errors import UsageError
 from llmb.logs.checkpoint_line import LoadLine, format_load_line
 

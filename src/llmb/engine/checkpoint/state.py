@@ -12,7 +12,7 @@ from torch import Tensor
 
 from llmb.engine.model.decoder import Decoder
 from llmb.engine.optimizer import AdamW
-from llmb.engine.precision.state import scale_state
+from llmb.engine.precision.step import scale_state
 
 MODEL = "model."
 RANDOM = "random."

@@ -16,12 +16,18 @@ from llmb.engine.model.local_shard import Linear
 from llmb.engine.model.moe import Experts
 from llmb.engine.parallel.data_parallel import is_sharded
 from llmb.engine.parallel.mesh import Ranks
-from llmb.engine.precision.block import Fp8Block, Fp8MoEBlock
 from llmb.engine.precision.experts import Fp8Products, Fp8Stack, FusedFp8Products
-from llmb.engine.precision.layer_scales import LayerScales
-from llmb.engine.precision.linear import Fp8GatedMLP, Fp8Joined, Fp8Linear, Fp8SquaredReluMLP
-from llmb.engine.precision.rotated import RotatedAttention, only_rotates
-from llmb.engine.precision.scaling import Scales
+from llmb.engine.precision.layers import (
+    Fp8Block,
+    Fp8GatedMLP,
+    Fp8Joined,
+    Fp8Linear,
+    Fp8MoEBlock,
+    Fp8SquaredReluMLP,
+    RotatedAttention,
+    only_rotates,
+)
+from llmb.engine.precision.scaling import LayerScales, Scales
 from llmb.errors import EnvironmentProblem
 from llmb.runs.fp8_product import ProductDtype, fp8_product
 from llmb.runs.plan import EnginePlan

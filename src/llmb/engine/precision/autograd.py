@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products in FP8 as functions of torch's autograd, for one weight or for several below each other."""
+"""What is computed in FP8, forward and backward, as functions of torch's autograd.
+
+A product of one weight, or of several below each other; and the same with what comes before or after it in one pass
+over memory: an activation, a norm, the rotation of queries and keys. Functions that normalize return the hidden states,
+too: the gradients of both of their uses meet in one backward function.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -9,12 +14,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from llmb.engine.kernels.arguments import Activation
+from llmb.engine.kernels.arguments import Activation, Heads, Normalized, NormGradients, NormOf, Rotation
 from llmb.engine.kernels.fp8_cast import cast, cast_activation_gradient
-from llmb.engine.precision.product import Cast, Scaled, cast_tensor, multiply
-from llmb.engine.precision.scaling import FORMATS, GRADIENT, WEIGHT, Factor
+from llmb.engine.kernels.norm import normalize_and_cast, normalize_backward, normalize_backward_and_cast
+from llmb.engine.kernels.rotary import cast_rotated_gradient, rotate, rotate_in_place
+from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT, Cast, Factor, Scaled, cast_tensor, multiply
 from llmb.engine.typed_autograd import save_for_backward
 from llmb.runs.fp8_product import ProductDtype
+
+Gradients = tuple[Tensor | None, ...]
+Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""The hidden states; what stands for them normalized, of which only the gradient is used; and their cast."""
 
 
 class Operands(NamedTuple):
@@ -73,9 +83,6 @@ class Fp8Context(FunctionCtx):
     activation: Activation
     interleaved: bool
     outputs: list[int]
-
-
-Gradients = tuple[Tensor | None, ...]
 
 
 def forward(ctx: Fp8Context, operands: Operands, weights: Sequence[Tensor]) -> Tensor:
@@ -188,3 +195,93 @@ class Fp8Activated(torch.autograd.Function):
             product, gradient, kept.gradient.scale, ctx.activation, FORMATS[GRADIENT]
         )
         return backward(ctx, kept, Cast(scaled, transposed, kept.gradient.inverse, amax))
+
+
+class Fp8Norm(torch.autograd.Function):
+    """Of hidden states, [..., columns]; ``NormOf`` and the scale of the cast follow."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, hidden: Tensor, weight: Tensor, bias: Tensor | None, eps: float, scale: Tensor
+    ) -> Results:
+        found = normalize_and_cast(hidden, None, NormOf(weight, bias, eps), scale, FORMATS[INPUT])
+        save_for_backward(ctx, hidden, found.mean, found.factor, weight)
+        return results(ctx, found._replace(hidden=hidden.view_as(hidden)))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Fp8Context, passed: Tensor, given: Tensor, *_cast: None) -> Gradients:
+        hidden, mean, factor, weight = ctx.saved_tensors
+        found = normalize_backward(given, passed, hidden, mean, factor, weight)
+        return found.hidden, *of_parameters(found, weight), None, None
+
+
+class Fp8ProductNorm(torch.autograd.Function):
+    """Of the sum of a product and hidden states, [..., columns].
+
+    The arguments of a product with one weight; then those of ``Fp8Norm``.
+    """
+
+    @staticmethod
+    def forward(ctx: Fp8Context, *arguments: Any) -> Results:  # noqa: ANN401 (torch's interface)
+        operands, own = Operands(*arguments[:WEIGHTS]), arguments[WEIGHTS : WEIGHTS + 1]
+        hidden, weight, bias, eps, scale = arguments[WEIGHTS + 1 :]
+        update = forward(ctx, operands, own).view_as(hidden)
+        found = normalize_and_cast(hidden, update, NormOf(weight, bias, eps), scale, FORMATS[INPUT])
+        save(ctx, operands, own, [found.hidden, found.mean, found.factor, weight])
+        return results(ctx, found)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Fp8Context, passed: Tensor, given: Tensor, *_cast: None) -> Gradients:
+        kept = saved(ctx)
+        hidden, mean, factor, weight = kept.more
+        found, (values, transposed, amax) = normalize_backward_and_cast(
+            given, passed, hidden, mean, factor, weight, kept.gradient.scale, FORMATS[GRADIENT]
+        )
+        product = backward(ctx, kept, Cast(values, transposed, kept.gradient.inverse, amax))
+        return *product[: WEIGHTS + 1], found.hidden, *of_parameters(found, weight), None, None
+
+
+def results(ctx: FunctionCtx, found: Normalized) -> Results:
+    without_gradients(ctx, found.values, found.transposed, found.amax)
+    stands = without_values(found.hidden, found.hidden.shape)
+    return found.hidden, stands, found.values, found.transposed, found.amax
+
+
+def of_parameters(found: NormGradients, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+    """In the dtype of the weight; fp32 with a bias."""
+    return found.weight.to(weight.dtype), found.bias
+
+
+class Fp8Rotated(torch.autograd.Function):
+    """Rotated query and key, and value: [batch, seq, heads, head_dim] each.
+
+    Arguments: ``Operands``, weights, ``Rotation``, head_dim, batch, and whether to rotate in place.
+    """
+
+    @staticmethod
+    def forward(ctx: Fp8Context, *arguments: Any) -> tuple[Tensor, ...]:  # noqa: ANN401 (torch's interface)
+        given = Operands(*arguments[:WEIGHTS])
+        *weights, cos, sin, interleaved, head_dim, batch, in_place = arguments[WEIGHTS:]
+        ctx.interleaved, rotation = interleaved, Rotation(cos, sin, interleaved)
+        save(ctx, given, weights, [cos, sin])
+        product = forward(ctx, given, weights)
+        of_query, of_key, of_value = (size // head_dim for size in ctx.outputs)
+        if in_place:
+            rotate_in_place(product, rotation, of_query + of_key, head_dim)
+        heads = product.view(batch, -1, of_query + of_key + of_value, head_dim)
+        query, key, value = torch.split(heads, [of_query, of_key, of_value], -2)
+        if in_place:
+            return query, key, value
+        return rotate(query, rotation), rotate(key, rotation), value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Fp8Context, *gradients: Tensor) -> Gradients:
+        kept = saved(ctx)
+        cos, sin = kept.more
+        rotation = Rotation(cos, sin, ctx.interleaved)
+        scale, inverse = kept.gradient
+        values, transposed, amax = cast_rotated_gradient(Heads(*gradients), rotation, scale, FORMATS[GRADIENT])
+        return backward(ctx, kept, Cast(values, transposed, inverse, amax))

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scales of FP8 tensors: the factors by which tensors are multiplied before the cast.
+"""Scales of FP8 tensors, casts by them, and products of what was cast.
 
-Delayed scaling takes them from the largest values of earlier steps (Micikevicius et al., 2022, as TransformerEngine
-has it), current scaling from the tensor itself.
+A scale is the factor by which a tensor is multiplied before its cast. Delayed scaling takes it from the largest values
+of earlier steps (Micikevicius et al., 2022, as TransformerEngine has it), current scaling from the tensor itself.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.nn import functional
+
+from llmb.engine.kernels.fp8_cast import cast, cast_both_ways, largest_value
+from llmb.runs.fp8_product import ProductDtype
 
 INPUT, WEIGHT, GRADIENT = range(3)
 """The tensors of a layer that are cast; the last is the gradient of its output."""
@@ -22,6 +27,38 @@ OVERFLOW = (464.0, 464.0, 61440.0)
 """Half a step above: smaller values are rounded to the largest value."""
 HISTORY_LENGTH = 1024
 LARGEST_SCALE = torch.finfo(torch.float32).max
+ALIGNED = 16
+"""Row lengths in values must be multiples of it for the GPU's product."""
+
+
+class Factor(NamedTuple):
+    """What a tensor is multiplied by before its cast, and after it; each 0-d fp32."""
+
+    scale: Tensor
+    inverse: Tensor
+
+
+class Scaled(NamedTuple):
+    """An FP8 matrix, and 1 over the scale that it was multiplied by before the cast, 0-d fp32."""
+
+    values: Tensor
+    inverse: Tensor
+
+    @property
+    def mT(self) -> "Scaled":  # noqa: N802 (torch's name)
+        return Scaled(self.values.mT, self.inverse)
+
+
+class Cast(NamedTuple):
+    """A layer's input or gradient, [rows, columns], in FP8.
+
+    transposed: None where no product needs it. amax: the largest absolute value before the cast, 0-d fp32.
+    """
+
+    values: Tensor
+    transposed: Tensor | None
+    inverse: Tensor
+    amax: Tensor
 
 
 def scale_from(amax: Tensor, largest: Tensor | float, otherwise: Tensor | float) -> Tensor:
@@ -35,11 +72,53 @@ def scale_from(amax: Tensor, largest: Tensor | float, otherwise: Tensor | float)
     return torch.where((amax > 0) & amax.isfinite(), scale, otherwise)
 
 
-class Factor(NamedTuple):
-    """What a tensor is multiplied by before its cast, and after it; each 0-d fp32."""
+def cast_tensor(values: Tensor, which: int, factor: Factor, *, delayed: bool, transposes: bool = True) -> Cast:
+    """A layer's input or gradient in its format.
 
-    scale: Tensor
-    inverse: Tensor
+    factor: by the scale of the layer's tensor; with current scaling it is computed from the tensor.
+    """
+    dtype, (scale, inverse) = FORMATS[which], factor
+    if not delayed:
+        scale = scale_from(largest_value(values), LARGEST[which], 1.0)
+        inverse = scale.reciprocal()
+    if not transposes:
+        return Cast(cast(values, scale, dtype), None, inverse, largest_value(values))
+    scaled, transposed, amax = cast_both_ways(values, scale, dtype)
+    return Cast(scaled, transposed, inverse, amax)
+
+
+def multiply(left: Scaled, right: Scaled, *, fast: bool, product_dtype: ProductDtype) -> Tensor:
+    """The product of the two unscaled matrices, [m, k] and [k, n], accumulated in fp32 and rounded to bf16.
+
+    left: row-major. right: column-major; a GPU of compute capability 9 supports no other order. fast: accumulates with
+    fewer bits if the device can. product_dtype: both matrices are cast to it, which is exact; bf16 rounds the result
+    twice, before and after the scales are divided out, the others once.
+    """
+    rows, columns = left.values.shape[0], right.values.shape[1]
+    if not left.values.numel() or not right.values.numel():
+        return left.values.new_zeros(rows, columns, dtype=torch.bfloat16)
+    if product_dtype != "fp8":
+        dtype = torch.float32 if product_dtype == "fp32" else torch.bfloat16
+        product = left.values.to(dtype) @ right.values.to(dtype)
+        return (product.float() * left.inverse * right.inverse).bfloat16()
+    product = torch._scaled_mm(
+        _padded(left.values),
+        _padded(right.values.t(), rows=columns).t(),
+        scale_a=left.inverse,
+        scale_b=right.inverse,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=fast,
+    )
+    return product[:, :columns]
+
+
+def _padded(matrix: Tensor, *, rows: int = 0) -> Tensor:
+    """Zero-pads the columns, and the rows if given, to multiples of ``ALIGNED``."""
+    missing = (-matrix.shape[1] % ALIGNED, -rows % ALIGNED)
+    if not any(missing):
+        return matrix
+    # As bytes, because torch cannot pad FP8; zero is a zero byte.
+    return functional.pad(matrix.view(torch.uint8), (0, missing[0], 0, missing[1])).view(matrix.dtype)
 
 
 class Scales:
@@ -117,3 +196,28 @@ class Scales:
             self.history[:, :, step % self.history.shape[-1]] = amax
             self.scale.copy_(scale_from(self.history.amax(-1), self.largest, self.scale))
         self.amax.zero_()
+
+
+class LayerScales:
+    """One layer's part of ``Scales``, with a hook that records largest values.
+
+    ``probe`` is an operand of the layer's product that does not change it. Its "gradient", once per backward pass,
+    holds the largest values of input and gradient. So nothing is written within the passes, which may be compiled or
+    recomputed.
+    """
+
+    def __init__(self, scales: Scales, number: int) -> None:
+        self.scales = scales
+        self.scale = scales.scale[number]
+        self.factors = scales.of_layer(number)
+        self.history = scales.history[number]
+        self.weight_amax = scales.amax[number, WEIGHT]
+        self.probe = torch.zeros(2, device=scales.amax.device, requires_grad=True)
+        found = scales.amax[number, INPUT : GRADIENT + 1 : GRADIENT - INPUT]
+        self.probe.register_post_accumulate_grad_hook(partial(_record, found))
+
+
+def _record(amax: Tensor, probe: Tensor) -> None:
+    assert probe.grad is not None
+    torch.maximum(amax, probe.grad, out=amax)
+    probe.grad = None

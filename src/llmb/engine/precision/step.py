@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from llmb.engine.parallel.mesh import Ranks
 from llmb.engine.precision.apply import drop_kept, fp8_layers
 from llmb.engine.precision.experts import Fp8Stack
-from llmb.engine.precision.linear import Fp8Linear
+from llmb.engine.precision.layers import Fp8Linear
 from llmb.engine.precision.scaling import WEIGHT, Scales
 from llmb.runs.plan import Plan
 
@@ -87,3 +87,16 @@ def fp8_counts(plan: Plan, stages: Sequence[nn.Module], ranks: Ranks) -> Tensor 
     dist.all_reduce(counts)
     # The ranks of a pipeline stage have equal counts.
     return (counts // (ranks.world_size // ranks.pp.size())).double()
+
+
+FP8 = "fp8."
+
+
+def scale_state(stage: nn.Module) -> dict[str, Tensor]:
+    """The scales and histories of a stage's layers, not copied, equal on all its ranks; empty with current scaling."""
+    return {
+        f"{FP8}{name}.{kind}": tensor
+        for name, layer in stage.named_modules()
+        if isinstance(layer, Fp8Linear | Fp8Stack) and layer.layer_scales.scales.delayed
+        for kind, tensor in (("scale", layer.layer_scales.scale), ("history", layer.layer_scales.history))
+    }

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers in FP8: matrices, alone or joined; and with trained weights and delayed scaling, whose scales are known
+before, what casts its results while it computes them.
+
+- MLPs cast what the activation computes.
+- Attention rotates queries and keys where their product wrote them: query, key and value stay parts of one tensor, and
+  their gradients are cast while they are rotated back.
+- Blocks add, normalize and cast in one pass, without adapters and tensor parallelism, which need what is between.
+
+Each takes the modules of the layer that it replaces: parameters keep their names.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from llmb.engine.kernels.arguments import Activation
+from llmb.engine.kernels.fp8_cast import cast_activated, cast_both_ways, cast_into
+from llmb.engine.model.attention import Attention, Documents, RotaryPosition
+from llmb.engine.model.decoder import Block, MoEBlock, Staged
+from llmb.engine.model.feedforward import GatedMLP, SquaredReluMLP
+from llmb.engine.model.joined import Joined
+from llmb.engine.model.local_shard import Linear, local_shard
+from llmb.engine.model.norms import Norm
+from llmb.engine.model.rotary import Rotary
+from llmb.engine.precision.autograd import (
+    Fp8Activated,
+    Fp8Norm,
+    Fp8ProductNorm,
+    Fp8Rotated,
+    Operands,
+    ProductFunction,
+    Results,
+)
+from llmb.engine.precision.scaling import FORMATS, GRADIENT, INPUT, WEIGHT, Cast, Factor, LayerScales, cast_tensor
+from llmb.engine.typed_autograd import apply
+from llmb.runs.fp8_product import ProductDtype
+
+Kept = tuple[Tensor, Tensor]
+"""A weight in FP8 and its transpose, [outputs, inputs] and [inputs, outputs]."""
+
+
+class CastInput(NamedTuple):
+    """A layer's input that is already cast.
+
+    hidden: stands for it in the graph of gradients, [..., inputs]; its values are not read.
+    """
+
+    hidden: Tensor
+    cast: Cast
+
+
+class Fp8Linear(Linear):
+    """A matrix without bias; computes in FP8 what ``whole`` computes, [..., inputs] to [..., outputs], bf16.
+
+    kept: the cast weight, if kept for the micro-batches of a step; else the weight is cast at every use.
+    """
+
+    def __init__(self, whole: Linear, layer_scales: LayerScales, *, product_dtype: ProductDtype) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = whole.in_features, whole.out_features
+        self.weight = whole.weight
+        self.register_parameter("bias", None)
+        self.layer_scales = layer_scales
+        self.factors, self.probe = layer_scales.factors, layer_scales.probe
+        self.delayed, self.product_dtype = layer_scales.scales.delayed, product_dtype
+        self.kept: Kept | None = None
+
+    @property
+    def layers(self) -> tuple["Fp8Linear", ...]:
+        return (self,)
+
+    def forward(self, hidden: Tensor | CastInput) -> Tensor:
+        return product_of(self, hidden)
+
+    @torch.no_grad()
+    def keep_weight(self) -> None:
+        """Casts the weight, which must be gathered, once for many products."""
+        if self.kept is None:
+            values, transposed, _ = cast_both_ways(
+                local_shard(self.weight), self.factors[WEIGHT].scale, FORMATS[WEIGHT]
+            )
+            self.kept = values, transposed
+
+
+class Fp8Joined(Joined):
+    """Layers with the same input, which is cast once, for one product. They share their scales.
+
+    kept: as of one layer; each layer has its part of it.
+    """
+
+    kept: Kept | None = None
+
+    @property
+    def layers(self) -> tuple[Fp8Linear, ...]:
+        return tuple(getattr(self.owner, name) for name in self.names)
+
+    def __call__(self, hidden: Tensor | CastInput, head_dim: int | None = None) -> tuple[Tensor, ...]:
+        return self.split(product_of(self, hidden), head_dim)
+
+    @torch.no_grad()
+    def keep_weight(self) -> None:
+        """See ``Fp8Linear``."""
+        if self.kept is not None:
+            return
+        weights = [local_shard(layer.weight) for layer in self.layers]
+        rows, columns = sum(map(len, weights)), weights[0].shape[1]
+        values = weights[0].new_empty((rows, columns), dtype=FORMATS[WEIGHT])
+        transposed = weights[0].new_empty((columns, rows), dtype=FORMATS[WEIGHT])
+        amax = weights[0].new_empty((), dtype=torch.float32)
+        first = 0
+        for layer, weight in zip(self.layers, weights, strict=True):
+            part = slice(first, first + len(weight))
+            layer.kept = values[part], transposed[:, part]
+            cast_into(weight, layer.factors[WEIGHT].scale, *layer.kept, amax)
+            first += len(weight)
+        self.kept = values, transposed
+
+
+Product = Fp8Linear | Fp8Joined
+
+
+def operands(
+    layer: Fp8Linear | Fp8Joined, hidden: Tensor | CastInput, activation: Activation | None = None
+) -> tuple[object, ...]:
+    """For the functions of ``autograd``."""
+    first, *_ = layer.layers
+    weights = [local_shard(each.weight) for each in layer.layers]
+    if not isinstance(hidden, CastInput):
+        # Only gradients of weights need the input's transpose.
+        trained = any(weight.requires_grad for weight in weights)
+        rows = hidden.detach().flatten(0, -2)
+        taken = cast_tensor(rows, INPUT, first.factors[INPUT], delayed=first.delayed, transposes=trained)
+        hidden = CastInput(hidden, taken)
+    kept, kept_transposed = layer.kept or (None, None)
+    found = Operands(
+        hidden=hidden.hidden.flatten(0, -2),
+        values=hidden.cast.values,
+        transposed=hidden.cast.transposed,
+        input_inverse=hidden.cast.inverse,
+        input_amax=hidden.cast.amax,
+        kept=kept,
+        kept_transposed=kept_transposed,
+        weight_scale=first.factors[WEIGHT].scale,
+        weight_inverse=first.factors[WEIGHT].inverse,
+        gradient_scale=first.factors[GRADIENT].scale,
+        gradient_inverse=first.factors[GRADIENT].inverse,
+        probe=first.probe,
+        delayed=first.delayed,
+        product_dtype=first.product_dtype,
+        activation=activation,
+    )
+    return *found, *weights
+
+
+def product_of(layer: Fp8Linear | Fp8Joined, hidden: Tensor | CastInput) -> Tensor:
+    """[..., sum of outputs]."""
+    product: Tensor = apply(ProductFunction, *operands(layer, hidden))
+    return torch.unflatten(product, 0, shape_of(hidden)[:-1])
+
+
+def shape_of(hidden: Tensor | CastInput) -> torch.Size:
+    return hidden.hidden.shape if isinstance(hidden, CastInput) else hidden.shape
+
+
+def as_fp8(layer: nn.Module) -> Fp8Linear:
+    assert isinstance(layer, Fp8Linear)
+    return layer
+
+
+class Fp8GatedMLP(GatedMLP):
+    """Casts what the activation computes in one pass over memory; takes the matrices of ``whole``.
+
+    For trained weights and delayed scaling: then the scales are known before.
+    """
+
+    down_proj: Fp8Linear
+
+    def __init__(self, whole: GatedMLP) -> None:
+        nn.Module.__init__(self)
+        self.gate_proj, self.up_proj, self.down_proj = whole.gate_proj, whole.up_proj, as_fp8(whole.down_proj)
+        self.gate_up = Fp8Joined(self, "gate_proj", "up_proj")
+
+    @property
+    def first(self) -> Fp8Joined:
+        """What multiplies the input."""
+        assert isinstance(self.gate_up, Fp8Joined)
+        return self.gate_up
+
+    def forward(self, hidden: Tensor | CastInput) -> Tensor:
+        output: Tensor = self.down_proj(cast_activation(self.first, self.down_proj, hidden, "swiglu"))
+        return output
+
+
+class Fp8SquaredReluMLP(SquaredReluMLP):
+    """Likewise."""
+
+    down_proj: Fp8Linear
+
+    def __init__(self, whole: SquaredReluMLP) -> None:
+        nn.Module.__init__(self)
+        self.up_proj, self.down_proj = whole.up_proj, as_fp8(whole.down_proj)
+
+    @property
+    def first(self) -> Fp8Linear:
+        """What multiplies the input."""
+        return as_fp8(self.up_proj)
+
+    def forward(self, hidden: Tensor | CastInput) -> Tensor:
+        output: Tensor = self.down_proj(cast_activation(self.first, self.down_proj, hidden, "squared-relu"))
+        return output
+
+
+def cast_activation(
+    first: Fp8Linear | Fp8Joined, last: Fp8Linear, hidden: Tensor | CastInput, activation: Activation
+) -> CastInput:
+    """The input of ``last``, cast: what the activation makes of the product of ``first``."""
+    product, activated = apply(Fp8Activated, *operands(first, hidden, activation))
+    scale, inverse = last.factors[INPUT]
+    values, transposed, amax = cast_activated(product, scale, activation, FORMATS[INPUT])
+    return CastInput(torch.unflatten(activated, 0, shape_of(hidden)[:-1]), Cast(values, transposed, inverse, amax))
+
+
+class RotatedAttention(Attention):
+    """``whole``, of which only positions come between product and attention, and whose modules it takes.
+
+    in_place: rotates where the product wrote them, instead of in new tensors; see ``apply.rotates_in_place``.
+    """
+
+    def __init__(self, whole: Attention, *, in_place: bool) -> None:
+        nn.Module.__init__(self)
+        assert only_rotates(whole)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = whole.q_proj, whole.k_proj, whole.v_proj, whole.o_proj
+        self.qkv = Fp8Joined(self, *whole.qkv.names)
+        self.qkv_adapter, self.q_norm, self.k_norm = None, None, None
+        self.head_dim, self.position, self.core = whole.head_dim, whole.position, whole.core
+        self.in_place = in_place
+
+    def rotated(self, hidden: Tensor | CastInput, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+        assert isinstance(self.qkv, Fp8Joined)
+        assert isinstance(self.position, RotaryPosition)
+        batch = shape_of(hidden)[0]
+        more = rotary.cos, rotary.sin, self.position.interleaved, self.head_dim, batch, self.in_place
+        query, key, value = apply(Fp8Rotated, *operands(self.qkv, hidden), *more)
+        return query, key, value
+
+
+def only_rotates(attention: Attention) -> bool:
+    return isinstance(attention.position, RotaryPosition) and attention.q_norm is None
+
+
+class Fp8Block(Block):
+    """``whole``, whose modules it takes."""
+
+    def __init__(self, whole: Block) -> None:
+        Staged.__init__(self)
+        take_modules(self, whole)
+
+    def with_attention(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> tuple[Tensor, CastInput]:
+        assert isinstance(self.mlp, Fp8GatedMLP | Fp8SquaredReluMLP)
+        attention, first = self.self_attn, self.mlp.first
+        hidden, normalized = normalized_for(attention.qkv, self.input_layernorm, hidden)
+        attended = attention.attended(normalized, rotary, documents)  # type: ignore[arg-type]
+        arguments = norm_arguments(first, self.post_attention_layernorm)
+        assert isinstance(attention.o_proj, Fp8Linear)
+        found: Results = apply(Fp8ProductNorm, *operands(attention.o_proj, attended), hidden, *arguments)
+        return with_cast(found, first)
+
+
+class Fp8MoEBlock(MoEBlock):
+    """Only what is before attention: a router takes what the second norm computes."""
+
+    def __init__(self, whole: MoEBlock) -> None:
+        Staged.__init__(self)
+        take_modules(self, whole)
+
+    def with_attention(self, hidden: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
+        hidden, normalized = normalized_for(self.self_attn.qkv, self.input_layernorm, hidden)
+        update: Tensor = self.self_attn(normalized, rotary, documents)
+        return hidden + update
+
+
+def take_modules(block: nn.Module, whole: nn.Module) -> None:
+    """Blocks have nothing but modules."""
+    for name, module in whole.named_children():
+        block.add_module(name, module)
+
+
+def normalized_for(product: Joined, norm: Norm, hidden: Tensor) -> tuple[Tensor, CastInput]:
+    """The hidden states, and these normalized, cast for ``product``."""
+    assert isinstance(product, Fp8Joined)
+    found: Results = apply(Fp8Norm, hidden, *norm_arguments(product, norm))
+    return with_cast(found, product)
+
+
+def norm_arguments(product: Product, norm: Norm) -> tuple[object, ...]:
+    """For the functions of ``norm_autograd``."""
+    return *norm.operands(), input_factor(product).scale
+
+
+def with_cast(found: Results, product: Product) -> tuple[Tensor, CastInput]:
+    hidden, stands, values, transposed, amax = found
+    return hidden, CastInput(stands, Cast(values, transposed, input_factor(product).inverse, amax))
+
+
+def input_factor(product: Product) -> Factor:
+    return product.layers[0].factors[INPUT]
